@@ -1,0 +1,79 @@
+"""The legacy handshake, and the modern discovery: what a client is told the server can do."""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+
+from transports.jsonrpc import Object, encode
+
+__all__ = ["HANDSHAKE_VERSIONS", "merge_discoveries", "merge_handshakes", "negotiable"]
+
+HANDSHAKE_VERSIONS: Final = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
+
+
+def negotiable(params: Object) -> Object:
+    """`initialize` params with a version that the handshake era knows.
+
+    An unknown or a modern version is no error (MCP 2025-11-25, Lifecycle §Version Negotiation): the newest is offered.
+    """
+    version = params.get("protocolVersion")
+    if version is not None and bytes(version).strip(b'"').decode("ascii", "replace") in HANDSHAKE_VERSIONS:
+        return params
+    return params | {"protocolVersion": msgspec.Raw(encode(HANDSHAKE_VERSIONS[-1]))}
+
+
+def merge_handshakes(results: Sequence[bytes], version: str) -> bytes:
+    """One `initialize` result for several servers; a single one is passed on as it is."""
+    if len(results) == 1:
+        return results[0]
+    decoded = [msgspec.json.decode(result) for result in results]
+    versions = [str(d.get("protocolVersion", "")) for d in decoded]
+    return encode(
+        _merged(decoded)
+        | {
+            "protocolVersion": min([v for v in versions if v in HANDSHAKE_VERSIONS] or [HANDSHAKE_VERSIONS[-1]]),
+            "serverInfo": {"name": "mcp-session-gateway", "version": version},
+        }
+    )
+
+
+def merge_discoveries(results: Sequence[bytes], version: str) -> bytes:
+    """One `server/discover` result for several servers; a single one is passed on as it is."""
+    if len(results) == 1:
+        return results[0]
+    decoded = [msgspec.json.decode(result) for result in results]
+    first = decoded[0]
+    versions = [
+        v for v in first.get("supportedVersions", []) if all(v in d.get("supportedVersions", []) for d in decoded)
+    ]
+    info = {"name": "mcp-session-gateway", "version": version}
+    return encode(
+        first
+        | _merged(decoded)
+        | {
+            "supportedVersions": versions,
+            "serverInfo": info,
+            "ttlMs": min(int(d.get("ttlMs", 0)) for d in decoded),
+            "cacheScope": "private",
+            "_meta": {"io.modelcontextprotocol/serverInfo": info},
+        }
+    )
+
+
+def _merged(decoded: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    capabilities: dict[str, Any] = {}
+    for result in decoded:
+        for name, value in result.get("capabilities", {}).items():
+            known = capabilities.get(name)
+            if isinstance(known, dict) and isinstance(value, dict):
+                value = _union(known, value)
+            capabilities[name] = value
+    instructions = "\n\n".join(d["instructions"] for d in decoded if d.get("instructions"))
+    merged: dict[str, Any] = {"capabilities": capabilities}
+    return merged | {"instructions": instructions} if instructions else merged
+
+
+def _union(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
+    """Flags such as `listChanged` and `subscribe` hold when any server has them."""
+    return {key: (a.get(key) or b.get(key)) for key in a | b}

@@ -1,0 +1,101 @@
+"""`requestState` of ours around the server's: a retry finds its session and process though the client keeps nothing.
+
+MCP 2026-07-28, Multi Round-Trip Requests. Every `input_required` that leaves us carries our sealed state; the server
+gets its own back byte for byte, and none if it sent none.
+"""
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+from mcp.server.request_state import AESGCMRequestStateCodec, InvalidRequestState
+
+from gateway.errors import bad_request_state
+from session_store import KeyRing, Principal, Purpose
+from transports.jsonrpc import Object, decode_object, encode
+
+__all__ = ["INPUT_REQUIRED_METHODS", "OpenedState", "StateSeal", "request_digest"]
+
+INPUT_REQUIRED_METHODS: Final = frozenset({"tools/call", "prompts/get", "resources/read"})
+STATE_TTL_S: Final = 600.0
+"""Long enough for a person to fill in a form."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenedState:
+    """What a retry brings back. `inner` is the server's own state as raw JSON, None when it sent none."""
+
+    session_id: str
+    inner: msgspec.Raw | None
+
+
+class _Sealed(msgspec.Struct, frozen=True, kw_only=True):
+    session: str
+    issuer: str
+    subject: str
+    digest: str
+    expires: float
+    inner: str | None
+
+
+def request_digest(method: str, params: Object) -> str:
+    """What a state is bound to: the method and what is asked for, whatever the order of keys."""
+    target = params.get("uri" if method == "resources/read" else "name", b"null")
+    arguments = msgspec.json.decode(params.get("arguments", b"null"))
+    canonical = method.encode() + b"\0" + bytes(target) + b"\0" + msgspec.json.encode(arguments, order="sorted")
+    return hashlib.sha256(canonical).hexdigest()[:32]
+
+
+class StateSeal:
+    """Seals and opens states: encrypted, authenticated, bound to principal and request, with an expiry."""
+
+    def __init__(self, ring: KeyRing, clock: Callable[[], float]) -> None:
+        self._codec = AESGCMRequestStateCodec(ring.derive(Purpose.REQUEST_STATE))
+        self._clock = clock
+
+    def seal(self, result: Object, *, session_id: str, principal: Principal, digest: str) -> Object:
+        """An `input_required` result with our state in place of the server's."""
+        inner = result.get("requestState")
+        payload = _Sealed(
+            session=session_id,
+            issuer=principal.issuer,
+            subject=principal.subject,
+            digest=digest,
+            expires=self._clock() + STATE_TTL_S,
+            inner=None if inner is None else bytes(inner).decode(),
+        )
+        return result | {"requestState": msgspec.Raw(encode(self._codec.seal(encode(payload))))}
+
+    def open(self, raw: msgspec.Raw, *, principal: Principal, digest: str) -> OpenedState:
+        """Read back what `seal` made.
+
+        Raises:
+            Refused: not ours, expired, another principal's, or of another request; one answer for all.
+        """
+        try:
+            state = msgspec.json.decode(self._codec.unseal(msgspec.json.decode(raw, type=str)), type=_Sealed)
+        except (InvalidRequestState, msgspec.MsgspecError, ValueError):
+            raise bad_request_state() from None
+        owner = Principal(issuer=state.issuer, subject=state.subject)
+        if owner != principal or state.digest != digest or self._clock() >= state.expires:
+            raise bad_request_state()
+        inner = None if state.inner is None else msgspec.Raw(state.inner.encode())
+        return OpenedState(session_id=state.session, inner=inner)
+
+
+def is_input_required(result: Object) -> bool:
+    """Whether a result asks the client for more."""
+    return bytes(result.get("resultType", b"")) == b'"input_required"'
+
+
+def with_inner_state(params: Object, opened: OpenedState) -> Object:
+    """A retry's params as the server is to see them."""
+    rest = {key: value for key, value in params.items() if key != "requestState"}
+    return rest if opened.inner is None else rest | {"requestState": opened.inner}
+
+
+def request_meta(params: Object) -> Object:
+    """The top level of `_meta`."""
+    return decode_object(params["_meta"], "_meta") if "_meta" in params else {}

@@ -1,0 +1,63 @@
+"""Public name ↔ (upstream, name) where one endpoint serves several upstreams, and their lists as one.
+
+Pure: which upstream a request goes to, and how a list is put together. Names carry the upstream as `server__name`; a
+resource keeps its URI, and the upstream that listed it is asked first.
+"""
+
+import base64
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from transports.base import Refused
+from transports.jsonrpc import INVALID_PARAMS, Object, encode
+
+__all__ = ["LISTS", "cursor_of", "merge_lists", "named", "owner_of"]
+
+SEPARATOR: Final = "__"
+
+LISTS: Final[Mapping[str, str]] = {
+    "tools/list": "tools",
+    "prompts/list": "prompts",
+    "resources/list": "resources",
+    "resources/templates/list": "resourceTemplates",
+}
+"""List methods, and the key of the list in their results."""
+
+
+def owner_of(name: str, upstreams: Iterable[str], kind: str) -> tuple[str, str]:
+    """The upstream of a public name and its name there. Raises `Refused` for a name nobody has."""
+    upstream, _, inner = name.partition(SEPARATOR)
+    if not inner or upstream not in upstreams:
+        raise Refused(200, INVALID_PARAMS, f"Unknown {kind}: {name[:128]}")
+    return upstream, inner
+
+
+def named(upstream: str, item: dict[str, Any]) -> dict[str, Any]:
+    """A listed item under its public name."""
+    return item | {"name": f"{upstream}{SEPARATOR}{item['name']}"}
+
+
+def merge_lists(method: str, pages: Iterable[tuple[str, Any]]) -> list[Any]:
+    """The items of several upstreams' pages, in the order of the configuration."""
+    key = LISTS[method]
+    rename = method in ("tools/list", "prompts/list")
+    return [named(upstream, item) if rename else item for upstream, page in pages for item in page.get(key, ())]
+
+
+def next_cursor(upstream: str, cursor: str) -> str:
+    """A cursor that says whose page comes next, and that upstream's own cursor."""
+    return base64.urlsafe_b64encode(encode([upstream, cursor])).decode()
+
+
+def cursor_of(params: Object) -> tuple[str, str] | None:
+    """Where a client wants to read on, or None for the start. Raises `Refused` for a cursor that is not ours."""
+    if "cursor" not in params:
+        return None
+    try:
+        text = msgspec.json.decode(params["cursor"], type=str)
+        upstream, cursor = msgspec.json.decode(base64.urlsafe_b64decode(text), type=tuple[str, str])
+    except (msgspec.MsgspecError, ValueError):
+        raise Refused(200, INVALID_PARAMS, "Invalid cursor") from None
+    return upstream, cursor

@@ -1,0 +1,98 @@
+"""The command line: run, check, keygen (and demo-server, which `__main__` starts by itself)."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from gateway.settings import ConfigurationError, Settings, load_settings
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    name="mcp-session-gateway",
+    help="One durable, isolated session for every MCP client, in front of any MCP server.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+_err = Console(stderr=True, soft_wrap=True)
+
+ConfigOption = Annotated[
+    Path | None, typer.Option("--config", "-c", help="JSON or TOML file with mcpServers, and gateway beside it.")
+]
+
+
+def _fail(message: str) -> typer.Exit:
+    for line in message.splitlines():
+        _err.print(f"[bold red]error[/] {line}", highlight=False)
+    return typer.Exit(2)
+
+
+@app.command()
+def run(
+    command: Annotated[
+        list[str] | None, typer.Argument(metavar="[-- COMMAND ARG...]", help="A stdio server to serve, without a file.")
+    ] = None,
+    config: ConfigOption = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port to listen on; 0 takes a free one.")] = None,
+    store: Annotated[str | None, typer.Option(help="Where sessions are kept, as a URL.")] = None,
+) -> None:
+    """Serve MCP over Streamable HTTP."""
+    from gateway.observe import configure_logging
+    from gateway.server import serve
+
+    given: dict[str, Any] = {"host": host, "port": port, "store": store}
+    try:
+        settings = load_settings(config, {key: value for key, value in given.items() if value is not None})
+        settings = _with_command(settings, command)
+        configure_logging(settings.gateway.log_level)
+        serve(settings)
+    except ConfigurationError as error:
+        raise _fail(str(error)) from None
+    except OSError as error:
+        where = f"{settings.gateway.host}:{settings.gateway.port}"
+        raise _fail(f"cannot listen on {where}: {error.strerror or error}") from None
+
+
+def _with_command(settings: Settings, command: list[str] | None) -> Settings:
+    if command and settings.mcpServers:
+        raise ConfigurationError("give either a command after -- or a file with mcpServers, not both")
+    if command:
+        entry = {"command": command[0], "args": command[1:]}
+        return Settings.model_validate({"mcpServers": {"main": entry}, "gateway": settings.gateway})
+    if not settings.mcpServers:
+        raise ConfigurationError("nothing to serve: give --config FILE with mcpServers, or a server's command after --")
+    return settings
+
+
+@app.command()
+def check(config: Annotated[Path, typer.Option("--config", "-c", help="The file to check.")]) -> None:
+    """Check a configuration and say what is wrong where."""
+    from gateway.app import key_ring
+
+    try:
+        settings = load_settings(config)
+        key_ring()
+    except ConfigurationError as error:
+        raise _fail(str(error)) from None
+    names = ", ".join(settings.mcpServers) or "no servers"
+    typer.echo(f"{config}: good ({names})")
+
+
+@app.command()
+def keygen() -> None:
+    """Print a new signing key for MCP_GATEWAY_KEYS."""
+    from session_store.tokens import generate_key
+
+    typer.echo(generate_key())
+
+
+@app.command("demo-server")
+def demo_server() -> None:
+    """Be a small stdio MCP server that shows what sessions do."""
+    from gateway.demo_server import main
+
+    main()

@@ -1,0 +1,107 @@
+"""What of a session is told to upstreams and tools, and under which names. Pure: no I/O."""
+
+import re
+import secrets
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+from gateway.errors import bad_context
+from session_store import Context, InvalidContext, Session
+from transports.jsonrpc import Object, decode_object, encode
+
+__all__ = [
+    "CONTEXT_KEY",
+    "RESTARTED_KEY",
+    "SESSION_KEY",
+    "TRACE_KEY",
+    "announced_context",
+    "child_environment",
+    "context_meta",
+    "correlation_id",
+    "with_meta",
+    "without_our_keys",
+]
+
+_OURS: Final = "io.github.mcp-session-gateway/"
+CONTEXT_KEY: Final = _OURS + "context"
+SESSION_KEY: Final = _OURS + "session"
+RESTARTED_KEY: Final = _OURS + "restarted"
+TRACE_KEY: Final = _OURS + "trace"
+
+# W3C Trace Context §3.2.2: version 00, a trace id and a parent id that are not all zero.
+_TRACEPARENT = re.compile(r"00-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
+
+
+def correlation_id(headers: Mapping[str, str], meta: Mapping[str, Any]) -> str:
+    """The trace id of a valid `traceparent` (in `_meta`, else the header), or a fresh id of the same form."""
+    for value in (meta.get("traceparent"), headers.get("traceparent")):
+        if isinstance(value, str) and (match := _TRACEPARENT.fullmatch(value)):
+            return match[1]
+    return secrets.token_hex(16)
+
+
+def announced_context(meta: Mapping[str, Any], path: str, trust: str) -> Context:
+    """The context of a new session. A client has a say in its workspace only; empty is the same as absent.
+
+    Raises:
+        Refused: the announced workspace is not a string, too long, or holds control characters.
+    """
+    value: Any = meta.get(path)
+    if value is None:
+        value = meta
+        for part in path.split("."):
+            value = value.get(part) if isinstance(value, Mapping) else None
+    if value is None:
+        value = ""
+    if not isinstance(value, str):
+        raise bad_context(f"{path} must be a string")
+    try:
+        return Context(workspace=value, trust=trust)
+    except InvalidContext as error:
+        raise bad_context(str(error)) from None
+
+
+def _facts(session: Session, correlation: str) -> dict[str, str]:
+    return {
+        "session_id": session.id,
+        "workspace": session.context.workspace,
+        "trust": session.context.trust,
+        "principal": str(session.principal),
+        "agent": session.client.name,
+        "permissions": " ".join(session.context.permissions),
+        "correlation_id": correlation,
+    }
+
+
+def child_environment(session: Session, names: Mapping[str, str], correlation: str) -> dict[str, str]:
+    """The variables a child of this session gets; a fact that is missing is an empty string, never absent.
+
+    A client chooses some of these values, so what an environment cannot hold is taken out.
+    """
+    facts = _facts(session, correlation)
+    return {
+        variable: facts[fact].replace("\0", "").encode("utf-8", "replace").decode() for variable, fact in names.items()
+    }
+
+
+def context_meta(session: Session, correlation: str) -> msgspec.Raw:
+    """The value of `CONTEXT_KEY` in the `_meta` of what we send upstream."""
+    facts: dict[str, Any] = _facts(session, correlation)
+    facts["permissions"] = session.context.permissions
+    return msgspec.Raw(encode(facts))
+
+
+def without_our_keys(meta: Object) -> Object:
+    """`_meta` as the client sent it, less the keys that are ours to set: no client can forge a context."""
+    for key in meta:
+        if key.startswith(_OURS):
+            return {k: v for k, v in meta.items() if not k.startswith(_OURS)}
+    return meta
+
+
+def with_meta(result: Object, additions: Mapping[str, msgspec.Raw]) -> Object:
+    """A result with these keys in its `_meta`, which keeps what the server put there."""
+    meta = decode_object(result["_meta"], "_meta") if "_meta" in result else {}
+    return result | {"_meta": msgspec.Raw(encode({**meta, **additions}))}

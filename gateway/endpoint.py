@@ -1,0 +1,225 @@
+"""The upstreams behind one URL. One upstream is relayed raw; several are put together by the catalog."""
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from gateway import __version__
+from gateway.bridge.handshake import merge_discoveries, merge_handshakes
+from gateway.catalog import LISTS, cursor_of, merge_lists, next_cursor, owner_of
+from gateway.conversation import Conversation, HandshakeRefused
+from gateway.errors import OUTCOME_UNKNOWN, UPSTREAM_UNAVAILABLE
+from gateway.exchange import Exchange
+from gateway.live import LiveSession
+from gateway.upstreams import ConfiguredUpstream
+from transports.base import Era, LinkClosed, Refused, UpstreamUnavailable
+from transports.jsonrpc import INVALID_PARAMS, METHOD_NOT_FOUND, Message, Object, encode
+
+__all__ = ["Endpoint"]
+
+logger = logging.getLogger(__name__)
+
+
+class Endpoint:
+    """What one URL serves."""
+
+    def __init__(self, upstreams: Sequence[ConfiguredUpstream], *, call_timeout_s: float) -> None:
+        self._upstreams: Mapping[str, ConfiguredUpstream] = {u.name: u for u in upstreams}
+        self._call_timeout_s = call_timeout_s
+
+    @property
+    def _only(self) -> ConfiguredUpstream | None:
+        return next(iter(self._upstreams.values())) if len(self._upstreams) == 1 else None
+
+    # -- what a client is told it can do
+
+    async def initialize(self, live: LiveSession, correlation: str) -> bytes:
+        """Open every upstream of a legacy session; the merged `initialize` result.
+
+        Raises:
+            HandshakeRefused: the only upstream said no.
+            UpstreamUnavailable: none could be had.
+        """
+        conversations = self._all(live, Era.LEGACY, correlation)
+        outcomes = await asyncio.gather(*(c.ready() for c in conversations), return_exceptions=True)
+        failures = [o for o in outcomes if o is not None]
+        for failure in failures:
+            if not isinstance(failure, UpstreamUnavailable | HandshakeRefused):
+                raise failure
+            logger.warning("a server is left out of a session: %s", failure)
+        results = [c.initialize_result for c in conversations if c.initialize_result is not None]
+        if not results:
+            raise failures[0] if failures else UpstreamUnavailable("no server is configured")
+        return merge_handshakes(results, __version__)
+
+    async def discover(self) -> bytes | None:
+        """The merged `server/discover` result of the upstreams that speak the modern era; None when none does.
+
+        Raises:
+            Refused: 503 while it cannot be known.
+        """
+        facts = await asyncio.gather(*(u.facts() for u in self._upstreams.values()))
+        results = [f.discover for f in facts if f.discover is not None]
+        if results:
+            return merge_discoveries(results, __version__)
+        failure = next((f.failure for f in facts if f.failure), "")
+        if failure:
+            raise Refused(503, UPSTREAM_UNAVAILABLE, failure, headers={"Retry-After": "5"})
+        return None
+
+    async def speaks_modern(self) -> bool:
+        return any(await asyncio.gather(*(u.speaks_modern() for u in self._upstreams.values())))
+
+    async def header_schema(self, tool: str) -> Any:
+        """The input schema of a tool that mirrors arguments in headers, or None."""
+        for upstream in self._upstreams.values():
+            inner = tool if self._only is not None else tool.removeprefix(f"{upstream.name}__")
+            facts = await upstream.facts()
+            if inner in facts.schemas and (self._only is not None or inner != tool):
+                return facts.schemas[inner]
+        return None
+
+    # -- relaying
+
+    async def relay(self, exchange: Exchange, era: Era, params: Object, meta: Object, correlation: str) -> None:
+        """Send a call on its way; its outcome comes through the exchange, whatever it is."""
+        try:
+            if self._only is not None:
+                conversation = self._conversation(self._only, exchange.live, era, correlation)
+                await conversation.start(exchange, params, meta)
+            else:
+                await self._relay_to_one_of_many(exchange, era, params, meta, correlation)
+        except UpstreamUnavailable as error:
+            exchange.fail(UPSTREAM_UNAVAILABLE, str(error))
+        except HandshakeRefused as error:
+            exchange.finish(Message(jsonrpc="2.0", id=0, error=error.error))
+        except LinkClosed as error:
+            exchange.fail(OUTCOME_UNKNOWN, str(error))
+
+    def notify(self, live: LiveSession, era: Era, method: str, params: bytes | None, correlation: str) -> None:
+        """Pass a client's notification to every upstream it has a conversation with."""
+        for conversation in self._all(live, era, correlation):
+            conversation.notify(method, params)
+
+    async def _relay_to_one_of_many(
+        self, exchange: Exchange, era: Era, params: Object, meta: Object, correlation: str
+    ) -> None:
+        if exchange.method in LISTS:
+            await self._list(exchange, era, params, meta, correlation)
+            return
+        if exchange.method == "logging/setLevel":
+            await self._ask_all(exchange, era, params, meta, correlation)
+            return
+        upstream, params = await self._owner(exchange, era, params, meta, correlation)
+        conversation = self._conversation(upstream, exchange.live, era, correlation)
+        await conversation.start(exchange, params, meta)
+
+    async def _owner(
+        self, exchange: Exchange, era: Era, params: Object, meta: Object, correlation: str
+    ) -> tuple[ConfiguredUpstream, Object]:
+        method = exchange.method
+        if method in ("tools/call", "prompts/get"):
+            name, inner = owner_of(_text(params, "name"), self._upstreams, method.partition("/")[0].removesuffix("s"))
+            return self._upstreams[name], params | {"name": msgspec.Raw(encode(inner))}
+        if method == "completion/complete":
+            ref = msgspec.json.decode(params.get("ref", b"null"))
+            if isinstance(ref, dict) and isinstance(ref.get("name"), str):
+                name, inner = owner_of(ref["name"], self._upstreams, "prompt")
+                return self._upstreams[name], params | {"ref": msgspec.Raw(encode(ref | {"name": inner}))}
+            return await self._owner_of_uri(
+                str(ref.get("uri")) if isinstance(ref, dict) else "", exchange, era, correlation
+            ), params
+        if method in ("resources/read", "resources/subscribe", "resources/unsubscribe"):
+            return await self._owner_of_uri(_text(params, "uri"), exchange, era, correlation), params
+        if method == "subscriptions/listen":
+            raise Refused(
+                200,
+                METHOD_NOT_FOUND,
+                "subscriptions/listen needs one server: use /servers/NAME/mcp.",
+            )
+        raise Refused(200, METHOD_NOT_FOUND, f"Method not found: {method}")
+
+    async def _owner_of_uri(self, uri: str, exchange: Exchange, era: Era, correlation: str) -> ConfiguredUpstream:
+        """Who listed that URI; else who lists a template that begins like it; else nobody."""
+        best: tuple[int, ConfiguredUpstream] | None = None
+        for upstream in self._upstreams.values():
+            for method in ("resources/list", "resources/templates/list"):
+                page = await self._page(upstream, method, {}, exchange, era, correlation)
+                for item in (page or {}).get(LISTS[method], ()):
+                    listed = item.get("uri") or item.get("uriTemplate", "").partition("{")[0]
+                    exact = "uri" in item or item.get("uriTemplate") == uri
+                    if (uri == listed or item.get("uriTemplate") == uri) if exact else uri.startswith(listed):
+                        score = 1 << 20 if exact else len(listed)
+                        if best is None or score > best[0]:
+                            best = (score, upstream)
+        if best is None:
+            raise Refused(200, INVALID_PARAMS, f"Resource not found: {uri[:256]}", data={"uri": uri[:256]})
+        return best[1]
+
+    async def _list(self, exchange: Exchange, era: Era, params: Object, meta: Object, correlation: str) -> None:
+        """Pages of all upstreams up to the first one that has more: its cursor is where the client reads on."""
+        start = cursor_of(params)
+        names = list(self._upstreams)
+        if start is not None and start[0] not in names:
+            raise Refused(200, INVALID_PARAMS, "Invalid cursor")
+        names = names if start is None else names[names.index(start[0]) :]
+        pages: list[tuple[str, Any]] = []
+        cursor = None
+        for name in names:
+            ask: Object = {"_meta": msgspec.Raw(encode(meta))} if meta else {}
+            if start is not None and name == start[0] and start[1]:
+                ask["cursor"] = msgspec.Raw(encode(start[1]))
+            page = await self._page(self._upstreams[name], exchange.method, ask, exchange, era, correlation)
+            if page is None:
+                continue
+            pages.append((name, page))
+            if page.get("nextCursor"):
+                cursor = next_cursor(name, page["nextCursor"])
+                break
+        body: dict[str, Any] = {LISTS[exchange.method]: merge_lists(exchange.method, pages)}
+        if cursor is not None:
+            body["nextCursor"] = cursor
+        if era is Era.MODERN:
+            body |= {
+                "resultType": "complete",
+                "ttlMs": min((p.get("ttlMs", 0) for _, p in pages), default=0),
+                "cacheScope": "private",
+            }
+        exchange.finish(Message(jsonrpc="2.0", id=0, result=msgspec.Raw(encode(body))))
+
+    async def _page(
+        self, upstream: ConfiguredUpstream, method: str, params: Object, exchange: Exchange, era: Era, correlation: str
+    ) -> Any | None:
+        """One upstream's page, or None: a server that fails or has no such list takes nothing from the others."""
+        conversation = self._conversation(upstream, exchange.live, era, correlation)
+        try:
+            async with asyncio.timeout(self._call_timeout_s):
+                await conversation.ready()
+                answer = await conversation.ask(method, encode(params))
+        except (UpstreamUnavailable, HandshakeRefused, LinkClosed, TimeoutError) as error:
+            logger.warning("server %s is left out of %s: %s", upstream.name, method, error)
+            return None
+        return msgspec.json.decode(answer.result) if isinstance(answer.result, msgspec.Raw) else None
+
+    async def _ask_all(self, exchange: Exchange, era: Era, params: Object, meta: Object, correlation: str) -> None:
+        for upstream in self._upstreams.values():
+            await self._page(upstream, exchange.method, params, exchange, era, correlation)
+        exchange.finish(Message(jsonrpc="2.0", id=0, result=msgspec.Raw(b"{}")))
+
+    def _conversation(
+        self, upstream: ConfiguredUpstream, live: LiveSession | None, era: Era, correlation: str
+    ) -> Conversation:
+        return upstream.sessionless() if live is None else upstream.conversation(live, era, correlation)
+
+    def _all(self, live: LiveSession, era: Era, correlation: str) -> list[Conversation]:
+        return [u.conversation(live, era, correlation) for u in self._upstreams.values()]
+
+
+def _text(params: Object, key: str) -> str:
+    try:
+        return msgspec.json.decode(params.get(key, b"null"), type=str)
+    except msgspec.MsgspecError:
+        raise Refused(200, INVALID_PARAMS, f"params.{key} must be a string") from None

@@ -1,0 +1,78 @@
+"""Every refusal the gateway itself makes: HTTP status, JSON-RPC code, and words. One table, so that they stay alike.
+
+The codes lie in JSON-RPC's implementation-defined band (-32000 to -32019), which MCP 2026-07-28 leaves to us, except
+where the protocol names one. -32000 and -32001 are avoided: SDKs give them meanings of their own.
+"""
+
+from typing import Final
+
+from transports.base import Refused
+from transports.jsonrpc import INVALID_PARAMS, INVALID_REQUEST
+
+__all__ = [
+    "CALL_TIMED_OUT",
+    "CANCELLED",
+    "OUTCOME_UNKNOWN",
+    "SESSION_UNKNOWN",
+    "STORE_UNAVAILABLE",
+    "UNAUTHENTICATED",
+    "UPSTREAM_UNAVAILABLE",
+    "bad_context",
+    "bad_request_state",
+    "no_session",
+    "session_unknown",
+    "store_full",
+    "store_unavailable",
+    "unauthenticated",
+]
+
+SESSION_UNKNOWN: Final = -32010
+UNAUTHENTICATED: Final = -32011
+STORE_UNAVAILABLE: Final = -32012
+UPSTREAM_UNAVAILABLE: Final = -32013
+OUTCOME_UNKNOWN: Final = -32014
+CALL_TIMED_OUT: Final = -32015
+CANCELLED: Final = -32016
+
+
+def session_unknown() -> Refused:
+    """Unknown, expired, ended, forged or somebody else's: one answer, which tells nothing about other sessions."""
+    return Refused(
+        404, SESSION_UNKNOWN, "Session not found. It may have expired or ended: start a new one without a session id."
+    )
+
+
+def no_session() -> Refused:
+    """A legacy message that needs a session and names none (MCP 2025-11-25, Transports §Session Management)."""
+    return Refused(
+        400, INVALID_REQUEST, "No session: send the Mcp-Session-Id header of the answer to initialize."
+    )
+
+
+def unauthenticated(reason: str) -> Refused:
+    return Refused(401, UNAUTHENTICATED, reason, headers={"WWW-Authenticate": 'Bearer realm="mcp-session-gateway"'})
+
+
+def store_unavailable() -> Refused:
+    """Never 404: a client that hears 404 throws a good session away."""
+    return Refused(
+        503,
+        STORE_UNAVAILABLE,
+        "The session store does not answer. Your session is not lost: try again.",
+        headers={"Retry-After": "1"},
+    )
+
+
+def store_full() -> Refused:
+    return Refused(
+        503, STORE_UNAVAILABLE, "No room for one more session: all are in use. Try again.", headers={"Retry-After": "5"}
+    )
+
+
+def bad_context(reason: str) -> Refused:
+    return Refused(400, INVALID_PARAMS, f"The announced context cannot be used: {reason}.")
+
+
+def bad_request_state() -> Refused:
+    """One answer for forged, expired, foreign and misplaced states (MCP 2026-07-28, Multi Round-Trip Requests)."""
+    return Refused(400, INVALID_PARAMS, "Invalid or expired requestState", data={"reason": "invalid_request_state"})

@@ -1,0 +1,182 @@
+"""What this replica holds of a session beside its record: conversations, exchanges, open questions, the event stream.
+
+The one dict keyed by session id in the gateway is here.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from gateway.conversation import Conversation
+from gateway.exchange import Exchange
+from session_store import EventLog, Session
+from transports.base import Era
+from transports.jsonrpc import (
+    Message,
+    Object,
+    RequestId,
+    decode_object,
+    encode,
+    encode_notification,
+    encode_request,
+    splice,
+)
+
+__all__ = ["STANDALONE", "LiveSession", "LiveSessions"]
+
+logger = logging.getLogger(__name__)
+
+STANDALONE: Final = "standalone"
+"""The stream of a session that belongs to no call: what a legacy client hears on its GET."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """A request of a server's that a client has yet to answer."""
+
+    conversation: Conversation
+    server_id: bytes
+    exchange: Exchange | None
+    progress_token: msgspec.Raw | None
+
+
+class LiveSession:
+    """One session, alive on this replica."""
+
+    def __init__(self, session: Session, events: EventLog) -> None:
+        self.session = session
+        self.conversations: dict[tuple[str, Era], Conversation] = {}
+        self.exchanges: dict[RequestId, Exchange] = {}
+        self.busy = 0
+        self.listeners = 0
+        self.ended = False
+        self._events = events
+        self._questions: dict[int, _Question] = {}
+        self._last_question = 0
+        self._outbox: deque[bytes] = deque(maxlen=256)
+        self._pump: asyncio.Task[None] | None = None
+
+    # -- to the client
+
+    def tell(self, frame: bytes) -> None:
+        """Put a message on the standalone stream; it waits there for a client that is not listening yet."""
+        if self.ended:
+            return
+        self._outbox.append(frame)
+        if self._pump is None:
+            self._pump = asyncio.create_task(self._flush())
+
+    async def _flush(self) -> None:
+        try:
+            while self._outbox:
+                await self._events.append(self.session.id, STANDALONE, self._outbox.popleft())
+        finally:
+            self._pump = None
+
+    def ask(self, conversation: Conversation, message: Message, exchange: Exchange | None) -> None:
+        """Put a server's request to the client, on the stream of the call it belongs to or on the standalone one."""
+        self._last_question += 1
+        number = self._last_question
+        params, token = _with_progress_token(message.params_object(), number)
+        question = _Question(conversation, encode(message.id), exchange, token)
+        self._questions[number] = question
+        frame = splice(encode_request(number, str(message.method), encode(params)))
+        if exchange is None:
+            self.tell(frame)
+        elif not exchange.emit(frame):
+            del self._questions[number]
+            conversation.refuse(question.server_id, -32000, "The client does not read its messages.")
+
+    def answered(self, message: Message) -> bool:
+        """A client's answer to one of those requests; False when nobody waits for it (any more)."""
+        question = self._questions.pop(message.id, None) if isinstance(message.id, int) else None
+        if question is None:
+            return False
+        question.conversation.answer(question.server_id, message)
+        if question.exchange is not None:
+            question.exchange.heard()
+        return True
+
+    def withdraw(self, conversation: Conversation, params: Object) -> None:
+        """The server gave up a request of its own: tell the client, by the id the client knows."""
+        server_id = bytes(params.get("requestId", b""))
+        for number, question in list(self._questions.items()):
+            if question.conversation is conversation and question.server_id == server_id:
+                del self._questions[number]
+                params = params | {"requestId": msgspec.Raw(encode(number))}
+                frame = encode_notification("notifications/cancelled", splice(encode(params)))
+                if question.exchange is None or not question.exchange.emit(frame):
+                    self.tell(frame)
+
+    def lost(self, conversation: Conversation) -> None:
+        """What that server asked needs no answer any more."""
+        for number, question in list(self._questions.items()):
+            if question.conversation is conversation:
+                self.withdraw(conversation, {"requestId": msgspec.Raw(question.server_id)})
+                self._questions.pop(number, None)
+
+    # -- from the client
+
+    def asker(self, number: object) -> tuple[Conversation, msgspec.Raw] | None:
+        """Who waits for progress on the question that carried this token, and under which token of its own."""
+        question = self._questions.get(number) if isinstance(number, int) else None
+        if question is None or question.progress_token is None:
+            return None
+        return question.conversation, question.progress_token
+
+    # -- its end
+
+    async def close(self) -> None:
+        """End everything this replica holds of the session; no process of it is left when this returns."""
+        self.ended = True
+        for exchange in list(self.exchanges.values()):
+            if exchange.conversation is not None:
+                exchange.conversation.cancel(exchange, "the session has ended")
+        conversations = list(self.conversations.values())
+        self.conversations.clear()
+        await asyncio.gather(*(c.close() for c in conversations), return_exceptions=True)
+        await self._events.drop(self.session.id)
+
+
+def _with_progress_token(params: Object, number: int) -> tuple[Object, msgspec.Raw | None]:
+    meta = decode_object(params["_meta"], "_meta") if "_meta" in params else {}
+    token = meta.get("progressToken")
+    if token is None:
+        return params, None
+    return params | {"_meta": msgspec.Raw(encode(meta | {"progressToken": msgspec.Raw(encode(number))}))}, token
+
+
+class LiveSessions:
+    """The sessions this replica holds something of, by id."""
+
+    def __init__(self, events: EventLog) -> None:
+        self._events = events
+        self._live: dict[str, LiveSession] = {}
+
+    def __iter__(self) -> Iterator[LiveSession]:
+        return iter(tuple(self._live.values()))
+
+    def get(self, session_id: str) -> LiveSession | None:
+        return self._live.get(session_id)
+
+    def of(self, session: Session) -> LiveSession:
+        """The live side of that session, with the record as it is now."""
+        live = self._live.get(session.id)
+        if live is None:
+            live = self._live[session.id] = LiveSession(session, self._events)
+        live.session = session
+        return live
+
+    def in_use(self, session_id: str) -> bool:
+        """Whether the session has an exchange in flight or an open stream."""
+        live = self._live.get(session_id)
+        return live is not None and live.busy > 0
+
+    def remove(self, session_id: str) -> LiveSession | None:
+        """Forget first, close afterwards: a session that is going is not found any more."""
+        return self._live.pop(session_id, None)

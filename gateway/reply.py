@@ -1,0 +1,130 @@
+"""What the pipeline gives the wire: the frames of a call, or of a session's own stream, and when they are through."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+from gateway.exchange import Exchange
+from gateway.live import STANDALONE, LiveSession
+from session_store import EventLog
+from transports.base import Frame, ReplyQueue
+
+__all__ = ["CallReply", "ImmediateReply", "StreamReply"]
+
+Headers = list[tuple[bytes, bytes]]
+
+
+class ImmediateReply:
+    """An answer that is there already and belongs to no stream."""
+
+    def __init__(self, data: bytes, headers: Headers | None = None, error_code: int | None = None) -> None:
+        self.headers: Headers = headers or []
+        self.replies = ReplyQueue()
+        self.replies.push(Frame(data, final=True, error_code=error_code))
+
+    def cancel(self, reason: str) -> None:
+        """There is nothing left to cancel."""
+
+    async def record(self, frame: bytes) -> str | None:
+        return None
+
+    async def done(self) -> None:
+        """There is nothing left to do."""
+
+
+class CallReply:
+    """The frames of one exchange. A session stays in use until the wire is done with it.
+
+    `events` is where frames are kept for replay, None on a wire without replay.
+    """
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        headers: Headers,
+        *,
+        events: EventLog | None,
+        released: Callable[[LiveSession], Awaitable[None]],
+    ) -> None:
+        self.headers = headers
+        self.replies = exchange.replies
+        self._exchange = exchange
+        self._events = events
+        self._released = released
+        self._recorded = False
+        live = exchange.live
+        if live is not None:
+            live.busy += 1
+            live.exchanges[exchange.client_id] = exchange
+
+    def cancel(self, reason: str) -> None:
+        self.replies.abandoned = True
+        if self._exchange.conversation is not None:
+            self._exchange.conversation.cancel(self._exchange, reason)
+
+    async def record(self, frame: bytes) -> str | None:
+        live = self._exchange.live
+        if self._events is None or live is None or live.ended:
+            return None
+        self._recorded = True
+        return await self._events.append(live.session.id, self._stream, frame)
+
+    async def done(self) -> None:
+        live = self._exchange.live
+        if live is None:
+            return
+        live.busy -= 1
+        if live.exchanges.get(self._exchange.client_id) is self._exchange:
+            del live.exchanges[self._exchange.client_id]
+        if live.ended:
+            return
+        if self._recorded and self._events is not None:
+            await self._events.finish(live.session.id, self._stream)
+        await self._released(live)
+
+    @property
+    def _stream(self) -> str:
+        conversation = self._exchange.conversation
+        return f"{'' if conversation is None else conversation.name}/{self._exchange.number}"
+
+
+class StreamReply:
+    """A legacy client's GET: the standalone stream, or what is left of a broken one."""
+
+    def __init__(
+        self,
+        live: LiveSession,
+        stream: str,
+        after: str | None,
+        *,
+        events: EventLog,
+        released: Callable[[LiveSession], Awaitable[None]],
+    ) -> None:
+        self.headers: Headers = []
+        self._live = live
+        self._stream = stream
+        self._after = after
+        self._events = events
+        self._released = released
+        live.busy += 1
+        live.listeners += self.is_standalone
+
+    @property
+    def is_standalone(self) -> bool:
+        return self._stream == STANDALONE
+
+    @property
+    def events(self) -> AsyncIterator[tuple[str, bytes]]:
+        return self._follow()
+
+    async def _follow(self) -> AsyncIterator[tuple[str, bytes]]:
+        async for event in self._events.follow(self._live.session.id, self._stream, self._after):
+            yield event.id, event.frame
+
+    async def delivered(self, event_id: str) -> None:
+        if self.is_standalone and not self._live.ended:
+            await self._events.delivered(self._live.session.id, self._stream, event_id)
+
+    async def done(self) -> None:
+        self._live.busy -= 1
+        self._live.listeners -= self.is_standalone
+        if not self._live.ended:
+            await self._released(self._live)

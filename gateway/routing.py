@@ -1,0 +1,165 @@
+"""Whom a server means: finds the call or the session for what a server sends on its own.
+
+On stdio neither requests nor log messages say which call they belong to. A process of one session leaves no doubt about
+the client; in a shared process a message goes to a session only when no other could be meant.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from typing import Final
+
+import msgspec
+
+from gateway.conversation import Conversation
+from gateway.exchange import Exchange
+from gateway.live import LiveSession
+from transports.base import Era
+from transports.jsonrpc import (
+    METHOD_NOT_FOUND,
+    InvalidMessage,
+    Message,
+    Object,
+    decode_id,
+    decode_object,
+    encode,
+    encode_notification,
+    splice,
+)
+
+__all__ = ["IsolatedRouter", "SharedRouter"]
+
+_SUBSCRIPTION_ID: Final = "io.modelcontextprotocol/subscriptionId"
+_CHANGES: Final = frozenset(
+    {
+        "notifications/tools/list_changed",
+        "notifications/prompts/list_changed",
+        "notifications/resources/list_changed",
+        "notifications/resources/updated",
+    }
+)
+
+
+class _Router(ABC):
+    def asked(self, conversation: Conversation, message: Message) -> None:
+        server_id = encode(message.id)
+        if message.method == "ping":
+            conversation.acknowledge(server_id)
+            return
+        live, exchange = self._meant(conversation)
+        if conversation.era is Era.MODERN or live is None:
+            # MCP 2026-07-28: servers send no requests. In a shared process nobody may get another's question.
+            conversation.refuse(server_id, METHOD_NOT_FOUND, f"No client can be asked for {message.method} now.")
+            return
+        try:
+            live.ask(conversation, message, exchange)
+        except InvalidMessage as error:
+            conversation.refuse(server_id, error.code, str(error))
+
+    def told(self, conversation: Conversation, message: Message) -> None:
+        method = str(message.method)
+        try:
+            params = message.params_object()
+            if method == "notifications/progress":
+                _progress(conversation, params)
+            elif method == "notifications/cancelled":
+                for live in self._audience(conversation):
+                    live.withdraw(conversation, params)
+            elif conversation.era is Era.MODERN and _subscribed(conversation, method, params):
+                pass
+            elif method in _CHANGES:
+                self._changed(conversation, method, params)
+            else:
+                self._said(conversation, encode_notification(method, splice(encode(params))))
+        except (InvalidMessage, msgspec.MsgspecError):
+            return  # a notification nobody could read; there is no one to tell
+
+    def lost(self, conversation: Conversation) -> None:
+        for live in self._audience(conversation):
+            live.lost(conversation)
+
+    def _changed(self, conversation: Conversation, method: str, params: Object) -> None:
+        frame = encode_notification(method, splice(encode(params)))
+        uri = msgspec.json.decode(params["uri"]) if "uri" in params else None
+        for live in self._audience(conversation):
+            if conversation.era is Era.LEGACY and (uri is None or self._wants(live, uri)):
+                live.tell(frame)
+
+    def _said(self, conversation: Conversation, frame: bytes) -> None:
+        live, exchange = self._meant(conversation)
+        if exchange is not None:
+            exchange.emit(frame)
+        elif live is not None and conversation.era is Era.LEGACY:
+            live.tell(frame)
+
+    @abstractmethod
+    def _meant(self, conversation: Conversation) -> tuple[LiveSession | None, Exchange | None]: ...
+
+    @abstractmethod
+    def _audience(self, conversation: Conversation) -> Iterable[LiveSession]: ...
+
+    @abstractmethod
+    def _wants(self, live: LiveSession, uri: object) -> bool: ...
+
+
+class IsolatedRouter(_Router):
+    """For a process that serves one session."""
+
+    def __init__(self, live: LiveSession) -> None:
+        self._live = live
+
+    def _meant(self, conversation: Conversation) -> tuple[LiveSession | None, Exchange | None]:
+        calls = _calls(conversation)
+        if len(calls) == 1 or (calls and not self._live.listeners):
+            return self._live, calls[-1]
+        return self._live, None
+
+    def _audience(self, conversation: Conversation) -> Iterable[LiveSession]:
+        return (self._live,)
+
+    def _wants(self, live: LiveSession, uri: object) -> bool:
+        return True
+
+
+class SharedRouter(_Router):
+    """For a process that serves many sessions, or none in particular."""
+
+    def _meant(self, conversation: Conversation) -> tuple[LiveSession | None, Exchange | None]:
+        calls = _calls(conversation)
+        if not calls or any(call.live is not calls[0].live for call in calls):
+            return None, None
+        return calls[-1].live, calls[-1]
+
+    def _audience(self, conversation: Conversation) -> Iterable[LiveSession]:
+        return [live for live in conversation.users if live is not None]
+
+    def _wants(self, live: LiveSession, uri: object) -> bool:
+        return uri in live.session.subscriptions
+
+
+def _calls(conversation: Conversation) -> list[Exchange]:
+    return [exchange for exchange in conversation.pending.values() if not exchange.is_subscription]
+
+
+def _progress(conversation: Conversation, params: Object) -> None:
+    number = decode_id(params.get("progressToken", msgspec.Raw(b"null")))
+    exchange = conversation.pending.get(number) if isinstance(number, int) else None
+    if exchange is None:
+        return
+    exchange.heard()
+    if exchange.progress_token is not None:
+        params = params | {"progressToken": exchange.progress_token}
+        exchange.emit(encode_notification("notifications/progress", splice(encode(params))))
+
+
+def _subscribed(conversation: Conversation, method: str, params: Object) -> bool:
+    """Pass on a frame of a subscription, under the client's own subscription id; False for any other message."""
+    meta = decode_object(params["_meta"], "_meta") if "_meta" in params else {}
+    if _SUBSCRIPTION_ID not in meta:
+        return False
+    number = decode_id(meta[_SUBSCRIPTION_ID])
+    exchange = conversation.pending.get(number) if isinstance(number, int) else None
+    if exchange is not None:
+        meta = meta | {_SUBSCRIPTION_ID: msgspec.Raw(encode(exchange.client_id))}
+        params = params | {"_meta": msgspec.Raw(encode(meta))}
+        exchange.emit(encode_notification(method, splice(encode(params))))
+    return True

@@ -1,0 +1,286 @@
+"""Carriers → session: open, resume, re-attach, end. Says which session a request belongs to, and to nobody else's."""
+
+import json
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+from gateway.context import SESSION_KEY, announced_context
+from gateway.errors import no_session, session_unknown, store_full, store_unavailable
+from gateway.live import LiveSession, LiveSessions
+from gateway.settings import SessionSettings
+from session_store import (
+    ClientFacts,
+    KeyRing,
+    Principal,
+    Purpose,
+    Session,
+    SessionStore,
+    StoreFull,
+    StoreUnavailable,
+    TokenCodec,
+)
+from session_store.session import new_session_id, redact
+from transports.base import Era, Request
+
+__all__ = ["COOKIE", "GATEWAY_HEADER", "LEGACY_HEADER", "SECURE_COOKIE", "Resolved", "Sessions"]
+
+logger = logging.getLogger(__name__)
+
+LEGACY_HEADER: Final = "mcp-session-id"
+GATEWAY_HEADER: Final = "mcp-gateway-session"
+COOKIE: Final = "mcp_session_id"
+SECURE_COOKIE: Final = "__Host-mcp_session_id"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resolved:
+    """The session a request belongs to. `cookie_held` says that the client holds its cookie already."""
+
+    live: LiveSession
+    opened: bool = False
+    cookie_held: bool = False
+
+
+class Sessions:
+    """The sessions of the gateway's clients."""
+
+    def __init__(
+        self,
+        *,
+        store: SessionStore,
+        live: LiveSessions,
+        ring: KeyRing,
+        settings: SessionSettings,
+        clock: Callable[[], float],
+        closed: Callable[[LiveSession], None],
+    ) -> None:
+        self._store = store
+        self._live = live
+        self._tokens = TokenCodec(ring, Purpose.TOKEN)
+        self._cookies = TokenCodec(ring, Purpose.COOKIE)
+        self._settings = settings
+        self._clock = clock
+        self._closed = closed
+
+    # -- which session
+
+    async def resume(self, request: Request, principal: Principal) -> Resolved | None:
+        """The session the request carries, in the order of carriers: header, `_meta`, cookie, default session.
+
+        Raises:
+            Refused: 404 when an explicit carrier does not name a live session of this principal; 503.
+        """
+        if (token := _explicit(request)) is not None:
+            session = await self._by_token(self._tokens, token, principal)
+            if session is None:
+                logger.info("refused: session token unknown, expired, ended or foreign", extra={"era": request.era})
+                raise session_unknown()
+            return Resolved(live=self._live.of(session))
+        if (resolved := await self._by_cookie(request, principal)) is not None:
+            return resolved
+        alias = self._default_alias(request, principal)
+        if alias is not None:
+            async with _available():
+                found = await self._store.resume_alias(alias)
+            if found is not None:
+                return Resolved(live=self._live.of(found))
+        return None
+
+    async def resume_by_id(self, session_id: str, principal: Principal) -> Resolved:
+        """The session a sealed `requestState` names. Raises `Refused` like an unknown token."""
+        async with _available():
+            session = await self._store.resume(session_id, principal)
+        if session is None:
+            raise session_unknown()
+        return Resolved(live=self._live.of(session))
+
+    async def require(self, request: Request, principal: Principal) -> Resolved:
+        """As `resume`, for a legacy message, which has to name its session."""
+        resolved = await self.resume(request, principal)
+        if resolved is None:
+            raise no_session()
+        return resolved
+
+    async def resume_or_open(self, request: Request, principal: Principal) -> Resolved:
+        """As `resume`; a modern client without a session gets one."""
+        resolved = await self.resume(request, principal)
+        if resolved is not None:
+            return resolved
+        facts = _modern_client(request)
+        return await self._open(request, principal, facts, alias=self._default_alias(request, principal))
+
+    async def initialize(self, request: Request, principal: Principal, facts: ClientFacts) -> Resolved:
+        """The session for a legacy `initialize`: a live one that it names, or where re-attaching is on, else a new one.
+
+        A stale token is no error here: the client is about to get a fresh session anyway.
+        """
+        token = _explicit(request)
+        session = None if token is None else await self._by_token(self._tokens, token, principal)
+        if session is None and "cookie" in self._settings.reattach:
+            by_cookie = await self._by_cookie(request, principal)
+            if by_cookie is not None and _same_client(by_cookie.live.session, request, facts):
+                session = by_cookie.live.session
+        if session is not None:
+            return Resolved(live=self._live.of(session))
+        alias = None
+        if "principal" in self._settings.reattach and not principal.is_anonymous:
+            alias = json.dumps(["reattach", principal.issuer, principal.subject, facts.name, request.endpoint])
+        return await self._open(request, principal, facts, alias=alias)
+
+    async def _open(self, request: Request, principal: Principal, facts: ClientFacts, *, alias: str | None) -> Resolved:
+        now = self._clock()
+        settings = self._settings
+        session = Session(
+            id=new_session_id(),
+            principal=principal,
+            endpoint=request.endpoint,
+            era=request.era,
+            created_at=now,
+            used_at=now,
+            idle_ttl_s=settings.idle_ttl_s,
+            max_age_s=settings.max_age_s,
+            unconfirmed_ttl_s=settings.unconfirmed_ttl_s,
+            confirmed=not principal.is_anonymous,
+            client=facts,
+            context=announced_context(request.meta, settings.workspace_path, settings.trust),
+        )
+        async with _available():
+            kept = await self._store.create(session, alias=alias)
+        opened = kept.id == session.id
+        if opened:
+            logger.info("session opened", extra={"session": redact(session.id), "era": request.era})
+        return Resolved(live=self._live.of(kept), opened=opened)
+
+    async def _by_token(self, codec: TokenCodec, token: str, principal: Principal) -> Session | None:
+        session_id = codec.verify(token)
+        if session_id is None:
+            return None
+        async with _available():
+            return await self._store.resume(session_id, principal)
+
+    async def _by_cookie(self, request: Request, principal: Principal) -> Resolved | None:
+        """A cookie that is no good is no error: clients return cookies without knowing it."""
+        if not self._settings.cookie or not request.same_site:
+            return None
+        for value in _cookies(request):
+            session = await self._by_token(self._cookies, value, principal)
+            if session is not None:
+                return Resolved(live=self._live.of(session), cookie_held=True)
+        return None
+
+    def _default_alias(self, request: Request, principal: Principal) -> str | None:
+        """The name of the default session of (principal, client): modern authenticated clients only."""
+        if request.era is not Era.MODERN or principal.is_anonymous or not self._settings.default_session:
+            return None
+        return json.dumps(["default", principal.issuer, principal.subject, _modern_client(request).name])
+
+    # -- telling the client
+
+    def token(self, session: Session) -> str:
+        """The session token, the form of the id that may leave us."""
+        return self._tokens.sign(session.id)
+
+    def headers(self, resolved: Resolved, request: Request) -> list[tuple[bytes, bytes]]:
+        """How the client learns of its session (legacy: on the answer to `initialize` only)."""
+        token = self.token(resolved.live.session).encode()
+        headers = [(b"cache-control", b"no-store"), (GATEWAY_HEADER.encode(), token)]
+        if request.era is Era.LEGACY:
+            headers.append((LEGACY_HEADER.encode(), token))
+        if self._settings.cookie and not resolved.cookie_held:
+            headers.append((b"set-cookie", self._cookie(resolved.live.session, secure=request.secure)))
+        return headers
+
+    def _cookie(self, session: Session, *, secure: bool) -> bytes:
+        name, extra = (SECURE_COOKIE, "; Secure") if secure else (COOKIE, "")
+        value = self._cookies.sign(session.id)
+        return f"{name}={value}; Path=/; HttpOnly; SameSite=Strict{extra}".encode()
+
+    # -- its life
+
+    async def update(self, live: LiveSession, **fields: Any) -> None:
+        """Change fields of the record, here and in the store."""
+        async with _available():
+            session = await self._store.update(live.session.id, **fields)
+        if session is not None:
+            live.session = session
+
+    async def touch(self, live: LiveSession) -> None:
+        """Idle time starts anew. What the store says to it comes out at the next request."""
+        try:
+            await self._store.touch(live.session.id)
+        except StoreUnavailable:
+            logger.warning("the store did not take the end of an exchange")
+
+    async def end(self, session_id: str, reason: str) -> bool:
+        """End a session at once, with its processes. Idempotent; True for the caller who ended it."""
+        async with _available():
+            ended = await self._store.end(session_id)
+        await self.close(session_id, reason if ended else "")
+        return ended
+
+    async def close(self, session_id: str, reason: str) -> None:
+        """End what this replica holds of a session that is gone from the store."""
+        if reason:
+            logger.info("session ended", extra={"session": redact(session_id), "reason": reason})
+        live = self._live.remove(session_id)
+        if live is not None:
+            self._closed(live)
+            await live.close()
+
+    async def sweep(self) -> None:
+        """End what ended by itself, and keep alive what is in use."""
+        for live in self._live:
+            if live.busy:
+                await self._store.touch(live.session.id)
+        for gone in await self._store.sweep():
+            await self.close(gone.session.id, gone.reason)
+
+
+def _explicit(request: Request) -> str | None:
+    """The token of the first explicit carrier, or None. A modern client's `Mcp-Session-Id` is ignored (its spec)."""
+    if request.era is Era.LEGACY and (token := request.headers.get(LEGACY_HEADER)) is not None:
+        return token
+    if (token := request.headers.get(GATEWAY_HEADER)) is not None:
+        return token
+    carried = request.meta.get(SESSION_KEY)
+    return None if carried is None else str(carried)
+
+
+def _cookies(request: Request) -> list[str]:
+    """Values of our cookie (RFC 6265 §5.4); only the one that TLS guards counts behind TLS."""
+    wanted = SECURE_COOKIE if request.secure else COOKIE
+    pairs = (part.strip().partition("=") for part in request.headers.get("cookie", "").split(";"))
+    return [value for name, _, value in pairs if name == wanted][:4]
+
+
+def _modern_client(request: Request) -> ClientFacts:
+    info = request.meta.get("io.modelcontextprotocol/clientInfo")
+    return client_facts(info, request.protocol_version)
+
+
+def client_facts(info: Any, protocol_version: str, initialize_params: bytes = b"") -> ClientFacts:
+    """What a client says of itself, cut to a sane length."""
+    name, version = (info.get("name"), info.get("version")) if isinstance(info, dict) else ("", "")
+    return ClientFacts(
+        name=str(name or "")[:128],
+        version=str(version or "")[:64],
+        protocol_version=protocol_version,
+        initialize_params=initialize_params,
+    )
+
+
+def _same_client(session: Session, request: Request, facts: ClientFacts) -> bool:
+    return session.client.name == facts.name and session.endpoint == request.endpoint and session.era == Era.LEGACY
+
+
+@asynccontextmanager
+async def _available() -> AsyncIterator[None]:
+    try:
+        yield
+    except StoreFull:
+        raise store_full() from None
+    except StoreUnavailable:
+        raise store_unavailable() from None

@@ -1,0 +1,251 @@
+"""What an operator can set: frozen, validated, units in the names, the reason beside each default.
+
+A configuration is one JSON or TOML file: the `mcpServers` object people already have for their desktop clients, and a
+`gateway` object beside it. `MCP_GATEWAY_…` environment variables win over the file (`__` goes one level down).
+"""
+
+import json
+import re
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
+
+__all__ = [
+    "DEFAULT_CONTEXT_ENV",
+    "ConfigurationError",
+    "GatewaySettings",
+    "LimitSettings",
+    "SessionSettings",
+    "Settings",
+    "UpstreamSettings",
+    "load_settings",
+]
+
+DEFAULT_CONTEXT_ENV = {
+    "MCP_SESSION_ID": "session_id",
+    "MCP_SESSION_WORKSPACE": "workspace",
+    "MCP_SESSION_TRUST": "trust",
+    "MCP_SESSION_PRINCIPAL": "principal",
+    "MCP_SESSION_AGENT": "agent",
+    "MCP_SESSION_PERMISSIONS": "permissions",
+    "MCP_SESSION_CORRELATION": "correlation_id",
+}
+
+ContextField = Literal["session_id", "workspace", "trust", "principal", "agent", "permissions", "correlation_id"]
+Seconds = Annotated[float, Field(gt=0, le=31_536_000)]
+_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+class ConfigurationError(ValueError):
+    """The configuration cannot be used. The message names the place and what to do."""
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class UpstreamSettings(BaseModel):
+    """One entry of `mcpServers`. Fields other hosts keep there (`disabled`, `autoApprove`, …) are ignored."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    command: str = Field(min_length=1)
+    args: tuple[str, ...] = ()
+    env: dict[str, str] = {}
+    cwd: str | None = None
+    # One process for all sessions: only when the operator says that the server keeps sessions apart by itself.
+    shared: bool = False
+    # Which variables tell a child about its session.
+    context_env: dict[str, ContextField] = DEFAULT_CONTEXT_ENV  # type: ignore[assignment]  # literal strings
+    # Idle children are kept by default: a restart loses what a server holds in memory.
+    idle_stop_s: Seconds | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _only_stdio(cls, value: Any) -> Any:
+        if isinstance(value, dict) and "url" in value and "command" not in value:
+            raise ValueError("servers by url are not supported yet; give a command")
+        return value
+
+    @property
+    def argv(self) -> tuple[str, ...]:
+        return (self.command, *self.args)
+
+
+class SessionSettings(_Frozen):
+    """How long sessions live and how clients carry them."""
+
+    idle_ttl_s: Seconds = 3_600.0
+    max_age_s: Seconds = 86_400.0
+    # An anonymous client that never comes back leaves a process behind; a minute is enough to come back once.
+    unconfirmed_ttl_s: Seconds = 60.0
+    max_sessions: Annotated[int, Field(ge=1)] = 1_000
+    # On for authenticated modern clients, which carry nothing of their own; never for anonymous ones.
+    default_session: bool = True
+    # Off: two windows of one user do not share a session by accident.
+    reattach: frozenset[Literal["cookie", "principal"]] = frozenset()
+    cookie: bool = True
+    # Where a client announces its workspace in `_meta`; both the nested and the dotted spelling are read.
+    workspace_path: str = "orbit.workspace"
+    trust: Literal["direct", "sandboxed"] = "direct"
+
+
+class LimitSettings(_Frozen):
+    """What one client or one server may cost us."""
+
+    body_bytes: Annotated[int, Field(ge=1_024)] = 4 << 20
+    # A message of a server; larger ones are thrown away and their call fails.
+    line_bytes: Annotated[int, Field(ge=1_024)] = 16 << 20
+    # Exchanges of one session in flight.
+    exchanges: Annotated[int, Field(ge=1)] = 256
+    start_timeout_s: Seconds = 30.0
+    # Since the last sign of life of the call. SDK clients give up after 300 s.
+    call_timeout_s: Seconds = 600.0
+    # Twice in a child's shutdown: after closing its stdin and after SIGTERM.
+    shutdown_grace_s: Seconds = 2.0
+
+
+class GatewaySettings(_Frozen):
+    """The `gateway` object."""
+
+    host: str = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65_535)] = 8_080
+    store: str = "memory://"
+    # name → SHA-256 of the key, in hex. Keys themselves are never configured.
+    api_keys: dict[str, str] = {}
+    # None: on while no API key is configured.
+    anonymous: bool | None = None
+    # Host names requests may ask for. Empty: loopback names when bound to loopback, else any.
+    allowed_hosts: tuple[str, ...] = ()
+    allowed_origins: tuple[str, ...] = ()
+    # Session id (cut) and correlation id in the `_meta` of results.
+    result_meta: bool = False
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    session: SessionSettings = SessionSettings()
+    limits: LimitSettings = LimitSettings()
+
+    @field_validator("api_keys")
+    @classmethod
+    def _digests(cls, keys: dict[str, str]) -> dict[str, str]:
+        for name, digest in keys.items():
+            if not _SHA256.fullmatch(digest):
+                raise ValueError(
+                    f"{name}: must be the SHA-256 of the key as 64 lower-case hex digits, not the key itself"
+                )
+        return keys
+
+    @field_validator("store")
+    @classmethod
+    def _known_store(cls, url: str) -> str:
+        if url != "memory://":
+            raise ValueError("only memory:// is supported yet")
+        return url
+
+    @property
+    def allows_anonymous(self) -> bool:
+        return not self.api_keys if self.anonymous is None else self.anonymous
+
+
+class Settings(_Frozen):
+    """Everything an operator can set."""
+
+    mcpServers: dict[str, UpstreamSettings] = Field(default={}, repr=False)  # the name people's files use
+    gateway: GatewaySettings = GatewaySettings()
+
+    @model_validator(mode="after")
+    def _names(self) -> Self:
+        for name in self.mcpServers:
+            if not _NAME.fullmatch(name) or "__" in name:
+                raise ValueError(
+                    f"mcpServers.{name}: a server name holds letters, digits, '.', '-' and single '_', "
+                    "because it stands in URLs and in tool names"
+                )
+        return self
+
+
+class _Environment(BaseSettings):
+    """`MCP_GATEWAY_PORT`, `MCP_GATEWAY_SESSION__IDLE_TTL_S`, … as a mapping; validated with the rest."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="MCP_GATEWAY_", env_nested_delimiter="__", extra="forbid", env_ignore_empty=True
+    )
+    host: Any = None
+    port: Any = None
+    store: Any = None
+    api_keys: Any = None
+    anonymous: Any = None
+    allowed_hosts: Any = None
+    allowed_origins: Any = None
+    result_meta: Any = None
+    log_level: Any = None
+    session: dict[str, Any] | None = None
+    limits: dict[str, Any] | None = None
+
+    @classmethod
+    def settings_customise_sources(
+        cls, settings_cls: type[BaseSettings], *_: PydanticBaseSettingsSource, **__: PydanticBaseSettingsSource
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return (EnvSettingsSource(settings_cls),)
+
+
+def load_settings(path: Path | None = None, overrides: dict[str, Any] | None = None) -> Settings:
+    """Read the file (JSON, or TOML by its ending), the environment over it, and `overrides` (of `gateway`) over both.
+
+    Raises:
+        ConfigurationError: one line per fault: where, what, and what to do.
+    """
+    document: dict[str, Any] = {} if path is None else _read(path)
+    environment = {k: _maybe_json(v) for k, v in _Environment().model_dump(exclude_none=True).items()}
+    gateway = document.get("gateway", {})
+    if isinstance(gateway, dict):
+        document = document | {"gateway": _merge(_merge(gateway, environment), overrides or {})}
+    try:
+        return Settings.model_validate(document)
+    except ValidationError as error:
+        raise ConfigurationError(_explain(error, path)) from None
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+        document = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
+    except OSError as error:
+        raise ConfigurationError(f"{path}: {error.strerror or error}") from None
+    except ValueError as error:
+        raise ConfigurationError(f"{path}: not valid {'TOML' if path.suffix == '.toml' else 'JSON'}: {error}") from None
+    if not isinstance(document, dict):
+        raise ConfigurationError(f"{path}: must hold an object with mcpServers, and gateway if you like")
+    # A desktop host's file holds settings of its own beside mcpServers.
+    return {key: value for key, value in document.items() if key in ("mcpServers", "gateway")}
+
+
+def _maybe_json(value: Any) -> Any:
+    if isinstance(value, str) and value[:1] in ("{", "["):
+        try:
+            return json.loads(value)
+        except ValueError:
+            return value
+    return value
+
+
+def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in over.items():
+        below = merged.get(key)
+        merged[key] = _merge(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
+    return merged
+
+
+def _explain(error: ValidationError, path: Path | None) -> str:
+    lines = []
+    for fault in error.errors(include_url=False, include_input=False):
+        where = ".".join(str(part) for part in fault["loc"])
+        what = fault["msg"].removeprefix("Value error, ")
+        if fault["type"] == "extra_forbidden":
+            what = "no such setting"
+        lines.append(": ".join(part for part in (str(path or ""), where, what) if part))
+    return "\n".join(lines)

@@ -1,0 +1,204 @@
+"""The configured upstreams: what each of them speaks, and the conversations held with it."""
+
+import asyncio
+import logging
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import msgspec
+
+from gateway.context import child_environment
+from gateway.conversation import Conversation, HandshakeRefused
+from gateway.live import LiveSession
+from gateway.routing import IsolatedRouter, SharedRouter
+from gateway.settings import LimitSettings, UpstreamSettings
+from transports.base import Era, LinkClosed, Upstream, UpstreamUnavailable
+from transports.jsonrpc import Message, decode_object, encode, encode_notification, encode_request, splice
+
+__all__ = ["ConfiguredUpstream"]
+
+logger = logging.getLogger(__name__)
+
+_MODERN: Final = "2026-07-28"
+_PAGES: Final = 100
+PROBE_TIMEOUT_S: Final = 9.0
+"""How long a client's discover may wait for the probe; SDK clients wait 10 s."""
+
+_META: Final = {
+    "io.modelcontextprotocol/protocolVersion": _MODERN,
+    "io.modelcontextprotocol/clientInfo": {"name": "mcp-session-gateway", "version": "0"},
+    "io.modelcontextprotocol/clientCapabilities": {},
+}
+_SHARED_HANDSHAKE: Final = encode(
+    {
+        "protocolVersion": "2025-11-25",
+        "capabilities": {"elicitation": {}, "sampling": {}, "roots": {}},
+        "clientInfo": {"name": "mcp-session-gateway", "version": "0"},
+    }
+)
+
+
+@dataclass(slots=True)
+class _Facts:
+    """What the probe found: the answer to `server/discover`, or that the server knows no such thing."""
+
+    discover: bytes | None = None
+    failure: str = ""
+    schemas: dict[str, Any] = field(default_factory=dict)
+
+
+class ConfiguredUpstream:
+    """One entry of the configuration at work."""
+
+    def __init__(self, name: str, settings: UpstreamSettings, upstream: Upstream, limits: LimitSettings) -> None:
+        self.name = name
+        self.settings = settings
+        self._upstream = upstream
+        self._limits = limits
+        self._facts: _Facts | None = None
+        self._probing: asyncio.Task[_Facts] | None = None
+        self._shared: dict[Era, Conversation] = {}
+
+    # -- what it speaks
+
+    def probe(self) -> asyncio.Task[_Facts]:
+        """Find out, in the background, what the server speaks. One probe at a time."""
+        if self._probing is None:
+            self._probing = asyncio.create_task(self._probe())
+        return self._probing
+
+    async def facts(self) -> _Facts:
+        """What the last probe found; a failed one is made again, so that a mended server is found."""
+        if self._facts is not None and not self._facts.failure:
+            return self._facts
+        try:
+            async with asyncio.timeout(PROBE_TIMEOUT_S):
+                return await asyncio.shield(self.probe())
+        except TimeoutError:
+            return _Facts(failure=f"server {self.name!r} has not said yet what it speaks")
+
+    async def speaks_modern(self) -> bool:
+        return (await self.facts()).discover is not None
+
+    async def _probe(self) -> _Facts:
+        try:
+            self._facts = await self._ask_what_it_speaks()
+        finally:
+            self._probing = None
+        return self._facts
+
+    async def _ask_what_it_speaks(self) -> _Facts:
+        conversation = self.sessionless()
+        try:
+            await conversation.ready()
+            async with asyncio.timeout(self._limits.start_timeout_s):
+                answer = await conversation.ask("server/discover", encode({"_meta": _META}))
+            if isinstance(answer.result, msgspec.Raw):
+                facts = _Facts(discover=splice(answer.result))
+                facts.schemas = await self._header_schemas(conversation)
+                return facts
+        except (UpstreamUnavailable, HandshakeRefused) as error:
+            logger.warning("probe: %s", error)
+            return _Facts(failure=str(error))
+        except (TimeoutError, LinkClosed, msgspec.MsgspecError):
+            pass  # old servers are silent, or end, when the first message is no handshake
+        logger.info("server %s speaks the legacy era only", self.name)
+        self._shared.pop(Era.MODERN, None)
+        await conversation.close()
+        return _Facts()
+
+    async def _header_schemas(self, conversation: Conversation) -> dict[str, Any]:
+        """Input schemas of the tools that mirror arguments in headers (MCP 2026-07-28, `x-mcp-header`)."""
+        schemas: dict[str, Any] = {}
+        params: dict[str, Any] = {"_meta": _META}
+        for _ in range(_PAGES):
+            answer = await conversation.ask("tools/list", encode(params))
+            if not isinstance(answer.result, msgspec.Raw):
+                break
+            page = msgspec.json.decode(answer.result)
+            for tool in page.get("tools", ()):
+                if b'"x-mcp-header"' in encode(tool.get("inputSchema")):
+                    schemas[tool["name"]] = tool["inputSchema"]
+            if not page.get("nextCursor"):
+                break
+            params = {"_meta": _META, "cursor": page["nextCursor"]}
+        return schemas
+
+    # -- conversations
+
+    def sessionless(self) -> Conversation:
+        """The modern conversation that serves lists to clients which have no session yet."""
+        return self._common(Era.MODERN)
+
+    def conversation(self, live: LiveSession, era: Era, correlation: str) -> Conversation:
+        """The conversation of a session; a shared server has one for all."""
+        if self.settings.shared:
+            return self._common(era)
+        key = (self.name, era)
+        conversation = live.conversations.get(key)
+        if conversation is None:
+            conversation = live.conversations[key] = self._new(
+                era,
+                IsolatedRouter(live),
+                environment=lambda: child_environment(live.session, self.settings.context_env, correlation),
+                handshake=lambda: live.session.client.initialize_params,
+                restore=lambda: _restore(live),
+            )
+        return conversation
+
+    def _common(self, era: Era) -> Conversation:
+        conversation = self._shared.get(era)
+        if conversation is None:
+            conversation = self._shared[era] = self._new(
+                era,
+                SharedRouter(),
+                environment=dict,
+                handshake=lambda: _SHARED_HANDSHAKE,
+                restore=lambda: [encode_notification("notifications/initialized", None)],
+            )
+        return conversation
+
+    def _new(self, era: Era, router: Any, *, environment: Any, handshake: Any, restore: Any) -> Conversation:
+        return Conversation(
+            self._upstream,
+            era,
+            name=self.name,
+            router=router,
+            environment=environment,
+            handshake=handshake if era is Era.LEGACY else None,
+            restore=restore if era is Era.LEGACY else list,
+            start_timeout_s=self._limits.start_timeout_s,
+            call_timeout_s=self._limits.call_timeout_s,
+            idle_stop_s=self.settings.idle_stop_s,
+        )
+
+    def forget(self, live: LiveSession) -> None:
+        """That session is over."""
+        for conversation in self._shared.values():
+            conversation.forget(live)
+
+    async def close(self) -> None:
+        if self._probing is not None:
+            self._probing.cancel()
+            await asyncio.gather(self._probing, return_exceptions=True)
+        await asyncio.gather(*(c.close() for c in self._shared.values()))
+
+
+def _restore(live: LiveSession) -> list[bytes]:
+    """What a legacy server has to hear again after the handshake was replayed."""
+    session = live.session
+    if not session.initialized:
+        return []
+    frames = [encode_notification("notifications/initialized", None)]
+    if session.log_level:
+        frames.append(encode_request("restore-log-level", "logging/setLevel", encode({"level": session.log_level})))
+    frames += [
+        encode_request(f"restore-{uri}", "resources/subscribe", encode({"uri": uri})) for uri in session.subscriptions
+    ]
+    return frames
+
+
+def error_of(message: Message) -> dict[str, Any]:
+    """The error object of an answer, decoded."""
+    assert isinstance(message.error, msgspec.Raw)
+    return {key: msgspec.json.decode(value) for key, value in decode_object(message.error, "error").items()}

@@ -1,0 +1,122 @@
+"""What a session is: frozen values, limits, redaction and the rules of expiry. Pure: no I/O, no clock of its own."""
+
+import re
+import secrets
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+__all__ = [
+    "ANONYMOUS",
+    "MAX_WORKSPACE_CHARS",
+    "ClientFacts",
+    "Context",
+    "InvalidContext",
+    "Principal",
+    "Session",
+    "new_session_id",
+    "redact",
+]
+
+MAX_WORKSPACE_CHARS: Final = 256
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+
+
+class InvalidContext(ValueError):
+    """A context value cannot be used; the message says which and why, and is fit for a client to read."""
+
+
+def new_session_id() -> str:
+    """A fresh session id: 144 random bits, never chosen by a client."""
+    return secrets.token_urlsafe(18)
+
+
+def redact(session_id: str) -> str:
+    """The session id as logs may show it: its first 8 characters."""
+    return session_id[:8]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Principal:
+    """Who authenticated. Compared by issuer and subject, so a refreshed credential is the same principal."""
+
+    issuer: str
+    subject: str
+
+    def __str__(self) -> str:
+        return f"{self.issuer}:{self.subject}" if self.subject else self.issuer
+
+    @property
+    def is_anonymous(self) -> bool:
+        return self == ANONYMOUS
+
+
+ANONYMOUS: Final = Principal(issuer="anonymous", subject="")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """What tools are told of a session.
+
+    `workspace` may be announced by the client; everything else comes from the operator or the authenticated principal.
+
+    Raises:
+        InvalidContext: the workspace is too long or holds control characters.
+    """
+
+    workspace: str = ""
+    trust: str = "direct"
+    permissions: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.workspace) > MAX_WORKSPACE_CHARS:
+            raise InvalidContext(f"workspace is longer than {MAX_WORKSPACE_CHARS} characters")
+        if _CONTROL.search(self.workspace):
+            raise InvalidContext("workspace holds control characters")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientFacts:
+    """What the client said of itself, kept so that a link can be rebuilt without asking it again.
+
+    `initialize_params` are the bytes of a legacy client's `initialize` params; empty for a modern client.
+    """
+
+    name: str = ""
+    version: str = ""
+    protocol_version: str = ""
+    initialize_params: bytes = b""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Session:
+    """The durable record of one client. All times are seconds since the epoch."""
+
+    id: str
+    principal: Principal
+    endpoint: str
+    era: str
+    created_at: float
+    used_at: float
+    idle_ttl_s: float
+    max_age_s: float
+    unconfirmed_ttl_s: float = 60.0
+    confirmed: bool = True
+    client: ClientFacts = field(default_factory=ClientFacts)
+    context: Context = field(default_factory=Context)
+    initialized: bool = False
+    log_level: str = ""
+    subscriptions: tuple[str, ...] = ()
+
+    @property
+    def expires_at(self) -> float:
+        """The instant from which the session is gone: idle too long, or too old, whichever is first."""
+        ttl = self.idle_ttl_s if self.confirmed else min(self.idle_ttl_s, self.unconfirmed_ttl_s)
+        return min(self.used_at + ttl, self.created_at + self.max_age_s)
+
+    def is_expired(self, now: float) -> bool:
+        """Expiry is strict: at the deadline itself the session is gone."""
+        return now >= self.expires_at
+
+    def used(self, now: float, *, confirm: bool = False) -> "Session":
+        """The session after use at `now`; `confirm` says that a client came back with it."""
+        return replace(self, used_at=max(now, self.used_at), confirmed=self.confirmed or confirm)

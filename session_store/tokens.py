@@ -1,0 +1,94 @@
+"""Session id ↔ signed token, with a key ring that can be rotated.
+
+Every use has a key of its own, derived from the ring with the purpose as salt, so a value made for one purpose never
+verifies as another. Signed with HMAC-SHA256 through itsdangerous; the first key signs, all verify.
+"""
+
+import hashlib
+import re
+import secrets
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Final
+
+from itsdangerous import BadSignature, Signer
+
+__all__ = ["MIN_KEY_CHARS", "InvalidKeyRing", "KeyRing", "Purpose", "TokenCodec", "generate_key"]
+
+MIN_KEY_CHARS: Final = 32
+_TOKEN = re.compile(r"[A-Za-z0-9_-]{16,64}\.[A-Za-z0-9_-]{43}")
+
+
+class InvalidKeyRing(ValueError):
+    """The keys cannot be used; the message says which and why, and never shows a key."""
+
+
+class Purpose(StrEnum):
+    """What a sealed value is for. The name is part of the derived key: never rename one."""
+
+    TOKEN = "session-token"
+    COOKIE = "session-cookie"
+    REQUEST_STATE = "request-state"
+
+
+def generate_key() -> str:
+    """A new signing key: 256 random bits."""
+    return secrets.token_urlsafe(32)
+
+
+class KeyRing:
+    """The operator's keys, newest first."""
+
+    def __init__(self, keys: Sequence[str]) -> None:
+        if not keys:
+            raise InvalidKeyRing("the key ring is empty: give at least one key")
+        for place, key in enumerate(keys, start=1):
+            if len(key) < MIN_KEY_CHARS:
+                raise InvalidKeyRing(
+                    f"key {place} has {len(key)} characters; a key needs at least {MIN_KEY_CHARS} "
+                    "(`mcp-session-gateway keygen` makes one)"
+                )
+        if len(set(keys)) != len(keys):
+            raise InvalidKeyRing("the key ring holds the same key twice")
+        self._keys = tuple(keys)
+
+    @classmethod
+    def parse(cls, text: str) -> "KeyRing":
+        """Read a comma-separated list, as `MCP_GATEWAY_KEYS` holds it."""
+        return cls([key for part in text.split(",") if (key := part.strip())])
+
+    @classmethod
+    def ephemeral(cls) -> "KeyRing":
+        """A ring that lives as long as this object: what it signed is void afterwards."""
+        return cls([generate_key()])
+
+    def derive(self, purpose: Purpose) -> list[bytes]:
+        """One 32-byte key per ring key for `purpose`, newest first."""
+        salt = b"mcp-session-gateway/v1/" + purpose.value.encode()
+        return [hashlib.blake2b(key.encode(), key=salt[:64], digest_size=32).digest() for key in self._keys]
+
+
+class TokenCodec:
+    """Signs ids for one purpose and reads them back."""
+
+    def __init__(self, ring: KeyRing, purpose: Purpose) -> None:
+        # itsdangerous signs with the last key of the list and verifies with all of them.
+        self._signer = Signer(
+            list(reversed(ring.derive(purpose))),
+            salt=purpose.value.encode(),
+            sep=".",
+            key_derivation="hmac",
+            digest_method=hashlib.sha256,
+        )
+
+    def sign(self, session_id: str) -> str:
+        return self._signer.sign(session_id).decode()
+
+    def verify(self, token: str) -> str | None:
+        """The id in a token that one of our keys signed, else None. Touches no store."""
+        if not _TOKEN.fullmatch(token):
+            return None
+        try:
+            return self._signer.unsign(token).decode()
+        except BadSignature:
+            return None

@@ -1,0 +1,260 @@
+"""The seams of the wires: what an upstream is, what a link is, and what an inbound wire calls. No I/O of its own."""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Final, Protocol
+
+from transports.jsonrpc import Message
+
+__all__ = [
+    "MAX_QUEUED_BYTES",
+    "Answer",
+    "Era",
+    "EventSource",
+    "Frame",
+    "Handler",
+    "Link",
+    "LinkClosed",
+    "LinkEvents",
+    "Refused",
+    "ReplyQueue",
+    "Request",
+    "Upstream",
+    "UpstreamUnavailable",
+]
+
+MAX_QUEUED_BYTES: Final = 16 << 20
+"""What may wait for one client that does not read. Beyond it the exchange is given up, so that nobody else pays."""
+
+
+class Era(StrEnum):
+    """How a peer speaks MCP: with the handshake (protocol ≤ 2025-11-25) or with facts in every request (2026-07-28)."""
+
+    LEGACY = "legacy"
+    MODERN = "modern"
+
+
+class UpstreamUnavailable(Exception):
+    """A link could not be opened. The message is for the person who called the tool: no secrets, what went wrong."""
+
+
+class LinkClosed(Exception):
+    """The link is gone or takes no more; nothing of this message reached the upstream."""
+
+
+class LinkEvents(Protocol):
+    """Who hears a link. Called on the event loop, never concurrently, never blocking."""
+
+    def message(self, message: Message) -> None:
+        """The upstream sent this."""
+        ...
+
+    def unreadable(self, request_id: int | None, reason: str) -> None:
+        """The upstream sent something that had to be thrown away; the request it answered, where that can be told."""
+        ...
+
+    def closed(self, reason: str) -> None:
+        """The link has ended, after its last message. Called exactly once, also when we ended it."""
+        ...
+
+
+class Link(Protocol):
+    """One live connection to one upstream."""
+
+    @property
+    def pid(self) -> int | None:
+        """The process behind it, where there is one."""
+        ...
+
+    def send(self, frame: bytes) -> None:
+        """Send one message (a JSON object without line breaks). Never blocks. Raises `LinkClosed`."""
+        ...
+
+    async def close(self) -> None:
+        """End it in the order the wire asks for and return when nothing is left. Idempotent."""
+        ...
+
+
+class Upstream(Protocol):
+    """A server that links can be opened to."""
+
+    async def connect(self, env: Mapping[str, str], events: LinkEvents) -> Link:
+        """Open a link; `env` is what a process gets beside the operator's own. Raises `UpstreamUnavailable`."""
+        ...
+
+
+class Refused(Exception):
+    """A request gets no further: how to say so, over HTTP and as JSON-RPC. The message is fit for the client."""
+
+    def __init__(
+        self, status: int, code: int, message: str, *, data: Any = None, headers: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.data = data
+        self.headers = dict(headers or {})
+
+    def error(self) -> dict[str, Any]:
+        """As a JSON-RPC error object."""
+        body: dict[str, Any] = {"code": self.code, "message": str(self)}
+        return body if self.data is None else body | {"data": self.data}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One message of a client, checked by the rules of its era's wire, before anyone asks whose it is.
+
+    `headers` has lower-case names. `same_site` is False when a browser says that another site caused the request.
+    """
+
+    era: Era
+    endpoint: str
+    headers: Mapping[str, str]
+    message: Message | None = None
+    protocol_version: str = ""
+    meta: Mapping[str, Any] = field(default_factory=dict)
+    same_site: bool = True
+    secure: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One message to the client. `error_code` is set on the last one when it is an error."""
+
+    data: bytes
+    final: bool = False
+    error_code: int | None = None
+
+
+class ReplyQueue:
+    """Frames on their way to one client: filled by whoever hears the upstream, read by the wire the client is on."""
+
+    __slots__ = ("_closed", "_frames", "_size", "_waiter", "abandoned")
+
+    def __init__(self) -> None:
+        self._frames: deque[Frame] = deque()
+        self._size = 0
+        self._closed = False
+        self._waiter: asyncio.Future[None] | None = None
+        self.abandoned = False
+
+    def push(self, frame: Frame) -> bool:
+        """Queue a frame; False (and it is dropped) once the last one was queued or the reader is too far behind."""
+        if self._closed:
+            return False
+        if self._size + len(frame.data) > MAX_QUEUED_BYTES and self._frames and not frame.final:
+            self.close()
+            self.abandoned = True
+            return False
+        self._frames.append(frame)
+        self._size += len(frame.data)
+        if frame.final:
+            self._closed = True
+        self._wake()
+        return True
+
+    def close(self) -> None:
+        """Nothing more comes; the reader gets what is queued and then None."""
+        self._closed = True
+        self._wake()
+
+    @property
+    def has_frames(self) -> bool:
+        """Whether `next` would return at once with a frame."""
+        return bool(self._frames)
+
+    async def next(self) -> Frame | None:
+        """The next frame, or None when the stream ended without a final one. One reader only."""
+        while not self._frames:
+            if self._closed:
+                return None
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        frame = self._frames.popleft()
+        self._size -= len(frame.data)
+        return frame
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+class Answer(Protocol):
+    """What a handler gives back for a request: the frames to come, and what to tell the client beside them."""
+
+    @property
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """Headers for the response, complete before the first frame."""
+        ...
+
+    @property
+    def replies(self) -> ReplyQueue:
+        """The frames."""
+        ...
+
+    def cancel(self, reason: str) -> None:
+        """The client does not want the answer any more."""
+        ...
+
+    async def record(self, frame: bytes) -> str | None:
+        """Keep an SSE frame for replay and return its event id; None where this wire has no replay."""
+        ...
+
+    async def done(self) -> None:
+        """The wire is finished with the answer. Called exactly once."""
+        ...
+
+
+class EventSource(Protocol):
+    """A legacy client's GET stream."""
+
+    @property
+    def headers(self) -> list[tuple[bytes, bytes]]: ...
+
+    @property
+    def events(self) -> AsyncIterator[tuple[str, bytes]]:
+        """Event ids and frames; an empty frame is a priming event."""
+        ...
+
+    async def delivered(self, event_id: str) -> None:
+        """That event was written to the client."""
+        ...
+
+    async def done(self) -> None:
+        """The wire is finished with the stream. Called exactly once."""
+        ...
+
+
+class Handler(Protocol):
+    """What an inbound wire calls. Every method may raise `Refused`."""
+
+    async def call(self, request: Request) -> Answer:
+        """A client's request."""
+        ...
+
+    async def notify(self, request: Request) -> None:
+        """A client's notification."""
+        ...
+
+    async def respond(self, request: Request) -> None:
+        """A client's response to a request of the server's."""
+        ...
+
+    async def stream(self, request: Request, last_event_id: str | None) -> EventSource:
+        """A legacy client's GET."""
+        ...
+
+    async def end(self, request: Request) -> None:
+        """A legacy client's DELETE."""
+        ...
+
+    async def header_schema(self, endpoint: str, tool: str) -> Any:
+        """The input schema of a tool whose arguments a modern client mirrors in headers, or None."""
+        ...

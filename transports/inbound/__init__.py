@@ -1,0 +1,1 @@
+"""The wires on which clients reach us."""

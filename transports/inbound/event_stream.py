@@ -1,0 +1,113 @@
+"""A response that is an event stream: starts it, keeps it from being cut, gives up on a client that does not read."""
+
+import asyncio
+from typing import Final
+
+from transports.base import Answer, EventSource, Frame
+from transports.inbound.http import HeaderList, Receive, Send
+from transports.sse import COMMENT, encode_event
+
+__all__ = ["KEEPALIVE_S", "follow", "next_or_quiet", "stream_answer"]
+
+KEEPALIVE_S: Final = 15.0
+"""How long a stream may be quiet: proxies cut silent connections, often after 60 s, clients give up after 300 s."""
+
+_WRITE_TIMEOUT_S: Final = 60.0
+"""How long one event may take to be read; then the client counts as gone."""
+
+_HEADERS: Final[HeaderList] = [
+    (b"content-type", b"text/event-stream"),
+    (b"cache-control", b"no-store, no-transform"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+class _Stream:
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.gone = False
+
+    async def start(self, headers: HeaderList) -> None:
+        own = [(name, value) for name, value in headers if name != b"cache-control"]
+        await self._send({"type": "http.response.start", "status": 200, "headers": _HEADERS + own})
+
+    async def write(self, data: bytes, *, more: bool = True) -> None:
+        if self.gone:
+            return
+        try:
+            async with asyncio.timeout(_WRITE_TIMEOUT_S):
+                await self._send({"type": "http.response.body", "body": data, "more_body": more})
+        except (TimeoutError, OSError):
+            self.gone = True
+
+
+async def next_or_quiet(answer: Answer) -> Frame | TimeoutError | None:
+    """The next frame, None at the end, or the `TimeoutError` of a stream that has been quiet for too long."""
+    if answer.replies.has_frames:
+        return await answer.replies.next()
+    try:
+        async with asyncio.timeout(KEEPALIVE_S):
+            return await answer.replies.next()
+    except TimeoutError as quiet:
+        return quiet
+
+
+async def stream_answer(
+    send: Send, answer: Answer, first: Frame | TimeoutError, *, headers: HeaderList, priming: bool
+) -> None:
+    """The rest of an answer as an event stream.
+
+    Frames are kept for replay before they are written, and go on being kept when the client is gone: a dropped
+    connection is no cancellation in the era that has replay (MCP 2025-11-25, Transports §Resumability).
+    """
+    stream = _Stream(send)
+    await stream.start(headers)
+    if priming:
+        await stream.write(encode_event(b"", await answer.record(b"")))
+    frame: Frame | TimeoutError | None = first
+    while frame is not None:
+        if isinstance(frame, TimeoutError):
+            await stream.write(COMMENT)
+        else:
+            await stream.write(encode_event(frame.data, await answer.record(frame.data)))
+            if frame.final:
+                break
+        frame = await next_or_quiet(answer)
+    await stream.write(b"", more=False)
+
+
+async def follow(send: Send, receive: Receive, source: EventSource) -> None:
+    """A legacy client's GET stream, until it ends or the client leaves."""
+    stream = _Stream(send)
+    await stream.start(source.headers)
+    # Something at once, so that proxies pass the head on.
+    await stream.write(COMMENT)
+    left = asyncio.create_task(_until_disconnect(receive))
+    events = aiter(source.events)
+    coming = asyncio.ensure_future(anext(events, None))
+    try:
+        while not stream.gone:
+            await asyncio.wait((coming, left), timeout=KEEPALIVE_S, return_when=asyncio.FIRST_COMPLETED)
+            if left.done():
+                return
+            if not coming.done():
+                await stream.write(COMMENT)
+                continue
+            event = coming.result()
+            if event is None:
+                await stream.write(b"", more=False)
+                return
+            event_id, frame = event
+            await stream.write(encode_event(frame, event_id))
+            if not stream.gone:
+                await source.delivered(event_id)
+            coming = asyncio.ensure_future(anext(events, None))
+    finally:
+        left.cancel()
+        coming.cancel()
+        await asyncio.gather(left, coming, return_exceptions=True)
+
+
+async def _until_disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,143 @@
+"""HTTP as both eras need it: headers, body, Host and Origin, responses. Knows no JSON-RPC method."""
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from transports.base import Refused
+from transports.jsonrpc import INVALID_REQUEST, encode_error
+
+__all__ = ["Guard", "Receive", "Scope", "Send", "header_map", "read_body", "send_json", "send_refusal", "send_status"]
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+HeaderList = list[tuple[bytes, bytes]]
+
+_LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
+_SINGLE: Final = frozenset(
+    {"authorization", "content-type", "host", "last-event-id", "mcp-gateway-session", "mcp-session-id", "origin"}
+)
+
+
+def header_map(raw: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
+    """Headers by lower-case name.
+
+    Raises:
+        Refused: 400, a header that may stand once stands twice: two readers would disagree on which one counts.
+    """
+    headers: dict[str, str] = {}
+    for name_bytes, value_bytes in raw:
+        name, value = name_bytes.decode("latin-1"), value_bytes.decode("latin-1")
+        if name not in headers:
+            headers[name] = value
+        elif name in _SINGLE:
+            raise Refused(400, INVALID_REQUEST, f"The {name} header appears more than once.")
+        else:
+            headers[name] += ("; " if name == "cookie" else ", ") + value
+    return headers
+
+
+async def read_body(receive: Receive, headers: Mapping[str, str], limit: int) -> bytes | None:
+    """The request's body, or None when the client left before its end.
+
+    Raises:
+        Refused: 413 beyond `limit` bytes, without reading on.
+    """
+    declared = headers.get("content-length", "")
+    if declared.isdigit() and int(declared) > limit:
+        raise _too_large(limit)
+    chunks: list[bytes] = []
+    size = 0
+    while True:
+        event = await receive()
+        if event["type"] == "http.disconnect":
+            return None
+        chunk = event.get("body", b"")
+        size += len(chunk)
+        if size > limit:
+            raise _too_large(limit)
+        chunks.append(chunk)
+        if not event.get("more_body", False):
+            return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+def _too_large(limit: int) -> Refused:
+    return Refused(413, INVALID_REQUEST, f"The body is larger than {limit} bytes.", headers={"Connection": "close"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Guard:
+    """Which Host and Origin are served: what keeps web pages from reaching a server on the user's own machine.
+
+    MCP 2025-11-25, Transports §Security Warning (DNS rebinding). `hosts` empty means any host, or with `loopback` the
+    loopback names only.
+    """
+
+    hosts: frozenset[str] = frozenset()
+    origins: frozenset[str] = frozenset()
+    loopback: bool = True
+
+    def check(self, headers: Mapping[str, str]) -> None:
+        """Raises `Refused`: 421 for a host that is not ours, 403 for an origin that is not let in."""
+        host = _hostname(headers.get("host", ""))
+        if not self._knows(host):
+            raise Refused(421, INVALID_REQUEST, "The Host header does not name this server.")
+        origin = headers.get("origin")
+        if origin is not None and not self._lets_in(origin, headers):
+            raise Refused(403, INVALID_REQUEST, "The Origin of this request is not allowed.")
+
+    def _knows(self, host: str) -> bool:
+        if self.hosts:
+            return host in self.hosts
+        return not self.loopback or host in _LOOPBACK
+
+    def _lets_in(self, origin: str, headers: Mapping[str, str]) -> bool:
+        if origin in self.origins or is_same_origin(headers):
+            return True
+        return self.loopback and not self.hosts and _hostname(urlsplit(origin).netloc) in _LOOPBACK
+
+    @staticmethod
+    def same_site(headers: Mapping[str, str]) -> bool:
+        """Whether a browser vouches, or nothing speaks against it, that no other site caused this request."""
+        if headers.get("sec-fetch-site", "none") not in ("same-origin", "none"):
+            return False
+        return "origin" not in headers or is_same_origin(headers)
+
+
+def is_same_origin(headers: Mapping[str, str]) -> bool:
+    """Whether the Origin is the host that was asked."""
+    try:
+        netloc = urlsplit(headers.get("origin", "")).netloc
+    except ValueError:
+        return False
+    return bool(netloc) and netloc.lower() == headers.get("host", "").lower()
+
+
+def _hostname(netloc: str) -> str:
+    try:
+        return urlsplit(f"//{netloc}").hostname or ""
+    except ValueError:
+        return ""
+
+
+async def send_json(send: Send, status: int, body: bytes, headers: HeaderList | None = None) -> None:
+    """A complete JSON response."""
+    head = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": head + (headers or [])})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def send_status(send: Send, status: int, headers: HeaderList | None = None) -> None:
+    """A response without a body."""
+    await send(
+        {"type": "http.response.start", "status": status, "headers": [(b"content-length", b"0"), *(headers or [])]}
+    )
+    await send({"type": "http.response.body", "body": b""})
+
+
+async def send_refusal(send: Send, refused: Refused, request_id: bytes = b"null") -> None:
+    """A refusal as a JSON-RPC error with its HTTP status; `request_id` is encoded."""
+    headers = [(name.lower().encode(), value.encode("latin-1", "replace")) for name, value in refused.headers.items()]
+    await send_json(send, refused.status, encode_error(request_id, refused.error()), headers)

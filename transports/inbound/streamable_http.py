@@ -1,0 +1,310 @@
+"""Streamable HTTP, both eras on one endpoint: framing, statuses and headers. Whose message it is, the handler says.
+
+MCP 2025-03-26 … 2025-11-25 and 2026-07-28, Transports §Streamable HTTP.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, MODERN_PROTOCOL_VERSIONS
+
+from transports.base import Answer, Era, Handler, Refused, Request
+from transports.inbound.event_stream import follow, next_or_quiet, stream_answer
+from transports.inbound.http import (
+    Guard,
+    Receive,
+    Scope,
+    Send,
+    header_map,
+    read_body,
+    send_json,
+    send_refusal,
+    send_status,
+)
+from transports.inbound.modern import (
+    VERSION_HEADER,
+    VERSION_KEY,
+    check_notification,
+    check_param_headers,
+    check_request,
+    status_of,
+)
+from transports.jsonrpc import INTERNAL_ERROR, INVALID_REQUEST, InvalidMessage, Message, encode, encode_error, parse
+
+__all__ = ["StreamableHttp"]
+
+_BATCHES: Final = "2025-03-26"
+_PRIMING: Final = "2025-11-25"
+_WATCH_AFTER_S: Final = 0.05
+"""Most calls are over by then; only for the others is it worth a task to see the client leave."""
+
+
+class StreamableHttp:
+    """One endpoint as an ASGI app. `endpoint` is the name the handler knows it by."""
+
+    def __init__(self, handler: Handler, endpoint: str, *, guard: Guard, body_limit: int) -> None:
+        self._handler = handler
+        self._endpoint = endpoint
+        self._guard = guard
+        self._body_limit = body_limit
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            headers = header_map(scope["headers"])
+            self._guard.check(headers)
+            match scope["method"]:
+                case "POST":
+                    await self._post(scope, headers, receive, send)
+                case "GET" if _era_of_header(headers) is Era.LEGACY:
+                    await self._get(scope, headers, receive, send)
+                case "DELETE" if _era_of_header(headers) is Era.LEGACY:
+                    await self._handler.end(self._request(scope, headers, Era.LEGACY))
+                    await send_status(send, 200)
+                case "OPTIONS":
+                    await send_status(send, 204, [(b"allow", b"POST, GET, DELETE, OPTIONS"), *_cors(headers)])
+                case _:
+                    modern = _era_of_header(headers) is Era.MODERN
+                    await send_status(send, 405, [(b"allow", b"POST" if modern else b"POST, GET, DELETE")])
+        except Refused as refused:
+            await send_refusal(send, refused)
+
+    def _request(
+        self,
+        scope: Scope,
+        headers: Mapping[str, str],
+        era: Era,
+        *,
+        message: Message | None = None,
+        meta: Mapping[str, Any] | None = None,
+        version: str = "",
+    ) -> Request:
+        return Request(
+            era=era,
+            endpoint=self._endpoint,
+            headers=headers,
+            message=message,
+            protocol_version=version or headers.get(VERSION_HEADER, _BATCHES),
+            meta=meta or {},
+            same_site=self._guard.same_site(headers),
+            secure=scope.get("scheme") == "https",
+        )
+
+    # -- POST
+
+    async def _post(self, scope: Scope, headers: Mapping[str, str], receive: Receive, send: Send) -> None:
+        if headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+            raise Refused(415, INVALID_REQUEST, "The Content-Type must be application/json.")
+        accepts = headers.get("accept", "")
+        if not _accepts(accepts, "application/json") or not _accepts(accepts, "text/event-stream"):
+            raise Refused(406, INVALID_REQUEST, "Accept must name application/json and text/event-stream.")
+        body = await read_body(receive, headers, self._body_limit)
+        if body is None:
+            return
+        try:
+            if body.lstrip()[:1] == b"[":
+                await self._batch(scope, headers, body, send)
+                return
+            message = parse(body)
+        except InvalidMessage as error:
+            raise Refused(400, error.code, str(error)) from None
+        try:
+            await self._message(scope, headers, message, receive, send)
+        except Refused as refused:
+            await send_refusal(send, refused, _id_of(message))
+        except InvalidMessage as error:
+            await send_refusal(send, Refused(400, error.code, str(error)), _id_of(message))
+        except msgspec.MsgspecError as error:
+            await send_refusal(send, Refused(400, INVALID_REQUEST, f"Cannot be read: {error}"), _id_of(message))
+
+    async def _message(
+        self, scope: Scope, headers: Mapping[str, str], message: Message, receive: Receive, send: Send
+    ) -> None:
+        params = message.params_object() if message.method is not msgspec.UNSET else {}
+        meta = msgspec.json.decode(params.get("_meta", b"null"))
+        known = meta if isinstance(meta, dict) else {}
+        if VERSION_KEY in known or _era_of_header(headers) is Era.MODERN:
+            request = self._request(
+                scope, headers, Era.MODERN, message=message, meta=known, version=str(known.get(VERSION_KEY, ""))
+            )
+            await self._modern(request, scope["headers"], meta, receive, send)
+        else:
+            _check_legacy(headers, message)
+            await self._legacy(self._request(scope, headers, Era.LEGACY, message=message, meta=known), send)
+
+    async def _modern(
+        self, request: Request, raw_headers: list[tuple[bytes, bytes]], meta: Any, receive: Receive, send: Send
+    ) -> None:
+        message = request.message
+        assert message is not None
+        if message.is_response:
+            raise Refused(400, INVALID_REQUEST, "Responses are not accepted: this revision has no server requests.")
+        if message.is_notification:
+            check_notification(request.headers)
+            await self._handler.notify(request)
+            await send_status(send, 202)
+            return
+        params = message.params_object()
+        check_request(message, params, meta, request.headers, raw_headers)
+        if message.method == "tools/call" and "name" in params:
+            schema = await self._handler.header_schema(self._endpoint, str(msgspec.json.decode(params["name"])))
+            if schema is not None:
+                check_param_headers(schema, params, raw_headers)
+        answer = await self._handler.call(request)
+        watch = _DisconnectWatch(answer, receive)
+        try:
+            await _send_answer(send, answer, status_of=status_of, priming=False)
+        finally:
+            watch.stop()
+            await answer.done()
+
+    async def _legacy(self, request: Request, send: Send) -> None:
+        message = request.message
+        assert message is not None
+        if message.is_request:
+            answer = await self._handler.call(request)
+            try:
+                priming = request.protocol_version >= _PRIMING
+                await _send_answer(send, answer, status_of=lambda _: 200, priming=priming)
+            finally:
+                await answer.done()
+            return
+        if message.is_notification:
+            await self._handler.notify(request)
+        else:
+            await self._handler.respond(request)
+        await send_status(send, 202)
+
+    async def _batch(self, scope: Scope, headers: Mapping[str, str], body: bytes, send: Send) -> None:
+        """Several messages in one body: only in 2025-03-26, where a server must take them (Transports §Sending)."""
+        if headers.get(VERSION_HEADER, _BATCHES) != _BATCHES:
+            raise Refused(400, INVALID_REQUEST, "The body must be a single JSON-RPC message.")
+        try:
+            parts = msgspec.json.decode(body, type=list[msgspec.Raw])
+        except (msgspec.MsgspecError, RecursionError) as error:
+            raise Refused(400, INVALID_REQUEST, f"not a JSON-RPC batch: {error}") from None
+        messages = [parse(bytes(part)) for part in parts]
+        if not messages or any(m.method == "initialize" for m in messages):
+            raise Refused(400, INVALID_REQUEST, "A batch must not be empty, nor contain initialize.")
+        requests = [self._request(scope, headers, Era.LEGACY, message=m) for m in messages]
+        answers = await asyncio.gather(*(self._one_of_batch(request) for request in requests))
+        results = [answer for answer in answers if answer is not None]
+        if results:
+            await send_json(send, 200, b"[" + b",".join(results) + b"]")
+        else:
+            await send_status(send, 202)
+
+    async def _one_of_batch(self, request: Request) -> bytes | None:
+        """The final frame of a request. What else belongs to it is kept on its stream, as for a client that left."""
+        message = request.message
+        assert message is not None
+        if message.is_notification:
+            await self._handler.notify(request)
+            return None
+        if message.is_response:
+            await self._handler.respond(request)
+            return None
+        try:
+            answer = await self._handler.call(request)
+        except Refused as refused:
+            if refused.status != 200:
+                raise
+            return encode_error(_id_of(message), refused.error())
+        try:
+            while (frame := await answer.replies.next()) is not None:
+                if frame.final:
+                    return frame.data
+                await answer.record(frame.data)
+        finally:
+            await answer.done()
+        return encode_error(_id_of(message), {"code": INTERNAL_ERROR, "message": "The call ended without an answer."})
+
+    # -- GET
+
+    async def _get(self, scope: Scope, headers: Mapping[str, str], receive: Receive, send: Send) -> None:
+        if "text/event-stream" not in headers.get("accept", ""):
+            raise Refused(406, INVALID_REQUEST, "Accept must name text/event-stream.")
+        request = self._request(scope, headers, Era.LEGACY)
+        if not request.same_site:
+            raise Refused(403, INVALID_REQUEST, "Event streams are not served to other sites.")
+        _check_version(headers)
+        source = await self._handler.stream(request, headers.get("last-event-id"))
+        try:
+            await follow(send, receive, source)
+        finally:
+            await source.done()
+
+
+async def _send_answer(send: Send, answer: Answer, *, status_of: Any, priming: bool) -> None:
+    """JSON when the answer comes first, an event stream once anything comes before it or nothing comes for long."""
+    first = await next_or_quiet(answer)
+    if first is None:
+        raise Refused(500, INTERNAL_ERROR, "The call was given up: its messages were not read.")
+    if isinstance(first, TimeoutError) or not first.final:
+        await stream_answer(send, answer, first, headers=answer.headers, priming=priming)
+    else:
+        await send_json(send, status_of(first.error_code), first.data, answer.headers)
+
+
+class _DisconnectWatch:
+    """Cancels a call whose client leaves, which is how the modern era cancels (MCP 2026-07-28, Cancellation)."""
+
+    def __init__(self, answer: Answer, receive: Receive) -> None:
+        self._answer = answer
+        self._receive = receive
+        self._task: asyncio.Task[None] | None = None
+        self._timer = asyncio.get_running_loop().call_later(_WATCH_AFTER_S, self._start)
+
+    def _start(self) -> None:
+        self._task = asyncio.create_task(self._watch())
+
+    async def _watch(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self._answer.cancel("the client disconnected")
+
+    def stop(self) -> None:
+        self._timer.cancel()
+        if self._task is not None:
+            self._task.cancel()
+
+
+def _era_of_header(headers: Mapping[str, str]) -> Era:
+    return Era.MODERN if headers.get(VERSION_HEADER) in MODERN_PROTOCOL_VERSIONS else Era.LEGACY
+
+
+def _check_legacy(headers: Mapping[str, str], message: Message) -> None:
+    # `initialize` negotiates its version in the body; whatever the header says is not negotiated yet.
+    if message.method != "initialize":
+        _check_version(headers)
+
+
+def _check_version(headers: Mapping[str, str]) -> None:
+    version = headers.get(VERSION_HEADER, _BATCHES)
+    if version not in HANDSHAKE_PROTOCOL_VERSIONS:
+        supported = ", ".join((*HANDSHAKE_PROTOCOL_VERSIONS, *MODERN_PROTOCOL_VERSIONS))
+        raise Refused(400, INVALID_REQUEST, f"Unsupported MCP-Protocol-Version. Supported: {supported}.")
+
+
+def _accepts(accept: str, wanted: str) -> bool:
+    """Whether an Accept header lets a media type in (RFC 9110 §12.5.1); quality values are not weighed."""
+    kinds = {part.partition(";")[0].strip().lower() for part in accept.split(",")}
+    return bool(kinds & {wanted, wanted.partition("/")[0] + "/*", "*/*"})
+
+
+def _cors(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
+    """The preflight's answer. The guard has let the origin in."""
+    origin = headers.get("origin")
+    if origin is None:
+        return []
+    return [
+        (b"access-control-allow-origin", origin.encode("latin-1")),
+        (b"access-control-allow-methods", b"POST, GET, DELETE"),
+        (b"access-control-allow-headers", headers.get("access-control-request-headers", "*").encode("latin-1")),
+        (b"vary", b"Origin"),
+    ]
+
+
+def _id_of(message: Message) -> bytes:
+    return encode(message.id) if message.is_request else b"null"

@@ -1,0 +1,199 @@
+"""The JSON-RPC envelope: a typed head, and `params`, `result` and `error` left as the bytes they came as.
+
+Pure: no I/O, no MCP methods, no transport. A relayed message is parsed once and its bodies are spliced, never
+re-encoded value by value, so numbers, key order and unknown fields survive exactly.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+__all__ = [
+    "INTERNAL_ERROR",
+    "INVALID_PARAMS",
+    "INVALID_REQUEST",
+    "METHOD_NOT_FOUND",
+    "PARSE_ERROR",
+    "InvalidMessage",
+    "Message",
+    "Object",
+    "RequestId",
+    "decode_id",
+    "decode_object",
+    "encode",
+    "encode_error",
+    "encode_notification",
+    "encode_request",
+    "encode_result",
+    "error_code",
+    "parse",
+    "parse_lenient",
+    "splice",
+]
+
+PARSE_ERROR: Final = -32700
+INVALID_REQUEST: Final = -32600
+METHOD_NOT_FOUND: Final = -32601
+INVALID_PARAMS: Final = -32602
+INTERNAL_ERROR: Final = -32603
+
+UNSET = msgspec.UNSET
+
+RequestId = int | str
+Object = dict[str, msgspec.Raw]
+
+
+class InvalidMessage(ValueError):
+    """The bytes are not one JSON-RPC message. `code` is the JSON-RPC error code that says why."""
+
+    def __init__(self, code: int, reason: str) -> None:
+        super().__init__(reason)
+        self.code = code
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True):
+    """One JSON-RPC 2.0 message. Exactly one of request, notification or response, as `parse` has checked."""
+
+    jsonrpc: str = ""
+    id: RequestId | msgspec.UnsetType | None = UNSET
+    method: str | msgspec.UnsetType = UNSET
+    params: msgspec.Raw | msgspec.UnsetType = UNSET
+    result: msgspec.Raw | msgspec.UnsetType = UNSET
+    error: msgspec.Raw | msgspec.UnsetType = UNSET
+
+    @property
+    def is_request(self) -> bool:
+        return self.method is not UNSET and self.id is not UNSET
+
+    @property
+    def is_notification(self) -> bool:
+        return self.method is not UNSET and self.id is UNSET
+
+    @property
+    def is_response(self) -> bool:
+        return self.method is UNSET
+
+    def params_object(self) -> Object:
+        """The top level of `params`; absent and null are the empty object. Raises `InvalidMessage` otherwise."""
+        if isinstance(self.params, msgspec.UnsetType):
+            return {}
+        return decode_object(self.params, "params")
+
+
+_decoder = msgspec.json.Decoder(Message)
+_objects = msgspec.json.Decoder(dict[str, msgspec.Raw] | None)
+_encoder = msgspec.json.Encoder()
+encode = _encoder.encode
+
+
+def decode_object(raw: msgspec.Raw | bytes, what: str) -> Object:
+    """The top level of a JSON object, its values left raw; null is the empty object."""
+    try:
+        return _objects.decode(raw) or {}
+    except msgspec.MsgspecError as error:
+        raise InvalidMessage(INVALID_PARAMS, f"{what} must be an object: {error}") from None
+
+
+def decode_id(raw: msgspec.Raw) -> Any:
+    """A raw id or token as a value that can be compared and hashed; None when it is no string and no integer."""
+    value = msgspec.json.decode(raw)
+    return value if isinstance(value, int | str) and not isinstance(value, bool) else None
+
+
+def parse(data: bytes) -> Message:
+    """Read one message.
+
+    Raises:
+        InvalidMessage: not JSON (-32700), or JSON that is not one JSON-RPC 2.0 message (-32600): an array, a null or
+            fractional id, both or neither of method and result (JSON-RPC 2.0 §4, §5; MCP narrows ids to strings and
+            integers).
+    """
+    try:
+        # Raw bodies are handed on unread, so the encoding is checked here for all of them.
+        data.decode()
+        message = _decoder.decode(data)
+    except msgspec.ValidationError as error:
+        raise InvalidMessage(INVALID_REQUEST, f"not a JSON-RPC message: {error}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidMessage(PARSE_ERROR, f"not valid JSON: {error}") from None
+    except RecursionError:
+        raise InvalidMessage(PARSE_ERROR, "not accepted: JSON nested too deeply") from None
+    _check_shape(message)
+    return message
+
+
+def _check_shape(message: Message) -> None:
+    if message.jsonrpc != "2.0":
+        raise InvalidMessage(INVALID_REQUEST, 'not a JSON-RPC message: "jsonrpc" must be "2.0"')
+    has_outcome = (message.result is not UNSET) + (message.error is not UNSET)
+    if message.method is not UNSET:
+        if has_outcome:
+            raise InvalidMessage(INVALID_REQUEST, "not a JSON-RPC message: a method and an outcome in one message")
+        if message.id is None:
+            raise InvalidMessage(INVALID_REQUEST, "not a JSON-RPC message: id must be a string or an integer, not null")
+    elif has_outcome != 1:
+        raise InvalidMessage(INVALID_REQUEST, "not a JSON-RPC message: needs a method, or one of result and error")
+    elif message.id is UNSET or (message.id is None and message.error is UNSET):
+        raise InvalidMessage(INVALID_REQUEST, "not a JSON-RPC message: a response needs an id")
+
+
+def parse_lenient(data: bytes) -> Message:
+    """Like `parse`, for what a server wrote: lone surrogates (which `json.dumps` lets out) become U+FFFD."""
+    try:
+        return parse(data)
+    except InvalidMessage as error:
+        if error.code != PARSE_ERROR or b"\\u" not in data:
+            raise
+    try:
+        repaired = json.dumps(json.loads(data), ensure_ascii=False).encode("utf-8", "replace")
+    except (ValueError, RecursionError):
+        raise InvalidMessage(PARSE_ERROR, "not valid JSON") from None
+    return parse(repaired)
+
+
+def splice(raw: msgspec.Raw | bytes) -> bytes:
+    """A raw value as bytes which contain no line break, so that it may stand in a line of stdio or SSE.
+
+    JSON allows line breaks between tokens only; inside a string they are escaped, which `parse` has checked.
+    """
+    data = bytes(raw)
+    if b"\n" in data or b"\r" in data:
+        return bytes(msgspec.json.format(data, indent=-1))
+    return data
+
+
+def encode_request(request_id: RequestId, method: str, params: bytes | None) -> bytes:
+    """A request; `params` is spliced in as it is."""
+    tail = b"" if params is None else b',"params":' + params
+    return b'{"jsonrpc":"2.0","id":' + encode(request_id) + b',"method":' + encode(method) + tail + b"}"
+
+
+def encode_notification(method: str, params: bytes | None) -> bytes:
+    """A notification; `params` is spliced in as it is."""
+    tail = b"" if params is None else b',"params":' + params
+    return b'{"jsonrpc":"2.0","method":' + encode(method) + tail + b"}"
+
+
+def encode_result(request_id: bytes, result: bytes) -> bytes:
+    """A successful response; `request_id` is the id as it came, encoded."""
+    return b'{"jsonrpc":"2.0","id":' + request_id + b',"result":' + result + b"}"
+
+
+def encode_error(request_id: bytes, error: bytes | Mapping[str, Any]) -> bytes:
+    """An error response; `error` is raw, or a mapping with code, message and maybe data."""
+    body = error if isinstance(error, bytes) else encode(error)
+    return b'{"jsonrpc":"2.0","id":' + request_id + b',"error":' + body + b"}"
+
+
+class _ErrorHead(msgspec.Struct):
+    code: int = INTERNAL_ERROR
+
+
+def error_code(error: msgspec.Raw | bytes) -> int:
+    """The code of a raw error object; -32603 when it has none."""
+    try:
+        return msgspec.json.decode(error, type=_ErrorHead).code
+    except msgspec.MsgspecError:
+        return INTERNAL_ERROR

@@ -1,0 +1,141 @@
+"""Bytes from a pipe to lines. Pure: no I/O, no encoding, no idea of what a line means."""
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+__all__ = ["EXCERPT_BYTES", "LineSplitter", "Tail"]
+
+EXCERPT_BYTES: Final = 512
+_CR: Final = 0x0D
+
+_log = logging.getLogger(__name__)
+
+
+class LineSplitter:
+    """Cuts chunks into lines and hands each to `line`, without its newline (or `\\r\\n`); empty lines are skipped.
+
+    A line of more than `max_bytes` is not kept: `oversized` gets its first and last 512 bytes instead. Memory is bounded
+    by `max_bytes`, and time is linear in the bytes fed, however they are cut into chunks. A callback that raises is
+    logged and loses its own line only.
+    """
+
+    __slots__ = ("_ending", "_held", "_line", "_max_bytes", "_oversized", "_too_long")
+
+    def __init__(
+        self, line: Callable[[bytes], object], oversized: Callable[[bytes, bytes], object], *, max_bytes: int
+    ) -> None:
+        self._line = line
+        self._oversized = oversized
+        self._max_bytes = max_bytes
+        self._held = bytearray()  # the line begun but not ended; only its head once it is too long
+        self._ending = b""
+        self._too_long = False
+
+    def feed(self, data: bytes) -> None:
+        """Take one chunk."""
+        lines = data.split(b"\n")
+        rest = lines.pop()
+        if lines:
+            if self._held:
+                self._hold(lines[0])
+                lines[0] = b""
+                self.end()
+            for line in lines:
+                if line:
+                    self._deliver(line)
+        if rest:
+            self._hold(rest)
+
+    def end(self) -> None:
+        """The line begun is complete: at the end of the stream it has no newline."""
+        if self._too_long:
+            head, ending = bytes(self._held), self._ending
+            self._ending, self._too_long = b"", False
+            self._held.clear()
+            try:
+                self._oversized(head, ending)
+            except Exception:
+                _log.exception("a line was lost: whoever should have heard of it failed")
+        elif self._held:
+            line = bytes(self._held)
+            self._held = bytearray()  # not clear(): a giant line's memory is given back
+            self._deliver(line)
+
+    def _deliver(self, line: bytes) -> None:
+        if line[-1] == _CR:
+            line = line[:-1]
+        try:
+            if len(line) > self._max_bytes:
+                self._oversized(line[:EXCERPT_BYTES], line[-EXCERPT_BYTES:])
+            elif line:
+                self._line(line)
+        except Exception:
+            _log.exception("a line was lost: whoever should have heard it failed")
+
+    def _hold(self, chunk: bytes) -> None:
+        if self._too_long:
+            self._ending = (self._ending + chunk)[-EXCERPT_BYTES:]
+            return
+        self._held += chunk
+        if len(self._held) > self._max_bytes + 1:  # + 1: it may yet turn out to be the `\r` of the line's end
+            self._too_long = True
+            self._ending = bytes(self._held[-EXCERPT_BYTES:])
+            self._held = self._held[:EXCERPT_BYTES]
+
+
+class Tail:
+    """The last lines of a stream that may never end; a flood costs no more than a search for its last newlines.
+
+    `hear`, if given, gets each line as it is kept: of one chunk the last `lines`, each cut at `max_bytes`.
+    """
+
+    __slots__ = ("_begun", "_hear", "_kept", "_lines", "_max_bytes")
+
+    def __init__(
+        self, hear: Callable[[bytes], object] | None = None, *, lines: int = 50, max_bytes: int = 8_000
+    ) -> None:
+        self._hear = hear
+        self._lines = lines
+        self._max_bytes = max_bytes
+        self._kept: deque[bytes] = deque(maxlen=lines)
+        self._begun = b""
+
+    def feed(self, data: bytes) -> None:
+        """Take one chunk."""
+        first, *ended = data.rsplit(b"\n", self._lines + 1)
+        if not ended:
+            self._begin(first)
+            return
+        *lines, rest = ended
+        if len(lines) < self._lines:
+            self._begin(first)
+            self.end()
+        for line in lines:
+            self._keep(line)
+        self._begun = rest[: self._max_bytes]
+
+    def end(self) -> None:
+        """The line begun is complete."""
+        line, self._begun = self._begun, b""
+        self._keep(line)
+
+    def text(self, *, max_chars: int = 2_000) -> list[str]:
+        """The lines kept, the one begun included, decoded as far as they can be and cut at `max_chars`."""
+        lines = [*self._kept, self._begun] if self._begun else self._kept
+        return [line.decode(errors="replace")[:max_chars] for line in list(lines)[-self._lines :]]
+
+    def _begin(self, data: bytes) -> None:
+        if len(self._begun) < self._max_bytes:
+            self._begun = (self._begun + data)[: self._max_bytes]
+
+    def _keep(self, line: bytes) -> None:
+        line = line[: self._max_bytes].rstrip(b"\r")
+        if line:
+            self._kept.append(line)
+            if self._hear is not None:
+                try:
+                    self._hear(line)
+                except Exception:
+                    _log.exception("a line of stderr was lost: whoever should have heard it failed")

@@ -1,0 +1,136 @@
+"""One end of a pipe or socket on an event loop, either loop: a descriptor read when it has something, or written in turn.
+
+asyncio's own pipe transports are not used: opening them awaits, and closing them is finished a turn later, so a start that
+is cancelled half-way could leak a descriptor. Here everything happens in the call. Knows nothing of lines or processes.
+"""
+
+import asyncio
+import os
+from collections.abc import Callable
+from typing import Final
+
+__all__ = ["Inbox", "Outbox"]
+
+_CHUNK_BYTES: Final = (
+    65_536  # what a pipe holds by default; one chunk per turn keeps a noisy child from starving others
+)
+_DRAIN_CHUNKS: Final = 256  # 16 MiB: the most a pipe's size can be set to is far less, unless somebody still writes
+
+
+class Inbox:
+    """Reads a descriptor, which it owns, and hands every chunk to `data`; calls `end` once, at the end of the stream."""
+
+    __slots__ = ("_data", "_end", "_fd", "_loop")
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, fd: int, data: Callable[[bytes], None], end: Callable[[], None]
+    ) -> None:
+        self._loop = loop
+        self._fd = fd
+        self._data = data
+        self._end = end
+        os.set_blocking(fd, False)
+
+    def start(self) -> None:
+        """Read from now on."""
+        self._loop.add_reader(self._fd, self._read)
+
+    def drain(self) -> None:
+        """Read at once what is there, and close."""
+        for _ in range(_DRAIN_CHUNKS):
+            if self._fd < 0 or not self._read():
+                break
+        if self._fd >= 0:  # a process that is none of ours still holds the other end
+            self.close()
+            self._end()
+
+    def close(self) -> None:
+        """Stop reading; `end` is not called any more."""
+        if self._fd >= 0:
+            fd, self._fd = self._fd, -1
+            self._loop.remove_reader(fd)
+            os.close(fd)
+
+    def _read(self) -> bool:
+        if self._fd < 0:  # closed in the turn in which it became readable
+            return False
+        try:
+            data = os.read(self._fd, _CHUNK_BYTES)
+        except BlockingIOError:
+            return False
+        except OSError:  # ECONNRESET of a socket: an end like any other
+            data = b""
+        if data:
+            self._data(data)
+        else:
+            self.close()
+            self._end()
+        return bool(data)
+
+
+class Outbox:
+    """Writes a descriptor, which it owns if `owns`: at once what it takes, the rest when it can."""
+
+    __slots__ = ("_fd", "_finishing", "_loop", "_owns", "_pending")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, fd: int, *, owns: bool = True) -> None:
+        self._loop = loop
+        self._fd = fd
+        self._owns = owns
+        self._pending = bytearray()
+        self._finishing = False
+        os.set_blocking(fd, False)
+
+    @property
+    def size(self) -> int:
+        """Bytes not yet taken by the reader."""
+        return len(self._pending)
+
+    def write(self, data: bytes) -> bool:
+        """Write or keep all of it, never a part of it; False if the reader is gone or the writing is over."""
+        if self._fd < 0 or self._finishing:
+            return False
+        taken = 0
+        if not self._pending:
+            try:
+                taken = os.write(self._fd, data)
+            except BlockingIOError:
+                pass
+            except OSError:  # EPIPE
+                self.close()
+                return False
+            if taken == len(data):
+                return True
+            self._loop.add_writer(self._fd, self._flush)
+        self._pending += memoryview(data)[taken:]
+        return True
+
+    def finish(self) -> None:
+        """Close once everything written has been taken."""
+        self._finishing = True
+        if not self._pending:
+            self.close()
+
+    def close(self) -> None:
+        """Close now; what has not been taken is lost."""
+        if self._fd >= 0:
+            fd, self._fd = self._fd, -1
+            self._loop.remove_writer(fd)
+            self._pending = bytearray()
+            if self._owns:
+                os.close(fd)
+
+    def _flush(self) -> None:
+        if self._fd < 0:
+            return
+        try:
+            del self._pending[: os.write(self._fd, self._pending)]
+        except BlockingIOError:
+            return
+        except OSError:
+            self.close()
+            return
+        if not self._pending:
+            self._loop.remove_writer(self._fd)
+            if self._finishing:
+                self.close()

@@ -1,0 +1,109 @@
+"""An MCP server as a child process: one JSON-RPC message per line on its stdin and stdout.
+
+MCP 2025-11-25 and 2026-07-28, Transports §stdio. What a server prints that is no message harms nobody: it is logged and
+thrown away.
+"""
+
+import logging
+import os
+import re
+from collections.abc import Mapping
+from typing import Final
+
+from transports.base import LinkClosed, LinkEvents, UpstreamUnavailable
+from transports.jsonrpc import InvalidMessage, parse_lenient
+from transports.upstream.process import Command, Process, ProcessFailed, Supervisor
+
+__all__ = ["INHERITED", "StdioLink", "StdioUpstream"]
+
+logger = logging.getLogger(__name__)
+
+INHERITED: Final = ("HOME", "LANG", "LC_ALL", "LC_CTYPE", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "TZ", "USER")
+"""What a child gets of the gateway's own environment: never its keys, nor what else an operator put there for it."""
+
+MAX_UNREAD_BYTES: Final = 16 << 20
+"""What may wait for a child that does not read its stdin."""
+
+_ID = re.compile(rb'"id"\s*:\s*(\d{1,18})\s*[,}]')
+
+
+class StdioUpstream:
+    """Starts the child processes of one configured server."""
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        argv: tuple[str, ...],
+        env: Mapping[str, str],
+        cwd: str | None,
+        supervisor: Supervisor,
+        max_line_bytes: int,
+        grace_s: float,
+    ) -> None:
+        self._name = name
+        self._argv = argv
+        self._env = env
+        self._cwd = cwd
+        self._supervisor = supervisor
+        self._max_line_bytes = max_line_bytes
+        self._grace_s = grace_s
+
+    async def connect(self, env: Mapping[str, str], events: LinkEvents) -> "StdioLink":
+        """Start a child. What the operator set for the server wins over `env`; both win over what is inherited."""
+        inherited = {name: value for name in INHERITED if (value := os.environ.get(name)) is not None}
+        command = Command(argv=self._argv, env={**inherited, **env, **self._env}, cwd=self._cwd)
+        link = StdioLink(self._name, events, self._grace_s)
+        try:
+            link.process = await self._supervisor.spawn(
+                command, link, max_line_bytes=self._max_line_bytes, stderr=link.stderr
+            )
+        except ProcessFailed as error:
+            raise UpstreamUnavailable(f"server {self._name!r} could not be started: {error}") from error
+        return link
+
+
+class StdioLink:
+    """One child. Hears its lines (`LineSink`) and passes on the messages in them."""
+
+    process: Process
+
+    def __init__(self, name: str, events: LinkEvents, grace_s: float) -> None:
+        self._name = name
+        self._events = events
+        self._grace_s = grace_s
+
+    @property
+    def pid(self) -> int | None:
+        return self.process.pid
+
+    def send(self, frame: bytes) -> None:
+        if self.process.write_buffer_size > MAX_UNREAD_BYTES:
+            raise LinkClosed(f"server {self._name!r} does not read its input")
+        if not self.process.write(frame + b"\n"):
+            raise LinkClosed(f"server {self._name!r} has closed its input")
+
+    async def close(self) -> None:
+        await self.process.shutdown(grace_s=self._grace_s)
+
+    def line(self, line: bytes) -> None:
+        try:
+            message = parse_lenient(line)
+        except InvalidMessage:
+            logger.warning("server %s wrote a line to stdout that is no message: %.80r", self._name, line)
+            return
+        self._events.message(message)
+
+    def oversized(self, head: bytes, tail: bytes) -> None:
+        # Ids are integers of our own making, so the first one named tells whose answer it was.
+        found = _ID.search(head) or _ID.search(tail)
+        reason = f"server {self._name!r} wrote a message beyond the line limit; it was thrown away"
+        logger.warning(reason)
+        self._events.unreadable(int(found[1]) if found else None, reason)
+
+    def exited(self, code: int | None) -> None:
+        how = "ended" if code is None else f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
+        self._events.closed(f"server {self._name!r} {how}")
+
+    def stderr(self, line: bytes) -> None:
+        logger.debug("server %s: %s", self._name, line.decode("utf-8", "replace"))

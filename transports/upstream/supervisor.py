@@ -1,0 +1,393 @@
+"""The program that starts stdio servers and sees to it that nothing they started is left behind.
+
+It runs beside the gateway as a process of its own (`python -I -S -X utf8 supervisor.py FD`) and imports small standard
+modules only: it knows nothing of asyncio, MCP or the gateway. It plays two parts.
+
+The *zygote* is the program as started. On the Unix stream socket FD it receives one byte per server to start, with four
+descriptors attached: a control socket, and the server's stdin, stdout and stderr. For each it forks a *keeper*.
+
+A *keeper* looks after one server. On its control socket it reads one specification, a 4-byte big-endian length and the
+JSON object `{"argv": [...], "env": {...}, "cwd": "..." | null}`, starts the server, and answers in JSON lines:
+`{"started": pid}` or `{"failed": sentence}`, and later `{"exited": code}` (minus the signal number if one ended it).
+After the specification it obeys single bytes: `T` sends SIGTERM to the server and all its descendants, `K` kills them
+all. The end of the control socket means that the gateway is gone, and is `K` as well.
+
+Why nothing survives: a keeper is a *child subreaper*, so whatever loses its parent below it (setsid, double forks, `sh -c`,
+npx) becomes its own child. It kills what it finds below itself until the kernel says that it has no child left; only
+then does it report the exit. Should a keeper itself be killed, its server dies with it (PR_SET_PDEATHSIG) and everything
+else falls to the zygote, which is a subreaper too and kills whatever is not a keeper.
+
+Without prctl(2) and /proc (macOS), a server is ended with its process group, and what has left that group is not found.
+"""
+
+import contextlib
+import errno
+import gc
+import json
+import os
+import select
+import signal
+import socket
+import sys
+from collections.abc import Iterable
+from typing import Any, Final, NoReturn
+
+__all__ = ["main"]
+
+_PR_SET_PDEATHSIG: Final = 1
+_PR_SET_CHILD_SUBREAPER: Final = 36
+_RESCAN_MS: Final = 20  # a process forked while we were looking sends us no SIGCHLD: look again this soon,
+_RESCAN_MAX_MS: Final = 1_000  # and ever less often for one that will not die (uninterruptible sleep, another user's)
+
+try:
+    import ctypes
+
+    _libc: Any = ctypes.CDLL(None)
+except (ImportError, OSError):  # a Python built without ctypes
+    _libc = None
+
+
+def _prctl(option: int, value: int) -> None:
+    if _libc is not None and hasattr(_libc, "prctl"):
+        _libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0)
+
+
+# --- the process tree ---------------------------------------------------------------------------------------------------
+
+
+_HAS_PROC: Final = os.path.isdir("/proc/self")
+_CHILDREN_FILES: Final = os.path.exists(f"/proc/{os.getpid()}/task/{os.getpid()}/children")  # CONFIG_PROC_CHILDREN
+
+
+def _children(pid: int) -> list[int]:
+    """The direct children of a process, those of its threads included. May miss one while others come and go."""
+    found: list[int] = []
+    with contextlib.suppress(OSError):  # it has just exited
+        for task in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{task}/children", "rb") as file:
+                found += map(int, file.read().split())
+    return found
+
+
+def _children_of_all() -> dict[int, list[int]]:
+    """Who has which children, read from every process there is: for kernels without the `children` files."""
+    found: dict[int, list[int]] = {}
+    with contextlib.suppress(OSError):
+        for name in filter(str.isdigit, os.listdir("/proc")):
+            with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
+                # The command name may hold spaces and brackets; state and parent follow the last bracket.
+                found.setdefault(int(file.read().rpartition(b")")[2].split()[1]), []).append(int(name))
+    return found
+
+
+def _below(roots: Iterable[int]) -> list[int]:
+    """The given processes and all their descendants, parents first, so that a killed parent cannot fork again."""
+    everyone = None if _CHILDREN_FILES else _children_of_all()
+    found = list(roots)
+    for pid in found:  # grows while it is walked
+        found += _children(pid) if everyone is None else everyone.get(pid, ())
+    return found
+
+
+def _kill(pids: Iterable[int]) -> None:
+    """SIGKILL the processes and their groups: a group dies in one step, even one that forks faster than we look."""
+    own = os.getpgrp()
+    for pid in pids:
+        with contextlib.suppress(OSError):  # gone already, or not ours to kill
+            group = os.getpgid(pid)
+            if group != own:  # a server that has not called setsid() yet is in the keepers' own group
+                os.killpg(group, signal.SIGKILL)
+            os.kill(pid, signal.SIGKILL)
+
+
+class _Wakeups:
+    """SIGCHLD as a readable descriptor, so that one poll() waits for children and sockets alike."""
+
+    def __init__(self) -> None:
+        self.fd, self._write_fd = os.pipe()
+        os.set_blocking(self.fd, False)
+        os.set_blocking(self._write_fd, False)
+        signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # without a handler of ours nothing is written
+
+    def drain(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while os.read(self.fd, 4096):
+                pass
+
+    def close(self) -> None:
+        signal.set_wakeup_fd(-1)
+        os.close(self.fd)
+        os.close(self._write_fd)
+
+
+# --- the keeper ---------------------------------------------------------------------------------------------------------
+
+
+class _Keeper:
+    """One server's guardian. `gateway` is a pidfd of the gateway, or None."""
+
+    def __init__(self, control: socket.socket, stdio: list[int], gateway: int | None) -> None:
+        _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # not inherited through fork(2)
+        self._wakeups = _Wakeups()
+        self._control = control
+        self._stdio = stdio
+        self._gateway = gateway
+        self._server = 0
+        self._code: int | None = None
+        self._launch: int | None = None  # the pipe that says how exec went; None once it has been reported
+        self._failed = False
+
+    def run(self) -> None:
+        spec = self._read_spec()
+        if spec is None:
+            return  # the gateway changed its mind, or is gone
+        self._start(spec)
+        self._control.setblocking(False)
+        self._watch()
+        self._kill_everything()  # what the server left behind
+        self._report_launch()
+        if not self._failed:
+            self._report({"exited": self._code})
+
+    def _read_spec(self) -> dict[str, Any] | None:
+        received = bytearray()
+        while len(received) < 4 or len(received) < 4 + int.from_bytes(received[:4], "big"):
+            chunk = self._control.recv(65_536)
+            if not chunk:
+                return None
+            received += chunk
+        end = 4 + int.from_bytes(received[:4], "big")
+        if received[end:]:  # an order given before we started anything can only be one to stop
+            return None
+        spec: dict[str, Any] = json.loads(received[4:end])
+        return spec
+
+    def _start(self, spec: dict[str, Any]) -> None:
+        self._launch, report = os.pipe()  # closes itself on exec
+        keeper = os.getpid()
+        try:
+            self._server = os.fork()
+        except OSError as error:
+            os.write(report, f"cannot fork: {error.strerror}".encode())
+            self._code = -signal.SIGKILL
+        else:
+            if self._server == 0:
+                _become_server(spec, self._stdio, report, keeper)
+        for fd in (report, *self._stdio):  # or the gateway would never see the end of the server's stdout
+            os.close(fd)
+
+    def _watch(self) -> None:
+        """Until the server has ended, by itself or by order."""
+        poller = select.poll()
+        for fd in (self._control.fileno(), self._wakeups.fd, self._launch, self._gateway):
+            if fd is not None:
+                poller.register(fd, select.POLLIN)
+        while self._code is None:
+            launch = self._launch
+            ready = {fd for fd, _ in poller.poll()}
+            self._wakeups.drain()
+            if launch in ready and launch is not None:
+                poller.unregister(launch)
+                self._report_launch()
+            if self._control.fileno() in ready:
+                self._obey()
+            if self._gateway in ready:
+                self._kill_everything()
+            self._reap()
+
+    def _obey(self) -> None:
+        try:
+            orders = self._control.recv(64)
+        except OSError:
+            orders = b""
+        if not orders or b"K" in orders:
+            self._kill_everything()
+        elif b"T" in orders:
+            for pid in _below([os.getpid()])[1:] or [self._server]:
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGTERM)
+
+    def _kill_everything(self) -> None:
+        """Kill until the kernel says that we have no child left (ECHILD): that is the proof that nothing is."""
+        pause_ms = _RESCAN_MS
+        poller = select.poll()
+        poller.register(self._wakeups.fd, select.POLLIN)
+        while True:
+            # Without /proc the list is empty: then the server's group is all we know of.
+            _kill(_below([os.getpid()])[1:] or ([self._server] if self._code is None else []))
+            if not self._reap():
+                return
+            if not poller.poll(pause_ms):
+                pause_ms = min(2 * pause_ms, _RESCAN_MAX_MS)
+            self._wakeups.drain()
+
+    def _reap(self) -> bool:
+        """Collect every child that has exited, adopted ones included; whether any child is left."""
+        try:
+            while True:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+                if pid == 0:
+                    return True
+                if pid == self._server:
+                    self._code = os.waitstatus_to_exitcode(status)
+                    if not _HAS_PROC:  # then the group must be ended now, while its number cannot mean another
+                        with contextlib.suppress(OSError):
+                            os.killpg(pid, signal.SIGKILL)
+        except ChildProcessError:
+            return False
+
+    def _report_launch(self) -> None:
+        if self._launch is None:
+            return
+        sentence = os.read(self._launch, 4096).decode(errors="replace")
+        os.close(self._launch)
+        self._launch = None
+        self._failed = bool(sentence)
+        self._report({"failed": sentence} if sentence else {"started": self._server})
+
+    def _report(self, message: dict[str, Any]) -> None:
+        with contextlib.suppress(OSError):  # nobody is listening any more: our poll() will see that
+            self._control.send(json.dumps(message).encode() + b"\n")
+
+
+def _become_server(spec: dict[str, Any], stdio: list[int], report: int, keeper: int) -> NoReturn:
+    """Turn this freshly forked process into the server, or write to `report` why that failed."""
+    subject = "the command"
+    try:
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != keeper:  # it was killed before the line above took effect
+            os._exit(127)
+        os.setsid()
+        signal.set_wakeup_fd(-1)
+        for target, fd in enumerate(stdio):  # all are above 2: the zygote's own 0, 1 and 2 are open
+            os.dup2(fd, target)
+        if report != 3:
+            os.dup2(report, 3, inheritable=False)
+            report = 3
+        os.closerange(4, os.sysconf("SC_OPEN_MAX"))
+        # exec resets handlers but keeps what is ignored or blocked: Python's SIGPIPE, our SIGTERM, a `nohup`'s SIGHUP.
+        for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        if spec["cwd"] is not None:
+            subject = f"working directory {spec['cwd']!r}"
+            os.chdir(spec["cwd"])
+        subject = repr(spec["argv"][0])
+        os.execvpe(spec["argv"][0], spec["argv"], spec["env"])
+    except OSError as error:
+        sentence = f"{os.strerror(error.errno or errno.EIO)}: {subject}"
+        if error.errno == errno.ENOENT and _exists(spec):
+            sentence = f"The interpreter that the first line of {subject} names does not exist"
+        os.write(report, sentence.encode(errors="replace")[:4000])
+    except Exception as error:  # a null byte, an empty argv, "=" in a variable's name
+        os.write(report, f"{error}: {subject}".encode(errors="replace")[:4000])
+    finally:
+        os._exit(127)
+
+
+def _exists(spec: dict[str, Any]) -> bool:
+    command = spec["argv"][0]
+    folders = [""] if "/" in command else os.get_exec_path(spec["env"])
+    return any(os.path.isfile(os.path.join(folder, command)) for folder in folders)
+
+
+# --- the zygote ---------------------------------------------------------------------------------------------------------
+
+
+def _serve(requests: socket.socket) -> None:
+    """Fork a keeper per request until the gateway is gone, then wait for the last keeper to be done."""
+    gateway = _open_parent()
+    wakeups = _Wakeups()
+    keepers: set[int] = set()
+    poller = select.poll()
+    lifelines = [fd for fd in (requests.fileno(), gateway) if fd is not None]
+    for fd in (*lifelines, wakeups.fd):
+        poller.register(fd, select.POLLIN)
+    serving, orphans = True, False
+    while serving or keepers or orphans:
+        ready = {fd for fd, _ in poller.poll(_RESCAN_MS if orphans else None)}
+        wakeups.drain()
+        if serving and not ready.isdisjoint(lifelines):
+            serving = gateway not in ready and _fork_keeper(requests, gateway, wakeups, keepers)
+            if not serving:
+                for fd in lifelines:
+                    poller.unregister(fd)
+        if _reap_keepers(keepers) or orphans:
+            orphans = _kill_orphans(keepers)
+
+
+def _open_parent() -> int | None:
+    """A descriptor that turns readable when the gateway dies, even while a forked copy of it holds its sockets open."""
+    try:
+        return os.pidfd_open(os.getppid())
+    except (AttributeError, OSError):  # not Linux, or older than 5.3: the end of the sockets has to do
+        return None
+
+
+def _fork_keeper(requests: socket.socket, gateway: int | None, wakeups: _Wakeups, keepers: set[int]) -> bool:
+    """Take one request and fork its keeper; False at the end of the requests."""
+    try:
+        request, fds, _, _ = socket.recv_fds(requests, 1, 4)
+    except OSError:
+        return False
+    if len(fds) == 4:  # fewer when we ran out of descriptors: closing them tells the gateway
+        try:
+            pid = os.fork()
+        except OSError as error:
+            os.write(fds[0], json.dumps({"failed": f"cannot fork: {error.strerror}"}).encode() + b"\n")
+        else:
+            if pid == 0:
+                _become_keeper(fds, gateway, requests, wakeups)
+            keepers.add(pid)
+    for fd in fds:
+        os.close(fd)
+    return bool(request)
+
+
+def _become_keeper(fds: list[int], gateway: int | None, requests: socket.socket, wakeups: _Wakeups) -> NoReturn:
+    status = 1
+    try:
+        requests.close()
+        wakeups.close()
+        _Keeper(socket.socket(fileno=fds[0]), fds[1:], gateway).run()
+        status = 0
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        os._exit(status)
+
+
+def _reap_keepers(keepers: set[int]) -> bool:
+    """Collect who has exited; whether it may have left orphans: all but a keeper that finished its work may have."""
+    suspicious = False
+    with contextlib.suppress(ChildProcessError):
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            pid, status = ended
+            suspicious |= pid not in keepers or status != 0
+            keepers.discard(pid)
+    return suspicious
+
+
+def _kill_orphans(keepers: set[int]) -> bool:
+    """Kill whatever has become our child without being a keeper; whether there was any."""
+    everyone = None if _CHILDREN_FILES else _children_of_all()
+    children = _children(os.getpid()) if everyone is None else everyone.get(os.getpid(), [])
+    orphans = [pid for pid in children if pid not in keepers]
+    _kill(_below(orphans))
+    return bool(orphans)
+
+
+def main() -> None:
+    """Run as `supervisor.py FD`: serve the requests that arrive on the socket FD."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)  # only the end of our sockets ends us
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    gc.disable()  # a collection would touch, and so copy, every page a keeper shares with us
+    gc.freeze()
+    _serve(socket.socket(fileno=int(sys.argv[1])))
+
+
+if __name__ == "__main__":
+    main()
