@@ -87,7 +87,16 @@ class Gateway:
         )
         guard = _guard(options)
         self.routes = [
-            Route(path, StreamableHttp(self._pipeline, path, guard=guard, body_limit=options.limits.body_bytes))
+            Route(
+                path,
+                StreamableHttp(
+                    self._pipeline,
+                    path,
+                    guard=guard,
+                    body_limit=options.limits.body_bytes,
+                    poll_after_s=options.limits.poll_after_s,
+                ),
+            )
             for path in endpoints
         ]
 

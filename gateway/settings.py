@@ -105,6 +105,9 @@ class LimitSettings(_Frozen):
     start_timeout_s: Seconds = 30.0
     # Since the last sign of life of the call. SDK clients give up after 300 s.
     call_timeout_s: Seconds = 600.0
+    # A call's event stream is closed after this long and the client polls for the rest; 0 keeps it open. For load
+    # balancers that cut long responses. Clients older than 2025-11-25 are not made to poll.
+    poll_after_s: Annotated[float, Field(ge=0, le=86_400)] = 0.0
     # Twice in a child's shutdown: after closing its stdin and after SIGTERM.
     shutdown_grace_s: Seconds = 2.0
 

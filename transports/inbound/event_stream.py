@@ -1,6 +1,7 @@
 """A response that is an event stream: starts it, keeps it from being cut, gives up on a client that does not read."""
 
 import asyncio
+import math
 from typing import Final
 
 from transports.base import Answer, EventSource, Frame
@@ -11,6 +12,9 @@ __all__ = ["KEEPALIVE_S", "follow", "next_or_quiet", "stream_answer"]
 
 KEEPALIVE_S: Final = 15.0
 """How long a stream may be quiet: proxies cut silent connections, often after 60 s, clients give up after 300 s."""
+
+RETRY_MS: Final = 500
+"""When a client may come back for the rest of a stream that was closed before its end."""
 
 _WRITE_TIMEOUT_S: Final = 60.0
 """How long one event may take to be read; then the client counts as gone."""
@@ -41,21 +45,24 @@ class _Stream:
             self.gone = True
 
 
-async def next_or_quiet(answer: Answer) -> Frame | TimeoutError | None:
+async def next_or_quiet(answer: Answer, until: float = math.inf) -> Frame | TimeoutError | None:
     """The next frame, None at the end, or the `TimeoutError` of a stream that has been quiet for too long."""
     if answer.replies.has_frames:
         return await answer.replies.next()
     try:
-        async with asyncio.timeout(KEEPALIVE_S):
+        async with asyncio.timeout_at(min(asyncio.get_running_loop().time() + KEEPALIVE_S, until)):
             return await answer.replies.next()
     except TimeoutError as quiet:
         return quiet
 
 
 async def stream_answer(
-    send: Send, answer: Answer, first: Frame | TimeoutError, *, headers: HeaderList, priming: bool
+    send: Send, answer: Answer, first: Frame | TimeoutError, *, headers: HeaderList, priming: bool, poll_after_s: float
 ) -> None:
     """The rest of an answer as an event stream.
+
+    With `priming` the stream starts with an event that a client can resume from, and its connection is closed after
+    `poll_after_s`, if that is not 0: the client polls for the rest (MCP 2025-11-25, Transports §Sending Messages).
 
     Frames are kept for replay before they are written, and go on being kept when the client is gone: a dropped
     connection is no cancellation in the era that has replay (MCP 2025-11-25, Transports §Resumability).
@@ -63,7 +70,8 @@ async def stream_answer(
     stream = _Stream(send)
     await stream.start(headers)
     if priming:
-        await stream.write(encode_event(b"", await answer.record(b"")))
+        await stream.write(encode_event(b"", await answer.record(b""), RETRY_MS))
+    closes_at = asyncio.get_running_loop().time() + poll_after_s if priming and poll_after_s else math.inf
     frame: Frame | TimeoutError | None = first
     while frame is not None:
         if isinstance(frame, TimeoutError):
@@ -72,7 +80,10 @@ async def stream_answer(
             await stream.write(encode_event(frame.data, await answer.record(frame.data)))
             if frame.final:
                 break
-        frame = await next_or_quiet(answer)
+        frame = await next_or_quiet(answer, closes_at)
+        if asyncio.get_running_loop().time() >= closes_at and not stream.gone:
+            await stream.write(b"", more=False)
+            stream.gone, closes_at = True, math.inf
     await stream.write(b"", more=False)
 
 

@@ -29,7 +29,8 @@ def header_map(raw: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
     """
     headers: dict[str, str] = {}
     for name_bytes, value_bytes in raw:
-        name, value = name_bytes.decode("latin-1"), value_bytes.decode("latin-1")
+        # White space around a value is not part of it (RFC 9110 §5.5); some parsers leave it there.
+        name, value = name_bytes.decode("latin-1"), value_bytes.decode("latin-1").strip(" \t")
         if name not in headers:
             headers[name] = value
         elif name in _SINGLE:

@@ -4,7 +4,7 @@ MCP 2025-03-26 … 2025-11-25 and 2026-07-28, Transports §Streamable HTTP.
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -44,11 +44,14 @@ _WATCH_AFTER_S: Final = 0.05
 class StreamableHttp:
     """One endpoint as an ASGI app. `endpoint` is the name the handler knows it by."""
 
-    def __init__(self, handler: Handler, endpoint: str, *, guard: Guard, body_limit: int) -> None:
+    def __init__(
+        self, handler: Handler, endpoint: str, *, guard: Guard, body_limit: int, poll_after_s: float = 0.0
+    ) -> None:
         self._handler = handler
         self._endpoint = endpoint
         self._guard = guard
         self._body_limit = body_limit
+        self._poll_after_s = poll_after_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -154,7 +157,7 @@ class StreamableHttp:
         answer = await self._handler.call(request)
         watch = _DisconnectWatch(answer, receive)
         try:
-            await _send_answer(send, answer, status_of=status_of, priming=False)
+            await _send_answer(send, answer, status_of=status_of)
         finally:
             watch.stop()
             await answer.done()
@@ -166,7 +169,9 @@ class StreamableHttp:
             answer = await self._handler.call(request)
             try:
                 priming = request.protocol_version >= _PRIMING
-                await _send_answer(send, answer, status_of=lambda _: 200, priming=priming)
+                await _send_answer(
+                    send, answer, status_of=lambda _: 200, priming=priming, poll_after_s=self._poll_after_s
+                )
             finally:
                 await answer.done()
             return
@@ -236,13 +241,22 @@ class StreamableHttp:
             await source.done()
 
 
-async def _send_answer(send: Send, answer: Answer, *, status_of: Any, priming: bool) -> None:
+async def _send_answer(
+    send: Send,
+    answer: Answer,
+    *,
+    status_of: Callable[[int | None], int],
+    priming: bool = False,
+    poll_after_s: float = 0.0,
+) -> None:
     """JSON when the answer comes first, an event stream once anything comes before it or nothing comes for long."""
     first = await next_or_quiet(answer)
     if first is None:
         raise Refused(500, INTERNAL_ERROR, "The call was given up: its messages were not read.")
     if isinstance(first, TimeoutError) or not first.final:
-        await stream_answer(send, answer, first, headers=answer.headers, priming=priming)
+        await stream_answer(
+            send, answer, first, headers=answer.headers, priming=priming, poll_after_s=poll_after_s
+        )
     else:
         await send_json(send, status_of(first.error_code), first.data, answer.headers)
 

@@ -277,7 +277,7 @@ def _become_server(spec: dict[str, Any], stdio: list[int], report: int, keeper: 
         os.execvpe(spec["argv"][0], spec["argv"], spec["env"])
     except OSError as error:
         sentence = f"{os.strerror(error.errno or errno.EIO)}: {subject}"
-        if error.errno == errno.ENOENT and _exists(spec):
+        if error.errno == errno.ENOENT and subject == repr(spec["argv"][0]) and _exists(spec):
             sentence = f"The interpreter that the first line of {subject} names does not exist"
         os.write(report, sentence.encode(errors="replace")[:4000])
     except Exception as error:  # a null byte, an empty argv, "=" in a variable's name

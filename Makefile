@@ -1,0 +1,37 @@
+# The same commands people and CI use. `make help` lists them.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: help run test check conformance clean
+
+help: ## List the commands
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+run: $(VENV)/.installed ## Serve the demo server on http://127.0.0.1:8080/mcp
+	$(BIN)/mcp-session-gateway run -- $(BIN)/mcp-session-gateway demo-server
+
+test: $(VENV)/.installed-dev ## Set up and run all tests
+	$(BIN)/python -m pytest
+
+check: $(VENV)/.installed-dev ## Format, lint, types, architecture
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -q tests/test_architecture.py
+
+conformance: $(VENV)/.installed-dev ## The official conformance suite, both eras
+	$(BIN)/python -m tests.conformance.run
+
+clean: ## Remove everything that was made
+	rm -rf $(VENV) .cache .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist
+
+$(VENV)/.installed: pyproject.toml
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	@touch $@
+
+$(VENV)/.installed-dev: pyproject.toml
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@ $(VENV)/.installed
