@@ -2,7 +2,7 @@
 
 import hashlib
 import hmac
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from gateway.errors import unauthenticated
 from session_store import ANONYMOUS, Principal
@@ -15,8 +15,8 @@ API_KEY_ISSUER = "api-key"
 class Identity:
     """Knows the configured credentials. Keys are held as SHA-256 digests and compared in constant time."""
 
-    def __init__(self, *, api_keys: Mapping[str, str], allow_anonymous: bool) -> None:
-        self._keys = [(name, bytes.fromhex(digest)) for name, digest in api_keys.items()]
+    def __init__(self, *, api_keys: Mapping[str, Sequence[str]], allow_anonymous: bool) -> None:
+        self._keys = [(name, bytes.fromhex(digest)) for name, digests in api_keys.items() for digest in digests]
         self._allow_anonymous = allow_anonymous
 
     def authenticate(self, headers: Mapping[str, str]) -> Principal:

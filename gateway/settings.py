@@ -118,8 +118,8 @@ class GatewaySettings(_Frozen):
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65_535)] = 8_080
     store: str = "memory://"
-    # name → SHA-256 of the key, in hex. Keys themselves are never configured.
-    api_keys: dict[str, str] = {}
+    # name → SHA-256 of the key in hex, or several of them while a key is being replaced. Never the keys themselves.
+    api_keys: dict[str, tuple[str, ...]] = {}
     # None: on while no API key is configured.
     anonymous: bool | None = None
     # Host names requests may ask for. Empty: loopback names when bound to loopback, else any.
@@ -131,11 +131,18 @@ class GatewaySettings(_Frozen):
     session: SessionSettings = SessionSettings()
     limits: LimitSettings = LimitSettings()
 
+    @field_validator("api_keys", mode="before")
+    @classmethod
+    def _one_or_several(cls, keys: Any) -> Any:
+        if not isinstance(keys, dict):
+            return keys
+        return {name: (digests,) if isinstance(digests, str) else digests for name, digests in keys.items()}
+
     @field_validator("api_keys")
     @classmethod
-    def _digests(cls, keys: dict[str, str]) -> dict[str, str]:
-        for name, digest in keys.items():
-            if not _SHA256.fullmatch(digest):
+    def _digests(cls, keys: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+        for name, digests in keys.items():
+            if not digests or not all(_SHA256.fullmatch(digest) for digest in digests):
                 raise ValueError(
                     f"{name}: must be the SHA-256 of the key as 64 lower-case hex digits, not the key itself"
                 )

@@ -1,0 +1,1 @@
+"""The tests. `requirements.toml` lists what they prove."""

@@ -1,0 +1,34 @@
+"""What every test can use."""
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+pytest.register_assert_rewrite("session_store.testing")
+
+
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+def named_requirements(items: Iterable[pytest.Item]) -> set[str]:
+    """The ids that the collected tests name, unless a test is always skipped."""
+    return {
+        requirement_id
+        for item in items
+        if item.get_closest_marker("skip") is None
+        for mark in item.iter_markers("requirement")
+        for requirement_id in mark.args
+    }
+
+
+def ids_in_sources(folder: Path) -> set[str]:
+    """The ids that test sources name, collected or not."""
+    found: set[str] = set()
+    for path in folder.rglob("test_*.py"):
+        for call in re.findall(r"requirement\(([^)]*)\)", path.read_text(encoding="utf-8")):
+            found.update(re.findall(r'"([a-z]+\.[a-z-]+)"', call))
+    return found

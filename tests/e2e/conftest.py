@@ -1,0 +1,83 @@
+"""Gateways that several tests use: started once."""
+
+import hashlib
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from tests.support.running import DEMO, PROBE, RunningGateway, running_gateway, server
+
+KEYS = {"alice": "alice-key", "alice-new": "alice-key-2", "bob": "bob-key"}
+
+
+def sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
+
+
+@pytest.fixture(scope="session")
+def demo() -> Iterator[RunningGateway]:
+    """The demo server, anonymous clients."""
+    with running_gateway(command=DEMO) as gateway:
+        yield gateway
+
+
+@pytest.fixture(scope="session")
+def probe() -> Iterator[RunningGateway]:
+    """The probe server, with a name map, a variable of the operator's and trace facts in results."""
+    servers = {
+        "probe": server(PROBE),
+        "mapped": server(
+            PROBE,
+            env={"MINE": "kept", "PARACHUTE_TRUST_LEVEL": "operator"},
+            context_env={
+                "PARACHUTE_SESSION_ID": "session_id",
+                "PARACHUTE_WORKSPACE_ID": "workspace",
+                "PARACHUTE_TRUST_LEVEL": "trust",
+                "STAC_MCP_SESSION_ID": "session_id",
+                "STAC_MCP_USER_ID": "principal",
+                "STAC_MCP_AGENT_ID": "agent",
+                "MINE": "workspace",
+            },
+        ),
+        "refusing": server((*PROBE, "refuse")),
+        "stubborn": server((*PROBE, "ignore-term")),
+        "missing": server(("/does/not/exist",)),
+        "lazy": server(PROBE, idle_stop_s=0.3),
+        "shared": server(PROBE, shared=True),
+    }
+    options = {"result_meta": True, "limits": {"line_bytes": 200_000, "shutdown_grace_s": 0.3}}
+    with running_gateway(servers, options=options) as gateway:
+        yield gateway
+
+
+@pytest.fixture(scope="session")
+def keyed() -> Iterator[RunningGateway]:
+    """The demo server with API keys; alice has two of them."""
+    keys = {"alice": [sha256(KEYS["alice"]), sha256(KEYS["alice-new"])], "bob": sha256(KEYS["bob"])}
+    with running_gateway({"main": server(DEMO)}, options={"api_keys": keys}) as gateway:
+        yield gateway
+
+
+@pytest.fixture
+def http() -> Iterator[httpx.Client]:
+    """A connection pool that keeps no cookies."""
+    with httpx.Client(timeout=20.0) as client:
+        client.cookies.jar._policy = NoCookies()  # type: ignore[attr-defined]  # httpx has no switch for it
+        yield client
+
+
+class NoCookies:
+    """A cookie policy that refuses every cookie."""
+
+    netscape = True
+    rfc2965 = hide_cookie2 = False
+
+    def set_ok(self, *_: object) -> bool:
+        return False
+
+    return_ok = domain_return_ok = path_return_ok = set_ok

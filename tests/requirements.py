@@ -1,0 +1,10 @@
+"""Names the required behaviours a test proves."""
+
+import pytest
+
+__all__ = ["requirement"]
+
+
+def requirement(*ids: str) -> pytest.MarkDecorator:
+    """Mark a test with ids of `requirements.toml`."""
+    return pytest.mark.requirement(*ids)

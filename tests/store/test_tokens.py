@@ -1,0 +1,71 @@
+"""Ids are random, tokens are signed, purposes are apart, keys can be rotated."""
+
+import base64
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from session_store import InvalidKeyRing, KeyRing, Purpose, TokenCodec
+from session_store.session import new_session_id
+from session_store.tokens import generate_key
+from tests.requirements import requirement
+
+OLD, NEW = "old-" * 10, "new-" * 10
+
+
+@requirement("id.random")
+def test_ids_carry_at_least_128_random_bits_and_never_repeat() -> None:
+    ids = {new_session_id() for _ in range(10_000)}
+    assert len(ids) == 10_000
+    raw = [base64.urlsafe_b64decode(i + "=" * (-len(i) % 4)) for i in ids]
+    assert all(len(r) * 8 >= 128 for r in raw)
+    ones = sum(bin(int.from_bytes(r, "big")).count("1") for r in raw)
+    assert abs(ones / (len(raw) * len(raw[0]) * 8) - 0.5) < 0.01
+
+
+@requirement("id.rotate")
+def test_a_key_added_in_front_signs_and_the_old_one_still_verifies_until_it_leaves() -> None:
+    session_id = new_session_id()
+    old = TokenCodec(KeyRing([OLD]), Purpose.TOKEN).sign(session_id)
+    both = TokenCodec(KeyRing([NEW, OLD]), Purpose.TOKEN)
+    assert both.verify(old) == session_id
+    new = both.sign(session_id)
+    assert TokenCodec(KeyRing([NEW]), Purpose.TOKEN).verify(new) == session_id
+    assert TokenCodec(KeyRing([NEW]), Purpose.TOKEN).verify(old) is None
+
+
+@requirement("id.purpose")
+def test_a_value_of_one_purpose_never_verifies_as_another() -> None:
+    ring, session_id = KeyRing([OLD]), new_session_id()
+    for made in (Purpose.TOKEN, Purpose.COOKIE):
+        signed = TokenCodec(ring, made).sign(session_id)
+        for read in Purpose:
+            assert (TokenCodec(ring, read).verify(signed) is not None) is (made is read)
+
+
+@requirement("id.forged")
+@given(st.data())
+def test_a_token_that_differs_in_one_character_does_not_verify(data: st.DataObject) -> None:
+    codec = TokenCodec(KeyRing([OLD]), Purpose.TOKEN)
+    token = codec.sign(new_session_id())
+    place = data.draw(st.integers(0, len(token) - 2))  # the last character carries spare bits
+    other = data.draw(st.characters(codec="utf-8").filter(lambda c: c != token[place]))
+    assert codec.verify(token[:place] + other + token[place + 1 :]) is None
+
+
+@given(st.text())
+def test_any_text_is_a_token_or_none(text: str) -> None:
+    assert TokenCodec(KeyRing([OLD]), Purpose.TOKEN).verify(text) is None
+
+
+@pytest.mark.parametrize("keys", [[], ["short"], [OLD, "short"], [OLD, OLD]])
+def test_bad_rings_say_what_is_wrong_and_show_no_key(keys: list[str]) -> None:
+    with pytest.raises(InvalidKeyRing) as caught:
+        KeyRing(keys)
+    assert "short" not in str(caught.value) and OLD not in str(caught.value)
+
+
+def test_a_ring_is_read_from_a_comma_separated_list() -> None:
+    token = TokenCodec(KeyRing([NEW]), Purpose.TOKEN).sign("x" * 24)
+    assert TokenCodec(KeyRing.parse(f" {NEW} , {generate_key()},"), Purpose.TOKEN).verify(token) == "x" * 24

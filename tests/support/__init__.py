@@ -1,0 +1,1 @@
+"""What tests share: a running gateway, raw clients, servers that misbehave on order."""

@@ -1,0 +1,149 @@
+"""Clients that write every byte themselves, for what SDKs hide: status, headers, framing. httpx, which the gateway does
+not use, as the independent stack."""
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+
+__all__ = ["ACCEPT", "Legacy", "Modern", "events", "modern_body", "modern_headers", "tool_text"]
+
+ACCEPT = {"Accept": "application/json, text/event-stream"}
+VERSION = "2026-07-28"
+SESSION_KEY = "io.github.mcp-session-gateway/session"
+_NAMES = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}
+
+
+def modern_body(method: str, params: Mapping[str, Any] | None = None, *, meta: Any = None, request_id: Any = 1) -> Any:
+    """A request of 2026-07-28."""
+    full_meta = {
+        "io.modelcontextprotocol/protocolVersion": VERSION,
+        "io.modelcontextprotocol/clientInfo": {"name": "raw", "version": "1"},
+        "io.modelcontextprotocol/clientCapabilities": {"elicitation": {"form": {}}},
+        **(meta or {}),
+    }
+    return {"jsonrpc": "2.0", "id": request_id, "method": method, "params": {**(params or {}), "_meta": full_meta}}
+
+
+def modern_headers(body: Any) -> dict[str, str]:
+    """The headers that go with a modern body."""
+    headers = {**ACCEPT, "MCP-Protocol-Version": VERSION, "Mcp-Method": body["method"]}
+    if body["method"] in _NAMES and _NAMES[body["method"]] in body["params"]:
+        headers["Mcp-Name"] = body["params"][_NAMES[body["method"]]]
+    return headers
+
+
+def messages(response: httpx.Response) -> list[Any]:
+    """The JSON-RPC messages of an answer, JSON or SSE."""
+    if response.headers["content-type"].startswith("application/json"):
+        return [response.json()]
+    return [json.loads(data) for _, data in events(response.text) if data]
+
+
+def events(text: str) -> Iterator[tuple[str, str]]:
+    """(id, data) of each event of a stream; comments have neither."""
+    for block in text.split("\n\n"):
+        fields = dict(line.split(": ", 1) for line in block.split("\n") if ": " in line and not line.startswith(":"))
+        if fields or "data: " in block:
+            yield fields.get("id", ""), fields.get("data", "")
+
+
+def tool_text(response: httpx.Response) -> str:
+    """The text of a tool's answer."""
+    answer = messages(response)[-1]
+    assert "result" in answer, answer
+    text = answer["result"]["content"][0]["text"]
+    assert isinstance(text, str)
+    return text
+
+
+class Modern:
+    """A modern client that keeps nothing unless told to."""
+
+    def __init__(self, url: str, http: httpx.Client, *, headers: Mapping[str, str] | None = None) -> None:
+        self._url = url
+        self._http = http
+        self._headers = dict(headers or {})
+
+    def send(
+        self,
+        method: str,
+        params: Mapping[str, Any] | None = None,
+        *,
+        meta: Mapping[str, Any] | None = None,
+        headers: Mapping[str, str] | None = None,
+        request_id: Any = 1,
+    ) -> httpx.Response:
+        body = modern_body(method, params, meta=meta, request_id=request_id)
+        return self._http.post(
+            self._url, json=body, headers={**modern_headers(body), **self._headers, **(headers or {})}
+        )
+
+    def tool(self, tool: str, arguments: Mapping[str, Any] | None = None, **more: Any) -> httpx.Response:
+        return self.send("tools/call", {"name": tool, "arguments": dict(arguments or {})}, **more)
+
+
+class Legacy:
+    """A legacy client: opens a session with `initialize` and keeps its header."""
+
+    def __init__(self, url: str, http: httpx.Client, *, version: str = "2025-11-25", headers: Any = None) -> None:
+        self.url = url
+        self.http = http
+        self.version = version
+        self.headers: dict[str, str] = dict(headers or {})
+        self.session = ""
+        self._last_id = 0
+
+    def initialize(self, *, meta: Any = None, capabilities: Any = None, name: str = "raw", **more: Any) -> httpx.Response:
+        params: dict[str, Any] = {
+            "protocolVersion": self.version,
+            "capabilities": capabilities or {},
+            "clientInfo": {"name": name, "version": "1"},
+        }
+        if meta is not None:
+            params["_meta"] = meta
+        response = self.post({"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": params}, **more)
+        self.session = response.headers.get("mcp-session-id", "")
+        return response
+
+    def open(self, **more: Any) -> "Legacy":
+        """Initialize, and say so."""
+        response = self.initialize(**more)
+        assert response.status_code == 200 and self.session, response.text
+        assert self.notify("notifications/initialized").status_code == 202
+        return self
+
+    def request_headers(self) -> dict[str, str]:
+        headers = {**ACCEPT, **self.headers}
+        if self.session:
+            headers |= {"Mcp-Session-Id": self.session, "MCP-Protocol-Version": self.version}
+        return headers
+
+    def post(self, body: Any, headers: Mapping[str, str] | None = None) -> httpx.Response:
+        return self.http.post(self.url, json=body, headers={**self.request_headers(), **(headers or {})})
+
+    def notify(self, method: str, params: Any = None) -> httpx.Response:
+        body = {"jsonrpc": "2.0", "method": method}
+        return self.post(body if params is None else {**body, "params": params})
+
+    def call(self, method: str, params: Any = None, **more: Any) -> httpx.Response:
+        self._last_id += 1
+        body = {"jsonrpc": "2.0", "id": self._last_id, "method": method}
+        return self.post(body if params is None else {**body, "params": params}, **more)
+
+    def tool(self, name: str, arguments: Any = None, meta: Any = None) -> httpx.Response:
+        params: dict[str, Any] = {"name": name, "arguments": arguments or {}}
+        return self.call("tools/call", params if meta is None else {**params, "_meta": meta})
+
+    def delete(self) -> httpx.Response:
+        return self.http.delete(self.url, headers=self.request_headers())
+
+    @contextmanager
+    def get(self, last_event_id: str | None = None) -> Iterator[httpx.Response]:
+        headers = {**self.request_headers(), "Accept": "text/event-stream"}
+        if last_event_id is not None:
+            headers["Last-Event-ID"] = last_event_id
+        with self.http.stream("GET", self.url, headers=headers) as response:
+            yield response

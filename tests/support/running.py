@@ -1,0 +1,110 @@
+"""A gateway started as a user starts it: the command in a process of its own."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+__all__ = ["DEMO", "PROBE", "RunningGateway", "running_gateway", "server"]
+
+READY_WITHIN_S = 30.0
+DEMO = (sys.executable, "-m", "gateway", "demo-server")
+PROBE = (sys.executable, str(Path(__file__).with_name("probe_server.py")))
+ROOT = Path(__file__).parents[2]
+
+
+def server(command: Sequence[str], **more: Any) -> dict[str, Any]:
+    """An entry of `mcpServers`."""
+    return {"command": command[0], "args": list(command[1:]), **more}
+
+
+class RunningGateway:
+    """The process, its address and what it wrote to stderr."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        self.url = ""
+        self._lines: list[str] = []
+        self._ready = threading.Event()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def base(self) -> str:
+        """The URL without the path."""
+        return self.url.removesuffix("/mcp")
+
+    def stderr(self) -> str:
+        return "".join(self._lines)
+
+    def wait_ready(self) -> None:
+        if not self._ready.wait(READY_WITHIN_S) or not self.url:
+            self.kill()
+            raise AssertionError(f"the gateway did not start:\n{self.stderr()}")
+
+    def stop(self) -> int:
+        """SIGTERM; the exit code."""
+        self.process.send_signal(signal.SIGTERM)
+        code = self.process.wait(30)
+        self._reader.join(5)
+        return code
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self.process.kill()
+        self.process.wait(10)
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        with self.process.stderr as stream:
+            for line in stream:
+                self._lines.append(line)
+                if line.startswith("ready "):
+                    self.url = line.split()[1]
+                    self._ready.set()
+        self._ready.set()
+
+
+@contextlib.contextmanager
+def running_gateway(
+    servers: Mapping[str, Any] | None = None,
+    *,
+    command: Sequence[str] = DEMO,
+    options: Mapping[str, Any] | None = None,
+    env: Mapping[str, str] | None = None,
+    must_stop: bool = True,
+) -> Iterator[RunningGateway]:
+    """A gateway on a free port, with these servers or with one command; stopped at the end."""
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = [sys.executable, "-m", "gateway", "run", "--port", "0"]
+        if servers is None and options is None:
+            arguments += ["--", *command]
+        else:
+            config = Path(folder, "mcp.json")
+            entries = {"main": server(command)} if servers is None else servers
+            config.write_text(json.dumps({"mcpServers": entries, "gateway": options or {}}), encoding="utf-8")
+            arguments += ["--config", str(config)]
+        process = subprocess.Popen(
+            arguments, stderr=subprocess.PIPE, text=True, env={**os.environ, **(env or {})}, cwd=ROOT
+        )
+        gateway = RunningGateway(process)
+        try:
+            gateway.wait_ready()
+            yield gateway
+        finally:
+            if process.poll() is None:
+                if must_stop:
+                    assert gateway.stop() in (0, -signal.SIGTERM), gateway.stderr()
+                else:
+                    gateway.kill()
