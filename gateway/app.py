@@ -34,6 +34,7 @@ ALL = "/mcp"
 """The path that serves every upstream; `/servers/NAME/mcp` serves one."""
 
 SWEEP_EVERY_S = 1.0
+"""How often ended sessions are cleared away and sessions in use kept alive; more often where sessions live short."""
 
 
 def key_ring() -> KeyRing:
@@ -58,6 +59,8 @@ class Gateway:
         options = settings.gateway
         ring = key_ring() if ring is None else ring
         self.is_draining = False
+        lives = options.session
+        self._sweep_every_s = min(SWEEP_EVERY_S, lives.unconfirmed_ttl_s / 3, lives.idle_ttl_s / 3)
         self._events = MemoryEventLog()
         self._live = LiveSessions(self._events)
         self._store = MemorySessionStore(
@@ -154,7 +157,7 @@ class Gateway:
 
     async def _sweep(self) -> None:
         while True:
-            await asyncio.sleep(SWEEP_EVERY_S)
+            await asyncio.sleep(self._sweep_every_s)
             try:
                 await self._sessions.sweep()
             except StoreUnavailable as error:

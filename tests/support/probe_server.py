@@ -1,6 +1,7 @@
 """A stdio server for tests: tells what it was told, and misbehaves on order. Speaks both eras, checks nothing.
 
-Standard library only, so that it starts fast. `argv[1:]` may hold `refuse` (the handshake) or `ignore-term`.
+Standard library only, so that it starts fast. `argv[1:]` may hold `refuse` (the handshake), `ignore-term`,
+`legacy-only`, or `mirror` (an argument in a header).
 """
 
 import json
@@ -17,7 +18,9 @@ _lock = threading.Lock()
 _state: dict[str, str] = {}
 _answers: dict[Any, Any] = {}
 _answered = threading.Condition()
-_initialized: list[str] = []
+_cancelled: list[Any] = []
+_listening: list[Any] = []
+SUBSCRIPTION = "io.modelcontextprotocol/subscriptionId"
 
 
 def write(data: bytes) -> None:
@@ -54,6 +57,8 @@ def call(name: str, arguments: dict[str, Any], params: dict[str, Any]) -> dict[s
         os.close(1)
         return None
     if name == "hang":
+        if arguments.get("say"):
+            send({"method": "notifications/message", "params": {"level": "info", "data": "hanging"}})
         return None
     if name == "noise":
         write(b"this is no JSON\n{\"neither\": \"is this a message\"}\n\xff\xfe\n\n[]\nnull\n")
@@ -71,6 +76,12 @@ def call(name: str, arguments: dict[str, Any], params: dict[str, Any]) -> dict[s
         send({"method": "notifications/tools/list_changed"})
         send({"method": "notifications/resources/updated", "params": {"uri": "probe://thing"}})
         return text("changed")
+    if name == "cancelled":
+        return text(_cancelled)
+    if name == "announce":
+        for listener in _listening:
+            send({"method": "notifications/tools/list_changed", "params": {"_meta": {SUBSCRIPTION: listener}}})
+        return text("announced")
     if name == "roots":
         send({"id": "probe-1", "method": "roots/list", "params": {}})
         with _answered:
@@ -82,7 +93,6 @@ def call(name: str, arguments: dict[str, Any], params: dict[str, Any]) -> dict[s
 def result(message: dict[str, Any]) -> dict[str, Any] | None:
     method, params = message["method"], message.get("params") or {}
     if method == "initialize":
-        _initialized.append(params.get("clientInfo", {}).get("name", ""))
         capabilities = {"tools": {"listChanged": True}, "resources": {"subscribe": True}, "logging": {}}
         info = {"name": "probe", "version": "1"}
         return {"protocolVersion": params["protocolVersion"], "capabilities": capabilities, "serverInfo": info}
@@ -90,7 +100,9 @@ def result(message: dict[str, Any]) -> dict[str, Any] | None:
         info = {"name": "probe", "version": "1"}
         return {"supportedVersions": ["2026-07-28"], "capabilities": {"tools": {}}, "serverInfo": info, "ttlMs": 0, "cacheScope": "public"}
     if method == "tools/list":
-        return {"tools": [{"name": n, "inputSchema": {"type": "object"}} for n in TOOLS], "ttlMs": 0, "cacheScope": "public"}
+        mirrored = {"region": {"type": "string", "x-mcp-header": "Region"}} if "mirror" in sys.argv else {}
+        schema = {"type": "object", "properties": mirrored}
+        return {"tools": [{"name": n, "inputSchema": schema} for n in TOOLS], "ttlMs": 0, "cacheScope": "public"}
     if method == "tools/call":
         return call(params["name"], params.get("arguments") or {}, params)
     return {}
@@ -103,6 +115,16 @@ def serve(message: dict[str, Any]) -> None:
             _answered.notify_all()
         return
     if "id" not in message:
+        if message["method"] == "notifications/cancelled":
+            _cancelled.append(message["params"].get("reason"))
+        return
+    if message["method"] == "subscriptions/listen":
+        _listening.append(message["id"])
+        acknowledged = {"notifications": message["params"]["notifications"], "_meta": {SUBSCRIPTION: message["id"]}}
+        send({"method": "notifications/subscriptions/acknowledged", "params": acknowledged})
+        return
+    if message["method"] == "server/discover" and "legacy-only" in sys.argv:
+        send({"id": message["id"], "error": {"code": -32601, "message": "Method not found"}})
         return
     if message["method"] == "initialize" and "refuse" in sys.argv:
         send({"id": message["id"], "error": {"code": -32099, "message": "not today"}})

@@ -16,9 +16,9 @@ _log = logging.getLogger(__name__)
 class LineSplitter:
     """Cuts chunks into lines and hands each to `line`, without its newline (or `\\r\\n`); empty lines are skipped.
 
-    A line of more than `max_bytes` is not kept: `oversized` gets its first and last 512 bytes instead. Memory is bounded
-    by `max_bytes`, and time is linear in the bytes fed, however they are cut into chunks. A callback that raises is
-    logged and loses its own line only.
+    A line of more than `max_bytes` is not kept: `oversized` gets its first and last 512 bytes instead. Memory is
+    bounded by `max_bytes`, and time is linear in the bytes fed, however they are cut into chunks. A callback that
+    raises is logged and loses its own line only.
     """
 
     __slots__ = ("_ending", "_held", "_line", "_max_bytes", "_oversized", "_too_long")

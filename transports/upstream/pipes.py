@@ -1,7 +1,8 @@
-"""One end of a pipe or socket on an event loop, either loop: a descriptor read when it has something, or written in turn.
+"""One end of a pipe or socket on an event loop: a descriptor that is read when it has something, or written in turn.
 
-asyncio's own pipe transports are not used: opening them awaits, and closing them is finished a turn later, so a start that
-is cancelled half-way could leak a descriptor. Here everything happens in the call. Knows nothing of lines or processes.
+asyncio's own pipe transports are not used: opening them awaits, and closing them is finished a turn later, so a start
+that is cancelled half-way could leak a descriptor. Here everything happens in the call. Knows nothing of lines or
+processes.
 """
 
 import asyncio
@@ -18,7 +19,7 @@ _DRAIN_CHUNKS: Final = 256  # 16 MiB: the most a pipe's size can be set to is fa
 
 
 class Inbox:
-    """Reads a descriptor, which it owns, and hands every chunk to `data`; calls `end` once, at the end of the stream."""
+    """Reads a descriptor, which it owns; hands every chunk to `data` and calls `end` once, at the end of the stream."""
 
     __slots__ = ("_data", "_end", "_fd", "_loop")
 

@@ -24,6 +24,7 @@ __all__ = ["Command", "LineSink", "Process", "ProcessFailed", "Supervisor"]
 
 logger = logging.getLogger(__name__)
 
+KEEPER_LOST: Final = "its keeper was killed"
 _PROGRAM: Final = str(Path(__file__).with_name("supervisor.py"))
 MAX_LINE_BYTES: Final = 16 << 20
 _SILENT_GRACE_S: Final = 2.0
@@ -95,8 +96,17 @@ class Process:
         self._stdin = Outbox(loop, stdin)
         self._stdout = Inbox(loop, stdout, lines.feed, self._silent)
         self._stderr = Inbox(loop, stderr, self._tail.feed, self._tail.end)
-        for inbox in (self._reports, self._stdout, self._stderr):
-            inbox.start()
+        self._listening = False
+        self._ended_early: tuple[int | None, str] | None = None
+        self._reports.start()
+
+    def listen(self) -> None:
+        """Let the sink hear: only from here on, so that nobody hears a child before holding it."""
+        self._listening = True
+        self._stdout.start()
+        self._stderr.start()
+        if self._ended_early is not None:
+            self._loop.call_soon(self._end, *self._ended_early)
 
     def order(self, data: bytes) -> None:
         """Tell the keeper something; it may be gone."""
@@ -121,14 +131,21 @@ class Process:
         return self.returncode
 
     async def shutdown(self, *, grace_s: float) -> int | None:
-        """End the child in the order of MCP's stdio lifecycle: close stdin, wait, SIGTERM, wait, SIGKILL."""
+        """End the child in the order of MCP's stdio lifecycle: close stdin, wait, SIGTERM, wait, SIGKILL.
+
+        Takes at most `2 * grace_s` and 5 seconds. May be called again and concurrently; cancelled, it kills at once.
+        """
         self._stdin.finish()
-        for order in (b"T", b"K"):
-            if await self._gone_within(grace_s):
-                return self.returncode
-            self.order(order)
-        if not await self._gone_within(_KILL_TIMEOUT_S):
-            logger.error("process %d does not go although it was killed", self.pid)
+        try:
+            for order in (b"T", b"K"):
+                if await self._gone_within(grace_s):
+                    return self.returncode
+                self.order(order)
+            if not await self._gone_within(_KILL_TIMEOUT_S):
+                logger.error("process %d does not go although it was killed", self.pid)
+        except asyncio.CancelledError:  # a half-finished shutdown would leave a child that nobody ends any more
+            self.kill()
+            raise
         return self.returncode
 
     def kill(self) -> None:
@@ -154,11 +171,17 @@ class Process:
         elif "failed" in report:
             self._end(None, report["failed"])
         else:
-            self._end(report["exited"], "it exited at once")
+            self._over(report["exited"])
 
     def _lost(self) -> None:
         """The keeper is gone without a word: it was killed, and its server with it."""
-        self._end(None, "its keeper was killed")
+        self._over(None)
+
+    def _over(self, code: int | None) -> None:
+        if self.started.done() and not self._listening:
+            self._ended_early = (code, "")
+        else:
+            self._end(code, KEEPER_LOST)
 
     def _silent(self) -> None:
         self._lines.end()
@@ -205,8 +228,10 @@ class Supervisor:
     ) -> None:
         for process in tuple(self._processes):
             process.kill()
-        await asyncio.gather(*(p.shutdown(grace_s=0) for p in tuple(self._processes)))
-        self._disconnect()
+        try:
+            await asyncio.gather(*(p.shutdown(grace_s=0) for p in tuple(self._processes)))
+        finally:
+            self._disconnect()  # the program ends once its last keeper has
         zygote, self._zygote = self._zygote, None
         if zygote is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -225,24 +250,29 @@ class Supervisor:
         Raises:
             ProcessFailed: the command or its directory does not exist, may not be run, or the machine is out of room.
         """
-        try:
-            spec = json.dumps({"argv": command.argv, "env": dict(command.env), "cwd": command.cwd}).encode()
-            process = await self._request(sink, max_line_bytes, stderr)
-        except OSError as error:
-            raise ProcessFailed(error.strerror or str(error), command.argv[0]) from error
-        self._processes.add(process)
-        process.order(len(spec).to_bytes(4, "big") + spec)
-        try:
-            reason = await process.started
-        except asyncio.CancelledError:
-            process.abandon()
+        spec = json.dumps({"argv": command.argv, "env": dict(command.env), "cwd": command.cwd}).encode()
+        reason = KEEPER_LOST
+        for _ in range(2):  # the supervisor may be killed with our request unread: the next one is another's to answer
+            try:
+                process = await self._request(sink, max_line_bytes, stderr)
+            except OSError as error:
+                raise ProcessFailed(error.strerror or str(error), command.argv[0]) from error
+            process.order(len(spec).to_bytes(4, "big") + spec)
+            self._processes.add(process)
+            try:
+                reason = await process.started
+            except asyncio.CancelledError:
+                process.abandon()
+                self._processes.discard(process)
+                raise
+            if not reason:
+                process.when_done(self._processes.discard)
+                process.listen()
+                return process
             self._processes.discard(process)
-            raise
-        if reason:
-            self._processes.discard(process)
-            raise ProcessFailed(reason, command.argv[0])
-        process.when_done(self._processes.discard)
-        return process
+            if reason != KEEPER_LOST:
+                break
+        raise ProcessFailed(reason, command.argv[0])
 
     async def _request(
         self, sink: LineSink, max_line_bytes: int, hear_stderr: Callable[[bytes], None] | None
@@ -295,15 +325,20 @@ class Supervisor:
         if self._zygote is not None and self._zygote.poll() is not None:
             self._disconnect()
         if self._requests is None:
-            ours, theirs = socket.socketpair()
-            with theirs:
-                self._zygote = subprocess.Popen(
-                    [sys.executable, "-I", "-S", "-X", "utf8", _PROGRAM, str(theirs.fileno())],
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    pass_fds=[theirs.fileno()],
-                    start_new_session=True,  # a Ctrl-C on the terminal is for us, not for it
-                )
+            with contextlib.ExitStack() as unless_started:
+                ours, theirs = socket.socketpair()
+                unless_started.callback(ours.close)
+                with theirs:
+                    self._zygote = subprocess.Popen(
+                        [sys.executable, "-I", "-S", "-X", "utf8", _PROGRAM, str(theirs.fileno())],
+                        stdin=subprocess.DEVNULL,
+                        stdout=subprocess.DEVNULL,
+                        pass_fds=[theirs.fileno()],
+                        # A child can read its ancestors' environment in /proc: our secrets are not to be found there.
+                        env={k: v for k, v in os.environ.items() if k.startswith(("LD_", "DYLD_"))},
+                        start_new_session=True,  # a Ctrl-C on the terminal is for us, not for it
+                    )
+                unless_started.pop_all()
             ours.setblocking(False)
             self._requests = ours
         return self._requests

@@ -12,10 +12,10 @@ JSON object `{"argv": [...], "env": {...}, "cwd": "..." | null}`, starts the ser
 After the specification it obeys single bytes: `T` sends SIGTERM to the server and all its descendants, `K` kills them
 all. The end of the control socket means that the gateway is gone, and is `K` as well.
 
-Why nothing survives: a keeper is a *child subreaper*, so whatever loses its parent below it (setsid, double forks, `sh -c`,
-npx) becomes its own child. It kills what it finds below itself until the kernel says that it has no child left; only
-then does it report the exit. Should a keeper itself be killed, its server dies with it (PR_SET_PDEATHSIG) and everything
-else falls to the zygote, which is a subreaper too and kills whatever is not a keeper.
+Why nothing survives: a keeper is a *child subreaper*, so whatever loses its parent below it (setsid, double forks,
+`sh -c`, npx) becomes its own child. It kills what it finds below itself until the kernel says that it has no child
+left; only then does it report the exit. Should a keeper itself be killed, its server dies with it (PR_SET_PDEATHSIG)
+and everything else falls to the zygote, which is a subreaper too and kills whatever is not a keeper.
 
 Without prctl(2) and /proc (macOS), a server is ended with its process group, and what has left that group is not found.
 """
@@ -52,7 +52,7 @@ def _prctl(option: int, value: int) -> None:
         _libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0)
 
 
-# --- the process tree ---------------------------------------------------------------------------------------------------
+# --- the process tree -------------------------------------------------------------------------------------------------
 
 
 _HAS_PROC: Final = os.path.isdir("/proc/self")
@@ -121,7 +121,7 @@ class _Wakeups:
         os.close(self._write_fd)
 
 
-# --- the keeper ---------------------------------------------------------------------------------------------------------
+# --- the keeper -------------------------------------------------------------------------------------------------------
 
 
 class _Keeper:
@@ -292,7 +292,7 @@ def _exists(spec: dict[str, Any]) -> bool:
     return any(os.path.isfile(os.path.join(folder, command)) for folder in folders)
 
 
-# --- the zygote ---------------------------------------------------------------------------------------------------------
+# --- the zygote -------------------------------------------------------------------------------------------------------
 
 
 def _serve(requests: socket.socket) -> None:
@@ -384,6 +384,9 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)  # only the end of our sockets ends us
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    while (fd := os.open(os.devnull, os.O_RDWR)) < 3:  # a gateway that closed its stderr left us a gap there
+        pass
+    os.close(fd)
     gc.disable()  # a collection would touch, and so copy, every page a keeper shares with us
     gc.freeze()
     _serve(socket.socket(fileno=int(sys.argv[1])))

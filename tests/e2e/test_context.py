@@ -1,0 +1,195 @@
+"""What tools see of a session, and what no client can make them see."""
+
+import json
+import threading
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.requirements import requirement
+from tests.support.raw import Legacy, Modern, messages, tool_text
+from tests.support.running import RunningGateway
+
+CONTEXT = "io.github.mcp-session-gateway/context"
+
+
+def env(client: Legacy | Modern, prefix: str = "") -> dict[str, str]:
+    value = json.loads(tool_text(client.tool("env", {"prefix": prefix})))
+    assert isinstance(value, dict)
+    return value
+
+
+def at(gateway: RunningGateway, name: str) -> str:
+    return f"{gateway.base}/servers/{name}/mcp"
+
+
+@requirement("ctx.env")
+def test_a_child_is_told_its_session_by_default_names(probe: RunningGateway, http: httpx.Client) -> None:
+    client = Legacy(at(probe, "probe"), http).open(name="my-host")
+    told = env(client, "MCP_SESSION_")
+    assert set(told) == {
+        "MCP_SESSION_ID",
+        "MCP_SESSION_WORKSPACE",
+        "MCP_SESSION_TRUST",
+        "MCP_SESSION_PRINCIPAL",
+        "MCP_SESSION_AGENT",
+        "MCP_SESSION_PERMISSIONS",
+        "MCP_SESSION_CORRELATION",
+    }
+    assert len(told["MCP_SESSION_ID"]) == 24 and told["MCP_SESSION_ID"] not in client.session[25:]
+    assert (told["MCP_SESSION_TRUST"], told["MCP_SESSION_PRINCIPAL"]) == ("direct", "anonymous")
+    assert (told["MCP_SESSION_AGENT"], told["MCP_SESSION_PERMISSIONS"]) == ("my-host", "")
+    assert len(told["MCP_SESSION_CORRELATION"]) == 32
+
+
+@requirement("ctx.env-preserved", "ctx.env-names")
+def test_names_are_a_map_and_what_the_operator_set_wins(probe: RunningGateway, http: httpx.Client) -> None:
+    client = Legacy(at(probe, "mapped"), http).open(name="my-host", meta={"orbit": {"workspace": "w-1"}})
+    told = env(client)
+    assert told["PARACHUTE_SESSION_ID"] == told["STAC_MCP_SESSION_ID"] and len(told["STAC_MCP_SESSION_ID"]) == 24
+    assert told["PARACHUTE_WORKSPACE_ID"] == "w-1"
+    assert (told["STAC_MCP_USER_ID"], told["STAC_MCP_AGENT_ID"]) == ("anonymous", "my-host")
+    assert (told["MINE"], told["PARACHUTE_TRUST_LEVEL"]) == ("kept", "operator")
+    assert "MCP_SESSION_ID" not in told
+    without = env(Legacy(at(probe, "mapped"), http).open())
+    assert without["PARACHUTE_WORKSPACE_ID"] == "", "a missing workspace is an empty string"
+
+
+@requirement("ctx.env")
+def test_a_child_inherits_nothing_of_the_gateways_own_environment(http: httpx.Client) -> None:
+    from tests.support.running import PROBE, running_gateway
+
+    secret = {"MCP_GATEWAY_KEYS": "k" * 40, "AWS_SECRET_ACCESS_KEY": "s3cret"}
+    with running_gateway(command=PROBE, env=secret) as gateway:
+        told = env(Legacy(gateway.url, http).open())
+    assert told["PATH"] and not secret.keys() & told.keys()
+
+
+@requirement("ctx.announce")
+@pytest.mark.parametrize(
+    ("meta", "workspace"),
+    [
+        ({"orbit": {"workspace": "nested"}}, "nested"),
+        ({"orbit.workspace": "dotted"}, "dotted"),
+        ({"orbit": {"workspace": ""}}, ""),
+        ({}, ""),
+        (None, ""),
+        ({"orbit": "other"}, ""),
+    ],
+)
+def test_a_client_announces_its_workspace(
+    probe: RunningGateway, http: httpx.Client, meta: Any, workspace: str
+) -> None:
+    legacy = Legacy(at(probe, "probe"), http).open(meta=meta)
+    assert env(legacy)["MCP_SESSION_WORKSPACE"] == workspace
+    answer = Modern(at(probe, "probe"), http).tool("env", meta=meta)
+    assert json.loads(tool_text(answer))["MCP_SESSION_WORKSPACE"] == workspace
+
+
+@requirement("ctx.announce")
+@pytest.mark.parametrize("workspace", ["a\nb", "a\x00b", "x" * 257, 7, ["a"], {"b": "c"}])
+def test_a_workspace_that_cannot_be_is_a_clear_error(probe: RunningGateway, http: httpx.Client, workspace: Any) -> None:
+    meta = {"orbit.workspace": workspace}
+    answers = [
+        Legacy(at(probe, "probe"), http).initialize(meta=meta),
+        Modern(at(probe, "probe"), http).tool("pid", meta=meta),
+    ]
+    for answer in answers:
+        assert answer.status_code == 400
+        assert answer.json()["error"]["code"] == -32602 and "workspace" in answer.json()["error"]["message"]
+        assert "mcp-session-id" not in answer.headers and "mcp-gateway-session" not in answer.headers
+
+
+@requirement("ctx.unforgeable")
+def test_a_client_cannot_forge_its_context(probe: RunningGateway, http: httpx.Client) -> None:
+    forged = {
+        CONTEXT: {"session_id": "forged", "trust": "root", "principal": "forged"},
+        "io.github.mcp-session-gateway/anything": "forged",
+        "mine": "kept",
+    }
+    spoofed = {"X-Forwarded-User": "forged", "MCP-Session-Trust": "root", "X-MCP-Principal": "forged"}
+    legacy = Legacy(at(probe, "probe"), http, headers=spoofed).open(meta=forged)
+    modern = Modern(at(probe, "probe"), http, headers=spoofed)
+    for answer in (legacy.tool("meta", meta=forged), modern.tool("meta", meta=forged)):
+        meta = json.loads(tool_text(answer))
+        assert meta["mine"] == "kept" and "forged" not in json.dumps(meta)
+        assert meta[CONTEXT]["principal"] == "anonymous" and meta[CONTEXT]["trust"] == "direct"
+    assert "forged" not in json.dumps(env(legacy)) and "root" not in env(legacy, "MCP_SESSION").values()
+    duplicate = (
+        '{"jsonrpc":"2.0","id":9,"method":"tools/call","params":{"name":"meta","_meta":{"a":1},'
+        f'"_meta":{json.dumps(forged)}}}}}'
+    )
+    twice = http.post(
+        legacy.url, content=duplicate, headers={**legacy.request_headers(), "Content-Type": "application/json"}
+    )
+    assert "forged" not in tool_text(twice)
+
+
+@requirement("ctx.correlation", "ctx.meta-out")
+def test_each_request_has_a_correlation_id_taken_from_a_valid_traceparent(
+    probe: RunningGateway, http: httpx.Client
+) -> None:
+    trace = "4bf92f3577b34da6a3ce929d0e0e4736"
+    valid = f"00-{trace}-00f067aa0ba902b7-01"
+    client = Modern(at(probe, "probe"), http)
+
+    def seen(answer: httpx.Response) -> tuple[str, str, str]:
+        result = messages(answer)[-1]["result"]
+        told = json.loads(result["content"][0]["text"])[CONTEXT]
+        out = result["_meta"]["io.github.mcp-session-gateway/trace"]
+        assert out["session"] == told["session_id"][:8] and len(out["session"]) == 8
+        return told["correlation_id"], out["correlation_id"], told["session_id"]
+
+    assert seen(client.tool("meta", headers={"traceparent": valid}))[:2] == (trace, trace)
+    assert seen(client.tool("meta", meta={"traceparent": valid}))[:2] == (trace, trace)
+    assert f"correlation={trace}" in probe.stderr()
+    for bad in ("nonsense", valid.replace(trace, "0" * 32), valid + "-x"):
+        first, second = (seen(client.tool("meta", headers={"traceparent": bad})) for _ in range(2))
+        assert first[0] == first[1] != trace and first[0] != second[0]
+    legacy = Legacy(at(probe, "probe"), http, headers={"traceparent": valid}).open()
+    assert seen(legacy.tool("meta"))[:2] == (trace, trace)
+
+
+def test_trace_facts_are_off_unless_asked_for(demo: RunningGateway, http: httpx.Client) -> None:
+    result = messages(Modern(demo.url, http).tool("whoami"))[0]["result"]
+    assert "io.github.mcp-session-gateway/trace" not in result["_meta"]
+    assert "_meta" not in messages(Legacy(demo.url, http).open().tool("whoami"))[0]["result"]
+
+
+@requirement("ctx.isolated", "proc.isolated")
+@pytest.mark.parametrize("era", ["legacy", "modern"])
+def test_fifty_sessions_calling_at_once_never_mix(demo: RunningGateway, era: str) -> None:
+    """Raw clients here; the same through SDK clients in tests/clients."""
+    sessions, barrier = 50, threading.Barrier(50)
+    seen: dict[int, list[tuple[str, str]]] = {}
+    failures: list[BaseException] = []
+
+    def use(number: int) -> None:
+        try:
+            with httpx.Client(timeout=60) as http:
+                meta = {"orbit.workspace": f"w{number}"}
+                barrier.wait(60)
+                if era == "legacy":
+                    client: Legacy | Modern = Legacy(demo.url, http).open(meta=meta)
+                    answers = [(client.tool("whoami"), client.tool("count")) for _ in range(4)]
+                else:
+                    client = Modern(demo.url, http)
+                    answers = [(client.tool("whoami", meta=meta), client.tool("count", meta=meta)) for _ in range(4)]
+                seen[number] = [(tool_text(a), tool_text(b)) for a, b in answers]
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=use, args=(n,)) for n in range(sessions)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(90)
+    assert not failures and len(seen) == sessions
+    ids = set()
+    for number, answers in seen.items():
+        assert [count for _, count in answers] == ["1", "2", "3", "4"]
+        facts = [json.loads(who) for who, _ in answers]
+        assert all(f == facts[0] for f in facts) and facts[0]["workspace"] == f"w{number}"
+        ids.add(facts[0]["session_id"])
+    assert len(ids) == sessions

@@ -1,0 +1,300 @@
+"""The wire of the handshake era, as a client that writes every byte itself sees it."""
+
+import json
+import threading
+
+import httpx
+import pytest
+
+from tests.requirements import requirement
+from tests.support.procs import eventually
+from tests.support.raw import ACCEPT, Legacy, events, messages, tool_text
+from tests.support.running import DEMO, RunningGateway, running_gateway, server
+
+
+def at(gateway: RunningGateway, name: str) -> str:
+    return f"{gateway.base}/servers/{name}/mcp"
+
+
+@requirement("spec.legacy")
+@pytest.mark.parametrize("version", ["2025-03-26", "2025-06-18", "2025-11-25"])
+def test_each_version_of_the_handshake_era_is_served(demo: RunningGateway, http: httpx.Client, version: str) -> None:
+    client = Legacy(demo.url, http, version=version)
+    answer = client.initialize()
+    assert answer.json()["result"]["protocolVersion"] == version
+    assert client.notify("notifications/initialized").status_code == 202
+    assert client.call("ping").json()["result"] == {}
+    assert tool_text(client.tool("count")) == "1"
+
+
+@requirement("spec.legacy")
+@pytest.mark.parametrize("version", ["2026-07-28", "1999-01-01", "nonsense"])
+def test_a_version_nobody_can_negotiate_gets_the_newest(demo: RunningGateway, http: httpx.Client, version: str) -> None:
+    answer = Legacy(demo.url, http, version=version).initialize()
+    assert answer.status_code == 200 and answer.json()["result"]["protocolVersion"] == "2025-11-25"
+
+
+@requirement("spec.legacy")
+def test_statuses_of_messages_without_a_good_session(demo: RunningGateway, http: httpx.Client) -> None:
+    client = Legacy(demo.url, http).open()
+    session, client.session = client.session, ""
+    nothing = client.call("ping")
+    assert nothing.status_code == 400 and nothing.json()["error"]["code"] == -32600
+    assert "mcp-session-id" not in nothing.headers
+    for bad in ("unknown", session[:-1]):
+        client.session = bad
+        assert client.call("ping").status_code == client.notify("notifications/initialized").status_code == 404
+    client.session = session
+    assert client.call("no/such/method").status_code == 200
+    assert client.call("no/such/method").json()["error"]["code"] == -32601
+    assert client.call("ping", headers={"MCP-Protocol-Version": "1999-01-01"}).status_code == 400
+    without = {k: v for k, v in client.request_headers().items() if k != "MCP-Protocol-Version"}
+    body = {"jsonrpc": "2.0", "id": 1, "method": "ping"}
+    assert http.post(demo.url, json=body, headers=without).status_code == 200
+
+
+@requirement("spec.legacy")
+@pytest.mark.parametrize(
+    ("change", "status"),
+    [
+        ({"Accept": "application/json"}, 406),
+        ({"Accept": "text/event-stream"}, 406),
+        ({"Accept": "text/html"}, 406),
+        ({"Accept": "*/*"}, 200),
+        ({"Accept": "application/json;q=0.9, text/event-stream; q=0.1"}, 200),
+        ({"Content-Type": "text/plain"}, 415),
+        ({"Content-Type": "application/json; charset=utf-8"}, 200),
+    ],
+)
+def test_content_negotiation(demo: RunningGateway, http: httpx.Client, change: dict[str, str], status: int) -> None:
+    client = Legacy(demo.url, http).open()
+    assert client.call("ping", headers=change).status_code == status
+
+
+@requirement("spec.legacy")
+def test_other_methods_are_405_and_options_answers(demo: RunningGateway, http: httpx.Client) -> None:
+    for method in ("PUT", "PATCH"):
+        answer = http.request(method, demo.url)
+        assert answer.status_code == 405 and "POST" in answer.headers["allow"]
+    preflight = http.options(demo.url, headers={"Origin": demo.base, "Access-Control-Request-Headers": "mcp-session-id"})
+    assert preflight.status_code == 204 and preflight.headers["access-control-allow-origin"] == demo.base
+    assert http.get(demo.url, headers={"Accept": "application/json"}).status_code == 406
+    assert http.get(demo.url, headers={"Accept": "text/event-stream"}).status_code == 400
+    assert http.post(demo.base + "/servers/nobody/mcp", json={}, headers=ACCEPT).status_code == 404
+
+
+@requirement("spec.legacy")
+def test_a_batch_is_taken_in_2025_03_26_and_refused_later(demo: RunningGateway, http: httpx.Client) -> None:
+    batch = [
+        {"jsonrpc": "2.0", "id": 1, "method": "ping"},
+        {"jsonrpc": "2.0", "method": "notifications/roots/list_changed"},
+        {"jsonrpc": "2.0", "id": "two", "method": "tools/call", "params": {"name": "count"}},
+        {"jsonrpc": "2.0", "id": 3, "method": "no/such/method"},
+    ]
+    old = Legacy(demo.url, http, version="2025-03-26").open()
+    answers = {m["id"]: m for m in old.post(batch).json()}
+    assert answers[1]["result"] == {} and answers[3]["error"]["code"] == -32601
+    assert answers["two"]["result"]["content"][0]["text"] == "1"
+    assert old.post(batch[1:2]).status_code == 202
+    assert old.post([]).status_code == 400
+    new = Legacy(demo.url, http).open()
+    assert new.post(batch).status_code == 400
+
+
+@requirement("spec.legacy", "spec.complete")
+def test_progress_makes_an_event_stream_with_ids_to_resume_from(demo: RunningGateway, http: httpx.Client) -> None:
+    client = Legacy(demo.url, http).open()
+    answer = client.tool("slow", {"steps": 3, "interval_s": 0.05}, meta={"progressToken": "mine"})
+    seen = list(events(answer.text))
+    assert seen[0][1] == "" and seen[0][0], "a priming event comes first"
+    tokens = [json.loads(d)["params"]["progressToken"] for _, d in seen if "notifications/progress" in d]
+    assert tokens == ["mine"] * 3
+    assert len({i for i, _ in seen}) == len(seen)
+    with client.get(last_event_id=seen[0][0]) as resumed:
+        assert resumed.status_code == 200
+        replayed = list(events("".join(resumed.iter_text())))
+    assert replayed == seen[1:], "the stream is replayed from there to its end"
+    old = Legacy(demo.url, http, version="2025-06-18").open()
+    first = next(events(old.tool("slow", {"steps": 1, "interval_s": 0}, meta={"progressToken": 7}).text))
+    assert first[1] != "", "older clients choke on a priming event"
+
+
+@requirement("spec.legacy")
+def test_another_sessions_event_id_is_refused(demo: RunningGateway, http: httpx.Client) -> None:
+    mine, other = Legacy(demo.url, http).open(), Legacy(demo.url, http).open()
+    streams = [
+        list(events(c.tool("slow", {"steps": 1, "interval_s": 0}, meta={"progressToken": 1}).text)) for c in (mine, other)
+    ]
+    for event_id in (streams[1][0][0], "nonsense", "0-1"):
+        with mine.get(last_event_id=event_id) as refused:
+            assert refused.status_code == 404
+            refused.read()
+            assert refused.json()["error"]["message"].startswith("Unknown Last-Event-ID")
+
+
+@requirement("spec.legacy")
+def test_a_dropped_post_is_no_cancellation_and_its_stream_can_be_read_on(
+    demo: RunningGateway, http: httpx.Client
+) -> None:
+    client = Legacy(demo.url, http).open()
+    params = {"name": "slow", "arguments": {"steps": 4, "interval_s": 0.2}, "_meta": {"progressToken": 1}}
+    body = {"jsonrpc": "2.0", "id": 5, "method": "tools/call", "params": params}
+    with httpx.Client(timeout=20) as dropping:
+        with dropping.stream("POST", demo.url, json=body, headers=client.request_headers()) as broken:
+            first = next(iter(broken.iter_text()))
+    last = [i for i, _ in events(first)][-1]
+    with client.get(last_event_id=last) as resumed:
+        rest = list(events("".join(resumed.iter_text())))
+    assert json.loads(rest[-1][1])["result"]["content"][0]["text"] == "done"
+
+
+@requirement("spec.legacy", "spec.complete")
+def test_the_get_stream_carries_what_belongs_to_no_call(probe: RunningGateway, http: httpx.Client) -> None:
+    client = Legacy(at(probe, "probe"), http).open()
+    client.tool("change")  # before anyone listens: it waits
+    with httpx.Client(timeout=20) as second:
+        listening = Legacy(client.url, second)
+        listening.session = client.session
+        with listening.get() as stream:
+            assert stream.status_code == 200 and stream.headers["content-type"].startswith("text/event-stream")
+            with client.get() as again:
+                assert again.status_code == 409, "one GET stream per session"
+            chunks = stream.iter_text()
+            heard = ""
+            while heard.count("data: ") < 2:
+                heard += next(chunks)
+            client.tool("change")
+            while heard.count("data: ") < 4:
+                heard += next(chunks)
+    seen = [(i, json.loads(d)["method"]) for i, d in events(heard)]
+    assert [m for _, m in seen] == ["notifications/tools/list_changed", "notifications/resources/updated"] * 2
+
+    def resumes() -> bool:
+        with client.get(last_event_id=seen[1][0]) as resumed:
+            if resumed.status_code != 200:
+                return False
+            text, parts = "", resumed.iter_text()
+            while text.count("data: ") < 2:
+                text += next(parts)
+            return [i for i, _ in events(text)] == [seen[2][0], seen[3][0]]
+
+    assert eventually(resumes), "and it is replayed from an event on"
+
+
+@requirement("spec.legacy")
+def test_event_streams_are_not_served_to_other_sites(demo: RunningGateway, http: httpx.Client) -> None:
+    client = Legacy(demo.url, http).open()
+    client.headers = {"Sec-Fetch-Site": "cross-site"}
+    with client.get() as refused:
+        assert refused.status_code == 403
+
+
+@requirement("spec.complete")
+def test_a_servers_request_comes_on_the_calls_stream_and_its_answer_finds_back(
+    probe: RunningGateway, http: httpx.Client
+) -> None:
+    client = Legacy(at(probe, "probe"), http).open(capabilities={"roots": {}})
+    body = {"jsonrpc": "2.0", "id": 0, "method": "tools/call", "params": {"name": "roots"}}
+    with httpx.Client(timeout=20) as calling:
+        with calling.stream("POST", client.url, json=body, headers=client.request_headers()) as stream:
+            text, chunks = "", stream.iter_text()
+            while '"roots/list"' not in text:
+                text += next(chunks)
+            question = next(json.loads(d) for _, d in events(text) if "roots/list" in d)
+            assert question["id"] != "probe-1", "ids of servers are rewritten"
+            roots = {"roots": [{"uri": "file:///x"}]}
+            assert client.post({"jsonrpc": "2.0", "id": question["id"], "result": roots}).status_code == 202
+            assert client.post({"jsonrpc": "2.0", "id": 4711, "result": {}}).status_code == 202
+            text += "".join(chunks)
+    answer = json.loads(list(events(text))[-1][1])
+    assert answer["id"] == 0 and json.loads(answer["result"]["content"][0]["text"]) == roots
+
+
+@requirement("spec.complete", "ctx.isolated")
+def test_in_a_shared_process_nobody_is_asked_for_another(probe: RunningGateway, http: httpx.Client) -> None:
+    asker, other = (Legacy(at(probe, "shared"), http).open() for _ in range(2))
+    params = {"name": "hang", "arguments": {"say": True}}
+    body = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
+    with httpx.Client(timeout=20) as busy, busy.stream(
+        "POST", other.url, json=body, headers=other.request_headers()
+    ) as hanging:
+        chunks = hanging.iter_text()
+        while "hanging" not in next(chunks):
+            pass
+        # Both have a call in flight now: a question of the server's could be meant for either.
+        assert "No client can be asked" in tool_text(asker.tool("roots"))
+        cancel = {"requestId": 1, "reason": "enough"}
+        assert other.notify("notifications/cancelled", cancel).status_code == 202
+        assert "enough" in "".join(chunks)
+
+
+@requirement("spec.complete")
+def test_cancelling_reaches_the_server_and_ends_the_call(demo: RunningGateway, http: httpx.Client) -> None:
+    client = Legacy(demo.url, http).open()
+    answers: list[httpx.Response] = []
+    slow = {"name": "slow", "arguments": {"steps": 1000, "interval_s": 1}}
+    body = {"jsonrpc": "2.0", "id": "long", "method": "tools/call", "params": slow}
+    with httpx.Client(timeout=20) as calling:
+        calls = Legacy(client.url, calling)
+        calls.session = client.session
+        thread = threading.Thread(target=lambda: answers.append(calls.post(body)))
+        thread.start()
+        cancel = {"requestId": "long", "reason": "changed my mind"}
+        assert eventually(lambda: bool(client.notify("notifications/cancelled", cancel) and answers), 5)
+        thread.join(5)
+    assert messages(answers[0])[-1]["error"]["message"] == "Cancelled: changed my mind"
+
+
+@requirement("spec.complete")
+def test_log_level_is_passed_on_and_log_messages_come_back(demo: RunningGateway, http: httpx.Client) -> None:
+    client = Legacy(demo.url, http).open()
+    quiet = {"steps": 1, "interval_s": 0}
+    assert '"notifications/message"' in client.tool("slow", quiet).text
+    assert client.call("logging/setLevel", {"level": "error"}).json()["result"] == {}
+    assert '"notifications/message"' not in client.tool("slow", quiet).text
+    assert client.call("logging/setLevel", {"level": 7}).json()["error"]["code"] == -32602
+
+
+@requirement("spec.origin")
+def test_host_and_origin_are_checked(demo: RunningGateway, http: httpx.Client) -> None:
+    body = {"jsonrpc": "2.0", "id": 1, "method": "ping"}
+    port = demo.base.rpartition(":")[2]
+    for host, status in ((f"localhost:{port}", 400), ("evil.example", 421), ("127.0.0.1.evil.example", 421)):
+        assert http.post(demo.url, json=body, headers={**ACCEPT, "Host": host}).status_code == status
+    for origin in ("https://evil.example", "null", "http://localhost.evil.example", "file://"):
+        assert http.post(demo.url, json=body, headers={**ACCEPT, "Origin": origin}).status_code == 403
+    assert http.post(demo.url, json=body, headers={**ACCEPT, "Origin": f"http://localhost:{port}"}).status_code == 400
+    assert demo.url.startswith("http://127.0.0.1:"), "a local default binds to loopback"
+
+
+@requirement("spec.origin")
+def test_named_hosts_and_origins_are_let_in(http: httpx.Client) -> None:
+    options = {"allowed_hosts": ["mcp.example"], "allowed_origins": ["https://app.example"]}
+    body = {"jsonrpc": "2.0", "id": 1, "method": "ping"}
+    with running_gateway({"main": server(DEMO)}, options=options) as gateway:
+
+        def status(**headers: str) -> int:
+            return http.post(gateway.url, json=body, headers={**ACCEPT, **headers}).status_code
+
+        assert status() == 421
+        assert status(Host="mcp.example") == status(Host="mcp.example:8443") == 400
+        assert status(Host="mcp.example", Origin="https://app.example") == 400
+        assert status(Host="mcp.example", Origin="https://other.example") == 403
+
+
+@requirement("spec.complete")
+def test_several_servers_are_one_endpoint_with_prefixed_names(http: httpx.Client) -> None:
+    servers = {"one": server(DEMO), "two": server(DEMO), "broken": server(("/does/not/exist",))}
+    with running_gateway(servers) as gateway:
+        client = Legacy(gateway.url, http).open()
+        names = [t["name"] for t in client.call("tools/list").json()["result"]["tools"]]
+        assert names == [f"{s}__{t}" for s in ("one", "two") for t in ("whoami", "count", "ask", "slow")]
+        assert [tool_text(client.tool(f"{s}__count")) for s in ("one", "two", "two")] == ["1", "1", "2"]
+        assert client.tool("count").json()["error"]["code"] == -32602
+        prompt = client.call("prompts/get", {"name": "two__introduce"}).json()["result"]
+        assert prompt["messages"][0]["role"] == "user"
+        assert client.call("resources/read", {"uri": "demo://session"}).json()["result"]["contents"]
+        assert "error" in client.call("resources/read", {"uri": "demo://nothing"}).json()
+        assert "error" in client.call("tools/list", {"cursor": "nonsense"}).json()
+        single = Legacy(f"{gateway.base}/servers/two/mcp", http).open()
+        assert tool_text(single.tool("count")) == "1"

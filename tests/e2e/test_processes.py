@@ -1,0 +1,216 @@
+"""Child processes through the gateway: isolated, respawned honestly, never left behind."""
+
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+
+import httpx
+import psutil
+import pytest
+
+from tests.requirements import requirement
+from tests.support.procs import descendants, eventually, gone
+from tests.support.raw import Legacy, Modern, messages, tool_text
+from tests.support.running import DEMO, PROBE, RunningGateway, running_gateway, server
+
+RESTARTED = "io.github.mcp-session-gateway/restarted"
+
+
+def at(gateway: RunningGateway, name: str) -> str:
+    return f"{gateway.base}/servers/{name}/mcp"
+
+
+def restarted(answer: httpx.Response) -> str | None:
+    told = messages(answer)[-1]["result"].get("_meta", {}).get(RESTARTED)
+    return None if told is None else str(told["reason"])
+
+
+@requirement("proc.isolated")
+def test_one_process_per_session_unless_shared(probe: RunningGateway, http: httpx.Client) -> None:
+    pids = {tool_text(Legacy(at(probe, "probe"), http).open().tool("pid")) for _ in range(3)}
+    assert len(pids) == 3
+    shared = [Legacy(at(probe, "shared"), http).open() for _ in range(3)]
+    assert len({tool_text(client.tool("pid")) for client in shared}) == 1
+    # Told with each call, since its environment cannot say.
+    contexts = [json.loads(tool_text(c.tool("meta")))["io.github.mcp-session-gateway/context"] for c in shared]
+    assert len({context["session_id"] for context in contexts}) == 3
+    assert "MCP_SESSION_ID" not in json.loads(tool_text(shared[0].tool("env")))
+
+
+@requirement("proc.crash", "proc.reset-told")
+@pytest.mark.parametrize("era", ["legacy", "modern"])
+def test_a_crash_is_told_and_the_next_call_gets_a_new_process(
+    probe: RunningGateway, http: httpx.Client, era: str
+) -> None:
+    if era == "legacy":
+        client: Legacy | Modern = Legacy(at(probe, "probe"), http).open()
+    else:
+        token = Modern(at(probe, "probe"), http).tool("pid").headers["mcp-gateway-session"]
+        client = Modern(at(probe, "probe"), http, headers={"MCP-Gateway-Session": token})
+    client.tool("state", {"a": "1"})
+    before = tool_text(client.tool("pid"))
+    error = messages(client.tool("crash"))[-1]["error"]
+    assert error["code"] == -32014 and "unknown" in error["message"] and "signal 9" in error["message"]
+    after = client.tool("state", {"b": "2"})
+    assert json.loads(tool_text(after)) == {"b": "2"}
+    assert restarted(after) == "crash"
+    assert tool_text(again := client.tool("pid")) != before
+    assert restarted(again) is None, "it is told once"
+
+
+@requirement("proc.crash", "proc.reset-told")
+def test_a_shared_process_that_crashed_is_told_to_every_session_that_used_it(
+    probe: RunningGateway, http: httpx.Client
+) -> None:
+    one, two = (Legacy(at(probe, "shared"), http).open() for _ in range(2))
+    one.tool("pid"), two.tool("pid")
+    one.tool("crash")
+    late = Legacy(at(probe, "shared"), http).open()
+    assert restarted(late.tool("pid")) is None
+    assert restarted(one.tool("pid")) == restarted(two.tool("pid")) == "crash"
+
+
+@requirement("proc.crash")
+def test_calls_in_flight_at_a_crash_get_an_honest_error(probe: RunningGateway, http: httpx.Client) -> None:
+    client = Legacy(at(probe, "probe"), http).open()
+    waiting: list[httpx.Response] = []
+    thread = threading.Thread(target=lambda: waiting.append(client.tool("hang")))
+    thread.start()
+    pid = int(tool_text(Legacy.tool(client, "pid")))
+    os.kill(pid, signal.SIGKILL)
+    thread.join(5)
+    assert waiting and waiting[0].json()["error"]["code"] == -32014
+
+
+@requirement("proc.idle", "proc.reset-told")
+def test_an_idle_child_is_stopped_while_its_session_lives_on(probe: RunningGateway, http: httpx.Client) -> None:
+    client = Legacy(at(probe, "lazy"), http).open()
+    child = psutil.Process(int(tool_text(client.tool("pid"))))
+    assert gone([child], within_s=4)
+    woken = client.tool("pid")
+    assert int(tool_text(woken)) != child.pid and restarted(woken) == "idle_stop"
+
+
+@requirement("proc.noise")
+def test_noise_on_stdout_and_stderr_harms_nobody(probe: RunningGateway, http: httpx.Client) -> None:
+    client = Legacy(at(probe, "probe"), http).open()
+    assert tool_text(client.tool("noise", {"stderr": 3_000_000})) == "still here"
+    assert tool_text(client.tool("echo", {"a": 1})) == '{"a": 1}'
+
+
+@requirement("proc.noise")
+def test_a_giant_line_fails_its_own_call_only(probe: RunningGateway, http: httpx.Client) -> None:
+    one, two = Legacy(at(probe, "probe"), http).open(), Legacy(at(probe, "shared"), http).open()
+    for client in (one, two):
+        waiting: list[httpx.Response] = []
+        other = threading.Thread(target=lambda c=client, w=waiting: w.append(c.tool("roots")))  # type: ignore[misc]
+        assert "line limit" in client.tool("giant", {"size": 300_000}).json()["error"]["message"]
+        assert len(tool_text(client.tool("giant", {"size": 150_000}))) == 150_000
+        del other
+    assert tool_text(one.tool("echo", {"a": 1})) == '{"a": 1}'
+
+
+@requirement("proc.noise", "proc.crash")
+def test_a_child_that_closes_its_stdout_is_replaced(probe: RunningGateway, http: httpx.Client) -> None:
+    client = Legacy(at(probe, "probe"), http).open()
+    assert client.tool("close").json()["error"]["code"] == -32014
+    assert restarted(client.tool("pid")) == "crash"
+
+
+@requirement("proc.noise")
+def test_a_call_that_is_never_answered_ends_at_its_time(http: httpx.Client) -> None:
+    options = {"limits": {"call_timeout_s": 0.5}}
+    with running_gateway({"p": server(PROBE)}, options=options) as gateway:
+        client = Legacy(gateway.url, http).open()
+        error = client.tool("hang").json()["error"]
+        assert error["code"] == -32015 and "0.5 s" in error["message"]
+        assert client.tool("pid").status_code == 200
+
+
+@requirement("proc.gone")
+def test_a_refused_handshake_leaves_nothing(probe: RunningGateway, http: httpx.Client) -> None:
+    before = len(descendants(probe.pid))
+    for _ in range(5):
+        answer = Legacy(at(probe, "refusing"), http).initialize()
+        assert answer.json()["error"] == {"code": -32099, "message": "not today"}
+        assert "mcp-session-id" not in answer.headers
+    assert eventually(lambda: len(descendants(probe.pid)) <= before, 4)
+
+
+@requirement("proc.gone")
+def test_a_command_that_does_not_exist_is_a_clear_error(probe: RunningGateway, http: httpx.Client) -> None:
+    answer = Legacy(at(probe, "missing"), http).initialize()
+    assert "/does/not/exist" in answer.json()["error"]["message"]
+    assert "mcp-session-id" not in answer.headers
+
+
+@requirement("proc.gone", "proc.shutdown")
+def test_ending_a_session_takes_setsid_grandchildren_and_stubborn_children(
+    probe: RunningGateway, http: httpx.Client
+) -> None:
+    client = Legacy(at(probe, "stubborn"), http).open()
+    child = psutil.Process(int(tool_text(client.tool("pid"))))
+    grandchild = psutil.Process(int(tool_text(client.tool("spawn"))))
+    client.delete()
+    assert gone([child, grandchild])
+
+
+@requirement("proc.gone")
+def test_connections_dropped_mid_call_leave_no_process(http: httpx.Client) -> None:
+    options = {"session": {"unconfirmed_ttl_s": 0.5}}
+    with running_gateway({"p": server(PROBE)}, options=options) as gateway:
+        idle = len(descendants(gateway.pid))
+        for _ in range(10):
+            with httpx.Client(timeout=0.3) as impatient, pytest.raises(httpx.TimeoutException):
+                Modern(gateway.url, impatient).tool("hang")
+        assert eventually(lambda: len(descendants(gateway.pid)) <= idle, 8)
+
+
+SHELL = ("sh", "-c", f"'{DEMO[0]}' -m gateway demo-server; true")
+LAUNCHERS: dict[str, tuple[str, ...]] = {"plain": DEMO, "sh": SHELL, "setsid": PROBE}
+
+
+@requirement("proc.gone", "proc.shutdown")
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_nothing_outlives_the_gateway_however_it_ends(http: httpx.Client, end: signal.Signals) -> None:
+    servers = {name: server(command) for name, command in LAUNCHERS.items()}
+    with running_gateway(servers, must_stop=False) as gateway:
+        clients = [Legacy(at(gateway, name), http).open() for name in LAUNCHERS for _ in range(7)]
+        for client in clients[-7:]:
+            client.tool("spawn")
+        alive = descendants(gateway.pid)
+        assert len(alive) >= 21 + 7
+        gateway.process.send_signal(end)
+        assert gone(alive, within_s=2.0 if end is signal.SIGKILL else 15.0)
+        gateway.process.wait(15)
+
+
+@requirement("proc.gone")
+def test_five_hundred_sessions_leave_no_process_descriptor_or_memory(http: httpx.Client) -> None:
+    with running_gateway(command=DEMO) as gateway:
+        itself = psutil.Process(gateway.pid)
+
+        def rounds(number: int) -> None:
+            for _ in range(number):
+                client = Legacy(gateway.url, http).open()
+                assert tool_text(client.tool("count")) == "1"
+                assert client.delete().status_code == 200
+
+        def settled() -> tuple[int, int]:
+            counts: Callable[[], tuple[int, int]] = lambda: (len(descendants(gateway.pid)), itself.num_fds())  # noqa: E731
+            assert eventually(lambda: len(descendants(gateway.pid)) <= idle, 10)
+            return counts()
+
+        idle = len(descendants(gateway.pid))
+        rounds(100)
+        before, memory = settled(), itself.memory_info().rss
+        rounds(400)
+        assert settled() == before
+        assert itself.memory_info().rss - memory < 4 << 20, "400 sessions left more than 10 KiB each"
+
+
+def test_python_is_what_runs_these() -> None:
+    assert DEMO[0] == sys.executable

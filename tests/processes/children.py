@@ -1,0 +1,100 @@
+"""Small programs for the process tests to run, and how to see which of them still live."""
+
+import asyncio
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from uuid import uuid4
+
+from transports.upstream.process import Command
+
+__all__ = ["DAEMON", "ECHO", "SETSID", "STUBBORN", "Family", "Recorder", "open_fds", "until"]
+
+ECHO = "import sys\nfor line in sys.stdin: print(line, end='', flush=True)\n"
+
+STUBBORN = (
+    "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('ready', flush=True)\n"
+    "while True: time.sleep(60)\n"
+)
+"""Hears neither the end of its stdin nor SIGTERM."""
+
+SETSID = (
+    "import subprocess, sys\n"
+    "subprocess.Popen(['sleep', '600'], start_new_session=True)\nprint('ready', flush=True)\nsys.stdin.read()\n"
+)
+"""Has a grandchild in a session of its own."""
+
+DAEMON = (
+    "import os, sys, time\n"
+    "if os.fork() == 0:\n"
+    "    os.setsid()\n"
+    "    if os.fork() == 0:\n"
+    "        [os.close(fd) for fd in (0, 1, 2)]\n"
+    "        time.sleep(600)\n"
+    "    os._exit(0)\n"
+    "os.wait()\nprint('ready', flush=True)\nsys.stdin.read()\n"
+)
+"""Has a daemon: a twice-forked grandchild that has let go of everything."""
+
+
+class Recorder:
+    """A `LineSink` that remembers what it heard, in order."""
+
+    def __init__(self) -> None:
+        self.lines: list[bytes] = []
+        self.oversize: list[tuple[bytes, bytes]] = []
+        self.codes: list[int | None] = []
+        self.lines_at_exit = 0
+
+    def line(self, line: bytes) -> None:
+        self.lines.append(line)
+
+    def oversized(self, head: bytes, tail: bytes) -> None:
+        self.oversize.append((head, tail))
+
+    def exited(self, code: int | None) -> None:
+        self.codes.append(code)
+        self.lines_at_exit = len(self.lines)
+
+
+class Family:
+    """Every process started by one test and their descendants, recognised by a variable in their environment."""
+
+    def __init__(self, tag: str | None = None) -> None:
+        self.tag = tag or uuid4().hex
+
+    def command(self, *argv: str, cwd: str | None = None) -> Command:
+        return Command(argv=argv, env={"PATH": os.environ["PATH"], "FAMILY": self.tag}, cwd=cwd)
+
+    def python(self, program: str) -> Command:
+        return self.command(sys.executable, "-I", "-S", "-c", program)
+
+    def members(self) -> list[int]:
+        mark = f"FAMILY={self.tag}".encode()
+        found = []
+        for entry in Path("/proc").glob("[0-9]*"):
+            try:
+                if mark in (entry / "environ").read_bytes().split(b"\0"):  # a zombie's is empty
+                    found.append(int(entry.name))
+            except OSError:
+                continue
+        return found
+
+    async def gone(self, within_s: float = 2.0) -> bool:
+        return await until(lambda: not self.members(), within_s)
+
+
+async def until(condition: Callable[[], object], within_s: float = 10.0) -> bool:
+    """Whether a condition comes true in time; the event loop runs meanwhile."""
+    deadline = time.monotonic() + within_s
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        await asyncio.sleep(0.005)
+    return True
+
+
+def open_fds() -> int:
+    return len(os.listdir("/proc/self/fd"))

@@ -1,0 +1,23 @@
+"""Stands in for a gateway that is about to be killed: `stand_in.py TAG COUNT` starts children and waits."""
+
+import asyncio
+import sys
+
+from tests.processes.children import DAEMON, SETSID, STUBBORN, Family, Recorder, until
+from transports.upstream.process import Supervisor
+
+
+async def main(tag: str, count: int) -> None:
+    family = Family(tag)
+    programs = [SETSID, DAEMON, STUBBORN]
+    sinks = [Recorder() for _ in range(count)]
+    async with Supervisor() as supervisor:
+        await asyncio.gather(*(supervisor.spawn(family.python(programs[n % 3]), sink) for n, sink in enumerate(sinks)))
+        assert await until(lambda: all(sink.lines for sink in sinks))
+        sys.stdout.write("ready\n")
+        sys.stdout.flush()
+        await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1], int(sys.argv[2])))
