@@ -85,7 +85,7 @@ async def test_the_sink_hears_nothing_before_the_caller_holds_the_process(
             if self.process is None:
                 heard_early.append("exit")
 
-    sinks = [Impatient() for _ in range(20)]
+    sinks = [Impatient() for _ in range(100)]
     for sink in sinks:
         sink.process = await supervisor.spawn(family.command("echo", "hello"), sink)
         await sink.process.wait()

@@ -15,6 +15,9 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 HeaderList = list[tuple[bytes, bytes]]
 
+MAX_HEADER_BYTES: Final = 64 << 10
+"""Beyond what browsers and proxies send."""
+
 _LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 _SINGLE: Final = frozenset(
     {"authorization", "content-type", "host", "last-event-id", "mcp-gateway-session", "mcp-session-id", "origin"}
@@ -25,8 +28,11 @@ def header_map(raw: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
     """Headers by lower-case name.
 
     Raises:
-        Refused: 400, a header that may stand once stands twice: two readers would disagree on which one counts.
+        Refused: 400, a header that may stand once stands twice: two readers would disagree on which one counts; 431.
     """
+    raw = list(raw)
+    if sum(len(name) + len(value) for name, value in raw) > MAX_HEADER_BYTES:
+        raise Refused(431, INVALID_REQUEST, f"The headers are larger than {MAX_HEADER_BYTES} bytes.")
     headers: dict[str, str] = {}
     for name_bytes, value_bytes in raw:
         # White space around a value is not part of it (RFC 9110 §5.5); some parsers leave it there.

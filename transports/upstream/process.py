@@ -178,6 +178,8 @@ class Process:
         self._over(None)
 
     def _over(self, code: int | None) -> None:
+        if self._ended_early is not None:  # what follows the exit is only the end of the keeper
+            return
         if self.started.done() and not self._listening:
             self._ended_early = (code, "")
         else:
