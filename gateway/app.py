@@ -11,7 +11,6 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
-from transports.upstream.process import Supervisor
 
 from gateway.bridge.input_required import StateSeal
 from gateway.endpoint import Endpoint
@@ -24,6 +23,7 @@ from gateway.upstreams import ConfiguredUpstream
 from session_store import InvalidKeyRing, KeyRing, MemoryEventLog, MemorySessionStore, StoreUnavailable
 from transports.inbound.http import Guard
 from transports.inbound.streamable_http import StreamableHttp
+from transports.upstream.process import Supervisor
 from transports.upstream.stdio import StdioUpstream
 
 __all__ = ["Gateway", "create_app", "key_ring"]

@@ -151,7 +151,9 @@ class _DemoServer:
         if method in ("initialize", "ping", "logging/setLevel") and not modern:
             return self._legacy(method, params)
         if method == "server/discover" and modern:
-            return _cacheable({"supportedVersions": [_MODERN], "capabilities": _CAPABILITIES, "serverInfo": _INFO}, modern)
+            return _cacheable(
+                {"supportedVersions": [_MODERN], "capabilities": _CAPABILITIES, "serverInfo": _INFO}, modern
+            )
         if method == "tools/list":
             return _cacheable({"tools": _TOOLS}, modern)
         if method == "resources/list":
@@ -227,7 +229,8 @@ class _DemoServer:
         if "elicitation" not in self._client:
             return _text("Your client cannot be asked: it did not declare elicitation.", failed=True)
         number = secrets.token_hex(4)
-        answered, answers = threading.Event(), []
+        answered = threading.Event()
+        answers: list[Json] = []
         self._questions[number] = (answered, answers)
         self._send({"id": number, "method": "elicitation/create", "params": _NAME_FORM})
         answered.wait()

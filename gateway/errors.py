@@ -44,9 +44,7 @@ def session_unknown() -> Refused:
 
 def no_session() -> Refused:
     """A legacy message that needs a session and names none (MCP 2025-11-25, Transports §Session Management)."""
-    return Refused(
-        400, INVALID_REQUEST, "No session: send the Mcp-Session-Id header of the answer to initialize."
-    )
+    return Refused(400, INVALID_REQUEST, "No session: send the Mcp-Session-Id header of the answer to initialize.")
 
 
 def unauthenticated(reason: str) -> Refused:

@@ -112,9 +112,7 @@ class SessionStoreContract:
     async def test_an_unconfirmed_session_goes_early_and_a_client_that_returns_confirms_it(
         self, store: SessionStore, clock: FakeClock
     ) -> None:
-        lost, kept = [
-            await store.create(a_session(clock, confirmed=False, unconfirmed_ttl_s=10.0)) for _ in range(2)
-        ]
+        lost, kept = [await store.create(a_session(clock, confirmed=False, unconfirmed_ttl_s=10.0)) for _ in range(2)]
         clock.pass_time(9.9)
         resumed = await store.resume(kept.id, ALICE)
         assert resumed is not None and resumed.confirmed
@@ -140,9 +138,7 @@ class SessionStoreContract:
         assert (await store.resume_alias("alice")) is not None
         assert await store.resume_alias("bob") is None
 
-    async def test_an_alias_is_free_again_when_its_session_is_gone(
-        self, store: SessionStore, clock: FakeClock
-    ) -> None:
+    async def test_an_alias_is_free_again_when_its_session_is_gone(self, store: SessionStore, clock: FakeClock) -> None:
         first = await store.create(a_session(clock), alias="alice")
         await store.end(first.id)
         assert await store.resume_alias("alice") is None
@@ -228,7 +224,7 @@ class EventLogContract:
             with pytest.raises(UnknownEvent):
                 await log.stream_of(session, event)
 
-    @pytest.mark.parametrize("event", ["", "1", "-1", "zz-1", "x" * 5_000, "1-١"])
+    @pytest.mark.parametrize("event", ["", "1", "-1", "zz-1", "x" * 5_000, "1-\u0661"])
     async def test_nonsense_is_unknown(self, log: EventLog, event: str) -> None:
         await log.append("s", "one", b"a")
         with pytest.raises(UnknownEvent):

@@ -9,7 +9,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-LAYERS = {"gateway": {"gateway", "session_store", "transports"}, "session_store": {"session_store"}, "transports": {"transports"}}
+LAYERS = {
+    "gateway": {"gateway", "session_store", "transports"},
+    "session_store": {"session_store"},
+    "transports": {"transports"},
+}
 PURE = [
     "session_store/session.py",
     "session_store/tokens.py",

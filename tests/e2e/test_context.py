@@ -78,9 +78,7 @@ def test_a_child_inherits_nothing_of_the_gateways_own_environment(http: httpx.Cl
         ({"orbit": "other"}, ""),
     ],
 )
-def test_a_client_announces_its_workspace(
-    probe: RunningGateway, http: httpx.Client, meta: Any, workspace: str
-) -> None:
+def test_a_client_announces_its_workspace(probe: RunningGateway, http: httpx.Client, meta: Any, workspace: str) -> None:
     legacy = Legacy(at(probe, "probe"), http).open(meta=meta)
     assert env(legacy)["MCP_SESSION_WORKSPACE"] == workspace
     answer = Modern(at(probe, "probe"), http).tool("env", meta=meta)

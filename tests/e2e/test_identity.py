@@ -219,7 +219,8 @@ def test_initialize_with_an_explicit_token_resumes_session_state_and_process(
 @requirement("id.reattach")
 def test_by_cookie_or_principal_initialize_resumes_only_where_switched_on(http: httpx.Client) -> None:
     def sessions(url: str, key: str, name: str) -> list[str]:
-        found, cookie = [], {}
+        found: list[str] = []
+        cookie: dict[str, str] = {}
         for _ in range(2):
             client = Legacy(url, http, headers={**bearer(key), **cookie})
             opened = client.initialize(name=name)

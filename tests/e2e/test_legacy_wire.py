@@ -76,7 +76,9 @@ def test_other_methods_are_405_and_options_answers(demo: RunningGateway, http: h
     for method in ("PUT", "PATCH"):
         answer = http.request(method, demo.url)
         assert answer.status_code == 405 and "POST" in answer.headers["allow"]
-    preflight = http.options(demo.url, headers={"Origin": demo.base, "Access-Control-Request-Headers": "mcp-session-id"})
+    preflight = http.options(
+        demo.url, headers={"Origin": demo.base, "Access-Control-Request-Headers": "mcp-session-id"}
+    )
     assert preflight.status_code == 204 and preflight.headers["access-control-allow-origin"] == demo.base
     assert http.get(demo.url, headers={"Accept": "application/json"}).status_code == 406
     assert http.get(demo.url, headers={"Accept": "text/event-stream"}).status_code == 400
@@ -123,7 +125,8 @@ def test_progress_makes_an_event_stream_with_ids_to_resume_from(demo: RunningGat
 def test_another_sessions_event_id_is_refused(demo: RunningGateway, http: httpx.Client) -> None:
     mine, other = Legacy(demo.url, http).open(), Legacy(demo.url, http).open()
     streams = [
-        list(events(c.tool("slow", {"steps": 1, "interval_s": 0}, meta={"progressToken": 1}).text)) for c in (mine, other)
+        list(events(c.tool("slow", {"steps": 1, "interval_s": 0}, meta={"progressToken": 1}).text))
+        for c in (mine, other)
     ]
     for event_id in (streams[1][0][0], "nonsense", "0-1"):
         with mine.get(last_event_id=event_id) as refused:
@@ -215,9 +218,10 @@ def test_in_a_shared_process_nobody_is_asked_for_another(probe: RunningGateway, 
     asker, other = (Legacy(at(probe, "shared"), http).open() for _ in range(2))
     params = {"name": "hang", "arguments": {"say": True}}
     body = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
-    with httpx.Client(timeout=20) as busy, busy.stream(
-        "POST", other.url, json=body, headers=other.request_headers()
-    ) as hanging:
+    with (
+        httpx.Client(timeout=20) as busy,
+        busy.stream("POST", other.url, json=body, headers=other.request_headers()) as hanging,
+    ):
         chunks = hanging.iter_text()
         while "hanging" not in next(chunks):
             pass

@@ -56,9 +56,7 @@ def test_headers_and_body_have_to_agree(
 
 @requirement("spec.modern")
 @pytest.mark.parametrize("missing", ["MCP-Protocol-Version", "Mcp-Method", "Mcp-Name"])
-def test_a_missing_or_doubled_routing_header_is_refused(
-    demo: RunningGateway, http: httpx.Client, missing: str
-) -> None:
+def test_a_missing_or_doubled_routing_header_is_refused(demo: RunningGateway, http: httpx.Client, missing: str) -> None:
     body = modern_body("tools/call", {"name": "whoami"})
     headers = modern_headers(body)
     doubled = [*headers.items(), (missing, headers[missing])]

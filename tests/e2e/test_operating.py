@@ -150,7 +150,11 @@ def test_sigterm_lets_calls_finish_and_ends_streams(http: httpx.Client) -> None:
                 started = threading.Event()
 
                 def call() -> None:
-                    params = {"name": "slow", "arguments": {"steps": 4, "interval_s": 0.25}, "_meta": {"progressToken": 1}}
+                    params = {
+                        "name": "slow",
+                        "arguments": {"steps": 4, "interval_s": 0.25},
+                        "_meta": {"progressToken": 1},
+                    }
                     body = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
                     with calling.stream("POST", caller.url, json=body, headers=caller.request_headers()) as answer:
                         for _ in answer.iter_text():

@@ -11,9 +11,9 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
-TOOLS = ["env", "meta", "pid", "crash", "hang", "noise", "giant", "spawn", "log", "change", "roots", "close", "state", "echo"]
 _lock = threading.Lock()
 _state: dict[str, str] = {}
 _answers: dict[Any, Any] = {}
@@ -39,55 +39,75 @@ def text(value: Any) -> dict[str, Any]:
     return {"content": [{"type": "text", "text": value if isinstance(value, str) else json.dumps(value)}]}
 
 
-def call(name: str, arguments: dict[str, Any], params: dict[str, Any]) -> dict[str, Any] | None:
-    if name == "env":
-        return text({k: v for k, v in os.environ.items() if not arguments.get("prefix") or k.startswith(arguments["prefix"])})
-    if name == "meta":
-        return text(params.get("_meta", {}))
-    if name == "pid":
-        return text(str(os.getpid()))
-    if name == "echo":
-        return text(arguments)
-    if name == "state":
-        _state.update(arguments)
-        return text(_state)
-    if name == "crash":
-        os.kill(os.getpid(), signal.SIGKILL)
-    if name == "close":
-        os.close(1)
-        return None
-    if name == "hang":
-        if arguments.get("say"):
-            send({"method": "notifications/message", "params": {"level": "info", "data": "hanging"}})
-        return None
-    if name == "noise":
-        write(b"this is no JSON\n{\"neither\": \"is this a message\"}\n\xff\xfe\n\n[]\nnull\n")
-        os.write(2, b"x" * int(arguments.get("stderr", 0)))
-        return text("still here")
-    if name == "giant":
-        return text("g" * int(arguments["size"]))
-    if name == "spawn":
-        child = subprocess.Popen(["setsid", "sleep", "1000"], stdin=subprocess.DEVNULL)
-        return text(str(child.pid))
-    if name == "log":
-        send({"method": "notifications/message", "params": {"level": "info", "data": arguments.get("data", "")}})
-        return text("logged")
-    if name == "change":
-        send({"method": "notifications/tools/list_changed"})
-        send({"method": "notifications/resources/updated", "params": {"uri": "probe://thing"}})
-        return text("changed")
-    if name == "cancelled":
-        return text(_cancelled)
-    if name == "announce":
-        for listener in _listening:
-            send({"method": "notifications/tools/list_changed", "params": {"_meta": {SUBSCRIPTION: listener}}})
-        return text("announced")
-    if name == "roots":
-        send({"id": "probe-1", "method": "roots/list", "params": {}})
-        with _answered:
-            _answered.wait_for(lambda: "probe-1" in _answers, 10)
-        return text(_answers.pop("probe-1", "nobody answered"))
-    raise ValueError(name)
+def env(arguments: dict[str, Any], _: dict[str, Any]) -> Any:
+    return {k: v for k, v in os.environ.items() if k.startswith(arguments.get("prefix", ""))}
+
+
+def crash(*_: Any) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def close(*_: Any) -> None:
+    os.close(1)
+
+
+def state(arguments: dict[str, Any], _: dict[str, Any]) -> Any:
+    _state.update(arguments)
+    return _state
+
+
+def hang(arguments: dict[str, Any], _: dict[str, Any]) -> None:
+    if arguments.get("say"):
+        send({"method": "notifications/message", "params": {"level": "info", "data": "hanging"}})
+
+
+def noise(arguments: dict[str, Any], _: dict[str, Any]) -> str:
+    write(b'this is no JSON\n{"neither": "is this a message"}\n\xff\xfe\n\n[]\nnull\n')
+    os.write(2, b"x" * int(arguments.get("stderr", 0)))
+    return "still here"
+
+
+def spawn(*_: Any) -> str:
+    return str(subprocess.Popen(["setsid", "sleep", "1000"], stdin=subprocess.DEVNULL).pid)
+
+
+def change(*_: Any) -> str:
+    send({"method": "notifications/tools/list_changed"})
+    send({"method": "notifications/resources/updated", "params": {"uri": "probe://thing"}})
+    return "changed"
+
+
+def announce(*_: Any) -> str:
+    for listener in _listening:
+        send({"method": "notifications/tools/list_changed", "params": {"_meta": {SUBSCRIPTION: listener}}})
+    return "announced"
+
+
+def roots(*_: Any) -> Any:
+    send({"id": "probe-1", "method": "roots/list", "params": {}})
+    with _answered:
+        _answered.wait_for(lambda: "probe-1" in _answers, 10)
+    return _answers.pop("probe-1", "nobody answered")
+
+
+# Arguments and params → what to answer; None for no answer at all.
+TOOLS: dict[str, Callable[[dict[str, Any], dict[str, Any]], Any]] = {
+    "env": env,
+    "meta": lambda _, params: params.get("_meta", {}),
+    "pid": lambda *_: str(os.getpid()),
+    "echo": lambda arguments, _: arguments,
+    "giant": lambda arguments, _: "g" * int(arguments["size"]),
+    "cancelled": lambda *_: _cancelled,
+    "state": state,
+    "crash": crash,
+    "close": close,
+    "hang": hang,
+    "noise": noise,
+    "spawn": spawn,
+    "change": change,
+    "announce": announce,
+    "roots": roots,
+}
 
 
 def result(message: dict[str, Any]) -> dict[str, Any] | None:
@@ -98,13 +118,20 @@ def result(message: dict[str, Any]) -> dict[str, Any] | None:
         return {"protocolVersion": params["protocolVersion"], "capabilities": capabilities, "serverInfo": info}
     if method == "server/discover":
         info = {"name": "probe", "version": "1"}
-        return {"supportedVersions": ["2026-07-28"], "capabilities": {"tools": {}}, "serverInfo": info, "ttlMs": 0, "cacheScope": "public"}
+        return {
+            "supportedVersions": ["2026-07-28"],
+            "capabilities": {"tools": {}},
+            "serverInfo": info,
+            "ttlMs": 0,
+            "cacheScope": "public",
+        }
     if method == "tools/list":
         mirrored = {"region": {"type": "string", "x-mcp-header": "Region"}} if "mirror" in sys.argv else {}
         schema = {"type": "object", "properties": mirrored}
         return {"tools": [{"name": n, "inputSchema": schema} for n in TOOLS], "ttlMs": 0, "cacheScope": "public"}
     if method == "tools/call":
-        return call(params["name"], params.get("arguments") or {}, params)
+        told = TOOLS[params["name"]](params.get("arguments") or {}, params)
+        return None if told is None else text(told)
     return {}
 
 

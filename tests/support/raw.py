@@ -96,7 +96,9 @@ class Legacy:
         self.session = ""
         self._last_id = 0
 
-    def initialize(self, *, meta: Any = None, capabilities: Any = None, name: str = "raw", **more: Any) -> httpx.Response:
+    def initialize(
+        self, *, meta: Any = None, capabilities: Any = None, name: str = "raw", **more: Any
+    ) -> httpx.Response:
         params: dict[str, Any] = {
             "protocolVersion": self.version,
             "capabilities": capabilities or {},

@@ -254,9 +254,7 @@ async def _send_answer(
     if first is None:
         raise Refused(500, INTERNAL_ERROR, "The call was given up: its messages were not read.")
     if isinstance(first, TimeoutError) or not first.final:
-        await stream_answer(
-            send, answer, first, headers=answer.headers, priming=priming, poll_after_s=poll_after_s
-        )
+        await stream_answer(send, answer, first, headers=answer.headers, priming=priming, poll_after_s=poll_after_s)
     else:
         await send_json(send, status_of(first.error_code), first.data, answer.headers)
 

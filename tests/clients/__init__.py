@@ -1,0 +1,1 @@
+"""Clients we did not write, against a running gateway."""

