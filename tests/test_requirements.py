@@ -15,6 +15,7 @@ def test_every_requirement_says_what_and_whether() -> None:
     for requirement_id, entry in LISTED.items():
         assert entry["behaviour"].strip(), requirement_id
         assert entry["state"] in ("planned", "met"), requirement_id
+        assert entry.keys() <= {"behaviour", "state", "so_far"}, requirement_id
 
 
 def test_every_met_requirement_has_a_test() -> None:

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import sys
 import threading
 from collections.abc import Callable
 
@@ -15,6 +14,7 @@ from tests.requirements import requirement
 from tests.support.procs import descendants, eventually, gone
 from tests.support.raw import Legacy, Modern, messages, tool_text
 from tests.support.running import DEMO, PROBE, RunningGateway, running_gateway, server
+from tests.tools.obtain import node_environment, npm_packages
 
 RESTARTED = "io.github.mcp-session-gateway/restarted"
 
@@ -167,19 +167,25 @@ def test_connections_dropped_mid_call_leave_no_process(http: httpx.Client) -> No
 
 
 SHELL = ("sh", "-c", f"'{DEMO[0]}' -m gateway demo-server; true")
-LAUNCHERS: dict[str, tuple[str, ...]] = {"plain": DEMO, "sh": SHELL, "setsid": PROBE}
 
 
 @requirement("proc.gone", "proc.shutdown")
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_nothing_outlives_the_gateway_however_it_ends(http: httpx.Client, end: signal.Signals) -> None:
-    servers = {name: server(command) for name, command in LAUNCHERS.items()}
+    folder = npm_packages({"@modelcontextprotocol/server-everything": "2026.8.31"})
+    npx = server(
+        ("npx", "--no-install", "mcp-server-everything"), cwd=str(folder), env={"PATH": node_environment()["PATH"]}
+    )
+    servers = {"sh": server(SHELL), "npx": npx, "setsid": server(PROBE)}
     with running_gateway(servers, must_stop=False) as gateway:
-        clients = [Legacy(at(gateway, name), http).open() for name in LAUNCHERS for _ in range(7)]
+        clients = [Legacy(at(gateway, name), http).open() for name in servers for _ in range(7)]
         for client in clients[-7:]:
             client.tool("spawn")
+        assert clients[7].tool("echo", {"message": "hi"}).status_code == 200
         alive = descendants(gateway.pid)
-        assert len(alive) >= 21 + 7
+        names = [name for process in alive for name in [process.name()]]
+        assert len(alive) >= 21 * 2 + 7 and names.count("sleep") == 7 and len([n for n in names if "node" in n]) >= 7
         gateway.process.send_signal(end)
         assert gone(alive, within_s=2.0 if end is signal.SIGKILL else 15.0)
         gateway.process.wait(15)
@@ -207,7 +213,3 @@ def test_five_hundred_sessions_leave_no_process_descriptor_or_memory(http: httpx
         rounds(400)
         assert settled() == before
         assert itself.memory_info().rss - memory < 4 << 20, "400 sessions left more than 10 KiB each"
-
-
-def test_python_is_what_runs_these() -> None:
-    assert DEMO[0] == sys.executable
