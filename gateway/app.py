@@ -134,7 +134,9 @@ class Gateway:
                 sweeper.cancel()
                 await asyncio.gather(sweeper, return_exceptions=True)
                 closing = [self._sessions.close(live.session.id, "gateway stops") for live in self._live]
-                await asyncio.gather(*closing, *(u.close() for u in self._upstreams), return_exceptions=True)
+                await asyncio.gather(
+                    *closing, *(u.close() for u in self._upstreams), self._sessions.closed_all(), return_exceptions=True
+                )
 
     async def drain(self) -> None:
         """Not ready any more; open streams end, so that their clients go elsewhere."""

@@ -125,8 +125,14 @@ class Conversation:
         if self._opening is None:
             self._opening = asyncio.create_task(self._open())
             self._opening.add_done_callback(self._opened)
-        # Shielded: one impatient client must not spoil the start for the others.
-        await asyncio.shield(self._opening)
+        opening = self._opening
+        try:
+            # Shielded: one impatient client must not spoil the start for the others.
+            await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            if opening.cancelled():  # by `close`, not by whoever waits here
+                raise UpstreamUnavailable(f"the session with server {self.name!r} has ended") from None
+            raise
 
     def _opened(self, task: asyncio.Task[None]) -> None:
         self._opening = None

@@ -101,6 +101,8 @@ class Endpoint:
 
     def notify(self, live: LiveSession, era: Era, method: str, params: bytes | None, correlation: str) -> None:
         """Pass a client's notification to every upstream it has a conversation with."""
+        if live.ended:
+            return
         for conversation in self._all(live, era, correlation):
             conversation.notify(method, params)
 

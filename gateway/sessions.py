@@ -1,5 +1,6 @@
 """Carriers → session: open, resume, re-attach, end. Says which session a request belongs to, and to nobody else's."""
 
+import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator, Callable
@@ -64,6 +65,7 @@ class Sessions:
         self._settings = settings
         self._clock = clock
         self._closed = closed
+        self._closing: set[asyncio.Task[None]] = set()
 
     # -- which session
 
@@ -236,7 +238,14 @@ class Sessions:
             if live.busy:
                 await self._store.touch(live.session.id)
         for gone in await self._store.sweep():
-            await self.close(gone.session.id, gone.reason)
+            # Not waited for: a child that will not go must not keep the next round from keeping sessions alive.
+            task = asyncio.create_task(self.close(gone.session.id, gone.reason))
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+
+    async def closed_all(self) -> None:
+        """Until everything that is ending has ended."""
+        await asyncio.gather(*self._closing, return_exceptions=True)
 
 
 def _explicit(request: Request) -> str | None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -13,7 +14,7 @@ from gateway.live import LiveSession
 from gateway.routing import IsolatedRouter, SharedRouter
 from gateway.settings import LimitSettings, UpstreamSettings
 from transports.base import Era, LinkClosed, Upstream, UpstreamUnavailable
-from transports.jsonrpc import Message, decode_object, encode, encode_notification, encode_request, splice
+from transports.jsonrpc import encode, encode_notification, encode_request, splice
 
 __all__ = ["ConfiguredUpstream"]
 
@@ -23,6 +24,8 @@ _MODERN: Final = "2026-07-28"
 _PAGES: Final = 100
 PROBE_TIMEOUT_S: Final = 9.0
 """How long a client's discover may wait for the probe; SDK clients wait 10 s."""
+PROBE_AGAIN_S: Final = 5.0
+"""How long a server that could not be started is left alone."""
 
 _META: Final = {
     "io.modelcontextprotocol/protocolVersion": _MODERN,
@@ -57,6 +60,7 @@ class ConfiguredUpstream:
         self._limits = limits
         self._facts: _Facts | None = None
         self._probing: asyncio.Task[_Facts] | None = None
+        self._probe_again_at = 0.0
         self._shared: dict[Era, Conversation] = {}
 
     # -- what it speaks
@@ -68,14 +72,19 @@ class ConfiguredUpstream:
         return self._probing
 
     async def facts(self) -> _Facts:
-        """What the last probe found; a failed one is made again, so that a mended server is found."""
-        if self._facts is not None and not self._facts.failure:
+        """What the last probe found. After a failure it is made again, in the background: a mended server is found.
+
+        A server that has said nothing yet counts as legacy, so that clients fall back instead of waiting for it.
+        """
+        if self._facts is not None:
+            if self._facts.failure and time.monotonic() >= self._probe_again_at:
+                self.probe()
             return self._facts
         try:
             async with asyncio.timeout(PROBE_TIMEOUT_S):
                 return await asyncio.shield(self.probe())
         except TimeoutError:
-            return _Facts(failure=f"server {self.name!r} has not said yet what it speaks")
+            return _Facts()
 
     async def speaks_modern(self) -> bool:
         return (await self.facts()).discover is not None
@@ -85,6 +94,7 @@ class ConfiguredUpstream:
             self._facts = await self._ask_what_it_speaks()
         finally:
             self._probing = None
+            self._probe_again_at = time.monotonic() + PROBE_AGAIN_S
         return self._facts
 
     async def _ask_what_it_speaks(self) -> _Facts:
@@ -131,7 +141,13 @@ class ConfiguredUpstream:
         return self._common(Era.MODERN)
 
     def conversation(self, live: LiveSession, era: Era, correlation: str) -> Conversation:
-        """The conversation of a session; a shared server has one for all."""
+        """The conversation of a session; a shared server has one for all.
+
+        Raises:
+            UpstreamUnavailable: the session ended meanwhile, and nothing may be started for it any more.
+        """
+        if live.ended:
+            raise UpstreamUnavailable("the session has ended")
         if self.settings.shared:
             return self._common(era)
         key = (self.name, era)
@@ -196,9 +212,3 @@ def _restore(live: LiveSession) -> list[bytes]:
         encode_request(f"restore-{uri}", "resources/subscribe", encode({"uri": uri})) for uri in session.subscriptions
     ]
     return frames
-
-
-def error_of(message: Message) -> dict[str, Any]:
-    """The error object of an answer, decoded."""
-    assert isinstance(message.error, msgspec.Raw)
-    return {key: msgspec.json.decode(value) for key, value in decode_object(message.error, "error").items()}

@@ -80,6 +80,9 @@ def test_other_methods_are_405_and_options_answers(demo: RunningGateway, http: h
         demo.url, headers={"Origin": demo.base, "Access-Control-Request-Headers": "mcp-session-id"}
     )
     assert preflight.status_code == 204 and preflight.headers["access-control-allow-origin"] == demo.base
+    answer = Legacy(demo.url, http, headers={"Origin": demo.base}).initialize()
+    assert answer.headers["access-control-allow-origin"] == demo.base
+    assert "mcp-session-id" in answer.headers["access-control-expose-headers"]
     assert http.get(demo.url, headers={"Accept": "application/json"}).status_code == 406
     assert http.get(demo.url, headers={"Accept": "text/event-stream"}).status_code == 400
     assert http.post(demo.base + "/servers/nobody/mcp", json={}, headers=ACCEPT).status_code == 404

@@ -183,9 +183,14 @@ def test_nothing_outlives_the_gateway_however_it_ends(http: httpx.Client, end: s
         for client in clients[-7:]:
             client.tool("spawn")
         assert clients[7].tool("echo", {"message": "hi"}).status_code == 200
+
+        def started(name: str) -> int:
+            return len([p for p in descendants(gateway.pid) if name in " ".join(p.cmdline())])
+
+        # `sh` and npx stand in between, and setsid takes a moment to become what it starts.
+        wanted = {"sleep 1000": 7, "mcp-server-everything": 7, "demo-server": 7}
+        assert eventually(lambda: all(started(name) >= least for name, least in wanted.items()))
         alive = descendants(gateway.pid)
-        names = [name for process in alive for name in [process.name()]]
-        assert len(alive) >= 21 * 2 + 7 and names.count("sleep") == 7 and len([n for n in names if "node" in n]) >= 7
         gateway.process.send_signal(end)
         assert gone(alive, within_s=2.0 if end is signal.SIGKILL else 15.0)
         gateway.process.wait(15)
@@ -213,3 +218,23 @@ def test_five_hundred_sessions_leave_no_process_descriptor_or_memory(http: httpx
         rounds(400)
         assert settled() == before
         assert itself.memory_info().rss - memory < 4 << 20, "400 sessions left more than 10 KiB each"
+
+
+@requirement("proc.gone")
+def test_a_session_ended_while_its_server_starts_leaves_nothing(http: httpx.Client) -> None:
+    slow = ("sh", "-c", f"sleep 0.7; exec '{PROBE[0]}' '{PROBE[1]}'")
+    with running_gateway({"p": server(slow, idle_stop_s=0.2)}) as gateway:
+        idle = len(descendants(gateway.pid))
+        client = Legacy(gateway.url, http).open()
+        assert eventually(lambda: len(descendants(gateway.pid)) <= idle), "idle, its server is stopped"
+        answers: list[httpx.Response] = []
+        with httpx.Client(timeout=20) as calling:
+            caller = Legacy(client.url, calling)
+            caller.session = client.session
+            thread = threading.Thread(target=lambda: answers.append(caller.tool("pid")))
+            thread.start()
+            assert eventually(lambda: len(descendants(gateway.pid)) > idle), "the call wakes the server"
+            assert client.delete().status_code == 200
+            thread.join(10)
+        assert answers[0].status_code == 200 and "ended" in answers[0].json()["error"]["message"]
+        assert eventually(lambda: len(descendants(gateway.pid)) <= idle)

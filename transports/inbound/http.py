@@ -8,7 +8,18 @@ from urllib.parse import urlsplit
 from transports.base import Refused
 from transports.jsonrpc import INVALID_REQUEST, encode_error
 
-__all__ = ["Guard", "Receive", "Scope", "Send", "header_map", "read_body", "send_json", "send_refusal", "send_status"]
+__all__ = [
+    "Guard",
+    "Receive",
+    "Scope",
+    "Send",
+    "header_map",
+    "read_body",
+    "readable_by",
+    "send_json",
+    "send_refusal",
+    "send_status",
+]
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -127,6 +138,22 @@ def _hostname(netloc: str) -> str:
         return urlsplit(f"//{netloc}").hostname or ""
     except ValueError:
         return ""
+
+
+def readable_by(send: Send, origin: str) -> Send:
+    """Let a page of that origin read the responses (Fetch §3.2, CORS). The guard has let the origin in."""
+    shared = [
+        (b"access-control-allow-origin", origin.encode("latin-1")),
+        (b"access-control-expose-headers", b"mcp-session-id, mcp-gateway-session"),
+        (b"vary", b"Origin"),
+    ]
+
+    async def sending(event: MutableMapping[str, Any]) -> None:
+        if event["type"] == "http.response.start":
+            event["headers"] = [*event["headers"], *shared]
+        await send(event)
+
+    return sending
 
 
 async def send_json(send: Send, status: int, body: bytes, headers: HeaderList | None = None) -> None:

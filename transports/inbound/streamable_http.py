@@ -19,6 +19,7 @@ from transports.inbound.http import (
     Send,
     header_map,
     read_body,
+    readable_by,
     send_json,
     send_refusal,
     send_status,
@@ -57,6 +58,8 @@ class StreamableHttp:
         try:
             headers = header_map(scope["headers"])
             self._guard.check(headers)
+            if "origin" in headers:
+                send = readable_by(send, headers["origin"])
             match scope["method"]:
                 case "POST":
                     await self._post(scope, headers, receive, send)
@@ -66,7 +69,7 @@ class StreamableHttp:
                     await self._handler.end(self._request(scope, headers, Era.LEGACY))
                     await send_status(send, 200)
                 case "OPTIONS":
-                    await send_status(send, 204, [(b"allow", b"POST, GET, DELETE, OPTIONS"), *_cors(headers)])
+                    await send_status(send, 204, [(b"allow", b"POST, GET, DELETE, OPTIONS"), *_preflight(headers)])
                 case _:
                     modern = _era_of_header(headers) is Era.MODERN
                     await send_status(send, 405, [(b"allow", b"POST" if modern else b"POST, GET, DELETE")])
@@ -305,16 +308,11 @@ def _accepts(accept: str, wanted: str) -> bool:
     return bool(kinds & {wanted, wanted.partition("/")[0] + "/*", "*/*"})
 
 
-def _cors(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
-    """The preflight's answer. The guard has let the origin in."""
-    origin = headers.get("origin")
-    if origin is None:
-        return []
+def _preflight(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
+    """What a browser asks before it sends a page's request. The guard has let the origin in."""
     return [
-        (b"access-control-allow-origin", origin.encode("latin-1")),
         (b"access-control-allow-methods", b"POST, GET, DELETE"),
         (b"access-control-allow-headers", headers.get("access-control-request-headers", "*").encode("latin-1")),
-        (b"vary", b"Origin"),
     ]
 
 
