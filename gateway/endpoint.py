@@ -14,6 +14,7 @@ from gateway.conversation import Conversation, HandshakeRefused
 from gateway.errors import OUTCOME_UNKNOWN, UPSTREAM_UNAVAILABLE
 from gateway.exchange import Exchange
 from gateway.live import LiveSession
+from gateway.sharing import considerate
 from gateway.upstreams import ConfiguredUpstream
 from transports.base import Era, LinkClosed, Refused, UpstreamUnavailable
 from transports.jsonrpc import INVALID_PARAMS, METHOD_NOT_FOUND, Message, Object, encode
@@ -88,8 +89,7 @@ class Endpoint:
         """Send a call on its way; its outcome comes through the exchange, whatever it is."""
         try:
             if self._only is not None:
-                conversation = self._conversation(self._only, exchange.live, era, correlation)
-                await conversation.start(exchange, params, meta)
+                await self._send(self._only, exchange, era, params, meta, correlation)
             else:
                 await self._relay_to_one_of_many(exchange, era, params, meta, correlation)
         except UpstreamUnavailable as error:
@@ -116,7 +116,25 @@ class Endpoint:
             await self._ask_all(exchange, era, params, meta, correlation)
             return
         upstream, params = await self._owner(exchange, era, params, meta, correlation)
+        await self._send(upstream, exchange, era, params, meta, correlation)
+
+    async def _send(
+        self,
+        upstream: ConfiguredUpstream,
+        exchange: Exchange,
+        era: Era,
+        params: Object,
+        meta: Object,
+        correlation: str,
+    ) -> None:
         conversation = self._conversation(upstream, exchange.live, era, correlation)
+        if upstream.settings.shared:
+            others = [live.session for live in conversation.users if live is not None and live is not exchange.live]
+            seen = considerate(exchange.method, params, others)
+            if seen is None:
+                exchange.finish(Message(jsonrpc="2.0", id=0, result=msgspec.Raw(b"{}")))
+                return
+            params = seen
         await conversation.start(exchange, params, meta)
 
     async def _owner(

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from gateway.bridge.handshake import negotiable
+from gateway.bridge.handshake import at_most, negotiable
 from gateway.bridge.input_required import (
     INPUT_REQUIRED_METHODS,
     StateSeal,
@@ -133,11 +133,11 @@ class Pipeline:
         if exchange.is_subscription:
             own_id = msgspec.Raw(encode(exchange.client_id))
             result = with_meta(result, {"io.modelcontextprotocol/subscriptionId": own_id})
-        if live is None or exchange.method in _CACHEABLE:
-            if live is None or not (digest and is_input_required(result)):
-                return result
+        asks = bool(digest) and is_input_required(result)
+        if live is None or (exchange.method in _CACHEABLE and not asks):
+            return result
         session = live.session
-        if digest and is_input_required(result):
+        if asks:
             result = self._seal.seal(result, session_id=session.id, principal=principal, digest=digest)
         additions = {SESSION_KEY: msgspec.Raw(encode(self._sessions.token(session)))}
         return with_meta(result, additions | self._trace(live, correlation))
@@ -232,6 +232,7 @@ class Pipeline:
         finally:
             live.busy -= 1
         await self._sessions.touch(live)
+        result = at_most(result, version)
         return ImmediateReply(encode_result(encode(message.id), result), self._sessions.headers(resolved, request))
 
     async def _undo(self, resolved: Resolved) -> None:

@@ -23,6 +23,7 @@ PURE = [
     "transports/upstream/lines.py",
     "gateway/catalog.py",
     "gateway/context.py",
+    "gateway/sharing.py",
     "gateway/bridge/handshake.py",
 ]
 IO = {"asyncio", "socket", "subprocess", "redis", "sqlite3", "threading"}

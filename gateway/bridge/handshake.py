@@ -7,7 +7,7 @@ import msgspec
 
 from transports.jsonrpc import Object, encode
 
-__all__ = ["HANDSHAKE_VERSIONS", "merge_discoveries", "merge_handshakes", "negotiable"]
+__all__ = ["HANDSHAKE_VERSIONS", "at_most", "merge_discoveries", "merge_handshakes", "negotiable"]
 
 HANDSHAKE_VERSIONS: Final = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
 
@@ -21,6 +21,18 @@ def negotiable(params: Object) -> Object:
     if version is not None and bytes(version).strip(b'"').decode("ascii", "replace") in HANDSHAKE_VERSIONS:
         return params
     return params | {"protocolVersion": msgspec.Raw(encode(HANDSHAKE_VERSIONS[-1]))}
+
+
+def at_most(result: bytes, version: str) -> bytes:
+    """An `initialize` result with no newer version than the client asked for.
+
+    A process that is shared, or that a client comes back to, has negotiated with somebody else or at another time.
+    """
+    decoded = msgspec.json.decode(result, type=Object)
+    negotiated = msgspec.json.decode(decoded.get("protocolVersion", b'""'))
+    if version not in HANDSHAKE_VERSIONS or negotiated not in HANDSHAKE_VERSIONS or negotiated <= version:
+        return result
+    return encode(decoded | {"protocolVersion": msgspec.Raw(encode(version))})
 
 
 def merge_handshakes(results: Sequence[bytes], version: str) -> bytes:

@@ -238,3 +238,26 @@ def test_a_session_ended_while_its_server_starts_leaves_nothing(http: httpx.Clie
             thread.join(10)
         assert answers[0].status_code == 200 and "ended" in answers[0].json()["error"]["message"]
         assert eventually(lambda: len(descendants(gateway.pid)) <= idle)
+
+
+@requirement("proc.isolated", "spec.complete")
+def test_sessions_of_a_shared_process_take_nothing_from_each_other(http: httpx.Client) -> None:
+    with running_gateway({"p": server(PROBE, shared=True)}) as gateway:
+        one, two = (Legacy(gateway.url, http, version=v) for v in ("2025-06-18", "2025-11-25"))
+        assert one.initialize().json()["result"]["protocolVersion"] == "2025-06-18"
+        assert two.initialize().json()["result"]["protocolVersion"] == "2025-11-25"
+        one.tool("pid"), two.tool("pid")
+        thing = {"uri": "probe://thing"}
+        for client in (one, two):
+            assert client.call("resources/subscribe", thing).json()["result"] == {}
+        assert one.call("resources/unsubscribe", thing).json()["result"] == {}
+        assert one.call("logging/setLevel", {"level": "debug"}).json()["result"] == {}
+        assert two.call("logging/setLevel", {"level": "error"}).json()["result"] == {}
+        assert two.call("resources/unsubscribe", thing).json()["result"] == {}
+        assert json.loads(tool_text(one.tool("set"))) == [
+            "resources/subscribe probe://thing",
+            "resources/subscribe probe://thing",
+            "logging/setLevel debug",
+            "logging/setLevel debug",
+            "resources/unsubscribe probe://thing",
+        ]

@@ -20,6 +20,7 @@ _answers: dict[Any, Any] = {}
 _answered = threading.Condition()
 _cancelled: list[Any] = []
 _listening: list[Any] = []
+_set: list[str] = []
 SUBSCRIPTION = "io.modelcontextprotocol/subscriptionId"
 
 
@@ -98,6 +99,7 @@ TOOLS: dict[str, Callable[[dict[str, Any], dict[str, Any]], Any]] = {
     "echo": lambda arguments, _: arguments,
     "giant": lambda arguments, _: "g" * int(arguments["size"]),
     "cancelled": lambda *_: _cancelled,
+    "set": lambda *_: _set,
     "state": state,
     "crash": crash,
     "close": close,
@@ -108,6 +110,11 @@ TOOLS: dict[str, Callable[[dict[str, Any], dict[str, Any]], Any]] = {
     "announce": announce,
     "roots": roots,
 }
+
+
+def settings(method: str, params: dict[str, Any]) -> None:
+    if method in ("logging/setLevel", "resources/subscribe", "resources/unsubscribe"):
+        _set.append(f"{method} {params.get('level', params.get('uri'))}")
 
 
 def result(message: dict[str, Any]) -> dict[str, Any] | None:
@@ -132,6 +139,7 @@ def result(message: dict[str, Any]) -> dict[str, Any] | None:
     if method == "tools/call":
         told = TOOLS[params["name"]](params.get("arguments") or {}, params)
         return None if told is None else text(told)
+    settings(method, params)
     return {}
 
 
