@@ -14,7 +14,7 @@ from tests.requirements import requirement
 from tests.support.procs import descendants, eventually, gone
 from tests.support.raw import Legacy, Modern, messages, tool_text
 from tests.support.running import DEMO, PROBE, RunningGateway, running_gateway, server
-from tests.tools.obtain import node_environment, npm_packages
+from tests.tools.obtain import node_environment, npm_packages, npx
 
 RESTARTED = "io.github.mcp-session-gateway/restarted"
 
@@ -174,10 +174,10 @@ SHELL = ("sh", "-c", f"'{DEMO[0]}' -m gateway demo-server; true")
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_nothing_outlives_the_gateway_however_it_ends(http: httpx.Client, end: signal.Signals) -> None:
     folder = npm_packages({"@modelcontextprotocol/server-everything": "2026.8.31"})
-    npx = server(
-        ("npx", "--no-install", "mcp-server-everything"), cwd=str(folder), env={"PATH": node_environment()["PATH"]}
+    by_npx = server(
+        (*npx(), "--no-install", "mcp-server-everything"), cwd=str(folder), env={"PATH": node_environment()["PATH"]}
     )
-    servers = {"sh": server(SHELL), "npx": npx, "setsid": server(PROBE)}
+    servers = {"sh": server(SHELL), "npx": by_npx, "setsid": server(PROBE)}
     with running_gateway(servers, must_stop=False) as gateway:
         clients = [Legacy(at(gateway, name), http).open() for name in servers for _ in range(7)]
         for client in clients[-7:]:

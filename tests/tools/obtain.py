@@ -14,14 +14,17 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-__all__ = ["node", "node_environment", "npm_packages", "python_with", "sdk_source"]
+__all__ = ["node", "node_environment", "npm_packages", "npx", "python_with", "sdk_source"]
 
 CACHE = Path(__file__).parents[2] / ".cache"
 NODE_AT_LEAST = 22
 
 
 def node() -> Path:
-    """A Node that is new enough: from PATH, else from npm's `node` package, else from a wheel that carries it."""
+    """A Node that is new enough: from PATH, else from npm's `node` package, else from a wheel that carries it.
+
+    Distributions' packages are passed over: Debian's is older than what the conformance suite runs on.
+    """
     found = shutil.which("node")
     if found and _version(Path(found)) >= NODE_AT_LEAST:
         return _took(Path(found), "PATH")
@@ -39,7 +42,7 @@ def npm_packages(packages: Mapping[str, str]) -> Path:
     with _made("npm", packages) as (folder, missing):
         if missing:
             (folder / "package.json").write_text(json.dumps({"private": True, "dependencies": dict(packages)}))
-            _run([*_npm(), "install", "--no-audit", "--no-fund", "--silent"], folder)
+            _run([*_tool("npm"), "install", "--no-audit", "--no-fund", "--silent"], folder)
     return folder
 
 
@@ -69,12 +72,17 @@ def node_environment() -> dict[str, str]:
     return {**os.environ, "PATH": f"{node().parent}{os.pathsep}{os.environ['PATH']}"}
 
 
-def _npm() -> list[str]:
-    npm = shutil.which("npm")
-    if npm is not None:
-        return [npm]
-    binary = node()
-    return [str(binary), str(binary.parent.parent / "lib/node_modules/npm/bin/npm-cli.js")]
+def npx() -> list[str]:
+    """The command that runs npx."""
+    return _tool("npx")
+
+
+def _tool(name: str) -> list[str]:
+    found = shutil.which(name)
+    if found is not None:
+        return [found]
+    binary = node()  # from the wheel, which carries npm's own scripts
+    return [str(binary), str(binary.parent.parent / f"lib/node_modules/npm/bin/{name}-cli.js")]
 
 
 def _version(binary: Path) -> int:
