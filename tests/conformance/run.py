@@ -22,8 +22,8 @@ SCENARIO = re.compile(r"[✓✗] ([a-z0-9-]+): (\d+) passed, (\d+) failed")
 class Run:
     """One pass of the suite, how many checks it has to pass, and why that is not all, where it is not.
 
-    `hasty` checks of `server-stateless` may fail as well: those for which the suite waits half a second, in which a server
-    that is started for the call has to be up.
+    `hasty` checks of `server-stateless` may fail as well: those for which the suite waits half a second, in which a
+    server that is started for the call has to be up.
     """
 
     revision: str
