@@ -16,6 +16,7 @@ __all__ = [
     "SESSION_UNKNOWN",
     "STORE_UNAVAILABLE",
     "UNAUTHENTICATED",
+    "UNREAD",
     "UPSTREAM_UNAVAILABLE",
     "bad_context",
     "bad_request_state",
@@ -33,6 +34,7 @@ UPSTREAM_UNAVAILABLE: Final = -32013
 OUTCOME_UNKNOWN: Final = -32014
 CALL_TIMED_OUT: Final = -32015
 CANCELLED: Final = -32016
+UNREAD: Final = -32017
 
 
 def session_unknown() -> Refused:

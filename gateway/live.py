@@ -13,6 +13,7 @@ from typing import Final
 import msgspec
 
 from gateway.conversation import Conversation
+from gateway.errors import UNREAD
 from gateway.exchange import Exchange
 from session_store import EventLog, Session
 from transports.base import Era
@@ -33,6 +34,10 @@ logger = logging.getLogger(__name__)
 
 STANDALONE: Final = "standalone"
 """The stream of a session that belongs to no call: what a legacy client hears on its GET."""
+
+
+MAX_QUESTIONS: Final = 256
+"""What a server may ask of one client without getting an answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +85,9 @@ class LiveSession:
 
     def ask(self, conversation: Conversation, message: Message, exchange: Exchange | None) -> None:
         """Put a server's request to the client, on the stream of the call it belongs to or on the standalone one."""
+        if len(self._questions) >= MAX_QUESTIONS:
+            conversation.refuse(encode(message.id), UNREAD, "Too many requests wait for this client already.")
+            return
         self._last_question += 1
         number = self._last_question
         params, token = _with_progress_token(message.params_object(), number)
@@ -90,7 +98,7 @@ class LiveSession:
             self.tell(frame)
         elif not exchange.emit(frame):
             del self._questions[number]
-            conversation.refuse(question.server_id, -32000, "The client does not read its messages.")
+            conversation.refuse(question.server_id, UNREAD, "The client does not read its messages.")
 
     def answered(self, message: Message) -> bool:
         """A client's answer to one of those requests; False when nobody waits for it (any more)."""
@@ -137,6 +145,9 @@ class LiveSession:
         for exchange in list(self.exchanges.values()):
             if exchange.conversation is not None:
                 exchange.conversation.cancel(exchange, "the session has ended")
+        for question in self._questions.values():
+            question.conversation.refuse(question.server_id, UNREAD, "The session has ended.")
+        self._questions.clear()
         conversations = list(self.conversations.values())
         self.conversations.clear()
         await asyncio.gather(*(c.close() for c in conversations), return_exceptions=True)

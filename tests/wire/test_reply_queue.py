@@ -1,0 +1,46 @@
+"""What waits for a client is bounded, and nothing of it is lost within the bound."""
+
+import asyncio
+
+import pytest
+
+from transports.base import MAX_QUEUED_BYTES, Frame, ReplyQueue
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_frames_come_in_order_and_end_with_the_final_one() -> None:
+    queue = ReplyQueue()
+    assert queue.push(Frame(b"a")) and queue.push(Frame(b"b", final=True))
+    assert not queue.push(Frame(b"late"))
+    assert [await queue.next(), await queue.next()] == [Frame(b"a"), Frame(b"b", final=True)]
+    assert await queue.next() is None
+
+
+async def test_a_reader_that_waits_is_woken() -> None:
+    queue = ReplyQueue()
+    reading = asyncio.create_task(queue.next())
+    await asyncio.sleep(0)
+    queue.push(Frame(b"a"))
+    assert await reading == Frame(b"a")
+    reading = asyncio.create_task(queue.next())
+    await asyncio.sleep(0)
+    queue.close()
+    assert await reading is None
+
+
+async def test_a_client_that_does_not_read_is_given_up_at_the_bound() -> None:
+    queue = ReplyQueue()
+    megabyte = b"x" * (1 << 20)
+    taken = 0
+    while queue.push(Frame(megabyte)):
+        taken += 1
+    assert taken == MAX_QUEUED_BYTES >> 20 and queue.abandoned
+    assert not queue.push(Frame(b"more")) and not queue.push(Frame(b"last", final=True))
+
+
+async def test_one_answer_beyond_the_bound_still_passes() -> None:
+    queue = ReplyQueue()
+    assert queue.push(Frame(b"x" * (MAX_QUEUED_BYTES + 1), final=True))
+    frame = await queue.next()
+    assert frame is not None and len(frame.data) == MAX_QUEUED_BYTES + 1
