@@ -9,6 +9,7 @@ import msgspec
 
 from gateway import __version__
 from gateway.bridge.handshake import merge_discoveries, merge_handshakes
+from gateway.bridge.results import list_result
 from gateway.catalog import LISTS, cursor_of, merge_lists, next_cursor, owner_of
 from gateway.conversation import Conversation, HandshakeRefused
 from gateway.errors import OUTCOME_UNKNOWN, UPSTREAM_UNAVAILABLE
@@ -202,13 +203,8 @@ class Endpoint:
         body: dict[str, Any] = {LISTS[exchange.method]: merge_lists(exchange.method, pages)}
         if cursor is not None:
             body["nextCursor"] = cursor
-        if era is Era.MODERN:
-            body |= {
-                "resultType": "complete",
-                "ttlMs": min((p.get("ttlMs", 0) for _, p in pages), default=0),
-                "cacheScope": "private",
-            }
-        exchange.finish(Message(jsonrpc="2.0", id=0, result=msgspec.Raw(encode(body))))
+        result = list_result(era, body, [page for _, page in pages])
+        exchange.finish(Message(jsonrpc="2.0", id=0, result=msgspec.Raw(encode(result))))
 
     async def _page(
         self, upstream: ConfiguredUpstream, method: str, params: Object, exchange: Exchange, era: Era, correlation: str

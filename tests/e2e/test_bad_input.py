@@ -6,13 +6,15 @@ from collections.abc import Iterator
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.requirements import requirement
+from tests.support.procs import eventually
 from tests.support.raw import ACCEPT, Legacy, Modern, modern_body, modern_headers, tool_text
-from tests.support.running import RunningGateway, running_gateway
+from tests.support.running import PROBE, RunningGateway, running_gateway, server
 
 DOCUMENTED = {200, 202, 400, 401, 403, 404, 405, 406, 409, 413, 415, 421, 429, 431}
 JSON_HEADERS = {**ACCEPT, "Content-Type": "application/json"}
@@ -187,3 +189,24 @@ def tormented() -> Iterator[Tormented]:
     with running_gateway() as gateway, httpx.Client(timeout=20) as http:
         yield Tormented(gateway.url, http)
         assert "Traceback" not in gateway.stderr(), gateway.stderr()
+
+
+@requirement("spec.legacy", "proc.noise")
+def test_a_client_that_never_reads_costs_a_bounded_amount_and_harms_nobody(http: httpx.Client) -> None:
+    with running_gateway({"p": server(PROBE)}) as gateway:
+        greedy, other = Legacy(gateway.url, http).open(), Legacy(gateway.url, http).open()
+        other.tool("pid")
+        memory = psutil.Process(gateway.pid).memory_info().rss
+        flood = {"name": "flood", "arguments": {"megabytes": 120}}
+        body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": flood})
+        head = "".join(f"{name}: {value}\r\n" for name, value in greedy.request_headers().items())
+        address = ("127.0.0.1", int(gateway.base.rpartition(":")[2]))
+        with socket.create_connection(address, timeout=10) as deaf:
+            deaf.sendall(
+                f"POST /mcp HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n{head}"
+                f"Content-Length: {len(body)}\r\n\r\n{body}".encode()
+            )
+            # Its server gets rid of everything it wants to say, read or not.
+            assert eventually(lambda: "flooded" in tool_text(greedy.tool("set")), 30)
+            assert tool_text(other.tool("echo", {"a": 1})) == '{"a": 1}'
+            assert psutil.Process(gateway.pid).memory_info().rss - memory < 60 << 20

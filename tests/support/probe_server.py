@@ -78,6 +78,13 @@ def change(*_: Any) -> str:
     return "changed"
 
 
+def flood(arguments: dict[str, Any], _: dict[str, Any]) -> str:
+    for _number in range(int(arguments["megabytes"])):
+        send({"method": "notifications/message", "params": {"level": "info", "data": "f" * (1 << 20)}})
+    _set.append("flooded")
+    return "flooded"
+
+
 def announce(*_: Any) -> str:
     for listener in _listening:
         send({"method": "notifications/tools/list_changed", "params": {"_meta": {SUBSCRIPTION: listener}}})
@@ -108,6 +115,7 @@ TOOLS: dict[str, Callable[[dict[str, Any], dict[str, Any]], Any]] = {
     "spawn": spawn,
     "change": change,
     "announce": announce,
+    "flood": flood,
     "roots": roots,
 }
 
