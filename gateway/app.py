@@ -13,10 +13,13 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from gateway.bridge.input_required import StateSeal
+from gateway.bridge.legacy_client import LegacyClients
+from gateway.bridge.modern_client import ModernClients
 from gateway.endpoint import Endpoint
 from gateway.identity import Identity
 from gateway.live import LiveSession, LiveSessions
 from gateway.pipeline import Pipeline
+from gateway.relay import Relay
 from gateway.sessions import Sessions
 from gateway.settings import ConfigurationError, GatewaySettings, Settings, UpstreamSettings
 from gateway.upstreams import ConfiguredUpstream
@@ -79,21 +82,25 @@ class Gateway:
         timeout = options.limits.call_timeout_s
         endpoints = {ALL: Endpoint(self._upstreams, call_timeout_s=timeout)}
         endpoints |= {f"/servers/{u.name}/mcp": Endpoint([u], call_timeout_s=timeout) for u in self._upstreams}
-        self._pipeline = Pipeline(
-            identity=Identity(api_keys=options.api_keys, allow_anonymous=options.allows_anonymous),
+        relay = Relay(
             sessions=self._sessions,
-            endpoints=endpoints,
             events=self._events,
-            seal=StateSeal(ring, clock),
             result_meta=options.result_meta,
             max_exchanges=options.limits.exchanges,
+        )
+        sessions, events = self._sessions, self._events
+        pipeline = Pipeline(
+            identity=Identity(api_keys=options.api_keys, allow_anonymous=options.allows_anonymous),
+            legacy=LegacyClients(relay=relay, sessions=sessions, endpoints=endpoints, events=events),
+            modern=ModernClients(relay=relay, sessions=sessions, endpoints=endpoints, seal=StateSeal(ring, clock)),
+            endpoints=endpoints,
         )
         guard = _guard(options)
         self.routes = [
             Route(
                 path,
                 StreamableHttp(
-                    self._pipeline,
+                    pipeline,
                     path,
                     guard=guard,
                     body_limit=options.limits.body_bytes,

@@ -24,7 +24,10 @@ __all__ = [
     "session_unknown",
     "store_full",
     "store_unavailable",
+    "stream_taken",
+    "too_many_exchanges",
     "unauthenticated",
+    "unknown_event",
 ]
 
 SESSION_UNKNOWN: Final = -32010
@@ -67,6 +70,20 @@ def store_full() -> Refused:
     return Refused(
         503, STORE_UNAVAILABLE, "No room for one more session: all are in use. Try again.", headers={"Retry-After": "5"}
     )
+
+
+def too_many_exchanges() -> Refused:
+    return Refused(
+        429, UPSTREAM_UNAVAILABLE, "Too many calls of this session are in flight.", headers={"Retry-After": "1"}
+    )
+
+
+def unknown_event() -> Refused:
+    return Refused(404, INVALID_PARAMS, "Unknown Last-Event-ID: it is not of this session, or too old to resume from.")
+
+
+def stream_taken() -> Refused:
+    return Refused(409, INVALID_PARAMS, "This session has a GET stream already.")
 
 
 def bad_context(reason: str) -> Refused:

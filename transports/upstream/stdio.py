@@ -103,6 +103,9 @@ class StdioLink:
 
     def exited(self, code: int | None) -> None:
         how = "ended" if code is None else f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
+        if code:
+            last_words = [line[:500] for line in self.process.stderr_tail()[-5:]]
+            logger.warning("server %s %s; the end of its stderr: %s", self._name, how, last_words)
         self._events.closed(f"server {self._name!r} {how}")
 
     def stderr(self, line: bytes) -> None:

@@ -1,0 +1,187 @@
+"""Calls of legacy clients: the handshake, notifications, answers to servers, the GET stream, DELETE.
+
+MCP 2025-03-26 to 2025-11-25.
+"""
+
+import logging
+from collections.abc import Mapping
+
+import msgspec
+
+from gateway.bridge.handshake import at_most, negotiable
+from gateway.bridge.input_required import request_meta
+from gateway.context import with_meta, without_our_keys
+from gateway.conversation import HandshakeRefused
+from gateway.endpoint import Endpoint
+from gateway.errors import UPSTREAM_UNAVAILABLE, session_unknown, stream_taken, unknown_event
+from gateway.exchange import Exchange
+from gateway.live import STANDALONE, LiveSession
+from gateway.relay import Relay, id_of, message_of, meta_for_upstream
+from gateway.reply import ImmediateReply, StreamReply
+from gateway.sessions import Resolved, Sessions, client_facts
+from session_store import EventLog, Principal, UnknownEvent
+from transports.base import Answer, Era, EventSource, Refused, ReplyQueue, Request, UpstreamUnavailable
+from transports.jsonrpc import (
+    INVALID_PARAMS,
+    Object,
+    decode_id,
+    encode,
+    encode_error,
+    encode_result,
+    error_code,
+    splice,
+)
+
+__all__ = ["LegacyClients"]
+
+logger = logging.getLogger(__name__)
+
+
+class LegacyClients:
+    """What a client of the handshake era sends."""
+
+    def __init__(
+        self, *, relay: Relay, sessions: Sessions, endpoints: Mapping[str, Endpoint], events: EventLog
+    ) -> None:
+        self._relay = relay
+        self._sessions = sessions
+        self._endpoints = endpoints
+        self._events = events
+
+    async def call(self, request: Request, principal: Principal, correlation: str) -> Answer:
+        """Answer a request."""
+        message, endpoint = message_of(request), self._endpoints[request.endpoint]
+        if message.method == "initialize":
+            return await self._initialize(request, principal, correlation)
+        resolved = await self._sessions.require(request, principal)
+        live = resolved.live
+        if message.method == "ping":
+            return ImmediateReply(encode_result(encode(message.id), b"{}"))
+        params = message.params_object()
+        await self._remember(live, str(message.method), params)
+        shape = None
+        if self._relay.result_meta:
+
+            def shape(exchange: Exchange, result: Object) -> Object:
+                return with_meta(result, self._relay.trace(live, correlation))
+
+        exchange = Exchange(
+            method=str(message.method), client_id=id_of(message), live=live, replies=ReplyQueue(), shape=shape
+        )
+        return await self._relay.send(exchange, endpoint, Era.LEGACY, params, [], correlation)
+
+    async def _initialize(self, request: Request, principal: Principal, correlation: str) -> Answer:
+        message, endpoint = message_of(request), self._endpoints[request.endpoint]
+        params = negotiable(message.params_object())
+        info = msgspec.json.decode(params.get("clientInfo", b"null"))
+        version = msgspec.json.decode(params["protocolVersion"])
+        if "_meta" in params:
+            params = params | {"_meta": msgspec.Raw(encode(without_our_keys(request_meta(params))))}
+        facts = client_facts(info, version, splice(encode(params)))
+        resolved = await self._sessions.initialize(request, principal, facts)
+        live = resolved.live
+        if not resolved.opened:
+            await self._sessions.update(live, client=facts)
+        live.busy += 1
+        try:
+            result = await endpoint.initialize(live, correlation)
+        except HandshakeRefused as error:
+            await self._undo(resolved)
+            return ImmediateReply(
+                encode_error(encode(message.id), splice(error.error)), error_code=error_code(error.error)
+            )
+        except UpstreamUnavailable as error:
+            await self._undo(resolved)
+            failure = {"code": UPSTREAM_UNAVAILABLE, "message": str(error)}
+            return ImmediateReply(encode_error(encode(message.id), failure), error_code=UPSTREAM_UNAVAILABLE)
+        except BaseException:
+            await self._undo(resolved)
+            raise
+        finally:
+            live.busy -= 1
+        await self._sessions.touch(live)
+        result = at_most(result, version)
+        return ImmediateReply(encode_result(encode(message.id), result), self._sessions.headers(resolved, request))
+
+    async def _undo(self, resolved: Resolved) -> None:
+        """A refused handshake leaves nothing behind."""
+        if resolved.opened:
+            await self._sessions.end(resolved.live.session.id, "handshake refused")
+
+    async def _remember(self, live: LiveSession, method: str, params: Object) -> None:
+        """Keep what a new link has to be told again: log level and subscriptions."""
+        session = live.session
+        if method == "logging/setLevel":
+            await self._sessions.update(live, log_level=_text(params, "level"))
+        elif method == "resources/subscribe":
+            uris = {*session.subscriptions, _text(params, "uri")}
+            await self._sessions.update(live, subscriptions=tuple(sorted(uris))[:1_000])
+        elif method == "resources/unsubscribe":
+            uris = {*session.subscriptions} - {_text(params, "uri")}
+            await self._sessions.update(live, subscriptions=tuple(sorted(uris)))
+
+    async def notify(self, request: Request, principal: Principal, correlation: str) -> None:
+        """Act on a notification, or pass it on."""
+        message = message_of(request)
+        live = (await self._sessions.require(request, principal)).live
+        params = message.params_object()
+        method = str(message.method)
+        if method == "notifications/cancelled":
+            self._cancel(live, params)
+            return
+        if method == "notifications/progress" and _progress_of_question(live, params):
+            return
+        if method == "notifications/initialized":
+            await self._sessions.update(live, initialized=True)
+        meta = meta_for_upstream(params, live, correlation)
+        body = encode(params | {"_meta": msgspec.Raw(encode(meta))})
+        self._endpoints[request.endpoint].notify(live, Era.LEGACY, method, body, correlation)
+
+    @staticmethod
+    def _cancel(live: LiveSession, params: Object) -> None:
+        exchange = live.exchanges.get(decode_id(params.get("requestId", msgspec.Raw(b"null"))))
+        if exchange is not None and exchange.conversation is not None:
+            reason = msgspec.json.decode(params.get("reason", b'""'))
+            exchange.conversation.cancel(exchange, str(reason or "the client cancelled"))
+
+    async def respond(self, request: Request, principal: Principal) -> None:
+        """Give a client's answer to the server that asked."""
+        live = (await self._sessions.require(request, principal)).live
+        if not live.answered(message_of(request)):
+            logger.info("a client answered a request that nobody waits for")
+
+    async def stream(self, request: Request, principal: Principal, last_event_id: str | None) -> EventSource:
+        """The session's own stream, or what is left of one that broke."""
+        live = (await self._sessions.require(request, principal)).live
+        stream = STANDALONE
+        if last_event_id is not None:
+            try:
+                stream = await self._events.stream_of(live.session.id, last_event_id)
+            except UnknownEvent:
+                raise unknown_event() from None
+        if stream == STANDALONE and live.listeners:
+            raise stream_taken()
+        return StreamReply(live, stream, last_event_id, events=self._events, released=self._sessions.touch)
+
+    async def end(self, request: Request, principal: Principal) -> None:
+        """End the session."""
+        live = (await self._sessions.require(request, principal)).live
+        if not await self._sessions.end(live.session.id, "the client ended it"):
+            raise session_unknown()
+
+
+def _text(params: Object, key: str) -> str:
+    try:
+        return msgspec.json.decode(params.get(key, b"null"), type=str)
+    except msgspec.MsgspecError:
+        raise Refused(200, INVALID_PARAMS, f"params.{key} must be a string") from None
+
+
+def _progress_of_question(live: LiveSession, params: Object) -> bool:
+    """Progress on a server's request goes to the one server that asked, under its own token."""
+    asker = live.asker(decode_id(params.get("progressToken", msgspec.Raw(b"null"))))
+    if asker is None:
+        return False
+    conversation, token = asker
+    conversation.notify("notifications/progress", encode(params | {"progressToken": token}))
+    return True

@@ -1,0 +1,80 @@
+"""One call on its way: bounded, given its context, counted as use of its session."""
+
+import msgspec
+
+from gateway.bridge.input_required import request_meta
+from gateway.context import CONTEXT_KEY, TRACE_KEY, context_meta, without_our_keys
+from gateway.endpoint import Endpoint
+from gateway.errors import too_many_exchanges
+from gateway.exchange import Exchange
+from gateway.live import LiveSession
+from gateway.reply import CallReply
+from gateway.sessions import Sessions
+from session_store import EventLog
+from session_store.session import redact
+from transports.base import Answer, Era, Request
+from transports.jsonrpc import Message, Object, RequestId, encode
+
+__all__ = ["Relay", "id_of", "message_of", "meta_for_upstream"]
+
+
+class Relay:
+    """What calls of both eras have in common. `result_meta` puts trace facts into results."""
+
+    def __init__(self, *, sessions: Sessions, events: EventLog, result_meta: bool, max_exchanges: int) -> None:
+        self._sessions = sessions
+        self._events = events
+        self.result_meta = result_meta
+        self._max_exchanges = max_exchanges
+
+    async def send(
+        self,
+        exchange: Exchange,
+        endpoint: Endpoint,
+        era: Era,
+        params: Object,
+        headers: list[tuple[bytes, bytes]],
+        correlation: str,
+    ) -> Answer:
+        """Send a call upstream; its outcome comes through the answer.
+
+        Raises:
+            Refused: 429, too many calls of the session are in flight; or the call names nothing that exists.
+        """
+        live = exchange.live
+        if live is not None and live.busy >= self._max_exchanges:
+            raise too_many_exchanges()
+        meta = meta_for_upstream(params, live, correlation)
+        events = self._events if era is Era.LEGACY else None
+        reply = CallReply(exchange, headers, events=events, released=self._sessions.touch)
+        try:
+            await endpoint.relay(exchange, era, params, meta, correlation)
+        except BaseException:
+            await reply.done()
+            raise
+        return reply
+
+    def trace(self, live: LiveSession, correlation: str) -> Object:
+        """The trace facts for a result's `_meta`, if they are wanted."""
+        if not self.result_meta:
+            return {}
+        trace = {"session": redact(live.session.id), "correlation_id": correlation}
+        return {TRACE_KEY: msgspec.Raw(encode(trace))}
+
+
+def meta_for_upstream(params: Object, live: LiveSession | None, correlation: str) -> Object:
+    """`_meta` as the upstream is to see it: the client's, less what only we may say, and the session's context."""
+    meta = without_our_keys(request_meta(params))
+    return meta if live is None else meta | {CONTEXT_KEY: context_meta(live.session, correlation)}
+
+
+def message_of(request: Request) -> Message:
+    """The message of a request that has one."""
+    assert request.message is not None
+    return request.message
+
+
+def id_of(message: Message) -> RequestId:
+    """The id of a message that is a request."""
+    assert isinstance(message.id, int | str)
+    return message.id
