@@ -8,8 +8,9 @@ from typing import Any, Final
 import msgspec
 
 from gateway.errors import bad_context
+from gateway.params import meta_of
 from session_store import Context, InvalidContext, Session
-from transports.jsonrpc import Object, decode_object, encode
+from transports.jsonrpc import Object, encode
 
 __all__ = [
     "CONTEXT_KEY",
@@ -103,5 +104,5 @@ def without_our_keys(meta: Object) -> Object:
 
 def with_meta(result: Object, additions: Mapping[str, msgspec.Raw]) -> Object:
     """A result with these keys in its `_meta`, which keeps what the server put there."""
-    meta = decode_object(result["_meta"], "_meta") if "_meta" in result else {}
+    meta = meta_of(result)
     return result | {"_meta": msgspec.Raw(encode({**meta, **additions}))}

@@ -15,6 +15,7 @@ from gateway.conversation import Conversation, HandshakeRefused
 from gateway.errors import OUTCOME_UNKNOWN, UPSTREAM_UNAVAILABLE
 from gateway.exchange import Exchange
 from gateway.live import LiveSession
+from gateway.params import text_of
 from gateway.sharing import considerate
 from gateway.upstreams import ConfiguredUpstream
 from transports.base import Era, LinkClosed, Refused, UpstreamUnavailable
@@ -143,7 +144,7 @@ class Endpoint:
     ) -> tuple[ConfiguredUpstream, Object]:
         method = exchange.method
         if method in ("tools/call", "prompts/get"):
-            name, inner = owner_of(_text(params, "name"), self._upstreams, method.partition("/")[0].removesuffix("s"))
+            name, inner = owner_of(text_of(params, "name"), self._upstreams, method.partition("/")[0].removesuffix("s"))
             return self._upstreams[name], params | {"name": msgspec.Raw(encode(inner))}
         if method == "completion/complete":
             ref = msgspec.json.decode(params.get("ref", b"null"))
@@ -154,7 +155,7 @@ class Endpoint:
                 str(ref.get("uri")) if isinstance(ref, dict) else "", exchange, era, correlation
             ), params
         if method in ("resources/read", "resources/subscribe", "resources/unsubscribe"):
-            return await self._owner_of_uri(_text(params, "uri"), exchange, era, correlation), params
+            return await self._owner_of_uri(text_of(params, "uri"), exchange, era, correlation), params
         if method == "subscriptions/listen":
             raise Refused(
                 200,
@@ -232,10 +233,3 @@ class Endpoint:
 
     def _all(self, live: LiveSession, era: Era, correlation: str) -> list[Conversation]:
         return [u.conversation(live, era, correlation) for u in self._upstreams.values()]
-
-
-def _text(params: Object, key: str) -> str:
-    try:
-        return msgspec.json.decode(params.get(key, b"null"), type=str)
-    except msgspec.MsgspecError:
-        raise Refused(200, INVALID_PARAMS, f"params.{key} must be a string") from None

@@ -15,13 +15,13 @@ import msgspec
 from gateway.conversation import Conversation
 from gateway.errors import UNREAD
 from gateway.exchange import Exchange
+from gateway.params import meta_of
 from session_store import EventLog, Session
 from transports.base import Era
 from transports.jsonrpc import (
     Message,
     Object,
     RequestId,
-    decode_object,
     encode,
     encode_notification,
     encode_request,
@@ -155,7 +155,7 @@ class LiveSession:
 
 
 def _with_progress_token(params: Object, number: int) -> tuple[Object, msgspec.Raw | None]:
-    meta = decode_object(params["_meta"], "_meta") if "_meta" in params else {}
+    meta = meta_of(params)
     token = meta.get("progressToken")
     if token is None:
         return params, None

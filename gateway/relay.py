@@ -2,12 +2,12 @@
 
 import msgspec
 
-from gateway.bridge.input_required import request_meta
 from gateway.context import CONTEXT_KEY, TRACE_KEY, context_meta, without_our_keys
 from gateway.endpoint import Endpoint
 from gateway.errors import too_many_exchanges
 from gateway.exchange import Exchange
 from gateway.live import LiveSession
+from gateway.params import meta_of
 from gateway.reply import CallReply
 from gateway.sessions import Sessions
 from session_store import EventLog
@@ -64,7 +64,7 @@ class Relay:
 
 def meta_for_upstream(params: Object, live: LiveSession | None, correlation: str) -> Object:
     """`_meta` as the upstream is to see it: the client's, less what only we may say, and the session's context."""
-    meta = without_our_keys(request_meta(params))
+    meta = without_our_keys(meta_of(params))
     return meta if live is None else meta | {CONTEXT_KEY: context_meta(live.session, correlation)}
 
 

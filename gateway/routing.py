@@ -13,6 +13,7 @@ import msgspec
 from gateway.conversation import Conversation
 from gateway.exchange import Exchange
 from gateway.live import LiveSession
+from gateway.params import meta_of
 from transports.base import Era
 from transports.jsonrpc import (
     METHOD_NOT_FOUND,
@@ -20,7 +21,6 @@ from transports.jsonrpc import (
     Message,
     Object,
     decode_id,
-    decode_object,
     encode,
     encode_notification,
     splice,
@@ -153,7 +153,7 @@ def _progress(conversation: Conversation, params: Object) -> None:
 
 def _subscribed(conversation: Conversation, method: str, params: Object) -> bool:
     """Pass on a frame of a subscription, under the client's own subscription id; False for any other message."""
-    meta = decode_object(params["_meta"], "_meta") if "_meta" in params else {}
+    meta = meta_of(params)
     if _SUBSCRIPTION_ID not in meta:
         return False
     number = decode_id(meta[_SUBSCRIPTION_ID])

@@ -23,7 +23,9 @@ PURE = [
     "transports/upstream/lines.py",
     "gateway/catalog.py",
     "gateway/context.py",
+    "gateway/params.py",
     "gateway/sharing.py",
+    "gateway/bridge/results.py",
     "gateway/bridge/handshake.py",
 ]
 IO = {"asyncio", "socket", "subprocess", "redis", "sqlite3", "threading"}

@@ -14,7 +14,7 @@ from mcp.server.request_state import AESGCMRequestStateCodec, InvalidRequestStat
 
 from gateway.errors import bad_request_state
 from session_store import KeyRing, Principal, Purpose
-from transports.jsonrpc import Object, decode_object, encode
+from transports.jsonrpc import Object, encode
 
 __all__ = ["INPUT_REQUIRED_METHODS", "OpenedState", "StateSeal", "request_digest"]
 
@@ -94,8 +94,3 @@ def with_inner_state(params: Object, opened: OpenedState) -> Object:
     """A retry's params as the server is to see them."""
     rest = {key: value for key, value in params.items() if key != "requestState"}
     return rest if opened.inner is None else rest | {"requestState": opened.inner}
-
-
-def request_meta(params: Object) -> Object:
-    """The top level of `_meta`."""
-    return decode_object(params["_meta"], "_meta") if "_meta" in params else {}

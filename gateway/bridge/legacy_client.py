@@ -9,20 +9,19 @@ from collections.abc import Mapping
 import msgspec
 
 from gateway.bridge.handshake import at_most, negotiable
-from gateway.bridge.input_required import request_meta
 from gateway.context import with_meta, without_our_keys
 from gateway.conversation import HandshakeRefused
 from gateway.endpoint import Endpoint
 from gateway.errors import UPSTREAM_UNAVAILABLE, session_unknown, stream_taken, unknown_event
 from gateway.exchange import Exchange
 from gateway.live import STANDALONE, LiveSession
+from gateway.params import meta_of, text_of
 from gateway.relay import Relay, id_of, message_of, meta_for_upstream
 from gateway.reply import ImmediateReply, StreamReply
 from gateway.sessions import Resolved, Sessions, client_facts
 from session_store import EventLog, Principal, UnknownEvent
-from transports.base import Answer, Era, EventSource, Refused, ReplyQueue, Request, UpstreamUnavailable
+from transports.base import Answer, Era, EventSource, ReplyQueue, Request, UpstreamUnavailable
 from transports.jsonrpc import (
-    INVALID_PARAMS,
     Object,
     decode_id,
     encode,
@@ -76,7 +75,7 @@ class LegacyClients:
         info = msgspec.json.decode(params.get("clientInfo", b"null"))
         version = msgspec.json.decode(params["protocolVersion"])
         if "_meta" in params:
-            params = params | {"_meta": msgspec.Raw(encode(without_our_keys(request_meta(params))))}
+            params = params | {"_meta": msgspec.Raw(encode(without_our_keys(meta_of(params))))}
         facts = client_facts(info, version, splice(encode(params)))
         resolved = await self._sessions.initialize(request, principal, facts)
         live = resolved.live
@@ -112,12 +111,12 @@ class LegacyClients:
         """Keep what a new link has to be told again: log level and subscriptions."""
         session = live.session
         if method == "logging/setLevel":
-            await self._sessions.update(live, log_level=_text(params, "level"))
+            await self._sessions.update(live, log_level=text_of(params, "level"))
         elif method == "resources/subscribe":
-            uris = {*session.subscriptions, _text(params, "uri")}
+            uris = {*session.subscriptions, text_of(params, "uri")}
             await self._sessions.update(live, subscriptions=tuple(sorted(uris))[:1_000])
         elif method == "resources/unsubscribe":
-            uris = {*session.subscriptions} - {_text(params, "uri")}
+            uris = {*session.subscriptions} - {text_of(params, "uri")}
             await self._sessions.update(live, subscriptions=tuple(sorted(uris)))
 
     async def notify(self, request: Request, principal: Principal, correlation: str) -> None:
@@ -168,13 +167,6 @@ class LegacyClients:
         live = (await self._sessions.require(request, principal)).live
         if not await self._sessions.end(live.session.id, "the client ended it"):
             raise session_unknown()
-
-
-def _text(params: Object, key: str) -> str:
-    try:
-        return msgspec.json.decode(params.get(key, b"null"), type=str)
-    except msgspec.MsgspecError:
-        raise Refused(200, INVALID_PARAMS, f"params.{key} must be a string") from None
 
 
 def _progress_of_question(live: LiveSession, params: Object) -> bool:
