@@ -304,6 +304,9 @@ class Conversation:
             lost = list(self.pending.values())
         for exchange in lost:
             self._fail(exchange, OUTCOME_UNKNOWN, reason)
+        for number, answer in self._own.items():
+            if request_id in (None, number) and not answer.done():
+                answer.set_exception(LinkClosed(reason))
 
     def closed(self, reason: str) -> None:
         self._link = None

@@ -14,7 +14,7 @@ from transports.base import LinkClosed, LinkEvents, UpstreamUnavailable
 from transports.jsonrpc import InvalidMessage, parse_lenient
 from transports.upstream.process import Command, Process, ProcessFailed, Supervisor
 
-__all__ = ["INHERITED", "StdioLink", "StdioUpstream"]
+__all__ = ["INHERITED", "StdioLink", "StdioUpstream", "answered_by"]
 
 logger = logging.getLogger(__name__)
 
@@ -24,7 +24,9 @@ INHERITED: Final = ("HOME", "LANG", "LC_ALL", "LC_CTYPE", "LOGNAME", "PATH", "SH
 MAX_UNREAD_BYTES: Final = 16 << 20
 """What may wait for a child that does not read its stdin."""
 
-_ID = re.compile(rb'"id"\s*:\s*(\d{1,18})\s*[,}]')
+# Where the id of an answer stands in what is left of a line: first, or last. Ids deeper inside are somebody else's.
+_FIRST = re.compile(rb'\s*\{\s*(?:"jsonrpc"\s*:\s*"2\.0"\s*,\s*)?"(id|method)"\s*:\s*(?:(\d{1,18})\s*,\s*("method")?)?')
+_LAST = re.compile(rb'[}\]]\s*,\s*"id"\s*:\s*(\d{1,18})\s*(?:,\s*"jsonrpc"\s*:\s*"2\.0"\s*)?\}\s*$')
 
 
 class StdioUpstream:
@@ -95,11 +97,11 @@ class StdioLink:
         self._events.message(message)
 
     def oversized(self, head: bytes, tail: bytes) -> None:
-        # Ids are integers of our own making, so the first one named tells whose answer it was.
-        found = _ID.search(head) or _ID.search(tail)
         reason = f"server {self._name!r} wrote a message beyond the line limit; it was thrown away"
         logger.warning(reason)
-        self._events.unreadable(int(found[1]) if found else None, reason)
+        is_answer, request_id = answered_by(head, tail)
+        if is_answer:
+            self._events.unreadable(request_id, reason)
 
     def exited(self, code: int | None) -> None:
         how = "ended" if code is None else f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
@@ -110,3 +112,14 @@ class StdioLink:
 
     def stderr(self, line: bytes) -> None:
         logger.debug("server %s: %s", self._name, line.decode("utf-8", "replace"))
+
+
+def answered_by(head: bytes, tail: bytes) -> tuple[bool, int | None]:
+    """Whether a line, of which both ends are left, may be an answer; and to which request, where that can be told."""
+    first = _FIRST.match(head)
+    if first is not None and (first[1] == b"method" or first[3]):
+        return False, None  # a notification or a request of the server's
+    if first is not None and first[2]:
+        return True, int(first[2])
+    last = _LAST.search(tail)
+    return True, int(last[1]) if last else None
