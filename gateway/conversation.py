@@ -374,8 +374,9 @@ class Conversation:
         )
 
     def _settled(self, exchange: Exchange) -> None:
-        if isinstance(exchange.timer, asyncio.TimerHandle):
+        if exchange.timer is not None:
             exchange.timer.cancel()
+            exchange.timer = None
         self._rest()
 
     def _rest(self) -> None:

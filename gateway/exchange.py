@@ -55,7 +55,7 @@ class Exchange:
         self.progress_token: msgspec.Raw | None = None
         self.conversation: Conversation | None = None
         self.heard_at = 0.0
-        self.timer: object | None = None
+        self.timer: asyncio.TimerHandle | None = None
 
     @property
     def is_subscription(self) -> bool:

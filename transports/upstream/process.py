@@ -96,6 +96,7 @@ class Process:
         self._stdin = Outbox(loop, stdin)
         self._stdout = Inbox(loop, stdout, lines.feed, self._silent)
         self._stderr = Inbox(loop, stderr, self._tail.feed, self._tail.end)
+        self._silence: asyncio.TimerHandle | None = None
         self._listening = False
         self._ended_early: tuple[int | None, str] | None = None
         self._reports.start()
@@ -188,13 +189,15 @@ class Process:
     def _silent(self) -> None:
         self._lines.end()
         if not self._done.done():
-            self._loop.call_later(_SILENT_GRACE_S, self.kill)
+            self._silence = self._loop.call_later(_SILENT_GRACE_S, self.kill)
 
     def _end(self, code: int | None, reason: str) -> None:
         if self._done.done():
             return
         self.returncode = code
         self._done.set_result(None)
+        if self._silence is not None:
+            self._silence.cancel()
         self._stdin.close()
         self._stdout.drain()
         self._stderr.drain()
