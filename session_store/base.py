@@ -1,12 +1,33 @@
 """What a backend of the session store must do, and how it fails. `session_store.testing` is the contract as tests."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from session_store.session import Principal, Session
 
-__all__ = ["Event", "EventLog", "Gone", "SessionStore", "StoreError", "StoreFull", "StoreUnavailable", "UnknownEvent"]
+__all__ = [
+    "AuditEvent",
+    "AuditTrail",
+    "Backend",
+    "Bus",
+    "Directory",
+    "Event",
+    "EventLog",
+    "Fate",
+    "Gone",
+    "SessionGone",
+    "SessionStore",
+    "StateStore",
+    "StoreError",
+    "StoreFull",
+    "StoreUnavailable",
+    "UnknownEvent",
+]
+
+Fate = Literal["live", "ended", "expired", "evicted", "unknown"]
+"""What became of a session id. `unknown` as well once it is too long ago."""
 
 
 class StoreError(Exception):
@@ -25,11 +46,15 @@ class UnknownEvent(LookupError):
     """The event id is not one of this session's, or is older than what the log still holds."""
 
 
+class SessionGone(LookupError):
+    """The session has expired or ended; nothing can be read from or written to it any more."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gone:
     """A session that ended by itself, and why."""
 
-    session: Session
+    session_id: str
     reason: Literal["expired", "evicted"]
 
 
@@ -39,6 +64,20 @@ class Event:
 
     id: str
     frame: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditEvent:
+    """Something that happened to a session: `session` is its id as logs may show it, `at` seconds since the epoch."""
+
+    at: float
+    event: Literal["created", "resumed", "expired", "evicted", "ended", "refused"]
+    session: str = ""
+    principal: str = ""
+    endpoint: str = ""
+    era: str = ""
+    reason: str = ""
+    correlation: str = ""
 
 
 class SessionStore(Protocol):
@@ -76,19 +115,67 @@ class SessionStore(Protocol):
         ...
 
     async def update(self, session_id: str, **fields: object) -> Session | None:
-        """Set these fields of the record and no others."""
+        """Set these fields of the record and no others. Not for times, metadata, owner and epoch."""
+        ...
+
+    async def annotate(self, session_id: str, changes: Mapping[str, str | None]) -> Session | None:
+        """Change the metadata, name by name; None removes one.
+
+        Raises:
+            InvalidMetadata: it would be too large; nothing changes.
+        """
         ...
 
     async def end(self, session_id: str) -> bool:
-        """Forget the session at once. True for the one caller that ended it; again is harmless."""
+        """Forget the session and its state at once. True for the one caller that ended it; again is harmless."""
         ...
 
     async def page(self, *, after: str = "", limit: int = 100) -> list[Session]:
         """Live sessions in order of id, from the first id beyond `after`."""
         ...
 
+    async def gone(self, session_ids: Sequence[str]) -> list[str]:
+        """Those of these ids that are not live sessions (any more)."""
+        ...
+
+    async def fate(self, session_id: str) -> Fate:
+        """What became of that id: for logs, never for clients."""
+        ...
+
     async def sweep(self) -> list[Gone]:
         """Forget and return what ended by itself. Each such session is returned exactly once, to one caller."""
+        ...
+
+
+class StateStore(Protocol):
+    """The state of sessions, key by key. Values are compact JSON; equal values are equal bytes.
+
+    Every operation is atomic. Every method may raise `SessionGone`, `StoreUnavailable`, and `InvalidState` for a key or
+    a value beyond the limits, when nothing changes.
+    """
+
+    async def get(self, session_id: str, key: str) -> bytes | None:
+        """The value, or None."""
+        ...
+
+    async def set(self, session_id: str, key: str, value: bytes) -> None:
+        """Keep the value."""
+        ...
+
+    async def delete(self, session_id: str, key: str) -> bool:
+        """Forget the key; whether it was there."""
+        ...
+
+    async def increment(self, session_id: str, key: str, by: int) -> int:
+        """Add to an integer, 0 when it is missing; the sum. `InvalidState` when it is no integer of 64 bits."""
+        ...
+
+    async def compare_and_set(self, session_id: str, key: str, expected: bytes | None, value: bytes | None) -> bool:
+        """Set (or, with None, delete) the key if its value is `expected` (None: if it is missing); whether it was."""
+        ...
+
+    async def keys(self, session_id: str) -> list[str]:
+        """All keys, in order."""
         ...
 
 
@@ -124,4 +211,100 @@ class EventLog(Protocol):
 
     async def drop(self, session_id: str) -> None:
         """Forget the session's streams; their followers come to an end."""
+        ...
+
+
+class Bus(Protocol):
+    """Short messages between the processes that share a store, to those who listen now. Nothing is kept."""
+
+    async def publish(self, topic: str, data: bytes) -> None:
+        """Send to everyone who listens to that topic, this process included."""
+        ...
+
+    def listening(self, topic: str, hear: Callable[[bytes | None], None]) -> AbstractAsyncContextManager[None]:
+        """Hear what is published inside the block. `hear(None)` means that messages may have been missed."""
+        ...
+
+
+class Directory(Protocol):
+    """Which replicas live, and which of them owns a session."""
+
+    async def beat(self, replica: str, address: str, lease_s: float) -> list[str]:
+        """Live for another lease; the sessions that others have claimed from this replica since its last beat."""
+        ...
+
+    async def leave(self, replica: str) -> None:
+        """End the lease at once."""
+        ...
+
+    async def address(self, replica: str) -> str | None:
+        """Where that replica is reached; None when its lease has run out."""
+        ...
+
+    async def replicas(self) -> dict[str, str]:
+        """The addresses of all live replicas, by name."""
+        ...
+
+    async def claim(self, session_id: str, replica: str, *, epoch: int) -> int | None:
+        """Become the owner if the session's epoch is still that one: the new epoch, or None when it is not."""
+        ...
+
+    async def release(self, session_id: str, replica: str, *, epoch: int) -> bool:
+        """Own it no longer; False when another has claimed it meanwhile. The epoch stays."""
+        ...
+
+
+class AuditTrail(Protocol):
+    """What happened to sessions: a capped stream, the oldest go first."""
+
+    async def record(self, events: Sequence[AuditEvent]) -> None:
+        """Keep these events."""
+        ...
+
+    async def recent(self, limit: int = 100) -> list[AuditEvent]:
+        """The newest events, newest first."""
+        ...
+
+
+class Backend(Protocol):
+    """All that one URL gives."""
+
+    @property
+    def is_durable(self) -> bool:
+        """Sessions outlive the process."""
+        ...
+
+    @property
+    def is_shared(self) -> bool:
+        """Many gateway processes may use it at once."""
+        ...
+
+    @property
+    def sessions(self) -> SessionStore: ...
+
+    @property
+    def state(self) -> StateStore: ...
+
+    @property
+    def events(self) -> EventLog: ...
+
+    @property
+    def bus(self) -> Bus: ...
+
+    @property
+    def directory(self) -> Directory: ...
+
+    @property
+    def audit(self) -> AuditTrail: ...
+
+    async def open(self) -> None:
+        """Be ready for use. Raises `StoreError` with what is wrong and what to do."""
+        ...
+
+    async def ping(self) -> None:
+        """Raises `StoreUnavailable` when the store does not answer."""
+        ...
+
+    async def close(self) -> None:
+        """Give everything back."""
         ...

@@ -2,6 +2,7 @@
 
 import re
 import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -89,7 +90,11 @@ class ClientFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Session:
-    """The durable record of one client. All times are seconds since the epoch."""
+    """The durable record of one client. All times are seconds since the epoch.
+
+    `links` are the upstreams it has used, so that a later process knows what it cannot give back. `owner` and `epoch`
+    are the directory's.
+    """
 
     id: str
     principal: Principal
@@ -106,6 +111,10 @@ class Session:
     initialized: bool = False
     log_level: str = ""
     subscriptions: tuple[str, ...] = ()
+    links: tuple[str, ...] = ()
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    owner: str = ""
+    epoch: int = 0
 
     @property
     def expires_at(self) -> float:

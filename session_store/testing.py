@@ -1,6 +1,6 @@
-"""The contract every backend must pass, as a pytest class to inherit from. Ships with the package.
+"""The contract every backend must pass, as pytest classes to inherit from. Ships with the package.
 
-A subclass gives `store` and `log` fixtures; the store must read its time from the `clock` it is given.
+A subclass gives a `backend` fixture, open, whose time is the `clock` it is given; or a `log` fixture.
 """
 
 import asyncio
@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
-from session_store.base import EventLog, SessionStore, UnknownEvent
+from session_store.base import AuditEvent, Backend, EventLog, SessionGone, SessionStore, UnknownEvent
+from session_store.limits import MAX_INTEGER, MAX_KEY_BYTES, MAX_STATE_BYTES, MAX_VALUE_BYTES, InvalidState
+from session_store.metadata import MAX_METADATA_BYTES, InvalidMetadata
 from session_store.session import ANONYMOUS, ClientFacts, Context, Principal, Session, new_session_id
 
-__all__ = ["EventLogContract", "FakeClock", "SessionStoreContract", "a_session"]
+__all__ = ["BackendContract", "EventLogContract", "FakeClock", "SessionStoreContract", "a_session"]
 
 ALICE = Principal(issuer="api-key", subject="alice")
 BOB = Principal(issuer="api-key", subject="bob")
@@ -57,8 +59,12 @@ class SessionStoreContract:
         return FakeClock()
 
     @pytest.fixture
-    def store(self, clock: FakeClock) -> SessionStore:
+    def backend(self, clock: FakeClock) -> Backend:
         raise NotImplementedError
+
+    @pytest.fixture
+    def store(self, backend: Backend) -> SessionStore:
+        return backend.sessions
 
     async def test_gives_back_what_it_was_given(self, store: SessionStore, clock: FakeClock) -> None:
         session = a_session(clock)
@@ -71,8 +77,11 @@ class SessionStoreContract:
         assert await store.resume("nobody", ALICE) is None
         assert await store.resume_alias("nobody") is None
         assert await store.update("nobody", log_level="info") is None
+        assert await store.annotate("nobody", {"a": "b"}) is None
         assert not await store.touch("nobody")
         assert not await store.end("nobody")
+        assert await store.gone(["nobody"]) == ["nobody"]
+        assert await store.fate("nobody") == "unknown"
 
     async def test_somebody_elses_session_is_none_and_left_untouched(
         self, store: SessionStore, clock: FakeClock
@@ -162,18 +171,46 @@ class SessionStoreContract:
         assert found is not None
         assert (found.log_level, found.initialized, found.subscriptions) == ("debug", True, ("a://b",))
 
+    async def test_metadata_changes_name_by_name(self, store: SessionStore, clock: FakeClock) -> None:
+        session = await store.create(a_session(clock))
+        await asyncio.gather(*(store.annotate(session.id, {f"n{n}": f'v{n} \u00fc"\\'}) for n in range(10)))
+        await store.annotate(session.id, {"n3": None, "never": None})
+        found = await store.peek(session.id)
+        assert found is not None
+        assert found.metadata == {f"n{n}": f'v{n} \u00fc"\\' for n in range(10) if n != 3}
+
+    async def test_metadata_beyond_its_limit_changes_nothing(self, store: SessionStore, clock: FakeClock) -> None:
+        session = await store.create(a_session(clock))
+        await store.annotate(session.id, {"a": "x" * (MAX_METADATA_BYTES - 1)})
+        with pytest.raises(InvalidMetadata, match=str(MAX_METADATA_BYTES + 1)):
+            await store.annotate(session.id, {"b": ""})
+        found = await store.annotate(session.id, {"a": "short"})
+        assert found is not None and found.metadata == {"a": "short"}
+
     async def test_ends_at_once_and_for_one_caller_only(self, store: SessionStore, clock: FakeClock) -> None:
         session = await store.create(a_session(clock))
         ended = await asyncio.gather(*(store.end(session.id) for _ in range(10)))
         assert sum(ended) == 1
         assert await store.resume(session.id, ALICE) is None
+        assert await store.sweep() == []
+        clock.pass_time(10_000)
+        assert await store.sweep() == [], "what was ended did not expire"
+
+    async def test_says_afterwards_what_became_of_a_session(self, store: SessionStore, clock: FakeClock) -> None:
+        ended, expired, alive = [await store.create(a_session(clock, idle_ttl_s=t)) for t in (10.0, 10.0, 100.0)]
+        await store.end(ended.id)
+        clock.pass_time(10)
+        assert await store.fate(expired.id) == "expired"
+        await store.sweep()
+        assert [await store.fate(s.id) for s in (ended, expired, alive)] == ["ended", "expired", "live"]
+        assert sorted(await store.gone([ended.id, alive.id, expired.id])) == sorted([ended.id, expired.id])
 
     async def test_what_ended_by_itself_is_swept_once(self, store: SessionStore, clock: FakeClock) -> None:
         sessions = [await store.create(a_session(clock, idle_ttl_s=10.0)) for _ in range(5)]
         alive = await store.create(a_session(clock))
         clock.pass_time(10)
         swept = await asyncio.gather(*(store.sweep() for _ in range(3)))
-        gone = [g.session.id for part in swept for g in part]
+        gone = [g.session_id for part in swept for g in part]
         assert sorted(gone) == sorted(s.id for s in sessions)
         assert await store.sweep() == []
         assert await store.peek(alive.id) is not None
@@ -185,6 +222,148 @@ class SessionStoreContract:
         first = await store.page(limit=4)
         rest = await store.page(after=first[-1].id, limit=100)
         assert [s.id for s in (*first, *rest)] == ids
+
+
+@pytest.mark.anyio
+class BackendContract(SessionStoreContract):
+    """What the parts of a backend do beside keeping sessions."""
+
+    async def test_state_is_there_key_by_key(self, backend: Backend, clock: FakeClock) -> None:
+        session, other = [await backend.sessions.create(a_session(clock)) for _ in range(2)]
+        state = backend.state
+        await state.set(session.id, "b", b'{"x":[1,null,"\xc3\xbc"]}')
+        await state.set(session.id, "a", b"1")
+        assert await state.get(session.id, "b") == b'{"x":[1,null,"\xc3\xbc"]}'
+        assert await state.keys(session.id) == ["a", "b"]
+        assert await state.keys(other.id) == [] and await state.get(other.id, "a") is None
+        assert [await state.delete(session.id, "a") for _ in range(2)] == [True, False]
+        assert await state.get(session.id, "a") is None
+
+    async def test_increments_are_exact_and_integers_only(self, backend: Backend, clock: FakeClock) -> None:
+        session, state = await backend.sessions.create(a_session(clock)), backend.state
+        sums = await asyncio.gather(*(state.increment(session.id, "n", 2) for _ in range(50)))
+        assert sorted(sums) == list(range(2, 102, 2))
+        assert await state.increment(session.id, "n", -100) == 0
+        assert await state.get(session.id, "n") == b"0"
+        for value in (b'"1"', b"1.0", b"null", b"[]"):
+            await state.set(session.id, "t", value)
+            with pytest.raises(InvalidState, match="integer"):
+                await state.increment(session.id, "t", 1)
+            assert await state.get(session.id, "t") == value
+        assert await state.increment(session.id, "big", MAX_INTEGER) == MAX_INTEGER
+        for by in (1, MAX_INTEGER, MAX_INTEGER * 4):
+            with pytest.raises(InvalidState, match="64-bit"):
+                await state.increment(session.id, "big", by)
+        assert await state.get(session.id, "big") == str(MAX_INTEGER).encode()
+
+    async def test_compare_and_set_has_one_winner(self, backend: Backend, clock: FakeClock) -> None:
+        session, state = await backend.sessions.create(a_session(clock)), backend.state
+        won = await asyncio.gather(*(state.compare_and_set(session.id, "k", None, b"%d" % n) for n in range(20)))
+        assert sum(won) == 1
+        value = await state.get(session.id, "k")
+        assert value == b"%d" % won.index(True)
+        assert not await state.compare_and_set(session.id, "k", b"no", b"1")
+        assert await state.compare_and_set(session.id, "k", value, None)
+        assert await state.keys(session.id) == []
+        assert await state.compare_and_set(session.id, "k", None, None)
+
+    async def test_state_has_limits_and_beyond_them_nothing_changes(self, backend: Backend, clock: FakeClock) -> None:
+        session, state = await backend.sessions.create(a_session(clock)), backend.state
+        full = b'"' + b"x" * (MAX_VALUE_BYTES - 2) + b'"'
+        await state.set(session.id, "k", full)
+        with pytest.raises(InvalidState, match=str(MAX_VALUE_BYTES)):
+            await state.set(session.id, "k", full + b" ")
+        for key in ("", "x" * (MAX_KEY_BYTES + 1), "\ud800"):
+            with pytest.raises(InvalidState, match="key"):
+                await state.set(session.id, key, b"1")
+        fits = MAX_STATE_BYTES // (MAX_VALUE_BYTES + 3)
+        for n in range(1, fits):
+            await state.set(session.id, f"k{n:02}", full)
+        with pytest.raises(InvalidState, match=str(MAX_STATE_BYTES)):
+            await state.set(session.id, "one too many", full)
+        with pytest.raises(InvalidState, match=str(MAX_STATE_BYTES)):
+            await state.compare_and_set(session.id, "one too many", None, full)
+        assert len(await state.keys(session.id)) == fits
+        await state.set(session.id, "k01", b"1")
+        await state.set(session.id, "one too many", full)
+
+    async def test_a_full_state_takes_no_new_number(self, backend: Backend, clock: FakeClock) -> None:
+        session, state = await backend.sessions.create(a_session(clock)), backend.state
+        left = MAX_STATE_BYTES
+        n = 0
+        while left > 10:
+            size = min(MAX_VALUE_BYTES, left - 3)
+            await state.set(session.id, f"{n:03}", b"9" * size)
+            left, n = left - 3 - size, n + 1
+        with pytest.raises(InvalidState, match=str(MAX_STATE_BYTES)):
+            await state.increment(session.id, "x" * 20, 1)
+        assert "x" * 20 not in await state.keys(session.id)
+
+    async def test_state_goes_with_its_session(self, backend: Backend, clock: FakeClock) -> None:
+        ended, expired = [await backend.sessions.create(a_session(clock, idle_ttl_s=10.0)) for _ in range(2)]
+        for session in (ended, expired):
+            await backend.state.set(session.id, "k", b"1")
+        await backend.sessions.end(ended.id)
+        clock.pass_time(10)
+        for session in (ended, expired):
+            for operation in (
+                backend.state.get(session.id, "k"),
+                backend.state.set(session.id, "k", b"2"),
+                backend.state.increment(session.id, "k", 1),
+                backend.state.keys(session.id),
+            ):
+                with pytest.raises(SessionGone):
+                    await operation
+
+    async def test_the_bus_reaches_those_who_listen(self, backend: Backend) -> None:
+        heard: list[bytes | None] = []
+        both = asyncio.Event()
+
+        def hear(data: bytes | None) -> None:
+            heard.append(data)
+            if len(heard) == 2:
+                both.set()
+
+        async with backend.bus.listening("topic", hear):
+            await backend.bus.publish("topic", b"one")
+            await backend.bus.publish("other", b"no")
+            await backend.bus.publish("topic", b"two")
+            async with asyncio.timeout(5):
+                await both.wait()
+        await backend.bus.publish("topic", b"late")
+        assert heard == [b"one", b"two"]
+
+    async def test_one_replica_at_a_time_claims_a_session(self, backend: Backend, clock: FakeClock) -> None:
+        session, directory = await backend.sessions.create(a_session(clock)), backend.directory
+        epochs = await asyncio.gather(*(directory.claim(session.id, f"r{n}", epoch=0) for n in range(5)))
+        assert sorted(str(e) for e in epochs) == ["1", "None", "None", "None", "None"]
+        owner = f"r{epochs.index(1)}"
+        found = await backend.sessions.peek(session.id)
+        assert found is not None and (found.owner, found.epoch) == (owner, 1)
+        assert await directory.claim(session.id, "taker", epoch=1) == 2
+        assert not await directory.release(session.id, owner, epoch=1)
+        assert await directory.beat(owner, "here", 5.0) == [session.id], "it is told what it lost"
+        assert await directory.beat(owner, "here", 5.0) == []
+        assert await directory.release(session.id, "taker", epoch=2)
+        found = await backend.sessions.peek(session.id)
+        assert found is not None and (found.owner, found.epoch) == ("", 2)
+        assert await directory.claim("nobody", "taker", epoch=0) is None
+
+    async def test_a_replica_lives_until_it_leaves(self, backend: Backend) -> None:
+        directory = backend.directory
+        await directory.beat("one", "http://one", 5.0)
+        await directory.beat("two", "http://two", 5.0)
+        assert await directory.replicas() == {"one": "http://one", "two": "http://two"}
+        await directory.leave("one")
+        assert await directory.address("one") is None
+        assert await directory.replicas() == {"two": "http://two"}
+
+    async def test_the_audit_trail_gives_the_newest_first(self, backend: Backend) -> None:
+        events = [AuditEvent(at=float(n), event="created", session=f"s{n}", reason="\u00fc") for n in range(5)]
+        await backend.audit.record(events[:3])
+        await backend.audit.record(events[3:])
+        assert await backend.audit.recent(2) == [events[4], events[3]]
+        assert len(await backend.audit.recent()) == 5
 
 
 @pytest.mark.anyio

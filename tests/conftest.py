@@ -1,10 +1,12 @@
 """What every test can use."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.support.redis_server import RunningRedis, running_redis
 
 pytest.register_assert_rewrite("session_store.testing")
 
@@ -12,6 +14,13 @@ pytest.register_assert_rewrite("session_store.testing")
 @pytest.fixture(scope="session")
 def anyio_backend() -> str:
     return "asyncio"
+
+
+@pytest.fixture(scope="session")
+def redis_server() -> Iterator[RunningRedis]:
+    """One Redis for all tests that leave it as it is. Who counts its keys empties it first."""
+    with running_redis() as server:
+        yield server
 
 
 def named_requirements(items: Iterable[pytest.Item]) -> set[str]:

@@ -1,0 +1,64 @@
+"""One URL picks one backend. Backends are imported only when they are picked."""
+
+from collections.abc import Callable
+from pathlib import Path
+from time import time
+from urllib.parse import unquote, urlsplit
+
+from session_store.base import Backend
+from session_store.memory import MAX_SESSIONS, MemoryBackend
+
+__all__ = ["backend_for", "check_store_url", "shown", "sqlite_path"]
+
+SUPPORTED = "memory://, sqlite:///path, redis:// and rediss:// are"
+
+
+def check_store_url(url: str) -> str:
+    """The same URL. Raises `ValueError`, saying what is wrong, for one that picks no backend."""
+    parts = urlsplit(url)
+    if parts.scheme == "memory" and url == "memory://":
+        return url
+    if parts.scheme == "sqlite":
+        if parts.netloc or len(parts.path) < 2:
+            raise ValueError("give a path: sqlite:///relative.db, or sqlite:////absolute/path.db")
+        return url
+    if parts.scheme in ("redis", "rediss"):
+        if not parts.hostname:
+            raise ValueError("give a host: redis://host:6379/0")
+        return url
+    raise ValueError(f"unknown kind of store {parts.scheme or url[:32]!r}: {SUPPORTED} supported")
+
+
+def sqlite_path(url: str) -> Path:
+    """The file of a `sqlite:///path` URL; a fourth slash makes it absolute, as in SQLAlchemy's URLs."""
+    return Path(unquote(urlsplit(url).path)[1:])
+
+
+def backend_for(
+    url: str, *, clock: Callable[[], float] | None = None, max_sessions: int = MAX_SESSIONS, exclusive: bool = True
+) -> Backend:
+    """The backend that URL picks, not open yet. `exclusive` False is for a look from outside, beside a gateway.
+
+    Raises:
+        ValueError: the URL picks none.
+        StoreError: the backend cannot use it.
+    """
+    scheme = urlsplit(check_store_url(url)).scheme
+    if scheme == "memory":
+        return MemoryBackend(clock=clock or time, max_sessions=max_sessions)
+    if scheme == "sqlite":
+        from session_store.sqlite import SqliteBackend
+
+        return SqliteBackend(sqlite_path(url), clock=clock or time, exclusive=exclusive)
+    from session_store.redis import RedisBackend
+
+    return RedisBackend(url, clock=clock)
+
+
+def shown(url: str) -> str:
+    """The URL as logs may show it: without a password."""
+    parts = urlsplit(url)
+    if parts.password is None and parts.username is None:
+        return url
+    host = parts.hostname or ""
+    return parts._replace(netloc=f"…@{host}" + (f":{parts.port}" if parts.port else "")).geturl()

@@ -1,0 +1,84 @@
+"""The embedded backend: everything in this process. Also what other embedded backends share: bus, directory, audit."""
+
+from collections import defaultdict, deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from time import time
+from typing import Final
+
+from session_store.base import AuditEvent
+from session_store.memory.directory import MemoryDirectory
+from session_store.memory.events import MAX_LOG_BYTES, MAX_LOG_EVENTS, MemoryEventLog
+from session_store.memory.sessions import MAX_SESSIONS, MemorySessionStore, MemoryStateStore
+
+__all__ = [
+    "MAX_LOG_BYTES",
+    "MAX_LOG_EVENTS",
+    "MAX_SESSIONS",
+    "MemoryAuditTrail",
+    "MemoryBackend",
+    "MemoryBus",
+    "MemoryEventLog",
+    "MemorySessionStore",
+    "MemoryStateStore",
+]
+
+MAX_AUDIT_EVENTS: Final = 10_000
+
+
+class MemoryBus:
+    """Calls the listeners of this process."""
+
+    def __init__(self) -> None:
+        self._listeners: defaultdict[str, list[Callable[[bytes | None], None]]] = defaultdict(list)
+
+    async def publish(self, topic: str, data: bytes) -> None:
+        for hear in tuple(self._listeners.get(topic, ())):
+            hear(data)
+
+    @asynccontextmanager
+    async def listening(self, topic: str, hear: Callable[[bytes | None], None]) -> AsyncIterator[None]:
+        self._listeners[topic].append(hear)
+        try:
+            yield
+        finally:
+            self._listeners[topic].remove(hear)
+            if not self._listeners[topic]:
+                del self._listeners[topic]
+
+
+class MemoryAuditTrail:
+    """The newest events in this process."""
+
+    def __init__(self, max_events: int = MAX_AUDIT_EVENTS) -> None:
+        self._events: deque[AuditEvent] = deque(maxlen=max_events)
+
+    async def record(self, events: Sequence[AuditEvent]) -> None:
+        self._events.extend(events)
+
+    async def recent(self, limit: int = 100) -> list[AuditEvent]:
+        return list(self._events)[-limit:][::-1]
+
+
+class MemoryBackend:
+    """`memory://`"""
+
+    is_durable = False
+    is_shared = False
+
+    def __init__(self, *, clock: Callable[[], float] = time, max_sessions: int = MAX_SESSIONS) -> None:
+        self.sessions = MemorySessionStore(clock=clock, max_sessions=max_sessions)
+        self.state = MemoryStateStore(self.sessions)
+        self.events = MemoryEventLog()
+        self.bus = MemoryBus()
+        self.directory = MemoryDirectory(self.sessions, clock=clock)
+        self.audit = MemoryAuditTrail()
+
+    async def open(self) -> None:
+        """There is nothing to open."""
+
+    async def ping(self) -> None:
+        """It is always there."""
+
+    async def close(self) -> None:
+        """It goes with the process."""

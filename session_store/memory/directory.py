@@ -1,0 +1,65 @@
+"""Replicas as leases in a dict, owners in the sessions' records: for gateways in one process."""
+
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import replace
+from time import time
+from typing import Protocol
+
+from session_store.session import Session
+
+__all__ = ["MemoryDirectory", "Owners"]
+
+
+class Owners(Protocol):
+    """Where owner and epoch stand: in the sessions' records."""
+
+    async def change(self, session_id: str, changed: Callable[[Session], Session | None]) -> Session | None:
+        """The live session as `changed` makes it; None, and unchanged, when there is none or `changed` says so."""
+        ...
+
+
+class MemoryDirectory:
+    """Who lives, and who owns what."""
+
+    def __init__(self, owners: Owners, *, clock: Callable[[], float] = time) -> None:
+        self._owners = owners
+        self._clock = clock
+        self._leases: dict[str, tuple[str, float]] = {}
+        self._lost: defaultdict[str, list[str]] = defaultdict(list)
+
+    async def beat(self, replica: str, address: str, lease_s: float) -> list[str]:
+        self._leases[replica] = (address, self._clock() + lease_s)
+        return self._lost.pop(replica, [])
+
+    async def leave(self, replica: str) -> None:
+        self._leases.pop(replica, None)
+
+    async def address(self, replica: str) -> str | None:
+        return (await self.replicas()).get(replica)
+
+    async def replicas(self) -> dict[str, str]:
+        now = self._clock()
+        return {name: address for name, (address, until) in self._leases.items() if now < until}
+
+    async def claim(self, session_id: str, replica: str, *, epoch: int) -> int | None:
+        before: list[str] = []
+
+        def claimed(session: Session) -> Session | None:
+            if session.epoch != epoch:
+                return None
+            before.append(session.owner)
+            return replace(session, owner=replica, epoch=epoch + 1)
+
+        session = await self._owners.change(session_id, claimed)
+        if session is None:
+            return None
+        if before[0] and before[0] != replica:
+            self._lost[before[0]].append(session_id)
+        return session.epoch
+
+    async def release(self, session_id: str, replica: str, *, epoch: int) -> bool:
+        def released(session: Session) -> Session | None:
+            return replace(session, owner="") if (session.owner, session.epoch) == (replica, epoch) else None
+
+        return await self._owners.change(session_id, released) is not None

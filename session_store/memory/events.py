@@ -1,0 +1,107 @@
+"""Event streams in this process, capped per session."""
+
+import asyncio
+import secrets
+from collections import deque
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from session_store.base import Event, UnknownEvent
+
+__all__ = ["MAX_LOG_BYTES", "MAX_LOG_EVENTS", "MemoryEventLog", "sequence_of"]
+
+MAX_LOG_EVENTS: Final = 256
+MAX_LOG_BYTES: Final = 1 << 20
+
+
+def sequence_of(nonce: str, event_id: str) -> int:
+    """The number in an event id of the log with that nonce. Raises `UnknownEvent`."""
+    own, _, number = event_id.partition("-")
+    if own != nonce or not (number.isascii() and number.isdigit() and len(number) < 16):
+        raise UnknownEvent(event_id)
+    return int(number)
+
+
+@dataclass(slots=True)
+class _Log:
+    """One session's events. The nonce keeps another session's event ids from being found here."""
+
+    nonce: str = field(default_factory=lambda: secrets.token_hex(4))
+    last: int = 0
+    size: int = 0
+    events: deque[tuple[int, str, bytes]] = field(default_factory=deque)
+    finished: set[str] = field(default_factory=set)
+    delivered: dict[str, int] = field(default_factory=dict)
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+    dropped: bool = False
+
+    def wake(self) -> None:
+        self.news.set()
+        self.news = asyncio.Event()
+
+
+class MemoryEventLog:
+    """Event streams in this process, capped per session."""
+
+    def __init__(self, *, max_events: int = MAX_LOG_EVENTS, max_bytes: int = MAX_LOG_BYTES) -> None:
+        self._max_events = max_events
+        self._max_bytes = max_bytes
+        self._logs: dict[str, _Log] = {}
+
+    async def append(self, session_id: str, stream: str, frame: bytes) -> str:
+        log = self._log(session_id)
+        log.last += 1
+        log.events.append((log.last, stream, frame))
+        log.size += len(frame)
+        while len(log.events) > self._max_events or (log.size > self._max_bytes and len(log.events) > 1):
+            log.size -= len(log.events.popleft()[2])
+        streams = {name for _, name, _ in log.events}
+        log.finished &= streams
+        log.wake()
+        return f"{log.nonce}-{log.last}"
+
+    async def finish(self, session_id: str, stream: str) -> None:
+        log = self._log(session_id)
+        log.finished.add(stream)
+        log.wake()
+
+    async def follow(self, session_id: str, stream: str, after: str | None) -> AsyncIterator[Event]:
+        log = self._log(session_id)
+        try:
+            position = log.delivered.get(stream, 0) if after is None else sequence_of(log.nonce, after)
+        except UnknownEvent:
+            return  # it was dropped a moment ago
+        while True:
+            news = log.news
+            for sequence, name, frame in tuple(log.events):
+                if sequence > position and name == stream:
+                    position = sequence
+                    yield Event(id=f"{log.nonce}-{sequence}", frame=frame)
+            if news is not log.news:
+                continue  # something came while the reader was busy
+            if log.dropped or stream in log.finished:
+                return
+            await news.wait()
+
+    async def stream_of(self, session_id: str, event_id: str) -> str:
+        log = self._logs.get(session_id)
+        if log is not None:
+            sequence = sequence_of(log.nonce, event_id)
+            for number, stream, _ in log.events:
+                if number == sequence:
+                    return stream
+        raise UnknownEvent(event_id)
+
+    async def delivered(self, session_id: str, stream: str, event_id: str) -> None:
+        log = self._log(session_id)
+        log.delivered[stream] = max(log.delivered.get(stream, 0), sequence_of(log.nonce, event_id))
+
+    async def drop(self, session_id: str) -> None:
+        log = self._logs.pop(session_id, None)
+        if log is not None:
+            log.dropped = True
+            log.wake()
+
+    def _log(self, session_id: str) -> _Log:
+        return self._logs.setdefault(session_id, _Log())

@@ -1,0 +1,71 @@
+"""Free metadata on a session: text by name, bounded, never a credential. Pure."""
+
+import re
+from collections.abc import Mapping
+from typing import Final
+
+__all__ = ["MAX_METADATA_BYTES", "InvalidMetadata", "checked_metadata", "merged_metadata", "scrubbed"]
+
+MAX_METADATA_BYTES: Final = 10 << 10
+"""Of one session: names and values in UTF-8."""
+
+REDACTED: Final = "[redacted]"
+
+_SECRET_NAME = re.compile(
+    r"pass(word|wd|phrase)?$|secret|credential|(api|private|access|signing)[-_.]?key|token$|authorization|cookie|session[-_.]?id",
+    re.IGNORECASE,
+)
+# A JWT, a bearer or basic credential, a PEM block, a URL with a password in it, keys of well-known services.
+_SECRET_VALUE = re.compile(
+    r"\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*"
+    r"|\b(?:bearer|basic)\s+[\w.~+/-]{8,}=*"
+    r"|-----BEGIN [A-Z ]*PRIVATE KEY-----"
+    r"|\b[a-z][a-z0-9+.-]*://[^/\s:@]*:[^/\s@]+@"
+    r"|\b(?:sk-|sk_live_|gh[pousr]_|xox[abprs]-|AKIA|glpat-)[\w-]{12,}",
+    re.IGNORECASE,
+)
+
+
+class InvalidMetadata(ValueError):
+    """The metadata cannot be kept; the message says which and why."""
+
+
+def scrubbed(metadata: Mapping[str, str | None]) -> dict[str, str | None]:
+    """The same, with values redacted whose name or form says that they are credentials."""
+    return {name: None if value is None else _scrubbed(name, value) for name, value in metadata.items()}
+
+
+def _scrubbed(name: str, value: str) -> str:
+    return REDACTED if _SECRET_NAME.search(name) else _SECRET_VALUE.sub(REDACTED, value)
+
+
+def checked_metadata(changes: Mapping[str, str | None]) -> dict[str, str | None]:
+    """Changes fit for `SessionStore.annotate`: text only, scrubbed.
+
+    Raises:
+        InvalidMetadata: a name or a value is no text.
+    """
+    for name, value in changes.items():
+        if not isinstance(name, str) or not name or not isinstance(value, str | None):
+            raise InvalidMetadata(f"metadata {str(name)[:64]!r}: names and values must be text (None removes)")
+        if any("\ud800" <= char <= "\udfff" for char in name + (value or "")):
+            raise InvalidMetadata(f"metadata {name[:64]!r}: holds half a surrogate pair, which is no text")
+    return scrubbed(changes)
+
+
+def merged_metadata(present: Mapping[str, str], changes: Mapping[str, str | None]) -> dict[str, str]:
+    """What a session's metadata is after the changes.
+
+    Raises:
+        InvalidMetadata: it would be larger than `MAX_METADATA_BYTES`; nothing changes.
+    """
+    merged = {**present, **changes}
+    kept = {name: value for name, value in merged.items() if value is not None}
+    size = sum(len(name.encode()) + len(value.encode()) for name, value in kept.items())
+    if size > MAX_METADATA_BYTES:
+        raise too_large(size)
+    return kept
+
+
+def too_large(size: int) -> InvalidMetadata:
+    return InvalidMetadata(f"the session's metadata would be {size} bytes, more than {MAX_METADATA_BYTES}")

@@ -1,0 +1,71 @@
+"""The production backend: Redis, for many replicas."""
+
+from collections.abc import Callable
+
+from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import AuthenticationError, RedisError, ResponseError
+
+from session_store.base import StoreError, StoreUnavailable
+from session_store.redis.audit import RedisAuditTrail
+from session_store.redis.bus import RedisBus
+from session_store.redis.commands import TIMEOUT_S, Commands
+from session_store.redis.directory import RedisDirectory
+from session_store.redis.events import RedisEventLog
+from session_store.redis.sessions import RedisSessionStore
+from session_store.redis.state import RedisStateStore
+
+__all__ = ["RedisBackend", "RedisEventLog"]
+
+
+class RedisBackend:
+    """`redis://` and `rediss://`"""
+
+    is_durable = True
+    is_shared = True
+
+    def __init__(self, url: str, *, clock: Callable[[], float] | None = None) -> None:
+        """Connects to nothing yet.
+
+        Raises:
+            StoreError: the URL cannot be used.
+        """
+        try:
+            # Nothing is tried twice: an increment whose answer was lost may have happened.
+            self.client: Redis = Redis.from_url(
+                url,
+                protocol=2,
+                socket_timeout=None,
+                socket_connect_timeout=TIMEOUT_S,
+                retry=Retry(NoBackoff(), 0),
+                client_name="mcp-session-gateway",
+            )
+        except (RedisError, ValueError) as error:
+            raise StoreError(f"the store's URL cannot be used: {error}") from None
+        self.commands = Commands(self.client)
+        self.sessions = RedisSessionStore(self.commands, clock=clock)
+        self.state = RedisStateStore(self.commands, self.sessions)
+        self.bus = RedisBus(self.commands, self.client)
+        self.events = RedisEventLog(self.commands, self.bus)
+        self.directory = RedisDirectory(self.commands, self.sessions)
+        self.audit = RedisAuditTrail(self.commands)
+
+    async def open(self) -> None:
+        """A server that is not there yet is no reason not to start: readiness says so until it is.
+
+        Raises:
+            StoreError: it is there, and refuses us.
+        """
+        try:
+            await self.ping()
+        except StoreUnavailable as error:
+            if isinstance(error.__cause__, AuthenticationError | ResponseError):
+                raise StoreError(f"the session store refuses us: {error}") from None
+
+    async def ping(self) -> None:
+        await self.commands.run("PING")
+
+    async def close(self) -> None:
+        await self.bus.close()
+        await self.commands.close()

@@ -1,0 +1,112 @@
+"""Messages between replicas: Redis pub/sub on a connection of its own, which comes back by itself."""
+
+import asyncio
+import contextlib
+import logging
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+from redis.asyncio import Redis
+from redis.asyncio.client import PubSub
+from redis.exceptions import RedisError
+
+from session_store.base import StoreUnavailable
+from session_store.redis.commands import TIMEOUT_S, Commands, explain
+
+__all__ = ["RedisBus"]
+
+logger = logging.getLogger(__name__)
+
+_AGAIN_S: Final = 0.2
+
+
+class RedisBus:
+    """One subscription connection for all topics of this process."""
+
+    def __init__(self, commands: Commands, client: Redis) -> None:
+        self._commands = commands
+        self._client = client
+        self._listeners: defaultdict[str, list[Callable[[bytes | None], None]]] = defaultdict(list)
+        self._subscribed: dict[str, asyncio.Event] = {}
+        self._pubsub: PubSub | None = None
+        self._reader: asyncio.Task[None] | None = None
+        self._lock = asyncio.Lock()
+
+    async def publish(self, topic: str, data: bytes) -> None:
+        await self._commands.run("PUBLISH", topic, data)
+
+    @asynccontextmanager
+    async def listening(self, topic: str, hear: Callable[[bytes | None], None]) -> AsyncIterator[None]:
+        self._listeners[topic].append(hear)
+        try:
+            await self._subscribe(topic)
+            yield
+        finally:
+            self._listeners[topic].remove(hear)
+            if not self._listeners[topic]:
+                del self._listeners[topic]
+                self._subscribed.pop(topic, None)
+                await self._unsubscribe(topic)
+
+    async def _subscribe(self, topic: str) -> None:
+        confirmed = self._subscribed.setdefault(topic, asyncio.Event())
+        if confirmed.is_set():
+            return
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                async with self._lock:
+                    if self._pubsub is None:
+                        self._pubsub = self._client.pubsub()
+                    await self._pubsub.subscribe(topic)
+                    if self._reader is None:
+                        self._reader = asyncio.create_task(self._read(self._pubsub))
+                await confirmed.wait()
+        except (RedisError, OSError, TimeoutError) as error:
+            raise StoreUnavailable(explain(error)) from error
+
+    async def _unsubscribe(self, topic: str) -> None:
+        if self._pubsub is not None and self._reader is not None:
+            # Messages of a topic nobody listens to are passed over, so a failure here costs nothing.
+            with contextlib.suppress(RedisError, OSError, TimeoutError):
+                async with asyncio.timeout(TIMEOUT_S):
+                    await self._pubsub.unsubscribe(topic)
+
+    async def _read(self, pubsub: PubSub) -> None:
+        lost = False
+        while True:
+            try:
+                message = await pubsub.get_message(timeout=None)
+                if lost:
+                    lost = False
+                    self._missed()
+                if message is not None:
+                    self._heard(message)
+            except (RedisError, OSError) as error:
+                if not lost:
+                    logger.warning("the bus is interrupted: %s", explain(error))
+                lost = True
+                await asyncio.sleep(_AGAIN_S)
+
+    def _heard(self, message: dict[str, Any]) -> None:
+        topic = message["channel"].decode()
+        if message["type"] == "subscribe" and topic in self._subscribed:
+            self._subscribed[topic].set()
+        elif message["type"] == "message":
+            for hear in tuple(self._listeners.get(topic, ())):
+                hear(message["data"])
+
+    def _missed(self) -> None:
+        for listeners in tuple(self._listeners.values()):
+            for hear in tuple(listeners):
+                hear(None)
+
+    async def close(self) -> None:
+        """Stop listening."""
+        if self._reader is not None:
+            self._reader.cancel()
+            await asyncio.gather(self._reader, return_exceptions=True)
+        if self._pubsub is not None:
+            with contextlib.suppress(RedisError, OSError):
+                await self._pubsub.aclose()  # type: ignore[no-untyped-call]  # the driver has no hint here

@@ -1,0 +1,67 @@
+"""Replicas as leases, owners in the sessions' records."""
+
+import math
+from typing import Final
+
+import msgspec
+
+from session_store.record import to_field
+from session_store.redis import keys
+from session_store.redis.commands import Commands, script
+from session_store.redis.sessions import RedisSessionStore
+
+__all__ = ["RedisDirectory"]
+
+_BEAT, _CLAIM, _RELEASE = script("beat"), script("claim"), script("release")
+_LOST_KEPT_S: Final = 600
+_NAMES_KEPT_S: Final = 86_400
+
+
+class RedisDirectory:
+    """Who lives, and who owns what."""
+
+    def __init__(self, commands: Commands, sessions: RedisSessionStore) -> None:
+        self._commands = commands
+        self._sessions = sessions
+
+    async def beat(self, replica: str, address: str, lease_s: float) -> list[str]:
+        lost = await self._commands.call(
+            _BEAT, [keys.lease(replica), keys.lost(replica)], address, math.ceil(lease_s * 1_000)
+        )
+        await self._commands.run("HSET", keys.REPLICAS, replica, address)
+        await self._commands.run("EXPIRE", keys.REPLICAS, _NAMES_KEPT_S)
+        return [session_id.decode() for session_id in lost]
+
+    async def leave(self, replica: str) -> None:
+        await self._commands.run("DEL", keys.lease(replica))
+        await self._commands.run("HDEL", keys.REPLICAS, replica)
+
+    async def address(self, replica: str) -> str | None:
+        address = await self._commands.run("GET", keys.lease(replica))
+        return None if address is None else address.decode()
+
+    async def replicas(self) -> dict[str, str]:
+        names = [name.decode() for name in await self._commands.run("HKEYS", keys.REPLICAS)]
+        live: dict[str, str] = {}
+        for name in sorted(names):
+            address = await self.address(name)
+            if address is None:
+                await self._commands.run("HDEL", keys.REPLICAS, name)  # a hint that is out of date
+            else:
+                live[name] = address
+        return live
+
+    async def claim(self, session_id: str, replica: str, *, epoch: int) -> int | None:
+        record = keys.of_session(session_id)[:1]
+        reply = await self._commands.call(_CLAIM, record, self._sessions.now(), to_field(replica), epoch)
+        if reply is None:
+            return None
+        owner = msgspec.json.decode(reply[1], type=str)
+        if owner and owner != replica:
+            await self._commands.run("RPUSH", keys.lost(owner), session_id)
+            await self._commands.run("EXPIRE", keys.lost(owner), _LOST_KEPT_S)
+        return int(reply[0])
+
+    async def release(self, session_id: str, replica: str, *, epoch: int) -> bool:
+        record = keys.of_session(session_id)[:1]
+        return bool(await self._commands.call(_RELEASE, record, self._sessions.now(), to_field(replica), epoch))

@@ -1,0 +1,121 @@
+"""Event streams in Redis: one stream of entries for each session, which say whose stream they are of."""
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator
+from typing import Final
+
+from session_store.base import Bus, Event, UnknownEvent
+from session_store.memory.events import MAX_LOG_BYTES, MAX_LOG_EVENTS, sequence_of
+from session_store.redis import keys
+from session_store.redis.commands import Commands, script
+
+__all__ = ["RedisEventLog"]
+
+_APPEND, _LOG, _DELIVERED = script("append"), script("log"), script("delivered")
+_ALONE_MS: Final = 3_600_000
+"""How long a log lives whose session is not in this store."""
+_LOOK_AGAIN_S: Final = 5.0
+"""A message on the bus may be lost; what it announced is found after this long."""
+
+
+class RedisEventLog:
+    """Event streams, capped per session."""
+
+    def __init__(
+        self, commands: Commands, bus: Bus, *, max_events: int = MAX_LOG_EVENTS, max_bytes: int = MAX_LOG_BYTES
+    ) -> None:
+        self._commands = commands
+        self._bus = bus
+        self._max_events = max_events
+        self._max_bytes = max_bytes
+
+    async def append(self, session_id: str, stream: str, frame: bytes) -> str:
+        return await self._append(session_id, stream, frame, ends=False)
+
+    async def finish(self, session_id: str, stream: str) -> None:
+        await self._append(session_id, stream, b"", ends=True)
+
+    async def _append(self, session_id: str, stream: str, frame: bytes, *, ends: bool) -> str:
+        session, _, events, log = keys.of_session(session_id)
+        limits = (self._max_events, self._max_bytes)
+        event_id = await self._commands.call(
+            _APPEND, [session, events, log], stream, frame, *limits, _nonce(), _ALONE_MS, _topic(session_id), int(ends)
+        )
+        return str(event_id.decode())
+
+    async def follow(self, session_id: str, stream: str, after: str | None) -> AsyncIterator[Event]:
+        news = asyncio.Event()
+        dropped = False
+
+        def hear(data: bytes | None) -> None:
+            nonlocal dropped
+            dropped = dropped or data == b"d"
+            news.set()
+
+        async with self._bus.listening(_topic(session_id), hear):
+            nonce, given = await self._log(session_id, stream)
+            try:
+                position = given if after is None else sequence_of(nonce, after)
+            except UnknownEvent:
+                return  # it was dropped a moment ago
+            while True:
+                news.clear()
+                async for number, frame, ends in self._entries(session_id, stream, position):
+                    position = number
+                    if ends:
+                        return
+                    yield Event(id=f"{nonce}-{number}", frame=frame)
+                if dropped or (await self._log(session_id, stream))[0] != nonce:
+                    return
+                try:
+                    async with asyncio.timeout(_LOOK_AGAIN_S):
+                        await news.wait()
+                except TimeoutError:
+                    pass
+
+    async def _entries(self, session_id: str, stream: str, after: int) -> AsyncIterator[tuple[int, bytes, bool]]:
+        entries = await self._commands.run("XRANGE", keys.of_session(session_id)[2], f"{after + 1}-0", "+")
+        for entry_id, values in entries:
+            fields = _fields(values)
+            if fields[b"s"] == stream.encode():
+                yield int(entry_id.partition(b"-")[0]), fields[b"f"], fields[b"e"] == b"1"
+
+    async def _log(self, session_id: str, stream: str) -> tuple[str, int]:
+        """The nonce of the session's log, which is there from now on, and how far that stream was given to a client."""
+        session, _, _, log = keys.of_session(session_id)
+        nonce, given = await self._commands.call(_LOG, [session, log], _nonce(), _ALONE_MS, stream)
+        return nonce.decode(), int(given or 0)
+
+    async def stream_of(self, session_id: str, event_id: str) -> str:
+        _, _, events, log = keys.of_session(session_id)
+        nonce = await self._commands.run("HGET", log, "nonce")
+        if nonce is not None:
+            number = sequence_of(nonce.decode(), event_id)
+            for _, values in await self._commands.run("XRANGE", events, f"{number}-0", f"{number}-0"):
+                return _fields(values)[b"s"].decode()
+        raise UnknownEvent(event_id)
+
+    async def delivered(self, session_id: str, stream: str, event_id: str) -> None:
+        nonce, _ = await self._log(session_id, stream)
+        number = sequence_of(nonce, event_id)
+        await self._commands.call(_DELIVERED, [keys.of_session(session_id)[3]], stream, number)
+
+    async def drop(self, session_id: str) -> None:
+        await self._commands.run("DEL", *keys.of_session(session_id)[2:])
+        await self._bus.publish(_topic(session_id), b"d")
+
+
+def _fields(values: "list[bytes] | dict[bytes, bytes]") -> dict[bytes, bytes]:
+    if isinstance(values, dict):
+        return values
+    pairs = iter(values)
+    return dict(zip(pairs, pairs, strict=True))
+
+
+def _topic(session_id: str) -> str:
+    return f"mcp:{{{session_id}}}:news"
+
+
+def _nonce() -> str:
+    return secrets.token_hex(4)

@@ -1,0 +1,49 @@
+"""The names of all keys. What has to change together shares a hash tag, so that Redis Cluster keeps it in one slot."""
+
+import hashlib
+import zlib
+from typing import Final
+
+__all__ = ["AUDIT", "REPLICAS", "SHARDS", "alias", "fate", "lease", "lost", "of_session", "shard", "shard_of"]
+
+SHARDS: Final = 16
+"""Parts of the index of sessions: enough for a cluster's nodes to share it, few enough to ask all of them."""
+
+AUDIT: Final = "mcp:audit"
+REPLICAS: Final = "mcp:replicas"
+
+
+def of_session(session_id: str) -> tuple[str, str, str, str]:
+    """Record, state, events and log of a session."""
+    tag = f"mcp:{{{session_id}}}:"
+    return tag + "session", tag + "state", tag + "events", tag + "log"
+
+
+def fate(session_id: str) -> str:
+    """What became of a session, for a while."""
+    return f"mcp:{{{session_id}}}:fate"
+
+
+def shard(number: int) -> tuple[str, str]:
+    """Deadlines and ids of one part of the index."""
+    return f"mcp:{{index-{number}}}:deadlines", f"mcp:{{index-{number}}}:ids"
+
+
+def shard_of(session_id: str) -> tuple[str, str]:
+    """The part of the index that session is in."""
+    return shard(zlib.crc32(session_id.encode()) % SHARDS)
+
+
+def alias(name: str) -> str:
+    """An alias names principals, who are not to be read in key names."""
+    return f"mcp:{{alias-{hashlib.blake2b(name.encode(), digest_size=16).hexdigest()}}}"
+
+
+def lease(replica: str) -> str:
+    """That a replica lives, and its address."""
+    return f"mcp:{{replica-{replica}}}:lease"
+
+
+def lost(replica: str) -> str:
+    """Sessions that others have claimed from a replica."""
+    return f"mcp:{{replica-{replica}}}:lost"

@@ -1,0 +1,12 @@
+-- KEYS: session. ARGV: now, most bytes, how many names to set, then names and values, then names to remove.
+-- The record afterwards, or nothing; or the size, if that is too large.
+if not is_live(KEYS[1], now_s(ARGV[1])) then return false end
+local present = cjson.decode(redis.call('HGET', KEYS[1], 'metadata') or '{}')
+local n = tonumber(ARGV[3])
+for i = 4, 3 + 2 * n, 2 do present[ARGV[i]] = ARGV[i + 1] end
+for i = 4 + 2 * n, #ARGV do present[ARGV[i]] = nil end
+local size = 0
+for name, value in pairs(present) do size = size + #name + #value end
+if size > tonumber(ARGV[2]) then return size end
+redis.call('HSET', KEYS[1], 'metadata', cjson.encode(present))
+return redis.call('HGETALL', KEYS[1])

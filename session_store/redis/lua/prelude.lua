@@ -1,0 +1,37 @@
+-- Stands before every script.
+
+-- Seconds since the epoch: the caller's clock where it brings one, else this server's, one for all replicas.
+local function now_s(given)
+  if given ~= '' then return tonumber(given) end
+  local t = redis.call('TIME')
+  return tonumber(t[1]) + tonumber(t[2]) / 1000000
+end
+
+local function seconds(n)
+  return string.format('%.6f', n)
+end
+
+-- Expiry is strict: at the deadline itself the session is gone.
+local function is_live(session, now)
+  local at = redis.call('HGET', session, 'expires_at')
+  return at and now < tonumber(at)
+end
+
+-- When a session goes that is used now, and that deadline for all its keys.
+local function use(keys, now, confirm)
+  local f = redis.call('HMGET', keys[1], 'used_at', 'created_at', 'idle_ttl_s', 'max_age_s', 'unconfirmed_ttl_s', 'confirmed')
+  local used = math.max(now, tonumber(f[1]))
+  local ttl = tonumber(f[3])
+  if f[6] == 'false' and not confirm then ttl = math.min(ttl, tonumber(f[5])) end
+  local expires = math.min(used + ttl, tonumber(f[2]) + tonumber(f[4]))
+  redis.call('HSET', keys[1], 'used_at', seconds(used), 'expires_at', seconds(expires))
+  if f[6] == 'false' and confirm then redis.call('HSET', keys[1], 'confirmed', 'true') end
+  local ms = math.max(1, math.ceil((expires - now) * 1000))
+  for _, key in ipairs(keys) do redis.call('PEXPIRE', key, ms) end
+end
+
+-- A key that came after its session lives as long as the session; `fallback` ms where there is none.
+local function live_with(session, key, fallback)
+  local left = redis.call('PTTL', session)
+  redis.call('PEXPIRE', key, left > 0 and left or fallback)
+end

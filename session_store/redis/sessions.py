@@ -1,0 +1,194 @@
+"""Sessions in Redis: a hash for each, its deadline as the keys' own expiry, and an index in parts.
+
+The index is a hint: it is not written when a session is used, and whoever reads it asks the record.
+"""
+
+import asyncio
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, cast
+
+from session_store.base import Fate, Gone
+from session_store.metadata import MAX_METADATA_BYTES, too_large
+from session_store.record import from_fields, to_field, to_fields
+from session_store.redis import keys
+from session_store.redis.commands import Commands, script
+from session_store.session import Principal, Session
+
+__all__ = ["RedisSessionStore"]
+
+FATE_KEPT_MS: Final = 3_600_000
+_ALIASES_HELD: Final = 10_000
+_SWEPT_AT_ONCE: Final = 200
+
+_CREATE, _INDEX, _UNINDEX = script("create"), script("index"), script("unindex")
+_RESUME, _PEEK, _ALIVE, _TOUCH = script("resume"), script("peek"), script("alive"), script("touch")
+_UPDATE, _ANNOTATE, _ALIAS = script("update"), script("annotate"), script("alias")
+_END, _SETTLE = script("end"), script("settle")
+
+
+class RedisSessionStore:
+    """`clock` None means the server's own clock, which is one for all replicas."""
+
+    def __init__(self, commands: Commands, *, clock: Callable[[], float] | None = None) -> None:
+        self._commands = commands
+        self._clock = clock
+        # An alias is given to another session only when its own is gone, so what it named last is a safe first guess.
+        self._named: dict[str, str] = {}
+
+    def now(self) -> str:
+        """The first argument of every script."""
+        return "" if self._clock is None else repr(self._clock())
+
+    async def create(self, session: Session, *, alias: str | None = None) -> Session:
+        await self._keep(session)
+        if alias is None:
+            return session
+        vain, named = "", session.id
+        for _ in range(10):
+            milliseconds = math.ceil(session.max_age_s * 1_000)
+            reply = await self._commands.call(_ALIAS, [keys.alias(alias)], session.id, milliseconds, vain)
+            named = reply.decode()
+            if named == session.id:
+                return session
+            other = self._record(await self._resume(named, ""))
+            if other is not None:
+                await self._forget(session.id)
+                return other
+            vain = named
+        return session  # its alias changes hands faster than we can follow: it is a session without one
+
+    async def _keep(self, session: Session) -> None:
+        """The record first: an index entry without one would be swept as if it had expired."""
+        record = itertools.chain.from_iterable(to_fields(session).items())
+        await self._commands.call(
+            _CREATE, keys.of_session(session.id)[:1], self.now(), repr(session.expires_at), *record
+        )
+        most_ms = math.ceil((session.max_age_s + FATE_KEPT_MS / 1_000) * 1_000)
+        await self._commands.call(_INDEX, keys.shard_of(session.id), session.id, repr(session.expires_at), most_ms)
+
+    async def _forget(self, session_id: str) -> None:
+        await self._commands.call(_UNINDEX, keys.shard_of(session_id), session_id)
+        await self._commands.run("DEL", *keys.of_session(session_id))
+
+    async def resume(self, session_id: str, principal: Principal) -> Session | None:
+        return self._record(await self._resume(session_id, to_field(principal)))
+
+    async def _resume(self, session_id: str, principal: bytes | str) -> Any:
+        return await self._commands.call(_RESUME, keys.of_session(session_id), self.now(), principal)
+
+    async def resume_alias(self, alias: str) -> Session | None:
+        known = self._named.pop(alias, None)
+        session = None if known is None else self._record(await self._resume(known, ""))
+        if session is None and (named := await self._alias(alias)) is not None:
+            session = self._record(await self._resume(named, ""))
+        if session is not None:
+            if len(self._named) >= _ALIASES_HELD:
+                self._named.pop(next(iter(self._named)))
+            self._named[alias] = session.id
+        return session
+
+    async def _alias(self, alias: str) -> str | None:
+        named = await self._commands.run("GET", keys.alias(alias))
+        return None if named is None else named.decode()
+
+    async def peek(self, session_id: str) -> Session | None:
+        return self._record(await self._commands.call(_PEEK, keys.of_session(session_id)[:1], self.now()))
+
+    async def touch(self, session_id: str) -> bool:
+        return bool(await self._commands.call(_TOUCH, keys.of_session(session_id), self.now()))
+
+    async def update(self, session_id: str, **fields: object) -> Session | None:
+        changes = itertools.chain.from_iterable((name, to_field(value)) for name, value in fields.items())
+        return self._record(await self._commands.call(_UPDATE, keys.of_session(session_id)[:1], self.now(), *changes))
+
+    async def annotate(self, session_id: str, changes: Mapping[str, str | None]) -> Session | None:
+        kept = {name: value for name, value in changes.items() if value is not None}
+        removed = [name for name, value in changes.items() if value is None]
+        record = keys.of_session(session_id)[:1]
+        pairs = itertools.chain.from_iterable(kept.items())
+        reply = await self._commands.call(
+            _ANNOTATE, record, self.now(), MAX_METADATA_BYTES, len(kept), *pairs, *removed
+        )
+        if isinstance(reply, int):
+            raise too_large(reply)
+        return self._record(reply)
+
+    async def end(self, session_id: str) -> bool:
+        ended = await self._commands.call(
+            _END, [keys.fate(session_id), *keys.of_session(session_id)], self.now(), FATE_KEPT_MS
+        )
+        if ended:
+            await self._commands.call(_UNINDEX, keys.shard_of(session_id), session_id)
+        return bool(ended)
+
+    async def page(self, *, after: str = "", limit: int = 100) -> list[Session]:
+        found: list[Session] = []
+        while len(found) < limit:
+            ids = await self._ids(after, limit)
+            if not ids:
+                break
+            found += [s for s in await asyncio.gather(*(self.peek(i) for i in ids)) if s is not None]
+            after = ids[-1]
+        return found[:limit]
+
+    async def _ids(self, after: str, limit: int) -> list[str]:
+        lowest = f"({after}" if after else "-"
+        parts = await asyncio.gather(
+            *(
+                self._commands.run("ZRANGEBYLEX", keys.shard(n)[1], lowest, "+", "LIMIT", 0, limit)
+                for n in range(keys.SHARDS)
+            )
+        )
+        return sorted(name.decode() for part in parts for name in part)[:limit]
+
+    async def gone(self, session_ids: Sequence[str]) -> list[str]:
+        alive = await asyncio.gather(
+            *(self._commands.call(_ALIVE, keys.of_session(i)[:1], self.now()) for i in session_ids)
+        )
+        return [session_id for session_id, lives in zip(session_ids, alive, strict=True) if not lives]
+
+    async def fate(self, session_id: str) -> Fate:
+        if await self.peek(session_id) is not None:
+            return "live"
+        kept = await self._commands.run("GET", keys.fate(session_id))
+        if kept is None:
+            indexed = await self._commands.run("ZSCORE", keys.shard_of(session_id)[0], session_id)
+            return "unknown" if indexed is None else "expired"
+        return cast("Fate", kept.decode())
+
+    async def sweep(self) -> list[Gone]:
+        now = self.now() or repr(await self._server_time())
+        due = await asyncio.gather(
+            *(
+                self._commands.run("ZRANGEBYSCORE", keys.shard(n)[0], "-inf", now, "LIMIT", 0, _SWEPT_AT_ONCE)
+                for n in range(keys.SHARDS)
+            )
+        )
+        ids = [name.decode() for part in due for name in part]
+        settled = await asyncio.gather(*(self._settle(session_id) for session_id in ids))
+        return [gone for gone in settled if gone is not None]
+
+    async def _settle(self, session_id: str) -> Gone | None:
+        """Of a session whose deadline in the index has come: a new deadline, or its end, told to one caller only."""
+        deadlines, ids = keys.shard_of(session_id)
+        outcome = await self._commands.call(
+            _SETTLE, [keys.fate(session_id), *keys.of_session(session_id)], self.now(), FATE_KEPT_MS
+        )
+        if outcome not in (b"ended", b"expired"):
+            await self._commands.run("ZADD", deadlines, "XX", outcome, session_id)
+            return None
+        removed = await self._commands.call(_UNINDEX, [deadlines, ids], session_id)
+        return Gone(session_id=session_id, reason="expired") if removed and outcome == b"expired" else None
+
+    async def _server_time(self) -> float:
+        whole, micro = await self._commands.run("TIME")
+        return int(whole) + int(micro) / 1_000_000
+
+    @staticmethod
+    def _record(reply: Any) -> Session | None:
+        if reply is None:
+            return None
+        pairs = iter(reply)
+        return from_fields({name.decode(): value for name, value in zip(pairs, pairs, strict=True)})

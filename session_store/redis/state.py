@@ -1,0 +1,81 @@
+"""The state of sessions: a hash beside each record, every operation one script."""
+
+from typing import Any, Final
+
+from session_store.base import SessionGone
+from session_store.limits import (
+    MAX_INTEGER,
+    MAX_STATE_BYTES,
+    InvalidState,
+    check_key,
+    check_total,
+    check_value,
+    not_an_integer,
+)
+from session_store.redis import keys
+from session_store.redis.commands import Commands, script
+from session_store.redis.sessions import RedisSessionStore
+
+__all__ = ["RedisStateStore"]
+
+_STATE: Final = script("state")
+
+
+class RedisStateStore:
+    """State by session and key."""
+
+    def __init__(self, commands: Commands, sessions: RedisSessionStore) -> None:
+        self._commands = commands
+        self._sessions = sessions
+
+    async def get(self, session_id: str, key: str) -> bytes | None:
+        value = await self._do(session_id, "get", key)
+        return None if value is None else bytes(value)
+
+    async def set(self, session_id: str, key: str, value: bytes) -> None:
+        await self._do(session_id, "set", key, check_value(key, value))
+
+    async def delete(self, session_id: str, key: str) -> bool:
+        return bool(await self._do(session_id, "delete", key))
+
+    async def increment(self, session_id: str, key: str, by: int) -> int:
+        if abs(by) > MAX_INTEGER:
+            raise InvalidState(f"{key!r} would leave the range of 64-bit integers")
+        return int(await self._do(session_id, "increment", key, by))
+
+    async def compare_and_set(self, session_id: str, key: str, expected: bytes | None, value: bytes | None) -> bool:
+        new = b"" if value is None else check_value(key, value)
+        arguments = (int(expected is not None), expected or b"", int(value is not None), new)
+        return bool(await self._do(session_id, "compare_and_set", key, *arguments))
+
+    async def keys(self, session_id: str) -> list[str]:
+        return sorted(key.decode() for key in await self._call(session_id, "keys", b""))
+
+    async def _do(self, session_id: str, operation: str, key: str, *arguments: Any) -> Any:
+        encoded = check_key(key)
+        try:
+            return await self._call(session_id, operation, encoded, *arguments)
+        except _Refused as refused:
+            if refused.outcome == "large":
+                check_total(key, refused.size)
+            if refused.outcome == "range":
+                raise InvalidState(f"{key!r} would leave the range of 64-bit integers") from None
+            raise not_an_integer(key) from None
+
+    async def _call(self, session_id: str, operation: str, key: bytes, *arguments: Any) -> Any:
+        reply = await self._commands.call(
+            _STATE, keys.of_session(session_id)[:2], self._sessions.now(), MAX_STATE_BYTES, operation, key, *arguments
+        )
+        outcome = reply[0].decode()
+        if outcome == "gone":
+            raise SessionGone(session_id)
+        if outcome != "ok":
+            raise _Refused(outcome, reply[1] if len(reply) > 1 else 0)
+        return reply[1] if len(reply) > 1 else None
+
+
+class _Refused(Exception):
+    def __init__(self, outcome: str, size: int) -> None:
+        super().__init__(outcome)
+        self.outcome = outcome
+        self.size = size

@@ -1,0 +1,92 @@
+"""The one-machine backend: a SQLite file, which survives restarts. One gateway process at a time."""
+
+import os
+import sqlite3
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from time import time
+from typing import Final
+
+import msgspec
+
+from session_store.base import AuditEvent, StoreError
+from session_store.memory import MAX_AUDIT_EVENTS, MemoryBus
+from session_store.memory.directory import MemoryDirectory
+from session_store.sqlite.database import Database
+from session_store.sqlite.events import SqliteEventLog
+from session_store.sqlite.sessions import SqliteSessionStore, SqliteStateStore
+from session_store.tokens import InvalidKeyRing, KeyRing, generate_key
+
+__all__ = ["SqliteBackend", "SqliteEventLog", "keys_beside"]
+
+KEY_FILE_ENDING: Final = ".keys"
+
+
+class SqliteBackend:
+    """`sqlite:///path`. Bus and leases stay inside the process: there is no other gateway to talk to."""
+
+    is_durable = True
+    is_shared = False
+
+    def __init__(self, path: Path, *, clock: Callable[[], float] = time, exclusive: bool = True) -> None:
+        self.path = path
+        self._exclusive = exclusive
+        self._database = Database(path)
+        self.sessions = SqliteSessionStore(self._database, clock)
+        self.state = SqliteStateStore(self._database, self.sessions)
+        self.bus = MemoryBus()
+        self.events = SqliteEventLog(self._database, self.bus, clock)
+        self.directory = MemoryDirectory(self.sessions, clock=clock)
+        self.audit = SqliteAuditTrail(self._database)
+
+    async def open(self) -> None:
+        await self._database.open(exclusive=self._exclusive)
+
+    async def ping(self) -> None:
+        await self._database.run(lambda db: db.execute("SELECT 1").fetchone())
+
+    async def close(self) -> None:
+        await self._database.close()
+
+
+class SqliteAuditTrail:
+    """The newest events, in a table."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def record(self, events: Sequence[AuditEvent]) -> None:
+        rows = [(msgspec.json.encode(asdict(event)),) for event in events]
+
+        def work(db: sqlite3.Connection) -> None:
+            db.executemany("INSERT INTO audit (event) VALUES (?)", rows)
+            db.execute("DELETE FROM audit WHERE number <= (SELECT MAX(number) FROM audit) - ?", (MAX_AUDIT_EVENTS,))
+
+        await self._database.run(work)
+
+    async def recent(self, limit: int = 100) -> list[AuditEvent]:
+        query = "SELECT event FROM audit ORDER BY number DESC LIMIT ?"
+        rows = await self._database.run(lambda db: db.execute(query, (limit,)).fetchall())
+        return [msgspec.json.decode(row[0], type=AuditEvent) for row in rows]
+
+
+def keys_beside(path: Path) -> KeyRing:
+    """The keys of a database whose operator gave none: made once, in a file beside it that only its owner can read.
+
+    Raises:
+        StoreError: the file cannot be read or made, or others can read it.
+    """
+    file = path.with_name(path.name + KEY_FILE_ENDING)
+    try:
+        try:
+            descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        except FileExistsError:
+            if file.stat().st_mode & 0o077:
+                raise StoreError(f"{file}: others can read the keys; make it readable for its owner only") from None
+            return KeyRing.parse(file.read_text(encoding="ascii").replace("\n", ","))
+        with os.fdopen(descriptor, "w", encoding="ascii") as keys:
+            keys.write(generate_key() + "\n")
+        return KeyRing.parse(file.read_text(encoding="ascii").replace("\n", ","))
+    except (OSError, UnicodeDecodeError, InvalidKeyRing) as error:
+        raise StoreError(f"{file}: cannot be used as the key file: {error}") from None

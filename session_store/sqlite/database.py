@@ -1,0 +1,171 @@
+"""One SQLite file on a thread of its own. What is asked for at the same time shares one transaction."""
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import queue
+import sqlite3
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from session_store.base import StoreError, StoreUnavailable
+
+__all__ = ["TIMEOUT_S", "Database"]
+
+TIMEOUT_S: Final = 1.0
+_MOST_AT_ONCE: Final = 256
+
+_SCHEMA: Final = """
+CREATE TABLE IF NOT EXISTS sessions (id TEXT PRIMARY KEY, alias TEXT, expires_at REAL NOT NULL, record BLOB NOT NULL)
+    WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS sessions_by_deadline ON sessions (expires_at);
+CREATE INDEX IF NOT EXISTS sessions_by_alias ON sessions (alias) WHERE alias IS NOT NULL;
+CREATE TABLE IF NOT EXISTS state (session TEXT NOT NULL REFERENCES sessions (id) ON DELETE CASCADE, key TEXT NOT NULL,
+    value BLOB NOT NULL, PRIMARY KEY (session, key)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS events (session TEXT NOT NULL, number INTEGER NOT NULL, stream TEXT NOT NULL,
+    frame BLOB NOT NULL, PRIMARY KEY (session, number)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS logs (session TEXT PRIMARY KEY, nonce TEXT NOT NULL, last INTEGER NOT NULL DEFAULT 0,
+    written_at REAL NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS streams (session TEXT NOT NULL, stream TEXT NOT NULL, delivered INTEGER NOT NULL DEFAULT 0,
+    finished INTEGER NOT NULL DEFAULT 0, PRIMARY KEY (session, stream)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS fates (session TEXT PRIMARY KEY, fate TEXT NOT NULL, at REAL NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS audit (number INTEGER PRIMARY KEY AUTOINCREMENT, event BLOB NOT NULL);
+"""
+_VERSION: Final = 1
+
+Result = TypeVar("Result")
+Work = Callable[[sqlite3.Connection], Any]
+
+
+class Database:
+    """Runs functions on the connection, each as if alone: SQLite has one writer at a time anyway.
+
+    A function that raises must not have changed anything before; errors of SQLite undo the whole transaction.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._work: queue.SimpleQueue[tuple[Work, asyncio.Future[Any]] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._lock_file: int | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def open(self, *, exclusive: bool) -> None:
+        """Open or make the file; `exclusive` for a gateway, of which there is one for a file.
+
+        Raises:
+            StoreError: it cannot be opened, is none of ours, or another gateway has it.
+        """
+        self._loop = asyncio.get_running_loop()
+        if exclusive:
+            self._take()
+        try:
+            connection = await asyncio.to_thread(self._connect)
+        except (sqlite3.Error, OSError) as error:
+            self._give_back()
+            raise StoreError(f"{self.path}: cannot be used as a session store: {error}") from None
+        except StoreError:
+            self._give_back()
+            raise
+        self._thread = threading.Thread(target=self._serve, args=(connection,), name="sqlite", daemon=True)
+        self._thread.start()
+
+    def _take(self) -> None:
+        try:
+            self._lock_file = os.open(f"{self.path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fcntl.flock(self._lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._give_back()
+            raise StoreError(
+                f"{self.path}: another gateway process uses it. SQLite serves one; use redis:// for several"
+            ) from None
+        except OSError as error:
+            raise StoreError(f"{self.path}: {error.strerror}") from None
+
+    def _give_back(self) -> None:
+        if self._lock_file is not None:
+            os.close(self._lock_file)
+            self._lock_file = None
+
+    def _connect(self) -> sqlite3.Connection:
+        if not self.path.exists():
+            os.close(os.open(self.path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
+        connection = sqlite3.connect(
+            self.path, timeout=TIMEOUT_S / 2, isolation_level=None, check_same_thread=False, cached_statements=256
+        )
+        version = connection.execute("PRAGMA user_version").fetchone()[0]
+        if version not in (0, _VERSION):
+            connection.close()
+            raise StoreError(f"{self.path}: was written by another version of the gateway (format {version})")
+        # With WAL, NORMAL loses nothing when the process dies; only a power cut may take the last moments.
+        connection.executescript(
+            f"PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL; PRAGMA foreign_keys=ON; {_SCHEMA}"
+            f"PRAGMA user_version={_VERSION};"
+        )
+        return connection
+
+    async def run(self, work: Callable[[sqlite3.Connection], Result]) -> Result:
+        """What the function returns, once it is committed. Raises `StoreUnavailable`."""
+        if self._thread is None or self._loop is None:
+            raise StoreUnavailable(f"{self.path.name} is not open")
+        done: asyncio.Future[Result] = self._loop.create_future()
+        self._work.put((work, done))
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                return await done
+        except TimeoutError:
+            raise StoreUnavailable(f"{self.path.name} did not answer within {TIMEOUT_S:g} s") from None
+
+    def _serve(self, connection: sqlite3.Connection) -> None:
+        with contextlib.closing(connection):
+            while (first := self._work.get()) is not None:
+                batch = [first]
+                while len(batch) < _MOST_AT_ONCE and not self._work.empty():
+                    following = self._work.get()
+                    if following is None:
+                        self._commit(connection, batch)
+                        return
+                    batch.append(following)
+                self._commit(connection, batch)
+
+    def _commit(self, connection: sqlite3.Connection, batch: list[tuple[Work, asyncio.Future[Any]]]) -> None:
+        outcomes: list[tuple[asyncio.Future[Any], Any, Exception | None]] = []
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+            for work, done in batch:
+                try:
+                    outcomes.append((done, work(connection), None))
+                except sqlite3.Error:
+                    raise
+                except Exception as error:
+                    outcomes.append((done, None, error))
+            connection.execute("COMMIT")
+        except sqlite3.Error as error:
+            with contextlib.suppress(sqlite3.Error):
+                connection.execute("ROLLBACK")
+            failure = StoreUnavailable(f"{self.path.name}: {error}")
+            outcomes = [(done, None, failure) for _, done in batch]
+        assert self._loop is not None
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            self._loop.call_soon_threadsafe(_settle, outcomes)
+
+    async def close(self) -> None:
+        """Finish what was asked for and let go of the file."""
+        if self._thread is not None:
+            self._work.put(None)
+            await asyncio.to_thread(self._thread.join)
+            self._thread = None
+        self._give_back()
+
+
+def _settle(outcomes: list[tuple[asyncio.Future[Any], Any, Exception | None]]) -> None:
+    for done, result, error in outcomes:
+        if done.done():
+            continue
+        if error is None:
+            done.set_result(result)
+        else:
+            done.set_exception(error)

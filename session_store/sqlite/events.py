@@ -1,0 +1,159 @@
+"""Event streams in SQLite tables; who follows one hears of news over the process's own bus."""
+
+import asyncio
+import secrets
+import sqlite3
+from collections.abc import AsyncIterator, Callable
+
+from session_store.base import Bus, Event, UnknownEvent
+from session_store.memory.events import MAX_LOG_BYTES, MAX_LOG_EVENTS, sequence_of
+from session_store.sqlite.database import Database
+
+__all__ = ["SqliteEventLog"]
+
+
+class SqliteEventLog:
+    """Event streams, capped per session."""
+
+    def __init__(
+        self,
+        database: Database,
+        bus: Bus,
+        clock: Callable[[], float],
+        *,
+        max_events: int = MAX_LOG_EVENTS,
+        max_bytes: int = MAX_LOG_BYTES,
+    ) -> None:
+        self._database = database
+        self._bus = bus
+        self._clock = clock
+        self._max_events = max_events
+        self._max_bytes = max_bytes
+
+    async def append(self, session_id: str, stream: str, frame: bytes) -> str:
+        def work(db: sqlite3.Connection) -> str:
+            nonce = self._nonce(db, session_id)
+            db.execute("UPDATE logs SET last = last + 1, written_at = ? WHERE session = ?", (self._clock(), session_id))
+            number = db.execute("SELECT last FROM logs WHERE session = ?", (session_id,)).fetchone()[0]
+            db.execute("INSERT INTO events VALUES (?, ?, ?, ?)", (session_id, number, stream, frame))
+            self._trim(db, session_id)
+            return f"{nonce}-{number}"
+
+        event_id = await self._database.run(work)
+        await self._bus.publish(_topic(session_id), b"n")
+        return event_id
+
+    def _trim(self, db: sqlite3.Connection, session_id: str) -> None:
+        where = "FROM events WHERE session = ?"
+        count, size = db.execute(f"SELECT COUNT(*), SUM(LENGTH(frame)) {where}", (session_id,)).fetchone()
+        while count > self._max_events or (size > self._max_bytes and count > 1):
+            number, length = db.execute(
+                f"SELECT number, LENGTH(frame) {where} ORDER BY number LIMIT 1", (session_id,)
+            ).fetchone()
+            db.execute("DELETE FROM events WHERE session = ? AND number = ?", (session_id, number))
+            count, size = count - 1, size - length
+
+    async def finish(self, session_id: str, stream: str) -> None:
+        def work(db: sqlite3.Connection) -> None:
+            self._nonce(db, session_id)
+            db.execute(
+                "INSERT INTO streams (session, stream, finished) VALUES (?, ?, 1) "
+                "ON CONFLICT DO UPDATE SET finished = 1",
+                (session_id, stream),
+            )
+            # A stream of which nothing is left needs no mark either.
+            db.execute(
+                "DELETE FROM streams WHERE session = ? AND finished AND stream != ? AND NOT EXISTS "
+                "(SELECT 1 FROM events e WHERE e.session = streams.session AND e.stream = streams.stream)",
+                (session_id, stream),
+            )
+
+        await self._database.run(work)
+        await self._bus.publish(_topic(session_id), b"n")
+
+    async def follow(self, session_id: str, stream: str, after: str | None) -> AsyncIterator[Event]:
+        news = asyncio.Event()
+        dropped = False
+
+        def hear(data: bytes | None) -> None:
+            nonlocal dropped
+            dropped = dropped or data == b"d"
+            news.set()
+
+        def begin(db: sqlite3.Connection) -> tuple[str, int]:
+            row = db.execute(
+                "SELECT delivered FROM streams WHERE session = ? AND stream = ?", (session_id, stream)
+            ).fetchone()
+            return self._nonce(db, session_id), 0 if row is None else row[0]
+
+        def read(db: sqlite3.Connection, position: int) -> tuple[list[tuple[int, bytes]], bool]:
+            rows = db.execute(
+                "SELECT number, frame FROM events WHERE session = ? AND stream = ? AND number > ? ORDER BY number",
+                (session_id, stream, position),
+            ).fetchall()
+            finished = db.execute(
+                "SELECT 1 FROM streams WHERE session = ? AND stream = ? AND finished", (session_id, stream)
+            ).fetchone()
+            return rows, finished is not None
+
+        async with self._bus.listening(_topic(session_id), hear):
+            nonce, position = await self._database.run(begin)
+            try:
+                position = position if after is None else sequence_of(nonce, after)
+            except UnknownEvent:
+                return  # it was dropped a moment ago
+            while True:
+                news.clear()
+                at = position
+                rows, finished = await self._database.run(lambda db, at=at: read(db, at))  # type: ignore[misc]
+                for number, frame in rows:
+                    position = number
+                    yield Event(id=f"{nonce}-{number}", frame=frame)
+                if dropped or (finished and not news.is_set()):
+                    return
+                await news.wait()
+
+    async def stream_of(self, session_id: str, event_id: str) -> str:
+        def work(db: sqlite3.Connection) -> str:
+            row = db.execute("SELECT nonce FROM logs WHERE session = ?", (session_id,)).fetchone()
+            if row is not None:
+                number = sequence_of(row[0], event_id)
+                query = "SELECT stream FROM events WHERE session = ? AND number = ?"
+                row = db.execute(query, (session_id, number)).fetchone()
+            if row is None:
+                raise UnknownEvent(event_id)
+            return str(row[0])
+
+        return await self._database.run(work)
+
+    async def delivered(self, session_id: str, stream: str, event_id: str) -> None:
+        def work(db: sqlite3.Connection) -> None:
+            number = sequence_of(self._nonce(db, session_id), event_id)
+            db.execute(
+                "INSERT INTO streams (session, stream, delivered) VALUES (?, ?, ?) "
+                "ON CONFLICT DO UPDATE SET delivered = MAX(delivered, excluded.delivered)",
+                (session_id, stream, number),
+            )
+
+        await self._database.run(work)
+
+    async def drop(self, session_id: str) -> None:
+        def work(db: sqlite3.Connection) -> None:
+            for table in ("events", "streams", "logs"):
+                db.execute(f"DELETE FROM {table} WHERE session = ?", (session_id,))
+
+        await self._database.run(work)
+        await self._bus.publish(_topic(session_id), b"d")
+
+    def _nonce(self, db: sqlite3.Connection, session_id: str) -> str:
+        """The nonce of the session's log, which is there from now on."""
+        row = db.execute("SELECT nonce FROM logs WHERE session = ?", (session_id,)).fetchone()
+        if row is not None:
+            return str(row[0])
+        nonce = secrets.token_hex(4)
+        db.execute("INSERT INTO logs (session, nonce, written_at) VALUES (?, ?, ?)", (session_id, nonce, self._clock()))
+        return nonce
+
+
+def _topic(session_id: str) -> str:
+    return f"{session_id}/news"

@@ -1,0 +1,112 @@
+"""Every backend keeps the one contract."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from session_store import Backend, EventLog, MemoryBackend, MemoryEventLog
+from session_store.redis import RedisBackend, RedisEventLog
+from session_store.sqlite import SqliteBackend, SqliteEventLog
+from session_store.testing import BackendContract, EventLogContract, FakeClock, a_session
+from tests.requirements import requirement
+from tests.support.redis_server import RunningRedis
+
+LIMITS = {"max_events": 16, "max_bytes": 1_000}
+
+
+@requirement("life.ttl", "life.unconfirmed", "life.end", "id.bound", "ctx.state", "ctx.limits", "ctx.metadata")
+class TestMemory(BackendContract):
+    @pytest.fixture
+    def backend(self, clock: FakeClock) -> Backend:
+        return MemoryBackend(clock=clock)
+
+
+class TestMemoryEvents(EventLogContract):
+    @pytest.fixture
+    def log(self) -> EventLog:
+        return MemoryEventLog(**LIMITS)
+
+
+@requirement("life.ttl", "life.unconfirmed", "life.end", "id.bound", "ctx.state", "ctx.limits", "ctx.metadata")
+class TestSqlite(BackendContract):
+    @pytest.fixture
+    async def backend(self, clock: FakeClock, tmp_path: Path) -> AsyncIterator[Backend]:
+        backend = SqliteBackend(tmp_path / "sessions.db", clock=clock)
+        await backend.open()
+        yield backend
+        await backend.close()
+
+
+class TestSqliteEvents(EventLogContract):
+    @pytest.fixture
+    async def log(self, tmp_path: Path) -> AsyncIterator[EventLog]:
+        backend = SqliteBackend(tmp_path / "sessions.db")
+        await backend.open()
+        yield SqliteEventLog(backend._database, backend.bus, FakeClock(), **LIMITS)
+        await backend.close()
+
+
+@requirement(
+    "rep.redis", "life.ttl", "life.unconfirmed", "life.end", "id.bound", "ctx.state", "ctx.limits", "ctx.metadata"
+)
+class TestRedis(BackendContract):
+    @pytest.fixture
+    async def backend(self, clock: FakeClock, redis_server: RunningRedis) -> AsyncIterator[Backend]:
+        redis_server.client().flushall()
+        backend = RedisBackend(redis_server.url, clock=clock)
+        await backend.open()
+        yield backend
+        await backend.close()
+
+    async def test_every_key_has_a_deadline(
+        self, backend: RedisBackend, clock: FakeClock, redis_server: RunningRedis
+    ) -> None:
+        sessions = [await backend.sessions.create(a_session(clock), alias=f"alias-{n}") for n in range(5)]
+        for session in sessions:
+            await backend.state.set(session.id, "k", b"1")
+            await backend.state.increment(session.id, "n", 1)
+            await backend.events.append(session.id, "one", b"frame")
+            await backend.events.delivered(session.id, "two", await backend.events.append(session.id, "two", b"f"))
+            await backend.sessions.resume(session.id, session.principal)
+        await backend.directory.beat("r1", "here", 5.0)
+        epoch = await backend.directory.claim(sessions[0].id, "r1", epoch=0)
+        assert epoch is not None
+        await backend.directory.claim(sessions[0].id, "r2", epoch=epoch)
+        await backend.sessions.end(sessions[1].id)
+        await backend.audit.record([])
+        client = redis_server.client()
+        names = client.keys("*")
+        assert len(names) > 25
+        assert {name for name in names if client.ttl(name) < 0} == set()
+        own = [n for n in names if sessions[2].id.encode() in n]
+        assert {round(client.ttl(name) / 100) for name in own} == {1}, "all keys of a session go together, after 100 s"
+
+    async def test_keys_that_change_together_share_a_hash_tag(
+        self, backend: RedisBackend, clock: FakeClock, redis_server: RunningRedis
+    ) -> None:
+        session = await backend.sessions.create(a_session(clock), alias="alias")
+        await backend.state.set(session.id, "k", b"1")
+        await backend.events.append(session.id, "one", b"frame")
+        for name in redis_server.client().keys("*"):
+            assert name.count(b"{") == name.count(b"}") == 1, name
+
+
+class TestRedisEvents(EventLogContract):
+    @pytest.fixture
+    async def log(self, redis_server: RunningRedis) -> AsyncIterator[EventLog]:
+        redis_server.client().flushall()
+        backend = RedisBackend(redis_server.url)
+        await backend.open()
+        yield RedisEventLog(backend.commands, backend.bus, **LIMITS)
+        await backend.close()
+
+    async def test_a_follower_in_another_process_hears_too(self, log: EventLog, redis_server: RunningRedis) -> None:
+        elsewhere = RedisBackend(redis_server.url)
+        first = await log.append("s", "one", b"a")
+        reading = asyncio.create_task(self._read(elsewhere.events, "s", "one", first))
+        await log.append("s", "one", b"b")
+        await log.finish("s", "one")
+        assert await reading == [b"b"]
+        await elsewhere.close()

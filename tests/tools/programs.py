@@ -1,0 +1,33 @@
+"""Gets programs that tests run beside the product: Redis, wrk. Says what it took."""
+
+import fcntl
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+__all__ = ["program"]
+
+CACHE = Path(__file__).parents[2] / ".cache"
+_PATH = os.pathsep.join((os.environ.get("PATH", ""), "/usr/local/bin", "/usr/sbin"))
+
+
+def program(name: str, package: str) -> Path:
+    """A program from PATH, else from the Debian package that has it, installed when we may."""
+    found = shutil.which(name, path=_PATH)
+    if found:
+        return Path(found)
+    if os.geteuid() == 0 and shutil.which("apt-get"):
+        CACHE.mkdir(exist_ok=True)
+        with (CACHE / "apt.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            # RUNLEVEL keeps the package from starting a service of its own.
+            env = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL": "1"}
+            for command in (["update"], ["install", "-y", "--no-install-recommends", package]):
+                subprocess.run(["apt-get", "-q", *command], env=env, check=True, stdout=subprocess.DEVNULL)
+        found = shutil.which(name, path=_PATH)
+        if found:
+            print(f"{name}: taken from Debian's package {package}", file=sys.stderr)
+            return Path(found)
+    raise RuntimeError(f"these tests need {name}: install it (Debian: apt-get install {package}) and put it on PATH")
