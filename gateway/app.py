@@ -2,16 +2,21 @@
 
 import asyncio
 import contextlib
+import importlib
 import logging
 import os
-from collections.abc import AsyncIterator, Callable
+import sys
+from collections.abc import AsyncIterator, Callable, Mapping
 from time import time
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
+from gateway.access import Grants
+from gateway.audit import Audit
 from gateway.bridge.input_required import StateSeal
 from gateway.bridge.legacy_client import LegacyClients
 from gateway.bridge.modern_client import ModernClients
@@ -20,11 +25,24 @@ from gateway.identity import Identity
 from gateway.live import LiveSession, LiveSessions
 from gateway.pipeline import Pipeline
 from gateway.relay import Relay
-from gateway.sessions import Sessions
+from gateway.sessions import ENDED, Sessions
 from gateway.settings import ConfigurationError, GatewaySettings, Settings, UpstreamSettings
 from gateway.upstreams import ConfiguredUpstream
-from session_store import InvalidKeyRing, KeyRing, MemoryEventLog, MemorySessionStore, StoreUnavailable
-from transports.inbound.http import Guard
+from session_store import (
+    Backend,
+    InvalidKeyRing,
+    KeyRing,
+    MemoryBackend,
+    Session,
+    StoreError,
+    StoreUnavailable,
+    backend_for,
+)
+from session_store.connect import sqlite_path
+from session_store.context import ToolSession, tool_session
+from session_store.sqlite import keys_beside
+from transports.base import Upstream
+from transports.inbound.http import Guard, Receive, Scope, Send
 from transports.inbound.streamable_http import StreamableHttp
 from transports.upstream.process import Supervisor
 from transports.upstream.stdio import StdioUpstream
@@ -36,41 +54,81 @@ logger = logging.getLogger(__name__)
 ALL = "/mcp"
 """The path that serves every upstream; `/servers/NAME/mcp` serves one."""
 
+HEALTH, READY = "/healthz", "/readyz"
+
 SWEEP_EVERY_S = 1.0
 """How often ended sessions are cleared away and sessions in use kept alive; more often where sessions live short."""
 
 
-def key_ring() -> KeyRing:
-    """The operator's keys from `MCP_GATEWAY_KEYS`, or one for the lifetime of the memory store.
+def key_ring(store: str) -> KeyRing:
+    """The operator's keys from `MCP_GATEWAY_KEYS`. Without them: for sqlite the file beside it, for memory a new one.
 
     Raises:
-        ConfigurationError: the keys cannot be used.
+        ConfigurationError: the keys cannot be used, or are missing where several gateways have to share them.
     """
     text = os.environ.get("MCP_GATEWAY_KEYS", "")
-    if not text:
-        return KeyRing.ephemeral()
+    scheme = store.partition(":")[0]
     try:
-        return KeyRing.parse(text)
+        if text:
+            return KeyRing.parse(text)
+        if scheme == "sqlite":
+            return keys_beside(sqlite_path(store))
     except InvalidKeyRing as error:
         raise ConfigurationError(f"MCP_GATEWAY_KEYS: {error}") from None
+    except StoreError as error:
+        raise ConfigurationError(str(error)) from None
+    if scheme != "memory":
+        raise ConfigurationError(
+            "MCP_GATEWAY_KEYS is not set: gateways that share a store must share their keys, and sessions outlive a "
+            "restart only with the same keys (`mcp-session-gateway keygen` makes one)"
+        )
+    return KeyRing.ephemeral()
+
+
+class _WhileRunning:
+    """An endpoint that says so when nobody has started its gateway: who mounts an app does not run its lifespan."""
+
+    def __init__(self, gateway: "Gateway", endpoint: StreamableHttp) -> None:
+        self._gateway = gateway
+        self._endpoint = endpoint
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if not self._gateway.is_running:
+            raise RuntimeError(
+                "the gateway is not running: give its lifespan to the app that mounts it, as in "
+                "FastAPI(lifespan=gateway.lifespan)"
+            )
+        await self._endpoint(scope, receive, send)
 
 
 class Gateway:
     """Everything one gateway process holds, put together from its settings."""
 
-    def __init__(self, settings: Settings, *, ring: KeyRing | None = None, clock: Callable[[], float] = time) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        store: Backend | None = None,
+        servers: Mapping[str, Any] | None = None,
+        ring: KeyRing | None = None,
+        clock: Callable[[], float] = time,
+    ) -> None:
         options = settings.gateway
-        ring = key_ring() if ring is None else ring
+        ring = key_ring(options.store) if ring is None else ring
         self.is_draining = False
+        self.is_running = False
         lives = options.session
         self._sweep_every_s = min(SWEEP_EVERY_S, lives.unconfirmed_ttl_s / 3, lives.idle_ttl_s / 3)
-        self._events = MemoryEventLog()
+        self._backend = backend_for(options.store, max_sessions=lives.max_sessions) if store is None else store
+        self._events = self._backend.events
         self._live = LiveSessions(self._events)
-        self._store = MemorySessionStore(
-            clock=clock, max_sessions=options.session.max_sessions, in_use=self._live.in_use
-        )
-        self._sessions = Sessions(
-            store=self._store,
+        if isinstance(self._backend, MemoryBackend):
+            self._backend.sessions.in_use = self._live.in_use
+        self._audit = Audit(self._backend.audit, clock)
+        self.sessions = Sessions(
+            store=self._backend.sessions,
+            bus=self._backend.bus,
+            audit=self._audit,
             live=self._live,
             ring=ring,
             settings=options.session,
@@ -78,49 +136,74 @@ class Gateway:
             closed=self._forget,
         )
         self._supervisor = Supervisor()
+        self._grants = Grants(self._backend.sessions, self._backend.state)
         self._upstreams = [self._upstream(name, entry, options) for name, entry in settings.mcpServers.items()]
+        self._upstreams += [self._object(name, server, options) for name, server in (servers or {}).items()]
         timeout = options.limits.call_timeout_s
         endpoints = {ALL: Endpoint(self._upstreams, call_timeout_s=timeout)}
         endpoints |= {f"/servers/{u.name}/mcp": Endpoint([u], call_timeout_s=timeout) for u in self._upstreams}
         relay = Relay(
-            sessions=self._sessions,
             events=self._events,
             result_meta=options.result_meta,
             max_exchanges=options.limits.exchanges,
         )
-        sessions, events = self._sessions, self._events
+        sessions, events = self.sessions, self._events
+        self.identity = Identity(api_keys=options.api_keys, allow_anonymous=options.allows_anonymous)
         pipeline = Pipeline(
-            identity=Identity(api_keys=options.api_keys, allow_anonymous=options.allows_anonymous),
+            identity=self.identity,
             legacy=LegacyClients(relay=relay, sessions=sessions, endpoints=endpoints, events=events),
             modern=ModernClients(relay=relay, sessions=sessions, endpoints=endpoints, seal=StateSeal(ring, clock)),
             endpoints=endpoints,
         )
         guard = _guard(options)
+        self.paths = (*endpoints, HEALTH, READY)
         self.routes = [
             Route(
                 path,
-                StreamableHttp(
-                    pipeline,
-                    path,
-                    guard=guard,
-                    body_limit=options.limits.body_bytes,
-                    poll_after_s=options.limits.poll_after_s,
+                _WhileRunning(
+                    self,
+                    StreamableHttp(
+                        pipeline,
+                        path,
+                        guard=guard,
+                        body_limit=options.limits.body_bytes,
+                        poll_after_s=options.limits.poll_after_s,
+                    ),
                 ),
             )
             for path in endpoints
         ]
 
+    def tool_session(self, session: Session) -> ToolSession:
+        """A session as tools in this process see it."""
+        return tool_session(session, sessions=self._backend.sessions, state=self._backend.state)
+
     def _upstream(self, name: str, entry: UpstreamSettings, options: GatewaySettings) -> ConfiguredUpstream:
-        stdio = StdioUpstream(
-            name=name,
-            argv=entry.argv,
-            env=entry.env,
-            cwd=entry.cwd,
-            supervisor=self._supervisor,
-            max_line_bytes=options.limits.line_bytes,
-            grace_s=options.limits.shutdown_grace_s,
+        upstream: Upstream
+        if entry.in_process:
+            upstream = _in_process(f"mcpServers.{name}.in_process", name, load_object(name, entry.in_process))
+        else:
+            upstream = StdioUpstream(
+                name=name,
+                argv=entry.argv,
+                env=entry.env,
+                cwd=entry.cwd,
+                supervisor=self._supervisor,
+                max_line_bytes=options.limits.line_bytes,
+                grace_s=options.limits.shutdown_grace_s,
+            )
+        return self._configured(name, entry, upstream, options)
+
+    def _object(self, name: str, server: Any, options: GatewaySettings) -> ConfiguredUpstream:
+        entry = UpstreamSettings(in_process="given:object")
+        return self._configured(name, entry, _in_process(f"servers[{name!r}]", name, server), options)
+
+    def _configured(
+        self, name: str, entry: UpstreamSettings, upstream: Upstream, options: GatewaySettings
+    ) -> ConfiguredUpstream:
+        return ConfiguredUpstream(
+            name, entry, upstream, options.limits, grants=self._grants, linked=self.sessions.linked
         )
-        return ConfiguredUpstream(name, entry, stdio, options.limits)
 
     def _forget(self, live: LiveSession) -> None:
         for upstream in self._upstreams:
@@ -129,27 +212,50 @@ class Gateway:
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Start the servers' probe and the sweeper; at the end, leave no process behind."""
-        async with self._supervisor:
+        try:
+            await self._backend.open()
+        except StoreError as error:
+            raise ConfigurationError(f"gateway.store: {error}") from None
+        async with contextlib.AsyncExitStack() as stack:
+            stack.push_async_callback(self._backend.close)
+            stack.callback(self._grants.close)
+            await stack.enter_async_context(self._supervisor)
             probes = [upstream.probe() for upstream in self._upstreams]
-            sweeper = asyncio.create_task(self._sweep())
+            background = [asyncio.create_task(work) for work in (self._sweep(), self._listen())]
             try:
                 # A client's first discover finds the cache filled; a slow server holds up the start for 10 s at most.
                 if probes:
                     await asyncio.wait(probes, timeout=10.0)
+                self.is_running = True
                 yield
             finally:
-                sweeper.cancel()
-                await asyncio.gather(sweeper, return_exceptions=True)
-                closing = [self._sessions.close(live.session.id, "gateway stops") for live in self._live]
-                await asyncio.gather(
-                    *closing, *(u.close() for u in self._upstreams), self._sessions.closed_all(), return_exceptions=True
-                )
+                self.is_running = False
+                for task in background:
+                    task.cancel()
+                await asyncio.gather(*background, return_exceptions=True)
+                await self._leave()
+
+    @contextlib.asynccontextmanager
+    async def lifespan(self, _: Any) -> AsyncIterator[None]:
+        """For the app that serves or mounts this gateway: `Starlette(lifespan=gateway.lifespan)`."""
+        async with self.running():
+            yield
+
+    async def _leave(self) -> None:
+        """End what this process holds. The sessions themselves stay, where the store outlives us."""
+        with contextlib.suppress(StoreUnavailable):
+            await self.sessions.keep_alive()
+            await self._audit.flush()
+        closing = [self.sessions.close(live.session.id, over=False) for live in self._live]
+        await asyncio.gather(
+            *closing, *(u.close() for u in self._upstreams), self.sessions.closed_all(), return_exceptions=True
+        )
 
     async def drain(self) -> None:
         """Not ready any more; open streams end, so that their clients go elsewhere."""
         self.is_draining = True
         for live in self._live:
-            await self._events.drop(live.session.id)
+            live.leaving.set()
             for exchange in list(live.exchanges.values()):
                 if exchange.is_subscription and exchange.conversation is not None:
                     exchange.conversation.cancel(exchange, "the gateway stops")
@@ -159,32 +265,51 @@ class Gateway:
         if self.is_draining:
             return False
         try:
-            await self._store.peek("")
+            await self._backend.ping()
         except StoreUnavailable:
             return False
         return True
 
     async def _sweep(self) -> None:
+        silent = False
         while True:
             await asyncio.sleep(self._sweep_every_s)
             try:
-                await self._sessions.sweep()
+                await self.sessions.sweep()
+                if silent:
+                    logger.info("the session store answers again")
+                silent = False
             except StoreUnavailable as error:
-                logger.warning("the session store does not answer: %s", error)
+                if not silent:
+                    logger.warning("the session store does not answer: %s", error)
+                silent = True
+
+    async def _listen(self) -> None:
+        """Hear of sessions that end elsewhere."""
+        while True:
+            try:
+                async with self._backend.bus.listening(ENDED, self.sessions.heard):
+                    await asyncio.Event().wait()
+            except StoreUnavailable:
+                await asyncio.sleep(self._sweep_every_s)
 
 
-def create_app(settings: Settings, *, gateway: Gateway | None = None) -> Starlette:
+def create_app(
+    settings: Settings,
+    *,
+    store: Backend | None = None,
+    servers: Mapping[str, Any] | None = None,
+    gateway: Gateway | None = None,
+) -> Starlette:
     """The gateway as an ASGI app.
+
+    Its lifespan has to run: an app that mounts this one passes it on (docs/embedding.md). `store` is used instead of
+    the one that the settings name; `servers` are `mcp` SDK server objects by name, beside those of the settings.
 
     Raises:
         ConfigurationError: the settings cannot be served.
     """
-    gateway = Gateway(settings) if gateway is None else gateway
-
-    @contextlib.asynccontextmanager
-    async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        async with gateway.running():
-            yield
+    gateway = Gateway(settings, store=store, servers=servers) if gateway is None else gateway
 
     async def healthz(_: Request) -> Response:
         return PlainTextResponse("ok\n")
@@ -194,8 +319,8 @@ def create_app(settings: Settings, *, gateway: Gateway | None = None) -> Starlet
         return JSONResponse({"ready": ready, "draining": gateway.is_draining}, status_code=200 if ready else 503)
 
     return Starlette(
-        routes=[*gateway.routes, Route("/healthz", healthz), Route("/readyz", readyz)],
-        lifespan=lifespan,
+        routes=[*gateway.routes, Route(HEALTH, healthz), Route(READY, readyz)],
+        lifespan=gateway.lifespan,
     )
 
 
@@ -205,3 +330,30 @@ def _guard(options: GatewaySettings) -> Guard:
         origins=frozenset(options.allowed_origins),
         loopback=options.host in ("127.0.0.1", "::1", "localhost"),
     )
+
+
+def _in_process(where: str, name: str, server: Any) -> Upstream:
+    from transports.upstream.in_process import InProcessUpstream  # loads the SDK: 0.6 s that others need not wait for
+
+    try:
+        return InProcessUpstream(name, server)
+    except TypeError as error:
+        raise ConfigurationError(f"{where}: {error}") from None
+
+
+def load_object(name: str, path: str) -> Any:
+    """The object that `module:attribute` names; modules of the working directory are found too.
+
+    Raises:
+        ConfigurationError: it cannot be imported.
+    """
+    module, _, attribute = path.partition(":")
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        found: Any = importlib.import_module(module)
+        for part in attribute.split("."):
+            found = getattr(found, part)
+    except Exception as error:
+        raise ConfigurationError(f"mcpServers.{name}.in_process: {path}: {type(error).__name__}: {error}") from error
+    return found

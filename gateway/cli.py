@@ -1,4 +1,4 @@
-"""The command line: run, check, keygen (and demo-server, which `__main__` starts by itself)."""
+"""The command line: run, check, keygen, sessions (and demo-server, which `__main__` starts by itself)."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from gateway.cli_sessions import app as sessions_app
 from gateway.settings import ConfigurationError, Settings, load_settings
 
 __all__ = ["app"]
@@ -17,6 +18,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.add_typer(sessions_app, name="sessions")
 _err = Console(stderr=True, soft_wrap=True)
 
 ConfigOption = Annotated[
@@ -75,7 +77,7 @@ def check(config: Annotated[Path, typer.Option("--config", "-c", help="The file 
 
     try:
         settings = load_settings(config)
-        key_ring()
+        key_ring(settings.gateway.store)
     except ConfigurationError as error:
         raise _fail(str(error)) from None
     names = ", ".join(settings.mcpServers) or "no servers"

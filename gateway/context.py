@@ -21,6 +21,7 @@ __all__ = [
     "child_environment",
     "context_meta",
     "correlation_id",
+    "facts_of",
     "with_meta",
     "without_our_keys",
 ]
@@ -64,7 +65,8 @@ def announced_context(meta: Mapping[str, Any], path: str, trust: str) -> Context
         raise bad_context(str(error)) from None
 
 
-def _facts(session: Session, correlation: str) -> dict[str, str]:
+def facts_of(session: Session, correlation: str) -> dict[str, str]:
+    """What an upstream is told of a session, by the names that the configuration uses."""
     return {
         "session_id": session.id,
         "workspace": session.context.workspace,
@@ -81,7 +83,7 @@ def child_environment(session: Session, names: Mapping[str, str], correlation: s
 
     A client chooses some of these values, so what an environment cannot hold is taken out.
     """
-    facts = _facts(session, correlation)
+    facts = facts_of(session, correlation)
     return {
         variable: facts[fact].replace("\0", "").encode("utf-8", "replace").decode() for variable, fact in names.items()
     }
@@ -89,7 +91,7 @@ def child_environment(session: Session, names: Mapping[str, str], correlation: s
 
 def context_meta(session: Session, correlation: str) -> msgspec.Raw:
     """The value of `CONTEXT_KEY` in the `_meta` of what we send upstream."""
-    facts: dict[str, Any] = _facts(session, correlation)
+    facts: dict[str, Any] = facts_of(session, correlation)
     facts["permissions"] = session.context.permissions
     return msgspec.Raw(encode(facts))
 

@@ -6,13 +6,15 @@ handshake, and the first result of every session that had used the old one says 
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 
+from gateway.access import Grant
 from gateway.errors import CALL_TIMED_OUT, CANCELLED, OUTCOME_UNKNOWN, UPSTREAM_UNAVAILABLE
 from gateway.exchange import Exchange
+from session_store.context import bound_session
 from transports.base import Era, Link, LinkClosed, Upstream, UpstreamUnavailable
 from transports.jsonrpc import (
     Message,
@@ -34,6 +36,7 @@ logger = logging.getLogger(__name__)
 
 STOPPED: Final = "idle_stop"
 CRASHED: Final = "crash"
+GATEWAY_RESTARTED: Final = "gateway_restart"
 
 
 class HandshakeRefused(Exception):
@@ -63,8 +66,9 @@ class Router(Protocol):
 class Conversation:
     """Calls, notifications and answers over one link at a time.
 
-    `handshake` gives the `initialize` params of a legacy conversation, `restore` what to send after the handshake was
-    replayed (log level, subscriptions); both are asked anew at every opening.
+    `grant` gives what a link is given of its session, `handshake` the `initialize` params of a legacy conversation,
+    `restore` what to send after the handshake was replayed (log level, subscriptions); all are asked anew at every
+    opening. `linked` remembers that a session uses this upstream, and says whether it did so in an earlier process.
     """
 
     def __init__(
@@ -74,9 +78,10 @@ class Conversation:
         *,
         name: str,
         router: Router,
-        environment: Callable[[], Mapping[str, str]],
+        grant: Callable[[], Awaitable[Grant]],
         handshake: Callable[[], bytes] | None,
         restore: Callable[[], list[bytes]],
+        linked: Callable[["LiveSession"], Awaitable[bool]],
         start_timeout_s: float,
         call_timeout_s: float,
         idle_stop_s: float | None,
@@ -87,9 +92,11 @@ class Conversation:
         self.pending: dict[int, Exchange] = {}
         self._upstream = upstream
         self._router = router
-        self._environment = environment
+        self._grant = grant
+        self._granted = Grant()
         self._handshake = handshake
         self._restore = restore
+        self._linked = linked
         self._start_timeout_s = start_timeout_s
         self._call_timeout_s = call_timeout_s
         self._idle_stop_s = idle_stop_s
@@ -144,7 +151,9 @@ class Conversation:
             await self._closing
         try:
             async with asyncio.timeout(self._start_timeout_s):
-                self._link = await self._upstream.connect(self._environment(), self)
+                self._granted = await self._grant()
+                with bound_session(self._granted.session):
+                    self._link = await self._upstream.connect(self._granted.env, self)
                 if self._handshake is not None:
                     await self._initialize(self._handshake())
                     for frame in self._restore():
@@ -181,8 +190,12 @@ class Conversation:
 
     async def _drop(self) -> None:
         link, self._link = self._link, None
-        if link is not None:
-            await link.close()
+        granted, self._granted = self._granted, Grant()
+        try:
+            if link is not None:
+                await link.close()
+        finally:
+            granted.close()
 
     def _discard(self) -> None:
         """Be rid of a link that is of no more use. The next opening waits for its end, so two never overlap."""
@@ -219,6 +232,8 @@ class Conversation:
         Raises:
             UpstreamUnavailable, HandshakeRefused: nothing reached the upstream.
         """
+        if exchange.live not in self.users:
+            await self._join(exchange.live)
         for last in (False, True):
             await self.ready()
             if exchange.replies.abandoned:
@@ -234,10 +249,21 @@ class Conversation:
                 continue
             exchange.number = number
             exchange.conversation = self
-            self.users.add(exchange.live)
             self.pending[number] = exchange
             self._watch(exchange)
             return
+
+    async def _join(self, live: "LiveSession | None") -> None:
+        """The first call of a session. Remembered before it is sent: what is not remembered could be lost silently."""
+        self.users.add(live)
+        if live is None:
+            return
+        try:
+            if await self._linked(live):
+                self._to_tell.setdefault(live, GATEWAY_RESTARTED)
+        except BaseException:
+            self.users.discard(live)
+            raise
 
     def _frame(self, exchange: Exchange, number: int, params: Object, meta: Object) -> bytes:
         exchange.progress_token = meta.get("progressToken")
@@ -310,6 +336,8 @@ class Conversation:
 
     def closed(self, reason: str) -> None:
         self._link = None
+        self._granted.close()
+        self._granted = Grant()
         if self._was_open and not self._loss:
             self._loss = CRASHED
         if self.pending or self._own:

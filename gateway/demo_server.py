@@ -7,6 +7,7 @@ import base64
 import json
 import os
 import secrets
+import socket
 import sys
 import threading
 from collections.abc import Callable
@@ -37,8 +38,9 @@ _NAME_FORM: Final = {
 }
 
 
-def _object(properties: Json | None = None) -> Json:
-    return {"type": "object", "properties": properties or {}, "additionalProperties": False}
+def _object(properties: Json | None = None, *required: str) -> Json:
+    schema = {"type": "object", "properties": properties or {}, "additionalProperties": False}
+    return schema | {"required": list(required)} if required else schema
 
 
 _TOOLS: Final[list[Json]] = [
@@ -64,6 +66,17 @@ _TOOLS: Final[list[Json]] = [
                 "interval_s": {"type": "number", "minimum": 0, "maximum": 60, "default": 0.2},
             }
         ),
+        "annotations": {"readOnlyHint": True},
+    },
+    {
+        "name": "remember",
+        "description": "Keeps a text in the session's state, where it outlives this process.",
+        "inputSchema": _object({"key": {"type": "string"}, "value": {"type": "string"}}, "key", "value"),
+    },
+    {
+        "name": "recall",
+        "description": "What was remembered under a key.",
+        "inputSchema": _object({"key": {"type": "string"}}, "key"),
         "annotations": {"readOnlyHint": True},
     },
 ]
@@ -208,6 +221,8 @@ class _DemoServer:
             return self._ask_modern(params) if modern else self._ask_legacy()
         if name == "slow":
             return self._slow(request_id, params, arguments, modern)
+        if name in ("remember", "recall"):
+            return _text(*_state(name, arguments))
         raise _Fault(-32602, f"Unknown tool: {name}")
 
     def _ask_modern(self, params: Json) -> Json:
@@ -263,13 +278,47 @@ def _facts(params: Json) -> dict[str, str]:
     return {fact: str(told.get(fact, "")) for fact in _FACTS}
 
 
+def _state(tool: str, arguments: Json) -> tuple[str, bool]:
+    """Remember or recall, as any program in any language can: the text of the answer, and whether it failed."""
+    key, value = arguments.get("key"), arguments.get("value")
+    if not isinstance(key, str) or not key or (tool == "remember" and not isinstance(value, str)):
+        return "key and value must be text, and the key not empty.", True
+    if "MCP_SESSION_SOCKET" not in os.environ:
+        return "This process serves no session of its own, so there is no state to keep anything in.", True
+    import http.client  # half of this server's start, were it loaded then
+
+    headers = {"Authorization": f"Bearer {os.environ['MCP_SESSION_ACCESS']}", "Content-Type": "application/json"}
+    connection = http.client.HTTPConnection("session")
+    connection.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.sock.settimeout(5)
+        connection.sock.connect(os.environ["MCP_SESSION_SOCKET"])
+        body = json.dumps(value).encode() if tool == "remember" else None
+        connection.request("GET" if body is None else "PUT", f"/v1/state/{_quoted(key)}", body, headers)
+        response = connection.getresponse()
+        answer = json.loads(response.read() or b"null")
+    except OSError as error:
+        return f"The gateway cannot be reached: {error}", True
+    finally:
+        connection.close()
+    if response.status == 404:
+        return "Nothing is remembered under that key.", False
+    if response.status >= 400:
+        return str(answer.get("error")), True
+    return "Remembered." if tool == "remember" else str(answer), False
+
+
+def _quoted(key: str) -> str:
+    return "".join(f"%{byte:02X}" for byte in key.encode("utf-8", "replace"))
+
+
 def _greeting(answer: Json) -> Json:
     if answer.get("action") != "accept":
         return _text("Then I will greet you without a name. Hello!")
     return _text(f"Hello, {(answer.get('content') or {}).get('name', 'stranger')}!")
 
 
-def _text(text: str, *, failed: bool = False) -> Json:
+def _text(text: str, failed: bool = False) -> Json:
     result: Json = {"content": [{"type": "text", "text": text}]}
     return result | {"isError": True} if failed else result
 

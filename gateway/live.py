@@ -4,6 +4,7 @@ The one dict keyed by session id in the gateway is here.
 """
 
 import asyncio
+import contextlib
 import logging
 from collections import deque
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from gateway.conversation import Conversation
 from gateway.errors import UNREAD
 from gateway.exchange import Exchange
 from gateway.params import meta_of
-from session_store import EventLog, Session
+from session_store import EventLog, Session, StoreUnavailable
 from transports.base import Era
 from transports.jsonrpc import (
     Message,
@@ -35,6 +36,11 @@ logger = logging.getLogger(__name__)
 STANDALONE: Final = "standalone"
 """The stream of a session that belongs to no call: what a legacy client hears on its GET."""
 
+
+MAX_TOLD: Final = 256
+"""What may wait to be told to a client while the store does not answer."""
+
+_STORE_AGAIN_S: Final = 0.5
 
 MAX_QUESTIONS: Final = 256
 """What a server may ask of one client without getting an answer."""
@@ -58,19 +64,21 @@ class LiveSession:
         self.conversations: dict[tuple[str, Era], Conversation] = {}
         self.exchanges: dict[RequestId, Exchange] = {}
         self.busy = 0
+        self.used = False  # since its idle time was last started anew in the store
         self.listeners = 0
         self.ended = False
+        self.leaving = asyncio.Event()
         self._events = events
         self._questions: dict[int, _Question] = {}
         self._last_question = 0
-        self._outbox: deque[bytes] = deque(maxlen=256)
+        self._outbox: deque[bytes] = deque()
         self._pump: asyncio.Task[None] | None = None
 
     # -- to the client
 
     def tell(self, frame: bytes) -> None:
         """Put a message on the standalone stream; it waits there for a client that is not listening yet."""
-        if self.ended:
+        if self.ended or len(self._outbox) >= MAX_TOLD:
             return
         self._outbox.append(frame)
         if self._pump is None:
@@ -78,8 +86,13 @@ class LiveSession:
 
     async def _flush(self) -> None:
         try:
-            while self._outbox:
-                await self._events.append(self.session.id, STANDALONE, self._outbox.popleft())
+            while self._outbox and not self.ended:
+                try:
+                    await self._events.append(self.session.id, STANDALONE, self._outbox[0])
+                except StoreUnavailable:
+                    await asyncio.sleep(_STORE_AGAIN_S)
+                else:
+                    self._outbox.popleft()
         finally:
             self._pump = None
 
@@ -139,19 +152,26 @@ class LiveSession:
 
     # -- its end
 
-    async def close(self) -> None:
-        """End everything this replica holds of the session; no process of it is left when this returns."""
+    async def close(self, *, over: bool = True) -> None:
+        """End everything this replica holds of the session; no process of it is left when this returns.
+
+        `over` False: the gateway stops, the session does not. What its streams have kept stays for a later process.
+        """
         self.ended = True
+        self.leaving.set()
+        reason = "the session has ended" if over else "the gateway stops"
         for exchange in list(self.exchanges.values()):
             if exchange.conversation is not None:
-                exchange.conversation.cancel(exchange, "the session has ended")
+                exchange.conversation.cancel(exchange, reason)
         for question in self._questions.values():
-            question.conversation.refuse(question.server_id, UNREAD, "The session has ended.")
+            question.conversation.refuse(question.server_id, UNREAD, f"{reason.capitalize()}.")
         self._questions.clear()
         conversations = list(self.conversations.values())
         self.conversations.clear()
         await asyncio.gather(*(c.close() for c in conversations), return_exceptions=True)
-        await self._events.drop(self.session.id)
+        if over:
+            with contextlib.suppress(StoreUnavailable):  # it goes with its session's time to live
+                await self._events.drop(self.session.id)
 
 
 def _with_progress_token(params: Object, number: int) -> tuple[Object, msgspec.Raw | None]:

@@ -1,16 +1,19 @@
 """bytes → inbound → identify → resume → decide → resolve → exchange → reply: who asks, and in which era."""
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 
 from gateway.bridge.legacy_client import LegacyClients
 from gateway.bridge.modern_client import ModernClients
 from gateway.context import correlation_id
 from gateway.endpoint import Endpoint
+from gateway.errors import store_full, store_unavailable
 from gateway.identity import Identity
 from gateway.observe import bound
+from session_store import StoreFull, StoreUnavailable
 from transports.base import Answer, Era, EventSource, Request
 
-__all__ = ["Pipeline"]
+__all__ = ["Pipeline", "available"]
 
 
 class Pipeline:
@@ -33,7 +36,7 @@ class Pipeline:
         principal = self._identity.authenticate(request.headers)
         correlation = correlation_id(request.headers, request.meta)
         clients = self._modern if request.era is Era.MODERN else self._legacy
-        with bound(correlation=correlation):
+        with bound(correlation=correlation), available():
             return await clients.call(request, principal, correlation)
 
     async def notify(self, request: Request) -> None:
@@ -41,17 +44,31 @@ class Pipeline:
         if request.era is Era.MODERN:
             return  # MCP 2026-07-28 has no client notifications over HTTP: accepted, and without effect
         correlation = correlation_id(request.headers, request.meta)
-        with bound(correlation=correlation):
+        with bound(correlation=correlation), available():
             await self._legacy.notify(request, principal, correlation)
 
     async def respond(self, request: Request) -> None:
-        await self._legacy.respond(request, self._identity.authenticate(request.headers))
+        with available():
+            await self._legacy.respond(request, self._identity.authenticate(request.headers))
 
     async def stream(self, request: Request, last_event_id: str | None) -> EventSource:
-        return await self._legacy.stream(request, self._identity.authenticate(request.headers), last_event_id)
+        with available():
+            return await self._legacy.stream(request, self._identity.authenticate(request.headers), last_event_id)
 
     async def end(self, request: Request) -> None:
-        await self._legacy.end(request, self._identity.authenticate(request.headers))
+        with available():
+            await self._legacy.end(request, self._identity.authenticate(request.headers))
 
     async def header_schema(self, endpoint: str, tool: str) -> object:
         return await self._endpoints[endpoint].header_schema(tool)
+
+
+@contextlib.contextmanager
+def available() -> Iterator[None]:
+    """What a request is told when the store fails it."""
+    try:
+        yield
+    except StoreFull:
+        raise store_full() from None
+    except StoreUnavailable:
+        raise store_unavailable() from None

@@ -9,7 +9,6 @@ from gateway.exchange import Exchange
 from gateway.live import LiveSession
 from gateway.params import meta_of
 from gateway.reply import CallReply
-from gateway.sessions import Sessions
 from session_store import EventLog
 from session_store.session import redact
 from transports.base import Answer, Era, Request
@@ -21,8 +20,7 @@ __all__ = ["Relay", "id_of", "message_of", "meta_for_upstream"]
 class Relay:
     """What calls of both eras have in common. `result_meta` puts trace facts into results."""
 
-    def __init__(self, *, sessions: Sessions, events: EventLog, result_meta: bool, max_exchanges: int) -> None:
-        self._sessions = sessions
+    def __init__(self, *, events: EventLog, result_meta: bool, max_exchanges: int) -> None:
         self._events = events
         self.result_meta = result_meta
         self._max_exchanges = max_exchanges
@@ -46,7 +44,7 @@ class Relay:
             raise too_many_exchanges()
         meta = meta_for_upstream(params, live, correlation)
         events = self._events if era is Era.LEGACY else None
-        reply = CallReply(exchange, headers, events=events, released=self._sessions.touch)
+        reply = CallReply(exchange, headers, events=events)
         try:
             await endpoint.relay(exchange, era, params, meta, correlation)
         except BaseException:

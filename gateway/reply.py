@@ -1,10 +1,12 @@
 """What the pipeline gives the wire: the frames of a call, or of a session's own stream, and when they are through."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
 
 from gateway.exchange import Exchange
 from gateway.live import STANDALONE, LiveSession
-from session_store import EventLog
+from session_store import EventLog, StoreUnavailable
 from transports.base import Frame, ReplyQueue
 
 __all__ = ["CallReply", "ImmediateReply", "StreamReply"]
@@ -31,7 +33,7 @@ class ImmediateReply:
 
 
 class CallReply:
-    """The frames of one exchange. A session stays in use until the wire is done with it.
+    """The frames of one exchange. A session is busy until the wire is done with it.
 
     `events` is where frames are kept for replay, None on a wire without replay.
     """
@@ -42,13 +44,11 @@ class CallReply:
         headers: Headers,
         *,
         events: EventLog | None,
-        released: Callable[[LiveSession], Awaitable[None]],
     ) -> None:
         self.headers = headers
         self.replies = exchange.replies
         self._exchange = exchange
         self._events = events
-        self._released = released
         self._recorded = False
         live = exchange.live
         if live is not None:
@@ -65,7 +65,10 @@ class CallReply:
         if self._events is None or live is None or live.ended:
             return None
         self._recorded = True
-        return await self._events.append(live.session.id, self._stream, frame)
+        try:
+            return await self._events.append(live.session.id, self._stream, frame)
+        except StoreUnavailable:
+            return None  # the client gets it all the same; only a replay would miss it
 
     async def done(self) -> None:
         live = self._exchange.live
@@ -74,11 +77,10 @@ class CallReply:
         live.busy -= 1
         if live.exchanges.get(self._exchange.client_id) is self._exchange:
             del live.exchanges[self._exchange.client_id]
-        if live.ended:
-            return
-        if self._recorded and self._events is not None:
-            await self._events.finish(live.session.id, self._stream)
-        await self._released(live)
+        live.used = True
+        if self._recorded and self._events is not None and not live.ended:
+            with contextlib.suppress(StoreUnavailable):
+                await self._events.finish(live.session.id, self._stream)
 
     @property
     def _stream(self) -> str:
@@ -96,14 +98,12 @@ class StreamReply:
         after: str | None,
         *,
         events: EventLog,
-        released: Callable[[LiveSession], Awaitable[None]],
     ) -> None:
         self.headers: Headers = []
         self._live = live
         self._stream = stream
         self._after = after
         self._events = events
-        self._released = released
         live.busy += 1
         live.listeners += self.is_standalone
 
@@ -116,15 +116,32 @@ class StreamReply:
         return self._follow()
 
     async def _follow(self) -> AsyncIterator[tuple[str, bytes]]:
-        async for event in self._events.follow(self._live.session.id, self._stream, self._after):
-            yield event.id, event.frame
+        events = self._events.follow(self._live.session.id, self._stream, self._after)
+        leaving = asyncio.create_task(self._live.leaving.wait())
+        try:
+            while True:
+                coming = asyncio.ensure_future(anext(events, None))
+                try:
+                    await asyncio.wait((coming, leaving), return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    if not coming.done():
+                        coming.cancel()
+                        await asyncio.gather(coming, return_exceptions=True)
+                if coming.cancelled() or (event := coming.result()) is None:
+                    return
+                yield event.id, event.frame
+        except StoreUnavailable:
+            return  # without its store the stream ends, and the client comes back for the rest
+        finally:
+            leaving.cancel()
+            await events.aclose()
 
     async def delivered(self, event_id: str) -> None:
         if self.is_standalone and not self._live.ended:
-            await self._events.delivered(self._live.session.id, self._stream, event_id)
+            with contextlib.suppress(StoreUnavailable):
+                await self._events.delivered(self._live.session.id, self._stream, event_id)
 
     async def done(self) -> None:
         self._live.busy -= 1
         self._live.listeners -= self.is_standalone
-        if not self._live.ended:
-            await self._released(self._live)
+        self._live.used = True

@@ -3,30 +3,33 @@
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Literal
 
+from gateway.audit import Audit
 from gateway.context import SESSION_KEY, announced_context
-from gateway.errors import no_session, session_unknown, store_full, store_unavailable
+from gateway.errors import bad_context, no_session, session_unknown
 from gateway.live import LiveSession, LiveSessions
 from gateway.settings import SessionSettings
 from session_store import (
+    Bus,
     ClientFacts,
+    Context,
+    InvalidMetadata,
     KeyRing,
     Principal,
     Purpose,
     Session,
     SessionStore,
-    StoreFull,
     StoreUnavailable,
     TokenCodec,
 )
-from session_store.session import new_session_id, redact
+from session_store.metadata import checked_metadata, merged_metadata
+from session_store.session import new_session_id
 from transports.base import Era, Request
 
-__all__ = ["COOKIE", "GATEWAY_HEADER", "LEGACY_HEADER", "SECURE_COOKIE", "Resolved", "Sessions"]
+__all__ = ["COOKIE", "ENDED", "GATEWAY_HEADER", "LEGACY_HEADER", "SECURE_COOKIE", "Resolved", "Sessions"]
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +37,14 @@ LEGACY_HEADER: Final = "mcp-session-id"
 GATEWAY_HEADER: Final = "mcp-gateway-session"
 COOKIE: Final = "mcp_session_id"
 SECURE_COOKIE: Final = "__Host-mcp_session_id"
+
+ENDED: Final = "mcp:ended"
+"""The topic on which every replica hears the ids of sessions that ended, whoever ended them."""
+
+MAX_SUBSCRIPTIONS: Final = 1_000
+
+CHECKED_AT_ONCE: Final = 256
+"""How many of the sessions this replica holds are looked up at each round, in case their end was not heard."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +63,8 @@ class Sessions:
         self,
         *,
         store: SessionStore,
+        bus: Bus,
+        audit: Audit,
         live: LiveSessions,
         ring: KeyRing,
         settings: SessionSettings,
@@ -59,6 +72,8 @@ class Sessions:
         closed: Callable[[LiveSession], None],
     ) -> None:
         self._store = store
+        self._bus = bus
+        self._audit = audit
         self._live = live
         self._tokens = TokenCodec(ring, Purpose.TOKEN)
         self._cookies = TokenCodec(ring, Purpose.COOKIE)
@@ -66,6 +81,7 @@ class Sessions:
         self._clock = clock
         self._closed = closed
         self._closing: set[asyncio.Task[None]] = set()
+        self._unchecked: list[str] = []
 
     # -- which session
 
@@ -76,28 +92,39 @@ class Sessions:
             Refused: 404 when an explicit carrier does not name a live session of this principal; 503.
         """
         if (token := _explicit(request)) is not None:
-            session = await self._by_token(self._tokens, token, principal)
-            if session is None:
-                logger.info("refused: session token unknown, expired, ended or foreign", extra={"era": request.era})
+            session_id = self._tokens.verify(token)
+            if session_id is None:
+                self._audit.tell("refused", era=request.era, principal=str(principal), reason="no token of ours")
                 raise session_unknown()
-            return Resolved(live=self._live.of(session))
+            return await self.resume_by_id(session_id, principal, request.era)
         if (resolved := await self._by_cookie(request, principal)) is not None:
             return resolved
         alias = self._default_alias(request, principal)
         if alias is not None:
-            async with _available():
-                found = await self._store.resume_alias(alias)
+            found = await self._store.resume_alias(alias)
             if found is not None:
-                return Resolved(live=self._live.of(found))
+                return Resolved(live=self._take_up(found))
         return None
 
-    async def resume_by_id(self, session_id: str, principal: Principal) -> Resolved:
-        """The session a sealed `requestState` names. Raises `Refused` like an unknown token."""
-        async with _available():
-            session = await self._store.resume(session_id, principal)
+    async def resume_by_id(self, session_id: str, principal: Principal, era: Era) -> Resolved:
+        """The session of an id that a token or a sealed `requestState` names.
+
+        Raises:
+            Refused: 404; the log says why, the answer does not.
+        """
+        session = await self._store.resume(session_id, principal)
         if session is None:
+            fate = await self._store.fate(session_id)
+            reason = "somebody else's" if fate == "live" else fate
+            self._audit.tell("refused", session_id=session_id, era=era, principal=str(principal), reason=reason)
             raise session_unknown()
-        return Resolved(live=self._live.of(session))
+        return Resolved(live=self._take_up(session))
+
+    def _take_up(self, session: Session) -> LiveSession:
+        """The live side of a session that a client came back to; worth telling when this replica had none."""
+        if self._live.get(session.id) is None:
+            self._audit.tell("resumed", session=session)
+        return self._live.of(session)
 
     async def require(self, request: Request, principal: Principal) -> Resolved:
         """As `resume`, for a legacy message, which has to name its session."""
@@ -126,6 +153,7 @@ class Sessions:
             if by_cookie is not None and _same_client(by_cookie.live.session, request, facts):
                 session = by_cookie.live.session
         if session is not None:
+            self._audit.tell("resumed", session=session, reason="initialized again")
             return Resolved(live=self._live.of(session))
         alias = None
         if "principal" in self._settings.reattach and not principal.is_anonymous:
@@ -135,6 +163,7 @@ class Sessions:
     async def _open(self, request: Request, principal: Principal, facts: ClientFacts, *, alias: str | None) -> Resolved:
         now = self._clock()
         settings = self._settings
+        context = announced_context(request.meta, settings.workspace_path, settings.trust)
         session = Session(
             id=new_session_id(),
             principal=principal,
@@ -147,21 +176,37 @@ class Sessions:
             unconfirmed_ttl_s=settings.unconfirmed_ttl_s,
             confirmed=not principal.is_anonymous,
             client=facts,
-            context=announced_context(request.meta, settings.workspace_path, settings.trust),
+            context=context,
+            metadata=self._metadata(request, principal, facts, context),
         )
-        async with _available():
-            kept = await self._store.create(session, alias=alias)
+        kept = await self._store.create(session, alias=alias)
         opened = kept.id == session.id
         if opened:
-            logger.info("session opened", extra={"session": redact(session.id), "era": request.era})
-        return Resolved(live=self._live.of(kept), opened=opened)
+            self._audit.tell("created", session=session)
+        return Resolved(live=self._live.of(kept) if opened else self._take_up(kept), opened=opened)
+
+    def _metadata(self, request: Request, principal: Principal, facts: ClientFacts, context: Context) -> dict[str, str]:
+        """What the operator's rules say of a new session. Clients choose some of the values: those are scrubbed."""
+        filled = {
+            name: text.format(
+                principal=principal,
+                agent=facts.name,
+                workspace=context.workspace,
+                trust=context.trust,
+                endpoint=request.endpoint,
+            )
+            for name, text in self._settings.metadata.items()
+        }
+        try:
+            return merged_metadata({}, checked_metadata(filled))
+        except InvalidMetadata as error:
+            raise bad_context(str(error)) from None
 
     async def _by_token(self, codec: TokenCodec, token: str, principal: Principal) -> Session | None:
         session_id = codec.verify(token)
         if session_id is None:
             return None
-        async with _available():
-            return await self._store.resume(session_id, principal)
+        return await self._store.resume(session_id, principal)
 
     async def _by_cookie(self, request: Request, principal: Principal) -> Resolved | None:
         """A cookie that is no good is no error: clients return cookies without knowing it."""
@@ -170,7 +215,7 @@ class Sessions:
         for value in _cookies(request):
             session = await self._by_token(self._cookies, value, principal)
             if session is not None:
-                return Resolved(live=self._live.of(session), cookie_held=True)
+                return Resolved(live=self._take_up(session), cookie_held=True)
         return None
 
     def _default_alias(self, request: Request, principal: Principal) -> str | None:
@@ -204,44 +249,91 @@ class Sessions:
 
     async def update(self, live: LiveSession, **fields: Any) -> None:
         """Change fields of the record, here and in the store."""
-        async with _available():
-            session = await self._store.update(live.session.id, **fields)
+        session = await self._store.update(live.session.id, **fields)
         if session is not None:
             live.session = session
 
-    async def touch(self, live: LiveSession) -> None:
-        """Idle time starts anew. What the store says to it comes out at the next request."""
-        try:
-            await self._store.touch(live.session.id)
-        except StoreUnavailable:
-            logger.warning("the store did not take the end of an exchange")
+    async def subscribe(self, live: LiveSession, uri: str) -> None:
+        """Remember a subscription, for the next process of its server."""
+        if len(live.session.subscriptions) < MAX_SUBSCRIPTIONS:
+            await self._change_set(live, "subscriptions", add=uri)
+
+    async def unsubscribe(self, live: LiveSession, uri: str) -> None:
+        await self._change_set(live, "subscriptions", remove=uri)
+
+    async def linked(self, live: LiveSession, upstream: str) -> bool:
+        """Remember that the session uses that upstream. True when it did so in a gateway process before this one."""
+        if upstream in live.session.links:
+            return True
+        await self._change_set(live, "links", add=upstream)
+        return False
+
+    async def _change_set(self, live: LiveSession, field: Literal["links", "subscriptions"], **change: str) -> None:
+        session = await self._store.change_set(live.session.id, field, **change)
+        if session is not None:
+            live.session = session
 
     async def end(self, session_id: str, reason: str) -> bool:
         """End a session at once, with its processes. Idempotent; True for the caller who ended it."""
-        async with _available():
-            ended = await self._store.end(session_id)
-        await self.close(session_id, reason if ended else "")
+        ended = await self._store.end(session_id)
+        if ended:
+            self._audit.tell("ended", session_id=session_id, reason=reason)
+        closing = self._close_soon(session_id)
+        if ended:
+            await self._announce(session_id)
+        await asyncio.shield(closing)
         return ended
 
-    async def close(self, session_id: str, reason: str) -> None:
-        """End what this replica holds of a session that is gone from the store."""
-        if reason:
-            logger.info("session ended", extra={"session": redact(session_id), "reason": reason})
+    async def _announce(self, session_id: str) -> None:
+        try:
+            await self._bus.publish(ENDED, session_id.encode())
+        except StoreUnavailable:
+            logger.warning("an ended session could not be announced; other replicas find out at their next round")
+
+    async def close(self, session_id: str, *, over: bool = True) -> None:
+        """End what this replica holds of a session that is gone from the store, or that it leaves to others."""
         live = self._live.remove(session_id)
         if live is not None:
             self._closed(live)
-            await live.close()
+            await live.close(over=over)
+
+    def heard(self, data: bytes | None) -> None:
+        """A session ended on some replica; None: some may have, and the next rounds will find out."""
+        if data is not None:
+            self._close_soon(data.decode())
+
+    def _close_soon(self, session_id: str) -> asyncio.Task[None]:
+        # Not waited for: a child that will not go must not keep the next round from keeping sessions alive.
+        task = asyncio.create_task(self.close(session_id))
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+        return task
 
     async def sweep(self) -> None:
-        """End what ended by itself, and keep alive what is in use."""
-        for live in self._live:
-            if live.busy:
-                await self._store.touch(live.session.id)
+        """Keep alive what is or was in use, and end what has ended by itself or elsewhere."""
+        await self.keep_alive()
         for gone in await self._store.sweep():
-            # Not waited for: a child that will not go must not keep the next round from keeping sessions alive.
-            task = asyncio.create_task(self.close(gone.session.id, gone.reason))
-            self._closing.add(task)
-            task.add_done_callback(self._closing.discard)
+            self._audit.tell(gone.reason, session_id=gone.session_id)
+            self._close_soon(gone.session_id)
+            await self._announce(gone.session_id)
+        if not self._unchecked:
+            self._unchecked = [live.session.id for live in self._live]
+        checked, self._unchecked = self._unchecked[:CHECKED_AT_ONCE], self._unchecked[CHECKED_AT_ONCE:]
+        for session_id in await self._store.gone(checked):
+            self._close_soon(session_id)
+        await self._audit.flush()
+
+    async def keep_alive(self) -> None:
+        """Idle time counts from the end of the last exchange: written for all sessions at once, not for each call."""
+        used = [live for live in self._live if live.busy or live.used]
+        for live in used:
+            live.used = False
+        try:
+            await asyncio.gather(*(self._store.touch(live.session.id) for live in used))
+        except StoreUnavailable:
+            for live in used:
+                live.used = True
+            raise
 
     async def closed_all(self) -> None:
         """Until everything that is ending has ended."""
@@ -283,13 +375,3 @@ def client_facts(info: Any, protocol_version: str, initialize_params: bytes = b"
 
 def _same_client(session: Session, request: Request, facts: ClientFacts) -> bool:
     return session.client.name == facts.name and session.endpoint == request.endpoint and session.era == Era.LEGACY
-
-
-@asynccontextmanager
-async def _available() -> AsyncIterator[None]:
-    try:
-        yield
-    except StoreFull:
-        raise store_full() from None
-    except StoreUnavailable:
-        raise store_unavailable() from None

@@ -13,6 +13,9 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
+from session_store.connect import check_store_url
+from session_store.metadata import checked_metadata
+
 __all__ = [
     "DEFAULT_CONTEXT_ENV",
     "ConfigurationError",
@@ -34,6 +37,8 @@ DEFAULT_CONTEXT_ENV = {
     "MCP_SESSION_CORRELATION": "correlation_id",
 }
 
+METADATA_FIELDS = ("principal", "agent", "workspace", "trust", "endpoint")
+
 ContextField = Literal["session_id", "workspace", "trust", "principal", "agent", "permissions", "correlation_id"]
 Seconds = Annotated[float, Field(gt=0, le=31_536_000)]
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
@@ -53,10 +58,12 @@ class UpstreamSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
-    command: str = Field(min_length=1)
+    command: str = ""
     args: tuple[str, ...] = ()
     env: dict[str, str] = {}
     cwd: str | None = None
+    # An `mcp` SDK server object in this process, as module:attribute, instead of a command.
+    in_process: str = ""
     # One process for all sessions: only when the operator says that the server keeps sessions apart by itself.
     shared: bool = False
     # Which variables tell a child about its session.
@@ -66,10 +73,27 @@ class UpstreamSettings(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _only_stdio(cls, value: Any) -> Any:
-        if isinstance(value, dict) and "url" in value and "command" not in value:
-            raise ValueError("servers by url are not supported yet; give a command")
+    def _something_to_serve(cls, value: Any) -> Any:
+        if isinstance(value, dict) and not value.get("command") and not value.get("in_process"):
+            if "url" in value:
+                raise ValueError("servers by url are not supported yet; give a command")
+            raise ValueError("give a command, or in_process as module:attribute")
         return value
+
+    @field_validator("in_process")
+    @classmethod
+    def _module_and_attribute(cls, name: str) -> str:
+        if name and not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*", name):
+            raise ValueError("must be module:attribute")
+        return name
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> Self:
+        if self.command and self.in_process:
+            raise ValueError("give either a command or in_process, not both")
+        if self.in_process and self.shared:
+            raise ValueError("shared is for commands: an in_process server has one connection for each session")
+        return self
 
     @property
     def argv(self) -> tuple[str, ...]:
@@ -92,6 +116,20 @@ class SessionSettings(_Frozen):
     # Where a client announces its workspace in `_meta`; both the nested and the dotted spelling are read.
     workspace_path: str = "orbit.workspace"
     trust: Literal["direct", "sandboxed"] = "direct"
+    # Free metadata of every new session; {principal}, {agent}, {workspace}, {trust} and {endpoint} are filled in.
+    metadata: dict[str, str] = {}
+
+    @field_validator("metadata")
+    @classmethod
+    def _can_be_filled(cls, metadata: dict[str, str]) -> dict[str, str]:
+        for name, text in metadata.items():
+            try:
+                text.format(**dict.fromkeys(METADATA_FIELDS, ""))
+            except (KeyError, IndexError, ValueError, AttributeError):
+                fields = ", ".join(f"{{{field}}}" for field in METADATA_FIELDS)
+                raise ValueError(f"{name}: only {fields} can be filled in; write {{{{ for a brace") from None
+        checked_metadata(metadata)
+        return metadata
 
 
 class LimitSettings(_Frozen):
@@ -151,9 +189,7 @@ class GatewaySettings(_Frozen):
     @field_validator("store")
     @classmethod
     def _known_store(cls, url: str) -> str:
-        if url != "memory://":
-            raise ValueError("only memory:// is supported yet")
-        return url
+        return check_store_url(url)
 
     @property
     def allows_anonymous(self) -> bool:

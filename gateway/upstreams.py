@@ -3,12 +3,14 @@
 import asyncio
 import logging
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import msgspec
 
-from gateway.context import child_environment
+from gateway.access import Grant, Grants
+from gateway.context import child_environment, facts_of
 from gateway.conversation import Conversation, HandshakeRefused
 from gateway.live import LiveSession
 from gateway.routing import IsolatedRouter, SharedRouter
@@ -53,11 +55,22 @@ class _Facts:
 class ConfiguredUpstream:
     """One entry of the configuration at work."""
 
-    def __init__(self, name: str, settings: UpstreamSettings, upstream: Upstream, limits: LimitSettings) -> None:
+    def __init__(
+        self,
+        name: str,
+        settings: UpstreamSettings,
+        upstream: Upstream,
+        limits: LimitSettings,
+        *,
+        grants: Grants,
+        linked: Callable[[LiveSession, str], Awaitable[bool]],
+    ) -> None:
         self.name = name
         self.settings = settings
         self._upstream = upstream
         self._limits = limits
+        self._grants = grants
+        self._linked = linked
         self._facts: _Facts | None = None
         self._probing: asyncio.Task[_Facts] | None = None
         self._probe_again_at = 0.0
@@ -156,11 +169,17 @@ class ConfiguredUpstream:
             conversation = live.conversations[key] = self._new(
                 era,
                 IsolatedRouter(live),
-                environment=lambda: child_environment(live.session, self.settings.context_env, correlation),
-                handshake=lambda: live.session.client.initialize_params,
+                grant=lambda: self._grant(live, correlation),
+                handshake=lambda: live.session.client.initialize_params or _SHARED_HANDSHAKE,
                 restore=lambda: _restore(live),
             )
         return conversation
+
+    async def _grant(self, live: LiveSession, correlation: str) -> Grant:
+        if self.settings.in_process:
+            return self._grants.for_object(live.session)
+        env = child_environment(live.session, self.settings.context_env, correlation)
+        return await self._grants.for_child(live.session, facts_of(live.session, correlation), env)
 
     def _common(self, era: Era) -> Conversation:
         conversation = self._shared.get(era)
@@ -168,21 +187,22 @@ class ConfiguredUpstream:
             conversation = self._shared[era] = self._new(
                 era,
                 SharedRouter(),
-                environment=dict,
+                grant=_nothing,
                 handshake=lambda: _SHARED_HANDSHAKE,
                 restore=lambda: [encode_notification("notifications/initialized", None)],
             )
         return conversation
 
-    def _new(self, era: Era, router: Any, *, environment: Any, handshake: Any, restore: Any) -> Conversation:
+    def _new(self, era: Era, router: Any, *, grant: Any, handshake: Any, restore: Any) -> Conversation:
         return Conversation(
             self._upstream,
             era,
             name=self.name,
             router=router,
-            environment=environment,
+            grant=grant,
             handshake=handshake if era is Era.LEGACY else None,
             restore=restore if era is Era.LEGACY else list,
+            linked=lambda live: self._linked(live, f"{self.name}/{era}"),
             start_timeout_s=self._limits.start_timeout_s,
             call_timeout_s=self._limits.call_timeout_s,
             idle_stop_s=self.settings.idle_stop_s,
@@ -198,6 +218,11 @@ class ConfiguredUpstream:
             self._probing.cancel()
             await asyncio.gather(self._probing, return_exceptions=True)
         await asyncio.gather(*(c.close() for c in self._shared.values()))
+
+
+async def _nothing() -> Grant:
+    """A link of many sessions, or of none, is given nothing of any."""
+    return Grant()
 
 
 def _restore(live: LiveSession) -> list[bytes]:

@@ -1,6 +1,6 @@
 """What a backend of the session store must do, and how it fails. `session_store.testing` is the contract as tests."""
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -118,6 +118,12 @@ class SessionStore(Protocol):
         """Set these fields of the record and no others. Not for times, metadata, owner and epoch."""
         ...
 
+    async def change_set(
+        self, session_id: str, field: Literal["links", "subscriptions"], *, add: str = "", remove: str = ""
+    ) -> Session | None:
+        """Put one name into a field that is a set of names, or take one out, whatever others do to it meanwhile."""
+        ...
+
     async def annotate(self, session_id: str, changes: Mapping[str, str | None]) -> Session | None:
         """Change the metadata, name by name; None removes one.
 
@@ -194,7 +200,7 @@ class EventLog(Protocol):
         """Nothing more will be appended to that stream; who follows it comes to its end."""
         ...
 
-    def follow(self, session_id: str, stream: str, after: str | None) -> AsyncIterator[Event]:
+    def follow(self, session_id: str, stream: str, after: str | None) -> AsyncGenerator[Event, None]:
         """The events of a stream after that id, then each new one as it comes, until the stream is finished.
 
         `after` None means what nobody has been given yet (see `delivered`).

@@ -126,6 +126,11 @@ class Session:
         """Expiry is strict: at the deadline itself the session is gone."""
         return now >= self.expires_at
 
+    def with_set(self, field: str, *, add: str = "", remove: str = "") -> "Session":
+        """The session with one name put into, or taken out of, a field that is a set of names."""
+        names = {*getattr(self, field), add} - {remove, ""}
+        return replace(self, **{field: tuple(sorted(names))})  # type: ignore[arg-type]  # a field by name
+
     def used(self, now: float, *, confirm: bool = False) -> "Session":
         """The session after use at `now`; `confirm` says that a client came back with it."""
         return replace(self, used_at=max(now, self.used_at), confirmed=self.confirmed or confirm)

@@ -171,6 +171,16 @@ class SessionStoreContract:
         assert found is not None
         assert (found.log_level, found.initialized, found.subscriptions) == ("debug", True, ("a://b",))
 
+    async def test_sets_of_names_lose_nothing(self, store: SessionStore, clock: FakeClock) -> None:
+        session = await store.create(a_session(clock, subscriptions=("old",)))
+        await asyncio.gather(*(store.change_set(session.id, "subscriptions", add=f"a://{n}") for n in range(10)))
+        await store.change_set(session.id, "subscriptions", add="a://1")
+        found = await store.change_set(session.id, "subscriptions", remove="old")
+        assert found is not None and found.subscriptions == tuple(f"a://{n}" for n in range(10))
+        for n in range(10):
+            found = await store.change_set(session.id, "subscriptions", remove=f"a://{n}")
+        assert found is not None and found.subscriptions == ()
+
     async def test_metadata_changes_name_by_name(self, store: SessionStore, clock: FakeClock) -> None:
         session = await store.create(a_session(clock))
         await asyncio.gather(*(store.annotate(session.id, {f"n{n}": f'v{n} \u00fc"\\'}) for n in range(10)))

@@ -17,6 +17,9 @@ LAYERS = {
 PURE = [
     "session_store/session.py",
     "session_store/tokens.py",
+    "session_store/limits.py",
+    "session_store/metadata.py",
+    "session_store/record.py",
     "transports/jsonrpc.py",
     "transports/sse.py",
     "transports/inbound/modern.py",
@@ -57,7 +60,7 @@ def test_pure_modules_do_no_io(name: str) -> None:
 
 
 def test_the_demo_server_needs_nothing_heavy() -> None:
-    allowed = {"base64", "json", "os", "secrets", "sys", "threading", "collections", "typing"}
+    allowed = {"base64", "json", "os", "secrets", "socket", "sys", "threading", "collections", "typing", "http"}
     assert {module.partition(".")[0] for module in imported(ROOT / "gateway/demo_server.py")} <= allowed
 
 

@@ -98,7 +98,7 @@ class LegacyClients:
             raise
         finally:
             live.busy -= 1
-        await self._sessions.touch(live)
+        live.used = True
         result = at_most(result, version)
         return ImmediateReply(encode_result(encode(message.id), result), self._sessions.headers(resolved, request))
 
@@ -109,15 +109,12 @@ class LegacyClients:
 
     async def _remember(self, live: LiveSession, method: str, params: Object) -> None:
         """Keep what a new link has to be told again: log level and subscriptions."""
-        session = live.session
         if method == "logging/setLevel":
             await self._sessions.update(live, log_level=text_of(params, "level"))
         elif method == "resources/subscribe":
-            uris = {*session.subscriptions, text_of(params, "uri")}
-            await self._sessions.update(live, subscriptions=tuple(sorted(uris))[:1_000])
+            await self._sessions.subscribe(live, text_of(params, "uri"))
         elif method == "resources/unsubscribe":
-            uris = {*session.subscriptions} - {text_of(params, "uri")}
-            await self._sessions.update(live, subscriptions=tuple(sorted(uris)))
+            await self._sessions.unsubscribe(live, text_of(params, "uri"))
 
     async def notify(self, request: Request, principal: Principal, correlation: str) -> None:
         """Act on a notification, or pass it on."""
@@ -160,7 +157,7 @@ class LegacyClients:
                 raise unknown_event() from None
         if stream == STANDALONE and live.listeners:
             raise stream_taken()
-        return StreamReply(live, stream, last_event_id, events=self._events, released=self._sessions.touch)
+        return StreamReply(live, stream, last_event_id, events=self._events)
 
     async def end(self, request: Request, principal: Principal) -> None:
         """End the session."""

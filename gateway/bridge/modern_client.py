@@ -65,7 +65,7 @@ class ModernClients:
             digest = request_digest(method, params)
         if digest and "requestState" in params and bytes(params["requestState"]) != b"null":
             opened = self._seal.open(params["requestState"], principal=principal, digest=digest)
-            resolved: Resolved | None = await self._sessions.resume_by_id(opened.session_id, principal)
+            resolved: Resolved | None = await self._sessions.resume_by_id(opened.session_id, principal, Era.MODERN)
             params = with_inner_state(params, opened)
         elif method in _SESSIONLESS:
             resolved = await self._sessions.resume(request, principal)

@@ -3,7 +3,7 @@
 import asyncio
 import secrets
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -66,7 +66,7 @@ class MemoryEventLog:
         log.finished.add(stream)
         log.wake()
 
-    async def follow(self, session_id: str, stream: str, after: str | None) -> AsyncIterator[Event]:
+    async def follow(self, session_id: str, stream: str, after: str | None) -> AsyncGenerator[Event, None]:
         log = self._log(session_id)
         try:
             position = log.delivered.get(stream, 0) if after is None else sequence_of(log.nonce, after)

@@ -72,6 +72,11 @@ class MemorySessionStore:
     async def update(self, session_id: str, **fields: object) -> Session | None:
         return await self.change(session_id, lambda session: replace(session, **fields))  # type: ignore[arg-type]
 
+    async def change_set(
+        self, session_id: str, field: Literal["links", "subscriptions"], *, add: str = "", remove: str = ""
+    ) -> Session | None:
+        return await self.change(session_id, lambda session: session.with_set(field, add=add, remove=remove))
+
     async def annotate(self, session_id: str, changes: Mapping[str, str | None]) -> Session | None:
         return await self.change(session_id, lambda s: replace(s, metadata=merged_metadata(s.metadata, changes)))
 

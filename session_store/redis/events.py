@@ -2,7 +2,7 @@
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Final
 
 from session_store.base import Bus, Event, UnknownEvent
@@ -44,7 +44,7 @@ class RedisEventLog:
         )
         return str(event_id.decode())
 
-    async def follow(self, session_id: str, stream: str, after: str | None) -> AsyncIterator[Event]:
+    async def follow(self, session_id: str, stream: str, after: str | None) -> AsyncGenerator[Event, None]:
         news = asyncio.Event()
         dropped = False
 

@@ -7,7 +7,7 @@ import asyncio
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, cast
+from typing import Any, Final, Literal, cast
 
 from session_store.base import Fate, Gone
 from session_store.metadata import MAX_METADATA_BYTES, too_large
@@ -24,8 +24,8 @@ _SWEPT_AT_ONCE: Final = 200
 
 _CREATE, _INDEX, _UNINDEX = script("create"), script("index"), script("unindex")
 _RESUME, _PEEK, _ALIVE, _TOUCH = script("resume"), script("peek"), script("alive"), script("touch")
-_UPDATE, _ANNOTATE, _ALIAS = script("update"), script("annotate"), script("alias")
-_END, _SETTLE = script("end"), script("settle")
+_UPDATE, _CHANGE_SET, _ANNOTATE = script("update"), script("change_set"), script("annotate")
+_ALIAS, _END, _SETTLE = script("alias"), script("end"), script("settle")
 
 
 class RedisSessionStore:
@@ -102,6 +102,12 @@ class RedisSessionStore:
     async def update(self, session_id: str, **fields: object) -> Session | None:
         changes = itertools.chain.from_iterable((name, to_field(value)) for name, value in fields.items())
         return self._record(await self._commands.call(_UPDATE, keys.of_session(session_id)[:1], self.now(), *changes))
+
+    async def change_set(
+        self, session_id: str, field: Literal["links", "subscriptions"], *, add: str = "", remove: str = ""
+    ) -> Session | None:
+        record = keys.of_session(session_id)[:1]
+        return self._record(await self._commands.call(_CHANGE_SET, record, self.now(), field, add, remove))
 
     async def annotate(self, session_id: str, changes: Mapping[str, str | None]) -> Session | None:
         kept = {name: value for name, value in changes.items() if value is not None}

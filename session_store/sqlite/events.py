@@ -3,7 +3,7 @@
 import asyncio
 import secrets
 import sqlite3
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 
 from session_store.base import Bus, Event, UnknownEvent
 from session_store.memory.events import MAX_LOG_BYTES, MAX_LOG_EVENTS, sequence_of
@@ -71,7 +71,7 @@ class SqliteEventLog:
         await self._database.run(work)
         await self._bus.publish(_topic(session_id), b"n")
 
-    async def follow(self, session_id: str, stream: str, after: str | None) -> AsyncIterator[Event]:
+    async def follow(self, session_id: str, stream: str, after: str | None) -> AsyncGenerator[Event, None]:
         news = asyncio.Event()
         dropped = False
 

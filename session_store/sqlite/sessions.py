@@ -3,7 +3,7 @@
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final, cast
+from typing import Any, Final, Literal, cast
 
 import msgspec
 
@@ -70,6 +70,11 @@ class SqliteSessionStore:
 
     async def update(self, session_id: str, **fields: object) -> Session | None:
         return await self.change(session_id, lambda session: replace(session, **fields))  # type: ignore[arg-type]
+
+    async def change_set(
+        self, session_id: str, field: Literal["links", "subscriptions"], *, add: str = "", remove: str = ""
+    ) -> Session | None:
+        return await self.change(session_id, lambda session: session.with_set(field, add=add, remove=remove))
 
     async def annotate(self, session_id: str, changes: Mapping[str, str | None]) -> Session | None:
         return await self.change(session_id, lambda s: replace(s, metadata=merged_metadata(s.metadata, changes)))

@@ -16,7 +16,7 @@ from tests.tools.obtain import node, node_environment, npm_packages, python_with
 HERE = Path(__file__).parent
 TYPESCRIPT = {"@modelcontextprotocol/sdk": "1.32.2", "@modelcontextprotocol/client": "2.4.0"}
 INSPECTOR = {"@modelcontextprotocol/inspector": "2.12.0"}
-TOOLS = ["whoami", "count", "ask", "slow"]
+TOOLS = ["whoami", "count", "ask", "slow", "remember", "recall"]
 
 
 @pytest.fixture(scope="module")

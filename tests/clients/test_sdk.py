@@ -57,7 +57,14 @@ async def test_everything_the_demo_offers(gateway: RunningGateway, era: Era) -> 
         steps.append(done)
 
     async with client(gateway.url, era, elicitation_callback=elicit) as connected:
-        assert [t.name for t in (await connected.list_tools()).tools] == ["whoami", "count", "ask", "slow"]
+        assert [t.name for t in (await connected.list_tools()).tools] == [
+            "whoami",
+            "count",
+            "ask",
+            "slow",
+            "remember",
+            "recall",
+        ]
         assert await text(connected, "ask") == "Hello, Ada!" and len(asked) == 1
         arguments = {"steps": 3, "interval_s": 0.01}
         assert await text(connected, "slow", arguments, progress_callback=progress) == "done"

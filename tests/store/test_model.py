@@ -172,9 +172,7 @@ class Model(RuleBasedStateMachine):
         if state.get(key) != expected:
             assert not any(outcomes)
             return
-        # Who wins with the value that was expected leaves the way open for the next.
-        winners = [value for value, won in zip(values, outcomes, strict=True) if won]
-        assert (winners and all(value == expected for value in winners[:-1])) or len(set(winners)) <= 2
+        assert any(outcomes)
         now = self.do(self.client.state.get(session_id, key))
         assert now in values
         state[key] = now
@@ -223,7 +221,7 @@ def redis_model(redis_server: RunningRedis) -> Iterator[type[Model]]:
 
 
 def run(model: type[Model]) -> None:
-    run_state_machine_as_test(  # type: ignore[no-untyped-call]  # Hypothesis has no hint here
+    run_state_machine_as_test(
         model,
         settings=settings(
             max_examples=25, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)

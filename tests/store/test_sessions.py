@@ -4,10 +4,12 @@ from typing import Any
 
 import pytest
 
+from gateway.audit import Audit
 from gateway.live import LiveSessions
+from gateway.pipeline import available
 from gateway.sessions import Sessions
 from gateway.settings import SessionSettings
-from session_store import ANONYMOUS, KeyRing, MemoryEventLog, SessionStore, StoreUnavailable
+from session_store import ANONYMOUS, KeyRing, MemoryBackend, SessionStore, StoreUnavailable
 from session_store.session import new_session_id
 from session_store.testing import FakeClock
 from session_store.tokens import Purpose, TokenCodec
@@ -33,12 +35,15 @@ class CountingStore:
 
 def sessions(store: Any, ring: KeyRing) -> Sessions:
     held: SessionStore = store
+    backend, clock = MemoryBackend(), FakeClock()
     return Sessions(
         store=held,
-        live=LiveSessions(MemoryEventLog()),
+        bus=backend.bus,
+        audit=Audit(backend.audit, clock),
+        live=LiveSessions(backend.events),
         ring=ring,
         settings=SessionSettings(),
-        clock=FakeClock(),
+        clock=clock,
         closed=lambda _: None,
     )
 
@@ -66,6 +71,7 @@ async def test_a_store_that_does_not_answer_is_503_and_never_404() -> None:
     store, ring = CountingStore(), KeyRing.ephemeral()
     good = TokenCodec(ring, Purpose.TOKEN).sign(new_session_id())
     with pytest.raises(Refused) as refused:
-        await sessions(store, ring).resume(request(mcp_session_id=good), ANONYMOUS)
+        with available():
+            await sessions(store, ring).resume(request(mcp_session_id=good), ANONYMOUS)
     assert (refused.value.status, refused.value.headers["Retry-After"]) == (503, "1")
     assert store.asked == 1

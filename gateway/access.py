@@ -1,0 +1,75 @@
+"""What a link is given of its session: variables, the current session, and a socket to its state."""
+
+import json
+import os
+import secrets
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from gateway.state_api import StateAccess, state_api
+from session_store import Session, SessionStore, StateStore
+from session_store.context import ACCESS_VARIABLE, FACTS_VARIABLE, SOCKET_VARIABLE, ToolSession, tool_session
+from transports.base import UpstreamUnavailable
+from transports.inbound.unix import UnixServer
+
+__all__ = ["Grant", "Grants"]
+
+_LONGEST_FOLDER = 80
+"""A Unix socket's path has 107 bytes at most (Linux, unix(7))."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grant:
+    """Given to one link, taken back with `close` when the link ends."""
+
+    env: Mapping[str, str] = field(default_factory=dict)
+    session: ToolSession | None = None
+    close: Callable[[], None] = lambda: None
+
+
+class Grants:
+    """Makes grants. The sockets stand in a folder of this process, which only its user can enter."""
+
+    def __init__(self, sessions: SessionStore, state: StateStore) -> None:
+        self._sessions = sessions
+        self._state = state
+        self._server = UnixServer(state_api())
+        self._folder = ""
+
+    def for_object(self, session: Session) -> Grant:
+        """For a link inside this process."""
+        return Grant(session=tool_session(session, sessions=self._sessions, state=self._state))
+
+    async def for_child(self, session: Session, facts: Mapping[str, str], env: Mapping[str, str]) -> Grant:
+        """For a child process: its own socket, good for this session, and gone with the child.
+
+        Raises:
+            UpstreamUnavailable: no socket can be had.
+        """
+        secret = secrets.token_urlsafe(24)
+        access = StateAccess(
+            session=tool_session(session, sessions=self._sessions, state=self._state), store=self._state, secret=secret
+        )
+        try:
+            path = os.path.join(self._made_folder(), secrets.token_hex(8))
+            close = await self._server.listen(path, {"access": access})
+        except OSError as error:
+            raise UpstreamUnavailable(f"no socket for the session's state: {error.strerror or error}") from error
+        ours = {SOCKET_VARIABLE: path, ACCESS_VARIABLE: secret, FACTS_VARIABLE: json.dumps(dict(facts))}
+        return Grant(env={**env, **ours}, close=close)
+
+    def _made_folder(self) -> str:
+        if not self._folder:
+            folder = tempfile.gettempdir()
+            self._folder = tempfile.mkdtemp(
+                prefix="mcp-session-", dir=folder if len(folder) < _LONGEST_FOLDER else "/tmp"
+            )
+        return self._folder
+
+    def close(self) -> None:
+        """Nothing of it is left."""
+        if self._folder:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = ""

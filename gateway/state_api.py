@@ -1,0 +1,153 @@
+"""The state of one session over HTTP: for code that runs outside the gateway's process.
+
+Which session it is, the connection says (`scope["state"]["access"]`), never the request.
+"""
+
+import hmac
+import json
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from session_store import InvalidState, SessionGone, StateStore, StoreUnavailable
+from session_store.context import ToolSession, to_json
+from session_store.limits import MAX_VALUE_BYTES
+
+__all__ = ["StateAccess", "state_api"]
+
+_MOST_BODY: Final = 2 * MAX_VALUE_BYTES + 4_096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateAccess:
+    """What one connection may reach: one session, with a secret that only its child was given."""
+
+    session: ToolSession
+    store: StateStore
+    secret: str
+
+
+def state_api() -> Starlette:
+    """The app. Values are JSON; errors are `{"error": "…"}` with a status that says whose fault it was."""
+    key = "/v1/state/{key:path}"
+    return Starlette(
+        routes=[
+            Route("/v1/session", _guarded(_session), methods=["GET"]),
+            Route("/v1/state", _guarded(_keys), methods=["GET"]),
+            Route(f"{key}/increment", _guarded(_increment), methods=["POST"]),
+            Route(f"{key}/compare-and-set", _guarded(_compare_and_set), methods=["POST"]),
+            Route(key, _guarded(_get), methods=["GET"]),
+            Route(key, _guarded(_set), methods=["PUT"]),
+            Route(key, _guarded(_delete), methods=["DELETE"]),
+        ],
+        exception_handlers={HTTPException: _refused},
+    )
+
+
+Endpoint = Callable[[Request, StateAccess], Awaitable[Response]]
+
+
+def _guarded(endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:
+    async def checked(request: Request) -> Response:
+        access: StateAccess = request.scope["state"]["access"]
+        given = request.headers.get("authorization", "").encode()
+        if not hmac.compare_digest(given, f"Bearer {access.secret}".encode()):
+            raise HTTPException(401, "send the access token of your environment as Authorization: Bearer")
+        try:
+            return await endpoint(request, access)
+        except SessionGone:
+            raise HTTPException(410, "the session has ended") from None
+        except InvalidState as error:
+            raise HTTPException(400, str(error)) from None
+        except StoreUnavailable:
+            raise HTTPException(503, "the session store does not answer", {"Retry-After": "1"}) from None
+
+    return checked
+
+
+async def _refused(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return JSONResponse({"error": error.detail}, status_code=error.status_code, headers=error.headers)
+
+
+async def _body(request: Request) -> bytes:
+    chunks, size = [], 0
+    async for chunk in request.stream():
+        size += len(chunk)
+        if size > _MOST_BODY:
+            raise HTTPException(413, f"the body is larger than {_MOST_BODY} bytes")
+        chunks.append(chunk)
+    return b"".join(chunks)
+
+
+def _json(text: bytes) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise HTTPException(400, f"the body is not JSON: {error}") from None
+
+
+def _object(text: bytes, *names: str) -> dict[str, Any]:
+    value = _json(text or b"{}")
+    if not isinstance(value, dict) or value.keys() - set(names):
+        raise HTTPException(400, f"the body must be an object of {', '.join(names)}")
+    return value
+
+
+async def _session(_: Request, access: StateAccess) -> Response:
+    session = access.session
+    return JSONResponse(
+        {
+            "session_id": session.id,
+            "principal": session.principal,
+            "agent": session.agent,
+            "workspace": session.context.workspace,
+            "trust": session.context.trust,
+            "permissions": list(session.context.permissions),
+            "metadata": dict(await session.metadata()),
+        }
+    )
+
+
+async def _keys(_: Request, access: StateAccess) -> Response:
+    return JSONResponse({"keys": await access.session.state.keys()})
+
+
+async def _get(request: Request, access: StateAccess) -> Response:
+    value = await access.store.get(access.session.id, request.path_params["key"])
+    if value is None:
+        raise HTTPException(404, "no such key")
+    return Response(value, media_type="application/json")
+
+
+async def _set(request: Request, access: StateAccess) -> Response:
+    key = request.path_params["key"]
+    await access.store.set(access.session.id, key, to_json(key, _json(await _body(request))))
+    return Response(status_code=204)
+
+
+async def _delete(request: Request, access: StateAccess) -> Response:
+    if not await access.session.state.delete(request.path_params["key"]):
+        raise HTTPException(404, "no such key")
+    return Response(status_code=204)
+
+
+async def _increment(request: Request, access: StateAccess) -> Response:
+    by = _object(await _body(request), "by").get("by", 1)
+    if not isinstance(by, int) or isinstance(by, bool):
+        raise HTTPException(400, "by must be an integer")
+    return JSONResponse({"value": await access.session.state.increment(request.path_params["key"], by)})
+
+
+async def _compare_and_set(request: Request, access: StateAccess) -> Response:
+    """A name that is left out means that the key is not there, before or after."""
+    key = request.path_params["key"]
+    change = _object(await _body(request), "expected", "value")
+    expected, value = (to_json(key, change[n]) if n in change else None for n in ("expected", "value"))
+    return JSONResponse({"swapped": await access.store.compare_and_set(access.session.id, key, expected, value)})

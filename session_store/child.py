@@ -1,0 +1,135 @@
+"""The current session in a stdio child: facts from its environment, state over the Unix socket it was given."""
+
+import functools
+import http.client
+import json
+import os
+import socket
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import quote
+
+import anyio.to_thread
+
+from session_store.base import SessionGone, StoreUnavailable
+from session_store.context import (
+    ACCESS_VARIABLE,
+    FACTS_VARIABLE,
+    SOCKET_VARIABLE,
+    NoSession,
+    SessionState,
+    ToolSession,
+)
+from session_store.limits import InvalidState, check_key
+from session_store.session import Context
+
+__all__ = ["SocketState", "child_session"]
+
+TIMEOUT_S = 5.0
+
+
+class SocketState:
+    """The state of one session, spoken to over HTTP on a Unix socket (docs/state.md)."""
+
+    def __init__(self, path: str, access: str) -> None:
+        self._path = path
+        self._headers = {"Authorization": f"Bearer {access}", "Content-Type": "application/json"}
+
+    async def get(self, key: str) -> bytes | None:
+        status, body = await self._ask("GET", _of(key))
+        return None if status == 404 else body
+
+    async def set(self, key: str, value: bytes) -> None:
+        await self._ask("PUT", _of(key), value)
+
+    async def delete(self, key: str) -> bool:
+        status, _ = await self._ask("DELETE", _of(key))
+        return status != 404
+
+    async def increment(self, key: str, by: int) -> int:
+        _, body = await self._ask("POST", f"{_of(key)}/increment", json.dumps({"by": by}).encode())
+        return int(json.loads(body)["value"])
+
+    async def compare_and_set(self, key: str, expected: bytes | None, value: bytes | None) -> bool:
+        change = b",".join(
+            b'"%s":%s' % (name, given)
+            for name, given in ((b"expected", expected), (b"value", value))
+            if given is not None
+        )
+        _, body = await self._ask("POST", f"{_of(key)}/compare-and-set", b"{" + change + b"}")
+        return bool(json.loads(body)["swapped"])
+
+    async def keys(self) -> list[str]:
+        _, body = await self._ask("GET", "/v1/state")
+        return list(json.loads(body)["keys"])
+
+    async def metadata(self) -> Mapping[str, str]:
+        """The session's metadata as it is now."""
+        _, body = await self._ask("GET", "/v1/session")
+        return dict(json.loads(body)["metadata"])
+
+    async def _ask(self, method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
+        # In a thread: the standard library's client is all that a server has to load for it.
+        status, answer = await anyio.to_thread.run_sync(self._exchange, method, path, body)
+        if status < 400 or (status == 404 and method in ("GET", "DELETE")):
+            return status, answer
+        reason = _reason(answer)
+        if status == 410:
+            raise SessionGone(reason)
+        if status in (400, 409, 413):
+            raise InvalidState(reason)
+        raise StoreUnavailable(f"{reason} (status {status})")
+
+    def _exchange(self, method: str, path: str, body: bytes | None) -> tuple[int, bytes]:
+        connection = _UnixConnection(self._path)
+        try:
+            connection.request(method, path, body, self._headers)
+            response = connection.getresponse()
+            return response.status, response.read()
+        except (OSError, http.client.HTTPException) as error:
+            raise StoreUnavailable(f"the gateway cannot be reached: {error}") from error
+        finally:
+            connection.close()
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path: str) -> None:
+        super().__init__("session", timeout=TIMEOUT_S)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)
+
+
+def _of(key: str) -> str:
+    check_key(key)
+    return f"/v1/state/{quote(key, safe='')}"
+
+
+def _reason(body: bytes) -> str:
+    try:
+        return str(json.loads(body)["error"])
+    except (ValueError, KeyError, TypeError):
+        return body[:200].decode("utf-8", "replace")
+
+
+@functools.cache
+def child_session() -> ToolSession:
+    """The session this process was started for. Raises `NoSession`."""
+    try:
+        facts: Any = json.loads(os.environ[FACTS_VARIABLE])
+        state = SocketState(os.environ[SOCKET_VARIABLE], os.environ[ACCESS_VARIABLE])
+        return ToolSession(
+            id=facts["session_id"],
+            principal=facts["principal"],
+            agent=facts["agent"],
+            context=Context(
+                workspace=facts["workspace"], trust=facts["trust"], permissions=tuple(facts["permissions"].split())
+            ),
+            state=SessionState(state),
+            read_metadata=state.metadata,
+        )
+    except (KeyError, ValueError) as error:
+        raise NoSession(f"the environment of this process does not say which session it is for: {error}") from None

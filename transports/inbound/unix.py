@@ -1,0 +1,45 @@
+"""An ASGI app on Unix sockets that come and go while it runs."""
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
+
+__all__ = ["UnixServer"]
+
+
+class UnixServer:
+    """Serves one app on many sockets; `scope["state"]` tells the app on which."""
+
+    def __init__(self, app: Any) -> None:
+        self._config = uvicorn.Config(app, log_config=None, access_log=False, ws="none", lifespan="off")
+
+    async def listen(self, path: str, state: Mapping[str, Any]) -> Callable[[], None]:
+        """Listen at `path`, which only this user may open; what is returned ends it, cutting every connection.
+
+        Raises:
+            OSError: the path cannot be had.
+        """
+        if not self._config.loaded:
+            self._config.load()
+        config, server_state = self._config, ServerState()
+        loop = asyncio.get_running_loop()
+        server = await loop.create_unix_server(
+            lambda: HttpToolsProtocol(config, server_state, dict(state), loop), path, start_serving=False
+        )
+        os.chmod(path, 0o600)
+        await server.start_serving()
+
+        def close() -> None:
+            server.close()
+            for connection in tuple(server_state.connections):
+                connection.transport.abort()
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+
+        return close

@@ -1,0 +1,104 @@
+"""An MCP server as an object of the official SDK in this process, with a connection of its own for every link."""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Final, Self
+
+import anyio
+from mcp.shared.message import SessionMessage
+from mcp_types.jsonrpc import jsonrpc_message_adapter
+
+from transports.base import LinkClosed, LinkEvents
+from transports.jsonrpc import InvalidMessage, parse_lenient
+
+__all__ = ["InProcessUpstream"]
+
+logger = logging.getLogger(__name__)
+
+MAX_UNREAD: Final = 1_024
+"""Messages that may wait for a server that does not read."""
+
+
+class InProcessUpstream:
+    """Runs a server object: an `MCPServer`, or a low-level `Server`.
+
+    What is current where `connect` is called (context variables) is current in every handler of that link.
+    """
+
+    def __init__(self, name: str, server: Any) -> None:
+        """Raises `TypeError` when the object is no server of the SDK."""
+        lowlevel = getattr(server, "_lowlevel_server", server)
+        if not (callable(getattr(lowlevel, "run", None)) and hasattr(lowlevel, "create_initialization_options")):
+            raise TypeError(f"{type(server).__name__} is no server object of the mcp SDK")
+        self._name = name
+        self._server = lowlevel
+
+    async def connect(self, env: Mapping[str, str], events: LinkEvents) -> "InProcessLink":
+        """Open a link; there is no environment to give. The server's lifespan is entered for it."""
+        return InProcessLink(self._name, self._server, events)
+
+
+class InProcessLink:
+    """One connection: a task that runs the server."""
+
+    def __init__(self, name: str, server: Any, events: LinkEvents) -> None:
+        self._name = name
+        self._events = events
+        self._inbox, read = anyio.create_memory_object_stream[SessionMessage | Exception](MAX_UNREAD)
+        options = server.create_initialization_options()
+        self._task = asyncio.create_task(server.run(read, _Outbox(self._heard), options))
+        self._task.add_done_callback(self._ended)
+
+    @property
+    def pid(self) -> None:
+        return None
+
+    def send(self, frame: bytes) -> None:
+        try:
+            self._inbox.send_nowait(SessionMessage(jsonrpc_message_adapter.validate_json(frame)))
+        except anyio.WouldBlock:
+            raise LinkClosed(f"server {self._name!r} does not read its input") from None
+        except (anyio.BrokenResourceError, anyio.ClosedResourceError):
+            raise LinkClosed(f"server {self._name!r} has closed its input") from None
+
+    async def close(self) -> None:
+        self._inbox.close()
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    def _heard(self, message: SessionMessage) -> None:
+        line = message.message.model_dump_json(by_alias=True, exclude_unset=True).encode()
+        try:
+            self._events.message(parse_lenient(line))
+        except InvalidMessage as error:
+            logger.warning("server %s sent what is no message: %s", self._name, error)
+
+    def _ended(self, task: "asyncio.Task[None]") -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            logger.warning("server %s failed: %r", self._name, error)
+        self._inbox.close()
+        self._events.closed(f"server {self._name!r} {'ended' if error is None else 'failed'}")
+
+
+class _Outbox:
+    """The stream the server writes to: hands every message on at once."""
+
+    def __init__(self, hear: Any) -> None:
+        self._hear = hear
+
+    async def send(self, message: SessionMessage) -> None:
+        self._hear(message)
+
+    async def aclose(self) -> None:
+        """There is nothing to close."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
