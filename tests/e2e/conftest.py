@@ -1,12 +1,14 @@
 """Gateways that several tests use: started once."""
 
 import hashlib
-from collections.abc import Iterator
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 
 import httpx
 import pytest
 
-from tests.support.running import DEMO, PROBE, RunningGateway, running_gateway, server
+from tests.support.running import DEMO, PROBE, ROOT, RunningGateway, running_gateway, server
 
 KEYS = {"alice": "alice-key", "alice-new": "alice-key-2", "bob": "bob-key"}
 
@@ -81,3 +83,14 @@ class NoCookies:
         return False
 
     return_ok = domain_return_ok = path_return_ok = set_ok
+
+
+@pytest.fixture
+def cli() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """`mcp-session-gateway sessions ARGUMENTS --store URL`, as typed."""
+
+    def run(*arguments: str, store: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "gateway", "sessions", *arguments, "--store", store]
+        return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False, cwd=ROOT)
+
+    return run

@@ -1,0 +1,239 @@
+"""Sessions that outlive processes: the gateway's, and for a while the store's."""
+
+import contextlib
+import hashlib
+import json
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.requirements import requirement
+from tests.support.many import AsyncModern, all_at_once
+from tests.support.procs import descendants, eventually
+from tests.support.raw import Legacy, Modern, messages, tool_text
+from tests.support.redis_server import RunningRedis, running_redis
+from tests.support.running import DEMO, PROBE, TOOL, running_gateway, server
+
+KEYS = {"MCP_GATEWAY_KEYS": "k" * 40}
+RESTARTED = "io.github.mcp-session-gateway/restarted"
+
+
+@pytest.fixture(params=["sqlite", "redis"])
+def store(request: pytest.FixtureRequest, tmp_path: Path, redis_server: RunningRedis) -> str:
+    if request.param == "redis":
+        redis_server.client().flushall()
+        return redis_server.url
+    return f"sqlite:///{tmp_path / 'sessions.db'}"
+
+
+def env_for(store: str) -> dict[str, str]:
+    return KEYS if store.startswith("redis") else {}
+
+
+def restarted(response: httpx.Response) -> Any:
+    return messages(response)[-1]["result"].get("_meta", {}).get(RESTARTED)
+
+
+@requirement("life.survives-restart", "proc.reset-told", "ctx.state")
+@pytest.mark.parametrize("how", ["stop", "kill"])
+def test_a_legacy_client_goes_on_after_a_restart_without_initializing(store: str, how: str, http: httpx.Client) -> None:
+    servers = {"demo": server(DEMO), "probe": server(PROBE)}
+    options = {"store": store}
+    with running_gateway(servers, options=options, env=env_for(store)) as gateway:
+        client = Legacy(gateway.url, http).open(meta={"orbit.workspace": "mine"})
+        assert tool_text(client.tool("demo__remember", {"key": "k", "value": "kept"})) == "Remembered."
+        first = [client.tool("demo__count") for _ in range(2)]
+        assert [tool_text(answer) for answer in first] == ["1", "2"] and not any(map(restarted, first))
+        assert client.call("logging/setLevel", {"level": "debug"}).status_code == 200
+        whoami = json.loads(tool_text(client.tool("demo__whoami")))
+        getattr(gateway, how)()
+    with running_gateway(servers, options=options, env=env_for(store)) as gateway:
+        client.url = gateway.url
+        after = client.tool("demo__count")
+        assert (tool_text(after), restarted(after)) == ("1", {"reason": "gateway_restart"}), "lost, and told so"
+        assert tool_text(client.tool("demo__recall", {"key": "k"})) == "kept"
+        assert restarted(client.tool("demo__count")) is None, "told once"
+        assert json.loads(tool_text(client.tool("demo__whoami"))) == whoami and whoami["workspace"] == "mine"
+        untouched = client.tool("probe__pid")
+        assert untouched.status_code == 200 and restarted(untouched) is None, "nothing of that server was lost"
+
+
+@requirement("life.survives-restart", "life.affinity")
+def test_a_modern_client_with_nothing_but_its_key_goes_on_after_a_restart(store: str, http: httpx.Client) -> None:
+    options = {"store": store, "api_keys": {"alice": hashlib.sha256(b"alice-key").hexdigest()}}
+    headers = {"Authorization": "Bearer alice-key"}
+    with running_gateway({"demo": server(DEMO)}, options=options, env=env_for(store)) as gateway:
+        client = Modern(gateway.url, http, headers=headers)
+        client.tool("remember", {"key": "k", "value": "kept"})
+    with running_gateway({"demo": server(DEMO)}, options=options, env=env_for(store)) as gateway:
+        answer = Modern(gateway.url, http, headers=headers).tool("recall", {"key": "k"})
+        assert (tool_text(answer), restarted(answer)) == ("kept", {"reason": "gateway_restart"})
+
+
+@requirement("life.survives-restart")
+def test_a_stream_is_replayed_after_a_restart(store: str, http: httpx.Client) -> None:
+    options = {"store": store}
+    with running_gateway({"demo": server(DEMO)}, options=options, env=env_for(store)) as gateway:
+        client = Legacy(gateway.url, http).open()
+        params = {"name": "slow", "arguments": {"steps": 2, "interval_s": 0}, "_meta": {"progressToken": "p"}}
+        streamed = client.call("tools/call", params)
+        ids = [line.removeprefix("id: ") for line in streamed.text.splitlines() if line.startswith("id: ")]
+    with running_gateway({"demo": server(DEMO)}, options=options, env=env_for(store)) as gateway:
+        client.url = gateway.url
+        with client.get(ids[0]) as stream:
+            rest = stream.read().decode()
+    assert [line for line in rest.splitlines() if line.startswith("data")] == [
+        line for line in streamed.text.splitlines() if line.startswith("data: {")
+    ]
+
+
+@requirement("life.end", "life.default-only")
+def test_the_command_line_ends_a_session_and_its_process_in_a_running_gateway(
+    store: str, http: httpx.Client, cli: Any
+) -> None:
+    with running_gateway({"probe": server(PROBE)}, options={"store": store}, env=env_for(store)) as gateway:
+        client = Legacy(gateway.url, http).open()
+        child = int(tool_text(client.tool("pid")))
+        listed = json.loads(cli("list", "--json", store=store).stdout)["sessions"]
+        assert [(s["principal"], s["client"]) for s in listed] == [("anonymous", "raw 1")]
+        assert client.session[:8] == listed[0]["session"]
+        assert "ended" in cli("end", store=store).stdout
+        assert client.tool("pid").status_code == 404
+        assert eventually(lambda: child not in [p.pid for p in descendants(gateway.pid)], within_s=5)
+        again = cli("end", listed[0]["session"], store=store)
+        assert again.returncode == 2 and "no session begins with" in again.stderr
+
+
+@requirement("life.events")
+def test_what_happens_to_sessions_is_told_in_the_log_and_in_the_trail(store: str, http: httpx.Client, cli: Any) -> None:
+    keys = {name: hashlib.sha256(name.encode()).hexdigest() for name in ("alice", "bob")}
+    options = {"store": store, "api_keys": keys, "session": {"idle_ttl_s": 1.0}}
+    alice, bob = ({"Authorization": f"Bearer {name}"} for name in keys)
+    with running_gateway({"demo": server(DEMO)}, options=options, env=env_for(store)) as gateway:
+        expiring = Legacy(gateway.url, http, headers=alice).open()
+        ending = Legacy(gateway.url, http, headers=alice).open()
+        ending.initialize()
+        ending.delete()
+        assert ending.tool("count").status_code == 404
+        stolen = Legacy(gateway.url, http, headers=bob)
+        stolen.session = expiring.session
+        assert stolen.tool("count").status_code == 404
+        stolen.session = "x" * 24 + "." + "y" * 43
+        assert stolen.tool("count").status_code == 404
+        assert eventually(lambda: "session expired" in gateway.stderr(), within_s=10)
+        logged = gateway.stderr()
+    trail = [json.loads(line) for line in cli("events", "--json", store=store).stdout.splitlines()][::-1]
+    told = [(e["event"], e["session"] == expiring.session[:8], e["reason"]) for e in trail]
+    assert Counter(told) == Counter(
+        [
+            ("created", True, ""),
+            ("created", False, ""),
+            ("resumed", False, "initialized again"),
+            ("ended", False, "the client ended it"),
+            ("refused", False, "ended"),
+            ("refused", True, "somebody else's"),
+            ("refused", False, "no token of ours"),
+            ("expired", True, ""),
+        ]
+    )
+    assert all(len(e["session"]) <= 8 and len(e["correlation"]) in (0, 32) for e in trail)
+    for kind, count in Counter(e["event"] for e in trail).items():
+        assert logged.count(f'event="session {kind}"') == count
+    assert expiring.session not in logged and expiring.session.partition(".")[0] not in logged
+
+
+@requirement("ctx.state", "rep.redis")
+def test_a_thousand_increments_from_four_gateways_are_a_thousand(redis_server: RunningRedis) -> None:
+    client = redis_server.client()
+    client.flushall()
+    options = {"store": redis_server.url}
+    with contextlib.ExitStack() as stack:
+        gateways = [
+            stack.enter_context(running_gateway({"tool": server(TOOL)}, options=options, env=KEYS)) for _ in range(4)
+        ]
+        token = all_at_once(lambda http, _: opened(http, gateways[0].url), 1)[0]
+
+        async def bumping(http: httpx.AsyncClient, n: int) -> list[int]:
+            one = AsyncModern(http, token=token)
+            return [int(await one.tool(gateways[(n + i) % 4].url, "bump", {"key": "n"})) for i in range(20)]
+
+        sums = all_at_once(bumping, 50)
+        assert sorted(value for part in sums for value in part) == list(range(1, 1_001))
+        names = list(client.scan_iter("*"))
+        assert names and {name for name in names if client.ttl(name) < 0} == set()
+
+
+async def opened(http: httpx.AsyncClient, url: str) -> str:
+    client = AsyncModern(http)
+    await client.tool(url, "visit", {"name": "first"})
+    return client.token
+
+
+@pytest.fixture
+def own_redis() -> Iterator[RunningRedis]:
+    with running_redis() as server:
+        yield server
+
+
+@requirement("rep.store-down", "rep.redis")
+@pytest.mark.parametrize("how", ["stopped", "silent"])
+def test_five_seconds_without_redis_lose_nothing(own_redis: RunningRedis, how: str) -> None:
+    options = {"store": own_redis.url}
+    with running_gateway({"demo": server(DEMO)}, options=options, env=KEYS) as gateway:
+        outage = threading.Event()
+        statuses: list[tuple[float, int, str | None]] = []
+
+        def interrupt() -> None:
+            outage.wait()
+            time.sleep(1.0)
+            own_redis.stop() if how == "stopped" else own_redis.freeze()
+            time.sleep(5.0)
+            own_redis.start() if how == "stopped" else own_redis.thaw()
+
+        threading.Thread(target=interrupt, daemon=True).start()
+
+        async def working(http: httpx.AsyncClient, n: int) -> tuple[int, str]:
+            client = AsyncModern(http, workspace=f"w{n}")
+            assert await client.tool(gateway.url, "remember", {"key": "k", "value": f"v{n}"}) == "Remembered."
+            token, counted = client.token, 0
+            outage.set()
+            until = time.monotonic() + 9.0
+            while time.monotonic() < until:
+                sent = time.monotonic()
+                answer = await client.send(gateway.url, "count", {})
+                took = time.monotonic() - sent
+                statuses.append((took, answer.status_code, answer.headers.get("retry-after")))
+                if answer.status_code == 200:
+                    counted += 1
+                    assert tool_text(answer) == str(counted), "the same process, no call lost or doubled"
+            assert await client.tool(gateway.url, "recall", {"key": "k"}) == f"v{n}"
+            assert json.loads(await client.tool(gateway.url, "whoami"))["workspace"] == f"w{n}"
+            return counted, token
+
+        outcomes = all_at_once(working, 10)
+        assert len({token for _, token in outcomes}) == 10
+        kinds = Counter(status for _, status, _ in statuses)
+        assert set(kinds) == {200, 503}, kinds
+        assert {retry for _, status, retry in statuses if status == 503} == {"1"}
+        assert max(took for took, _, _ in statuses) < 3.5, "nobody hangs"
+        assert httpx.get(f"{gateway.base}/readyz").status_code == 200
+        assert gateway.stderr().count("Traceback") == 0, gateway.stderr()
+
+
+@requirement("rep.store-down")
+def test_a_gateway_starts_before_its_redis_and_becomes_ready_with_it(http: httpx.Client) -> None:
+    with running_redis() as redis:
+        redis.stop()
+        with running_gateway({"demo": server(DEMO)}, options={"store": redis.url}, env=KEYS) as gateway:
+            assert http.get(f"{gateway.base}/readyz").status_code == 503
+            answer = Modern(gateway.url, http).tool("count")
+            assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+            redis.start()
+            assert eventually(lambda: http.get(f"{gateway.base}/readyz").status_code == 200, within_s=5)
+            assert tool_text(Modern(gateway.url, http).tool("count")) == "1"

@@ -1,0 +1,189 @@
+"""The same tool in the gateway's process, in a mounted app and in a stdio child: it sees the same session."""
+
+import contextlib
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+from fastapi import FastAPI
+from starlette.testclient import TestClient
+
+from gateway.app import Gateway, create_app
+from gateway.middleware import SessionMiddleware
+from gateway.settings import Settings
+from session_store.context import NoSession, current_session
+from tests.requirements import requirement
+from tests.support import session_tool
+from tests.support.many import AsyncModern, all_at_once
+from tests.support.raw import Legacy, tool_text
+from tests.support.redis_server import RunningRedis
+from tests.support.running import TOOL, RunningGateway, running_gateway, server
+
+KEYS = {"MCP_GATEWAY_KEYS": "k" * 40}
+SESSIONS = 50
+
+
+@contextlib.contextmanager
+def serving(app: Any) -> Iterator[str]:
+    """An ASGI app under uvicorn, as somebody else's program would serve it."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        running = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="on"))
+        thread = threading.Thread(target=running.run, kwargs={"sockets": [listener]})
+        thread.start()
+        try:
+            while not running.started:
+                assert thread.is_alive(), "the app does not start"
+                threading.Event().wait(0.01)
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            running.should_exit = True
+            thread.join(20)
+
+
+@pytest.fixture(scope="module", params=["memory", "redis"])
+def store(request: pytest.FixtureRequest, redis_server: RunningRedis) -> str:
+    return "memory://" if request.param == "memory" else redis_server.url
+
+
+@pytest.fixture(scope="module")
+def tools(store: str) -> Iterator[RunningGateway]:
+    """The tool as a stdio child, and as an object in the gateway's process."""
+    servers = {"child": server(TOOL), "object": {"in_process": "tests.support.session_tool:server"}}
+    metadata = {"team": "t-{principal}", "client": "{agent}"}
+    with running_gateway(servers, options={"store": store, "session": {"metadata": metadata}}, env=KEYS) as gateway:
+        yield gateway
+
+
+def expected(n: int, visits: int) -> Any:
+    return {"workspace": f"w{n}", "same": True, "visits": visits, "names": [f"{n}.{v}" for v in range(visits)]}
+
+
+@requirement("ctx.state", "ctx.isolated", "ctx.scope")
+@pytest.mark.parametrize("kind", ["child", "object"])
+def test_fifty_sessions_at_once_each_see_their_own(tools: RunningGateway, kind: str) -> None:
+    url = f"{tools.base}/servers/{kind}/mcp"
+
+    async def visiting(http: httpx.AsyncClient, n: int) -> list[Any]:
+        client = AsyncModern(http, workspace=f"w{n}")
+        return [json.loads(await client.tool(url, "visit", {"name": f"{n}.{v}", "pause_s": 0.01})) for v in range(4)]
+
+    for n, answers in enumerate(all_at_once(visiting, SESSIONS)):
+        assert answers == [expected(n, visits) for visits in range(1, 5)]
+
+
+@requirement("ctx.state", "ctx.scope")
+def test_a_child_and_an_object_of_one_session_share_its_state(tools: RunningGateway) -> None:
+    async def visiting(http: httpx.AsyncClient, n: int) -> list[Any]:
+        client = AsyncModern(http, workspace=f"w{n}")
+        return [
+            json.loads(await client.tool(f"{tools.base}/servers/{kind}/mcp", "visit", {"name": f"{n}.{v}"}))
+            for v, kind in enumerate(("child", "object", "child", "object"))
+        ]
+
+    for n, answers in enumerate(all_at_once(visiting, 3)):
+        assert answers == [expected(n, visits) for visits in range(1, 5)]
+
+
+@requirement("ctx.scope")
+def test_a_legacy_client_reaches_an_object_too(tools: RunningGateway, http: httpx.Client) -> None:
+    client = Legacy(f"{tools.base}/servers/object/mcp", http).open(meta={"orbit.workspace": "mine"})
+    assert json.loads(tool_text(client.tool("visit", {"name": "a"})))["workspace"] == "mine"
+    assert tool_text(client.tool("blocking_whoami")) == "mine", "in a worker thread as well"
+    other = Legacy(f"{tools.base}/servers/object/mcp", http).open()
+    assert json.loads(tool_text(other.tool("visit", {"name": "b"})))["names"] == ["b"]
+
+
+@requirement("ctx.metadata")
+def test_metadata_comes_from_rules_and_from_tools_in_the_process_only(
+    tools: RunningGateway, http: httpx.Client
+) -> None:
+    client = Legacy(f"{tools.base}/mcp", http).open()
+    secret = "Bearer abcdefghijklmnop"
+    written = json.loads(tool_text(client.tool("object__annotate", {"name": "note", "value": f"see {secret}"})))
+    assert written == {"client": "raw", "team": "t-anonymous", "note": "see [redacted]"}
+    assert tool_text(client.tool("child__annotate", {"name": "a", "value": "b"})).startswith("refused: ")
+    too_large = client.tool("object__annotate", {"name": "a", "value": "x" * 11_000})
+    assert "10240" in tool_text(too_large)
+
+
+@requirement("ctx.isolated", "ctx.scope")
+def test_in_a_mounted_fastapi_app_fifty_sessions_see_their_own() -> None:
+    settings = Settings.model_validate({"gateway": {"host": "127.0.0.1"}})
+    gateway = Gateway(settings, servers={"object": session_tool.server})
+    api = FastAPI(lifespan=gateway.lifespan)
+    api.get("/visit/{name}")(session_tool.visit)
+    api.mount("/gateway", create_app(settings, gateway=gateway))
+    api.add_middleware(SessionMiddleware, gateway=gateway)
+    with serving(api) as base:
+
+        async def visiting(http: httpx.AsyncClient, n: int) -> list[Any]:
+            client = AsyncModern(http, workspace=f"w{n}")
+            answers = [json.loads(await client.tool(f"{base}/gateway/mcp", "visit", {"name": f"{n}.0"}))]
+            for visit in range(1, 4):
+                headers = {"MCP-Gateway-Session": client.token}
+                response = await http.get(f"{base}/visit/{n}.{visit}?pause_s=0.01", headers=headers)
+                answers.append(json.loads(response.json()))
+            return answers
+
+        for n, answers in enumerate(all_at_once(visiting, SESSIONS)):
+            assert answers == [expected(n, visits) for visits in range(1, 5)]
+
+
+@requirement("ctx.scope", "id.carriers")
+def test_the_middleware_opens_a_session_and_the_cookie_brings_it_back() -> None:
+    gateway = Gateway(Settings())
+    seen: list[Any] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        seen.append((scope["mcp.session"].id, current_session().id))
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"cache-control", b"public")]})
+        await send({"type": "http.response.body", "body": b"ok"})
+
+    wrapped = SessionMiddleware(app, gateway)
+    with httpx.Client() as http, serving(_with_lifespan(wrapped, gateway)) as base:
+        first, second = http.get(base), http.get(base)
+        assert "set-cookie" in first.headers and "set-cookie" not in second.headers
+        assert first.headers.get_list("cache-control") == ["no-store"]
+        assert len({session_id for pair in seen for session_id in pair}) == 1
+        assert first.headers["mcp-gateway-session"] not in str(seen), "what leaves is a token, never the id"
+        refused = http.get(base, headers={"MCP-Gateway-Session": "forged"})
+        assert refused.status_code == 404 and "error" in refused.json()
+        cross_site = http.get(base, headers={"Sec-Fetch-Site": "cross-site"})
+        assert "set-cookie" in cross_site.headers, "the cookie does not count there"
+    assert len(seen) == 3
+
+
+def _with_lifespan(app: Any, gateway: Gateway) -> Any:
+    outer = FastAPI(lifespan=gateway.lifespan)
+    outer.mount("/", app)
+    return outer
+
+
+def test_without_its_lifespan_a_mounted_gateway_says_what_to_do() -> None:
+    settings = Settings()
+    outer = FastAPI()
+    outer.mount("/", create_app(settings))
+    with pytest.raises(RuntimeError, match=r"lifespan=gateway\.lifespan"):
+        TestClient(outer).post("/mcp")
+
+
+def test_outside_of_any_session_there_is_a_clear_error() -> None:
+    with pytest.raises(NoSession, match="neither for a request nor in a child"):
+        current_session()
+
+
+def test_objects_that_cannot_be_served_fail_at_start() -> None:
+    for path, what in (
+        ("json:nothing", "AttributeError"),
+        ("no_such_module:x", "ModuleNotFound"),
+        ("json:dumps", "no server object"),
+    ):
+        settings = Settings.model_validate({"mcpServers": {"a": {"in_process": path}}})
+        with pytest.raises(Exception, match=f"mcpServers.a.in_process.*{what}"):
+            Gateway(settings)
