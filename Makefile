@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help run test check conformance clean
+.PHONY: help run test check conformance bench clean
 
 help: ## List the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -22,6 +22,9 @@ check: $(VENV)/.installed-dev ## Format, lint, types, architecture
 
 conformance: $(VENV)/.installed-dev ## The official conformance suite, both eras
 	$(BIN)/python -m tests.conformance.run
+
+bench: $(VENV)/.installed-dev ## How fast it is, beside what bounds it
+	$(BIN)/python -m tests.bench.run
 
 clean: ## Remove everything that was made
 	rm -rf $(VENV) .cache .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist

@@ -85,20 +85,26 @@ def key_ring(store: str) -> KeyRing:
     return KeyRing.ephemeral()
 
 
-class _WhileRunning:
-    """An endpoint that says so when nobody has started its gateway: who mounts an app does not run its lifespan."""
+class GatewayApp(Starlette):
+    """A Starlette app whose MCP endpoints are reached without router and middleware, which cost as much as a call."""
 
-    def __init__(self, gateway: "Gateway", endpoint: StreamableHttp) -> None:
+    def __init__(self, gateway: "Gateway", routes: list[Route]) -> None:
+        super().__init__(routes=routes, lifespan=gateway.lifespan)
         self._gateway = gateway
-        self._endpoint = endpoint
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if not self._gateway.is_running:
-            raise RuntimeError(
-                "the gateway is not running: give its lifespan to the app that mounts it, as in "
-                "FastAPI(lifespan=gateway.lifespan)"
-            )
-        await self._endpoint(scope, receive, send)
+        if scope["type"] == "http":
+            path = scope["path"].removeprefix(scope.get("root_path", ""))
+            endpoint = self._gateway.endpoints.get(path)
+            if endpoint is not None:
+                if not self._gateway.is_running:
+                    raise RuntimeError(
+                        "the gateway is not running: give its lifespan to the app that mounts it, as in "
+                        "FastAPI(lifespan=gateway.lifespan)"
+                    )
+                await endpoint(scope, receive, send)
+                return
+        await super().__call__(scope, receive, send)
 
 
 class Gateway:
@@ -156,23 +162,17 @@ class Gateway:
             endpoints=endpoints,
         )
         guard = _guard(options)
-        self.paths = (*endpoints, HEALTH, READY)
-        self.routes = [
-            Route(
+        self.endpoints = {
+            path: StreamableHttp(
+                pipeline,
                 path,
-                _WhileRunning(
-                    self,
-                    StreamableHttp(
-                        pipeline,
-                        path,
-                        guard=guard,
-                        body_limit=options.limits.body_bytes,
-                        poll_after_s=options.limits.poll_after_s,
-                    ),
-                ),
+                guard=guard,
+                body_limit=options.limits.body_bytes,
+                poll_after_s=options.limits.poll_after_s,
             )
             for path in endpoints
-        ]
+        }
+        self.paths = (*endpoints, HEALTH, READY)
 
     def tool_session(self, session: Session) -> ToolSession:
         """A session as tools in this process see it."""
@@ -318,10 +318,7 @@ def create_app(
         ready = await gateway.is_ready()
         return JSONResponse({"ready": ready, "draining": gateway.is_draining}, status_code=200 if ready else 503)
 
-    return Starlette(
-        routes=[*gateway.routes, Route(HEALTH, healthz), Route(READY, readyz)],
-        lifespan=gateway.lifespan,
-    )
+    return GatewayApp(gateway, [Route(HEALTH, healthz), Route(READY, readyz)])
 
 
 def _guard(options: GatewaySettings) -> Guard:

@@ -5,8 +5,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final, Literal
 
-import structlog
-
+from gateway.observe import CORRELATION
 from session_store import AuditEvent, AuditTrail, Session, StoreUnavailable
 from session_store.session import redact
 
@@ -44,7 +43,7 @@ class Audit:
             endpoint="" if session is None else session.endpoint,
             era=era if session is None else session.era,
             reason=reason,
-            correlation=str(structlog.contextvars.get_contextvars().get("correlation", "")),
+            correlation=CORRELATION.get(),
         )
         self._waiting.append(told)
         shown = {"session": told.session, "era": told.era, "principal": told.principal, "reason": told.reason}

@@ -1,7 +1,8 @@
 """What of a session is told to upstreams and tools, and under which names. Pure: no I/O."""
 
+import functools
+import random
 import re
-import secrets
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -9,7 +10,7 @@ import msgspec
 
 from gateway.errors import bad_context
 from gateway.params import meta_of
-from session_store import Context, InvalidContext, Session
+from session_store import Context, InvalidContext, Principal, Session
 from transports.jsonrpc import Object, encode
 
 __all__ = [
@@ -32,6 +33,9 @@ SESSION_KEY: Final = _OURS + "session"
 RESTARTED_KEY: Final = _OURS + "restarted"
 TRACE_KEY: Final = _OURS + "trace"
 
+# An id for people to search for, no secret: no system call for each.
+_random = functools.partial(random.Random().getrandbits, 128)
+
 # W3C Trace Context §3.2.2: version 00, a trace id and a parent id that are not all zero.
 _TRACEPARENT = re.compile(r"00-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 
@@ -41,7 +45,7 @@ def correlation_id(headers: Mapping[str, str], meta: Mapping[str, Any]) -> str:
     for value in (meta.get("traceparent"), headers.get("traceparent")):
         if isinstance(value, str) and (match := _TRACEPARENT.fullmatch(value)):
             return match[1]
-    return secrets.token_hex(16)
+    return f"{_random():032x}"
 
 
 def announced_context(meta: Mapping[str, Any], path: str, trust: str) -> Context:
@@ -91,9 +95,23 @@ def child_environment(session: Session, names: Mapping[str, str], correlation: s
 
 def context_meta(session: Session, correlation: str) -> msgspec.Raw:
     """The value of `CONTEXT_KEY` in the `_meta` of what we send upstream."""
-    facts: dict[str, Any] = facts_of(session, correlation)
-    facts["permissions"] = session.context.permissions
-    return msgspec.Raw(encode(facts))
+    # The same for every message of a session but for its end.
+    return msgspec.Raw(
+        _told(session.id, session.principal, session.client.name, session.context) + correlation.encode() + b'"}'
+    )
+
+
+@functools.lru_cache(maxsize=4_096)
+def _told(session_id: str, principal: Principal, agent: str, context: Context) -> bytes:
+    facts = {
+        "session_id": session_id,
+        "workspace": context.workspace,
+        "trust": context.trust,
+        "principal": str(principal),
+        "agent": agent,
+        "permissions": context.permissions,
+    }
+    return encode(facts)[:-1] + b',"correlation_id":"'
 
 
 def without_our_keys(meta: Object) -> Object:

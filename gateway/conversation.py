@@ -34,6 +34,9 @@ __all__ = ["Conversation", "HandshakeRefused", "Router"]
 
 logger = logging.getLogger(__name__)
 
+TICK_S: Final = 0.25
+"""How often calls in flight are looked at: whether they are late, or their client should hear something."""
+
 STOPPED: Final = "idle_stop"
 CRASHED: Final = "crash"
 GATEWAY_RESTARTED: Final = "gateway_restart"
@@ -105,6 +108,8 @@ class Conversation:
         self._opening: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
         self._idle: asyncio.TimerHandle | None = None
+        self._ticking: asyncio.TimerHandle | None = None
+        self._tick_s = min(TICK_S, call_timeout_s / 4)
         self._last_number = 0
         self.users: set[LiveSession | None] = set()  # who has used the present link or one before it
         self._to_tell: dict[LiveSession | None, str] = {}
@@ -238,20 +243,31 @@ class Conversation:
             await self.ready()
             if exchange.replies.abandoned:
                 return
-            number = self._next_number()
-            frame = self._frame(exchange, number, params, meta)
             try:
-                self._link_or_fail().send(frame)
+                self._write(exchange, params, meta)
+                return
             except LinkClosed as error:
                 if last:
                     raise UpstreamUnavailable(f"server {self.name!r} takes no message: {error}") from None
                 self._discard()
-                continue
-            exchange.number = number
-            exchange.conversation = self
-            self.pending[number] = exchange
-            self._watch(exchange)
-            return
+
+    def start_now(self, exchange: Exchange, params: Object, meta: Object) -> bool:
+        """As `start`, where nothing has to be waited for; else False, and nothing was done."""
+        if self._link is None or self._opening is not None or exchange.live not in self.users:
+            return False
+        try:
+            self._write(exchange, params, meta)
+        except LinkClosed:
+            return False
+        return True
+
+    def _write(self, exchange: Exchange, params: Object, meta: Object) -> None:
+        number = self._next_number()
+        self._link_or_fail().send(self._frame(exchange, number, params, meta))
+        exchange.number = number
+        exchange.conversation = self
+        self.pending[number] = exchange
+        self._watch(exchange)
 
     async def _join(self, live: "LiveSession | None") -> None:
         """The first call of a session. Remembered before it is sent: what is not remembered could be lost silently."""
@@ -311,7 +327,7 @@ class Conversation:
         if self.pending.pop(exchange.number, None) is None:
             return
         self.notify("notifications/cancelled", encode({"requestId": exchange.number, "reason": reason}))
-        self._settled(exchange)
+        self._rest()
         exchange.fail(CANCELLED, f"Cancelled: {reason}")
 
     # -- hearing (LinkEvents)
@@ -362,7 +378,7 @@ class Conversation:
         if exchange is None:
             logger.debug("server %s answered a request nobody waits for", self.name)
             return
-        self._settled(exchange)
+        self._rest()
         restarted = None if message.result is msgspec.UNSET else self._to_tell.pop(exchange.live, None)
         try:
             exchange.finish(message, restarted)
@@ -371,7 +387,7 @@ class Conversation:
 
     def _fail(self, exchange: Exchange, code: int, reason: str) -> None:
         self.pending.pop(exchange.number, None)
-        self._settled(exchange)
+        self._rest()
         exchange.fail(code, reason)
 
     # -- time
@@ -380,32 +396,26 @@ class Conversation:
         if self._idle is not None:
             self._idle.cancel()
             self._idle = None
-        if exchange.is_subscription:
-            return
         loop = asyncio.get_running_loop()
         exchange.heard_at = loop.time()
-        exchange.timer = loop.call_later(self._call_timeout_s, self._late, exchange)
+        # One timer for all calls: one for each would cost more than writing the call.
+        if self._ticking is None:
+            self._ticking = loop.call_later(self._tick_s, self._tick)
 
-    def _late(self, exchange: Exchange) -> None:
-        if exchange.number not in self.pending:
-            return
+    def _tick(self) -> None:
         loop = asyncio.get_running_loop()
-        left = exchange.heard_at + self._call_timeout_s - loop.time()
-        if left > 0:
-            exchange.timer = loop.call_later(left, self._late, exchange)
-            return
-        self.notify("notifications/cancelled", encode({"requestId": exchange.number, "reason": "timed out"}))
-        self._fail(
-            exchange,
-            CALL_TIMED_OUT,
-            f"server {self.name!r} did not answer within {self._call_timeout_s:g} s; it was told to stop",
-        )
-
-    def _settled(self, exchange: Exchange) -> None:
-        if exchange.timer is not None:
-            exchange.timer.cancel()
-            exchange.timer = None
-        self._rest()
+        now = loop.time()
+        self._ticking = loop.call_later(self._tick_s, self._tick) if self.pending else None
+        for exchange in list(self.pending.values()):
+            exchange.replies.tick(now)
+            if now - exchange.heard_at >= self._call_timeout_s and not exchange.is_subscription:
+                params = {"requestId": exchange.number, "reason": "timed out"}
+                self.notify("notifications/cancelled", encode(params))
+                self._fail(
+                    exchange,
+                    CALL_TIMED_OUT,
+                    f"server {self.name!r} did not answer within {self._call_timeout_s:g} s; it was told to stop",
+                )
 
     def _rest(self) -> None:
         if self._idle_stop_s is None or self.pending or self._link is None:
@@ -431,8 +441,10 @@ class Conversation:
     async def close(self) -> None:
         """End for good: nothing of it is left when this returns. Idempotent."""
         self._ended = True
-        if self._idle is not None:
-            self._idle.cancel()
+        for timer in (self._idle, self._ticking):
+            if timer is not None:
+                timer.cancel()
+        self._ticking = None
         for exchange in list(self.pending.values()):
             self._fail(exchange, UPSTREAM_UNAVAILABLE, "The session has ended.")
         if self._opening is not None:

@@ -32,10 +32,7 @@ class Endpoint:
     def __init__(self, upstreams: Sequence[ConfiguredUpstream], *, call_timeout_s: float) -> None:
         self._upstreams: Mapping[str, ConfiguredUpstream] = {u.name: u for u in upstreams}
         self._call_timeout_s = call_timeout_s
-
-    @property
-    def _only(self) -> ConfiguredUpstream | None:
-        return next(iter(self._upstreams.values())) if len(self._upstreams) == 1 else None
+        self._only: ConfiguredUpstream | None = upstreams[0] if len(upstreams) == 1 else None
 
     # -- what a client is told it can do
 
@@ -100,6 +97,13 @@ class Endpoint:
             exchange.finish(Message(jsonrpc="2.0", id=0, error=error.error))
         except LinkClosed as error:
             exchange.fail(OUTCOME_UNKNOWN, str(error))
+
+    def relay_now(self, exchange: Exchange, era: Era, params: Object, meta: Object, correlation: str) -> bool:
+        """As `relay`, where nothing has to be found out or waited for; else False, and nothing was done."""
+        only, live = self._only, exchange.live
+        if only is None or only.settings.shared or live is None or live.ended:
+            return False
+        return only.conversation(live, era, correlation).start_now(exchange, params, meta)
 
     def notify(self, live: LiveSession, era: Era, method: str, params: bytes | None, correlation: str) -> None:
         """Pass a client's notification to every upstream it has a conversation with."""

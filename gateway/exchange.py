@@ -34,7 +34,6 @@ class Exchange:
         "progress_token",
         "replies",
         "shape",
-        "timer",
     )
 
     def __init__(
@@ -55,7 +54,6 @@ class Exchange:
         self.progress_token: msgspec.Raw | None = None
         self.conversation: Conversation | None = None
         self.heard_at = 0.0
-        self.timer: asyncio.TimerHandle | None = None
 
     @property
     def is_subscription(self) -> bool:

@@ -66,7 +66,7 @@ class SessionMiddleware:
             endpoint=scope["path"],
             headers=headers,
             same_site=Guard.same_site(headers),
-            secure=scope.get("scheme") == "https",
+            secure=Guard.is_secure(scope, headers),
         )
         principal = self._gateway.identity.authenticate(headers)
         return await self._gateway.sessions.resume_or_open(request, principal), request

@@ -1,13 +1,16 @@
 """Logs: to stderr, structured, every line with the correlation id of its request and never with a credential."""
 
-import contextlib
 import logging
 import sys
-from collections.abc import Iterator
+from contextvars import ContextVar
+from typing import Final
 
 import structlog
 
-__all__ = ["bound", "configure_logging"]
+__all__ = ["CORRELATION", "configure_logging"]
+
+CORRELATION: Final[ContextVar[str]] = ContextVar("correlation", default="")
+"""The correlation id of the request that this task serves. A request has a task of its own, so nobody resets it."""
 
 _KEPT = ("session", "era", "reason", "principal")
 
@@ -15,7 +18,7 @@ _KEPT = ("session", "era", "reason", "principal")
 def configure_logging(level: str) -> None:
     """Log to stderr: stdout may be a protocol's. Library records run through the same chain as ours."""
     shared: list[structlog.typing.Processor] = [
-        structlog.contextvars.merge_contextvars,
+        _correlated,
         structlog.stdlib.ExtraAdder(allow=_KEPT),
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
@@ -38,8 +41,6 @@ def configure_logging(level: str) -> None:
         logging.getLogger(noisy).setLevel(logging.WARNING)
 
 
-@contextlib.contextmanager
-def bound(*, correlation: str) -> Iterator[None]:
-    """Log lines in this block carry the correlation id."""
-    with structlog.contextvars.bound_contextvars(correlation=correlation):
-        yield
+def _correlated(_: object, __: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+    correlation = CORRELATION.get()
+    return {**event, "correlation": correlation} if correlation else event

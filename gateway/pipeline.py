@@ -9,9 +9,9 @@ from gateway.context import correlation_id
 from gateway.endpoint import Endpoint
 from gateway.errors import store_full, store_unavailable
 from gateway.identity import Identity
-from gateway.observe import bound
-from session_store import StoreFull, StoreUnavailable
-from transports.base import Answer, Era, EventSource, Request
+from gateway.observe import CORRELATION
+from session_store import StoreError, StoreFull
+from transports.base import Answer, Era, EventSource, Refused, Request
 
 __all__ = ["Pipeline", "available"]
 
@@ -36,15 +36,19 @@ class Pipeline:
         principal = self._identity.authenticate(request.headers)
         correlation = correlation_id(request.headers, request.meta)
         clients = self._modern if request.era is Era.MODERN else self._legacy
-        with bound(correlation=correlation), available():
+        CORRELATION.set(correlation)
+        try:
             return await clients.call(request, principal, correlation)
+        except StoreError as error:
+            raise refusal(error) from None
 
     async def notify(self, request: Request) -> None:
         principal = self._identity.authenticate(request.headers)
         if request.era is Era.MODERN:
             return  # MCP 2026-07-28 has no client notifications over HTTP: accepted, and without effect
         correlation = correlation_id(request.headers, request.meta)
-        with bound(correlation=correlation), available():
+        CORRELATION.set(correlation)
+        with available():
             await self._legacy.notify(request, principal, correlation)
 
     async def respond(self, request: Request) -> None:
@@ -68,7 +72,10 @@ def available() -> Iterator[None]:
     """What a request is told when the store fails it."""
     try:
         yield
-    except StoreFull:
-        raise store_full() from None
-    except StoreUnavailable:
-        raise store_unavailable() from None
+    except StoreError as error:
+        raise refusal(error) from None
+
+
+def refusal(error: StoreError) -> Refused:
+    """Of a request that the store has failed."""
+    return store_full() if isinstance(error, StoreFull) else store_unavailable()

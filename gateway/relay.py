@@ -46,7 +46,8 @@ class Relay:
         events = self._events if era is Era.LEGACY else None
         reply = CallReply(exchange, headers, events=events)
         try:
-            await endpoint.relay(exchange, era, params, meta, correlation)
+            if not endpoint.relay_now(exchange, era, params, meta, correlation):
+                await endpoint.relay(exchange, era, params, meta, correlation)
         except BaseException:
             await reply.done()
             raise

@@ -4,8 +4,9 @@ import asyncio
 import json
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Final, Literal
+
+import msgspec
 
 from gateway.audit import Audit
 from gateway.context import SESSION_KEY, announced_context
@@ -47,8 +48,7 @@ CHECKED_AT_ONCE: Final = 256
 """How many of the sessions this replica holds are looked up at each round, in case their end was not heard."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Resolved:
+class Resolved(msgspec.Struct, frozen=True, kw_only=True):
     """The session a request belongs to. `cookie_held` says that the client holds its cookie already."""
 
     live: LiveSession
@@ -112,12 +112,16 @@ class Sessions:
         Raises:
             Refused: 404; the log says why, the answer does not.
         """
-        session = await self._store.resume(session_id, principal)
+        live = self._live.get(session_id)
+        session = await self._store.resume(session_id, principal, None if live is None else live.session)
         if session is None:
             fate = await self._store.fate(session_id)
             reason = "somebody else's" if fate == "live" else fate
             self._audit.tell("refused", session_id=session_id, era=era, principal=str(principal), reason=reason)
             raise session_unknown()
+        if live is not None and not live.ended:
+            live.session = session
+            return Resolved(live=live)
         return Resolved(live=self._take_up(session))
 
     def _take_up(self, session: Session) -> LiveSession:

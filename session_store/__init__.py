@@ -18,6 +18,7 @@ from session_store.base import (
     UnknownEvent,
 )
 from session_store.connect import backend_for
+from session_store.context import MISSING, NoSession, SessionState, ToolSession, current_session
 from session_store.limits import InvalidState
 from session_store.memory import MemoryBackend, MemoryEventLog, MemorySessionStore
 from session_store.metadata import InvalidMetadata
@@ -26,6 +27,7 @@ from session_store.tokens import InvalidKeyRing, KeyRing, Purpose, TokenCodec
 
 __all__ = [
     "ANONYMOUS",
+    "MISSING",
     "AuditEvent",
     "AuditTrail",
     "Backend",
@@ -44,16 +46,20 @@ __all__ = [
     "MemoryBackend",
     "MemoryEventLog",
     "MemorySessionStore",
+    "NoSession",
     "Principal",
     "Purpose",
     "Session",
     "SessionGone",
+    "SessionState",
     "SessionStore",
     "StateStore",
     "StoreError",
     "StoreFull",
     "StoreUnavailable",
     "TokenCodec",
+    "ToolSession",
     "UnknownEvent",
     "backend_for",
+    "current_session",
 ]

@@ -95,10 +95,11 @@ class SessionStore(Protocol):
         """
         ...
 
-    async def resume(self, session_id: str, principal: Principal) -> Session | None:
+    async def resume(self, session_id: str, principal: Principal, known: Session | None = None) -> Session | None:
         """The live session of that id, its idle time starting anew, and confirmed: a client came back with it.
 
-        Somebody else's session is None as well, and is left untouched.
+        Somebody else's session is None as well, and is left untouched. `known` is the caller's copy of that session:
+        while its `version` is current, a store need not send the record again.
         """
         ...
 

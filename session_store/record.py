@@ -1,8 +1,7 @@
 """A session's record as named fields of JSON, for backends that keep it outside this process. Pure."""
 
 from collections.abc import Mapping
-from dataclasses import fields
-from typing import Any, Final, get_type_hints
+from typing import Any, Final
 
 import msgspec
 
@@ -10,9 +9,8 @@ from session_store.session import Session
 
 __all__ = ["from_fields", "to_field", "to_fields"]
 
-_HINTS: Final = get_type_hints(Session)
 _DECODERS: Final[Mapping[str, msgspec.json.Decoder[Any]]] = {
-    field.name: msgspec.json.Decoder(_HINTS[field.name]) for field in fields(Session)
+    field.name: msgspec.json.Decoder(field.type) for field in msgspec.structs.fields(Session)
 }
 _encoder = msgspec.json.Encoder()
 to_field = _encoder.encode

@@ -3,8 +3,9 @@
 import re
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from typing import Final
+
+import msgspec
 
 __all__ = [
     "ANONYMOUS",
@@ -36,8 +37,7 @@ def redact(session_id: str) -> str:
     return session_id[:8]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Principal:
+class Principal(msgspec.Struct, frozen=True, kw_only=True):
     """Who authenticated. Compared by issuer and subject, so a refreshed credential is the same principal."""
 
     issuer: str
@@ -54,8 +54,7 @@ class Principal:
 ANONYMOUS: Final = Principal(issuer="anonymous", subject="")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Context:
+class Context(msgspec.Struct, frozen=True, kw_only=True):
     """What tools are told of a session.
 
     `workspace` may be announced by the client; everything else comes from the operator or the authenticated principal.
@@ -75,8 +74,7 @@ class Context:
             raise InvalidContext("workspace holds control characters")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClientFacts:
+class ClientFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What the client said of itself, kept so that a link can be rebuilt without asking it again.
 
     `initialize_params` are the bytes of a legacy client's `initialize` params; empty for a modern client.
@@ -88,12 +86,11 @@ class ClientFacts:
     initialize_params: bytes = b""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Session:
+class Session(msgspec.Struct, frozen=True, kw_only=True):
     """The durable record of one client. All times are seconds since the epoch.
 
     `links` are the upstreams it has used, so that a later process knows what it cannot give back. `owner` and `epoch`
-    are the directory's.
+    are the directory's. `version` is the store's, to know whether a caller's copy of the record is current.
     """
 
     id: str
@@ -106,15 +103,16 @@ class Session:
     max_age_s: float
     unconfirmed_ttl_s: float = 60.0
     confirmed: bool = True
-    client: ClientFacts = field(default_factory=ClientFacts)
-    context: Context = field(default_factory=Context)
+    client: ClientFacts = msgspec.field(default_factory=ClientFacts)
+    context: Context = msgspec.field(default_factory=Context)
     initialized: bool = False
     log_level: str = ""
     subscriptions: tuple[str, ...] = ()
     links: tuple[str, ...] = ()
-    metadata: Mapping[str, str] = field(default_factory=dict)
+    metadata: Mapping[str, str] = msgspec.field(default_factory=dict)
     owner: str = ""
     epoch: int = 0
+    version: int = 0
 
     @property
     def expires_at(self) -> float:
@@ -129,8 +127,8 @@ class Session:
     def with_set(self, field: str, *, add: str = "", remove: str = "") -> "Session":
         """The session with one name put into, or taken out of, a field that is a set of names."""
         names = {*getattr(self, field), add} - {remove, ""}
-        return replace(self, **{field: tuple(sorted(names))})  # type: ignore[arg-type]  # a field by name
+        return msgspec.structs.replace(self, **{field: tuple(sorted(names))})
 
     def used(self, now: float, *, confirm: bool = False) -> "Session":
         """The session after use at `now`; `confirm` says that a client came back with it."""
-        return replace(self, used_at=max(now, self.used_at), confirmed=self.confirmed or confirm)
+        return msgspec.structs.replace(self, used_at=max(now, self.used_at), confirmed=self.confirmed or confirm)

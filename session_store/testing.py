@@ -197,6 +197,25 @@ class SessionStoreContract:
         found = await store.annotate(session.id, {"a": "short"})
         assert found is not None and found.metadata == {"a": "short"}
 
+    async def test_a_callers_copy_is_renewed_when_it_is_old(self, store: SessionStore, clock: FakeClock) -> None:
+        session = await store.create(a_session(clock, confirmed=False))
+        copy = await store.resume(session.id, ALICE, session)
+        assert copy is not None and copy.confirmed
+        clock.pass_time(10)
+        copy = await store.resume(session.id, ALICE, copy)
+        assert copy is not None and copy == await store.peek(session.id) and copy.used_at == clock()
+        assert await store.resume(session.id, BOB, copy) is None
+        changes = [
+            store.update(session.id, log_level="debug"),
+            store.change_set(session.id, "links", add="x"),
+            store.annotate(session.id, {"a": "b"}),
+        ]
+        for change in changes:
+            await change
+            copy = await store.resume(session.id, ALICE, copy)
+            assert copy is not None and copy == await store.peek(session.id)
+        assert (copy.log_level, copy.links, copy.metadata) == ("debug", ("x",), {"a": "b"})
+
     async def test_ends_at_once_and_for_one_caller_only(self, store: SessionStore, clock: FakeClock) -> None:
         session = await store.create(a_session(clock))
         ended = await asyncio.gather(*(store.end(session.id) for _ in range(10)))

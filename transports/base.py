@@ -3,11 +3,12 @@
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final, Protocol
 
-from transports.jsonrpc import Message
+import msgspec
+
+from transports.jsonrpc import Message, Object
 
 __all__ = [
     "MAX_QUEUED_BYTES",
@@ -104,25 +105,25 @@ class Refused(Exception):
         return body if self.data is None else body | {"data": self.data}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class Request(msgspec.Struct, frozen=True, kw_only=True):
     """One message of a client, checked by the rules of its era's wire, before anyone asks whose it is.
 
-    `headers` has lower-case names. `same_site` is False when a browser says that another site caused the request.
+    `headers` has lower-case names, `params` is the top level of the message's. `same_site` is False when a browser says
+    that another site caused the request.
     """
 
     era: Era
     endpoint: str
     headers: Mapping[str, str]
     message: Message | None = None
+    params: Object = msgspec.field(default_factory=dict)
     protocol_version: str = ""
-    meta: Mapping[str, Any] = field(default_factory=dict)
+    meta: Mapping[str, Any] = msgspec.field(default_factory=dict)
     same_site: bool = True
     secure: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
+class Frame(msgspec.Struct, frozen=True):
     """One message to the client. `error_code` is set on the last one when it is an error."""
 
     data: bytes
@@ -133,13 +134,14 @@ class Frame:
 class ReplyQueue:
     """Frames on their way to one client: filled by whoever hears the upstream, read by the wire the client is on."""
 
-    __slots__ = ("_closed", "_frames", "_size", "_waiter", "abandoned")
+    __slots__ = ("_closed", "_frames", "_quiet_at", "_size", "_waiter", "abandoned")
 
     def __init__(self) -> None:
         self._frames: deque[Frame] = deque()
         self._size = 0
         self._closed = False
         self._waiter: asyncio.Future[None] | None = None
+        self._quiet_at: float | None = None
         self.abandoned = False
 
     def push(self, frame: Frame) -> bool:
@@ -167,11 +169,16 @@ class ReplyQueue:
         """Whether `next` would return at once with a frame."""
         return bool(self._frames)
 
-    async def next(self) -> Frame | None:
-        """The next frame, or None when the stream ended without a final one. One reader only."""
+    async def next(self, quiet_at: float | None = None) -> Frame | None:
+        """The next frame, or None when the stream ended without a final one. One reader only.
+
+        Raises:
+            TimeoutError: nothing came before `quiet_at`, in the loop's time, as a call of `tick` has found.
+        """
         while not self._frames:
             if self._closed:
                 return None
+            self._quiet_at = quiet_at
             self._waiter = asyncio.get_running_loop().create_future()
             try:
                 await self._waiter
@@ -180,6 +187,17 @@ class ReplyQueue:
         frame = self._frames.popleft()
         self._size -= len(frame.data)
         return frame
+
+    def tick(self, now: float) -> None:
+        """Tell a reader that has waited long enough. Whoever fills the queue calls this now and then: a timer for every
+        call would cost more than the call's parsing."""
+        if (
+            self._waiter is not None
+            and not self._waiter.done()
+            and self._quiet_at is not None
+            and now >= self._quiet_at
+        ):
+            self._waiter.set_exception(TimeoutError())
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

@@ -5,6 +5,7 @@ MCP 2025-03-26 to 2025-11-25.
 
 import logging
 from collections.abc import Mapping
+from typing import Final
 
 import msgspec
 
@@ -12,7 +13,7 @@ from gateway.bridge.handshake import at_most, negotiable
 from gateway.context import with_meta, without_our_keys
 from gateway.conversation import HandshakeRefused
 from gateway.endpoint import Endpoint
-from gateway.errors import UPSTREAM_UNAVAILABLE, session_unknown, stream_taken, unknown_event
+from gateway.errors import UPSTREAM_UNAVAILABLE, no_session, session_unknown, stream_taken, unknown_event
 from gateway.exchange import Exchange
 from gateway.live import STANDALONE, LiveSession
 from gateway.params import meta_of, text_of
@@ -36,6 +37,9 @@ __all__ = ["LegacyClients"]
 logger = logging.getLogger(__name__)
 
 
+_REMEMBERED: Final = frozenset({"logging/setLevel", "resources/subscribe", "resources/unsubscribe"})
+
+
 class LegacyClients:
     """What a client of the handshake era sends."""
 
@@ -52,12 +56,15 @@ class LegacyClients:
         message, endpoint = message_of(request), self._endpoints[request.endpoint]
         if message.method == "initialize":
             return await self._initialize(request, principal, correlation)
-        resolved = await self._sessions.require(request, principal)
+        resolved = await self._sessions.resume(request, principal)
+        if resolved is None:
+            raise no_session()
         live = resolved.live
         if message.method == "ping":
             return ImmediateReply(encode_result(encode(message.id), b"{}"))
-        params = message.params_object()
-        await self._remember(live, str(message.method), params)
+        params = request.params
+        if message.method in _REMEMBERED:
+            await self._remember(live, str(message.method), params)
         shape = None
         if self._relay.result_meta:
 
@@ -71,7 +78,7 @@ class LegacyClients:
 
     async def _initialize(self, request: Request, principal: Principal, correlation: str) -> Answer:
         message, endpoint = message_of(request), self._endpoints[request.endpoint]
-        params = negotiable(message.params_object())
+        params = negotiable(request.params)
         info = msgspec.json.decode(params.get("clientInfo", b"null"))
         version = msgspec.json.decode(params["protocolVersion"])
         if "_meta" in params:
@@ -120,7 +127,7 @@ class LegacyClients:
         """Act on a notification, or pass it on."""
         message = message_of(request)
         live = (await self._sessions.require(request, principal)).live
-        params = message.params_object()
+        params = request.params
         method = str(message.method)
         if method == "notifications/cancelled":
             self._cancel(live, params)

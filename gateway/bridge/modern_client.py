@@ -59,7 +59,7 @@ class ModernClients:
                 "Unsupported protocol version: the server behind speaks the handshake era.",
                 data={"supported": list(HANDSHAKE_VERSIONS), "requested": request.protocol_version},
             )
-        params = message.params_object()
+        params = request.params
         digest = ""
         if method in INPUT_REQUIRED_METHODS:
             digest = request_digest(method, params)

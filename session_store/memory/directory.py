@@ -2,9 +2,10 @@
 
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import replace
 from time import time
 from typing import Protocol
+
+from msgspec.structs import replace
 
 from session_store.session import Session
 

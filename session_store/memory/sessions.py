@@ -2,10 +2,11 @@
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from heapq import nsmallest
 from time import time
 from typing import Final, Literal
+
+from msgspec.structs import replace
 
 from session_store.base import Fate, Gone, SessionGone, StoreFull
 from session_store.limits import check_key, check_total, check_value, incremented
@@ -51,7 +52,7 @@ class MemorySessionStore:
             self._alias_of[session.id] = alias
         return session
 
-    async def resume(self, session_id: str, principal: Principal) -> Session | None:
+    async def resume(self, session_id: str, principal: Principal, known: Session | None = None) -> Session | None:
         session = self.live(session_id)
         return None if session is None or session.principal != principal else self._use(session)
 
@@ -70,7 +71,7 @@ class MemorySessionStore:
         return True
 
     async def update(self, session_id: str, **fields: object) -> Session | None:
-        return await self.change(session_id, lambda session: replace(session, **fields))  # type: ignore[arg-type]
+        return await self.change(session_id, lambda session: replace(session, **fields))
 
     async def change_set(
         self, session_id: str, field: Literal["links", "subscriptions"], *, add: str = "", remove: str = ""

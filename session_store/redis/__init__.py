@@ -5,12 +5,13 @@ from collections.abc import Callable
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import AuthenticationError, RedisError, ResponseError
+from redis.exceptions import RedisError
 
 from session_store.base import StoreError, StoreUnavailable
 from session_store.redis.audit import RedisAuditTrail
 from session_store.redis.bus import RedisBus
 from session_store.redis.commands import TIMEOUT_S, Commands
+from session_store.redis.connection import ServerError
 from session_store.redis.directory import RedisDirectory
 from session_store.redis.events import RedisEventLog
 from session_store.redis.sessions import RedisSessionStore
@@ -60,7 +61,7 @@ class RedisBackend:
         try:
             await self.ping()
         except StoreUnavailable as error:
-            if isinstance(error.__cause__, AuthenticationError | ResponseError):
+            if isinstance(error.__cause__, ServerError) and "LOADING" not in str(error):
                 raise StoreError(f"the session store refuses us: {error}") from None
 
     async def ping(self) -> None:

@@ -13,7 +13,7 @@ from redis.asyncio.client import PubSub
 from redis.exceptions import RedisError
 
 from session_store.base import StoreUnavailable
-from session_store.redis.commands import TIMEOUT_S, Commands, explain
+from session_store.redis.commands import TIMEOUT_S, Commands
 
 __all__ = ["RedisBus"]
 
@@ -64,7 +64,7 @@ class RedisBus:
                         self._reader = asyncio.create_task(self._read(self._pubsub))
                 await confirmed.wait()
         except (RedisError, OSError, TimeoutError) as error:
-            raise StoreUnavailable(explain(error)) from error
+            raise StoreUnavailable(f"Redis cannot be reached: {type(error).__name__}") from error
 
     async def _unsubscribe(self, topic: str) -> None:
         if self._pubsub is not None and self._reader is not None:
@@ -85,7 +85,7 @@ class RedisBus:
                     self._heard(message)
             except (RedisError, OSError) as error:
                 if not lost:
-                    logger.warning("the bus is interrupted: %s", explain(error))
+                    logger.warning("the bus is interrupted: %s", type(error).__name__)
                 lost = True
                 await asyncio.sleep(_AGAIN_S)
 

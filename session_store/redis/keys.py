@@ -1,5 +1,6 @@
 """The names of all keys. What has to change together shares a hash tag, so that Redis Cluster keeps it in one slot."""
 
+import functools
 import hashlib
 import zlib
 from typing import Final
@@ -13,6 +14,7 @@ AUDIT: Final = "mcp:audit"
 REPLICAS: Final = "mcp:replicas"
 
 
+@functools.lru_cache(maxsize=4_096)
 def of_session(session_id: str) -> tuple[str, str, str, str]:
     """Record, state, events and log of a session."""
     tag = f"mcp:{{{session_id}}}:"

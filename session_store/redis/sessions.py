@@ -9,6 +9,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Literal, cast
 
+from msgspec.structs import replace
+
 from session_store.base import Fate, Gone
 from session_store.metadata import MAX_METADATA_BYTES, too_large
 from session_store.record import from_fields, to_field, to_fields
@@ -72,11 +74,14 @@ class RedisSessionStore:
         await self._commands.call(_UNINDEX, keys.shard_of(session_id), session_id)
         await self._commands.run("DEL", *keys.of_session(session_id))
 
-    async def resume(self, session_id: str, principal: Principal) -> Session | None:
-        return self._record(await self._resume(session_id, to_field(principal)))
+    async def resume(self, session_id: str, principal: Principal, known: Session | None = None) -> Session | None:
+        if known is None or not known.confirmed or known.principal != principal:
+            return self._record(await self._resume(session_id, to_field(principal)))
+        reply = await self._commands.call(_RESUME, keys.of_session(session_id), self.now(), "", known.version)
+        return replace(known, used_at=float(reply)) if isinstance(reply, bytes) else self._record(reply)
 
     async def _resume(self, session_id: str, principal: bytes | str) -> Any:
-        return await self._commands.call(_RESUME, keys.of_session(session_id), self.now(), principal)
+        return await self._commands.call(_RESUME, keys.of_session(session_id), self.now(), principal, "")
 
     async def resume_alias(self, alias: str) -> Session | None:
         known = self._named.pop(alias, None)

@@ -2,10 +2,10 @@
 
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Final, Literal, cast
 
 import msgspec
+from msgspec.structs import replace
 
 from session_store.base import Fate, Gone, SessionGone
 from session_store.limits import check_key, check_total, check_value, incremented
@@ -42,7 +42,7 @@ class SqliteSessionStore:
 
         return await self._database.run(work)
 
-    async def resume(self, session_id: str, principal: Principal) -> Session | None:
+    async def resume(self, session_id: str, principal: Principal, known: Session | None = None) -> Session | None:
         def work(db: sqlite3.Connection) -> Session | None:
             session = self.live(db, session_id)
             return None if session is None or session.principal != principal else self._use(db, session)
@@ -69,7 +69,7 @@ class SqliteSessionStore:
         return await self._database.run(work)
 
     async def update(self, session_id: str, **fields: object) -> Session | None:
-        return await self.change(session_id, lambda session: replace(session, **fields))  # type: ignore[arg-type]
+        return await self.change(session_id, lambda session: replace(session, **fields))
 
     async def change_set(
         self, session_id: str, field: Literal["links", "subscriptions"], *, add: str = "", remove: str = ""

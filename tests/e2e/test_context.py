@@ -36,6 +36,9 @@ def test_a_child_is_told_its_session_by_default_names(probe: RunningGateway, htt
         "MCP_SESSION_AGENT",
         "MCP_SESSION_PERMISSIONS",
         "MCP_SESSION_CORRELATION",
+        "MCP_SESSION_SOCKET",
+        "MCP_SESSION_ACCESS",
+        "MCP_SESSION_FACTS",
     }
     assert len(told["MCP_SESSION_ID"]) == 24 and told["MCP_SESSION_ID"] not in client.session[25:]
     assert (told["MCP_SESSION_TRUST"], told["MCP_SESSION_PRINCIPAL"]) == ("direct", "anonymous")

@@ -295,7 +295,8 @@ def test_several_servers_are_one_endpoint_with_prefixed_names(http: httpx.Client
     with running_gateway(servers) as gateway:
         client = Legacy(gateway.url, http).open()
         names = [t["name"] for t in client.call("tools/list").json()["result"]["tools"]]
-        assert names == [f"{s}__{t}" for s in ("one", "two") for t in ("whoami", "count", "ask", "slow")]
+        tools = ("whoami", "count", "ask", "slow", "remember", "recall")
+        assert names == [f"{s}__{t}" for s in ("one", "two") for t in tools]
         assert [tool_text(client.tool(f"{s}__count")) for s in ("one", "two", "two")] == ["1", "1", "2"]
         assert client.tool("count").json()["error"]["code"] == -32602
         prompt = client.call("prompts/get", {"name": "two__introduce"}).json()["result"]

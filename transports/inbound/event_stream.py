@@ -47,11 +47,8 @@ class _Stream:
 
 async def next_or_quiet(answer: Answer, until: float = math.inf) -> Frame | TimeoutError | None:
     """The next frame, None at the end, or the `TimeoutError` of a stream that has been quiet for too long."""
-    if answer.replies.has_frames:
-        return await answer.replies.next()
     try:
-        async with asyncio.timeout_at(min(asyncio.get_running_loop().time() + KEEPALIVE_S, until)):
-            return await answer.replies.next()
+        return await answer.replies.next(min(asyncio.get_running_loop().time() + KEEPALIVE_S, until))
     except TimeoutError as quiet:
         return quiet
 

@@ -1,5 +1,6 @@
 """HTTP as both eras need it: headers, body, Host and Origin, responses. Knows no JSON-RPC method."""
 
+import functools
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -42,11 +43,19 @@ def header_map(raw: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
         Refused: 400, a header that may stand once stands twice: two readers would disagree on which one counts; 431.
     """
     raw = list(raw)
+    # White space around a value is not part of it (RFC 9110 §5.5); some parsers leave it there.
+    headers = {name.decode("latin-1"): value.decode("latin-1").strip(" \t") for name, value in raw}
+    if sum(map(len, headers.values())) > MAX_HEADER_BYTES:
+        raise Refused(431, INVALID_REQUEST, f"The headers are larger than {MAX_HEADER_BYTES} bytes.")
+    return headers if len(headers) == len(raw) else _merged(raw)
+
+
+def _merged(raw: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
+    """Headers of which some stand more than once."""
     if sum(len(name) + len(value) for name, value in raw) > MAX_HEADER_BYTES:
         raise Refused(431, INVALID_REQUEST, f"The headers are larger than {MAX_HEADER_BYTES} bytes.")
     headers: dict[str, str] = {}
     for name_bytes, value_bytes in raw:
-        # White space around a value is not part of it (RFC 9110 §5.5); some parsers leave it there.
         name, value = name_bytes.decode("latin-1"), value_bytes.decode("latin-1").strip(" \t")
         if name not in headers:
             headers[name] = value
@@ -117,6 +126,14 @@ class Guard:
         return self.loopback and not self.hosts and _hostname(urlsplit(origin).netloc) in _LOOPBACK
 
     @staticmethod
+    def is_secure(scope: Scope, headers: Mapping[str, str]) -> bool:
+        """Whether the client came by TLS, as the connection says, or a proxy on this machine."""
+        if scope.get("scheme") == "https":
+            return True
+        client = scope.get("client")
+        return headers.get("x-forwarded-proto") == "https" and client is not None and client[0] in _LOOPBACK
+
+    @staticmethod
     def same_site(headers: Mapping[str, str]) -> bool:
         """Whether a browser vouches, or nothing speaks against it, that no other site caused this request."""
         if headers.get("sec-fetch-site", "none") not in ("same-origin", "none"):
@@ -133,6 +150,7 @@ def is_same_origin(headers: Mapping[str, str]) -> bool:
     return bool(netloc) and netloc.lower() == headers.get("host", "").lower()
 
 
+@functools.lru_cache(maxsize=1_024)
 def _hostname(netloc: str) -> str:
     try:
         return urlsplit(f"//{netloc}").hostname or ""

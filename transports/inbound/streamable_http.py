@@ -4,6 +4,7 @@ MCP 2025-03-26 … 2025-11-25 and 2026-07-28, Transports §Streamable HTTP.
 """
 
 import asyncio
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -32,7 +33,16 @@ from transports.inbound.modern import (
     check_request,
     status_of,
 )
-from transports.jsonrpc import INTERNAL_ERROR, INVALID_REQUEST, InvalidMessage, Message, encode, encode_error, parse
+from transports.jsonrpc import (
+    INTERNAL_ERROR,
+    INVALID_REQUEST,
+    InvalidMessage,
+    Message,
+    Object,
+    encode,
+    encode_error,
+    parse,
+)
 
 __all__ = ["StreamableHttp"]
 
@@ -81,8 +91,9 @@ class StreamableHttp:
         scope: Scope,
         headers: Mapping[str, str],
         era: Era,
-        *,
         message: Message | None = None,
+        params: Object | None = None,
+        *,
         meta: Mapping[str, Any] | None = None,
         version: str = "",
     ) -> Request:
@@ -91,16 +102,18 @@ class StreamableHttp:
             endpoint=self._endpoint,
             headers=headers,
             message=message,
+            params=params or {},
             protocol_version=version or headers.get(VERSION_HEADER, _BATCHES),
             meta=meta or {},
             same_site=self._guard.same_site(headers),
-            secure=scope.get("scheme") == "https",
+            secure=self._guard.is_secure(scope, headers),
         )
 
     # -- POST
 
     async def _post(self, scope: Scope, headers: Mapping[str, str], receive: Receive, send: Send) -> None:
-        if headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        kind = headers.get("content-type", "")
+        if kind != "application/json" and kind.partition(";")[0].strip().lower() != "application/json":
             raise Refused(415, INVALID_REQUEST, "The Content-Type must be application/json.")
         accepts = headers.get("accept", "")
         if not _accepts(accepts, "application/json") or not _accepts(accepts, "text/event-stream"):
@@ -127,17 +140,16 @@ class StreamableHttp:
     async def _message(
         self, scope: Scope, headers: Mapping[str, str], message: Message, receive: Receive, send: Send
     ) -> None:
-        params = message.params_object() if message.method is not msgspec.UNSET else {}
-        meta = msgspec.json.decode(params.get("_meta", b"null"))
+        params = _params_of(message)
+        meta = msgspec.json.decode(params["_meta"]) if "_meta" in params else None
         known = meta if isinstance(meta, dict) else {}
         if VERSION_KEY in known or _era_of_header(headers) is Era.MODERN:
-            request = self._request(
-                scope, headers, Era.MODERN, message=message, meta=known, version=str(known.get(VERSION_KEY, ""))
-            )
+            version = str(known.get(VERSION_KEY, ""))
+            request = self._request(scope, headers, Era.MODERN, message, params, meta=known, version=version)
             await self._modern(request, scope["headers"], meta, receive, send)
         else:
             _check_legacy(headers, message)
-            await self._legacy(self._request(scope, headers, Era.LEGACY, message=message, meta=known), send)
+            await self._legacy(self._request(scope, headers, Era.LEGACY, message, params, meta=known), send)
 
     async def _modern(
         self, request: Request, raw_headers: list[tuple[bytes, bytes]], meta: Any, receive: Receive, send: Send
@@ -151,7 +163,7 @@ class StreamableHttp:
             await self._handler.notify(request)
             await send_status(send, 202)
             return
-        params = message.params_object()
+        params = request.params
         check_request(message, params, meta, request.headers, raw_headers)
         if message.method == "tools/call" and "name" in params:
             schema = await self._handler.header_schema(self._endpoint, str(msgspec.json.decode(params["name"])))
@@ -195,7 +207,7 @@ class StreamableHttp:
         messages = [parse(bytes(part)) for part in parts]
         if not messages or any(m.method == "initialize" for m in messages):
             raise Refused(400, INVALID_REQUEST, "A batch must not be empty, nor contain initialize.")
-        requests = [self._request(scope, headers, Era.LEGACY, message=m) for m in messages]
+        requests = [self._request(scope, headers, Era.LEGACY, m, _params_of(m)) for m in messages]
         answers = await asyncio.gather(*(self._one_of_batch(request) for request in requests))
         results = [answer for answer in answers if answer is not None]
         if results:
@@ -302,6 +314,7 @@ def _check_version(headers: Mapping[str, str]) -> None:
         raise Refused(400, INVALID_REQUEST, f"Unsupported MCP-Protocol-Version. Supported: {supported}.")
 
 
+@functools.lru_cache(maxsize=1_024)
 def _accepts(accept: str, wanted: str) -> bool:
     """Whether an Accept header lets a media type in (RFC 9110 §12.5.1); quality values are not weighed."""
     kinds = {part.partition(";")[0].strip().lower() for part in accept.split(",")}
@@ -314,6 +327,10 @@ def _preflight(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
         (b"access-control-allow-methods", b"POST, GET, DELETE"),
         (b"access-control-allow-headers", headers.get("access-control-request-headers", "*").encode("latin-1")),
     ]
+
+
+def _params_of(message: Message) -> Object:
+    return {} if message.method is msgspec.UNSET else message.params_object()
 
 
 def _id_of(message: Message) -> bytes:

@@ -9,4 +9,5 @@ local size = 0
 for name, value in pairs(present) do size = size + #name + #value end
 if size > tonumber(ARGV[2]) then return size end
 redis.call('HSET', KEYS[1], 'metadata', cjson.encode(present))
+changed(KEYS[1])
 return redis.call('HGETALL', KEYS[1])

@@ -7,4 +7,5 @@ end
 if ARGV[3] ~= '' then names[#names + 1] = ARGV[3] end
 table.sort(names)
 redis.call('HSET', KEYS[1], ARGV[2], #names > 0 and cjson.encode(names) or '[]')
+changed(KEYS[1])
 return redis.call('HGETALL', KEYS[1])

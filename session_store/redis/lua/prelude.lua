@@ -17,6 +17,11 @@ local function is_live(session, now)
   return at and now < tonumber(at)
 end
 
+-- Copies of the record that callers hold are out of date.
+local function changed(session)
+  redis.call('HINCRBY', session, 'version', 1)
+end
+
 -- When a session goes that is used now, and that deadline for all its keys.
 local function use(keys, now, confirm)
   local f = redis.call('HMGET', keys[1], 'used_at', 'created_at', 'idle_ttl_s', 'max_age_s', 'unconfirmed_ttl_s', 'confirmed')
@@ -25,9 +30,13 @@ local function use(keys, now, confirm)
   if f[6] == 'false' and not confirm then ttl = math.min(ttl, tonumber(f[5])) end
   local expires = math.min(used + ttl, tonumber(f[2]) + tonumber(f[4]))
   redis.call('HSET', keys[1], 'used_at', seconds(used), 'expires_at', seconds(expires))
-  if f[6] == 'false' and confirm then redis.call('HSET', keys[1], 'confirmed', 'true') end
+  if f[6] == 'false' and confirm then
+    redis.call('HSET', keys[1], 'confirmed', 'true')
+    changed(keys[1])
+  end
   local ms = math.max(1, math.ceil((expires - now) * 1000))
   for _, key in ipairs(keys) do redis.call('PEXPIRE', key, ms) end
+  return seconds(used)
 end
 
 -- A key that came after its session lives as long as the session; `fallback` ms where there is none.

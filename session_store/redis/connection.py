@@ -1,0 +1,174 @@
+"""One connection to one Redis server, over which the commands of all requests are pipelined.
+
+redis-py knows URLs, TLS and credentials, and serves what is not asked for by every request; a round trip of its own
+costs ten times of what this does (docs/adr/0004-redis.md).
+"""
+
+import asyncio
+from collections import deque
+from typing import Any, Final, cast
+
+import hiredis
+from redis.asyncio import Redis, SSLConnection, UnixDomainSocketConnection
+
+from session_store.base import StoreUnavailable
+
+__all__ = ["TIMEOUT_S", "Connection", "ServerError"]
+
+TIMEOUT_S: Final = 1.0
+_TICK_S: Final = 0.25
+
+
+class ServerError(Exception):
+    """Redis answered with an error."""
+
+
+class Connection(asyncio.Protocol):
+    """Connects when it is first needed and again when it was lost; commands that were on their way then have failed.
+
+    Whether they took effect is not known, so nothing is ever sent twice.
+    """
+
+    def __init__(self, client: Redis) -> None:
+        self._client = client
+        self._transport: asyncio.Transport | None = None
+        self._connecting: asyncio.Task[None] | None = None
+        self._reader = hiredis.Reader()
+        self._unsent: list[bytes] = []
+        self._unanswered: deque[asyncio.Future[Any]] = deque()
+        self._answered = 0
+        self._watched = 0
+        self._watch: asyncio.TimerHandle | None = None
+
+    @property
+    def is_open(self) -> bool:
+        return self._transport is not None
+
+    def send(self, command: tuple[Any, ...]) -> asyncio.Future[Any]:
+        """The reply to come, over a connection that is open.
+
+        It fails with `StoreUnavailable`; `ServerError` is the cause when Redis refused the command.
+        """
+        loop = asyncio.get_running_loop()
+        if not self._unsent:
+            # What is asked for in this turn of the loop goes out in one write.
+            loop.call_soon(self._flush)
+        self._unsent.append(hiredis.pack_command(command))
+        reply: asyncio.Future[Any] = loop.create_future()
+        self._unanswered.append(reply)
+        if self._watch is None:
+            self._watched = self._answered + len(self._unanswered)
+            self._watch = loop.call_later(TIMEOUT_S, self._look, loop.time())
+        return reply
+
+    def _flush(self) -> None:
+        if self._transport is not None:
+            self._transport.write(b"".join(self._unsent))
+        self._unsent.clear()
+
+    # -- connecting
+
+    async def open(self) -> None:
+        """Be connected. Concurrent callers share one attempt. Raises `StoreUnavailable`."""
+        if self._connecting is None:
+            self._connecting = asyncio.create_task(self._connect())
+            self._connecting.add_done_callback(self._connect_done)
+        await asyncio.shield(self._connecting)
+
+    def _connect_done(self, task: asyncio.Task[None]) -> None:
+        self._connecting = None
+        if not task.cancelled():
+            task.exception()  # told to those who waited; they may all have left
+
+    async def _connect(self) -> None:
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                how: Any = self._client.connection_pool.make_connection()  # type: ignore[no-untyped-call]  # no hint
+                loop = asyncio.get_running_loop()
+                if isinstance(how, UnixDomainSocketConnection):
+                    await loop.create_unix_connection(lambda: self, how.path)
+                else:
+                    tls = how.ssl_context.get() if isinstance(how, SSLConnection) else None
+                    await loop.create_connection(lambda: self, how.host, how.port, ssl=tls)
+                await asyncio.gather(*(self.send(command) for command in self._greeting(how)))
+        except StoreUnavailable:
+            self._fail("Redis refuses us")
+            raise
+        except (OSError, TimeoutError) as error:
+            self._fail(f"Redis cannot be reached: {type(error).__name__}")
+            raise StoreUnavailable(f"Redis cannot be reached: {type(error).__name__}") from error
+
+    @staticmethod
+    def _greeting(how: Any) -> list[tuple[Any, ...]]:
+        provider = how.credential_provider
+        credentials = provider.get_credentials() if provider else tuple(filter(None, (how.username, how.password)))
+        commands: list[tuple[Any, ...]] = [("AUTH", *credentials)] if credentials else []
+        if how.db:
+            commands.append(("SELECT", how.db))
+        return [*commands, ("CLIENT", "SETNAME", "mcp-session-gateway")]
+
+    # -- asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is one in all but name
+        self._reader = hiredis.Reader()
+
+    def data_received(self, data: bytes) -> None:
+        self._reader.feed(data)
+        try:
+            while (reply := self._reader.gets()) is not False:
+                self._answered += 1
+                waiting = self._unanswered.popleft()
+                if waiting.done():
+                    continue
+                if isinstance(reply, hiredis.ReplyError):
+                    waiting.set_exception(_refused(reply))
+                else:
+                    waiting.set_result(reply)
+        except (hiredis.ProtocolError, IndexError):
+            self._fail("Redis answered with what is no reply")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._fail("the connection to Redis was lost")
+
+    # -- failing
+
+    def _look(self, since: float) -> None:
+        """Whether everything that was on its way a second ago has been answered."""
+        self._watch = None
+        if not self._unanswered:
+            return
+        loop = asyncio.get_running_loop()
+        if self._answered >= self._watched:
+            self._watched = self._answered + len(self._unanswered)
+            since = loop.time()
+        if loop.time() - since >= TIMEOUT_S:
+            self._fail(f"Redis did not answer within {TIMEOUT_S:g} s")
+        else:
+            self._watch = loop.call_later(_TICK_S, self._look, since)
+
+    def _fail(self, reason: str) -> None:
+        transport, self._transport = self._transport, None
+        if transport is not None:
+            transport.abort()
+        self._unsent.clear()
+        failed, self._unanswered = self._unanswered, deque()
+        self._answered += len(failed)
+        for reply in failed:
+            if not reply.done():
+                reply.set_exception(StoreUnavailable(reason))
+
+    def close(self) -> None:
+        """Let go of the server."""
+        if self._connecting is not None:
+            self._connecting.cancel()
+        if self._watch is not None:
+            self._watch.cancel()
+            self._watch = None
+        self._fail("the store is closed")
+
+
+def _refused(reply: Exception) -> StoreUnavailable:
+    error = StoreUnavailable(f"Redis: {str(reply)[:200]}")
+    error.__cause__ = ServerError(str(reply))
+    return error
