@@ -209,13 +209,21 @@ class Gateway:
         for upstream in self._upstreams:
             upstream.forget(live)
 
-    @contextlib.asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
-        """Start the servers' probe and the sweeper; at the end, leave no process behind."""
+    async def _open_store(self) -> None:
         try:
             await self._backend.open()
         except StoreError as error:
             raise ConfigurationError(f"gateway.store: {error}") from None
+
+    async def try_store(self) -> None:
+        """Open the store and close it again. Raises `ConfigurationError` when it cannot be used."""
+        await self._open_store()
+        await self._backend.close()
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Start the servers' probe and the sweeper; at the end, leave no process behind."""
+        await self._open_store()
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(self._backend.close)
             stack.callback(self._grants.close)

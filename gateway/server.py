@@ -1,5 +1,6 @@
 """Runs the app under uvicorn: one socket, one line when it serves, an end that leaves nothing."""
 
+import asyncio
 import gc
 import socket
 import sys
@@ -39,9 +40,12 @@ def serve(settings: Settings) -> None:
 
     Raises:
         OSError: the address cannot be had.
+        ConfigurationError: the settings cannot be served.
     """
     options = settings.gateway
     gateway = Gateway(settings)
+    # Before anything listens, and where an error still reaches the person who started it.
+    asyncio.run(gateway.try_store())
     config = uvicorn.Config(
         create_app(settings, gateway=gateway),
         host=options.host,

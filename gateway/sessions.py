@@ -303,7 +303,7 @@ class Sessions:
 
     def heard(self, data: bytes | None) -> None:
         """A session ended on some replica; None: some may have, and the next rounds will find out."""
-        if data is not None:
+        if data is not None and self._live.get(data.decode()) is not None:
             self._close_soon(data.decode())
 
     def _close_soon(self, session_id: str) -> asyncio.Task[None]:
