@@ -5,12 +5,13 @@ from collections.abc import Sequence
 from importlib.resources import files
 from typing import Any, NamedTuple
 
+import hiredis
 from redis.asyncio import Redis
 
 from session_store.base import StoreUnavailable
 from session_store.redis.connection import TIMEOUT_S, Connection
 
-__all__ = ["TIMEOUT_S", "Commands", "Script", "script"]
+__all__ = ["TIMEOUT_S", "Commands", "Script", "prepared", "script"]
 
 
 class Script(NamedTuple):
@@ -27,6 +28,11 @@ def script(name: str) -> Script:
     return Script(source, hashlib.sha1(source, usedforsecurity=False).hexdigest())
 
 
+def prepared(script: Script, keys: Sequence[str], *arguments: Any) -> bytes:
+    """A call of a script as it crosses the wire: what is sent again and again need not be put together each time."""
+    return bytes(hiredis.pack_command(("EVALSHA", script.digest, len(keys), *keys, *arguments)))
+
+
 class Commands:
     """Runs commands on one server."""
 
@@ -38,18 +44,23 @@ class Commands:
         """The reply to one command. Raises `StoreUnavailable`, also for a command that Redis refuses."""
         if not self._connection.is_open:
             await self._connection.open()
-        return await self._connection.send(command)
+        return await self._connection.send(hiredis.pack_command(command))
 
     async def call(self, script: Script, keys: Sequence[str], *arguments: Any) -> Any:
         """The reply of a script."""
+        return await self.send(prepared(script, keys, *arguments), script)
+
+    async def send(self, packed: bytes, script: Script) -> Any:
+        """The reply to a call of that script that was prepared."""
         if not self._connection.is_open:
             await self._connection.open()
         try:
-            return await self._connection.send(("EVALSHA", script.digest, len(keys), *keys, *arguments))
+            return await self._connection.send(packed)
         except StoreUnavailable as error:
             if "NOSCRIPT" not in str(error):  # a server that was restarted has none
                 raise
-        return await self.run("EVAL", script.source, len(keys), *keys, *arguments)
+        await self.run("SCRIPT", "LOAD", script.source)
+        return await self._connection.send(packed)
 
     async def close(self) -> None:
         """Give the connections back."""

@@ -23,7 +23,7 @@ class ServerError(Exception):
     """Redis answered with an error."""
 
 
-class Connection(asyncio.Protocol):
+class Connection:
     """Connects when it is first needed and again when it was lost; commands that were on their way then have failed.
 
     Whether they took effect is not known, so nothing is ever sent twice.
@@ -33,7 +33,9 @@ class Connection(asyncio.Protocol):
         self._client = client
         self._transport: asyncio.Transport | None = None
         self._connecting: asyncio.Task[None] | None = None
-        self._reader = hiredis.Reader()
+        self._wire: _Wire | None = None
+        self._greeting: list[bytes] = []
+        self._greeted: list[asyncio.Future[Any]] = []
         self._unsent: list[bytes] = []
         self._unanswered: deque[asyncio.Future[Any]] = deque()
         self._answered = 0
@@ -44,8 +46,8 @@ class Connection(asyncio.Protocol):
     def is_open(self) -> bool:
         return self._transport is not None
 
-    def send(self, command: tuple[Any, ...]) -> asyncio.Future[Any]:
-        """The reply to come, over a connection that is open.
+    def send(self, packed: bytes) -> asyncio.Future[Any]:
+        """The reply to come to a command in RESP, over a connection that is open.
 
         It fails with `StoreUnavailable`; `ServerError` is the cause when Redis refused the command.
         """
@@ -53,12 +55,12 @@ class Connection(asyncio.Protocol):
         if not self._unsent:
             # What is asked for in this turn of the loop goes out in one write.
             loop.call_soon(self._flush)
-        self._unsent.append(hiredis.pack_command(command))
+        self._unsent.append(packed)
         reply: asyncio.Future[Any] = loop.create_future()
         self._unanswered.append(reply)
         if self._watch is None:
             self._watched = self._answered + len(self._unanswered)
-            self._watch = loop.call_later(TIMEOUT_S, self._look, loop.time())
+            self._watch = loop.call_later(_TICK_S, self._look, loop.time())
         return reply
 
     def _flush(self) -> None:
@@ -84,13 +86,14 @@ class Connection(asyncio.Protocol):
         try:
             async with asyncio.timeout(TIMEOUT_S):
                 how: Any = self._client.connection_pool.make_connection()  # type: ignore[no-untyped-call]  # no hint
+                self._greeting = [hiredis.pack_command(command) for command in _greeting(how)]
                 loop = asyncio.get_running_loop()
                 if isinstance(how, UnixDomainSocketConnection):
-                    await loop.create_unix_connection(lambda: self, how.path)
+                    await loop.create_unix_connection(lambda: _Wire(self), how.path)
                 else:
                     tls = how.ssl_context.get() if isinstance(how, SSLConnection) else None
-                    await loop.create_connection(lambda: self, how.host, how.port, ssl=tls)
-                await asyncio.gather(*(self.send(command) for command in self._greeting(how)))
+                    await loop.create_connection(lambda: _Wire(self), how.host, how.port, ssl=tls)
+                await asyncio.gather(*self._greeted)
         except StoreUnavailable:
             self._fail("Redis refuses us")
             raise
@@ -98,38 +101,30 @@ class Connection(asyncio.Protocol):
             self._fail(f"Redis cannot be reached: {type(error).__name__}")
             raise StoreUnavailable(f"Redis cannot be reached: {type(error).__name__}") from error
 
-    @staticmethod
-    def _greeting(how: Any) -> list[tuple[Any, ...]]:
-        provider = how.credential_provider
-        credentials = provider.get_credentials() if provider else tuple(filter(None, (how.username, how.password)))
-        commands: list[tuple[Any, ...]] = [("AUTH", *credentials)] if credentials else []
-        if how.db:
-            commands.append(("SELECT", how.db))
-        return [*commands, ("CLIENT", "SETNAME", "mcp-session-gateway")]
+    # -- what the wire brings
 
-    # -- asyncio.Protocol
+    def opened(self, wire: "_Wire", transport: asyncio.Transport) -> None:
+        """There is a connection."""
+        self._wire = wire
+        self._transport = transport
+        # At once, so that no command of others can come before it.
+        self._greeted = [self.send(packed) for packed in self._greeting]
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's is one in all but name
-        self._reader = hiredis.Reader()
+    def replied(self, reply: Any) -> None:
+        """The oldest command that waits has its reply."""
+        self._answered += 1
+        waiting = self._unanswered.popleft()
+        if waiting.done():
+            return
+        if isinstance(reply, hiredis.ReplyError):
+            waiting.set_exception(_refused(reply))
+        else:
+            waiting.set_result(reply)
 
-    def data_received(self, data: bytes) -> None:
-        self._reader.feed(data)
-        try:
-            while (reply := self._reader.gets()) is not False:
-                self._answered += 1
-                waiting = self._unanswered.popleft()
-                if waiting.done():
-                    continue
-                if isinstance(reply, hiredis.ReplyError):
-                    waiting.set_exception(_refused(reply))
-                else:
-                    waiting.set_result(reply)
-        except (hiredis.ProtocolError, IndexError):
-            self._fail("Redis answered with what is no reply")
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._fail("the connection to Redis was lost")
+    def broken(self, wire: "_Wire", reason: str) -> None:
+        """That connection is gone; it may be one that was given up before."""
+        if wire is self._wire:
+            self._fail(reason)
 
     # -- failing
 
@@ -148,7 +143,7 @@ class Connection(asyncio.Protocol):
             self._watch = loop.call_later(_TICK_S, self._look, since)
 
     def _fail(self, reason: str) -> None:
-        transport, self._transport = self._transport, None
+        transport, self._transport, self._wire = self._transport, None, None
         if transport is not None:
             transport.abort()
         self._unsent.clear()
@@ -166,6 +161,38 @@ class Connection(asyncio.Protocol):
             self._watch.cancel()
             self._watch = None
         self._fail("the store is closed")
+
+
+class _Wire(asyncio.Protocol):
+    """One connection. A new one has its own, so that the end of the last is not taken for its end."""
+
+    def __init__(self, owner: Connection) -> None:
+        self._owner = owner
+        self._reader = hiredis.Reader()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._owner.opened(self, cast("asyncio.Transport", transport))  # uvloop's is one in all but name
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            self._reader.feed(data)
+            while (reply := self._reader.gets()) is not False:
+                self._owner.replied(reply)
+        except (hiredis.ProtocolError, IndexError):
+            self._owner.broken(self, "Redis answered with what is no reply")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._owner.broken(self, "the connection to Redis was lost")
+
+
+def _greeting(how: Any) -> list[tuple[Any, ...]]:
+    """What a connection begins with: who we are, and which database."""
+    provider = how.credential_provider
+    credentials = provider.get_credentials() if provider else tuple(filter(None, (how.username, how.password)))
+    commands: list[tuple[Any, ...]] = [("AUTH", *credentials)] if credentials else []
+    if how.db:
+        commands.append(("SELECT", how.db))
+    return [*commands, ("CLIENT", "SETNAME", "mcp-session-gateway")]
 
 
 def _refused(reply: Exception) -> StoreUnavailable:

@@ -4,6 +4,7 @@ The index is a hint: it is not written when a session is used, and whoever reads
 """
 
 import asyncio
+import functools
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +16,7 @@ from session_store.base import Fate, Gone
 from session_store.metadata import MAX_METADATA_BYTES, too_large
 from session_store.record import from_fields, to_field, to_fields
 from session_store.redis import keys
-from session_store.redis.commands import Commands, script
+from session_store.redis.commands import Commands, prepared, script
 from session_store.session import Principal, Session
 
 __all__ = ["RedisSessionStore"]
@@ -28,6 +29,12 @@ _CREATE, _INDEX, _UNINDEX = script("create"), script("index"), script("unindex")
 _RESUME, _PEEK, _ALIVE, _TOUCH = script("resume"), script("peek"), script("alive"), script("touch")
 _UPDATE, _CHANGE_SET, _ANNOTATE = script("update"), script("change_set"), script("annotate")
 _ALIAS, _END, _SETTLE = script("alias"), script("end"), script("settle")
+
+
+@functools.lru_cache(maxsize=4_096)
+def _resuming(session_id: str, now: str, version: int) -> bytes:
+    """What a session's every request asks, the same as long as its record is."""
+    return prepared(_RESUME, keys.of_session(session_id), now, "", version)
 
 
 class RedisSessionStore:
@@ -77,7 +84,8 @@ class RedisSessionStore:
     async def resume(self, session_id: str, principal: Principal, known: Session | None = None) -> Session | None:
         if known is None or not known.confirmed or known.principal != principal:
             return self._record(await self._resume(session_id, to_field(principal)))
-        reply = await self._commands.call(_RESUME, keys.of_session(session_id), self.now(), "", known.version)
+        packed = _resuming(session_id, self.now(), known.version)
+        reply = await self._commands.send(packed, _RESUME)
         return replace(known, used_at=float(reply)) if isinstance(reply, bytes) else self._record(reply)
 
     async def _resume(self, session_id: str, principal: bytes | str) -> Any:

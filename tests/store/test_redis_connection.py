@@ -1,0 +1,95 @@
+"""The connection to Redis: who greets first, what a lost server means, and that nothing is sent twice."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from session_store import StoreError, StoreUnavailable
+from session_store.redis import RedisBackend
+from session_store.testing import FakeClock, a_session
+from tests.requirements import requirement
+from tests.support.redis_server import RunningRedis, running_redis
+
+pytestmark = [pytest.mark.anyio, requirement("rep.redis")]
+
+
+@pytest.fixture
+async def backend(redis_server: RunningRedis) -> AsyncIterator[RedisBackend]:
+    backend = RedisBackend(redis_server.url)
+    yield backend
+    await backend.close()
+
+
+async def test_commands_of_one_turn_share_one_connection_and_keep_their_order(backend: RedisBackend) -> None:
+    run = backend.commands.run
+    await run("DEL", "order")
+    lengths = await asyncio.gather(*(run("RPUSH", "order", n) for n in range(500)))
+    assert lengths == list(range(1, 501))
+    names = [line for line in (await run("CLIENT", "LIST")).splitlines() if b"name=mcp-session-gateway" in line]
+    assert len(names) == 1
+    await run("DEL", "order")
+
+
+async def test_a_hundred_at_once_on_a_new_connection_all_reach_the_chosen_database(redis_server: RunningRedis) -> None:
+    backend = RedisBackend(redis_server.url.replace("/0", "/5"))
+    await asyncio.gather(*(backend.commands.run("SET", f"db5:{n}", n, "EX", 60) for n in range(100)))
+    client = redis_server.client()
+    assert not list(client.scan_iter("db5:*")), "none before the database was chosen"
+    await backend.close()
+
+
+async def test_a_password_is_given_first_and_a_wrong_one_is_told(
+    backend: RedisBackend, redis_server: RunningRedis
+) -> None:
+    await backend.commands.run("ACL", "SETUSER", "gateway", "on", ">right", "~*", "&*", "+@all")
+    right = RedisBackend(redis_server.url.replace("//", "//gateway:right@"))
+    await right.open()
+    assert await asyncio.gather(*(right.commands.run("ACL", "WHOAMI") for _ in range(20))) == [b"gateway"] * 20
+    await right.close()
+    wrong = RedisBackend(redis_server.url.replace("//", "//gateway:wrong-password@"))
+    with pytest.raises(StoreError, match="refuses us") as caught:
+        await wrong.open()
+    assert "wrong-password" not in str(caught.value)
+    await wrong.close()
+
+
+async def test_a_script_redis_has_forgotten_is_given_to_it_again(backend: RedisBackend) -> None:
+    session = await backend.sessions.create(a_session(FakeClock(), created_at=9e9, used_at=9e9))
+    await backend.commands.run("SCRIPT", "FLUSH")
+    assert await asyncio.gather(*(backend.sessions.touch(session.id) for _ in range(10))) == [True] * 10
+    await backend.sessions.end(session.id)
+
+
+async def test_a_refused_command_fails_alone(backend: RedisBackend) -> None:
+    run = backend.commands.run
+    results = await asyncio.gather(run("PING"), run("NO-SUCH-COMMAND"), run("PING"), return_exceptions=True)
+    assert results[0] == results[2] == b"PONG" and isinstance(results[1], StoreUnavailable)
+
+
+async def test_silence_fails_within_the_limit_and_what_was_on_its_way_is_not_sent_again() -> None:
+    with running_redis() as server:
+        backend = RedisBackend(server.url)
+        run = backend.commands.run
+        await run("SET", "n", 0)
+        server.freeze()
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        failed = await asyncio.gather(*(run("INCR", "n") for _ in range(5)), return_exceptions=True)
+        assert {type(error) for error in failed} == {StoreUnavailable}
+        assert 0.9 < loop.time() - started < 2.0
+        server.thaw()
+        async with asyncio.timeout(5):
+            while True:
+                try:
+                    value = int(await run("GET", "n"))
+                    break
+                except StoreUnavailable:
+                    await asyncio.sleep(0.05)
+        assert value in (0, 5), "what Redis had received it did once, and nothing came twice"
+        server.stop()
+        with pytest.raises(StoreUnavailable):
+            await run("GET", "n")
+        server.start()
+        assert int(await run("GET", "n")) == value, "and it is connected again by itself"
+        await backend.close()
