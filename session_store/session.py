@@ -28,8 +28,10 @@ class InvalidContext(ValueError):
 
 
 def new_session_id() -> str:
-    """A fresh session id: 144 random bits, never chosen by a client."""
-    return secrets.token_urlsafe(18)
+    """A fresh session id: 144 random bits (less 0.02), never chosen by a client, and never like a command's option."""
+    while (session_id := secrets.token_urlsafe(18)).startswith("-"):
+        pass
+    return session_id
 
 
 def redact(session_id: str) -> str:
