@@ -12,7 +12,7 @@ from gateway.state_api import StateAccess, state_api
 from session_store import Session, SessionStore, StateStore
 from session_store.context import ACCESS_VARIABLE, FACTS_VARIABLE, SOCKET_VARIABLE, ToolSession, tool_session
 from transports.base import UpstreamUnavailable
-from transports.inbound.unix import UnixServer
+from transports.inbound.app_server import AppServer
 
 __all__ = ["Grant", "Grants"]
 
@@ -35,7 +35,7 @@ class Grants:
     def __init__(self, sessions: SessionStore, state: StateStore) -> None:
         self._sessions = sessions
         self._state = state
-        self._server = UnixServer(state_api())
+        self._server = AppServer(state_api())
         self._folder = ""
 
     def for_object(self, session: Session) -> Grant:

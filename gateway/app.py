@@ -20,7 +20,9 @@ from gateway.audit import Audit
 from gateway.bridge.input_required import StateSeal
 from gateway.bridge.legacy_client import LegacyClients
 from gateway.bridge.modern_client import ModernClients
+from gateway.cluster import Cluster
 from gateway.endpoint import Endpoint
+from gateway.forwarding import Forwarding
 from gateway.identity import Identity
 from gateway.live import LiveSession, LiveSessions
 from gateway.pipeline import Pipeline
@@ -42,6 +44,7 @@ from session_store.connect import sqlite_path
 from session_store.context import ToolSession, tool_session
 from session_store.sqlite import keys_beside
 from transports.base import Upstream
+from transports.inbound.app_server import AppServer
 from transports.inbound.http import Guard, Receive, Scope, Send
 from transports.inbound.streamable_http import StreamableHttp
 from transports.upstream.process import Supervisor
@@ -53,6 +56,9 @@ logger = logging.getLogger(__name__)
 
 ALL = "/mcp"
 """The path that serves every upstream; `/servers/NAME/mcp` serves one."""
+
+HAND_OVER_S = 10.0
+"""How long sessions are waited for whose calls are still being answered when the gateway stops."""
 
 HEALTH, READY = "/healthz", "/readyz"
 
@@ -131,6 +137,9 @@ class Gateway:
         if isinstance(self._backend, MemoryBackend):
             self._backend.sessions.in_use = self._live.in_use
         self._audit = Audit(self._backend.audit, clock)
+        self._cluster: Cluster | None = None
+        if self._backend.is_shared:
+            self._cluster = Cluster(self._backend.directory, self._backend.sessions, lost=self._lost)
         self.sessions = Sessions(
             store=self._backend.sessions,
             bus=self._backend.bus,
@@ -140,6 +149,7 @@ class Gateway:
             settings=options.session,
             clock=clock,
             closed=self._forget,
+            cluster=self._cluster,
         )
         self._supervisor = Supervisor()
         self._grants = Grants(self._backend.sessions, self._backend.state)
@@ -152,6 +162,7 @@ class Gateway:
             events=self._events,
             result_meta=options.result_meta,
             max_exchanges=options.limits.exchanges,
+            cluster=self._cluster,
         )
         sessions, events = self.sessions, self._events
         self.identity = Identity(api_keys=options.api_keys, allow_anonymous=options.allows_anonymous)
@@ -162,13 +173,21 @@ class Gateway:
             endpoints=endpoints,
         )
         guard = _guard(options)
-        self.endpoints = {
+        self._address = options.advertise or f"{options.host}:0"
+        self.endpoints: dict[str, StreamableHttp] = {}
+        self._forwarding: Forwarding | None = None
+        if self._cluster is not None:
+            self._forwarding = Forwarding(
+                self._cluster, ring, self.endpoints, took_over=self.sessions.took_over, clock=clock
+            )
+        self.endpoints |= {
             path: StreamableHttp(
                 pipeline,
                 path,
                 guard=guard,
                 body_limit=options.limits.body_bytes,
                 poll_after_s=options.limits.poll_after_s,
+                forwarder=self._forwarding,
             )
             for path in endpoints
         }
@@ -228,8 +247,11 @@ class Gateway:
             stack.push_async_callback(self._backend.close)
             stack.callback(self._grants.close)
             await stack.enter_async_context(self._supervisor)
+            await self._join(stack)
             probes = [upstream.probe() for upstream in self._upstreams]
             background = [asyncio.create_task(work) for work in (self._sweep(), self._listen())]
+            if self._cluster is not None:
+                background.append(asyncio.create_task(self._cluster.live()))
             try:
                 # A client's first discover finds the cache filled; a slow server holds up the start for 10 s at most.
                 if probes:
@@ -243,6 +265,26 @@ class Gateway:
                 await asyncio.gather(*background, return_exceptions=True)
                 await self._leave()
 
+    async def _join(self, stack: contextlib.AsyncExitStack) -> None:
+        """Be reached by the other gateways on the same store."""
+        if self._cluster is None or self._forwarding is None:
+            return
+        stack.push_async_callback(self._forwarding.close)
+        host, _, port = self._address.rpartition(":")
+        if host in ("0.0.0.0", "::") and port == "0":
+            raise ConfigurationError(
+                f"gateway.host is {host}: say with gateway.advertise (or MCP_GATEWAY_ADVERTISE) at which HOST:PORT the "
+                "other gateways on this store reach this one"
+            )
+        bound, close = await AppServer(self._forwarding).listen_tcp(host, int(port))
+        stack.callback(close)
+        self._cluster.address = f"http://{host}:{bound}"
+        with contextlib.suppress(StoreUnavailable):
+            await self._cluster.beat()
+
+    def _lost(self, session_id: str) -> None:
+        self.sessions.lost(session_id)
+
     @contextlib.asynccontextmanager
     async def lifespan(self, _: Any) -> AsyncIterator[None]:
         """For the app that serves or mounts this gateway: `Starlette(lifespan=gateway.lifespan)`."""
@@ -254,19 +296,36 @@ class Gateway:
         with contextlib.suppress(StoreUnavailable):
             await self.sessions.keep_alive()
             await self._audit.flush()
-        closing = [self.sessions.close(live.session.id, over=False) for live in self._live]
+        held = [live.session for live in self._live]
+        closing = [self.sessions.close(session.id, over=False) for session in held]
         await asyncio.gather(
             *closing, *(u.close() for u in self._upstreams), self.sessions.closed_all(), return_exceptions=True
         )
+        if self._cluster is not None:
+            with contextlib.suppress(StoreUnavailable):
+                await asyncio.gather(*(self._cluster.release(session) for session in held))
+                await self._cluster.leave()
 
     async def drain(self) -> None:
         """Not ready any more; open streams end, so that their clients go elsewhere."""
         self.is_draining = True
+        if self._cluster is not None:
+            self._cluster.is_leaving = True
         for live in self._live:
             live.leaving.set()
             for exchange in list(live.exchanges.values()):
                 if exchange.is_subscription and exchange.conversation is not None:
                     exchange.conversation.cancel(exchange, "the gateway stops")
+        if self._cluster is not None:
+            await self._hand_over()
+
+    async def _hand_over(self) -> None:
+        """Let other replicas have the sessions, each as soon as its calls have been answered."""
+        until = asyncio.get_running_loop().time() + HAND_OVER_S
+        with contextlib.suppress(StoreUnavailable):
+            # Calls end in many places; a look now and then is simpler than hearing of each.
+            while not await self.sessions.release_idle() and asyncio.get_running_loop().time() < until:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)  # calls end in many places, and this is over in seconds
 
     async def is_ready(self) -> bool:
         """Whether new requests can be served."""

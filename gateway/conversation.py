@@ -39,7 +39,6 @@ TICK_S: Final = 0.25
 
 STOPPED: Final = "idle_stop"
 CRASHED: Final = "crash"
-GATEWAY_RESTARTED: Final = "gateway_restart"
 
 
 class HandshakeRefused(Exception):
@@ -276,7 +275,7 @@ class Conversation:
             return
         try:
             if await self._linked(live):
-                self._to_tell.setdefault(live, GATEWAY_RESTARTED)
+                self._to_tell.setdefault(live, live.new_process)
         except BaseException:
             self.users.discard(live)
             raise
@@ -329,6 +328,13 @@ class Conversation:
         self.notify("notifications/cancelled", encode({"requestId": exchange.number, "reason": reason}))
         self._rest()
         exchange.fail(CANCELLED, f"Cancelled: {reason}")
+
+    def give_up(self, exchange: Exchange, *, lost: bool) -> bool:
+        """Answer a call of a session that is `lost` to another replica; False when it is not."""
+        if lost and exchange.number in self.pending:
+            reason = "another gateway has taken the session over; whether the call took effect is unknown"
+            self._fail(exchange, OUTCOME_UNKNOWN, reason)
+        return lost
 
     # -- hearing (LinkEvents)
 

@@ -28,6 +28,7 @@ __all__ = [
     "too_many_exchanges",
     "unauthenticated",
     "unknown_event",
+    "unreachable",
 ]
 
 SESSION_UNKNOWN: Final = -32010
@@ -69,6 +70,16 @@ def store_unavailable() -> Refused:
 def store_full() -> Refused:
     return Refused(
         503, STORE_UNAVAILABLE, "No room for one more session: all are in use. Try again.", headers={"Retry-After": "5"}
+    )
+
+
+def unreachable() -> Refused:
+    """The owner of the session is silent, and it is too early to say that it is gone."""
+    return Refused(
+        503,
+        STORE_UNAVAILABLE,
+        "The gateway that serves your session does not answer. Your session is not lost: try again.",
+        headers={"Retry-After": "1"},
     )
 
 

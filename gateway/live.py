@@ -68,6 +68,7 @@ class LiveSession:
         self.listeners = 0
         self.ended = False
         self.leaving = asyncio.Event()
+        self.new_process = "gateway_restart"  # why its servers' processes are new, where it had used them before
         self._events = events
         self._questions: dict[int, _Question] = {}
         self._last_question = 0
@@ -152,16 +153,17 @@ class LiveSession:
 
     # -- its end
 
-    async def close(self, *, over: bool = True) -> None:
+    async def close(self, *, over: bool = True, lost: bool = False) -> None:
         """End everything this replica holds of the session; no process of it is left when this returns.
 
         `over` False: the gateway stops, the session does not. What its streams have kept stays for a later process.
+        `lost`: another replica has taken it over, so what becomes of calls in flight is not known.
         """
         self.ended = True
         self.leaving.set()
         reason = "the session has ended" if over else "the gateway stops"
         for exchange in list(self.exchanges.values()):
-            if exchange.conversation is not None:
+            if exchange.conversation is not None and not exchange.conversation.give_up(exchange, lost=lost):
                 exchange.conversation.cancel(exchange, reason)
         for question in self._questions.values():
             question.conversation.refuse(question.server_id, UNREAD, f"{reason.capitalize()}.")

@@ -10,7 +10,7 @@ from gateway.endpoint import Endpoint
 from gateway.errors import store_full, store_unavailable
 from gateway.identity import Identity
 from gateway.observe import CORRELATION
-from session_store import StoreError, StoreFull
+from session_store import Principal, StoreError, StoreFull
 from transports.base import Answer, Era, EventSource, Refused, Request
 
 __all__ = ["Pipeline", "available"]
@@ -33,7 +33,7 @@ class Pipeline:
         self._endpoints = endpoints
 
     async def call(self, request: Request) -> Answer:
-        principal = self._identity.authenticate(request.headers)
+        principal = self._principal(request)
         correlation = correlation_id(request.headers, request.meta)
         clients = self._modern if request.era is Era.MODERN else self._legacy
         CORRELATION.set(correlation)
@@ -43,7 +43,7 @@ class Pipeline:
             raise refusal(error) from None
 
     async def notify(self, request: Request) -> None:
-        principal = self._identity.authenticate(request.headers)
+        principal = self._principal(request)
         if request.era is Era.MODERN:
             return  # MCP 2026-07-28 has no client notifications over HTTP: accepted, and without effect
         correlation = correlation_id(request.headers, request.meta)
@@ -53,15 +53,22 @@ class Pipeline:
 
     async def respond(self, request: Request) -> None:
         with available():
-            await self._legacy.respond(request, self._identity.authenticate(request.headers))
+            await self._legacy.respond(request, self._principal(request))
 
     async def stream(self, request: Request, last_event_id: str | None) -> EventSource:
         with available():
-            return await self._legacy.stream(request, self._identity.authenticate(request.headers), last_event_id)
+            return await self._legacy.stream(request, self._principal(request), last_event_id)
 
     async def end(self, request: Request) -> None:
         with available():
-            await self._legacy.end(request, self._identity.authenticate(request.headers))
+            await self._legacy.end(request, self._principal(request))
+
+    def _principal(self, request: Request) -> Principal:
+        """Who asks: what the headers prove, or what another replica has found them to."""
+        if request.forwarded is not None:
+            principal: Principal = request.forwarded.principal
+            return principal
+        return self._identity.authenticate(request.headers)
 
     async def header_schema(self, endpoint: str, tool: str) -> object:
         return await self._endpoints[endpoint].header_schema(tool)

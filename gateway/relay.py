@@ -2,6 +2,7 @@
 
 import msgspec
 
+from gateway.cluster import Cluster, Forwarded
 from gateway.context import CONTEXT_KEY, TRACE_KEY, context_meta, without_our_keys
 from gateway.endpoint import Endpoint
 from gateway.errors import too_many_exchanges
@@ -20,7 +21,10 @@ __all__ = ["Relay", "id_of", "message_of", "meta_for_upstream"]
 class Relay:
     """What calls of both eras have in common. `result_meta` puts trace facts into results."""
 
-    def __init__(self, *, events: EventLog, result_meta: bool, max_exchanges: int) -> None:
+    def __init__(
+        self, *, events: EventLog, result_meta: bool, max_exchanges: int, cluster: Cluster | None = None
+    ) -> None:
+        self._cluster = cluster
         self._events = events
         self.result_meta = result_meta
         self._max_exchanges = max_exchanges
@@ -33,6 +37,7 @@ class Relay:
         params: Object,
         headers: list[tuple[bytes, bytes]],
         correlation: str,
+        forwarded: Forwarded | None = None,
     ) -> Answer:
         """Send a call upstream; its outcome comes through the answer.
 
@@ -44,8 +49,10 @@ class Relay:
             raise too_many_exchanges()
         meta = meta_for_upstream(params, live, correlation)
         events = self._events if era is Era.LEGACY else None
-        reply = CallReply(exchange, headers, events=events)
+        reply = CallReply(exchange, headers, events=events, cluster=self._cluster)
         try:
+            if forwarded is not None:
+                await forwarded.started()
             if not endpoint.relay_now(exchange, era, params, meta, correlation):
                 await endpoint.relay(exchange, era, params, meta, correlation)
         except BaseException:

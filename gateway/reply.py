@@ -4,10 +4,13 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
+from gateway.cluster import Cluster
+from gateway.errors import OUTCOME_UNKNOWN
 from gateway.exchange import Exchange
 from gateway.live import STANDALONE, LiveSession
 from session_store import EventLog, StoreUnavailable
 from transports.base import Frame, ReplyQueue
+from transports.jsonrpc import encode, encode_error
 
 __all__ = ["CallReply", "ImmediateReply", "StreamReply"]
 
@@ -24,6 +27,9 @@ class ImmediateReply:
 
     def cancel(self, reason: str) -> None:
         """There is nothing left to cancel."""
+
+    async def confirmed(self, frame: Frame) -> Frame:
+        return frame
 
     async def record(self, frame: bytes) -> str | None:
         return None
@@ -44,12 +50,15 @@ class CallReply:
         headers: Headers,
         *,
         events: EventLog | None,
+        cluster: Cluster | None = None,
     ) -> None:
         self.headers = headers
         self.replies = exchange.replies
         self._exchange = exchange
         self._events = events
         self._recorded = False
+        self._cluster = cluster
+        self._session = None if exchange.live is None else exchange.live.session
         live = exchange.live
         if live is not None:
             live.busy += 1
@@ -59,6 +68,17 @@ class CallReply:
         self.replies.abandoned = True
         if self._exchange.conversation is not None:
             self._exchange.conversation.cancel(self._exchange, reason)
+
+    async def confirmed(self, frame: Frame) -> Frame:
+        cluster, session = self._cluster, self._session
+        if cluster is None or session is None or cluster.is_fresh:
+            return frame
+        with contextlib.suppress(StoreUnavailable):
+            if await cluster.still_owns(session):
+                return frame
+        reason = "Another gateway has taken this session over; whether the call took effect is unknown"
+        error = encode_error(encode(self._exchange.client_id), {"code": OUTCOME_UNKNOWN, "message": reason})
+        return Frame(error, final=True, error_code=OUTCOME_UNKNOWN)
 
     async def record(self, frame: bytes) -> str | None:
         live = self._exchange.live

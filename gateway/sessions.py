@@ -9,6 +9,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from gateway.audit import Audit
+from gateway.cluster import Cluster
 from gateway.context import SESSION_KEY, announced_context
 from gateway.errors import bad_context, no_session, session_unknown
 from gateway.live import LiveSession, LiveSessions
@@ -70,6 +71,7 @@ class Sessions:
         settings: SessionSettings,
         clock: Callable[[], float],
         closed: Callable[[LiveSession], None],
+        cluster: Cluster | None = None,
     ) -> None:
         self._store = store
         self._bus = bus
@@ -80,6 +82,8 @@ class Sessions:
         self._settings = settings
         self._clock = clock
         self._closed = closed
+        self._cluster = cluster
+        self._replica = "" if cluster is None else cluster.replica
         self._closing: set[asyncio.Task[None]] = set()
         self._unchecked: list[str] = []
 
@@ -91,6 +95,8 @@ class Sessions:
         Raises:
             Refused: 404 when an explicit carrier does not name a live session of this principal; 503.
         """
+        if request.forwarded is not None:
+            return await self.resume_by_id(request.forwarded.session_id, principal, request.era)
         if (token := _explicit(request)) is not None:
             session_id = self._tokens.verify(token)
             if session_id is None:
@@ -103,7 +109,7 @@ class Sessions:
         if alias is not None:
             found = await self._store.resume_alias(alias)
             if found is not None:
-                return Resolved(live=self._take_up(found))
+                return Resolved(live=await self._take_up(found))
         return None
 
     async def resume_by_id(self, session_id: str, principal: Principal, era: Era) -> Resolved:
@@ -119,16 +125,36 @@ class Sessions:
             reason = "somebody else's" if fate == "live" else fate
             self._audit.tell("refused", session_id=session_id, era=era, principal=str(principal), reason=reason)
             raise session_unknown()
-        if live is not None and not live.ended:
+        if live is not None and not live.ended and session.owner == self._replica:
             live.session = session
             return Resolved(live=live)
-        return Resolved(live=self._take_up(session))
+        return Resolved(live=await self._take_up(session))
 
-    def _take_up(self, session: Session) -> LiveSession:
-        """The live side of a session that a client came back to; worth telling when this replica had none."""
-        if self._live.get(session.id) is None:
+    async def _take_up(self, session: Session) -> LiveSession:
+        """The live side of a session that a client came back to; worth telling when this replica had none.
+
+        Raises:
+            Elsewhere: another replica owns it.
+        """
+        unowned = not session.owner
+        if self._cluster is not None:
+            session = await self._cluster.own(session, session.principal)
+        is_new = self._live.get(session.id) is None
+        live = self._live.of(session)
+        if is_new:
+            if unowned and self._cluster is not None:
+                live.new_process = "drain"
             self._audit.tell("resumed", session=session)
-        return self._live.of(session)
+        return live
+
+    def took_over(self, session: Session) -> None:
+        """Its owner is gone, and this replica has claimed it."""
+        self._live.of(session).new_process = "takeover"
+        self._audit.tell("resumed", session=session, reason="its gateway is gone")
+
+    def lost(self, session_id: str) -> None:
+        """Another replica has taken it over."""
+        self._close_soon(session_id, over=False, lost=True)
 
     async def require(self, request: Request, principal: Principal) -> Resolved:
         """As `resume`, for a legacy message, which has to name its session."""
@@ -150,6 +176,8 @@ class Sessions:
 
         A stale token is no error here: the client is about to get a fresh session anyway.
         """
+        if request.forwarded is not None:
+            return await self.resume_by_id(request.forwarded.session_id, principal, request.era)
         token = _explicit(request)
         session = None if token is None else await self._by_token(self._tokens, token, principal)
         if session is None and "cookie" in self._settings.reattach:
@@ -157,8 +185,9 @@ class Sessions:
             if by_cookie is not None and _same_client(by_cookie.live.session, request, facts):
                 session = by_cookie.live.session
         if session is not None:
+            live = await self._take_up(session)
             self._audit.tell("resumed", session=session, reason="initialized again")
-            return Resolved(live=self._live.of(session))
+            return Resolved(live=live)
         alias = None
         if "principal" in self._settings.reattach and not principal.is_anonymous:
             alias = json.dumps(["reattach", principal.issuer, principal.subject, facts.name, request.endpoint])
@@ -182,12 +211,14 @@ class Sessions:
             client=facts,
             context=context,
             metadata=self._metadata(request, principal, facts, context),
+            owner=self._replica,
+            epoch=1 if self._replica else 0,
         )
         kept = await self._store.create(session, alias=alias)
         opened = kept.id == session.id
         if opened:
             self._audit.tell("created", session=session)
-        return Resolved(live=self._live.of(kept) if opened else self._take_up(kept), opened=opened)
+        return Resolved(live=self._live.of(kept) if opened else await self._take_up(kept), opened=opened)
 
     def _metadata(self, request: Request, principal: Principal, facts: ClientFacts, context: Context) -> dict[str, str]:
         """What the operator's rules say of a new session. Clients choose some of the values: those are scrubbed."""
@@ -219,7 +250,7 @@ class Sessions:
         for value in _cookies(request):
             session = await self._by_token(self._cookies, value, principal)
             if session is not None:
-                return Resolved(live=self._take_up(session), cookie_held=True)
+                return Resolved(live=await self._take_up(session), cookie_held=True)
         return None
 
     def _default_alias(self, request: Request, principal: Principal) -> str | None:
@@ -294,21 +325,21 @@ class Sessions:
         except StoreUnavailable:
             logger.warning("an ended session could not be announced; other replicas find out at their next round")
 
-    async def close(self, session_id: str, *, over: bool = True) -> None:
+    async def close(self, session_id: str, *, over: bool = True, lost: bool = False) -> None:
         """End what this replica holds of a session that is gone from the store, or that it leaves to others."""
         live = self._live.remove(session_id)
         if live is not None:
             self._closed(live)
-            await live.close(over=over)
+            await live.close(over=over, lost=lost)
 
     def heard(self, data: bytes | None) -> None:
         """A session ended on some replica; None: some may have, and the next rounds will find out."""
         if data is not None and self._live.get(data.decode()) is not None:
             self._close_soon(data.decode())
 
-    def _close_soon(self, session_id: str) -> asyncio.Task[None]:
+    def _close_soon(self, session_id: str, *, over: bool = True, lost: bool = False) -> asyncio.Task[None]:
         # Not waited for: a child that will not go must not keep the next round from keeping sessions alive.
-        task = asyncio.create_task(self.close(session_id))
+        task = asyncio.create_task(self.close(session_id, over=over, lost=lost))
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
         return task
@@ -326,6 +357,25 @@ class Sessions:
         for session_id in await self._store.gone(checked):
             self._close_soon(session_id)
         await self._audit.flush()
+
+    async def release_idle(self) -> bool:
+        """Let go of sessions that nobody waits for, so that other replicas can serve them; whether none is left."""
+        assert self._cluster is not None
+        idle = [live for live in self._live if not live.exchanges]
+        for live in idle:
+            # All in one turn: a request that comes now finds that it has to go elsewhere.
+            live.ended = True
+            self._live.remove(live.session.id)
+            self._closed(live)
+            self._cluster.let_go(live.session)
+        # Its new owner may start before the old processes have ended: nobody calls those any more.
+        await asyncio.gather(*(self._store.touch(live.session.id) for live in idle))
+        await asyncio.gather(*(self._cluster.release(live.session) for live in idle))
+        for live in idle:
+            task = asyncio.create_task(live.close(over=False))
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+        return not any(True for _ in self._live)
 
     async def keep_alive(self) -> None:
         """Idle time counts from the end of the last exchange: written for all sessions at once, not for each call."""

@@ -156,6 +156,8 @@ class GatewaySettings(_Frozen):
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65_535)] = 8_080
     store: str = "memory://"
+    # Where other gateways on the same store reach this one. Empty: `host`, at a free port.
+    advertise: str = ""
     # name → SHA-256 of the key in hex, or several of them while a key is being replaced. Never the keys themselves.
     api_keys: dict[str, tuple[str, ...]] = {}
     # None: on while no API key is configured.
@@ -191,6 +193,14 @@ class GatewaySettings(_Frozen):
     def _known_store(cls, url: str) -> str:
         return check_store_url(url)
 
+    @field_validator("advertise")
+    @classmethod
+    def _host_and_port(cls, address: str) -> str:
+        host, _, port = address.rpartition(":")
+        if address and not (host and port.isdigit() and int(port) < 65_536):
+            raise ValueError("must be HOST:PORT, as other gateways reach this one")
+        return address
+
     @property
     def allows_anonymous(self) -> bool:
         return not self.api_keys if self.anonymous is None else self.anonymous
@@ -222,6 +232,7 @@ class _Environment(BaseSettings):
     host: Any = None
     port: Any = None
     store: Any = None
+    advertise: Any = None
     api_keys: Any = None
     anonymous: Any = None
     allowed_hosts: Any = None

@@ -248,6 +248,10 @@ class Directory(Protocol):
         """Where that replica is reached; None when its lease has run out."""
         ...
 
+    async def last_address(self, replica: str) -> str | None:
+        """Where it was reached when it last lived: after an outage of the store no lease is left, and all may live."""
+        ...
+
     async def replicas(self) -> dict[str, str]:
         """The addresses of all live replicas, by name."""
         ...

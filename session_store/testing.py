@@ -384,7 +384,8 @@ class BackendContract(SessionStoreContract):
         await directory.beat("two", "http://two", 5.0)
         assert await directory.replicas() == {"one": "http://one", "two": "http://two"}
         await directory.leave("one")
-        assert await directory.address("one") is None
+        assert await directory.address("one") is None and await directory.last_address("one") is None
+        assert await directory.last_address("two") == "http://two"
         assert await directory.replicas() == {"two": "http://two"}
 
     async def test_the_audit_trail_gives_the_newest_first(self, backend: Backend) -> None:

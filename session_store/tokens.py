@@ -31,6 +31,7 @@ class Purpose(StrEnum):
     TOKEN = "session-token"
     COOKIE = "session-cookie"
     REQUEST_STATE = "request-state"
+    FORWARD = "forwarded-request"
 
 
 def generate_key() -> str:

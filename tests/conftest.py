@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 from tests.support.redis_server import RunningRedis, running_redis
@@ -21,6 +22,26 @@ def redis_server() -> Iterator[RunningRedis]:
     """One Redis for all tests that leave it as it is. Who counts its keys empties it first."""
     with running_redis() as server:
         yield server
+
+
+@pytest.fixture
+def http() -> Iterator[httpx.Client]:
+    """A connection pool that keeps no cookies."""
+    with httpx.Client(timeout=20.0) as client:
+        client.cookies.jar._policy = NoCookies()  # type: ignore[attr-defined]  # httpx has no switch for it
+        yield client
+
+
+class NoCookies:
+    """A cookie policy that refuses every cookie."""
+
+    netscape = True
+    rfc2965 = hide_cookie2 = False
+
+    def set_ok(self, *_: object) -> bool:
+        return False
+
+    return_ok = domain_return_ok = path_return_ok = set_ok
 
 
 def named_requirements(items: Iterable[pytest.Item]) -> set[str]:

@@ -13,8 +13,10 @@ from transports.jsonrpc import Message, Object
 __all__ = [
     "MAX_QUEUED_BYTES",
     "Answer",
+    "Elsewhere",
     "Era",
     "EventSource",
+    "Forwarder",
     "Frame",
     "Handler",
     "Link",
@@ -105,11 +107,19 @@ class Refused(Exception):
         return body if self.data is None else body | {"data": self.data}
 
 
+class Elsewhere(Exception):
+    """Another process serves this request. `route` is for whoever forwards it; nothing has been done or sent yet."""
+
+    def __init__(self, route: Any) -> None:
+        super().__init__("another process serves this request")
+        self.route = route
+
+
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """One message of a client, checked by the rules of its era's wire, before anyone asks whose it is.
 
     `headers` has lower-case names, `params` is the top level of the message's. `same_site` is False when a browser says
-    that another site caused the request.
+    that another site caused the request. `forwarded` is what another process of ours vouches for, where it sent this.
     """
 
     era: Era
@@ -119,6 +129,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     params: Object = msgspec.field(default_factory=dict)
     protocol_version: str = ""
     meta: Mapping[str, Any] = msgspec.field(default_factory=dict)
+    forwarded: Any = None
     same_site: bool = True
     secure: bool = False
 
@@ -221,6 +232,10 @@ class Answer(Protocol):
         """The client does not want the answer any more."""
         ...
 
+    async def confirmed(self, frame: Frame) -> Frame:
+        """What may leave instead of the frame: itself, or an error when the session has passed to another process."""
+        ...
+
     async def record(self, frame: bytes) -> str | None:
         """Keep an SSE frame for replay and return its event id; None where this wire has no replay."""
         ...
@@ -250,8 +265,20 @@ class EventSource(Protocol):
         ...
 
 
+class Forwarder(Protocol):
+    """Takes requests to the process that serves them."""
+
+    async def forward(self, route: Any, scope: Any, body: bytes, receive: Any, send: Any) -> bool:
+        """Answer the request by another process; False, and nothing was sent, when it is to be tried here again.
+
+        Raises:
+            Refused: it cannot be had now.
+        """
+        ...
+
+
 class Handler(Protocol):
-    """What an inbound wire calls. Every method may raise `Refused`."""
+    """What an inbound wire calls. Every method may raise `Refused`; but for `header_schema`, also `Elsewhere`."""
 
     async def call(self, request: Request) -> Answer:
         """A client's request."""

@@ -39,6 +39,9 @@ class MemoryDirectory:
     async def address(self, replica: str) -> str | None:
         return (await self.replicas()).get(replica)
 
+    async def last_address(self, replica: str) -> str | None:
+        return self._leases[replica][0] if replica in self._leases else None
+
     async def replicas(self) -> dict[str, str]:
         now = self._clock()
         return {name: address for name, (address, until) in self._leases.items() if now < until}

@@ -40,14 +40,16 @@ class RedisDirectory:
         address = await self._commands.run("GET", keys.lease(replica))
         return None if address is None else address.decode()
 
+    async def last_address(self, replica: str) -> str | None:
+        address = await self._commands.run("HGET", keys.REPLICAS, replica)
+        return None if address is None else address.decode()
+
     async def replicas(self) -> dict[str, str]:
         names = [name.decode() for name in await self._commands.run("HKEYS", keys.REPLICAS)]
         live: dict[str, str] = {}
         for name in sorted(names):
             address = await self.address(name)
-            if address is None:
-                await self._commands.run("HDEL", keys.REPLICAS, name)  # a hint that is out of date
-            else:
+            if address is not None:
                 live[name] = address
         return live
 

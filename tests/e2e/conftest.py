@@ -5,7 +5,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 
-import httpx
 import pytest
 
 from tests.support.running import DEMO, PROBE, ROOT, RunningGateway, running_gateway, server
@@ -63,26 +62,6 @@ def keyed() -> Iterator[RunningGateway]:
     keys = {"alice": [sha256(KEYS["alice"]), sha256(KEYS["alice-new"])], "bob": sha256(KEYS["bob"])}
     with running_gateway({"main": server(DEMO)}, options={"api_keys": keys}) as gateway:
         yield gateway
-
-
-@pytest.fixture
-def http() -> Iterator[httpx.Client]:
-    """A connection pool that keeps no cookies."""
-    with httpx.Client(timeout=20.0) as client:
-        client.cookies.jar._policy = NoCookies()  # type: ignore[attr-defined]  # httpx has no switch for it
-        yield client
-
-
-class NoCookies:
-    """A cookie policy that refuses every cookie."""
-
-    netscape = True
-    rfc2965 = hide_cookie2 = False
-
-    def set_ok(self, *_: object) -> bool:
-        return False
-
-    return_ok = domain_return_ok = path_return_ok = set_ok
 
 
 @pytest.fixture

@@ -56,7 +56,9 @@ def test_a_legacy_client_goes_on_after_a_restart_without_initializing(store: str
     with running_gateway(servers, options=options, env=env_for(store)) as gateway:
         client.url = gateway.url
         after = client.tool("demo__count")
-        assert (tool_text(after), restarted(after)) == ("1", {"reason": "gateway_restart"}), "lost, and told so"
+        # On a shared store another gateway might have been there: it says what has become of the one before.
+        reason = {"stop": "drain", "kill": "takeover"}[how] if store.startswith("redis") else "gateway_restart"
+        assert (tool_text(after), restarted(after)) == ("1", {"reason": reason}), "lost, and told so"
         assert tool_text(client.tool("demo__recall", {"key": "k"})) == "kept"
         assert restarted(client.tool("demo__count")) is None, "told once"
         assert json.loads(tool_text(client.tool("demo__whoami"))) == whoami and whoami["workspace"] == "mine"
@@ -73,7 +75,8 @@ def test_a_modern_client_with_nothing_but_its_key_goes_on_after_a_restart(store:
         client.tool("remember", {"key": "k", "value": "kept"})
     with running_gateway({"demo": server(DEMO)}, options=options, env=env_for(store)) as gateway:
         answer = Modern(gateway.url, http, headers=headers).tool("recall", {"key": "k"})
-        assert (tool_text(answer), restarted(answer)) == ("kept", {"reason": "gateway_restart"})
+        reason = "drain" if store.startswith("redis") else "gateway_restart"
+        assert (tool_text(answer), restarted(answer)) == ("kept", {"reason": reason})
 
 
 @requirement("life.survives-restart")

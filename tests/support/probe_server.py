@@ -102,6 +102,7 @@ def roots(*_: Any) -> Any:
 TOOLS: dict[str, Callable[[dict[str, Any], dict[str, Any]], Any]] = {
     "env": env,
     "meta": lambda _, params: params.get("_meta", {}),
+    "sleep": lambda arguments, _: time.sleep(arguments["seconds"]) or "slept",  # type: ignore[func-returns-value]
     "pid": lambda *_: str(os.getpid()),
     "echo": lambda arguments, _: arguments,
     "giant": lambda arguments, _: "g" * int(arguments["size"]),

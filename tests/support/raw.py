@@ -4,7 +4,7 @@ not use, as the independent stack."""
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Self
 
 import httpx
 
@@ -110,7 +110,7 @@ class Legacy:
         self.session = response.headers.get("mcp-session-id", "")
         return response
 
-    def open(self, **more: Any) -> "Legacy":
+    def open(self, **more: Any) -> Self:
         """Initialize, and say so."""
         response = self.initialize(**more)
         assert response.status_code == 200 and self.session, response.text

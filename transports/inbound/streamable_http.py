@@ -11,7 +11,7 @@ from typing import Any, Final
 import msgspec
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, MODERN_PROTOCOL_VERSIONS
 
-from transports.base import Answer, Era, Handler, Refused, Request
+from transports.base import Answer, Elsewhere, Era, Forwarder, Handler, Refused, Request
 from transports.inbound.event_stream import follow, next_or_quiet, stream_answer
 from transports.inbound.http import (
     Guard,
@@ -48,6 +48,9 @@ __all__ = ["StreamableHttp"]
 
 _BATCHES: Final = "2025-03-26"
 _PRIMING: Final = "2025-11-25"
+_MOST_TRIES: Final = 6
+"""How often a request is looked for a place for while its session changes hands."""
+
 _WATCH_AFTER_S: Final = 0.05
 """Most calls are over by then; only for the others is it worth a task to see the client leave."""
 
@@ -56,13 +59,21 @@ class StreamableHttp:
     """One endpoint as an ASGI app. `endpoint` is the name the handler knows it by."""
 
     def __init__(
-        self, handler: Handler, endpoint: str, *, guard: Guard, body_limit: int, poll_after_s: float = 0.0
+        self,
+        handler: Handler,
+        endpoint: str,
+        *,
+        guard: Guard,
+        body_limit: int,
+        poll_after_s: float = 0.0,
+        forwarder: Forwarder | None = None,
     ) -> None:
         self._handler = handler
         self._endpoint = endpoint
         self._guard = guard
         self._body_limit = body_limit
         self._poll_after_s = poll_after_s
+        self._forwarder = forwarder
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -70,21 +81,41 @@ class StreamableHttp:
             self._guard.check(headers)
             if "origin" in headers:
                 send = readable_by(send, headers["origin"])
-            match scope["method"]:
-                case "POST":
-                    await self._post(scope, headers, receive, send)
-                case "GET" if _era_of_header(headers) is Era.LEGACY:
-                    await self._get(scope, headers, receive, send)
-                case "DELETE" if _era_of_header(headers) is Era.LEGACY:
-                    await self._handler.end(self._request(scope, headers, Era.LEGACY))
-                    await send_status(send, 200)
-                case "OPTIONS":
-                    await send_status(send, 204, [(b"allow", b"POST, GET, DELETE, OPTIONS"), *_preflight(headers)])
-                case _:
-                    modern = _era_of_header(headers) is Era.MODERN
-                    await send_status(send, 405, [(b"allow", b"POST" if modern else b"POST, GET, DELETE")])
+            body = b""
+            if scope["method"] == "POST":
+                _check_post(headers)
+                read = await read_body(receive, headers, self._body_limit)
+                if read is None:
+                    return
+                body = read
+            for _ in range(_MOST_TRIES):
+                try:
+                    await self._serve(scope, headers, body, receive, send)
+                    return
+                except Elsewhere as elsewhere:
+                    if self._forwarder is None or "mcp.forwarded" in scope:
+                        raise  # what was forwarded is not forwarded again
+                    if await self._forwarder.forward(elsewhere.route, scope, body, receive, send):
+                        return
+            again = {"Retry-After": "1"}
+            raise Refused(503, INTERNAL_ERROR, "The session changes hands too often. Try again.", headers=again)
         except Refused as refused:
             await send_refusal(send, refused)
+
+    async def _serve(self, scope: Scope, headers: Mapping[str, str], body: bytes, receive: Receive, send: Send) -> None:
+        match scope["method"]:
+            case "POST":
+                await self._post(scope, headers, body, receive, send)
+            case "GET" if _era_of_header(headers) is Era.LEGACY:
+                await self._get(scope, headers, receive, send)
+            case "DELETE" if _era_of_header(headers) is Era.LEGACY:
+                await self._handler.end(self._request(scope, headers, Era.LEGACY))
+                await send_status(send, 200)
+            case "OPTIONS":
+                await send_status(send, 204, [(b"allow", b"POST, GET, DELETE, OPTIONS"), *_preflight(headers)])
+            case _:
+                modern = _era_of_header(headers) is Era.MODERN
+                await send_status(send, 405, [(b"allow", b"POST" if modern else b"POST, GET, DELETE")])
 
     def _request(
         self,
@@ -105,22 +136,14 @@ class StreamableHttp:
             params=params or {},
             protocol_version=version or headers.get(VERSION_HEADER, _BATCHES),
             meta=meta or {},
+            forwarded=scope.get("mcp.forwarded"),
             same_site=self._guard.same_site(headers),
             secure=self._guard.is_secure(scope, headers),
         )
 
     # -- POST
 
-    async def _post(self, scope: Scope, headers: Mapping[str, str], receive: Receive, send: Send) -> None:
-        kind = headers.get("content-type", "")
-        if kind != "application/json" and kind.partition(";")[0].strip().lower() != "application/json":
-            raise Refused(415, INVALID_REQUEST, "The Content-Type must be application/json.")
-        accepts = headers.get("accept", "")
-        if not _accepts(accepts, "application/json") or not _accepts(accepts, "text/event-stream"):
-            raise Refused(406, INVALID_REQUEST, "Accept must name application/json and text/event-stream.")
-        body = await read_body(receive, headers, self._body_limit)
-        if body is None:
-            return
+    async def _post(self, scope: Scope, headers: Mapping[str, str], body: bytes, receive: Receive, send: Send) -> None:
         try:
             if body.lstrip()[:1] == b"[":
                 await self._batch(scope, headers, body, send)
@@ -271,6 +294,7 @@ async def _send_answer(
     if isinstance(first, TimeoutError) or not first.final:
         await stream_answer(send, answer, first, headers=answer.headers, priming=priming, poll_after_s=poll_after_s)
     else:
+        first = await answer.confirmed(first)
         await send_json(send, status_of(first.error_code), first.data, answer.headers)
 
 
@@ -299,6 +323,15 @@ class _DisconnectWatch:
 
 def _era_of_header(headers: Mapping[str, str]) -> Era:
     return Era.MODERN if headers.get(VERSION_HEADER) in MODERN_PROTOCOL_VERSIONS else Era.LEGACY
+
+
+def _check_post(headers: Mapping[str, str]) -> None:
+    kind = headers.get("content-type", "")
+    if kind != "application/json" and kind.partition(";")[0].strip().lower() != "application/json":
+        raise Refused(415, INVALID_REQUEST, "The Content-Type must be application/json.")
+    accepts = headers.get("accept", "")
+    if not _accepts(accepts, "application/json") or not _accepts(accepts, "text/event-stream"):
+        raise Refused(406, INVALID_REQUEST, "Accept must name application/json and text/event-stream.")
 
 
 def _check_legacy(headers: Mapping[str, str], message: Message) -> None:

@@ -1,0 +1,153 @@
+"""Which replica owns a session: the lease of this one, claims, and the fence before an answer leaves.
+
+Invariants: an epoch has one owner (compare-and-set in the store); only an owner holds links of a session; an owner
+whose lease may have run out asks the store before it lets an answer out.
+"""
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Awaitable, Callable
+from time import monotonic
+from typing import Final
+
+import msgspec
+
+from session_store import Directory, Principal, Session, SessionStore, StoreUnavailable
+from transports.base import Elsewhere
+
+__all__ = ["LEASE_S", "Cluster", "Forwarded", "Route"]
+
+logger = logging.getLogger(__name__)
+
+BEAT_S: Final = 1.0
+LEASE_S: Final = 5.0
+_KNOWN_S: Final = 0.4
+
+
+class Route(msgspec.Struct, frozen=True):
+    """Where a request goes: the session, as it was read, and who it was read for."""
+
+    session: Session
+    principal: Principal
+
+
+class Forwarded(msgspec.Struct, frozen=True, kw_only=True):
+    """What another replica vouches for. `started` is called before anything of the request is written upstream."""
+
+    session_id: str
+    principal: Principal
+    epoch: int
+    started: Callable[[], Awaitable[None]]
+
+
+class Cluster:
+    """This replica among the others that share its store."""
+
+    def __init__(self, directory: Directory, sessions: SessionStore, *, lost: Callable[[str], None]) -> None:
+        self.replica = secrets.token_urlsafe(9)
+        self.address = ""
+        self._directory = directory
+        self._sessions = sessions
+        self._lost = lost
+        self._lease_until = 0.0
+        self._reachable_since: float | None = None
+        self.is_leaving = False
+        self._released: set[str] = set()
+        self._known: dict[str, tuple[float, tuple[str | None, bool]]] = {}
+
+    # -- this replica's life
+
+    async def live(self) -> None:
+        """Beat until cancelled. Sessions that others have claimed are given up at once."""
+        while True:
+            try:
+                await self.beat()
+            except StoreUnavailable:
+                self._reachable_since = None
+            await asyncio.sleep(BEAT_S)
+
+    async def beat(self) -> None:
+        """Take the lease anew."""
+        began = monotonic()
+        lost = await self._directory.beat(self.replica, self.address, LEASE_S)
+        self._lease_until = began + LEASE_S
+        if self._reachable_since is None:
+            self._reachable_since = began
+        for session_id in lost:
+            logger.warning("another replica has taken over a session", extra={"session": session_id[:8]})
+            self._lost(session_id)
+
+    async def leave(self) -> None:
+        """Be known no more."""
+        await self._directory.leave(self.replica)
+
+    # -- owning
+
+    async def own(self, session: Session, principal: Principal) -> Session:
+        """The session, owned by this replica.
+
+        Raises:
+            Elsewhere: another replica owns it, or has to, because this one leaves.
+        """
+        while session.owner != self.replica:
+            if session.owner or self.is_leaving:
+                raise Elsewhere(Route(session, principal))
+            claimed = await self.claim(session)
+            if claimed is None:
+                return session  # it ended meanwhile: who uses it will find out
+            session = claimed
+        if session.id in self._released:
+            raise Elsewhere(Route(session, principal))  # read before we let it go
+        return session
+
+    async def claim(self, session: Session) -> Session | None:
+        """The session after an attempt to become its owner, whoever is now; None when it is gone."""
+        epoch = await self._directory.claim(session.id, self.replica, epoch=session.epoch)
+        if epoch is not None:
+            return msgspec.structs.replace(session, owner=self.replica, epoch=epoch)
+        return await self._sessions.peek(session.id)
+
+    def let_go(self, session: Session) -> None:
+        """About to be released: from now on it is served elsewhere."""
+        self._released.add(session.id)
+
+    async def release(self, session: Session) -> None:
+        """Own it no longer: the next replica that is asked for it claims it. For a replica that leaves."""
+        await self._directory.release(session.id, self.replica, epoch=session.epoch)
+
+    # -- the fence
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether nobody can have taken a session from us without our knowing."""
+        return monotonic() < self._lease_until
+
+    async def still_owns(self, session: Session) -> bool:
+        """Asked of the store, when the lease does not tell."""
+        found = await self._sessions.peek(session.id)
+        return found is not None and (found.owner, found.epoch) == (self.replica, session.epoch)
+
+    # -- the others
+
+    async def address_of(self, replica: str) -> tuple[str | None, bool]:
+        """Where a replica is, or was last, and whether its lease is good."""
+        asked, answer = self._known.get(replica, (0.0, (None, False)))
+        if monotonic() - asked < _KNOWN_S and answer[1]:
+            return answer
+        address = await self._directory.address(replica)
+        if address is not None:
+            self._known[replica] = (monotonic(), (address, True))
+            return address, True
+        self._known.pop(replica, None)
+        return await self._directory.last_address(replica), False
+
+    async def another(self) -> tuple[str, str] | None:
+        """Some other live replica and its address."""
+        others = [(name, at) for name, at in (await self._directory.replicas()).items() if name != self.replica]
+        return secrets.choice(others) if others else None
+
+    @property
+    def may_claim_from_the_silent(self) -> bool:
+        """After an outage of the store every lease looks missing: only a full lease later does that mean something."""
+        return self._reachable_since is not None and monotonic() - self._reachable_since >= LEASE_S

@@ -1,0 +1,311 @@
+"""Any replica serves any session: round robin, dead owners, paused owners, rolling restarts."""
+
+import contextlib
+import json
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from tests.requirements import requirement
+from tests.support.many import AsyncModern, all_at_once
+from tests.support.procs import descendants, eventually, gone
+from tests.support.raw import Legacy, Modern, messages, tool_text
+from tests.support.redis_server import RunningRedis
+from tests.support.running import DEMO, PROBE, RunningGateway, running_gateway, server
+
+KEYS = {"MCP_GATEWAY_KEYS": "k" * 40}
+RESTARTED = "io.github.mcp-session-gateway/restarted"
+SERVERS = {"demo": server(DEMO), "probe": server(PROBE)}
+LEASE_S = 5.0
+
+
+@contextlib.contextmanager
+def replica(redis: RunningRedis) -> Iterator[RunningGateway]:
+    with running_gateway(SERVERS, options={"store": redis.url}, env=KEYS, must_stop=False) as gateway:
+        yield gateway
+
+
+@pytest.fixture
+def three(redis_server: RunningRedis) -> Iterator[list[RunningGateway]]:
+    """Three replicas of a test's own, which it may kill."""
+    with contextlib.ExitStack() as stack:
+        yield [stack.enter_context(replica(redis_server)) for _ in range(3)]
+
+
+@pytest.fixture(scope="module")
+def steady(redis_server: RunningRedis) -> Iterator[list[RunningGateway]]:
+    """Three replicas that stay."""
+    with contextlib.ExitStack() as stack:
+        yield [stack.enter_context(replica(redis_server)) for _ in range(3)]
+
+
+class Wandering(Legacy):
+    """A legacy client behind a round-robin load balancer: every message goes to the next replica."""
+
+    def __init__(self, gateways: list[RunningGateway], path: str, http: httpx.Client) -> None:
+        self.urls = [f"{gateway.base}/servers/{path}/mcp" for gateway in gateways]
+        super().__init__(self.urls[0], http)
+        self.turn = 0
+
+    def post(self, body: Any, headers: Any = None) -> httpx.Response:
+        self.turn += 1
+        self.url = self.urls[self.turn % len(self.urls)]
+        return super().post(body, headers)
+
+
+def owner_of(gateways: list[RunningGateway], client: Legacy) -> RunningGateway:
+    """The replica that has the session's process."""
+    pid = int(tool_text(client.tool("pid")))
+    return next(g for g in gateways if pid in [p.pid for p in descendants(g.pid)])
+
+
+def restarted(response: httpx.Response) -> Any:
+    return messages(response)[-1]["result"].get("_meta", {}).get(RESTARTED)
+
+
+@requirement("rep.any")
+def test_messages_of_legacy_clients_may_land_anywhere(steady: list[RunningGateway]) -> None:
+    def work(n: int) -> None:
+        with httpx.Client(timeout=30) as http:
+            client = Wandering(steady, "demo", http)
+            client.turn = n
+            client.open(meta={"orbit.workspace": f"w{n}"})
+            assert [tool_text(client.tool("count")) for _ in range(10)] == [str(i) for i in range(1, 11)]
+            assert json.loads(tool_text(client.tool("whoami")))["workspace"] == f"w{n}"
+
+    failures: list[BaseException] = []
+
+    def guarded(n: int) -> None:
+        try:
+            work(n)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(n,)) for n in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not failures, failures[0]
+
+
+@requirement("rep.any")
+def test_requests_of_modern_clients_may_land_anywhere(steady: list[RunningGateway]) -> None:
+    async def working(http: httpx.AsyncClient, n: int) -> list[str]:
+        client = AsyncModern(http, workspace=f"w{n}")
+        urls = [f"{gateway.base}/servers/demo/mcp" for gateway in steady]
+        return [await client.tool(urls[(n + i) % 3], "count") for i in range(10)]
+
+    for counts in all_at_once(working, 30):
+        assert counts == [str(i) for i in range(1, 11)]
+
+
+@requirement("rep.any", "spec.legacy")
+def test_a_question_on_one_replica_is_answered_on_another(steady: list[RunningGateway], http: httpx.Client) -> None:
+    for n in range(3):
+        client = Wandering(steady, "demo", http).open(capabilities={"elicitation": {}})
+        body = {"jsonrpc": "2.0", "id": 7, "method": "tools/call", "params": {"name": "ask", "arguments": {}}}
+        seen: list[Any] = []
+        with http.stream("POST", client.urls[n], json=body, headers=client.request_headers()) as stream:
+            for line in stream.iter_lines():
+                if line.startswith("data: {"):
+                    seen.append(json.loads(line.removeprefix("data: ")))
+                    if "method" in seen[-1]:
+                        result = {"action": "accept", "content": {"name": "Ada"}}
+                        answer = {"jsonrpc": "2.0", "id": seen[-1]["id"], "result": result}
+                        assert client.post(answer).status_code == 202
+        assert seen[-1]["id"] == 7 and seen[-1]["result"]["content"][0]["text"] == "Hello, Ada!"
+
+
+@requirement("rep.any", "spec.modern")
+def test_an_elicitation_asked_through_one_replica_is_answered_through_another(
+    steady: list[RunningGateway], http: httpx.Client
+) -> None:
+    for n in range(3):
+        first = Modern(f"{steady[n].base}/servers/demo/mcp", http)
+        second = Modern(f"{steady[(n + 1) % 3].base}/servers/demo/mcp", http)
+        asked = messages(first.tool("ask"))[-1]["result"]
+        answer = {"inputResponses": {"name": {"action": "accept", "content": {"name": "Ada"}}}}
+        params = {"name": "ask", "arguments": {}, "requestState": asked["requestState"], **answer}
+        assert tool_text(second.send("tools/call", params)) == "Hello, Ada!"
+
+
+@requirement("life.end", "proc.gone")
+def test_delete_on_one_replica_ends_the_process_on_another(steady: list[RunningGateway], http: httpx.Client) -> None:
+    for n in range(3):
+        client = Wandering(steady, "probe", http).open()
+        child = psutil.Process(int(tool_text(client.tool("pid"))))
+        client.url = client.urls[n]
+        assert client.delete().status_code == 200
+        assert gone([child], within_s=5)
+        assert [client.tool("pid").status_code for _ in range(3)] == [404] * 3
+
+
+@requirement("rep.takeover", "proc.reset-told", "proc.gone")
+def test_a_killed_owner_is_replaced_without_initialize(three: list[RunningGateway], http: httpx.Client) -> None:
+    clients = [Wandering(three, "probe", http).open(meta={"orbit.workspace": f"w{n}"}) for n in range(4)]
+    owners = [owner_of(three, client) for client in clients]
+    dead = owners[0]
+    children = descendants(dead.pid)
+    dead.kill()
+    began = time.monotonic()
+    alive = [gateway for gateway in three if gateway is not dead]
+    for client, owner in zip(clients, owners, strict=True):
+        client.urls = [f"{gateway.base}/servers/probe/mcp" for gateway in alive]
+        answer = client.tool("env", {"prefix": "MCP_SESSION_WORKSPACE"})
+        assert answer.status_code == 200, answer.text
+        assert restarted(answer) == ({"reason": "takeover"} if owner is dead else None)
+        if client is clients[0]:
+            assert time.monotonic() - began < 3.0
+    assert json.loads(tool_text(clients[1].tool("env")))["MCP_SESSION_WORKSPACE"] == "w1"
+    assert gone(children, within_s=5)
+
+
+@requirement("rep.honest")
+def test_a_call_in_flight_at_a_killed_owner_is_told_to_be_unknown(
+    three: list[RunningGateway], http: httpx.Client
+) -> None:
+    client = Wandering(three, "probe", http).open()
+    owner = owner_of(three, client)
+    edge = next(gateway for gateway in three if gateway is not owner)
+    calling = Legacy(f"{edge.base}/servers/probe/mcp", httpx.Client(timeout=30))
+    calling.session = client.session
+    answers: list[httpx.Response] = []
+    thread = threading.Thread(target=lambda: answers.append(calling.tool("sleep", {"seconds": 20})))
+    thread.start()
+    time.sleep(1.0)  # long enough to be on its way; were it not, the answer below would be a good one
+    began = time.monotonic()
+    owner.kill()
+    thread.join(10)
+    calling.http.close()
+    assert messages(answers[0])[-1]["error"]["code"] == -32014 and time.monotonic() - began < 3.0
+    client.urls = [f"{edge.base}/servers/probe/mcp"]
+    assert client.tool("pid").status_code == 200
+
+
+@requirement("rep.fence", "rep.takeover")
+def test_a_paused_owner_loses_its_sessions_and_never_answers_for_them(
+    three: list[RunningGateway], http: httpx.Client
+) -> None:
+    client = Wandering(three, "probe", http).open()
+    owner = owner_of(three, client)
+    children = descendants(owner.pid)
+    others = [gateway for gateway in three if gateway is not owner]
+    direct = Legacy(f"{owner.base}/servers/probe/mcp", httpx.Client(timeout=60))
+    direct.session = client.session
+    answers: list[httpx.Response] = []
+    thread = threading.Thread(target=lambda: answers.append(direct.tool("sleep", {"seconds": 2})))
+    thread.start()
+    time.sleep(1.0)
+    owner.process.send_signal(signal.SIGSTOP)
+    try:
+        client.urls = [f"{gateway.base}/servers/probe/mcp" for gateway in others]
+        began = time.monotonic()
+        answer = retried(lambda: client.tool("pid"), within_s=LEASE_S + 5)
+        assert restarted(answer) == {"reason": "takeover"}
+        assert time.monotonic() - began < LEASE_S + 3
+    finally:
+        owner.process.send_signal(signal.SIGCONT)
+    thread.join(20)
+    direct.http.close()
+    assert messages(answers[0])[-1]["error"]["code"] == -32014, "it does not answer for what it has lost"
+    pid = int(tool_text(client.tool("pid")))
+    assert pid in [p.pid for gateway in others for p in descendants(gateway.pid)]
+    lost = [p for p in children if p.is_running() and "probe_server" in " ".join(p.cmdline())]
+    assert gone(lost, within_s=5) or len(lost) == 1
+
+
+def retried(call: Any, within_s: float) -> httpx.Response:
+    """Again while the answer is 503, as it asks."""
+    deadline = time.monotonic() + within_s
+    while True:
+        answer: httpx.Response = call()
+        if answer.status_code != 503 or time.monotonic() > deadline:
+            assert answer.status_code == 200, answer.text
+            return answer
+        assert answer.headers["retry-after"]
+        time.sleep(0.2)
+
+
+@requirement("rep.takeover", "spec.legacy")
+def test_a_stream_broken_by_its_replicas_death_is_resumed_on_another(
+    three: list[RunningGateway], http: httpx.Client
+) -> None:
+    client = Wandering(three, "demo", http).open()
+    first = client.call(
+        "tools/call",
+        {"name": "slow", "arguments": {"steps": 3, "interval_s": 0}, "_meta": {"progressToken": "p"}},
+    )
+    events = [line for line in first.text.splitlines() if line.startswith(("id: ", "data: {"))]
+    event_id = next(line for line in events if line.startswith("id: ")).removeprefix("id: ")
+    pid_owner = next(g for g in three if any("demo-server" in " ".join(p.cmdline()) for p in descendants(g.pid)))
+    pid_owner.kill()
+    alive = next(gateway for gateway in three if gateway is not pid_owner)
+    client.url = f"{alive.base}/servers/demo/mcp"
+    with client.get(event_id) as stream:
+        assert stream.status_code == 200
+        rest = stream.read().decode()
+    assert [e for e in events if e.startswith("data")] == [d for d in rest.splitlines() if d.startswith("data: {")]
+
+
+@requirement("rep.drain")
+def test_a_rolling_restart_loses_no_call(redis_server: RunningRedis) -> None:
+    with contextlib.ExitStack() as stack:
+        gateways = [stack.enter_context(replica(redis_server)) for _ in range(3)]
+        urls = [f"{gateway.base}/servers/demo/mcp" for gateway in gateways]
+        stop = threading.Event()
+        failures: list[str] = []
+
+        async def working(http: httpx.AsyncClient, n: int) -> int:
+            client = AsyncModern(http, workspace=f"w{n}")
+            calls = 0
+            while not stop.is_set():
+                for url in list(urls):
+                    try:
+                        answer = await client.result(url, "slow", {"steps": 1, "interval_s": 0.02})
+                    except httpx.ConnectError:
+                        continue  # a load balancer would have asked the next one
+                    except (httpx.HTTPError, AssertionError) as error:
+                        failures.append(repr(error))
+                        continue
+                    assert answer["content"][0]["text"] == "done"
+                    calls += 1
+                    break
+                if n == 0 and calls == 1:
+                    rolling.start()
+            whoami = json.loads(await client.tool(urls[-1], "whoami"))
+            assert whoami["workspace"] == f"w{n}"
+            return calls
+
+        def roll() -> None:
+            for old in gateways[:3]:
+                new = stack.enter_context(replica(redis_server))
+                urls.append(f"{new.base}/servers/demo/mcp")
+                urls.remove(f"{old.base}/servers/demo/mcp")
+                assert old.stop() in (0, -signal.SIGTERM)
+            stop.set()
+
+        rolling = threading.Thread(target=roll)
+        calls = all_at_once(working, 8)
+        rolling.join(60)
+        assert not failures and min(calls) > 3, failures[:3]
+
+
+@requirement("id.purpose", "rep.any")
+def test_only_replicas_are_let_in_at_the_internal_listener(steady: list[RunningGateway], http: httpx.Client) -> None:
+    ports = {
+        c.laddr.port for g in steady for c in psutil.Process(g.pid).net_connections("inet") if c.status == "LISTEN"
+    }
+    public = {int(gateway.base.rpartition(":")[2]) for gateway in steady}
+    assert len(ports - public) == 3
+    for port in ports - public:
+        for envelope in ("", "forged", "x.y", Wandering(steady, "demo", http).open().session):
+            headers = {"mcp-gateway-envelope": envelope}
+            assert http.post(f"http://127.0.0.1:{port}/mcp", content=b"{}", headers=headers).status_code == 403
+    assert eventually(lambda: all(http.get(f"{g.base}/readyz").status_code == 200 for g in steady), within_s=5)

@@ -1,0 +1,63 @@
+"""An ASGI app on sockets that come and go while the process runs: Unix sockets, or one for other processes of ours."""
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
+
+__all__ = ["AppServer"]
+
+
+class AppServer:
+    """Serves one app on many sockets; `scope["state"]` tells the app on which."""
+
+    def __init__(self, app: Any) -> None:
+        self._config = uvicorn.Config(app, log_config=None, access_log=False, ws="none", lifespan="off")
+
+    def _protocols(self, state: Mapping[str, Any]) -> tuple[Callable[[], HttpToolsProtocol], ServerState]:
+        if not self._config.loaded:
+            self._config.load()
+        config, server_state, loop = self._config, ServerState(), asyncio.get_running_loop()
+        return lambda: HttpToolsProtocol(config, server_state, dict(state), loop), server_state
+
+    async def listen_tcp(self, host: str, port: int) -> tuple[int, Callable[[], None]]:
+        """Listen at an address; the port (0 takes a free one), and what ends it.
+
+        Raises:
+            OSError: the address cannot be had.
+        """
+        protocols, server_state = self._protocols({})
+        server = await asyncio.get_running_loop().create_server(protocols, host, port)
+
+        def close() -> None:
+            server.close()
+            for connection in tuple(server_state.connections):
+                connection.transport.abort()
+
+        return server.sockets[0].getsockname()[1], close
+
+    async def listen(self, path: str, state: Mapping[str, Any]) -> Callable[[], None]:
+        """Listen at `path`, which only this user may open; what is returned ends it, cutting every connection.
+
+        Raises:
+            OSError: the path cannot be had.
+        """
+        loop = asyncio.get_running_loop()
+        protocols, server_state = self._protocols(state)
+        server = await loop.create_unix_server(protocols, path, start_serving=False)
+        os.chmod(path, 0o600)
+        await server.start_serving()
+
+        def close() -> None:
+            server.close()
+            for connection in tuple(server_state.connections):
+                connection.transport.abort()
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+
+        return close
