@@ -112,6 +112,19 @@ class Cluster:
         """About to be released: from now on it is served elsewhere."""
         self._released.add(session.id)
 
+    async def take(self, session: Session, *, leased: bool) -> Session | None:
+        """As `claim`, from an owner that cannot be reached.
+
+        One whose lease is good still answers those who do reach it: it has to hear of its loss first, which its next
+        beat tells it, or its lease to run out.
+        """
+        claimed = await self.claim(session)
+        if leased and claimed is not None and claimed.owner == self.replica:
+            until = monotonic() + LEASE_S
+            while monotonic() < until and not await self._directory.told(session.owner, session.id):  # noqa: ASYNC110
+                await asyncio.sleep(BEAT_S / 10)
+        return claimed
+
     async def release(self, session: Session) -> None:
         """Own it no longer: the next replica that is asked for it claims it. For a replica that leaves."""
         await self._directory.release(session.id, self.replica, epoch=session.epoch)

@@ -92,28 +92,30 @@ class Forwarding:
             if route.session.owner in ("", self._cluster.replica):
                 return await self._hand_over(hop, route, scope, receive)
             address, leased = await self._cluster.address_of(route.session.owner)
+            cut_off = False
             if address is not None:
-                answered = await self._to_owner(hop, address, leased, route, scope, receive)
+                try:
+                    answered = await self._to_owner(hop, address, route, scope, receive)
+                except httpx2.ConnectTimeout:
+                    # Nobody says no: it may be cut off from us, or its machine is gone.
+                    if not leased and not self._cluster.may_claim_from_the_silent:
+                        raise unreachable() from None
+                    answered, cut_off = None, leased
                 if answered is not None:
                     return answered
-            claimed = await self._cluster.claim(route.session)
+            claimed = await self._cluster.take(route.session, leased=cut_off)
         except StoreUnavailable:
             raise store_unavailable() from None
         if claimed is not None and claimed.owner == self._cluster.replica:
             self._took_over(claimed)
         return False
 
-    async def _to_owner(
-        self, hop: "_Hop", address: str, leased: bool, route: Route, scope: Scope, receive: Receive
-    ) -> bool | None:
-        """As `forward`; None when the owner is gone and the session may be claimed."""
+    async def _to_owner(self, hop: "_Hop", address: str, route: Route, scope: Scope, receive: Receive) -> bool | None:
+        """As `forward`; None when the owner is gone and the session may be claimed. Raises `ConnectTimeout`."""
         try:
             return await self._hop(hop, route.session.owner, address, route, scope, receive)
         except httpx2.ConnectTimeout:
-            # Nobody says no: it may be cut off from us, or its machine is gone.
-            if leased or self._cluster.may_claim_from_the_silent:
-                return None
-            raise unreachable() from None
+            raise
         except httpx2.ConnectError:
             return None  # refused: nobody is there any more
         except (httpx2.HTTPError, OSError) as error:

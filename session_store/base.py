@@ -260,6 +260,10 @@ class Directory(Protocol):
         """Become the owner if the session's epoch is still that one: the new epoch, or None when it is not."""
         ...
 
+    async def told(self, replica: str, session_id: str) -> bool:
+        """Whether that replica has heard, with a beat, that the session was claimed from it."""
+        ...
+
     async def release(self, session_id: str, replica: str, *, epoch: int) -> bool:
         """Own it no longer; False when another has claimed it meanwhile. The epoch stays."""
         ...

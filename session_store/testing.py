@@ -371,7 +371,9 @@ class BackendContract(SessionStoreContract):
         assert found is not None and (found.owner, found.epoch) == (owner, 1)
         assert await directory.claim(session.id, "taker", epoch=1) == 2
         assert not await directory.release(session.id, owner, epoch=1)
+        assert not await directory.told(owner, session.id)
         assert await directory.beat(owner, "here", 5.0) == [session.id], "it is told what it lost"
+        assert await directory.told(owner, session.id)
         assert await directory.beat(owner, "here", 5.0) == []
         assert await directory.release(session.id, "taker", epoch=2)
         found = await backend.sessions.peek(session.id)

@@ -62,6 +62,9 @@ class MemoryDirectory:
             self._lost[before[0]].append(session_id)
         return session.epoch
 
+    async def told(self, replica: str, session_id: str) -> bool:
+        return session_id not in self._lost.get(replica, ())
+
     async def release(self, session_id: str, replica: str, *, epoch: int) -> bool:
         def released(session: Session) -> Session | None:
             return replace(session, owner="") if (session.owner, session.epoch) == (replica, epoch) else None

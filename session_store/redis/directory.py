@@ -64,6 +64,9 @@ class RedisDirectory:
             await self._commands.run("EXPIRE", keys.lost(owner), _LOST_KEPT_S)
         return int(reply[0])
 
+    async def told(self, replica: str, session_id: str) -> bool:
+        return session_id.encode() not in await self._commands.run("LRANGE", keys.lost(replica), 0, -1)
+
     async def release(self, session_id: str, replica: str, *, epoch: int) -> bool:
         record = keys.of_session(session_id)[:1]
         return bool(await self._commands.call(_RELEASE, record, self._sessions.now(), to_field(replica), epoch))

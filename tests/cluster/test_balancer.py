@@ -1,0 +1,61 @@
+"""The topology of docker-compose.yml behind a real load balancer, with SDK clients of both eras."""
+
+import asyncio
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import yaml
+from mcp import Client
+
+from tests.requirements import requirement
+from tests.support.running import DEMO, ROOT, server
+from tests.support.topology import Topology, running_topology
+
+SESSIONS, CALLS = 40, 10
+
+
+@pytest.fixture(scope="module")
+def topology() -> Iterator[Topology]:
+    with running_topology({"demo": server(DEMO)}) as running:
+        yield running
+
+
+@requirement("rep.any", "ops.deploy")
+@pytest.mark.parametrize("mode", ["auto", "legacy"])
+def test_sdk_clients_behind_round_robin_each_keep_their_session(topology: Topology, mode: Any) -> None:
+    async def one() -> tuple[str, list[str]]:
+        async with Client(topology.url, mode=mode) as client:
+            counts = [text(await client.call_tool("count", {})) for _ in range(CALLS)]
+            return json.loads(text(await client.call_tool("whoami", {})))["session_id"], counts
+
+    async def all_of_them() -> list[tuple[str, list[str]]]:
+        return await asyncio.gather(*(one() for _ in range(SESSIONS)))
+
+    outcomes = asyncio.run(all_of_them())
+    assert len({session for session, _ in outcomes}) == SESSIONS
+    assert {tuple(counts) for _, counts in outcomes} == {tuple(str(n) for n in range(1, CALLS + 1))}
+
+
+def text(result: Any) -> str:
+    assert not result.is_error, result
+    return str(result.content[0].text)
+
+
+@requirement("ops.deploy")
+def test_the_compose_file_starts_this_topology() -> None:
+    compose = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))
+    assert set(compose["services"]) == {"redis", "gateway1", "gateway2", "gateway3", "balancer"}
+    balancer = compose["services"]["balancer"]
+    config = (ROOT / "deploy/haproxy.cfg").read_text(encoding="utf-8")
+    assert set(re.findall(r"\$\{(\w+)\}", config)) == set(balancer["environment"])
+    for name in ("gateway1", "gateway2", "gateway3"):
+        service = compose["services"][name]
+        assert service["environment"]["MCP_GATEWAY_ADVERTISE"] == f"{name}:9000"
+        assert (ROOT / service["build"]["dockerfile"]).exists()
+    dockerfile = (ROOT / "deploy/Dockerfile").read_text(encoding="utf-8")
+    for source in re.findall(r"^COPY (.+) /src", dockerfile, re.MULTILINE):
+        assert all((ROOT / path).exists() for path in source.split())
+    assert "USER gateway" in dockerfile and "tini" in dockerfile and "HEALTHCHECK" in dockerfile

@@ -1,0 +1,185 @@
+"""The invariants of ownership, whatever happens in whatever order: a model of several replicas on one store.
+
+Replicas are the real `Cluster` on the real directory contract; time, pauses and the store's outages are the model's.
+"""
+
+import asyncio
+from typing import Any
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+
+from gateway import cluster as cluster_module
+from gateway.cluster import BEAT_S, LEASE_S, Cluster
+from session_store import MemoryBackend, Session, StoreUnavailable
+from session_store.testing import ALICE, FakeClock, a_session
+from tests.requirements import requirement
+from transports.base import Elsewhere
+
+REPLICAS = 3
+WHO = st.integers(0, REPLICAS - 1)
+
+
+class Interrupted:
+    """A part of the backend, which does not answer while the store is out."""
+
+    def __init__(self, part: Any, model: "Ownership") -> None:
+        self._part = part
+        self._model = model
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._part, name)
+
+        async def call(*arguments: Any, **named: Any) -> Any:
+            if self._model.outage:
+                raise StoreUnavailable("out")
+            return await method(*arguments, **named)
+
+        return call
+
+
+class Ownership(RuleBasedStateMachine):
+    """Requests, beats, pauses, deaths, outages and departures, interleaved."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loop = asyncio.new_event_loop()
+        self.clock = FakeClock()
+        setattr(cluster_module, "monotonic", self.clock)  # noqa: B010  # it is not exported, and time is the model's
+        self.outage = False
+        self.backend = MemoryBackend(clock=self.clock)
+        self.held: list[dict[str, int]] = []
+        self.paused: set[int] = set()
+        self.dead: set[int] = set()
+        self.epochs: dict[int, int] = {}
+
+    def do(self, what: Any) -> Any:
+        return self.loop.run_until_complete(what)
+
+    @initialize()
+    def start(self) -> None:
+        self.session = self.do(self.backend.sessions.create(a_session(self.clock, idle_ttl_s=1e9, max_age_s=1e9)))
+        self.replicas = []
+        for n in range(REPLICAS):
+            held: dict[str, int] = {}
+            self.held.append(held)
+            directory: Any = Interrupted(self.backend.directory, self)
+            sessions: Any = Interrupted(self.backend.sessions, self)
+            replica = Cluster(directory, sessions, lost=lambda i, held=held: held.pop(i, None))  # type: ignore[misc]
+            replica.address = f"http://{n}"
+            self.replicas.append(replica)
+            self.beat(n)
+
+    def runs(self, n: int) -> bool:
+        return n not in self.paused and n not in self.dead
+
+    def number_of(self, name: str) -> int | None:
+        return next((n for n, replica in enumerate(self.replicas) if replica.replica == name), None)
+
+    @rule(n=WHO)
+    def beat(self, n: int) -> None:
+        if self.runs(n):
+            try:
+                self.do(self.replicas[n].beat())
+            except StoreUnavailable:
+                self.replicas[n]._reachable_since = None
+
+    @rule(seconds=st.sampled_from([0.1, BEAT_S, LEASE_S, LEASE_S + 1]))
+    def pass_time(self, seconds: float) -> None:
+        """Running replicas beat every second, as they do."""
+        left = seconds
+        while left > 0:
+            self.clock.pass_time(min(left, BEAT_S))
+            left -= BEAT_S
+            if seconds >= BEAT_S:
+                for n in range(REPLICAS):
+                    self.beat(n)
+
+    @rule(n=WHO)
+    def pause(self, n: int) -> None:
+        self.paused.add(n)
+
+    @rule(n=WHO)
+    def go_on(self, n: int) -> None:
+        self.paused.discard(n)
+
+    @rule(n=WHO)
+    def kill(self, n: int) -> None:
+        if len(self.dead) < REPLICAS - 1:
+            self.dead.add(n)
+            self.held[n].clear()
+
+    @rule(out=st.booleans())
+    def cut_the_store(self, out: bool) -> None:
+        self.outage = out
+
+    @rule(n=WHO)
+    def request(self, n: int) -> None:
+        """A request lands on a replica: the owner, one that finds it, or one that takes over from it."""
+        if not self.runs(n):
+            return
+        replica = self.replicas[n]
+        try:
+            session = self.do(replica._sessions.resume(self.session.id, ALICE))
+            try:
+                self.serve(n, self.do(replica.own(session, ALICE)))
+            except Elsewhere as elsewhere:
+                self.forward(n, elsewhere.route.session)
+        except StoreUnavailable:
+            return
+
+    def forward(self, n: int, session: Session) -> None:
+        owner = self.number_of(session.owner)
+        assert owner is not None and owner != n
+        replica = self.replicas[n]
+        _, leased = self.do(replica.address_of(session.owner))
+        refused = owner in self.dead
+        silent = owner in self.paused
+        if refused or (silent and not leased and replica.may_claim_from_the_silent):
+            claimed = self.do(replica.claim(session))
+            if claimed is not None and claimed.owner == replica.replica:
+                self.serve(n, claimed)
+
+    def serve(self, n: int, session: Session) -> None:
+        assert session.owner == self.replicas[n].replica
+        assert self.epochs.setdefault(session.epoch, n) == n, "an epoch has one owner"
+        self.held[n][session.id] = session.epoch
+
+    @rule(n=WHO)
+    def answer(self, n: int) -> None:
+        """A call of an earlier request is answered: nothing leaves a replica that has lost the session."""
+        epoch = self.held[n].get(self.session.id)
+        if epoch is None or not self.runs(n):
+            return
+        replica = self.replicas[n]
+        truth = self.do(self.backend.sessions.peek(self.session.id))
+        session = a_session(self.clock, id=self.session.id, owner=replica.replica, epoch=epoch)
+        try:
+            leaves = replica.is_fresh or self.do(replica.still_owns(session))
+        except StoreUnavailable:
+            leaves = False
+        if leaves:
+            assert (truth.owner, truth.epoch) == (replica.replica, epoch), "it had lost the session"
+
+    @invariant()
+    def epochs_only_grow(self) -> None:
+        if hasattr(self, "session"):
+            found = self.do(self.backend.sessions.peek(self.session.id))
+            assert found is not None and found.epoch >= max(self.epochs, default=0)
+
+    def teardown(self) -> None:
+        from time import monotonic
+
+        setattr(cluster_module, "monotonic", monotonic)  # noqa: B010
+        self.loop.close()
+
+
+@requirement("rep.fence", "rep.takeover")
+def test_ownership_keeps_its_invariants() -> None:
+    run_state_machine_as_test(
+        Ownership,
+        settings=settings(
+            max_examples=300, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+        ),
+    )

@@ -1,0 +1,62 @@
+"""What docker-compose.yml starts, as plain processes: Redis, three gateways, HAProxy with the configuration we ship."""
+
+import contextlib
+import os
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from tests.support.redis_server import RunningRedis, free_port, running_redis
+from tests.support.running import ROOT, RunningGateway, running_gateway
+from tests.tools.programs import program
+
+__all__ = ["Topology", "running_topology"]
+
+KEYS = {"MCP_GATEWAY_KEYS": "k" * 40}
+
+
+@dataclass
+class Topology:
+    """The parts; `url` is the load balancer's."""
+
+    url: str
+    redis: RunningRedis
+    gateways: list[RunningGateway]
+
+
+@contextlib.contextmanager
+def running_topology(servers: Mapping[str, Any]) -> Iterator[Topology]:
+    """Everything, until the block ends."""
+    with contextlib.ExitStack() as stack:
+        redis = stack.enter_context(running_redis())
+        options = {"store": redis.url}
+        gateways = [
+            stack.enter_context(running_gateway(servers, options=options, env=KEYS, must_stop=False)) for _ in range(3)
+        ]
+        port = free_port()
+        places = {f"GATEWAY_{n}": g.base.removeprefix("http://") for n, g in enumerate(gateways, start=1)}
+        balancer = subprocess.Popen(
+            [program("haproxy", "haproxy"), "-db", "-q", "-f", str(ROOT / "deploy/haproxy.cfg")],
+            env={**os.environ, "LISTEN": f"127.0.0.1:{port}", **places},
+        )
+        try:
+            url = f"http://127.0.0.1:{port}"
+            deadline = time.monotonic() + 20
+            while not _ready(url):
+                assert time.monotonic() < deadline and balancer.poll() is None, "HAProxy does not serve"
+                time.sleep(0.05)
+            yield Topology(url=f"{url}/mcp", redis=redis, gateways=gateways)
+        finally:
+            balancer.terminate()
+            balancer.wait(10)
+
+
+def _ready(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/readyz").status_code == 200
+    except httpx.HTTPError:
+        return False
