@@ -1,5 +1,7 @@
 """The command line: run, check, keygen, sessions (and demo-server, which `__main__` starts by itself)."""
 
+import os
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -41,16 +43,21 @@ def run(
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on; 0 takes a free one.")] = None,
     store: Annotated[str | None, typer.Option(help="Where sessions are kept, as a URL.")] = None,
+    advertise: Annotated[str | None, typer.Option(help="HOST:PORT where other gateways reach this one.")] = None,
+    workers: Annotated[int, typer.Option(min=1, max=256, help="Processes on the one port; needs a redis store.")] = 1,
 ) -> None:
     """Serve MCP over Streamable HTTP."""
     from gateway.observe import configure_logging
     from gateway.server import serve
+    from gateway.workers import LISTENER, run_workers
 
-    given: dict[str, Any] = {"host": host, "port": port, "store": store}
+    given: dict[str, Any] = {"host": host, "port": port, "store": store, "advertise": advertise}
     try:
         settings = load_settings(config, {key: value for key, value in given.items() if value is not None})
         settings = _with_command(settings, command)
         configure_logging(settings.gateway.log_level)
+        if workers > 1 and LISTENER not in os.environ:
+            raise typer.Exit(run_workers(settings, sys.argv[1:], workers))
         serve(settings)
     except ConfigurationError as error:
         raise _fail(str(error)) from None

@@ -3,12 +3,12 @@
 import asyncio
 import gc
 import socket
-import sys
 
 import uvicorn
 
 from gateway.app import Gateway, create_app
 from gateway.settings import Settings
+from gateway.workers import inherited_listener, tell_ready
 
 __all__ = ["serve"]
 
@@ -28,7 +28,7 @@ class _Server(uvicorn.Server):
             # What is there now stays: the collector need not walk through it again, nor stop calls for it so often.
             gc.freeze()
             gc.set_threshold(10_000, 50, 100)
-            print(f"ready {self._url}", file=sys.stderr, flush=True)  # noqa: T201  # the line people and tools wait for
+            tell_ready(self._url)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         await self._gateway.drain()
@@ -58,10 +58,21 @@ def serve(settings: Settings) -> None:
         proxy_headers=False,  # the one we heed is read with the others
         timeout_graceful_shutdown=DRAIN_TIMEOUT_S,
     )
-    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((options.host, options.port))
+    with _listener(options.host, options.port) as listener:
         port = listener.getsockname()[1]
-        host = f"[{options.host}]" if family == socket.AF_INET6 else options.host
+        host = f"[{options.host}]" if ":" in options.host else options.host
         _Server(config, gateway, f"http://{host}:{port}/mcp").run(sockets=[listener])
+
+
+def _listener(host: str, port: int) -> socket.socket:
+    inherited = inherited_listener()
+    if inherited is not None:
+        return inherited
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+    except OSError:
+        listener.close()
+        raise
+    return listener

@@ -84,20 +84,21 @@ def running_gateway(
     command: Sequence[str] = DEMO,
     options: Mapping[str, Any] | None = None,
     env: Mapping[str, str] | None = None,
+    arguments: Sequence[str] = (),
     must_stop: bool = True,
 ) -> Iterator[RunningGateway]:
     """A gateway on a free port, with these servers or with one command; stopped at the end."""
     with tempfile.TemporaryDirectory() as folder:
-        arguments = [sys.executable, "-m", "gateway", "run", "--port", "0"]
+        typed = [sys.executable, "-m", "gateway", "run", "--port", "0", *arguments]
         if servers is None and options is None:
-            arguments += ["--", *command]
+            typed += ["--", *command]
         else:
             config = Path(folder, "mcp.json")
             entries = {"main": server(command)} if servers is None else servers
             config.write_text(json.dumps({"mcpServers": entries, "gateway": options or {}}), encoding="utf-8")
-            arguments += ["--config", str(config)]
+            typed += ["--config", str(config)]
         process = subprocess.Popen(
-            arguments, stderr=subprocess.PIPE, text=True, env={**os.environ, **(env or {})}, cwd=ROOT
+            typed, stderr=subprocess.PIPE, text=True, env={**os.environ, **(env or {})}, cwd=ROOT
         )
         gateway = RunningGateway(process)
         try:

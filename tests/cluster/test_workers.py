@@ -1,0 +1,99 @@
+"""`run --workers N`: replicas in processes of their own on one port."""
+
+import contextlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from tests.requirements import requirement
+from tests.support.many import AsyncModern, all_at_once
+from tests.support.procs import descendants, eventually, gone
+from tests.support.redis_server import RunningRedis
+from tests.support.running import DEMO, ROOT, RunningGateway, running_gateway, server
+
+KEYS = {"MCP_GATEWAY_KEYS": "k" * 40}
+
+
+def workers_of(gateway: RunningGateway) -> list[psutil.Process]:
+    return [p for p in psutil.Process(gateway.pid).children() if "--workers" in p.cmdline()]
+
+
+@contextlib.contextmanager
+def workers(redis: RunningRedis, count: int) -> Iterator[RunningGateway]:
+    options = {"store": redis.url}
+    arguments = ["--workers", str(count)]
+    with running_gateway({"demo": server(DEMO)}, options=options, env=KEYS, arguments=arguments) as gateway:
+        yield gateway
+
+
+async def counting(http: httpx.AsyncClient, url: str, n: int) -> list[str]:
+    client = AsyncModern(http, workspace=f"w{n}")
+    counts = []
+    for _ in range(10):
+        # A new connection each time, so that the kernel may give it to any worker.
+        async with httpx.AsyncClient(timeout=30) as fresh:
+            client._http = fresh
+            counts.append(await client.tool(url, "count"))
+    return counts
+
+
+@requirement("rep.any")
+def test_workers_serve_each_others_sessions_on_one_port(redis_server: RunningRedis) -> None:
+    with workers(redis_server, 3) as gateway:
+        assert len(workers_of(gateway)) == 3
+        for counts in all_at_once(lambda http, n: counting(http, gateway.url, n), 12):
+            assert counts == [str(n) for n in range(1, 11)]
+
+
+@requirement("rep.takeover", "proc.gone")
+def test_a_worker_that_dies_is_started_again_and_loses_no_session(redis_server: RunningRedis) -> None:
+    with workers(redis_server, 2) as gateway:
+        tokens = all_at_once(lambda http, n: opened(http, gateway.url), 6)
+        workers_of(gateway)[0].kill()
+
+        async def recalling(http: httpx.AsyncClient, n: int) -> str:
+            return await AsyncModern(http, token=tokens[n]).tool(gateway.url, "recall", {"key": "k"})
+
+        assert all_at_once(recalling, 6) == ["kept"] * 6
+        assert eventually(lambda: len(workers_of(gateway)) == 2, within_s=10)
+
+
+async def opened(http: httpx.AsyncClient, url: str) -> str:
+    client = AsyncModern(http)
+    await client.tool(url, "remember", {"key": "k", "value": "kept"})
+    return client.token
+
+
+@requirement("proc.gone")
+@pytest.mark.parametrize("how", ["stop", "kill"])
+def test_nothing_is_left_when_the_parent_ends(redis_server: RunningRedis, how: str) -> None:
+    with workers(redis_server, 2) as gateway:
+        all_at_once(lambda http, n: opened(http, gateway.url), 4)
+        everything = descendants(gateway.pid)
+        assert len(everything) > 6
+        getattr(gateway, how)()
+        assert gone(everything, within_s=20)
+
+
+@requirement("ops.config")
+@pytest.mark.parametrize("store", ["memory://", "sqlite:///{}/sessions.db"])
+def test_a_store_of_one_process_refuses_several(store: str, tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "gateway",
+        "run",
+        "--workers",
+        "2",
+        "--store",
+        store.format(tmp_path),
+        "--",
+        "true",
+    ]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False, cwd=ROOT)
+    assert ran.returncode == 2 and "more than one worker needs redis://" in ran.stderr
