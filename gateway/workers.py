@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from gateway.settings import ConfigurationError, Settings
@@ -56,11 +56,7 @@ def run_workers(settings: Settings, arguments: Sequence[str], count: int) -> int
         served = _all_ready(ready, workers, stopping)
         if served:
             print(f"ready {url}", file=sys.stderr, flush=True)  # noqa: T201  # the line people and tools wait for
-        while served and not stopping.wait(_AGAIN_S):
-            for place, worker in enumerate(workers):
-                if worker.poll() is not None:
-                    print(f"worker {worker.pid} is gone; starting another", file=sys.stderr, flush=True)  # noqa: T201
-                    workers[place] = start()
+            _tend(workers, start, stopping)
         # A worker that could not start has said why: its code is ours.
         failed = 0 if served or stopping.is_set() else next((code for w in workers if (code := w.poll())), 1)
         for worker in workers:
@@ -68,6 +64,17 @@ def run_workers(settings: Settings, arguments: Sequence[str], count: int) -> int
         for worker in workers:
             worker.wait()
         return abs(failed)
+
+
+def _tend(
+    workers: list[subprocess.Popen[bytes]], start: Callable[[], subprocess.Popen[bytes]], stopping: threading.Event
+) -> None:
+    """Start another for each worker that dies, until it is time to stop."""
+    while not stopping.wait(_AGAIN_S):
+        for place, worker in enumerate(workers):
+            if worker.poll() is not None:
+                print(f"worker {worker.pid} is gone; starting another", file=sys.stderr, flush=True)  # noqa: T201
+                workers[place] = start()
 
 
 def _all_ready(ready: int, workers: Sequence[subprocess.Popen[bytes]], stopping: threading.Event) -> bool:

@@ -10,7 +10,7 @@ from session_store.memory import MAX_SESSIONS, MemoryBackend
 
 __all__ = ["backend_for", "check_store_url", "shown", "sqlite_path"]
 
-SUPPORTED = "memory://, sqlite:///path, redis:// and rediss:// are"
+SUPPORTED = "memory://, sqlite:///path, redis://, rediss:// and redis+sentinel:// are"
 
 
 def check_store_url(url: str) -> str:
@@ -25,6 +25,10 @@ def check_store_url(url: str) -> str:
     if parts.scheme in ("redis", "rediss"):
         if not parts.hostname:
             raise ValueError("give a host: redis://host:6379/0")
+        return url
+    if parts.scheme == "redis+sentinel":
+        if not parts.netloc.rpartition("@")[2] or not parts.path.strip("/"):
+            raise ValueError("give the sentinels and the service: redis+sentinel://host:26379,host:26379/mymaster/0")
         return url
     raise ValueError(f"unknown kind of store {parts.scheme or url[:32]!r}: {SUPPORTED} supported")
 
@@ -58,7 +62,6 @@ def backend_for(
 def shown(url: str) -> str:
     """The URL as logs may show it: without a password."""
     parts = urlsplit(url)
-    if parts.password is None and parts.username is None:
+    if "@" not in parts.netloc:
         return url
-    host = parts.hostname or ""
-    return parts._replace(netloc=f"…@{host}" + (f":{parts.port}" if parts.port else "")).geturl()
+    return parts._replace(netloc="…@" + parts.netloc.rpartition("@")[2]).geturl()

@@ -10,6 +10,8 @@ from typing import Any, Final, cast
 
 import hiredis
 from redis.asyncio import Redis, SSLConnection, UnixDomainSocketConnection
+from redis.asyncio.sentinel import SentinelConnectionPool
+from redis.exceptions import RedisError
 
 from session_store.base import StoreUnavailable
 
@@ -92,14 +94,23 @@ class Connection:
                     await loop.create_unix_connection(lambda: _Wire(self), how.path)
                 else:
                     tls = how.ssl_context.get() if isinstance(how, SSLConnection) else None
-                    await loop.create_connection(lambda: _Wire(self), how.host, how.port, ssl=tls)
+                    host, port = await self._address(how)
+                    await loop.create_connection(lambda: _Wire(self), host, port, ssl=tls)
                 await asyncio.gather(*self._greeted)
         except StoreUnavailable:
             self._fail("Redis refuses us")
             raise
-        except (OSError, TimeoutError) as error:
+        except (OSError, TimeoutError, RedisError) as error:
             self._fail(f"Redis cannot be reached: {type(error).__name__}")
             raise StoreUnavailable(f"Redis cannot be reached: {type(error).__name__}") from error
+
+    async def _address(self, how: Any) -> tuple[str, int]:
+        """Where the server is; with Sentinel, where the master is now."""
+        pool = self._client.connection_pool
+        if isinstance(pool, SentinelConnectionPool):
+            host, port = await pool.get_master_address()  # type: ignore[no-untyped-call]  # no hint
+            return str(host), int(port)
+        return how.host, how.port
 
     # -- what the wire brings
 
@@ -118,6 +129,8 @@ class Connection:
             return
         if isinstance(reply, hiredis.ReplyError):
             waiting.set_exception(_refused(reply))
+            if str(reply).startswith("READONLY"):  # it was the master; the next command finds the one that is
+                self._fail("Redis has handed over to another server")
         else:
             waiting.set_result(reply)
 

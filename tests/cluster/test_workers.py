@@ -20,7 +20,8 @@ KEYS = {"MCP_GATEWAY_KEYS": "k" * 40}
 
 
 def workers_of(gateway: RunningGateway) -> list[psutil.Process]:
-    return [p for p in psutil.Process(gateway.pid).children() if "--workers" in p.cmdline()]
+    alive = [p for p in psutil.Process(gateway.pid).children() if p.status() != psutil.STATUS_ZOMBIE]
+    return [p for p in alive if "--workers" in p.cmdline()]
 
 
 @contextlib.contextmanager
