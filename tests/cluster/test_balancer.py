@@ -14,7 +14,8 @@ from tests.requirements import requirement
 from tests.support.running import DEMO, ROOT, server
 from tests.support.topology import Topology, running_topology
 
-SESSIONS, CALLS = 40, 10
+SESSIONS, CALLS = 200, 20
+AT_ONCE = 50
 
 
 @pytest.fixture(scope="module")
@@ -26,8 +27,10 @@ def topology() -> Iterator[Topology]:
 @requirement("rep.any", "ops.deploy")
 @pytest.mark.parametrize("mode", ["auto", "legacy"])
 def test_sdk_clients_behind_round_robin_each_keep_their_session(topology: Topology, mode: Any) -> None:
+    at_once = asyncio.Semaphore(AT_ONCE)
+
     async def one() -> tuple[str, list[str]]:
-        async with Client(topology.url, mode=mode) as client:
+        async with at_once, Client(topology.url, mode=mode) as client:
             counts = [text(await client.call_tool("count", {})) for _ in range(CALLS)]
             return json.loads(text(await client.call_tool("whoami", {})))["session_id"], counts
 

@@ -4,13 +4,14 @@ Compares every check with what is expected, in either direction, tasks and skill
 totals would not do: they leave out warnings and skipped checks, so a check that gets worse only makes them smaller.
 """
 
+import contextlib
 import json
 import re
 import subprocess
 import sys
 import tempfile
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import Any
 
 from tests.conformance.everything import loaded
 from tests.support.running import running_gateway, server
+from tests.support.topology import running_topology
 from tests.tools.obtain import CACHE, node, node_environment, npm_packages, sdk_source
 
 SUITE = {"@modelcontextprotocol/conformance": "0.2.0-alpha.12"}
@@ -34,10 +36,12 @@ class Run:
     revision: str
     shared: bool
     passes: int
+    balanced: bool = False
 
     @property
     def name(self) -> str:
-        return f"{self.revision} {'shared' if self.shared else 'isolated'}"
+        balanced = " balanced" if self.balanced else ""
+        return f"{self.revision} {'shared' if self.shared else 'isolated'}{balanced}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,20 +58,36 @@ RUNS = (
     Run(revision="2025-11-25", shared=False, passes=83),
     Run(revision="2026-07-28", shared=True, passes=152),
     Run(revision="2026-07-28", shared=False, passes=150),
+    # Through HAProxy and three gateways, in turns.
+    Run(revision="2025-11-25", shared=False, passes=83, balanced=True),
+    Run(revision="2026-07-28", shared=True, passes=150, balanced=True),
+    Run(revision="2026-07-28", shared=False, passes=150, balanced=True),
 )
+
+
+@contextlib.contextmanager
+def _served(run: Run, everything: Sequence[str]) -> Iterator[str]:
+    """The URL of one gateway, or of HAProxy before three of them, which takes turns with every message."""
+    options = {"limits": {"poll_after_s": 1.0}}
+    servers = {"everything": server(everything, shared=run.shared)}
+    if run.balanced:
+        with running_topology(servers, options) as topology:
+            yield topology.url
+    else:
+        with running_gateway(servers, options=options) as gateway:
+            yield gateway.url
 
 
 def run_suite(run: Run) -> tuple[list[Check], str]:
     """The checks, and what the suite printed."""
-    options = {"limits": {"poll_after_s": 1.0}}
     command = [str(node()), str(npm_packages(SUITE) / "node_modules/.bin/conformance"), "server"]
     with (
         tempfile.TemporaryDirectory() as folder,
         loaded() as everything,
-        running_gateway({"everything": server(everything, shared=run.shared)}, options=options) as gateway,
+        _served(run, everything) as url,
     ):
         finished = subprocess.run(
-            [*command, "--url", gateway.url, "--requirements", run.revision, "--output-dir", folder],
+            [*command, "--url", url, "--requirements", run.revision, "--output-dir", folder],
             env=node_environment(),
             capture_output=True,
             text=True,

@@ -29,11 +29,11 @@ class Topology:
 
 
 @contextlib.contextmanager
-def running_topology(servers: Mapping[str, Any]) -> Iterator[Topology]:
+def running_topology(servers: Mapping[str, Any], options: Mapping[str, Any] | None = None) -> Iterator[Topology]:
     """Everything, until the block ends."""
     with contextlib.ExitStack() as stack:
         redis = stack.enter_context(running_redis())
-        options = {"store": redis.url}
+        options = {**(options or {}), "store": redis.url}
         gateways = [
             stack.enter_context(running_gateway(servers, options=options, env=KEYS, must_stop=False)) for _ in range(3)
         ]
