@@ -28,6 +28,8 @@ class ImmediateReply:
     def cancel(self, reason: str) -> None:
         """There is nothing left to cancel."""
 
+    is_doubtful = False
+
     async def confirmed(self, frame: Frame) -> Frame:
         return frame
 
@@ -69,9 +71,13 @@ class CallReply:
         if self._exchange.conversation is not None:
             self._exchange.conversation.cancel(self._exchange, reason)
 
+    @property
+    def is_doubtful(self) -> bool:
+        return self._cluster is not None and self._session is not None and not self._cluster.is_fresh
+
     async def confirmed(self, frame: Frame) -> Frame:
         cluster, session = self._cluster, self._session
-        if cluster is None or session is None or cluster.is_fresh:
+        if cluster is None or session is None:
             return frame
         with contextlib.suppress(StoreUnavailable):
             if await cluster.still_owns(session):

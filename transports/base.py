@@ -232,6 +232,11 @@ class Answer(Protocol):
         """The client does not want the answer any more."""
         ...
 
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether the session may have passed to another process, so that frames have to be `confirmed`."""
+        ...
+
     async def confirmed(self, frame: Frame) -> Frame:
         """What may leave instead of the frame: itself, or an error when the session has passed to another process."""
         ...

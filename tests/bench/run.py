@@ -30,6 +30,8 @@ SESSIONS: Final = 32
 FLOOR: Final = 0.50
 """What the gateway on Redis has to reach of the minimal relay."""
 
+HOP: Final = "hop, redis"
+
 Result = Mapping[str, Any]
 
 
@@ -118,6 +120,13 @@ def main() -> int:
                 files[name] = folder / name.replace(" ", "-")
                 files[name].write_text("\n".join(opened(urls[name], name.startswith("bare"))))
                 measured(urls[name], files[name], 1)
+        if HOP.partition(",")[0] in options.only or not options.only:
+            # Sessions of one gateway, asked for at another: what a request costs that lands on the wrong replica.
+            command, env = subjects(echo_server(), redis, folder)["gateway, redis"]
+            owner, edge = (stack.enter_context(served(command, env)) for _ in range(2))
+            urls[HOP], files[HOP] = edge, folder / "hop"
+            files[HOP].write_text("\n".join(opened(owner, False)))
+            measured(edge, files[HOP], 1)
         for _ in range(options.rounds):
             for name, url in urls.items():
                 results.setdefault(name, []).append(measured(url, files[name], options.seconds))

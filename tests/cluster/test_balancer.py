@@ -10,6 +10,9 @@ import pytest
 import yaml
 from mcp import Client
 
+from gateway.app import HAND_OVER_S, HEALTH, READY
+from gateway.server import DRAIN_TIMEOUT_S
+from gateway.settings import load_settings
 from tests.requirements import requirement
 from tests.support.running import DEMO, ROOT, server
 from tests.support.topology import Topology, running_topology
@@ -62,3 +65,24 @@ def test_the_compose_file_starts_this_topology() -> None:
     for source in re.findall(r"^COPY (.+) /src", dockerfile, re.MULTILINE):
         assert all((ROOT / path).exists() for path in source.split())
     assert "USER gateway" in dockerfile and "tini" in dockerfile and "HEALTHCHECK" in dockerfile
+
+
+@requirement("ops.deploy")
+def test_the_manifests_agree_with_the_gateway_and_with_each_other() -> None:
+    text = (ROOT / "deploy/kubernetes.yaml").read_text(encoding="utf-8")
+    parts = {part["kind"]: part for part in yaml.safe_load_all(text)}
+    assert parts.keys() == {"Deployment", "Service", "PodDisruptionBudget", "HorizontalPodAutoscaler"}
+    pod = parts["Deployment"]["spec"]["template"]
+    for selector in ("Service", "PodDisruptionBudget"):
+        found = parts[selector]["spec"]["selector"]
+        assert found.get("matchLabels", found) == pod["metadata"]["labels"]
+    container = pod["spec"]["containers"][0]
+    assert container["readinessProbe"]["httpGet"]["path"] == READY
+    assert container["livenessProbe"]["httpGet"]["path"] == HEALTH
+    assert pod["spec"]["terminationGracePeriodSeconds"] > 5 + HAND_OVER_S + DRAIN_TIMEOUT_S
+    given = {entry["name"]: entry.get("value", "secret") for entry in container["env"]}
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    assert given["MCP_GATEWAY_ADVERTISE"].endswith(f":{ports['internal']}") and "MCP_GATEWAY_KEYS" in given
+    options = {"host": "0.0.0.0", "store": given["MCP_GATEWAY_STORE"], "advertise": "10.0.0.1:9000"}
+    checked = load_settings(None, options)
+    assert checked.gateway.port == ports["http"]

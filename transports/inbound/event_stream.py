@@ -74,7 +74,8 @@ async def stream_answer(
         if isinstance(frame, TimeoutError):
             await stream.write(COMMENT)
         else:
-            frame = await answer.confirmed(frame)
+            if answer.is_doubtful:
+                frame = await answer.confirmed(frame)
             await stream.write(encode_event(frame.data, await answer.record(frame.data)))
             if frame.final:
                 break

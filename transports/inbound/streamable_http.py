@@ -294,7 +294,8 @@ async def _send_answer(
     if isinstance(first, TimeoutError) or not first.final:
         await stream_answer(send, answer, first, headers=answer.headers, priming=priming, poll_after_s=poll_after_s)
     else:
-        first = await answer.confirmed(first)
+        if answer.is_doubtful:
+            first = await answer.confirmed(first)
         await send_json(send, status_of(first.error_code), first.data, answer.headers)
 
 
