@@ -21,7 +21,7 @@ from gateway.cluster import Cluster, Forwarded, Route
 from gateway.errors import OUTCOME_UNKNOWN, store_unavailable, unreachable
 from session_store import KeyRing, Principal, Purpose, Session, StoreUnavailable
 from transports.base import Elsewhere
-from transports.inbound.http import Receive, Scope, Send, read_body, send_json
+from transports.inbound.http import Guard, Receive, Scope, Send, header_map, read_body, send_json
 from transports.inbound.streamable_http import StreamableHttp
 from transports.jsonrpc import InvalidMessage, encode, encode_error, parse
 
@@ -32,6 +32,7 @@ logger = logging.getLogger(__name__)
 ENVELOPE: Final = b"mcp-gateway-envelope"
 GOOD_FOR_S: Final = 10.0
 CONNECT_S: Final = 1.0
+_SOMEBODY_ELSE: Final = 421
 _LOOK_EVERY_S: Final = 0.5
 _MOVED_S: Final = 0.02
 """What a session that changes hands may take to have a new owner in the store."""
@@ -163,9 +164,11 @@ class Forwarding:
     async def _read(self, hop: "_Hop", address: str, headers: list[tuple[bytes, bytes]]) -> bool:
         assert self._client is not None
         async with self._client.stream("POST", address, content=hop.body, headers=headers) as response:
+            if response.status_code == _SOMEBODY_ELSE:
+                raise httpx2.ConnectError("another process has the owner's address now")
             if response.status_code != 200:
-                await asyncio.sleep(_MOVED_S)
-                return False  # it could not read our envelope: it is not who we take it for
+                logger.error("a gateway on this store refuses our requests: do its keys and its clock agree with ours?")
+                raise unreachable()
             return await hop.relay(_frames(response))
 
     async def _silent(self, owner: str) -> None:
@@ -186,7 +189,7 @@ class Forwarding:
             subject=route.principal.subject,
             method=scope["method"],
             path=scope["path"].removeprefix(scope.get("root_path", "")),
-            secure=scope.get("scheme") == "https",
+            secure=Guard.is_secure(scope, header_map(scope["headers"])),
             digest=hashlib.blake2b(body, digest_size=16).hexdigest(),
             nonce=secrets.token_urlsafe(12),
             expires=self._clock() + GOOD_FOR_S,
@@ -200,6 +203,9 @@ class Forwarding:
         envelope = self._opened(headers.get(ENVELOPE, b""))
         body = await read_body(receive, {}, 1 << 30)
         if body is None:
+            return
+        if envelope is not None and envelope.target != self._cluster.replica:
+            await send_json(send, _SOMEBODY_ELSE, b'{"error":"an envelope for another replica"}')
             return
         if envelope is None or hashlib.blake2b(body, digest_size=16).hexdigest() != envelope.digest:
             await send_json(send, 403, b'{"error":"not an envelope for this replica"}')
@@ -233,14 +239,14 @@ class Forwarding:
         await outlet.end()
 
     def _opened(self, sealed: bytes) -> _Envelope | None:
-        """The envelope, if it is one for us, fresh and not seen before."""
+        """The envelope, if it is one of ours, fresh and not seen before."""
         try:
             text = self._signer.unsign(sealed)
             envelope = msgspec.json.decode(bytes.fromhex(text.decode()), type=_Envelope)
         except (BadSignature, ValueError, msgspec.MsgspecError):
             return None
         now = self._clock()
-        if envelope.target != self._cluster.replica or now >= envelope.expires or envelope.nonce in self._seen:
+        if now >= envelope.expires or envelope.nonce in self._seen:
             return None
         self._seen[envelope.nonce] = envelope.expires
         if len(self._seen) > 10_000:
