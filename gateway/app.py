@@ -22,6 +22,7 @@ from gateway.bridge.legacy_client import LegacyClients
 from gateway.bridge.modern_client import ModernClients
 from gateway.cluster import Cluster
 from gateway.endpoint import Endpoint
+from gateway.envelope import Envelopes
 from gateway.forwarding import Forwarding
 from gateway.identity import Identity
 from gateway.live import LiveSession, LiveSessions
@@ -44,7 +45,6 @@ from session_store.connect import sqlite_path
 from session_store.context import ToolSession, tool_session
 from session_store.sqlite import keys_beside
 from transports.base import Upstream
-from transports.inbound.app_server import AppServer
 from transports.inbound.http import Guard, Receive, Scope, Send
 from transports.inbound.streamable_http import StreamableHttp
 from transports.upstream.process import Supervisor
@@ -177,9 +177,8 @@ class Gateway:
         self.endpoints: dict[str, StreamableHttp] = {}
         self._forwarding: Forwarding | None = None
         if self._cluster is not None:
-            self._forwarding = Forwarding(
-                self._cluster, ring, self.endpoints, took_over=self.sessions.took_over, clock=clock
-            )
+            envelopes = Envelopes(ring, clock)
+            self._forwarding = Forwarding(self._cluster, envelopes, self.endpoints, took_over=self.sessions.took_over)
         self.endpoints |= {
             path: StreamableHttp(
                 pipeline,
@@ -269,16 +268,15 @@ class Gateway:
         """Be reached by the other gateways on the same store."""
         if self._cluster is None or self._forwarding is None:
             return
-        stack.push_async_callback(self._forwarding.close)
+        stack.callback(self._forwarding.close)
         host, _, port = self._address.rpartition(":")
         if host in ("0.0.0.0", "::") and port == "0":
             raise ConfigurationError(
                 f"gateway.host is {host}: say with gateway.advertise (or MCP_GATEWAY_ADVERTISE) at which HOST:PORT the "
                 "other gateways on this store reach this one"
             )
-        bound, close = await AppServer(self._forwarding).listen_tcp(host, int(port))
-        stack.callback(close)
-        self._cluster.address = f"http://{host}:{bound}"
+        bound = await stack.enter_async_context(self._forwarding.listening(host.strip("[]"), int(port)))
+        self._cluster.address = f"{host}:{bound}"
         with contextlib.suppress(StoreUnavailable):
             await self._cluster.beat()
 

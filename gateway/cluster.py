@@ -33,11 +33,15 @@ class Route(msgspec.Struct, frozen=True):
 
 
 class Forwarded(msgspec.Struct, frozen=True, kw_only=True):
-    """What another replica vouches for. `started` is called before anything of the request is written upstream."""
+    """What another replica vouches for, having read the session's record at that epoch and version a moment ago.
+
+    `started` is called before anything of the request is written upstream.
+    """
 
     session_id: str
     principal: Principal
     epoch: int
+    version: int
     started: Callable[[], Awaitable[None]]
 
 

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -24,6 +24,18 @@ from transports.jsonrpc import INVALID_PARAMS, METHOD_NOT_FOUND, Message, Object
 __all__ = ["Endpoint"]
 
 logger = logging.getLogger(__name__)
+
+
+_REPEATABLE: Final = frozenset(LISTS) | {
+    "completion/complete",
+    "logging/setLevel",
+    "prompts/get",
+    "resources/read",
+    "resources/subscribe",
+    "resources/unsubscribe",
+    "subscriptions/listen",
+}
+"""Requests that do no more when they are made twice; of tools, they say so themselves."""
 
 
 class Endpoint:
@@ -104,6 +116,21 @@ class Endpoint:
         if only is None or only.settings.shared or live is None or live.ended:
             return False
         return only.conversation(live, era, correlation).start_now(exchange, params, meta)
+
+    async def is_repeatable(self, exchange: Exchange, era: Era, params: Object, correlation: str) -> bool:
+        """Whether a call that may have taken effect already can be made once more.
+
+        Raises:
+            UpstreamUnavailable, HandshakeRefused, LinkClosed: the server cannot be asked.
+        """
+        if exchange.method != "tools/call":
+            return exchange.method in _REPEATABLE
+        name = text_of(params, "name")
+        upstream = self._only
+        if upstream is None:
+            owner, name = owner_of(name, self._upstreams, "tool")
+            upstream = self._upstreams[owner]
+        return await upstream.is_repeatable(name, self._conversation(upstream, exchange.live, era, correlation))
 
     def notify(self, live: LiveSession, era: Era, method: str, params: bytes | None, correlation: str) -> None:
         """Pass a client's notification to every upstream it has a conversation with."""

@@ -1,59 +1,53 @@
-"""One hop to the owner of a session and back: the envelope, the internal listener's app, the client side.
+"""One hop to the owner of a session and back: when to forward, when the owner is gone, and what the client then gets.
 
-The owner answers with frames on one HTTP response: `s` before anything is written upstream, then what ASGI sends: `h`
-the response's head, `b` pieces of its body, `e` its end; or `m` alone: the session is not (any longer) served there.
+The owner answers with frames: `s` before anything is written upstream, then what ASGI sends: `h` the response's head,
+`b` pieces of its body, `e` its end; or `m` alone: the session is not (any longer) served there; or `r`: it refuses.
 """
 
 import asyncio
 import contextlib
-import hashlib
+import enum
 import logging
-import secrets
-import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Callable, Mapping
+from time import monotonic
 from typing import Any, Final
 
-import httpx2
 import msgspec
-from itsdangerous import BadSignature, Signer
 
-from gateway.cluster import Cluster, Forwarded, Route
-from gateway.errors import OUTCOME_UNKNOWN, store_unavailable, unreachable
-from session_store import KeyRing, Principal, Purpose, Session, StoreUnavailable
+from gateway.cluster import LEASE_S, Cluster, Forwarded, Route
+from gateway.envelope import Envelopes, Refusal
+from gateway.errors import store_unavailable, unreachable
+from session_store import Principal, Session, StoreUnavailable
 from transports.base import Elsewhere
-from transports.inbound.http import Guard, Receive, Scope, Send, header_map, read_body, send_json
+from transports.hop import Hop, HopBroken, HopPool, HopRefused, HopServer, HopSilent, Incoming
+from transports.inbound.http import Guard, Receive, Scope, Send, header_map
+from transports.inbound.resumed import continued
 from transports.inbound.streamable_http import StreamableHttp
-from transports.jsonrpc import InvalidMessage, encode, encode_error, parse
 
 __all__ = ["Forwarding"]
 
 logger = logging.getLogger(__name__)
 
-ENVELOPE: Final = b"mcp-gateway-envelope"
-GOOD_FOR_S: Final = 10.0
-CONNECT_S: Final = 1.0
-_SOMEBODY_ELSE: Final = 421
-_LOOK_EVERY_S: Final = 0.5
+_WATCH_AFTER_S: Final = 0.05
+_MOST_TRIES: Final = 3
 _MOVED_S: Final = 0.02
 """What a session that changes hands may take to have a new owner in the store."""
 
-_NOT_PASSED_ON: Final = frozenset({b"authorization", b"connection", b"content-length", b"transfer-encoding", ENVELOPE})
+_NOT_PASSED_ON: Final = frozenset({b"authorization", b"connection", b"content-length", b"transfer-encoding"})
+_HEAD = tuple[int, list[tuple[bytes, bytes]]]
 
 
-class _Envelope(msgspec.Struct, frozen=True, kw_only=True):
-    """Who may do what where, for the next seconds, once."""
+class _Outcome(enum.Enum):
+    """How an attempt to have the owner answer ends."""
 
-    target: str
-    session: str
-    epoch: int
-    issuer: str
-    subject: str
-    method: str
-    path: str
-    secure: bool
-    digest: str
-    nonce: str
-    expires: float
+    ANSWERED = enum.auto()
+    MOVED = enum.auto()
+    GONE = enum.auto()
+    """Nobody is there, or nobody who holds a lease: the session may be claimed."""
+    CUT_OFF = enum.auto()
+    """It lives, and does not hear us: the session may be claimed, and it has to hear of that first."""
+    UNKNOWN = enum.auto()
+    """It lives, and its answer broke off."""
 
 
 class Forwarding:
@@ -62,164 +56,216 @@ class Forwarding:
     def __init__(
         self,
         cluster: Cluster,
-        ring: KeyRing,
+        envelopes: Envelopes,
         endpoints: Mapping[str, StreamableHttp],
         *,
         took_over: Callable[[Session], None],
-        clock: Callable[[], float] = time.time,
     ) -> None:
         self._cluster = cluster
+        self._envelopes = envelopes
         self._endpoints = endpoints
         self._took_over = took_over
-        self._clock = clock
-        self._signer = Signer(
-            list(reversed(ring.derive(Purpose.FORWARD))),
-            salt=Purpose.FORWARD.value.encode(),
-            digest_method=hashlib.sha256,
-        )
-        self._seen: dict[str, float] = {}
-        self._client: httpx2.AsyncClient | None = None
+        self._pool = HopPool()
+        self._server = HopServer(self._arrived, lambda: logger.exception("a forwarded request failed"))
 
     # -- to the owner
 
-    async def forward(self, route: Route, scope: Scope, body: bytes, receive: Receive, send: Send) -> bool:
-        """Have the owner answer. False when the session is (or may be) ours now: try it here again.
+    async def forward(self, route: Route, scope: Scope, body: bytes, receive: Receive, send: Send) -> Send | None:
+        """Have the owner answer. Else where to send the answer when it is tried here again: the session is ours now, or
+        may be. `scope["mcp.again"]` is True from then on when the request may have taken effect already.
 
         Raises:
             Refused: 503, neither the owner nor the session can be had.
         """
-        hop = _Hop(send, body)
+        passing = _Passing(send)
+        owner = route.session.owner
         try:
-            if route.session.owner in ("", self._cluster.replica):
-                return await self._hand_over(hop, route, scope, receive)
-            address, leased = await self._cluster.address_of(route.session.owner)
-            cut_off = False
+            if owner in ("", self._cluster.replica):
+                return await self._hand_over(passing, route, scope, body, receive)
+            address, _ = await self._cluster.address_of(owner)
+            outcome = _Outcome.GONE
             if address is not None:
-                try:
-                    answered = await self._to_owner(hop, address, route, scope, receive)
-                except httpx2.ConnectTimeout:
-                    # Nobody says no: it may be cut off from us, or its machine is gone.
-                    if not leased and not self._cluster.may_claim_from_the_silent:
-                        raise unreachable() from None
-                    answered, cut_off = None, leased
-                if answered is not None:
-                    return answered
-            claimed = await self._cluster.take(route.session, leased=cut_off)
+                outcome = await self._ask(passing, owner, address, route, scope, body, receive)
+            if outcome in (_Outcome.GONE, _Outcome.CUT_OFF):
+                claimed = await self._cluster.take(route.session, leased=outcome is _Outcome.CUT_OFF)
+                if claimed is not None and claimed.owner == self._cluster.replica:
+                    self._took_over(claimed)
         except StoreUnavailable:
             raise store_unavailable() from None
-        if claimed is not None and claimed.owner == self._cluster.replica:
-            self._took_over(claimed)
-        return False
+        return await self._after(outcome, passing, scope)
 
-    async def _to_owner(self, hop: "_Hop", address: str, route: Route, scope: Scope, receive: Receive) -> bool | None:
-        """As `forward`; None when the owner is gone and the session may be claimed. Raises `ConnectTimeout`."""
-        try:
-            return await self._hop(hop, route.session.owner, address, route, scope, receive)
-        except httpx2.ConnectTimeout:
-            raise
-        except httpx2.ConnectError:
-            return None  # refused: nobody is there any more
-        except (httpx2.HTTPError, OSError) as error:
-            logger.warning("a forwarded request was cut off: %s", type(error).__name__)
-            if hop.begun:
-                raise  # the client's stream breaks too; what was recorded of it can be resumed
-            if not hop.started:
-                return None
-            await hop.outcome_unknown()
-            return True
-
-    async def _hand_over(self, hop: "_Hop", route: Route, scope: Scope, receive: Receive) -> bool:
+    async def _hand_over(
+        self, passing: "_Passing", route: Route, scope: Scope, body: bytes, receive: Receive
+    ) -> Send | None:
         """This replica leaves, and what it served belongs to nobody: another one takes it."""
         another = await self._cluster.another()
         if another is None:
             raise unreachable()
-        try:
-            return await self._hop(hop, *another, route, scope, receive)
-        except (httpx2.HTTPError, OSError):
-            raise unreachable() from None
+        outcome = await self._ask(passing, *another, route, scope, body, receive)
+        if outcome in (_Outcome.GONE, _Outcome.CUT_OFF) and not passing.started:
+            raise unreachable()
+        return await self._after(outcome, passing, scope)
 
-    async def _hop(self, hop: "_Hop", target: str, address: str, route: Route, scope: Scope, receive: Receive) -> bool:
-        if self._client is None:
-            limits = httpx2.Limits(max_connections=None, max_keepalive_connections=256)
-            timeout = httpx2.Timeout(None, connect=CONNECT_S)
-            self._client = httpx2.AsyncClient(limits=limits, timeout=timeout, trust_env=False)
-        headers = [(name, value) for name, value in scope["headers"] if name not in _NOT_PASSED_ON]
-        headers.append((ENVELOPE, self._sealed(target, route, scope, hop.body)))
-        reading = asyncio.ensure_future(self._read(hop, address, headers))
-        leaving = asyncio.ensure_future(_left(receive))
-        silence = asyncio.ensure_future(self._silent(target))
-        tasks = (reading, leaving, silence)
-        try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            if reading.done():
-                return reading.result()
-            if leaving.done():
-                return True  # closing the hop tells the owner that the client has left
-            raise httpx2.RemoteProtocolError("the owner has gone silent")
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+    async def _after(self, outcome: _Outcome, passing: "_Passing", scope: Scope) -> Send | None:
+        if outcome is _Outcome.ANSWERED:
+            return None
+        if outcome is _Outcome.MOVED:
+            await asyncio.sleep(_MOVED_S)
+            return passing.send
+        if passing.started:
+            logger.warning("the owner of a session was lost with a call in flight")
+            scope["mcp.again"] = True
+        if not passing.begun:
+            return passing.send
+        if scope["method"] == "POST" and passing.is_stream:
+            return continued(passing.send)
+        with contextlib.suppress(OSError):  # what was recorded of the stream can be read on elsewhere
+            await passing.send({"type": "http.response.body", "body": b"", "more_body": False})
+        return None
 
-    async def _read(self, hop: "_Hop", address: str, headers: list[tuple[bytes, bytes]]) -> bool:
-        assert self._client is not None
-        async with self._client.stream("POST", address, content=hop.body, headers=headers) as response:
-            if response.status_code == _SOMEBODY_ELSE:
-                raise httpx2.ConnectError("another process has the owner's address now")
-            if response.status_code != 200:
-                logger.error("a gateway on this store refuses our requests: do its keys and its clock agree with ours?")
-                raise unreachable()
-            return await hop.relay(_frames(response))
-
-    async def _silent(self, owner: str) -> None:
-        """Until the owner's lease is gone, and that means something: it is stopped, or its machine is."""
-        while True:
-            await asyncio.sleep(_LOOK_EVERY_S)
-            with contextlib.suppress(StoreUnavailable):
-                _, leased = await self._cluster.address_of(owner)
-                if not leased and self._cluster.may_claim_from_the_silent:
-                    return
-
-    def _sealed(self, target: str, route: Route, scope: Scope, body: bytes) -> bytes:
-        envelope = _Envelope(
-            target=target,
-            session=route.session.id,
-            epoch=route.session.epoch,
-            issuer=route.principal.issuer,
-            subject=route.principal.subject,
+    async def _ask(
+        self,
+        passing: "_Passing",
+        target: str,
+        address: str,
+        route: Route,
+        scope: Scope,
+        body: bytes,
+        receive: Receive,
+    ) -> _Outcome:
+        seal = self._envelopes.sealing(
+            target,
+            route,
             method=scope["method"],
             path=scope["path"].removeprefix(scope.get("root_path", "")),
             secure=Guard.is_secure(scope, header_map(scope["headers"])),
-            digest=hashlib.blake2b(body, digest_size=16).hexdigest(),
-            nonce=secrets.token_urlsafe(12),
-            expires=self._clock() + GOOD_FOR_S,
+            again=bool(scope.get("mcp.again")),
+            headers=[(name, value) for name, value in scope["headers"] if name not in _NOT_PASSED_ON],
+            body=body,
         )
-        return bytes(self._signer.sign(msgspec.json.encode(envelope).hex().encode()))
+        silent_since: float | None = None
+        tries = 0
+        while True:
+            try:
+                hop = await self._pool.open(address)
+            except HopRefused:
+                return _Outcome.GONE
+            except HopSilent:
+                silent_since = silent_since or monotonic()
+                if (outcome := await self._verdict(target, monotonic() - silent_since)) is not None:
+                    return outcome
+                continue
+            # The same nonce each time: of two copies of a request at most one is worked on.
+            hop.ask(seal(), body)
+            outcome = await self._watched(hop, passing, target, receive)
+            if outcome is not None:
+                return outcome
+            fate = await self._fate(address)
+            if passing.started or fate is _Outcome.GONE:
+                return fate
+            tries += 1
+            if tries == _MOST_TRIES:
+                raise unreachable()
 
-    # -- at the owner (the app of the internal listener)
+    async def _fate(self, address: str) -> _Outcome:
+        """Of an owner whose answer broke off."""
+        try:
+            (await self._pool.open(address)).done()
+        except HopRefused:
+            return _Outcome.GONE
+        except HopSilent:
+            pass
+        return _Outcome.UNKNOWN
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = dict(scope["headers"])
-        envelope = self._opened(headers.get(ENVELOPE, b""))
-        body = await read_body(receive, {}, 1 << 30)
-        if body is None:
+    async def _watched(self, hop: Hop, passing: "_Passing", owner: str, receive: Receive) -> _Outcome | None:
+        """Pass the answer on while the client stays. None when it broke off."""
+        watch = _ClientWatch(hop, receive)
+        try:
+            return await self._relay(hop, passing, owner)
+        except HopBroken:
+            return _Outcome.ANSWERED if watch.left else None
+        except BaseException:
+            hop.close()  # this tells the owner that nobody waits any more
+            raise
+        finally:
+            watch.stop()
+
+    async def _relay(self, hop: Hop, passing: "_Passing", owner: str) -> _Outcome:
+        while True:
+            try:
+                kind, payload = await hop.next()
+            except HopSilent:
+                silent_for = asyncio.get_running_loop().time() - hop.heard_at
+                verdict = await self._verdict(owner, silent_for)
+                if verdict is not None:
+                    hop.close()
+                    return verdict
+                continue
+            if kind == b"s":
+                passing.started = True
+            elif kind == b"m":
+                hop.done()
+                return _Outcome.MOVED
+            elif kind == b"r":
+                hop.close()
+                return self._refused(payload, passing)
+            elif kind == b"e":
+                hop.done()
+                await passing.end(payload)
+                return _Outcome.ANSWERED
+            else:
+                await passing.on(kind, payload)
+
+    def _refused(self, payload: bytes, passing: "_Passing") -> _Outcome:
+        reason = Refusal(payload.decode())
+        if reason is Refusal.SOMEBODY_ELSE:
+            return _Outcome.GONE  # another process has the owner's address now
+        if reason is Refusal.SEEN:
+            passing.started = True
+            return _Outcome.UNKNOWN  # a copy of the request got there, on a connection that broke
+        logger.error("a gateway on this store refuses our requests: do its keys and its clock agree with ours?")
+        raise unreachable()
+
+    async def _verdict(self, owner: str, silent_for: float) -> _Outcome | None:
+        """Of an owner that says nothing; None while it can still come.
+
+        Raises:
+            Refused: it is time to tell the client, and nothing is known.
+        """
+        try:
+            _, leased = await self._cluster.address_of(owner)
+            if not leased and self._cluster.may_claim_from_the_silent:
+                return _Outcome.GONE
+            if leased and silent_for >= LEASE_S:
+                return _Outcome.CUT_OFF
+        except StoreUnavailable:
+            pass
+        if silent_for >= LEASE_S:
+            raise unreachable()
+        return None
+
+    # -- at the owner
+
+    def listening(self, host: str, port: int) -> contextlib.AbstractAsyncContextManager[int]:
+        """Let the others in, inside the block; gives the port."""
+        return self._server.listening(host, port)
+
+    async def _arrived(self, incoming: Incoming) -> None:
+        opened = self._envelopes.open(self._cluster.replica, incoming.head, incoming.body)
+        if isinstance(opened, Refusal):
+            await incoming.send(b"r", opened.value.encode())
             return
-        if envelope is not None and envelope.target != self._cluster.replica:
-            await send_json(send, _SOMEBODY_ELSE, b'{"error":"an envelope for another replica"}')
-            return
-        if envelope is None or hashlib.blake2b(body, digest_size=16).hexdigest() != envelope.digest:
-            await send_json(send, 403, b'{"error":"not an envelope for this replica"}')
-            return
+        envelope, headers = opened
         endpoint = self._endpoints.get(envelope.path)
         if endpoint is None:
-            await send_json(send, 403, b'{"error":"no such endpoint"}')
+            await incoming.send(b"r", Refusal.INVALID.value.encode())
             return
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        outlet = _Outlet(send)
+        outlet = _Outlet(incoming)
         forwarded = Forwarded(
             session_id=envelope.session,
             principal=Principal(issuer=envelope.issuer, subject=envelope.subject),
             epoch=envelope.epoch,
+            version=envelope.version,
             started=outlet.started,
         )
         inner: dict[str, Any] = {
@@ -228,138 +274,103 @@ class Forwarding:
             "path": envelope.path,
             "root_path": "",
             "scheme": "https" if envelope.secure else "http",
-            "headers": [(name, value) for name, value in scope["headers"] if name not in _NOT_PASSED_ON],
+            "headers": headers,
             "client": None,
             "mcp.forwarded": forwarded,
+            "mcp.again": envelope.again,
         }
         try:
-            await endpoint(inner, _replayed(body, receive), outlet.send)
+            await endpoint(inner, _receiving(incoming), outlet.send)
         except Elsewhere:
-            await outlet.moved()
-        await outlet.end()
+            await incoming.send(b"m")
 
-    def _opened(self, sealed: bytes) -> _Envelope | None:
-        """The envelope, if it is one of ours, fresh and not seen before."""
-        try:
-            text = self._signer.unsign(sealed)
-            envelope = msgspec.json.decode(bytes.fromhex(text.decode()), type=_Envelope)
-        except (BadSignature, ValueError, msgspec.MsgspecError):
-            return None
-        now = self._clock()
-        if now >= envelope.expires or envelope.nonce in self._seen:
-            return None
-        self._seen[envelope.nonce] = envelope.expires
-        if len(self._seen) > 10_000:
-            self._seen = {nonce: expires for nonce, expires in self._seen.items() if expires > now}
-        return envelope
-
-    async def close(self) -> None:
+    def close(self) -> None:
         """Give the connections back."""
-        if self._client is not None:
-            await self._client.aclose()
+        self._pool.close()
 
 
-class _Hop:
+class _Passing:
     """What the client has been sent of an answer that comes from elsewhere."""
 
-    def __init__(self, send: Send, body: bytes) -> None:
-        self._send = send
-        self.body = body
+    def __init__(self, send: Send) -> None:
+        self.send = send
         self.started = False
         self.begun = False
+        self.is_stream = False
 
-    async def relay(self, frames: AsyncIterator[tuple[bytes, bytes]]) -> bool:
-        """Pass the owner's frames on. False when the session has moved. Raises `HTTPError` when they break off."""
-        async for kind, payload in frames:
-            if kind == b"s":
-                self.started = True
-            elif kind == b"m":
-                await asyncio.sleep(_MOVED_S)
-                return False
-            elif kind == b"h":
-                status, headers = msgspec.msgpack.decode(payload, type=tuple[int, list[tuple[bytes, bytes]]])
-                self.begun = True
-                await self._send({"type": "http.response.start", "status": status, "headers": headers})
-            elif kind == b"b":
-                await self._send({"type": "http.response.body", "body": payload, "more_body": True})
-            elif kind == b"e":
-                await self._send({"type": "http.response.body", "body": b"", "more_body": False})
-                return True
-        raise httpx2.RemoteProtocolError("the owner's answer broke off")
+    async def on(self, kind: bytes, payload: bytes) -> None:
+        """Pass a frame on."""
+        if kind == b"h":
+            status, headers = msgspec.msgpack.decode(payload, type=_HEAD)
+            self.begun = True
+            self.is_stream = any(n == b"content-type" and v.startswith(b"text/event-stream") for n, v in headers)
+            await self.send({"type": "http.response.start", "status": status, "headers": headers})
+        elif kind == b"b":
+            await self.send({"type": "http.response.body", "body": payload, "more_body": True})
 
-    async def outcome_unknown(self) -> None:
-        """The owner died after it had passed the call on."""
-        try:
-            message = parse(self.body)
-        except InvalidMessage:
-            message = None
-        request_id = encode(message.id) if message is not None and message.is_request else b"null"
-        reason = "The gateway that served this session died before it answered; whether the call took effect is unknown"
-        error = {"code": OUTCOME_UNKNOWN, "message": reason}
-        await send_json(self._send, 200, encode_error(request_id, error))
+    async def end(self, payload: bytes) -> None:
+        """With its last piece."""
+        await self.send({"type": "http.response.body", "body": payload, "more_body": False})
+
+
+class _ClientWatch:
+    """Closes a hop when the client leaves. Most calls are over before it is worth a task."""
+
+    def __init__(self, hop: Hop, receive: Receive) -> None:
+        self._hop = hop
+        self._receive = receive
+        self.left = False
+        self._task: asyncio.Task[None] | None = None
+        self._timer = asyncio.get_running_loop().call_later(_WATCH_AFTER_S, self._start)
+
+    def _start(self) -> None:
+        self._task = asyncio.create_task(self._watch())
+
+    async def _watch(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self.left = True
+        self._hop.close()
+
+    def stop(self) -> None:
+        self._timer.cancel()
+        if self._task is not None:
+            self._task.cancel()
 
 
 class _Outlet:
-    """The frames of an answer, at the owner."""
+    """An answer at the owner, as frames."""
 
-    def __init__(self, send: Send) -> None:
-        self._send = send
+    def __init__(self, incoming: Incoming) -> None:
+        self._incoming = incoming
 
     async def started(self) -> None:
         """Something is about to be written upstream; when this returns, the other side can know."""
-        await self._send({"type": "http.response.body", "body": _frame(b"s", b""), "more_body": True})
+        await self._incoming.send(b"s")
         await asyncio.sleep(0)  # the loop writes when its turn ends
 
     async def send(self, event: Mapping[str, Any]) -> None:
-        """What the endpoint sends, as frames."""
+        """What the endpoint sends."""
         if event["type"] == "http.response.start":
-            data = _frame(b"h", msgspec.msgpack.encode((event["status"], event["headers"])))
-        else:
-            body = event.get("body", b"")
-            data = _frame(b"b", body) if body else b""
-            if not event.get("more_body"):
-                data += _frame(b"e", b"")
-        if data:
-            await self._send({"type": "http.response.body", "body": data, "more_body": True})
-
-    async def moved(self) -> None:
-        """Not here."""
-        await self._send({"type": "http.response.body", "body": _frame(b"m", b""), "more_body": True})
-
-    async def end(self) -> None:
-        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+            await self._incoming.send(b"h", msgspec.msgpack.encode((event["status"], event["headers"])))
+            return
+        body = event.get("body", b"")
+        if not event.get("more_body"):
+            await self._incoming.send(b"e", body)
+        elif body:
+            await self._incoming.send(b"b", body)
 
 
-def _frame(kind: bytes, payload: bytes) -> bytes:
-    return kind + len(payload).to_bytes(4, "big") + payload
-
-
-async def _frames(response: httpx2.Response) -> AsyncIterator[tuple[bytes, bytes]]:
-    rest = b""
-    async for chunk in response.aiter_raw():
-        rest += chunk
-        while len(rest) >= 5:
-            size = int.from_bytes(rest[1:5], "big")
-            if len(rest) < 5 + size:
-                break
-            yield rest[:1], rest[5 : 5 + size]
-            rest = rest[5 + size :]
-
-
-async def _left(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-def _replayed(body: bytes, receive: Receive) -> Receive:
-    """The body that was read already, then whatever else comes."""
+def _receiving(incoming: Incoming) -> Receive:
+    """The body, then the client's leaving."""
     given = False
 
-    async def again() -> Any:
+    async def receive() -> Any:
         nonlocal given
         if not given:
             given = True
-            return {"type": "http.request", "body": body, "more_body": False}
-        return await receive()
+            return {"type": "http.request", "body": incoming.body, "more_body": False}
+        await incoming.left()
+        return {"type": "http.disconnect"}
 
-    return again
+    return receive

@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 from gateway.conversation import Conversation
-from gateway.errors import UNREAD
+from gateway.errors import OUTCOME_UNKNOWN, UNREAD
 from gateway.exchange import Exchange
 from gateway.params import meta_of
 from session_store import EventLog, Session, StoreUnavailable
@@ -24,18 +24,23 @@ from transports.jsonrpc import (
     Object,
     RequestId,
     encode,
+    encode_error,
     encode_notification,
     encode_request,
     splice,
 )
 
-__all__ = ["STANDALONE", "LiveSession", "LiveSessions"]
+__all__ = ["STANDALONE", "LiveSession", "LiveSessions", "stream_of_call"]
 
 logger = logging.getLogger(__name__)
 
 STANDALONE: Final = "standalone"
 """The stream of a session that belongs to no call: what a legacy client hears on its GET."""
 
+
+_UNKNOWN: Final = (
+    "The gateway that served this session is gone without an answer; whether the call took effect is unknown"
+)
 
 MAX_TOLD: Final = 256
 """What may wait to be told to a client while the store does not answer."""
@@ -44,6 +49,16 @@ _STORE_AGAIN_S: Final = 0.5
 
 MAX_QUESTIONS: Final = 256
 """What a server may ask of one client without getting an answer."""
+
+
+def stream_of_call(session: Session, number: int, upstream: str, client_id: RequestId) -> str:
+    """The name of a call's stream. The epoch makes it unique where several processes have served a session."""
+    return f"{session.epoch}/{number}/{upstream}/{encode(client_id).decode()}"
+
+
+def call_of(stream: str) -> bytes | None:
+    """The id, as JSON, of the call that stream belongs to."""
+    return None if stream == STANDALONE else stream.split("/", 3)[-1].encode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +82,8 @@ class LiveSession:
         self.used = False  # since its idle time was last started anew in the store
         self.listeners = 0
         self.ended = False
+        self.recovered = session.era == Era.MODERN  # its streams do not outlive a connection
+        self.alias = ""
         self.leaving = asyncio.Event()
         self.new_process = "gateway_restart"  # why its servers' processes are new, where it had used them before
         self._events = events
@@ -96,6 +113,22 @@ class LiveSession:
                     self._outbox.popleft()
         finally:
             self._pump = None
+
+    async def recover(self) -> None:
+        """Bring streams to an end that an earlier process has left open: their clients come back for the rest."""
+        if self.recovered:
+            return
+        self.recovered = True
+        try:
+            for stream in await self._events.unfinished(self.session.id):
+                request_id = call_of(stream)
+                if request_id is not None:
+                    error = {"code": OUTCOME_UNKNOWN, "message": _UNKNOWN}
+                    await self._events.append(self.session.id, stream, encode_error(request_id, error))
+                    await self._events.finish(self.session.id, stream)
+        except BaseException:
+            self.recovered = False
+            raise
 
     def ask(self, conversation: Conversation, message: Message, exchange: Exchange | None) -> None:
         """Put a server's request to the client, on the stream of the call it belongs to or on the standalone one."""

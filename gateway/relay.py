@@ -1,21 +1,29 @@
 """One call on its way: bounded, given its context, counted as use of its session."""
 
+from typing import Final
+
 import msgspec
 
 from gateway.cluster import Cluster, Forwarded
 from gateway.context import CONTEXT_KEY, TRACE_KEY, context_meta, without_our_keys
+from gateway.conversation import HandshakeRefused
 from gateway.endpoint import Endpoint
-from gateway.errors import too_many_exchanges
+from gateway.errors import OUTCOME_UNKNOWN, too_many_exchanges
 from gateway.exchange import Exchange
 from gateway.live import LiveSession
 from gateway.params import meta_of
 from gateway.reply import CallReply
 from session_store import EventLog
 from session_store.session import redact
-from transports.base import Answer, Era, Request
+from transports.base import Answer, Era, LinkClosed, Request, UpstreamUnavailable
 from transports.jsonrpc import Message, Object, RequestId, encode
 
 __all__ = ["Relay", "id_of", "message_of", "meta_for_upstream"]
+
+
+_UNKNOWN: Final = (
+    "The gateway that served this session died before it answered; whether the call took effect is unknown"
+)
 
 
 class Relay:
@@ -37,7 +45,7 @@ class Relay:
         params: Object,
         headers: list[tuple[bytes, bytes]],
         correlation: str,
-        forwarded: Forwarded | None = None,
+        request: Request,
     ) -> Answer:
         """Send a call upstream; its outcome comes through the answer.
 
@@ -51,6 +59,10 @@ class Relay:
         events = self._events if era is Era.LEGACY else None
         reply = CallReply(exchange, headers, events=events, cluster=self._cluster)
         try:
+            forwarded: Forwarded | None = request.forwarded
+            if request.again and not await self._may_repeat(exchange, endpoint, era, params, correlation):
+                exchange.fail(OUTCOME_UNKNOWN, _UNKNOWN)
+                return reply
             if forwarded is not None:
                 await forwarded.started()
             if not endpoint.relay_now(exchange, era, params, meta, correlation):
@@ -59,6 +71,13 @@ class Relay:
             await reply.done()
             raise
         return reply
+
+    @staticmethod
+    async def _may_repeat(exchange: Exchange, endpoint: Endpoint, era: Era, params: Object, correlation: str) -> bool:
+        try:
+            return await endpoint.is_repeatable(exchange, era, params, correlation)
+        except (UpstreamUnavailable, HandshakeRefused, LinkClosed):
+            return False
 
     def trace(self, live: LiveSession, correlation: str) -> Object:
         """The trace facts for a result's `_meta`, if they are wanted."""

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from gateway.cluster import Cluster
 from gateway.errors import OUTCOME_UNKNOWN
 from gateway.exchange import Exchange
-from gateway.live import STANDALONE, LiveSession
+from gateway.live import STANDALONE, LiveSession, stream_of_call
 from session_store import EventLog, StoreUnavailable
 from transports.base import Frame, ReplyQueue
 from transports.jsonrpc import encode, encode_error
@@ -110,8 +110,10 @@ class CallReply:
 
     @property
     def _stream(self) -> str:
-        conversation = self._exchange.conversation
-        return f"{'' if conversation is None else conversation.name}/{self._exchange.number}"
+        exchange = self._exchange
+        assert exchange.live is not None
+        upstream = "" if exchange.conversation is None else exchange.conversation.name
+        return stream_of_call(exchange.live.session, exchange.number, upstream, exchange.client_id)
 
 
 class StreamReply:

@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from gateway.audit import Audit
-from gateway.cluster import Cluster
+from gateway.cluster import Cluster, Forwarded
 from gateway.context import SESSION_KEY, announced_context
 from gateway.errors import bad_context, no_session, session_unknown
 from gateway.live import LiveSession, LiveSessions
@@ -96,7 +96,7 @@ class Sessions:
             Refused: 404 when an explicit carrier does not name a live session of this principal; 503.
         """
         if request.forwarded is not None:
-            return await self.resume_by_id(request.forwarded.session_id, principal, request.era)
+            return await self._resume_forwarded(request.forwarded, principal, request.era)
         if (token := _explicit(request)) is not None:
             session_id = self._tokens.verify(token)
             if session_id is None:
@@ -107,10 +107,18 @@ class Sessions:
             return resolved
         alias = self._default_alias(request, principal)
         if alias is not None:
-            found = await self._store.resume_alias(alias)
-            if found is not None:
-                return Resolved(live=await self._take_up(found))
+            return await self._by_alias(alias, principal)
         return None
+
+    async def _resume_forwarded(self, forwarded: Forwarded, principal: Principal, era: Era) -> Resolved:
+        """As `resume_by_id`. What the other replica has just read in the store need not be read again."""
+        live = self._live.get(forwarded.session_id)
+        if live is not None and not live.ended and live.recovered and self._cluster is not None:
+            session = live.session
+            here = (session.owner, session.epoch, session.version, session.principal)
+            if here == (self._replica, forwarded.epoch, forwarded.version, principal) and self._cluster.is_fresh:
+                return Resolved(live=live)
+        return await self.resume_by_id(forwarded.session_id, principal, era)
 
     async def resume_by_id(self, session_id: str, principal: Principal, era: Era) -> Resolved:
         """The session of an id that a token or a sealed `requestState` names.
@@ -119,16 +127,27 @@ class Sessions:
             Refused: 404; the log says why, the answer does not.
         """
         live = self._live.get(session_id)
-        session = await self._store.resume(session_id, principal, None if live is None else live.session)
+        try:
+            session = await self._store.resume(session_id, principal, None if live is None else live.session)
+        except StoreUnavailable:
+            if live is None or not self._goes_on(live, principal):
+                raise
+            return Resolved(live=live)
         if session is None:
             fate = await self._store.fate(session_id)
             reason = "somebody else's" if fate == "live" else fate
             self._audit.tell("refused", session_id=session_id, era=era, principal=str(principal), reason=reason)
             raise session_unknown()
-        if live is not None and not live.ended and session.owner == self._replica:
+        if live is not None and not live.ended and live.recovered and session.owner == self._replica:
             live.session = session
             return Resolved(live=live)
         return Resolved(live=await self._take_up(session))
+
+    def _goes_on(self, live: LiveSession, principal: Principal) -> bool:
+        """Whether a session is served while the store is silent: ours for as long as the lease is good."""
+        session = live.session
+        is_ours = self._cluster is not None and self._cluster.is_fresh and session.owner == self._replica
+        return is_ours and not live.ended and session.principal == principal and not session.is_expired(self._clock())
 
     async def _take_up(self, session: Session) -> LiveSession:
         """The live side of a session that a client came back to; worth telling when this replica had none.
@@ -145,6 +164,7 @@ class Sessions:
             if unowned and self._cluster is not None:
                 live.new_process = "drain"
             self._audit.tell("resumed", session=session)
+        await live.recover()
         return live
 
     def took_over(self, session: Session) -> None:
@@ -218,7 +238,11 @@ class Sessions:
         opened = kept.id == session.id
         if opened:
             self._audit.tell("created", session=session)
-        return Resolved(live=self._live.of(kept) if opened else await self._take_up(kept), opened=opened)
+        if not opened:
+            return Resolved(live=await self._take_up(kept))
+        live = self._live.of(kept)
+        live.recovered = True  # there is nothing to recover
+        return Resolved(live=live, opened=True)
 
     def _metadata(self, request: Request, principal: Principal, facts: ClientFacts, context: Context) -> dict[str, str]:
         """What the operator's rules say of a new session. Clients choose some of the values: those are scrubbed."""
@@ -236,6 +260,20 @@ class Sessions:
             return merged_metadata({}, checked_metadata(filled))
         except InvalidMetadata as error:
             raise bad_context(str(error)) from None
+
+    async def _by_alias(self, alias: str, principal: Principal) -> Resolved | None:
+        try:
+            found = await self._store.resume_alias(alias)
+        except StoreUnavailable:
+            named = [live for live in self._live if live.alias == alias and self._goes_on(live, principal)]
+            if not named:
+                raise
+            return Resolved(live=named[0])
+        if found is None:
+            return None
+        live = await self._take_up(found)
+        live.alias = alias
+        return Resolved(live=live)
 
     async def _by_token(self, codec: TokenCodec, token: str, principal: Principal) -> Session | None:
         session_id = codec.verify(token)

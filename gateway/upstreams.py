@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -132,20 +132,34 @@ class ConfiguredUpstream:
 
     async def _header_schemas(self, conversation: Conversation) -> dict[str, Any]:
         """Input schemas of the tools that mirror arguments in headers (MCP 2026-07-28, `x-mcp-header`)."""
-        schemas: dict[str, Any] = {}
-        params: dict[str, Any] = {"_meta": _META}
+        return {
+            tool["name"]: tool["inputSchema"]
+            async for tool in self._tools(conversation)
+            if b'"x-mcp-header"' in encode(tool.get("inputSchema"))
+        }
+
+    async def _tools(self, conversation: Conversation) -> AsyncIterator[Any]:
+        """All tools of the server, page by page."""
+        params: dict[str, Any] = {"_meta": _META} if conversation.era is Era.MODERN else {}
         for _ in range(_PAGES):
             answer = await conversation.ask("tools/list", encode(params))
             if not isinstance(answer.result, msgspec.Raw):
-                break
+                return
             page = msgspec.json.decode(answer.result)
             for tool in page.get("tools", ()):
-                if b'"x-mcp-header"' in encode(tool.get("inputSchema")):
-                    schemas[tool["name"]] = tool["inputSchema"]
+                yield tool
             if not page.get("nextCursor"):
-                break
-            params = {"_meta": _META, "cursor": page["nextCursor"]}
-        return schemas
+                return
+            params["cursor"] = page["nextCursor"]
+
+    async def is_repeatable(self, tool: str, conversation: Conversation) -> bool:
+        """Whether a tool says of itself that calling it twice does no more than calling it once (ToolAnnotations)."""
+        await conversation.ready()
+        async for listed in self._tools(conversation):
+            if listed["name"] == tool:
+                hints = listed.get("annotations") or {}
+                return bool(hints.get("readOnlyHint") or hints.get("idempotentHint"))
+        return False
 
     # -- conversations
 

@@ -212,6 +212,10 @@ class EventLog(Protocol):
         """The stream that event belongs to. Raises `UnknownEvent`."""
         ...
 
+    async def unfinished(self, session_id: str) -> list[str]:
+        """The streams of a session that have not been finished, as far as events of them are still kept."""
+        ...
+
     async def delivered(self, session_id: str, stream: str, event_id: str) -> None:
         """A client was given that event: a follower that names no event starts behind it."""
         ...

@@ -120,6 +120,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
     `headers` has lower-case names, `params` is the top level of the message's. `same_site` is False when a browser says
     that another site caused the request. `forwarded` is what another process of ours vouches for, where it sent this.
+    `again`: it was given to a process that was lost then, and may have taken effect.
     """
 
     era: Era
@@ -130,6 +131,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     protocol_version: str = ""
     meta: Mapping[str, Any] = msgspec.field(default_factory=dict)
     forwarded: Any = None
+    again: bool = False
     same_site: bool = True
     secure: bool = False
 
@@ -273,8 +275,8 @@ class EventSource(Protocol):
 class Forwarder(Protocol):
     """Takes requests to the process that serves them."""
 
-    async def forward(self, route: Any, scope: Any, body: bytes, receive: Any, send: Any) -> bool:
-        """Answer the request by another process; False, and nothing was sent, when it is to be tried here again.
+    async def forward(self, route: Any, scope: Any, body: bytes, receive: Any, send: Any) -> Any:
+        """Answer the request by another process; else where to send the answer when it is tried here again.
 
         Raises:
             Refused: it cannot be had now.

@@ -74,7 +74,7 @@ class LegacyClients:
         exchange = Exchange(
             method=str(message.method), client_id=id_of(message), live=live, replies=ReplyQueue(), shape=shape
         )
-        return await self._relay.send(exchange, endpoint, Era.LEGACY, params, [], correlation, request.forwarded)
+        return await self._relay.send(exchange, endpoint, Era.LEGACY, params, [], correlation, request)
 
     async def _initialize(self, request: Request, principal: Principal, correlation: str) -> Answer:
         message, endpoint = message_of(request), self._endpoints[request.endpoint]

@@ -78,7 +78,7 @@ class ModernClients:
             return self._shape(exchange, result, principal, digest, correlation)
 
         exchange = Exchange(method=method, client_id=id_of(message), live=live, replies=ReplyQueue(), shape=shape)
-        return await self._relay.send(exchange, endpoint, Era.MODERN, params, headers, correlation, request.forwarded)
+        return await self._relay.send(exchange, endpoint, Era.MODERN, params, headers, correlation, request)
 
     def _shape(self, exchange: Exchange, result: Object, principal: Principal, digest: str, correlation: str) -> Object:
         """A modern result as the client gets it."""

@@ -93,6 +93,10 @@ class MemoryEventLog:
                     return stream
         raise UnknownEvent(event_id)
 
+    async def unfinished(self, session_id: str) -> list[str]:
+        log = self._logs.get(session_id)
+        return [] if log is None else sorted({stream for _, stream, _ in log.events} - log.finished)
+
     async def delivered(self, session_id: str, stream: str, event_id: str) -> None:
         log = self._log(session_id)
         log.delivered[stream] = max(log.delivered.get(stream, 0), sequence_of(log.nonce, event_id))

@@ -96,6 +96,15 @@ class RedisEventLog:
                 return _fields(values)[b"s"].decode()
         raise UnknownEvent(event_id)
 
+    async def unfinished(self, session_id: str) -> list[str]:
+        entries = await self._commands.run("XRANGE", keys.of_session(session_id)[2], "-", "+")
+        open_streams: set[str] = set()
+        for _, values in entries:
+            fields = _fields(values)
+            change = open_streams.discard if fields[b"e"] == b"1" else open_streams.add
+            change(fields[b"s"].decode())
+        return sorted(open_streams)
+
     async def delivered(self, session_id: str, stream: str, event_id: str) -> None:
         nonce, _ = await self._log(session_id, stream)
         number = sequence_of(nonce, event_id)

@@ -126,6 +126,17 @@ class SqliteEventLog:
 
         return await self._database.run(work)
 
+    async def unfinished(self, session_id: str) -> list[str]:
+        def work(db: sqlite3.Connection) -> list[str]:
+            rows = db.execute(
+                "SELECT DISTINCT stream FROM events WHERE session = ? AND stream NOT IN "
+                "(SELECT stream FROM streams WHERE session = ? AND finished) ORDER BY stream",
+                (session_id, session_id),
+            )
+            return [row[0] for row in rows]
+
+        return await self._database.run(work)
+
     async def delivered(self, session_id: str, stream: str, event_id: str) -> None:
         def work(db: sqlite3.Connection) -> None:
             number = sequence_of(self._nonce(db, session_id), event_id)

@@ -1,86 +1,189 @@
-"""The internal listener's door: what an envelope has to be."""
+"""The hop: what an envelope has to be, and what becomes of a request whose owner is silent, gone, or breaks off."""
 
-import hashlib
-from collections.abc import MutableMapping
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
-from gateway.cluster import Cluster, Route
-from gateway.forwarding import ENVELOPE, Forwarding
-from session_store import KeyRing, MemoryBackend, Session
+from gateway.cluster import Route
+from gateway.envelope import Envelope, Envelopes, Refusal
+from session_store import KeyRing
 from session_store.testing import ALICE, FakeClock, a_session
 from tests.requirements import requirement
+from transports.hop import Hop, HopBroken, HopPool, HopRefused, HopServer, HopSilent, Incoming
 
 pytestmark = pytest.mark.anyio
 RING = KeyRing.ephemeral()
+HEADERS = [(b"accept", b"application/json")]
 
 
 class Door:
-    """The listener of one replica, with an endpoint that notes what reaches it."""
+    """One replica's envelopes."""
 
-    def __init__(self, ring: KeyRing = RING) -> None:
-        self.clock = FakeClock()
-        backend = MemoryBackend(clock=self.clock)
-        self.cluster = Cluster(backend.directory, backend.sessions, lost=lambda _: None)
-        self.reached: list[Any] = []
-        endpoints: Any = {"/mcp": self._endpoint}
-        self.forwarding = Forwarding(self.cluster, ring, endpoints, took_over=lambda _: None, clock=self.clock)
+    def __init__(self, ring: KeyRing = RING, clock: FakeClock | None = None) -> None:
+        self.clock = clock or FakeClock()
+        self.envelopes = Envelopes(ring, self.clock)
 
-    async def _endpoint(self, scope: Any, receive: Any, send: Any) -> None:
-        self.reached.append((scope["mcp.forwarded"].principal, dict(scope["headers"]), await receive()))
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        await send({"type": "http.response.body", "body": b"ok"})
+    def sealing(self, target: str = "me", body: bytes = b"{}") -> Callable[[], bytes]:
+        route = Route(a_session(self.clock), ALICE)
+        return self.envelopes.sealing(
+            target, route, method="POST", path="/mcp", secure=True, again=False, headers=HEADERS, body=body
+        )
 
-    def session_here(self) -> Session:
-        return replace(a_session(self.clock), owner=self.cluster.replica, epoch=1)
-
-    async def knock(self, envelope: bytes, body: bytes = b"{}") -> int:
-        sent: list[MutableMapping[str, Any]] = []
-
-        async def receive() -> Any:
-            return {"type": "http.request", "body": body, "more_body": False}
-
-        async def send(event: MutableMapping[str, Any]) -> None:
-            sent.append(event)
-
-        headers = [(ENVELOPE, envelope), (b"accept", b"application/json")]
-        await self.forwarding({"type": "http", "headers": headers}, receive, send)
-        return int(sent[0]["status"])
-
-
-def sealed(door: Door, target: str, body: bytes = b"{}", path: str = "/mcp") -> bytes:
-    scope = {"method": "POST", "path": path, "scheme": "http", "headers": [(b"authorization", b"Bearer secret")]}
-    return door.forwarding._sealed(target, Route(door.session_here(), ALICE), scope, body)
+    def open(self, head: bytes, body: bytes = b"{}") -> tuple[Envelope, Any] | Refusal:
+        return self.envelopes.open("me", head, body)
 
 
 @requirement("id.purpose", "rep.any")
-async def test_a_good_envelope_is_good_once_and_for_its_body_only() -> None:
+def test_a_good_envelope_is_good_once_and_for_its_content_only() -> None:
     door = Door()
-    envelope = sealed(door, door.cluster.replica)
-    assert await door.knock(envelope, b"{ }") == 403, "another body"
-    envelope = sealed(door, door.cluster.replica)
-    assert await door.knock(envelope) == 200
-    assert await door.knock(envelope) == 403, "again"
-    principal, headers, message = door.reached[0]
-    assert principal == ALICE and headers == {b"accept": b"application/json"} and message["body"] == b"{}"
-    assert len(door.reached) == 1
+    seal = door.sealing()
+    assert door.open(seal(), b"{ }") is Refusal.INVALID, "another body"
+    assert door.open(seal().replace(b"application", b"applicatiom")) is Refusal.INVALID, "another header"
+    opened = door.open(seal())
+    assert not isinstance(opened, Refusal)
+    envelope, headers = opened
+    assert (envelope.subject, envelope.path, envelope.secure) == (ALICE.subject, "/mcp", True) and headers == HEADERS
+    assert door.open(seal()) is Refusal.SEEN, "a second copy, sealed later"
 
 
 @requirement("id.purpose")
-async def test_late_foreign_and_misdirected_envelopes_stay_outside() -> None:
+def test_late_foreign_misdirected_and_damaged_envelopes_stay_outside() -> None:
     door = Door()
-    late = sealed(door, door.cluster.replica)
+    late = door.sealing()()
     door.clock.pass_time(11)
-    stranger = Door(KeyRing.ephemeral())
-    for envelope, status in (
-        (late, 403),
-        (sealed(stranger, door.cluster.replica), 403),
-        (sealed(door, "another"), 421),
-        (sealed(door, door.cluster.replica, path="/nothing"), 403),
-        (b"", 403),
-        (hashlib.sha256(b"x").hexdigest().encode() + b".y", 403),
-    ):
-        assert await door.knock(envelope) == status
-    assert door.reached == []
+    assert door.open(late) is Refusal.INVALID
+    assert door.open(Door(KeyRing.ephemeral(), door.clock).sealing()()) is Refusal.INVALID
+    assert door.open(door.sealing("another")()) is Refusal.SOMEBODY_ELSE
+    good = door.sealing()()
+    for damaged in (b"", b"\x00" * 40, good[:-1], good[:20], good[:40] + b"\xff" + good[41:]):
+        assert door.open(damaged) is Refusal.INVALID
+
+
+@requirement("id.rotate")
+def test_replicas_with_keys_in_rotation_understand_each_other() -> None:
+    clock = FakeClock()
+    old, new = "o" * 40, "n" * 40
+    first, second = Door(KeyRing([old, new]), clock), Door(KeyRing([new, old]), clock)
+    assert not isinstance(first.open(second.sealing()()), Refusal)
+    assert not isinstance(second.open(first.sealing()()), Refusal)
+
+
+@contextlib.asynccontextmanager
+async def answering(handler: Callable[[Incoming], Awaitable[None]]) -> AsyncIterator[tuple[HopPool, str]]:
+    """A pool, and the address of a server."""
+    failures: list[bool] = []
+    pool = HopPool()
+    async with HopServer(handler, lambda: failures.append(True)).listening("127.0.0.1", 0) as port:
+        try:
+            yield pool, f"127.0.0.1:{port}"
+        finally:
+            pool.close()
+
+
+async def asked(pool: HopPool, address: str, body: bytes) -> Hop:
+    hop = await pool.open(address)
+    hop.ask(b"head", body)
+    return hop
+
+
+@requirement("rep.any")
+async def test_frames_of_any_size_arrive_whole_and_connections_are_used_again() -> None:
+    async def echo(incoming: Incoming) -> None:
+        assert incoming.head == b"head"
+        await incoming.send(b"b", incoming.body)
+        await incoming.send(b"e")
+
+    async with answering(echo) as (pool, address):
+        first: Hop | None = None
+        for size in (0, 1, 5, 70_000, 9_000_000):
+            hop = await asked(pool, address, b"x" * size)
+            first = first or hop
+            assert await hop.next() == (b"b", b"x" * size) and await hop.next() == (b"e", b"")
+            assert hop is first
+            hop.done()
+
+
+@requirement("rep.any")
+async def test_a_reader_that_is_slow_holds_up_who_writes_to_it_and_nobody_else() -> None:
+    written = 0
+
+    async def endless(incoming: Incoming) -> None:
+        nonlocal written
+        if incoming.body == b"small":
+            await incoming.send(b"e")
+            return
+        for _ in range(200):
+            await incoming.send(b"b", b"x" * 100_000)
+            written += 1
+        await incoming.send(b"e")
+
+    async with answering(endless) as (pool, address):
+        slow = await asked(pool, address, b"large")
+        quick = await asked(pool, address, b"small")
+        assert await quick.next() == (b"e", b"")
+        last = -1
+        while written != last:  # until it is held up
+            last = written
+            await asyncio.sleep(0.2)
+        assert written < 200
+        count = 0
+        while (await slow.next())[0] != b"e":
+            count += 1
+        assert count == 200
+
+
+@requirement("rep.honest")
+async def test_work_in_progress_gives_signs_of_life_and_a_stopped_process_none() -> None:
+    go_on = asyncio.Event()
+
+    async def working(incoming: Incoming) -> None:
+        await go_on.wait()
+        await incoming.send(b"e")
+
+    async with answering(working) as (pool, address):
+        hop = await asked(pool, address, b"")
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(2.5):
+                await hop.next()
+        go_on.set()
+        assert await hop.next() == (b"e", b"")
+
+    async def silent(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await go_on.wait()
+        writer.close()
+
+    go_on.clear()
+    server = await asyncio.start_server(silent, "127.0.0.1", 0)
+    pool = HopPool()
+    hop = await asked(pool, f"127.0.0.1:{server.sockets[0].getsockname()[1]}", b"")
+    for _ in range(2):
+        with pytest.raises(HopSilent):
+            await hop.next()
+    go_on.set()
+    with pytest.raises(HopBroken):
+        await hop.next()
+    server.close()
+    pool.close()
+
+
+@requirement("rep.honest")
+async def test_who_leaves_is_noticed_on_both_sides() -> None:
+    left = asyncio.Event()
+
+    async def waiting(incoming: Incoming) -> None:
+        if incoming.body == b"break":
+            raise RuntimeError("a fault of ours")
+        await incoming.left()
+        left.set()
+
+    async with answering(waiting) as (pool, address):
+        (await asked(pool, address, b"")).close()
+        async with asyncio.timeout(5):
+            await left.wait()
+        with pytest.raises(HopBroken):
+            await (await asked(pool, address, b"break")).next()
+    with pytest.raises(HopRefused):
+        await HopPool().open(address)

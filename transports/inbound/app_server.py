@@ -1,4 +1,4 @@
-"""An ASGI app on sockets that come and go while the process runs: Unix sockets, or one for other processes of ours."""
+"""An ASGI app on Unix sockets that come and go while the process runs."""
 
 import asyncio
 import contextlib
@@ -24,22 +24,6 @@ class AppServer:
             self._config.load()
         config, server_state, loop = self._config, ServerState(), asyncio.get_running_loop()
         return lambda: HttpToolsProtocol(config, server_state, dict(state), loop), server_state
-
-    async def listen_tcp(self, host: str, port: int) -> tuple[int, Callable[[], None]]:
-        """Listen at an address; the port (0 takes a free one), and what ends it.
-
-        Raises:
-            OSError: the address cannot be had.
-        """
-        protocols, server_state = self._protocols({})
-        server = await asyncio.get_running_loop().create_server(protocols, host, port)
-
-        def close() -> None:
-            server.close()
-            for connection in tuple(server_state.connections):
-                connection.transport.abort()
-
-        return server.sockets[0].getsockname()[1], close
 
     async def listen(self, path: str, state: Mapping[str, Any]) -> Callable[[], None]:
         """Listen at `path`, which only this user may open; what is returned ends it, cutting every connection.

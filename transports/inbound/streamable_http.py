@@ -95,8 +95,10 @@ class StreamableHttp:
                 except Elsewhere as elsewhere:
                     if self._forwarder is None or "mcp.forwarded" in scope:
                         raise  # what was forwarded is not forwarded again
-                    if await self._forwarder.forward(elsewhere.route, scope, body, receive, send):
+                    there = await self._forwarder.forward(elsewhere.route, scope, body, receive, send)
+                    if there is None:
                         return
+                    send = there
             again = {"Retry-After": "1"}
             raise Refused(503, INTERNAL_ERROR, "The session changes hands too often. Try again.", headers=again)
         except Refused as refused:
@@ -137,6 +139,7 @@ class StreamableHttp:
             protocol_version=version or headers.get(VERSION_HEADER, _BATCHES),
             meta=meta or {},
             forwarded=scope.get("mcp.forwarded"),
+            again=scope.get("mcp.again", False),
             same_site=self._guard.same_site(headers),
             secure=self._guard.is_secure(scope, headers),
         )

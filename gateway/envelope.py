@@ -1,0 +1,124 @@
+"""The envelope a request travels in between replicas: who may do what where, for the next seconds, once."""
+
+import enum
+import hashlib
+import hmac
+import secrets
+import time
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from gateway.cluster import Route
+from session_store import KeyRing, Purpose
+
+__all__ = ["Envelope", "Envelopes", "Refusal"]
+
+GOOD_FOR_S: Final = 10.0
+_MAC_BYTES: Final = 32
+_MOST_NONCES: Final = 10_000
+
+Headers = list[tuple[bytes, bytes]]
+
+
+class Refusal(enum.StrEnum):
+    """Why an envelope was not taken."""
+
+    INVALID = "invalid"
+    SOMEBODY_ELSE = "somebody else"
+    SEEN = "seen"
+
+
+class Envelope(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """`digest` is of headers and body; `version` is that of the session's record as the sender has read it."""
+
+    target: str
+    session: str
+    epoch: int
+    version: int
+    issuer: str
+    subject: str
+    method: str
+    path: str
+    secure: bool
+    again: bool
+    digest: bytes
+    nonce: str
+    expires: float
+
+
+class Envelopes:
+    """Seals and opens them: an HMAC under a key of their own (`Purpose.FORWARD`)."""
+
+    def __init__(self, ring: KeyRing, clock: Callable[[], float] = time.time) -> None:
+        self._keys = [key.encode() if isinstance(key, str) else key for key in ring.derive(Purpose.FORWARD)]
+        self._clock = clock
+        self._seen: dict[str, float] = {}
+
+    def sealing(
+        self,
+        target: str,
+        route: Route,
+        *,
+        method: str,
+        path: str,
+        secure: bool,
+        again: bool,
+        headers: Headers,
+        body: bytes,
+    ) -> Callable[[], bytes]:
+        """Gives the head of a request, good from when it is called. Whoever takes one of them takes no other."""
+        packed = msgspec.msgpack.encode(headers)
+        envelope = Envelope(
+            target=target,
+            session=route.session.id,
+            epoch=route.session.epoch,
+            version=route.session.version,
+            issuer=route.principal.issuer,
+            subject=route.principal.subject,
+            method=method,
+            path=path,
+            secure=secure,
+            again=again,
+            digest=_digest(packed, body),
+            nonce=secrets.token_urlsafe(12),
+            expires=0.0,
+        )
+
+        def seal() -> bytes:
+            good = msgspec.structs.replace(envelope, expires=self._clock() + GOOD_FOR_S)
+            data = msgspec.msgpack.encode(good)
+            mac = hmac.digest(self._keys[0], data, "sha256")
+            return b"".join((mac, len(data).to_bytes(4, "big"), data, packed))
+
+        return seal
+
+    def open(self, replica: str, head: bytes, body: bytes) -> tuple[Envelope, Headers] | Refusal:
+        """What came in one of ours, meant for this replica, fresh, and not seen before."""
+        size = int.from_bytes(head[_MAC_BYTES : _MAC_BYTES + 4], "big")
+        data, packed = head[_MAC_BYTES + 4 :][:size], head[_MAC_BYTES + 4 + size :]
+        macs = (hmac.digest(key, data, "sha256") for key in self._keys)
+        if not any(hmac.compare_digest(mac, head[:_MAC_BYTES]) for mac in macs):
+            return Refusal.INVALID
+        try:
+            envelope = msgspec.msgpack.decode(data, type=Envelope)
+            headers = msgspec.msgpack.decode(packed, type=Headers)
+        except msgspec.MsgspecError:
+            return Refusal.INVALID
+        now = self._clock()
+        if now >= envelope.expires or _digest(packed, body) != envelope.digest:
+            return Refusal.INVALID
+        if envelope.target != replica:
+            return Refusal.SOMEBODY_ELSE
+        if envelope.nonce in self._seen:
+            return Refusal.SEEN
+        # Kept for as long as a copy of it that was sealed later could be good.
+        self._seen[envelope.nonce] = envelope.expires + GOOD_FOR_S
+        if len(self._seen) > _MOST_NONCES:
+            self._seen = {nonce: until for nonce, until in self._seen.items() if until > now}
+        return envelope, headers
+
+
+def _digest(headers: bytes, body: bytes) -> bytes:
+    return hashlib.blake2b(body, digest_size=16, key=hashlib.blake2b(headers, digest_size=16).digest()).digest()
