@@ -17,7 +17,8 @@ __all__ = ["Envelope", "Envelopes", "Refusal"]
 
 GOOD_FOR_S: Final = 10.0
 _MAC_BYTES: Final = 32
-_MOST_NONCES: Final = 10_000
+_REMEMBERED_S: Final = 2 * GOOD_FOR_S
+"""How long a nonce is remembered at least: a copy may be sealed a few seconds after the first."""
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -54,7 +55,10 @@ class Envelopes:
     def __init__(self, ring: KeyRing, clock: Callable[[], float] = time.time) -> None:
         self._keys = [key.encode() if isinstance(key, str) else key for key in ring.derive(Purpose.FORWARD)]
         self._clock = clock
-        self._seen: dict[str, float] = {}
+        # Two generations: one is dropped whole when nothing in it can be good any more.
+        self._seen: set[str] = set()
+        self._seen_before: set[str] = set()
+        self._turns_at = 0.0
 
     def sealing(
         self,
@@ -111,12 +115,11 @@ class Envelopes:
             return Refusal.INVALID
         if envelope.target != replica:
             return Refusal.SOMEBODY_ELSE
-        if envelope.nonce in self._seen:
+        if now >= self._turns_at:
+            self._seen, self._seen_before, self._turns_at = set(), self._seen, now + _REMEMBERED_S
+        if envelope.nonce in self._seen or envelope.nonce in self._seen_before:
             return Refusal.SEEN
-        # Kept for as long as a copy of it that was sealed later could be good.
-        self._seen[envelope.nonce] = envelope.expires + GOOD_FOR_S
-        if len(self._seen) > _MOST_NONCES:
-            self._seen = {nonce: until for nonce, until in self._seen.items() if until > now}
+        self._seen.add(envelope.nonce)
         return envelope, headers
 
 

@@ -10,7 +10,7 @@ from session_store.memory import MAX_SESSIONS, MemoryBackend
 
 __all__ = ["backend_for", "check_store_url", "shown", "sqlite_path"]
 
-SUPPORTED = "memory://, sqlite:///path, redis://, rediss:// and redis+sentinel:// are"
+SUPPORTED = "memory://, sqlite:///path, redis://, rediss://, redis+sentinel:// and redis+cluster:// are"
 
 
 def check_store_url(url: str) -> str:
@@ -29,6 +29,10 @@ def check_store_url(url: str) -> str:
     if parts.scheme == "redis+sentinel":
         if not parts.netloc.rpartition("@")[2] or not parts.path.strip("/"):
             raise ValueError("give the sentinels and the service: redis+sentinel://host:26379,host:26379/mymaster/0")
+        return url
+    if parts.scheme in ("redis+cluster", "rediss+cluster"):
+        if not parts.netloc.rpartition("@")[2] or parts.path.strip("/"):
+            raise ValueError("give some of the nodes, and no database: redis+cluster://host:6379,host:6379")
         return url
     raise ValueError(f"unknown kind of store {parts.scheme or url[:32]!r}: {SUPPORTED} supported")
 

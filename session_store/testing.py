@@ -415,7 +415,9 @@ class EventLogContract:
     async def test_follows_a_stream_from_an_event_to_its_end(self, log: EventLog) -> None:
         ids = [await log.append("s", "one", frame) for frame in (b"a", b"b", b"c")]
         await log.append("s", "two", b"other")
+        assert await log.unfinished("s") == ["one", "two"]
         await log.finish("s", "one")
+        assert await log.unfinished("s") == ["two"] and await log.unfinished("other") == []
         assert await log.stream_of("s", ids[0]) == "one"
         assert await self._read(log, "s", "one", ids[0]) == [b"b", b"c"]
 

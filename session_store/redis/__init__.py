@@ -2,17 +2,18 @@
 
 from collections.abc import Callable
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
-from redis.asyncio.sentinel import Sentinel, SentinelConnectionPool
+from redis.asyncio.sentinel import Sentinel
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
 from session_store.base import StoreError, StoreUnavailable
 from session_store.redis.audit import RedisAuditTrail
 from session_store.redis.bus import RedisBus
+from session_store.redis.cluster import ClusterCommands
 from session_store.redis.commands import TIMEOUT_S, Commands
 from session_store.redis.connection import ServerError
 from session_store.redis.directory import RedisDirectory
@@ -24,7 +25,7 @@ __all__ = ["RedisBackend", "RedisEventLog"]
 
 
 class RedisBackend:
-    """`redis://`, `rediss://` and `redis+sentinel://`"""
+    """`redis://`, `rediss://`, `redis+sentinel://`, `redis+cluster://` and `rediss+cluster://`"""
 
     is_durable = True
     is_shared = True
@@ -36,13 +37,12 @@ class RedisBackend:
             StoreError: the URL cannot be used.
         """
         try:
-            self.client: Redis = _client(url)
+            self.commands = _commands(url)
         except (RedisError, ValueError) as error:
             raise StoreError(f"the store's URL cannot be used: {error}") from None
-        self.commands = Commands(self.client)
         self.sessions = RedisSessionStore(self.commands, clock=clock)
         self.state = RedisStateStore(self.commands, self.sessions)
-        self.bus = RedisBus(self.commands, self.client)
+        self.bus = RedisBus(self.commands)
         self.events = RedisEventLog(self.commands, self.bus)
         self.directory = RedisDirectory(self.commands, self.sessions)
         self.audit = RedisAuditTrail(self.commands)
@@ -65,13 +65,13 @@ class RedisBackend:
     async def close(self) -> None:
         await self.bus.close()
         await self.commands.close()
-        if isinstance(self.client.connection_pool, SentinelConnectionPool):
-            for sentinel in self.client.connection_pool.sentinel_manager.sentinels:
-                await sentinel.aclose()
 
 
-def _client(url: str) -> Redis:
-    """redis-py's client for that URL. `redis+sentinel://[user:password@]host[:port][,host…]/service[/db]`."""
+def _commands(url: str) -> Commands:
+    """Commands to the server, the master, or the cluster of that URL.
+
+    `redis+sentinel://[user:password@]host[:port][,host…]/service[/db]`, `redis+cluster://[user:password@]host[:port][,host…]`
+    """
     # Nothing is tried twice: an increment whose answer was lost may have happened.
     options: dict[str, Any] = {
         "protocol": 2,
@@ -81,14 +81,17 @@ def _client(url: str) -> Redis:
         "client_name": "mcp-session-gateway",
     }
     parts = urlsplit(url)
-    if parts.scheme != "redis+sentinel":
-        return Redis.from_url(url, **options)
-    hosts = parts.netloc.rpartition("@")[2].split(",")
-    places = [(host.partition(":")[0], int(host.partition(":")[2] or 26_379)) for host in hosts]
-    service, _, db = parts.path.strip("/").partition("/")
+    if parts.scheme not in ("redis+sentinel", "redis+cluster", "rediss+cluster"):
+        return Commands(Redis.from_url(url, **options))
     if parts.password:
-        options |= {"username": parts.username or None, "password": parts.password}
+        options |= {"username": unquote(parts.username or "") or None, "password": unquote(parts.password)}
+    hosts = parts.netloc.rpartition("@")[2].split(",")
+    default = 26_379 if parts.scheme == "redis+sentinel" else 6_379
+    places = [(host.partition(":")[0], int(host.partition(":")[2] or default)) for host in hosts]
+    if parts.scheme != "redis+sentinel":
+        secure = parts.scheme == "rediss+cluster"
+        return ClusterCommands(places, lambda at: Redis(host=at[0], port=at[1], ssl=secure, **options))
+    service, _, db = parts.path.strip("/").partition("/")
     asking = {"socket_timeout": TIMEOUT_S / 2, "socket_connect_timeout": TIMEOUT_S / 2, "retry": Retry(NoBackoff(), 0)}
     sentinel = Sentinel(places, sentinel_kwargs=asking, **options)  # type: ignore[no-untyped-call]  # no hint
-    master: Redis = sentinel.master_for(service, db=int(db or 0))
-    return master
+    return Commands(sentinel.master_for(service, db=int(db or 0)))

@@ -25,9 +25,9 @@ _AGAIN_S: Final = 0.2
 class RedisBus:
     """One subscription connection for all topics of this process."""
 
-    def __init__(self, commands: Commands, client: Redis) -> None:
+    def __init__(self, commands: Commands) -> None:
         self._commands = commands
-        self._client = client
+        self._client: Redis | None = None
         self._listeners: defaultdict[str, list[Callable[[bytes | None], None]]] = defaultdict(list)
         self._subscribed: dict[str, asyncio.Event] = {}
         self._pubsub: PubSub | None = None
@@ -58,10 +58,11 @@ class RedisBus:
             async with asyncio.timeout(TIMEOUT_S):
                 async with self._lock:
                     if self._pubsub is None:
+                        self._client = self._commands.client()
                         self._pubsub = self._client.pubsub()
                     await self._pubsub.subscribe(topic)
                     if self._reader is None:
-                        self._reader = asyncio.create_task(self._read(self._pubsub))
+                        self._reader = asyncio.create_task(self._read())
                 await confirmed.wait()
         except (RedisError, OSError, TimeoutError) as error:
             raise StoreUnavailable(f"Redis cannot be reached: {type(error).__name__}") from error
@@ -73,11 +74,14 @@ class RedisBus:
                 async with asyncio.timeout(TIMEOUT_S):
                     await self._pubsub.unsubscribe(topic)
 
-    async def _read(self, pubsub: PubSub) -> None:
+    async def _read(self) -> None:
         lost = False
         while True:
             try:
-                message = await pubsub.get_message(timeout=None)
+                if lost:
+                    await self._elsewhere()
+                assert self._pubsub is not None
+                message = await self._pubsub.get_message(timeout=None)
                 if lost:
                     lost = False
                     self._missed()
@@ -88,6 +92,18 @@ class RedisBus:
                     logger.warning("the bus is interrupted: %s", type(error).__name__)
                 lost = True
                 await asyncio.sleep(_AGAIN_S)
+
+    async def _elsewhere(self) -> None:
+        """Listen at another server of a cluster. A connection to the same one comes back by itself."""
+        client = self._commands.client()
+        if client is self._client or self._pubsub is None:
+            return
+        async with self._lock:
+            broken, self._client, self._pubsub = self._pubsub, client, client.pubsub()
+            with contextlib.suppress(RedisError, OSError):
+                await broken.aclose()  # type: ignore[no-untyped-call]  # the driver has no hint here
+            if self._subscribed:
+                await self._pubsub.subscribe(*self._subscribed)
 
     def _heard(self, message: dict[str, Any]) -> None:
         topic = message["channel"].decode()

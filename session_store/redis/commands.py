@@ -7,11 +7,12 @@ from typing import Any, NamedTuple
 
 import hiredis
 from redis.asyncio import Redis
+from redis.asyncio.sentinel import SentinelConnectionPool
 
 from session_store.base import StoreUnavailable
 from session_store.redis.connection import TIMEOUT_S, Connection
 
-__all__ = ["TIMEOUT_S", "Commands", "Script", "prepared", "script"]
+__all__ = ["TIMEOUT_S", "Commands", "Prepared", "Script", "prepared", "script"]
 
 
 class Script(NamedTuple):
@@ -28,9 +29,16 @@ def script(name: str) -> Script:
     return Script(source, hashlib.sha1(source, usedforsecurity=False).hexdigest())
 
 
-def prepared(script: Script, keys: Sequence[str], *arguments: Any) -> bytes:
-    """A call of a script as it crosses the wire: what is sent again and again need not be put together each time."""
-    return bytes(hiredis.pack_command(("EVALSHA", script.digest, len(keys), *keys, *arguments)))
+class Prepared(NamedTuple):
+    """A call of a script as it crosses the wire, and its first key."""
+
+    packed: bytes
+    key: str
+
+
+def prepared(script: Script, keys: Sequence[str], *arguments: Any) -> Prepared:
+    """What is sent again and again need not be put together each time."""
+    return Prepared(hiredis.pack_command(("EVALSHA", script.digest, len(keys), *keys, *arguments)), keys[0])
 
 
 class Commands:
@@ -50,19 +58,26 @@ class Commands:
         """The reply of a script."""
         return await self.send(prepared(script, keys, *arguments), script)
 
-    async def send(self, packed: bytes, script: Script) -> Any:
+    async def send(self, prepared: Prepared, script: Script) -> Any:
         """The reply to a call of that script that was prepared."""
         if not self._connection.is_open:
             await self._connection.open()
         try:
-            return await self._connection.send(packed)
+            return await self._connection.send(prepared.packed)
         except StoreUnavailable as error:
             if "NOSCRIPT" not in str(error):  # a server that was restarted has none
                 raise
         await self.run("SCRIPT", "LOAD", script.source)
-        return await self._connection.send(packed)
+        return await self._connection.send(prepared.packed)
+
+    def client(self) -> Redis:
+        """redis-py's client for a server that has the bus."""
+        return self._client
 
     async def close(self) -> None:
         """Give the connections back."""
         self._connection.close()
         await self._client.aclose()
+        if isinstance(self._client.connection_pool, SentinelConnectionPool):
+            for sentinel in self._client.connection_pool.sentinel_manager.sentinels:
+                await sentinel.aclose()

@@ -7,6 +7,7 @@ import asyncio
 import functools
 import itertools
 import math
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Literal, cast
 
@@ -16,13 +17,14 @@ from session_store.base import Fate, Gone
 from session_store.metadata import MAX_METADATA_BYTES, too_large
 from session_store.record import from_fields, to_field, to_fields
 from session_store.redis import keys
-from session_store.redis.commands import Commands, prepared, script
+from session_store.redis.commands import Commands, Prepared, prepared, script
 from session_store.session import Principal, Session
 
 __all__ = ["RedisSessionStore"]
 
 FATE_KEPT_MS: Final = 3_600_000
 _ALIASES_HELD: Final = 10_000
+_RECENT_HELD: Final = 1_024
 _SWEPT_AT_ONCE: Final = 200
 
 _CREATE, _INDEX, _UNINDEX = script("create"), script("index"), script("unindex")
@@ -32,7 +34,7 @@ _ALIAS, _END, _SETTLE = script("alias"), script("end"), script("settle")
 
 
 @functools.lru_cache(maxsize=4_096)
-def _resuming(session_id: str, now: str, version: int) -> bytes:
+def _resuming(session_id: str, now: str, version: int) -> Prepared:
     """What a session's every request asks, the same as long as its record is."""
     return prepared(_RESUME, keys.of_session(session_id), now, "", version)
 
@@ -45,6 +47,8 @@ class RedisSessionStore:
         self._clock = clock
         # An alias is given to another session only when its own is gone, so what it named last is a safe first guess.
         self._named: dict[str, str] = {}
+        # Copies for callers that have none: those of sessions which other replicas own.
+        self._recent: OrderedDict[str, Session] = OrderedDict()
 
     def now(self) -> str:
         """The first argument of every script."""
@@ -82,11 +86,26 @@ class RedisSessionStore:
         await self._commands.run("DEL", *keys.of_session(session_id))
 
     async def resume(self, session_id: str, principal: Principal, known: Session | None = None) -> Session | None:
+        is_kept_here = known is None
+        known = known or self._recent.get(session_id)
         if known is None or not known.confirmed or known.principal != principal:
-            return self._record(await self._resume(session_id, to_field(principal)))
-        packed = _resuming(session_id, self.now(), known.version)
-        reply = await self._commands.send(packed, _RESUME)
-        return replace(known, used_at=float(reply)) if isinstance(reply, bytes) else self._record(reply)
+            session = self._record(await self._resume(session_id, to_field(principal)))
+        else:
+            packed = _resuming(session_id, self.now(), known.version)
+            reply = await self._commands.send(packed, _RESUME)
+            if isinstance(reply, bytes):
+                return replace(known, used_at=float(reply))
+            session = self._record(reply)
+        if is_kept_here:
+            self._keep_recent(session_id, session)
+        return session
+
+    def _keep_recent(self, session_id: str, session: Session | None) -> None:
+        self._recent.pop(session_id, None)
+        if session is not None:
+            self._recent[session_id] = session
+            if len(self._recent) > _RECENT_HELD:
+                self._recent.popitem(last=False)
 
     async def _resume(self, session_id: str, principal: bytes | str) -> Any:
         return await self._commands.call(_RESUME, keys.of_session(session_id), self.now(), principal, "")

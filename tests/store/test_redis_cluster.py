@@ -1,0 +1,132 @@
+"""Redis Cluster: the same contract; slots that move; a master that dies; gateways on it."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Iterator
+
+import httpx
+import pytest
+
+from session_store import Backend, StoreError, StoreUnavailable
+from session_store.redis import RedisBackend, keys
+from session_store.redis.cluster import slot_of
+from session_store.testing import ALICE, BackendContract, FakeClock, a_session
+from tests.requirements import requirement
+from tests.support.raw import Legacy, tool_text
+from tests.support.redis_cluster import RunningCluster, running_cluster
+from tests.support.redis_server import RunningRedis
+from tests.support.running import PROBE, running_gateway, server
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[RunningCluster]:
+    with running_cluster() as cluster:
+        yield cluster
+
+
+@requirement("rep.redis")
+class TestCluster(BackendContract):
+    @pytest.fixture
+    async def backend(self, clock: FakeClock, cluster: RunningCluster) -> AsyncIterator[Backend]:
+        cluster.flush()
+        backend = RedisBackend(cluster.url, clock=clock)
+        await backend.open()
+        yield backend
+        await backend.close()
+
+
+@requirement("rep.redis")
+def test_slots_are_those_of_redis(cluster: RunningCluster) -> None:
+    for key in ("", "a", "{a}b", "b{a}", "{}a", "{a", "a}", *keys.of_session("some-session"), keys.AUDIT, "ключ"):
+        assert slot_of(key) == cluster.run(cluster.ports[0], "CLUSTER", "KEYSLOT", key)
+
+
+@requirement("rep.redis")
+@pytest.mark.anyio
+async def test_a_slot_that_moves_loses_no_increment(cluster: RunningCluster) -> None:
+    cluster.flush()
+    backend = RedisBackend(cluster.url)
+    session = await backend.sessions.create(a_session(FakeClock(time.time())))
+    record, state, *_ = keys.of_session(session.id)
+    slot = slot_of(record)
+    source = cluster.masters[next(n for n in range(3) if slot < (n + 1) * 16_384 // 3)]
+    assert cluster.node(source).exists(record)
+    target = next(p for p in cluster.masters if p != source)
+    total = 0
+
+    async def counting() -> None:
+        nonlocal total
+        for _ in range(300):
+            await backend.state.increment(session.id, "n", 1)
+            total += 1
+
+    def move() -> None:
+        cluster.run(target, "CLUSTER", "SETSLOT", slot, "IMPORTING", cluster.id_of(source))
+        cluster.run(source, "CLUSTER", "SETSLOT", slot, "MIGRATING", cluster.id_of(target))
+        for key in cluster.run(source, "CLUSTER", "GETKEYSINSLOT", slot, 100):
+            cluster.run(source, "MIGRATE", "127.0.0.1", target, "", 0, 1000, "KEYS", key)
+        for port in (target, source):
+            cluster.run(port, "CLUSTER", "SETSLOT", slot, "NODE", cluster.id_of(target))
+
+    work = asyncio.gather(counting(), counting())
+    await asyncio.to_thread(move)
+    await work
+    assert total == 600 and await backend.state.get(session.id, "n") == b"600"
+    assert cluster.node(target).exists(state)
+    await backend.close()
+
+
+@requirement("rep.redis")
+@pytest.mark.anyio
+async def test_a_master_that_dies_is_replaced_and_nothing_is_gone() -> None:
+    with running_cluster(replicas=True) as cluster:
+        backend = RedisBackend(cluster.url)
+        await backend.open()
+        sessions = [await backend.sessions.create(a_session(FakeClock(time.time()))) for _ in range(30)]
+        for session in sessions:
+            await backend.state.set(session.id, "k", b'"kept"')
+        sizes = [cluster.node(port).dbsize() for port in cluster.masters]
+        cluster.wait(lambda: sizes == [cluster.node(port).dbsize() for port in cluster.ports[3:]])
+        heard: list[bytes | None] = []
+        async with backend.bus.listening("topic", heard.append):
+            cluster.processes[cluster.masters[0]].kill()
+            for session in sessions:
+                async with asyncio.timeout(30):
+                    while True:
+                        try:
+                            assert await backend.sessions.resume(session.id, ALICE) is not None, "never as if gone"
+                            assert await backend.state.get(session.id, "k") == b'"kept"'
+                            break
+                        except StoreUnavailable:
+                            await asyncio.sleep(0.1)
+            async with asyncio.timeout(10):
+                while b"again" not in heard:
+                    with contextlib.suppress(StoreUnavailable):
+                        await backend.bus.publish("topic", b"again")
+                    await asyncio.sleep(0.1)
+        await backend.close()
+
+
+@requirement("rep.redis")
+@pytest.mark.anyio
+async def test_a_single_server_is_told_to_be_no_cluster(redis_server: RunningRedis) -> None:
+    backend = RedisBackend(redis_server.url.replace("redis://", "redis+cluster://").removesuffix("/0"))
+    with pytest.raises(StoreError, match="cluster"):
+        await backend.open()
+    await backend.close()
+
+
+@requirement("rep.redis", "rep.any")
+def test_gateways_serve_sessions_from_a_cluster(cluster: RunningCluster, http: httpx.Client) -> None:
+    options, env = {"store": cluster.url}, {"MCP_GATEWAY_KEYS": "k" * 40}
+    with (
+        running_gateway({"probe": server(PROBE)}, options=options, env=env, must_stop=False) as first,
+        running_gateway({"probe": server(PROBE)}, options=options, env=env, must_stop=False) as second,
+    ):
+        for _ in range(6):  # their sessions lie on all nodes
+            client = Legacy(first.url, http).open()
+            pid = tool_text(client.tool("pid"))
+            client.url = second.url
+            assert tool_text(client.tool("pid")) == pid
+            assert client.delete().status_code == 200

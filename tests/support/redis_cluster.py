@@ -1,0 +1,93 @@
+"""A real Redis Cluster of the tests' own: three masters, each with a replica."""
+
+import contextlib
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import redis
+
+from tests.support.redis_server import free_port
+from tests.tools.programs import program
+
+__all__ = ["RunningCluster", "running_cluster"]
+
+
+class RunningCluster:
+    """`url` names two of its nodes."""
+
+    def __init__(self, folder: Path, stack: contextlib.ExitStack, *, replicas: bool) -> None:
+        self.ports = [free_port() for _ in range(6 if replicas else 3)]
+        self.masters = self.ports[:3]
+        self.processes: dict[int, subprocess.Popen[bytes]] = {}
+        for port in self.ports:
+            self._start(folder, stack, port)
+        for n, port in enumerate(self.masters):
+            first, last = n * 16_384 // 3, (n + 1) * 16_384 // 3 - 1
+            self.run(port, "CLUSTER", "ADDSLOTSRANGE", first, last)
+            # Epochs of their own, or the election of a replica may have to wait for them to be settled.
+            self.run(port, "CLUSTER", "SET-CONFIG-EPOCH", n + 1)
+        for port in self.ports[1:]:
+            bus = port + 10_000 if port + 10_000 < 65_536 else port - 10_000
+            self.run(self.ports[0], "CLUSTER", "MEET", "127.0.0.1", port, bus)
+        self.wait(lambda: all(self._knows(port) == len(self.ports) for port in self.ports))
+        for master, replica in zip(self.masters, self.ports[3:], strict=False):
+            self.run(replica, "CLUSTER", "REPLICATE", self.id_of(master))
+        self.wait(lambda: all(self._state(port) == "ok" for port in self.ports))
+        self.wait(lambda: all(self._follows(port) for port in self.ports[3:]))
+        self.url = "redis+cluster://" + ",".join(f"127.0.0.1:{port}" for port in self.masters[:2])
+
+    def _start(self, folder: Path, stack: contextlib.ExitStack, port: int) -> None:
+        bus = port + 10_000 if port + 10_000 < 65_536 else port - 10_000
+        options = ["--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(folder)]
+        options += ["--cluster-enabled", "yes", "--cluster-node-timeout", "1000", "--cluster-port", str(bus)]
+        options += ["--cluster-config-file", f"nodes-{port}.conf", "--loglevel", "warning"]
+        process = subprocess.Popen([program("redis-server", "redis-server"), *options], stdout=subprocess.DEVNULL)
+        self.processes[port] = process
+        stack.callback(process.wait)
+        stack.callback(process.kill)
+        self.wait(lambda: self.node(port).ping())
+
+    def node(self, port: int) -> redis.Redis:
+        """A plain client of one node."""
+        return redis.Redis(port=port, socket_timeout=2)
+
+    def run(self, port: int, *command: object) -> Any:
+        """What a node answers to a command."""
+        return self.node(port).execute_command(*command)  # type: ignore[no-untyped-call]  # the driver has no hint
+
+    def id_of(self, port: int) -> str:
+        return str(self.run(port, "CLUSTER", "MYID").decode())
+
+    def flush(self) -> None:
+        for port in self.masters:
+            self.node(port).flushall()
+
+    def _knows(self, port: int) -> int:
+        return len(self.run(port, "CLUSTER", "NODES").splitlines())
+
+    def _state(self, port: int) -> str:
+        return "ok" if b"cluster_state:ok" in self.run(port, "CLUSTER", "INFO") else "not yet"
+
+    def _follows(self, port: int) -> bool:
+        return self.node(port).info("replication").get("master_link_status") == "up"
+
+    @staticmethod
+    def wait(condition: Callable[[], object]) -> None:
+        deadline = time.monotonic() + 30
+        while True:
+            with contextlib.suppress(redis.RedisError):
+                if condition():
+                    return
+            assert time.monotonic() < deadline, "the cluster does not come up"
+            time.sleep(0.05)
+
+
+@contextlib.contextmanager
+def running_cluster(*, replicas: bool = False) -> Iterator[RunningCluster]:
+    """A cluster, gone at the end."""
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        yield RunningCluster(Path(folder), stack, replicas=replicas)
