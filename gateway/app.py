@@ -173,7 +173,8 @@ class Gateway:
             endpoints=endpoints,
         )
         guard = _guard(options)
-        self._address = options.advertise or f"{options.host}:0"
+        self._advertised = options.advertise
+        self._address = options.internal or options.advertise or f"{options.host}:0"
         self.endpoints: dict[str, StreamableHttp] = {}
         self._forwarding: Forwarding | None = None
         if self._cluster is not None:
@@ -270,13 +271,13 @@ class Gateway:
             return
         stack.callback(self._forwarding.close)
         host, _, port = self._address.rpartition(":")
-        if host in ("0.0.0.0", "::") and port == "0":
+        if host in ("0.0.0.0", "::") and not self._advertised:
             raise ConfigurationError(
                 f"gateway.host is {host}: say with gateway.advertise (or MCP_GATEWAY_ADVERTISE) at which HOST:PORT the "
                 "other gateways on this store reach this one"
             )
         bound = await stack.enter_async_context(self._forwarding.listening(host.strip("[]"), int(port)))
-        self._cluster.address = f"{host}:{bound}"
+        self._cluster.address = self._advertised or f"{host}:{bound}"
         with contextlib.suppress(StoreUnavailable):
             await self._cluster.beat()
 

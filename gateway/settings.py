@@ -158,6 +158,8 @@ class GatewaySettings(_Frozen):
     store: str = "memory://"
     # Where other gateways on the same store reach this one. Empty: `host`, at a free port.
     advertise: str = ""
+    # Where it listens for them, if that is another address than the one they use: behind a port mapping.
+    internal: str = ""
     # name → SHA-256 of the key in hex, or several of them while a key is being replaced. Never the keys themselves.
     api_keys: dict[str, tuple[str, ...]] = {}
     # None: on while no API key is configured.
@@ -193,12 +195,12 @@ class GatewaySettings(_Frozen):
     def _known_store(cls, url: str) -> str:
         return check_store_url(url)
 
-    @field_validator("advertise")
+    @field_validator("advertise", "internal")
     @classmethod
     def _host_and_port(cls, address: str) -> str:
         host, _, port = address.rpartition(":")
         if address and not (host and port.isdigit() and int(port) < 65_536):
-            raise ValueError("must be HOST:PORT, as other gateways reach this one")
+            raise ValueError("must be HOST:PORT")
         return address
 
     @property
@@ -233,6 +235,7 @@ class _Environment(BaseSettings):
     port: Any = None
     store: Any = None
     advertise: Any = None
+    internal: Any = None
     api_keys: Any = None
     anonymous: Any = None
     allowed_hosts: Any = None

@@ -91,6 +91,14 @@ def announce(*_: Any) -> str:
     return "announced"
 
 
+def sleep(arguments: dict[str, Any], _: dict[str, Any]) -> str:
+    if "note" in arguments:  # a line for each time it was called
+        with open(arguments["note"], "a") as file:
+            file.write("called\n")
+    time.sleep(arguments["seconds"])
+    return "slept"
+
+
 def roots(*_: Any) -> Any:
     send({"id": "probe-1", "method": "roots/list", "params": {}})
     with _answered:
@@ -102,7 +110,8 @@ def roots(*_: Any) -> Any:
 TOOLS: dict[str, Callable[[dict[str, Any], dict[str, Any]], Any]] = {
     "env": env,
     "meta": lambda _, params: params.get("_meta", {}),
-    "sleep": lambda arguments, _: time.sleep(arguments["seconds"]) or "slept",  # type: ignore[func-returns-value]
+    "sleep": sleep,
+    "nap": sleep,
     "pid": lambda *_: str(os.getpid()),
     "echo": lambda arguments, _: arguments,
     "giant": lambda arguments, _: "g" * int(arguments["size"]),
@@ -144,7 +153,11 @@ def result(message: dict[str, Any]) -> dict[str, Any] | None:
     if method == "tools/list":
         mirrored = {"region": {"type": "string", "x-mcp-header": "Region"}} if "mirror" in sys.argv else {}
         schema = {"type": "object", "properties": mirrored}
-        return {"tools": [{"name": n, "inputSchema": schema} for n in TOOLS], "ttlMs": 0, "cacheScope": "public"}
+        tools = [{"name": n, "inputSchema": schema} for n in TOOLS]
+        for tool in tools:
+            if tool["name"] == "nap":
+                tool["annotations"] = {"idempotentHint": True}
+        return {"tools": tools, "ttlMs": 0, "cacheScope": "public"}
     if method == "tools/call":
         told = TOOLS[params["name"]](params.get("arguments") or {}, params)
         return None if told is None else text(told)

@@ -1,0 +1,81 @@
+"""A TCP relay that can be cut: nothing passes any more, and nobody is told."""
+
+import contextlib
+import select
+import socket
+import threading
+from collections.abc import Iterator
+
+__all__ = ["Relay", "running_relay"]
+
+
+class Relay:
+    """Relays from its own port to `target` on this machine."""
+
+    def __init__(self, target: int) -> None:
+        self._target = target
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = int(self._listener.getsockname()[1])
+        self._pairs: dict[socket.socket, socket.socket] = {}
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self._passes = threading.Event()
+        self._passes.set()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def cut(self) -> None:
+        """From now on nothing passes; connections stay open, and new ones are taken by the system."""
+        with self._lock:
+            self._passes.clear()
+
+    def mend(self) -> None:
+        self._passes.set()
+
+    def close(self) -> None:
+        self._is_closed = True
+        self._passes.set()
+        self._thread.join(5)
+        for connection in (self._listener, *self._pairs):
+            connection.close()
+
+    def _run(self) -> None:
+        while not self._is_closed:
+            self._passes.wait()
+            readable, _, _ = select.select([self._listener, *self._pairs], [], [], 0.05)
+            with self._lock:
+                if self._passes.is_set():
+                    for connection in readable:
+                        self._pass_on(connection)
+
+    def _pass_on(self, connection: socket.socket) -> None:
+        if connection is self._listener:
+            inside, _ = self._listener.accept()
+            try:
+                outside = socket.create_connection(("127.0.0.1", self._target), timeout=5)
+            except OSError:
+                inside.close()
+                return
+            self._pairs |= {inside: outside, outside: inside}
+            return
+        other = self._pairs.get(connection)
+        if other is None:
+            return
+        data = b""
+        with contextlib.suppress(OSError):
+            data = connection.recv(1 << 16)
+            other.sendall(data)
+        if not data:
+            for end in (connection, other):
+                del self._pairs[end]
+                end.close()
+
+
+@contextlib.contextmanager
+def running_relay(target: int) -> Iterator[Relay]:
+    """A relay, gone at the end."""
+    relay = Relay(target)
+    try:
+        yield relay
+    finally:
+        relay.close()
