@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help run test check conformance cluster bench clean
+.PHONY: help run test check conformance cluster chaos bench clean
 
 help: ## List the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -22,6 +22,9 @@ check: $(VENV)/.installed-dev ## Format, lint, types, architecture
 
 conformance: $(VENV)/.installed-dev ## The official conformance suite, both eras
 	$(BIN)/python -m tests.conformance.run
+
+chaos: $(VENV)/.installed-dev ## Kill, pause and cut off gateways and Redis under load (4 minutes)
+	$(BIN)/python -m tests.cluster.chaos
 
 cluster: $(VENV)/.installed-dev ## Redis, three gateways and HAProxy as processes
 	$(BIN)/python -m tests.cluster.run

@@ -6,7 +6,7 @@ import importlib
 import logging
 import os
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, MutableMapping
 from time import time
 from typing import Any
 
@@ -60,6 +60,10 @@ ALL = "/mcp"
 HAND_OVER_S = 10.0
 """How long sessions are waited for whose calls are still being answered when the gateway stops."""
 
+LINGER_S = 2.0
+"""How long a gateway that leaves serves what still comes, until load balancers have seen that it is not ready: were
+idle connections closed at once, a request on its way on one of them would be lost."""
+
 HEALTH, READY = "/healthz", "/readyz"
 
 SWEEP_EVERY_S = 1.0
@@ -108,9 +112,20 @@ class GatewayApp(Starlette):
                         "the gateway is not running: give its lifespan to the app that mounts it, as in "
                         "FastAPI(lifespan=gateway.lifespan)"
                     )
-                await endpoint(scope, receive, send)
+                await endpoint(scope, receive, _closing(send) if self._gateway.is_draining else send)
                 return
         await super().__call__(scope, receive, send)
+
+
+def _closing(send: Send) -> Send:
+    """The connection is not to be used again."""
+
+    async def sending(event: MutableMapping[str, Any]) -> None:
+        if event["type"] == "http.response.start":
+            event = {**event, "headers": [*event["headers"], (b"connection", b"close")]}
+        await send(event)
+
+    return sending
 
 
 class Gateway:
@@ -316,7 +331,7 @@ class Gateway:
                 if exchange.is_subscription and exchange.conversation is not None:
                     exchange.conversation.cancel(exchange, "the gateway stops")
         if self._cluster is not None:
-            await self._hand_over()
+            await asyncio.gather(self._hand_over(), asyncio.sleep(LINGER_S))
 
     async def _hand_over(self) -> None:
         """Let other replicas have the sessions, each as soon as its calls have been answered."""

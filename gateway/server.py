@@ -15,6 +15,10 @@ __all__ = ["serve"]
 DRAIN_TIMEOUT_S = 10
 """How long calls in flight may take to finish after SIGTERM."""
 
+KEEP_ALIVE_S = 75
+"""How long an idle connection stays: longer than load balancers keep theirs (60 s is common). Who sends requests should
+be the one who closes it, or a request is lost now and then."""
+
 
 class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, gateway: Gateway, url: str) -> None:
@@ -57,6 +61,7 @@ def serve(settings: Settings) -> None:
         server_header=False,
         proxy_headers=False,  # the one we heed is read with the others
         timeout_graceful_shutdown=DRAIN_TIMEOUT_S,
+        timeout_keep_alive=KEEP_ALIVE_S,
     )
     with _listener(options.host, options.port) as listener:
         port = listener.getsockname()[1]

@@ -195,6 +195,7 @@ class HopPool:
         self._idle: dict[str, list[Hop]] = {}
         self._active: set[Hop] = set()
         self._timer: asyncio.TimerHandle | None = None
+        self._looked_at = 0.0
         self._is_closed = False
 
     async def open(self, address: str) -> Hop:
@@ -225,13 +226,20 @@ class HopPool:
         """Look for signs of life of it."""
         self._active.add(hop)
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(SIGN_OF_LIFE_S, self._look)
+            loop = asyncio.get_running_loop()
+            self._looked_at = loop.time()
+            self._timer = loop.call_later(SIGN_OF_LIFE_S, self._look)
 
     def _look(self) -> None:
         loop = asyncio.get_running_loop()
+        now = loop.time()
+        was_away = now - self._looked_at > 2 * SIGN_OF_LIFE_S
+        self._looked_at = now
         self._timer = loop.call_later(SIGN_OF_LIFE_S, self._look) if self._active else None
         for hop in tuple(self._active):
-            hop.look(loop.time())
+            if was_away:
+                hop.heard_at = now  # it was we who did not listen
+            hop.look(now)
 
     def keep(self, hop: Hop) -> None:
         """It can be used again."""

@@ -1,13 +1,26 @@
 /* A stdio MCP server that costs next to nothing, so that a bench measures what stands before it.
  *
  * It finds the id of a line and answers with it; it does not parse more. What it is sent begins with
- * {"jsonrpc":"2.0","id":N,"method":"..." */
+ * {"jsonrpc":"2.0","id":N,"method":"... With ECHO_LOG set, it writes down the "call" argument of each call. */
+#include <fcntl.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 static char line[1 << 20];
 
+static void note(int log, char *call) {
+    call += 8;
+    size_t length = strcspn(call, "\"");
+    call[length] = '\n';
+    if (write(log, call, length + 1) < 0) exit(1);
+    call[length] = '"';
+}
+
 int main(void) {
+    const char *path = getenv("ECHO_LOG");
+    int log = path ? open(path, O_WRONLY | O_APPEND | O_CREAT, 0600) : -1;
     while (fgets(line, sizeof line, stdin)) {
         char *id = strstr(line, "\"id\":");
         char *method = strstr(line, "\"method\":\"");
@@ -15,10 +28,16 @@ int main(void) {
         id += 5;
         int length = (int)strcspn(id, ",}");
         method += 10;
+        char *call = log < 0 ? NULL : strstr(method, "\"call\":\"");
+        if (call) note(log, call);
         printf("{\"jsonrpc\":\"2.0\",\"id\":%.*s,", length, id);
         if (!strncmp(method, "initialize\"", 11))
             fputs("\"result\":{\"protocolVersion\":\"2025-11-25\",\"capabilities\":{\"tools\":{}},"
                   "\"serverInfo\":{\"name\":\"echo\",\"version\":\"1\"}}}\n", stdout);
+        else if (!strncmp(method, "server/discover\"", 16))
+            fputs("\"result\":{\"resultType\":\"complete\",\"supportedVersions\":[\"2026-07-28\"],"
+                  "\"capabilities\":{\"tools\":{}},\"serverInfo\":{\"name\":\"echo\",\"version\":\"1\"},"
+                  "\"ttlMs\":0,\"cacheScope\":\"public\"}}\n", stdout);
         else if (!strncmp(method, "tools/call\"", 11))
             fputs("\"result\":{\"content\":[{\"type\":\"text\",\"text\":\"ok\"}]}}\n", stdout);
         else if (!strncmp(method, "tools/list\"", 11))

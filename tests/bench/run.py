@@ -65,8 +65,9 @@ def subjects(echo: Path, redis: RunningRedis, folder: Path) -> dict[str, tuple[l
     env = {"BENCH_REDIS": f"127.0.0.1:{redis.port}", "BENCH_ECHO": str(echo), "MCP_GATEWAY_KEYS": secrets.token_hex(32)}
     python = [sys.executable, "-m"]
 
-    def gateway(store: str) -> tuple[list[str], dict[str, str]]:
-        return [*python, "gateway", "run", "--port", "0", "--store", store, "--", str(echo)], env
+    def gateway(store: str, workers: int = 1) -> tuple[list[str], dict[str, str]]:
+        typed = [*python, "gateway", "run", "--port", "0", "--store", store, "--workers", str(workers)]
+        return [*typed, "--", str(echo)], env
 
     return {
         "bare ASGI app": ([*python, "tests.bench.serve", "tests.bench.bare:app"], env),
@@ -74,6 +75,7 @@ def subjects(echo: Path, redis: RunningRedis, folder: Path) -> dict[str, tuple[l
         "gateway, memory": gateway("memory://"),
         "gateway, sqlite": gateway(f"sqlite:///{folder / 'bench.db'}"),
         "gateway, redis": gateway(redis.url),
+        "2 workers, redis": gateway(redis.url, 2),
     }
 
 

@@ -86,10 +86,11 @@ def running_gateway(
     env: Mapping[str, str] | None = None,
     arguments: Sequence[str] = (),
     must_stop: bool = True,
+    port: int = 0,
 ) -> Iterator[RunningGateway]:
-    """A gateway on a free port, with these servers or with one command; stopped at the end."""
+    """A gateway on that or a free port, with these servers or with one command; stopped at the end."""
     with tempfile.TemporaryDirectory() as folder:
-        typed = [sys.executable, "-m", "gateway", "run", "--port", "0", *arguments]
+        typed = [sys.executable, "-m", "gateway", "run", "--port", str(port), *arguments]
         if servers is None and options is None:
             typed += ["--", *command]
         else:

@@ -1,0 +1,278 @@
+"""`make chaos`: faults under a steady load, a table of what the clients saw of them, and 1 where a promise was broken.
+
+The times are from the fault (of Redis: from its return; of a failover: from the master's death) to the next good answer
+of each session that it hit, asked of a gateway that is well. `refused` is 503 with Retry-After, and nothing was done;
+`failed` is a tool that says it could not reach its state; `reset` is a connection that ended, or a 502. `slowest` is
+the call that took longest, those included that the load balancer had given to a paused gateway.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import redis
+from rich.console import Console
+from rich.table import Table
+
+from session_store.redis import keys
+from tests.bench.run import echo_server
+from tests.cluster.load import Load, LoadSession, Outcome
+from tests.support.partition import running_relay
+from tests.support.procs import eventually
+from tests.support.redis_server import RunningRedis, free_port, running_redis
+from tests.support.running import RunningGateway, running_gateway
+from tests.support.sentinels import Sentinels, running_sentinels
+from tests.support.topology import KEYS, running_balancer
+
+SESSIONS: Final = 50
+LEASE_S: Final = 5.0
+CUT: Final = 2
+BROKEN: Final = ("hung", "wrong", "lost", "twice", "missing", "inexact", "children")
+
+
+class Arena:
+    """Three gateways at fixed addresses behind HAProxy, and the load on them."""
+
+    def __init__(self, store: str, look: Callable[[], redis.Redis], log: Path, stack: contextlib.ExitStack) -> None:
+        self.look = look
+        self.log = log
+        self._store = store
+        self._stack = stack
+        self._echo = echo_server()
+        self.ports = [free_port() for _ in range(3)]
+        # One of them is reached through a relay that can be cut. A relay takes connections even when nobody is behind
+        # it, so the one that is killed has none.
+        self._internal = [free_port() for _ in range(3)]
+        self.relay = stack.enter_context(running_relay(self._internal[CUT]))
+        self._advertised = [*self._internal[:CUT], self.relay.port]
+        self.gateways = [self._start(n) for n in range(3)]
+        self.url = stack.enter_context(running_balancer([f"127.0.0.1:{port}" for port in self.ports]))
+        self.load = Load(self.url, SESSIONS)
+
+    def _start(self, n: int) -> RunningGateway:
+        servers: dict[str, Any] = {
+            "echo": {"command": str(self._echo), "env": {"ECHO_LOG": str(self.log)}},
+            "state": {"in_process": "tests.support.session_tool:server"},
+        }
+        options = {
+            "store": self._store,
+            "internal": f"127.0.0.1:{self._internal[n]}",
+            "advertise": f"127.0.0.1:{self._advertised[n]}",
+            "log_level": "warning",
+        }
+        running = running_gateway(servers, options=options, env=KEYS, must_stop=False, port=self.ports[n])
+        return self._stack.enter_context(running)
+
+    async def replace(self, n: int) -> None:
+        """Start a gateway where another one was, as an orchestrator does."""
+        self.gateways[n] = await asyncio.to_thread(self._start, n)
+
+    def owned_by(self, n: int) -> list[LoadSession]:
+        """The load's sessions that have their processes there."""
+        name = self._name(n)
+        owned = [s for s in self.load.sessions if self._owner(s.session_id) == name]
+        assert owned, "the fault would hit nobody"
+        return owned
+
+    async def answered_again(self, sessions: Sequence[LoadSession], n: int) -> list[float]:
+        """Seconds until a gateway that is well answers for them. Past the load balancer, which may take its time."""
+        async with asyncio.timeout(30):
+            return list(await asyncio.gather(*(s.probe(self.gateways[n].base) for s in sessions)))
+
+    def _owner(self, session_id: str) -> str:
+        owner: Any = self.look().hget(keys.of_session(session_id)[0], "owner")
+        return "" if owner is None else owner.decode().strip('"')
+
+    def _name(self, n: int) -> str:
+        replicas: Any = self.look().hgetall(keys.REPLICAS)
+        address = f"127.0.0.1:{self._advertised[n]}"
+        live = [name.decode() for name, at in replicas.items() if at.decode() == address]
+        return next((name for name in live if self.look().exists(keys.lease(name))), "")
+
+
+def _left(echo: Path) -> int:
+    done = subprocess.run(["pgrep", "-c", "-f", f"^{echo}"], capture_output=True, text=True, check=False)
+    return int(done.stdout or 0)
+
+
+# -- faults: each hits, waits until all is well again, and gives the seconds to the next good answer of those it hit
+
+
+Fault = Callable[[Arena], Awaitable[list[float]]]
+
+
+async def killed(arena: Arena) -> list[float]:
+    hit = arena.owned_by(0)
+    arena.gateways[0].kill()
+    times = await arena.answered_again(hit, 1)
+    await asyncio.sleep(2)
+    await arena.replace(0)
+    await asyncio.sleep(2)
+    return times
+
+
+async def paused(arena: Arena) -> list[float]:
+    hit = arena.owned_by(1)
+    process = arena.gateways[1].process
+    process.send_signal(signal.SIGSTOP)
+    ending = asyncio.get_running_loop().call_later(LEASE_S + 4, process.send_signal, signal.SIGCONT)
+    times = await arena.answered_again(hit, 0)
+    await asyncio.sleep(max(0.0, ending.when() - asyncio.get_running_loop().time()) + 4)
+    return times
+
+
+async def cut_off(arena: Arena) -> list[float]:
+    hit = arena.owned_by(CUT)
+    arena.relay.cut()
+    times = await arena.answered_again(hit, 0)
+    await asyncio.sleep(3)
+    arena.relay.mend()
+    await asyncio.sleep(3)
+    return times
+
+
+async def rolled(arena: Arena) -> list[float]:
+    for n in range(3):
+        await asyncio.to_thread(arena.gateways[n].stop)
+        await arena.replace(n)
+        await asyncio.sleep(2.5)  # until the load balancer has seen that it is ready
+    return []
+
+
+def stopped(server: RunningRedis, for_s: float) -> Fault:
+    async def fault(arena: Arena) -> list[float]:
+        await asyncio.to_thread(server.stop)
+        await asyncio.sleep(for_s)
+        await asyncio.to_thread(server.start)
+        times = await arena.answered_again(arena.load.sessions, 0)
+        await asyncio.sleep(LEASE_S + 2)
+        return times
+
+    return fault
+
+
+def failed_over(sentinels: Sentinels) -> Fault:
+    async def fault(arena: Arena) -> list[float]:
+        await asyncio.sleep(LEASE_S)
+        sentinels.processes[sentinels.master].kill()
+        await asyncio.sleep(0.5)
+        times = await arena.answered_again(arena.load.sessions, 0)
+        await asyncio.sleep(6)
+        return [0.5 + seconds for seconds in times]
+
+    return fault
+
+
+# -- the runs
+
+
+@contextlib.asynccontextmanager
+async def loaded(store: str, look: Callable[[], redis.Redis], rows: dict[str, dict[str, Any]]) -> AsyncIterator[Arena]:
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        arena = Arena(store, look, Path(folder, "calls"), stack)
+        await arena.load.start()
+        try:
+            yield arena
+        finally:
+            await arena.load.stop()
+        settled(arena, rows[list(rows)[-1]])
+
+
+async def phase(arena: Arena, name: str, fault: Fault, rows: dict[str, dict[str, Any]]) -> None:
+    """One fault, and its row."""
+    arena.load.outcome = outcome = Outcome()
+    await asyncio.sleep(1)
+    times = await fault(arena)
+    await asyncio.sleep(1)
+    rows[name] = {"outcome": outcome, "times": times}
+    for complaint in [*outcome.wrong[:3], *(f"{count} times {what}" for what, count in outcome.resets.items())]:
+        Console(stderr=True).print(f"{name}: {complaint}", markup=False)
+
+
+def settled(arena: Arena, row: dict[str, Any]) -> None:
+    """What only shows at the end of a run: calls executed twice, answers without a call, and the state."""
+    executed = Counter(arena.log.read_text().split())
+    twice = sum(1 for count in executed.values() if count > 1)
+    echoed = {name for name in arena.load.answered if name in executed}
+    bumps = sum(session.bumps for session in arena.load.sessions)
+    row["twice"] = twice
+    row["missing"] = len(arena.load.answered) - len(echoed) - bumps
+    row["inexact"] = sum(not session.state_is_exact() for session in arena.load.sessions)
+
+
+async def chaos(only: str) -> dict[str, dict[str, Any]]:
+    """Every fault; the rows of the table."""
+    rows: dict[str, dict[str, Any]] = {}
+    echo = echo_server()
+    with running_redis() as server:
+        faults: dict[str, Fault] = {
+            "kill -9 an owner": killed,
+            "pause an owner past its lease": paused,
+            "an owner cut off from the others": cut_off,
+            "rolling SIGTERM of all": rolled,
+            "Redis stopped for 3 s": stopped(server, 3),
+            "Redis stopped for 20 s": stopped(server, 20),
+        }
+        chosen = [name for name in faults if only in name]
+        if chosen:
+            async with loaded(server.url, server.client, rows) as arena:
+                for name in chosen:
+                    await phase(arena, name, faults[name], rows)
+    name = "Redis failover under Sentinel"
+    if only in name:
+        with running_sentinels() as sentinels:
+            async with loaded(sentinels.url, lambda: sentinels.look(sentinels.master), rows) as arena:
+                await phase(arena, name, failed_over(sentinels), rows)
+    last = rows[list(rows)[-1]]
+    eventually(lambda: not _left(echo))
+    last["children"] = _left(echo)
+    return rows
+
+
+def report(rows: dict[str, dict[str, Any]]) -> int:
+    """Print the table; 1 when a promise was broken."""
+    columns = ("sent", "answered", "refused", "unknown", "failed", "reset", "hung", "wrong", "lost")
+    table = Table("fault", *columns, "p50 s", "max s", "slowest s", box=None)
+    total: Counter[str] = Counter()
+    for row in rows.values():
+        row.update(row["outcome"].counts)
+    slow = []
+    limits = dict.fromkeys(("pause an owner past its lease", "an owner cut off from the others"), LEASE_S + 2)
+    limits["kill -9 an owner"] = 1.0
+    for name, row in rows.items():
+        total.update({key: value for key, value in row.items() if isinstance(value, int)})
+        times = row["times"]
+        p50, most = (f"{statistics.median(times):.2f}", f"{max(times):.2f}") if times else ("", "")
+        table.add_row(
+            name, *(f"{row.get(column, 0):,}" for column in columns), p50, most, f"{row['outcome'].slowest_s:.2f}"
+        )
+        if times and max(times) > limits.get(name, 1e9):
+            slow.append(name)
+    console = Console(width=160)
+    console.print(table)
+    console.print(
+        f"executed twice {total['twice']}, answered and not executed {total['missing']}, sessions with inexact state "
+        f"{total['inexact']}, child processes left {total['children']}; slower than the goal: "
+        f"{', '.join(slow) or 'none'}"
+    )
+    return int(any(total[key] for key in BROKEN))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", default="", help="only faults with this in their name")
+    options = parser.parse_args()
+    return report(asyncio.run(chaos(options.only)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,71 @@
+"""A real Redis master, a replica of it, and three sentinels of the tests' own."""
+
+import contextlib
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import redis
+
+from tests.support.redis_server import free_port
+from tests.tools.programs import program
+
+__all__ = ["Sentinels", "running_sentinels"]
+
+
+class Sentinels:
+    """A master, a replica of it, and three sentinels."""
+
+    def __init__(self, folder: Path, stack: contextlib.ExitStack) -> None:
+        self._stack = stack
+        self.master, self.replica = free_port(), free_port()
+        self.processes = {self.master: self._server(self.master), self.replica: self._server(self.replica, self.master)}
+        self.ports = [free_port() for _ in range(3)]
+        for port in self.ports:
+            config = folder / f"{port}.conf"
+            config.write_text(
+                f"port {port}\nbind 127.0.0.1\nsentinel monitor main 127.0.0.1 {self.master} 2\n"
+                "sentinel down-after-milliseconds main 500\nsentinel failover-timeout main 3000\n"
+            )
+            self._start(str(config), "--sentinel")
+        places = ",".join(f"127.0.0.1:{port}" for port in self.ports)
+        self.url = f"redis+sentinel://{places}/main/0"
+        self.wait(lambda: self.known("num-other-sentinels") == 2 and self.known("num-slaves") == 1)
+        self.wait(lambda: self.look(self.replica).info("replication").get("master_link_status") == "up")
+
+    def _start(self, *arguments: str) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen([program("redis-server", "redis-server"), *arguments], stdout=subprocess.DEVNULL)
+        self._stack.callback(process.wait)
+        self._stack.callback(process.kill)
+        return process
+
+    def _server(self, port: int, of: int | None = None) -> subprocess.Popen[bytes]:
+        more = ["--replicaof", "127.0.0.1", str(of)] if of else []
+        return self._start("--port", str(port), "--bind", "127.0.0.1", "--save", "", *more)
+
+    def known(self, what: str) -> object:
+        master: Any = self.look(self.ports[0]).sentinel_master("main")
+        return master[what]
+
+    def look(self, port: int) -> redis.Redis:
+        return redis.Redis(port=port, socket_timeout=2)
+
+    @staticmethod
+    def wait(condition: Callable[[], object]) -> None:
+        deadline = time.monotonic() + 20
+        while True:
+            with contextlib.suppress(redis.RedisError, KeyError):
+                if condition():
+                    return
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+
+@contextlib.contextmanager
+def running_sentinels() -> Iterator[Sentinels]:
+    """All of them, gone at the end."""
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        yield Sentinels(Path(folder), stack)
