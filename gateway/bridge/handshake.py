@@ -7,9 +7,19 @@ import msgspec
 
 from transports.jsonrpc import Object, encode
 
-__all__ = ["HANDSHAKE_VERSIONS", "at_most", "merge_discoveries", "merge_handshakes", "negotiable"]
+__all__ = [
+    "HANDSHAKE_VERSIONS",
+    "MODERN_VERSIONS",
+    "at_most",
+    "discovery_of",
+    "handshake_of",
+    "merge_discoveries",
+    "merge_handshakes",
+    "negotiable",
+]
 
 HANDSHAKE_VERSIONS: Final = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
+MODERN_VERSIONS: Final = ("2026-07-28",)
 
 
 def negotiable(params: Object) -> Object:
@@ -33,6 +43,43 @@ def at_most(result: bytes, version: str) -> bytes:
     if version not in HANDSHAKE_VERSIONS or negotiated not in HANDSHAKE_VERSIONS or negotiated <= version:
         return result
     return encode(decoded | {"protocolVersion": msgspec.Raw(encode(version))})
+
+
+_MODERN_CAPABILITIES: Final = ("completions", "experimental", "logging", "prompts", "resources", "tools")
+
+
+def discovery_of(result: bytes) -> bytes:
+    """What `server/discover` says of a server that has only shaken hands."""
+    decoded = msgspec.json.decode(result)
+    info = decoded.get("serverInfo", {})
+    body: dict[str, Any] = {
+        "resultType": "complete",
+        "supportedVersions": list(MODERN_VERSIONS),
+        "capabilities": _known(decoded),
+        "serverInfo": info,
+        "ttlMs": 0,
+        "cacheScope": "private",
+        "_meta": {"io.modelcontextprotocol/serverInfo": info},
+    }
+    return encode(body | ({"instructions": decoded["instructions"]} if decoded.get("instructions") else {}))
+
+
+def handshake_of(result: bytes, version: str) -> bytes:
+    """What a legacy client is told of a server that has only been discovered."""
+    decoded = msgspec.json.decode(result)
+    body: dict[str, Any] = {
+        "protocolVersion": version if version in HANDSHAKE_VERSIONS else HANDSHAKE_VERSIONS[-1],
+        "capabilities": _known(decoded),
+        "serverInfo": decoded.get("serverInfo")
+        or decoded.get("_meta", {}).get("io.modelcontextprotocol/serverInfo", {"name": "unknown", "version": "0"}),
+    }
+    return encode(body | ({"instructions": decoded["instructions"]} if decoded.get("instructions") else {}))
+
+
+def _known(decoded: dict[str, Any]) -> dict[str, Any]:
+    """The capabilities both eras have; tasks are an extension in one, and something else in the other."""
+    declared = decoded.get("capabilities", {})
+    return {name: declared[name] for name in _MODERN_CAPABILITIES if name in declared}
 
 
 def merge_handshakes(results: Sequence[bytes], version: str) -> bytes:

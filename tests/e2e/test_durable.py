@@ -223,7 +223,7 @@ def test_five_seconds_without_redis_lose_nothing(own_redis: RunningRedis, how: s
         assert len({token for _, token in outcomes}) == 10
         kinds = Counter(status for _, status, _ in statuses)
         assert kinds[200] > 0 and set(kinds) <= {200, 503}, f"while its lease is good the owner goes on: {kinds}"
-        assert {retry for _, status, retry in statuses if status == 503} == {"1"}
+        assert {retry for _, status, retry in statuses if status == 503} <= {"1"}
         assert max(took for took, _, _ in statuses) < 3.5, "nobody hangs"
         assert httpx.get(f"{gateway.base}/readyz").status_code == 200
         assert gateway.stderr().count("Traceback") == 0, gateway.stderr()
