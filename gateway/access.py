@@ -8,10 +8,10 @@ import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from gateway.state_api import StateAccess, state_api
+from gateway.state_api import StateAccess, by_connection, state_api
 from session_store import Session, SessionStore, StateStore
 from session_store.context import ACCESS_VARIABLE, FACTS_VARIABLE, SOCKET_VARIABLE, ToolSession, tool_session
-from transports.base import UpstreamUnavailable
+from transports.base import Given, UpstreamUnavailable
 from transports.inbound.app_server import AppServer
 
 __all__ = ["Grant", "Grants"]
@@ -24,7 +24,7 @@ _LONGEST_FOLDER = 80
 class Grant:
     """Given to one link, taken back with `close` when the link ends."""
 
-    env: Mapping[str, str] = field(default_factory=dict)
+    given: Given = field(default_factory=Given)
     session: ToolSession | None = None
     close: Callable[[], None] = lambda: None
 
@@ -35,12 +35,17 @@ class Grants:
     def __init__(self, sessions: SessionStore, state: StateStore) -> None:
         self._sessions = sessions
         self._state = state
-        self._server = AppServer(state_api())
+        self._server = AppServer(state_api(by_connection))
         self._folder = ""
 
     def for_object(self, session: Session) -> Grant:
         """For a link inside this process."""
         return Grant(session=tool_session(session, sessions=self._sessions, state=self._state))
+
+    def state_of(self, session: Session, secret: str = "") -> StateAccess:
+        """What reaches the state of a session."""
+        tools = tool_session(session, sessions=self._sessions, state=self._state)
+        return StateAccess(session=tools, store=self._state, secret=secret)
 
     async def for_child(self, session: Session, facts: Mapping[str, str], env: Mapping[str, str]) -> Grant:
         """For a child process: its own socket, good for this session, and gone with the child.
@@ -49,16 +54,14 @@ class Grants:
             UpstreamUnavailable: no socket can be had.
         """
         secret = secrets.token_urlsafe(24)
-        access = StateAccess(
-            session=tool_session(session, sessions=self._sessions, state=self._state), store=self._state, secret=secret
-        )
+        access = self.state_of(session, secret)
         try:
             path = os.path.join(self._made_folder(), secrets.token_hex(8))
             close = await self._server.listen(path, {"access": access})
         except OSError as error:
             raise UpstreamUnavailable(f"no socket for the session's state: {error.strerror or error}") from error
         ours = {SOCKET_VARIABLE: path, ACCESS_VARIABLE: secret, FACTS_VARIABLE: json.dumps(dict(facts))}
-        return Grant(env={**env, **ours}, close=close)
+        return Grant(given=Given(env={**env, **ours}), close=close)
 
     def _made_folder(self) -> str:
         if not self._folder:

@@ -10,12 +10,15 @@ from collections.abc import AsyncIterator, Callable, Mapping, MutableMapping
 from time import time
 from typing import Any
 
+import msgspec
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from gateway.access import Grants
+from gateway.assertion import HEADER, Assertions
 from gateway.audit import Audit
 from gateway.bridge.input_required import StateSeal
 from gateway.bridge.legacy_client import LegacyClients
@@ -30,6 +33,7 @@ from gateway.pipeline import Pipeline
 from gateway.relay import Relay
 from gateway.sessions import ENDED, Sessions
 from gateway.settings import ConfigurationError, GatewaySettings, Settings, UpstreamSettings
+from gateway.state_api import StateAccess, state_api
 from gateway.upstreams import ConfiguredUpstream
 from session_store import (
     Backend,
@@ -47,8 +51,10 @@ from session_store.sqlite import keys_beside
 from transports.base import Upstream
 from transports.inbound.http import Guard, Receive, Scope, Send
 from transports.inbound.streamable_http import StreamableHttp
+from transports.jsonrpc import Message
 from transports.upstream.process import Supervisor
 from transports.upstream.stdio import StdioUpstream
+from transports.upstream.streamable_http import HttpUpstream
 
 __all__ = ["Gateway", "create_app", "key_ring"]
 
@@ -114,6 +120,9 @@ class GatewayApp(Starlette):
                     )
                 await endpoint(scope, receive, _closing(send) if self._gateway.is_draining else send)
                 return
+            if path.startswith("/v1/"):
+                await self._gateway.state_api(scope, receive, send)
+                return
         await super().__call__(scope, receive, send)
 
 
@@ -168,6 +177,7 @@ class Gateway:
         )
         self._supervisor = Supervisor()
         self._grants = Grants(self._backend.sessions, self._backend.state)
+        self._assertions = Assertions(ring, issuer=options.issuer, clock=clock)
         self._upstreams = [self._upstream(name, entry, options) for name, entry in settings.mcpServers.items()]
         self._upstreams += [self._object(name, server, options) for name, server in (servers or {}).items()]
         timeout = options.limits.call_timeout_s
@@ -207,15 +217,30 @@ class Gateway:
             for path in endpoints
         }
         self.paths = (*endpoints, HEALTH, READY)
+        self.state_api = state_api(self._asserted)
 
     def tool_session(self, session: Session) -> ToolSession:
         """A session as tools in this process see it."""
         return tool_session(session, sessions=self._backend.sessions, state=self._backend.state)
 
+    async def _asserted(self, request: Request) -> StateAccess:
+        """The session that an HTTP server was told of."""
+        session_id = self._assertions.session_of(request.headers.get("authorization", "").removeprefix("Bearer "))
+        if session_id is None:
+            raise HTTPException(401, f"send the {HEADER} you were sent a minute ago at most as Authorization: Bearer")
+        session = await self._backend.sessions.peek(session_id)
+        if session is None:
+            raise HTTPException(410, "the session has ended")
+        return self._grants.state_of(session)
+
     def _upstream(self, name: str, entry: UpstreamSettings, options: GatewaySettings) -> ConfiguredUpstream:
         upstream: Upstream
         if entry.in_process:
             upstream = _in_process(f"mcpServers.{name}.in_process", name, load_object(name, entry.in_process))
+        elif entry.url:
+            upstream = HttpUpstream(
+                name=name, url=entry.url, headers=entry.headers, max_event_bytes=options.limits.line_bytes
+            )
         else:
             upstream = StdioUpstream(
                 name=name,
@@ -235,9 +260,19 @@ class Gateway:
     def _configured(
         self, name: str, entry: UpstreamSettings, upstream: Upstream, options: GatewaySettings
     ) -> ConfiguredUpstream:
-        return ConfiguredUpstream(
-            name, entry, upstream, options.limits, grants=self._grants, linked=self.sessions.linked
+        configured = ConfiguredUpstream(
+            name,
+            entry,
+            upstream,
+            options.limits,
+            grants=self._grants,
+            linked=self.sessions.linked,
+            went_on=self.sessions.went_on,
+            assertions=self._assertions,
         )
+        if isinstance(upstream, HttpUpstream):
+            upstream.schemas = lambda: configured.schemas
+        return configured
 
     def _forget(self, live: LiveSession) -> None:
         for upstream in self._upstreams:
@@ -328,8 +363,10 @@ class Gateway:
         for live in self._live:
             live.leaving.set()
             for exchange in list(live.exchanges.values()):
-                if exchange.is_subscription and exchange.conversation is not None:
-                    exchange.conversation.cancel(exchange, "the gateway stops")
+                if exchange.is_subscription:
+                    exchange.finish(Message(jsonrpc="2.0", id=0, result=msgspec.Raw(b'{"resultType":"complete"}')))
+                    if exchange.conversation is not None:
+                        exchange.conversation.cancel(exchange, "the gateway stops")
         if self._cluster is not None:
             await asyncio.gather(self._hand_over(), asyncio.sleep(LINGER_S))
 

@@ -7,13 +7,17 @@ handshake, and the first result of every session that had used the old one says 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from gateway.access import Grant
+from gateway.bridge.handshake import HandshakeRefused
+from gateway.bridge.log_level import want_log_level
+from gateway.bridge.parked import give_up_parked
 from gateway.errors import CALL_TIMED_OUT, CANCELLED, OUTCOME_UNKNOWN, UPSTREAM_UNAVAILABLE
 from gateway.exchange import Exchange
+from gateway.own_requests import OwnRequests
 from session_store.context import bound_session
 from transports.base import Era, Link, LinkClosed, Upstream, UpstreamUnavailable
 from transports.jsonrpc import (
@@ -29,8 +33,9 @@ from transports.jsonrpc import (
 
 if TYPE_CHECKING:
     from gateway.live import LiveSession
+    from gateway.routing import Router
 
-__all__ = ["Conversation", "HandshakeRefused", "Router"]
+__all__ = ["Conversation"]
 
 logger = logging.getLogger(__name__)
 
@@ -39,30 +44,8 @@ TICK_S: Final = 0.25
 
 STOPPED: Final = "idle_stop"
 CRASHED: Final = "crash"
-
-
-class HandshakeRefused(Exception):
-    """The upstream answered `initialize` with an error, which is passed on as it is."""
-
-    def __init__(self, error: msgspec.Raw) -> None:
-        super().__init__("the server refused the handshake")
-        self.error = error
-
-
-class Router(Protocol):
-    """Finds the client for what a server sends on its own. On stdio a message does not say which call it belongs to."""
-
-    def asked(self, conversation: "Conversation", message: Message) -> None:
-        """The server wants something of a client."""
-        ...
-
-    def told(self, conversation: "Conversation", message: Message) -> None:
-        """The server sent a notification."""
-        ...
-
-    def lost(self, conversation: "Conversation") -> None:
-        """The server is gone: what it asked needs no answer any more."""
-        ...
+FORGOTTEN: Final = "upstream_session"
+_MOST_RETIRED: Final = 7
 
 
 class Conversation:
@@ -70,7 +53,8 @@ class Conversation:
 
     `grant` gives what a link is given of its session, `handshake` the `initialize` params of a legacy conversation,
     `restore` what to send after the handshake was replayed (log level, subscriptions); all are asked anew at every
-    opening. `linked` remembers that a session uses this upstream, and says whether it did so in an earlier process.
+    opening. `linked` remembers that a session uses this upstream, and says whether it did so in an earlier process;
+    `went_on` remembers what a later link can go on with, and `known` is the handshake's result where one does.
     """
 
     def __init__(
@@ -79,14 +63,17 @@ class Conversation:
         era: Era,
         *,
         name: str,
-        router: Router,
+        router: "Router",
         grant: Callable[[], Awaitable[Grant]],
         handshake: Callable[[], bytes] | None,
         restore: Callable[[], list[bytes]],
         linked: Callable[["LiveSession"], Awaitable[bool]],
+        went_on: Callable[[str], Awaitable[None]],
+        known: Callable[[], bytes | None],
         start_timeout_s: float,
         call_timeout_s: float,
         idle_stop_s: float | None,
+        park_s: float,
     ) -> None:
         self.name = name
         self.era = era
@@ -99,10 +86,15 @@ class Conversation:
         self._handshake = handshake
         self._restore = restore
         self._linked = linked
+        self._went_on = went_on
+        self._known = known
+        self._retired: list[Link] = []
         self._start_timeout_s = start_timeout_s
         self._call_timeout_s = call_timeout_s
         self._idle_stop_s = idle_stop_s
-        self._own: dict[int, asyncio.Future[Message]] = {}
+        self.park_s = park_s  # how long a call of a modern client waits for it
+        self.log_level = ""  # what a legacy server was asked for, on behalf of modern clients
+        self._own = OwnRequests()
         self._link: Link | None = None
         self._opening: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
@@ -115,6 +107,7 @@ class Conversation:
         self._was_open = False
         self._loss = ""
         self._ended = False
+        self._resending: set[asyncio.Task[None]] = set()
 
     @property
     def pid(self) -> int | None:
@@ -157,11 +150,15 @@ class Conversation:
             async with asyncio.timeout(self._start_timeout_s):
                 self._granted = await self._grant()
                 with bound_session(self._granted.session):
-                    self._link = await self._upstream.connect(self._granted.env, self)
-                if self._handshake is not None:
+                    self._link = await self._upstream.connect(self._granted.given, self)
+                if self._handshake is not None and self._granted.given.resume:
+                    self.initialize_result = self.initialize_result or self._known()
+                elif self._handshake is not None:
                     await self._initialize(self._handshake())
+                    self.log_level = ""
                     for frame in self._restore():
                         self._link_or_fail().send(frame)
+                    await self._went_on(self._link_or_fail().resume)
         except TimeoutError:
             await self._drop()
             raise UpstreamUnavailable(
@@ -179,6 +176,16 @@ class Conversation:
         self._loss = ""
         self._was_open = True
         self._rest()
+
+    def request(self, method: str, params: bytes) -> None:
+        """A request whose answer nobody waits for."""
+        self._tell(encode_request(self._next_number(), method, params))
+
+    def _tell(self, frame: bytes) -> None:
+        try:
+            self._link_or_fail().send(frame)
+        except LinkClosed:
+            logger.debug("server %s is gone before it heard", self.name)
 
     def _link_or_fail(self) -> Link:
         if self._link is None:
@@ -219,16 +226,16 @@ class Conversation:
 
     async def ask(self, method: str, params: bytes | None) -> Message:
         """A request of our own. Raises `LinkClosed` when the link ends before the answer."""
-        number = self._next_number()
-        answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
-        self._own[number] = answer
+        link, number = self._link_or_fail(), self._next_number()
+        answer = self._own.expect(number)
         try:
-            self._link_or_fail().send(encode_request(number, method, params))
-            return await answer
-        finally:
-            self._own.pop(number, None)
+            link.send(encode_request(number, method, params))
+        except BaseException:
+            answer.cancel()
+            raise
+        return await answer
 
-    async def start(self, exchange: Exchange, params: Object, meta: Object) -> None:
+    async def start(self, exchange: Exchange, params: Object, meta: Object, *, again: bool = False) -> None:
         """Send a client's request upstream, opening the link if need be.
 
         A link that turns out to be closed before it took the message is opened again, once: nothing was executed.
@@ -236,14 +243,17 @@ class Conversation:
         Raises:
             UpstreamUnavailable, HandshakeRefused: nothing reached the upstream.
         """
-        if exchange.live not in self.users:
-            await self._join(exchange.live)
+        await self.join(exchange.live)
         for last in (False, True):
             await self.ready()
             if exchange.replies.abandoned:
                 return
+            if self.era is Era.LEGACY and exchange.caller is not None and exchange.caller.log_level:
+                want_log_level(self, exchange.caller.log_level)
             try:
                 self._write(exchange, params, meta)
+                if again:
+                    exchange.sent = None  # once is enough
                 return
             except LinkClosed as error:
                 if last:
@@ -265,11 +275,14 @@ class Conversation:
         self._link_or_fail().send(self._frame(exchange, number, params, meta))
         exchange.number = number
         exchange.conversation = self
+        exchange.sent = (params, meta)
         self.pending[number] = exchange
         self._watch(exchange)
 
-    async def _join(self, live: "LiveSession | None") -> None:
+    async def join(self, live: "LiveSession | None") -> None:
         """The first call of a session. Remembered before it is sent: what is not remembered could be lost silently."""
+        if live in self.users:
+            return
         self.users.add(live)
         if live is None:
             return
@@ -305,29 +318,23 @@ class Conversation:
         else:
             assert isinstance(message.error, msgspec.Raw)
             frame = encode_error(request_id, splice(message.error))
-        self._reply(frame)
+        self._tell(frame)
 
     def refuse(self, request_id: bytes, code: int, reason: str) -> None:
         """Answer a request of the server's with an error of ours."""
-        self._reply(encode_error(request_id, {"code": code, "message": reason}))
+        self._tell(encode_error(request_id, {"code": code, "message": reason}))
 
     def acknowledge(self, request_id: bytes) -> None:
         """Answer a ping."""
-        self._reply(encode_result(request_id, b"{}"))
+        self._tell(encode_result(request_id, b"{}"))
 
-    def _reply(self, frame: bytes) -> None:
-        try:
-            self._link_or_fail().send(frame)
-        except LinkClosed:
-            logger.debug("server %s is gone before it got its answer", self.name)
-
-    def cancel(self, exchange: Exchange, reason: str) -> None:
+    def cancel(self, exchange: Exchange, reason: str, code: int = CANCELLED) -> None:
         """The client gave a call up: tell the server, and answer what is still waiting."""
         if self.pending.pop(exchange.number, None) is None:
             return
         self.notify("notifications/cancelled", encode({"requestId": exchange.number, "reason": reason}))
         self._rest()
-        exchange.fail(CANCELLED, f"Cancelled: {reason}")
+        exchange.fail(code, f"Cancelled: {reason}")
 
     def give_up(self, exchange: Exchange, *, lost: bool) -> bool:
         """Answer a call of a session that is `lost` to another replica; False when it is not."""
@@ -346,15 +353,46 @@ class Conversation:
         else:
             self._router.told(self, message)
 
-    def unreadable(self, request_id: int | None, reason: str) -> None:
-        lost = [self.pending[request_id]] if request_id in self.pending else []
+    def unreadable(self, request_id: int | str | None, reason: str) -> None:
+        known = isinstance(request_id, int) and request_id in self.pending
+        lost = [self.pending[request_id]] if known and isinstance(request_id, int) else []
         if request_id is None:
             lost = list(self.pending.values())
         for exchange in lost:
             self._fail(exchange, OUTCOME_UNKNOWN, reason)
-        for number, answer in self._own.items():
-            if request_id in (None, number) and not answer.done():
-                answer.set_exception(LinkClosed(reason))
+        self._own.fail(request_id, LinkClosed(reason))
+
+    def refused(self, request_id: int | str, reason: str) -> None:
+        self._own.fail(request_id, UpstreamUnavailable(reason))
+        exchange = self.pending.get(request_id) if isinstance(request_id, int) else None
+        if exchange is not None:
+            self._fail(exchange, UPSTREAM_UNAVAILABLE, reason)
+
+    def unsent(self, link: Link, request_id: int | str | None, reason: str) -> None:
+        if link is self._link:
+            # What else is on its way may still be answered; whatever comes now goes over another link.
+            self._link = None
+            self._retired = [*self._retired[-_MOST_RETIRED:], link]
+            self._granted = Grant()
+            self._loss = FORGOTTEN
+        if request_id is not None:
+            self._own.fail(request_id, LinkClosed(reason))
+        exchange = self.pending.pop(request_id, None) if isinstance(request_id, int) else None
+        if exchange is not None and exchange.sent is not None:
+            again, exchange.sent = exchange.sent, None
+            task = asyncio.create_task(self._send_again(exchange, *again))
+            self._resending.add(task)
+            task.add_done_callback(self._resending.discard)
+        elif exchange is not None:
+            exchange.fail(UPSTREAM_UNAVAILABLE, reason)
+
+    async def _send_again(self, exchange: Exchange, params: Object, meta: Object) -> None:
+        try:
+            await self.start(exchange, params, meta, again=True)
+        except UpstreamUnavailable as error:
+            exchange.fail(UPSTREAM_UNAVAILABLE, str(error))
+        except HandshakeRefused as error:
+            exchange.finish(Message(jsonrpc="2.0", id=0, error=error.error))
 
     def closed(self, reason: str) -> None:
         self._link = None
@@ -368,18 +406,13 @@ class Conversation:
             self._fail(
                 exchange, OUTCOME_UNKNOWN, f"{reason} before it answered; whether the call took effect is unknown"
             )
-        for answer in self._own.values():
-            if not answer.done():
-                answer.set_exception(LinkClosed(reason))
+        self._own.fail(None, LinkClosed(reason))
         self._router.lost(self)
 
     def _settle(self, message: Message) -> None:
-        number = message.id
-        own = self._own.get(number) if isinstance(number, int) else None
-        if own is not None:
-            if not own.done():
-                own.set_result(message)
+        if self._own.settle(message):
             return
+        number = message.id
         exchange = self.pending.pop(number, None) if isinstance(number, int) else None
         if exchange is None:
             logger.debug("server %s answered a request nobody waits for", self.name)
@@ -414,6 +447,10 @@ class Conversation:
         self._ticking = loop.call_later(self._tick_s, self._tick) if self.pending else None
         for exchange in list(self.pending.values()):
             exchange.replies.tick(now)
+            if exchange.is_parked:
+                if now >= exchange.parked_until:
+                    give_up_parked(exchange, self)
+                continue
             if now - exchange.heard_at >= self._call_timeout_s and not exchange.is_subscription:
                 params = {"requestId": exchange.number, "reason": "timed out"}
                 self.notify("notifications/cancelled", encode(params))
@@ -455,6 +492,8 @@ class Conversation:
             self._fail(exchange, UPSTREAM_UNAVAILABLE, "The session has ended.")
         if self._opening is not None:
             self._opening.cancel()
-        waiting = [task for task in (self._opening, self._closing) if task is not None]
+        waiting = [task for task in (self._opening, self._closing, *self._resending) if task is not None]
+        for task in self._resending:
+            task.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
-        await self._drop()
+        await asyncio.gather(self._drop(), *(link.close() for link in self._retired))

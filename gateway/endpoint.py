@@ -1,6 +1,7 @@
 """The upstreams behind one URL. One upstream is relayed raw; several are put together by the catalog."""
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -8,15 +9,19 @@ from typing import Any, Final
 import msgspec
 
 from gateway import __version__
-from gateway.bridge.handshake import merge_discoveries, merge_handshakes
+from gateway.bridge.handshake import HandshakeRefused, handshake_of, merge_discoveries, merge_handshakes
+from gateway.bridge.hearing import caller_of
 from gateway.bridge.results import list_result
+from gateway.bridge.to_legacy import ToLegacy, legacy_meta, legacy_params
+from gateway.bridge.to_modern import ToModern
 from gateway.catalog import LISTS, cursor_of, merge_lists, next_cursor, owner_of
-from gateway.conversation import Conversation, HandshakeRefused
+from gateway.conversation import Conversation
 from gateway.errors import OUTCOME_UNKNOWN, UPSTREAM_UNAVAILABLE
 from gateway.exchange import Exchange
 from gateway.live import LiveSession
 from gateway.params import text_of
 from gateway.sharing import considerate
+from gateway.subscriptions import hear_changes, listen
 from gateway.upstreams import ConfiguredUpstream
 from transports.base import Era, LinkClosed, Refused, UpstreamUnavailable
 from transports.jsonrpc import INVALID_PARAMS, METHOD_NOT_FOUND, Message, Object, encode
@@ -55,35 +60,45 @@ class Endpoint:
             HandshakeRefused: the only upstream said no.
             UpstreamUnavailable: none could be had.
         """
-        conversations = self._all(live, Era.LEGACY, correlation)
-        outcomes = await asyncio.gather(*(c.ready() for c in conversations), return_exceptions=True)
-        failures = [o for o in outcomes if o is not None]
+        outcomes = await asyncio.gather(
+            *(self._greet(upstream, live, correlation) for upstream in self._upstreams.values()), return_exceptions=True
+        )
+        failures = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
         for failure in failures:
             if not isinstance(failure, UpstreamUnavailable | HandshakeRefused):
                 raise failure
             logger.warning("a server is left out of a session: %s", failure)
-        results = [c.initialize_result for c in conversations if c.initialize_result is not None]
+        results = [outcome for outcome in outcomes if isinstance(outcome, bytes)]
         if not results:
             raise failures[0] if failures else UpstreamUnavailable("no server is configured")
         return merge_handshakes(results, __version__)
 
+    async def _greet(self, upstream: ConfiguredUpstream, live: LiveSession, correlation: str) -> bytes:
+        """The `initialize` result of one upstream, or what it says to `server/discover` when it knows no handshake."""
+        if await upstream.era_for(Era.LEGACY) is Era.MODERN:
+            discovery = (await upstream.facts()).discover
+            assert discovery is not None
+            return handshake_of(discovery, live.session.client.protocol_version)
+        conversation = upstream.conversation(live, Era.LEGACY, correlation)
+        await conversation.ready()
+        assert conversation.initialize_result is not None
+        return conversation.initialize_result
+
     async def discover(self) -> bytes | None:
-        """The merged `server/discover` result of the upstreams that speak the modern era; None when none does.
+        """The merged `server/discover` result; of a server that only shakes hands, what it says then. None when it is
+        not known of any server yet.
 
         Raises:
             Refused: 503 while it cannot be known.
         """
         facts = await asyncio.gather(*(u.facts() for u in self._upstreams.values()))
-        results = [f.discover for f in facts if f.discover is not None]
+        results = [f.discovery for f in facts if f.discovery is not None]
         if results:
             return merge_discoveries(results, __version__)
         failure = next((f.failure for f in facts if f.failure), "")
         if failure:
             raise Refused(503, UPSTREAM_UNAVAILABLE, failure, headers={"Retry-After": "5"})
         return None
-
-    async def speaks_modern(self) -> bool:
-        return any(await asyncio.gather(*(u.speaks_modern() for u in self._upstreams.values())))
 
     async def header_schema(self, tool: str) -> Any:
         """The input schema of a tool that mirrors arguments in headers, or None."""
@@ -99,7 +114,9 @@ class Endpoint:
     async def relay(self, exchange: Exchange, era: Era, params: Object, meta: Object, correlation: str) -> None:
         """Send a call on its way; its outcome comes through the exchange, whatever it is."""
         try:
-            if self._only is not None:
+            if exchange.is_subscription and not await self._is_modern():
+                await listen(self._upstreams.values(), exchange, params, correlation)
+            elif self._only is not None:
                 await self._send(self._only, exchange, era, params, meta, correlation)
             else:
                 await self._relay_to_one_of_many(exchange, era, params, meta, correlation)
@@ -110,10 +127,14 @@ class Endpoint:
         except LinkClosed as error:
             exchange.fail(OUTCOME_UNKNOWN, str(error))
 
+    async def _is_modern(self) -> bool:
+        """Whether there is one server only, and it speaks the modern era."""
+        return self._only is not None and await self._only.era_for(Era.MODERN) is Era.MODERN
+
     def relay_now(self, exchange: Exchange, era: Era, params: Object, meta: Object, correlation: str) -> bool:
         """As `relay`, where nothing has to be found out or waited for; else False, and nothing was done."""
         only, live = self._only, exchange.live
-        if only is None or only.settings.shared or live is None or live.ended:
+        if only is None or only.settings.shared or live is None or live.ended or only.era_now(era) is not era:
             return False
         return only.conversation(live, era, correlation).start_now(exchange, params, meta)
 
@@ -130,14 +151,18 @@ class Endpoint:
         if upstream is None:
             owner, name = owner_of(name, self._upstreams, "tool")
             upstream = self._upstreams[owner]
-        return await upstream.is_repeatable(name, self._conversation(upstream, exchange.live, era, correlation))
+        return await upstream.is_repeatable(name, await upstream.conversation_for(exchange, era, correlation))
 
-    def notify(self, live: LiveSession, era: Era, method: str, params: bytes | None, correlation: str) -> None:
-        """Pass a client's notification to every upstream it has a conversation with."""
-        if live.ended:
-            return
-        for conversation in self._all(live, era, correlation):
-            conversation.notify(method, params)
+    async def notify(self, live: LiveSession, method: str, params: bytes | None, correlation: str) -> None:
+        """Pass a legacy client's notification to every upstream it has a conversation with."""
+        for upstream in self._upstreams.values():
+            if live.ended:
+                return
+            if await upstream.era_for(Era.LEGACY) is Era.LEGACY:
+                upstream.conversation(live, Era.LEGACY, correlation).notify(method, params)
+            elif method == "notifications/initialized":
+                with contextlib.suppress(UpstreamUnavailable, LinkClosed):
+                    await hear_changes(upstream, live, correlation)
 
     async def _relay_to_one_of_many(
         self, exchange: Exchange, era: Era, params: Object, meta: Object, correlation: str
@@ -160,7 +185,15 @@ class Endpoint:
         meta: Object,
         correlation: str,
     ) -> None:
-        conversation = self._conversation(upstream, exchange.live, era, correlation)
+        theirs = await upstream.era_for(era)
+        conversation = await upstream.conversation_for(exchange, era, correlation)
+        if exchange.live is not None and theirs is not era:
+            if theirs is Era.MODERN:
+                await self._send_to_modern(upstream, conversation, exchange, params, meta, correlation)
+                return
+        if theirs is Era.LEGACY and era is Era.MODERN:
+            exchange.bridge = ToLegacy(conversation)
+            params, meta = legacy_params(params), legacy_meta(meta)
         if upstream.settings.shared:
             others = [live.session for live in conversation.users if live is not None and live is not exchange.live]
             seen = considerate(exchange.method, params, others)
@@ -168,6 +201,28 @@ class Endpoint:
                 exchange.finish(Message(jsonrpc="2.0", id=0, result=msgspec.Raw(b"{}")))
                 return
             params = seen
+        await conversation.start(exchange, params, meta)
+
+    async def _send_to_modern(
+        self,
+        upstream: ConfiguredUpstream,
+        conversation: Conversation,
+        exchange: Exchange,
+        params: Object,
+        meta: Object,
+        correlation: str,
+    ) -> None:
+        live = exchange.live
+        assert live is not None
+        changes_subscriptions = exchange.method in ("resources/subscribe", "resources/unsubscribe")
+        if changes_subscriptions or live.session.initialized:
+            await hear_changes(upstream, live, correlation, anew=changes_subscriptions)
+        if changes_subscriptions or exchange.method == "logging/setLevel":
+            # The session remembers it; a modern server hears of it with the listening, or with the next request.
+            exchange.finish(Message(jsonrpc="2.0", id=0, result=msgspec.Raw(b"{}")))
+            return
+        meta = meta | caller_of(live).meta(live.session.log_level)
+        exchange.bridge = ToModern(conversation, params, meta)
         await conversation.start(exchange, params, meta)
 
     async def _owner(
@@ -187,12 +242,6 @@ class Endpoint:
             ), params
         if method in ("resources/read", "resources/subscribe", "resources/unsubscribe"):
             return await self._owner_of_uri(text_of(params, "uri"), exchange, era, correlation), params
-        if method == "subscriptions/listen":
-            raise Refused(
-                200,
-                METHOD_NOT_FOUND,
-                "subscriptions/listen needs one server: use /servers/NAME/mcp.",
-            )
         raise Refused(200, METHOD_NOT_FOUND, f"Method not found: {method}")
 
     async def _owner_of_uri(self, uri: str, exchange: Exchange, era: Era, correlation: str) -> ConfiguredUpstream:
@@ -222,10 +271,10 @@ class Endpoint:
         pages: list[tuple[str, Any]] = []
         cursor = None
         for name in names:
-            ask: Object = {"_meta": msgspec.Raw(encode(meta))} if meta else {}
+            ask: Object = {}
             if start is not None and name == start[0] and start[1]:
                 ask["cursor"] = msgspec.Raw(encode(start[1]))
-            page = await self._page(self._upstreams[name], exchange.method, ask, exchange, era, correlation)
+            page = await self._page(self._upstreams[name], exchange.method, ask, exchange, era, correlation, meta)
             if page is None:
                 continue
             pages.append((name, page))
@@ -239,13 +288,29 @@ class Endpoint:
         exchange.finish(Message(jsonrpc="2.0", id=0, result=msgspec.Raw(encode(result))))
 
     async def _page(
-        self, upstream: ConfiguredUpstream, method: str, params: Object, exchange: Exchange, era: Era, correlation: str
+        self,
+        upstream: ConfiguredUpstream,
+        method: str,
+        params: Object,
+        exchange: Exchange,
+        era: Era,
+        correlation: str,
+        meta: Object | None = None,
     ) -> Any | None:
         """One upstream's page, or None: a server that fails or has no such list takes nothing from the others."""
-        conversation = self._conversation(upstream, exchange.live, era, correlation)
         try:
             async with asyncio.timeout(self._call_timeout_s):
+                conversation = await upstream.conversation_for(exchange, era, correlation)
                 await conversation.ready()
+                meta = meta or {}
+                if conversation.era is Era.MODERN and era is Era.LEGACY and exchange.live is not None:
+                    meta = meta | caller_of(exchange.live).meta("")
+                elif conversation.era is Era.MODERN and exchange.caller is not None:
+                    meta = meta | exchange.caller.meta("")
+                elif conversation.era is Era.LEGACY:
+                    meta = legacy_meta(meta)
+                if meta:
+                    params = params | {"_meta": msgspec.Raw(encode(meta))}
                 answer = await conversation.ask(method, encode(params))
         except (UpstreamUnavailable, HandshakeRefused, LinkClosed, TimeoutError) as error:
             logger.warning("server %s is left out of %s: %s", upstream.name, method, error)
@@ -254,13 +319,6 @@ class Endpoint:
 
     async def _ask_all(self, exchange: Exchange, era: Era, params: Object, meta: Object, correlation: str) -> None:
         for upstream in self._upstreams.values():
-            await self._page(upstream, exchange.method, params, exchange, era, correlation)
+            if await upstream.era_for(era) is era:
+                await self._page(upstream, exchange.method, params, exchange, era, correlation, meta)
         exchange.finish(Message(jsonrpc="2.0", id=0, result=msgspec.Raw(b"{}")))
-
-    def _conversation(
-        self, upstream: ConfiguredUpstream, live: LiveSession | None, era: Era, correlation: str
-    ) -> Conversation:
-        return upstream.sessionless() if live is None else upstream.conversation(live, era, correlation)
-
-    def _all(self, live: LiveSession, era: Era, correlation: str) -> list[Conversation]:
-        return [u.conversation(live, era, correlation) for u in self._upstreams.values()]

@@ -2,10 +2,12 @@
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
+from gateway.bridge.capabilities import Caller
+from gateway.bridge.parked import Parked
 from gateway.context import RESTARTED_KEY, with_meta
 from transports.base import Frame, ReplyQueue
 from transports.jsonrpc import Message, Object, RequestId, encode, encode_error, encode_result, error_code, splice
@@ -17,22 +19,40 @@ if TYPE_CHECKING:
 __all__ = ["Exchange"]
 
 
+class Bridge(Protocol):
+    """Between a client of one era and a server of the other."""
+
+    def finish(self, exchange: "Exchange", message: Message) -> Message | None:
+        """The client's answer, for the server's. None: there is none yet."""
+        ...
+
+
 class Exchange:
     """A client's request on its way through one conversation.
 
     `number` is its id on the upstream's side, where ids of many clients must not collide; it serves as progress token
     and subscription id there too. `shape` turns the upstream's result into what the client gets; None keeps it.
+    `caller` is who a server of the other era is told of. A call that is `parked` waits for its client, until
+    `parked_until` in the loop's time; `replay` has answers that were given before, by the question.
     """
 
     __slots__ = (
+        "bridge",
+        "caller",
         "client_id",
         "conversation",
+        "ended",
         "heard_at",
         "live",
         "method",
         "number",
+        "parked",
+        "parked_until",
         "progress_token",
+        "replay",
         "replies",
+        "restarted",
+        "sent",
         "shape",
     )
 
@@ -44,6 +64,7 @@ class Exchange:
         live: "LiveSession | None",
         replies: ReplyQueue,
         shape: Callable[["Exchange", Object], Object] | None = None,
+        caller: Caller | None = None,
     ) -> None:
         self.method = method
         self.client_id = client_id
@@ -54,6 +75,19 @@ class Exchange:
         self.progress_token: msgspec.Raw | None = None
         self.conversation: Conversation | None = None
         self.heard_at = 0.0
+        self.sent: tuple[Object, Object] | None = None  # params and `_meta`, should it have to be sent again
+        self.caller = caller
+        self.bridge: Bridge | None = None
+        self.parked: Parked | None = None
+        self.parked_until = 0.0
+        self.replay: dict[str, str] = {}
+        self.restarted: str | None = None
+        self.ended: Callable[[], None] | None = None  # called once, when the wire is done with it
+
+    @property
+    def is_parked(self) -> bool:
+        """Whether it waits for its client."""
+        return self.parked is not None and self.parked.is_waiting
 
     @property
     def is_subscription(self) -> bool:
@@ -70,7 +104,18 @@ class Exchange:
 
     def finish(self, message: Message, restarted: str | None = None) -> None:
         """Answer with the upstream's response; `restarted` says why the server had to be started anew before it."""
+        self.restarted = restarted or self.restarted
+        if self.bridge is not None:
+            bridged = self.bridge.finish(self, message)
+            if bridged is None:
+                return
+            message = bridged
+        self.settle(message)
+
+    def settle(self, message: Message) -> None:
+        """Answer with that response, which is of the client's era."""
         client_id = encode(self.client_id)
+        restarted = self.restarted
         if isinstance(message.error, msgspec.Raw):
             data = encode_error(client_id, splice(message.error))
             self.replies.push(Frame(data, final=True, error_code=error_code(message.error)))
@@ -86,6 +131,13 @@ class Exchange:
         if restarted is not None:
             result = with_meta(result, {RESTARTED_KEY: msgspec.Raw(encode({"reason": restarted}))})
         return result
+
+    def park(self, result: Object) -> None:
+        """End the client's present request with a question. What comes from now on waits for its next one."""
+        answered, self.replies = self.replies, ReplyQueue()
+        restarted, self.restarted = self.restarted, None
+        data = encode(self._shaped(result, restarted))
+        answered.push(Frame(encode_result(encode(self.client_id), data), final=True))
 
     def fail(self, code: int, reason: str) -> None:
         """Answer with an error of ours."""

@@ -7,12 +7,14 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
 import msgspec
 
+from gateway.bridge.listening import Listening
+from gateway.bridge.parked import withdraw_parked
 from gateway.conversation import Conversation
 from gateway.errors import OUTCOME_UNKNOWN, UNREAD
 from gateway.exchange import Exchange
@@ -63,12 +65,13 @@ def call_of(stream: str) -> bytes | None:
 
 @dataclass(frozen=True, slots=True)
 class _Question:
-    """A request of a server's that a client has yet to answer."""
+    """A request of a server's that a client has yet to answer. `answered` is who wants the answer."""
 
     conversation: Conversation
     server_id: bytes
     exchange: Exchange | None
     progress_token: msgspec.Raw | None
+    answered: Callable[[Message], None]
 
 
 class LiveSession:
@@ -76,12 +79,16 @@ class LiveSession:
 
     def __init__(self, session: Session, events: EventLog) -> None:
         self.session = session
-        self.conversations: dict[tuple[str, Era], Conversation] = {}
+        self.conversations: dict[tuple[str, Era, bytes], Conversation] = {}
         self.exchanges: dict[RequestId, Exchange] = {}
+        self.parked: dict[str, Exchange] = {}  # calls of a modern client that have asked it something
+        self.hearing: dict[str, Exchange] = {}  # what listens to a modern server for a legacy client
+        self.listening: list[Listening] = []  # what it wants to hear of legacy servers
         self.busy = 0
         self.used = False  # since its idle time was last started anew in the store
         self.listeners = 0
         self.ended = False
+        self.goes_on = False  # elsewhere, or later: what it has at servers behind URLs is not given up
         self.recovered = session.era == Era.MODERN  # its streams do not outlive a connection
         self.alias = ""
         self.leaving = asyncio.Event()
@@ -91,6 +98,16 @@ class LiveSession:
         self._last_question = 0
         self._outbox: deque[bytes] = deque()
         self._pump: asyncio.Task[None] | None = None
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a call or a stream of it is under way, those that wait for the client included."""
+        return self.busy > 0 or self.has_parked
+
+    @property
+    def has_parked(self) -> bool:
+        """Whether a call waits for the client."""
+        return any(exchange.is_parked and exchange.conversation is not None for exchange in self.parked.values())
 
     # -- to the client
 
@@ -135,24 +152,53 @@ class LiveSession:
         if len(self._questions) >= MAX_QUESTIONS:
             conversation.refuse(encode(message.id), UNREAD, "Too many requests wait for this client already.")
             return
+        server_id = encode(message.id)
+
+        def answered(answer: Message) -> None:
+            conversation.answer(server_id, answer)
+
+        if not self._put(conversation, server_id, exchange, str(message.method), message.params_object(), answered):
+            conversation.refuse(server_id, UNREAD, "The client does not read its messages.")
+
+    def put(
+        self,
+        conversation: Conversation,
+        exchange: Exchange,
+        method: str,
+        params: Object,
+        answered: Callable[[Message], None],
+    ) -> None:
+        """As `ask`, for a question that came as a result."""
+        if not self._put(conversation, b"", exchange, method, params, answered):
+            conversation.cancel(exchange, "the client does not read its messages")
+
+    def _put(
+        self,
+        conversation: Conversation,
+        server_id: bytes,
+        exchange: Exchange | None,
+        method: str,
+        params: Object,
+        answered: Callable[[Message], None],
+    ) -> bool:
         self._last_question += 1
         number = self._last_question
-        params, token = _with_progress_token(message.params_object(), number)
-        question = _Question(conversation, encode(message.id), exchange, token)
-        self._questions[number] = question
-        frame = splice(encode_request(number, str(message.method), encode(params)))
+        params, token = _with_progress_token(params, number)
+        self._questions[number] = _Question(conversation, server_id, exchange, token, answered)
+        frame = splice(encode_request(number, method, encode(params)))
         if exchange is None:
             self.tell(frame)
         elif not exchange.emit(frame):
             del self._questions[number]
-            conversation.refuse(question.server_id, UNREAD, "The client does not read its messages.")
+            return False
+        return True
 
     def answered(self, message: Message) -> bool:
         """A client's answer to one of those requests; False when nobody waits for it (any more)."""
         question = self._questions.pop(message.id, None) if isinstance(message.id, int) else None
         if question is None:
             return False
-        question.conversation.answer(question.server_id, message)
+        question.answered(message)
         if question.exchange is not None:
             question.exchange.heard()
         return True
@@ -160,6 +206,7 @@ class LiveSession:
     def withdraw(self, conversation: Conversation, params: Object) -> None:
         """The server gave up a request of its own: tell the client, by the id the client knows."""
         server_id = bytes(params.get("requestId", b""))
+        withdraw_parked(self, conversation, server_id)
         for number, question in list(self._questions.items()):
             if question.conversation is conversation and question.server_id == server_id:
                 del self._questions[number]
@@ -170,6 +217,7 @@ class LiveSession:
 
     def lost(self, conversation: Conversation) -> None:
         """What that server asked needs no answer any more."""
+        withdraw_parked(self, conversation, None)
         for number, question in list(self._questions.items()):
             if question.conversation is conversation:
                 self.withdraw(conversation, {"requestId": msgspec.Raw(question.server_id)})
@@ -193,13 +241,16 @@ class LiveSession:
         `lost`: another replica has taken it over, so what becomes of calls in flight is not known.
         """
         self.ended = True
+        self.goes_on = not over
         self.leaving.set()
         reason = "the session has ended" if over else "the gateway stops"
         for exchange in list(self.exchanges.values()):
             if exchange.conversation is not None and not exchange.conversation.give_up(exchange, lost=lost):
                 exchange.conversation.cancel(exchange, reason)
         for question in self._questions.values():
-            question.conversation.refuse(question.server_id, UNREAD, f"{reason.capitalize()}.")
+            if question.server_id:
+                question.conversation.refuse(question.server_id, UNREAD, f"{reason.capitalize()}.")
+        self.parked.clear()
         self._questions.clear()
         conversations = list(self.conversations.values())
         self.conversations.clear()
@@ -239,9 +290,9 @@ class LiveSessions:
         return live
 
     def in_use(self, session_id: str) -> bool:
-        """Whether the session has an exchange in flight or an open stream."""
+        """Whether the session has an exchange in flight, a parked one, or an open stream."""
         live = self._live.get(session_id)
-        return live is not None and live.busy > 0
+        return live is not None and live.is_busy
 
     def remove(self, session_id: str) -> LiveSession | None:
         """Forget first, close afterwards: a session that is going is not found any more."""

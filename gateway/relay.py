@@ -4,9 +4,9 @@ from typing import Final
 
 import msgspec
 
+from gateway.bridge.handshake import HandshakeRefused
 from gateway.cluster import Cluster, Forwarded
 from gateway.context import CONTEXT_KEY, TRACE_KEY, context_meta, without_our_keys
-from gateway.conversation import HandshakeRefused
 from gateway.endpoint import Endpoint
 from gateway.errors import OUTCOME_UNKNOWN, too_many_exchanges
 from gateway.exchange import Exchange
@@ -71,6 +71,10 @@ class Relay:
             await reply.done()
             raise
         return reply
+
+    def attach(self, exchange: Exchange, headers: list[tuple[bytes, bytes]]) -> Answer:
+        """The rest of a call that is under way already."""
+        return CallReply(exchange, headers, events=None, cluster=self._cluster)
 
     @staticmethod
     async def _may_repeat(exchange: Exchange, endpoint: Endpoint, era: Era, params: Object, correlation: str) -> bool:

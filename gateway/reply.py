@@ -68,6 +68,8 @@ class CallReply:
 
     def cancel(self, reason: str) -> None:
         self.replies.abandoned = True
+        if self.replies is not self._exchange.replies:
+            return  # it has been answered with a question, and waits
         if self._exchange.conversation is not None:
             self._exchange.conversation.cancel(self._exchange, reason)
 
@@ -101,6 +103,8 @@ class CallReply:
         if live is None:
             return
         live.busy -= 1
+        if self._exchange.ended is not None and self.replies is self._exchange.replies:
+            self._exchange.ended()
         if live.exchanges.get(self._exchange.client_id) is self._exchange:
             del live.exchanges[self._exchange.client_id]
         live.used = True

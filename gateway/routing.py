@@ -6,14 +6,17 @@ the client; in a shared process a message goes to a session only when no other c
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
+from gateway.bridge.listening import SUBSCRIPTION_ID, tagged
+from gateway.bridge.parked import ask_modern
 from gateway.conversation import Conversation
 from gateway.exchange import Exchange
 from gateway.live import LiveSession
 from gateway.params import meta_of
+from gateway.sharing import LEVELS
 from transports.base import Era
 from transports.jsonrpc import (
     METHOD_NOT_FOUND,
@@ -26,9 +29,8 @@ from transports.jsonrpc import (
     splice,
 )
 
-__all__ = ["IsolatedRouter", "SharedRouter"]
+__all__ = ["IsolatedRouter", "Router", "SharedRouter"]
 
-_SUBSCRIPTION_ID: Final = "io.modelcontextprotocol/subscriptionId"
 _CHANGES: Final = frozenset(
     {
         "notifications/tools/list_changed",
@@ -37,6 +39,22 @@ _CHANGES: Final = frozenset(
         "notifications/resources/updated",
     }
 )
+
+
+class Router(Protocol):
+    """Finds the client for what a server sends on its own. On stdio a message does not say which call it belongs to."""
+
+    def asked(self, conversation: "Conversation", message: Message) -> None:
+        """The server wants something of a client."""
+        ...
+
+    def told(self, conversation: "Conversation", message: Message) -> None:
+        """The server sent a notification."""
+        ...
+
+    def lost(self, conversation: "Conversation") -> None:
+        """The server is gone: what it asked needs no answer any more."""
+        ...
 
 
 class _Router(ABC):
@@ -51,7 +69,10 @@ class _Router(ABC):
             conversation.refuse(server_id, METHOD_NOT_FOUND, f"No client can be asked for {message.method} now.")
             return
         try:
-            live.ask(conversation, message, exchange)
+            if live.session.era == Era.MODERN:
+                ask_modern(live, conversation, message)
+            else:
+                live.ask(conversation, message, exchange)
         except InvalidMessage as error:
             conversation.refuse(server_id, error.code, str(error))
 
@@ -69,7 +90,7 @@ class _Router(ABC):
             elif method in _CHANGES:
                 self._changed(conversation, method, params)
             else:
-                self._said(conversation, encode_notification(method, splice(encode(params))))
+                self._said(conversation, method, params)
         except (InvalidMessage, msgspec.MsgspecError):
             return  # a notification nobody could read; there is no one to tell
 
@@ -81,12 +102,21 @@ class _Router(ABC):
         frame = encode_notification(method, splice(encode(params)))
         uri = msgspec.json.decode(params["uri"]) if "uri" in params else None
         for live in self._audience(conversation):
-            if conversation.era is Era.LEGACY and (uri is None or self._wants(live, uri)):
+            if conversation.era is not Era.LEGACY:
+                continue
+            if live.session.era == Era.MODERN:
+                for listening in live.listening:
+                    listening.hear(method, params, uri)
+            elif uri is None or self._wants(live, uri):
                 live.tell(frame)
 
-    def _said(self, conversation: Conversation, frame: bytes) -> None:
+    def _said(self, conversation: Conversation, method: str, params: Object) -> None:
         live, exchange = self._meant(conversation)
-        if exchange is not None:
+        frame = encode_notification(method, splice(encode(params)))
+        if live is not None and live.session.era == Era.MODERN and conversation.era is Era.LEGACY:
+            if exchange is not None and method == "notifications/message" and _is_wanted(exchange, params):
+                exchange.emit(frame)
+        elif exchange is not None:
             exchange.emit(frame)
         elif live is not None and conversation.era is Era.LEGACY:
             live.tell(frame)
@@ -136,6 +166,13 @@ class SharedRouter(_Router):
         return uri in live.session.subscriptions
 
 
+def _is_wanted(exchange: Exchange, params: Object) -> bool:
+    """Whether a call has asked for messages of that level (MCP 2026-07-28, Logging)."""
+    level = msgspec.json.decode(params.get("level", b"null"))
+    wanted = exchange.caller.log_level if exchange.caller is not None else ""
+    return level in LEVELS and wanted in LEVELS and LEVELS.index(level) >= LEVELS.index(wanted)
+
+
 def _calls(conversation: Conversation) -> list[Exchange]:
     return [exchange for exchange in conversation.pending.values() if not exchange.is_subscription]
 
@@ -154,12 +191,10 @@ def _progress(conversation: Conversation, params: Object) -> None:
 def _subscribed(conversation: Conversation, method: str, params: Object) -> bool:
     """Pass on a frame of a subscription, under the client's own subscription id; False for any other message."""
     meta = meta_of(params)
-    if _SUBSCRIPTION_ID not in meta:
+    if SUBSCRIPTION_ID not in meta:
         return False
-    number = decode_id(meta[_SUBSCRIPTION_ID])
+    number = decode_id(meta[SUBSCRIPTION_ID])
     exchange = conversation.pending.get(number) if isinstance(number, int) else None
     if exchange is not None:
-        meta = meta | {_SUBSCRIPTION_ID: msgspec.Raw(encode(exchange.client_id))}
-        params = params | {"_meta": msgspec.Raw(encode(meta))}
-        exchange.emit(encode_notification(method, splice(encode(params))))
+        exchange.emit(encode_notification(method, splice(encode(tagged(params, exchange.client_id)))))
     return True

@@ -341,7 +341,13 @@ class Sessions:
         await self._change_set(live, "links", add=upstream)
         return False
 
-    async def _change_set(self, live: LiveSession, field: Literal["links", "subscriptions"], **change: str) -> None:
+    async def went_on(self, live: LiveSession, old: str, new: str) -> None:
+        """Remember what a later link can go on with, in place of what an earlier one could."""
+        await self._change_set(live, "remote", add=new, remove=old)
+
+    async def _change_set(
+        self, live: LiveSession, field: Literal["links", "remote", "subscriptions"], **change: str
+    ) -> None:
         session = await self._store.change_set(live.session.id, field, **change)
         if session is not None:
             live.session = session
@@ -399,7 +405,7 @@ class Sessions:
     async def release_idle(self) -> bool:
         """Let go of sessions that nobody waits for, so that other replicas can serve them; whether none is left."""
         assert self._cluster is not None
-        idle = [live for live in self._live if not live.exchanges]
+        idle = [live for live in self._live if not live.exchanges and not live.has_parked]
         for live in idle:
             # All in one turn: a request that comes now finds that it has to go elsewhere.
             live.ended = True
@@ -417,7 +423,7 @@ class Sessions:
 
     async def keep_alive(self) -> None:
         """Idle time counts from the end of the last exchange: written for all sessions at once, not for each call."""
-        used = [live for live in self._live if live.busy or live.used]
+        used = [live for live in self._live if live.is_busy or live.used]
         for live in used:
             live.used = False
         try:

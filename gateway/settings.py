@@ -9,10 +9,12 @@ import re
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
+from gateway.assertion import ISSUER
 from session_store.connect import check_store_url
 from session_store.metadata import checked_metadata
 
@@ -62,6 +64,9 @@ class UpstreamSettings(BaseModel):
     args: tuple[str, ...] = ()
     env: dict[str, str] = {}
     cwd: str | None = None
+    # A server behind a URL (Streamable HTTP, either era), and what every request to it carries.
+    url: str = ""
+    headers: dict[str, str] = Field(default={}, repr=False)
     # An `mcp` SDK server object in this process, as module:attribute, instead of a command.
     in_process: str = ""
     # One process for all sessions: only when the operator says that the server keeps sessions apart by itself.
@@ -74,11 +79,19 @@ class UpstreamSettings(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _something_to_serve(cls, value: Any) -> Any:
-        if isinstance(value, dict) and not value.get("command") and not value.get("in_process"):
-            if "url" in value:
-                raise ValueError("servers by url are not supported yet; give a command")
-            raise ValueError("give a command, or in_process as module:attribute")
+        if isinstance(value, dict) and not any(value.get(kind) for kind in ("command", "in_process", "url")):
+            raise ValueError("give a command, a url, or in_process as module:attribute")
         return value
+
+    @field_validator("url")
+    @classmethod
+    def _absolute(cls, url: str) -> str:
+        parts = urlsplit(url)
+        if url and (parts.scheme not in ("http", "https") or not parts.hostname):
+            raise ValueError("must be an http:// or https:// URL")
+        if parts.username or parts.password:
+            raise ValueError("credentials do not belong into a URL: use headers")
+        return url
 
     @field_validator("in_process")
     @classmethod
@@ -89,8 +102,8 @@ class UpstreamSettings(BaseModel):
 
     @model_validator(mode="after")
     def _one_kind(self) -> Self:
-        if self.command and self.in_process:
-            raise ValueError("give either a command or in_process, not both")
+        if sum(map(bool, (self.command, self.in_process, self.url))) > 1:
+            raise ValueError("give one of command, url and in_process, not several")
         if self.in_process and self.shared:
             raise ValueError("shared is for commands: an in_process server has one connection for each session")
         return self
@@ -148,6 +161,8 @@ class LimitSettings(_Frozen):
     poll_after_s: Annotated[float, Field(ge=0, le=86_400)] = 0.0
     # Twice in a child's shutdown: after closing its stdin and after SIGTERM.
     shutdown_grace_s: Seconds = 2.0
+    # How long a call waits for a modern client that was asked something. Servers give up on their own after 60 s or so.
+    parked_s: Seconds = 55.0
 
 
 class GatewaySettings(_Frozen):
@@ -167,6 +182,8 @@ class GatewaySettings(_Frozen):
     # Host names requests may ask for. Empty: loopback names when bound to loopback, else any.
     allowed_hosts: tuple[str, ...] = ()
     allowed_origins: tuple[str, ...] = ()
+    # Who signs what HTTP servers are told of sessions (`iss`): the URL at which they find the keys, if they look.
+    issuer: str = ISSUER
     # Session id (cut) and correlation id in the `_meta` of results.
     result_meta: bool = False
     log_level: Literal["debug", "info", "warning", "error"] = "info"
@@ -240,6 +257,7 @@ class _Environment(BaseSettings):
     anonymous: Any = None
     allowed_hosts: Any = None
     allowed_origins: Any = None
+    issuer: Any = None
     result_meta: Any = None
     log_level: Any = None
     session: dict[str, Any] | None = None

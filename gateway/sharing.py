@@ -8,9 +8,9 @@ import msgspec
 from session_store import Session
 from transports.jsonrpc import Object, encode
 
-__all__ = ["considerate"]
+__all__ = ["LEVELS", "considerate"]
 
-_LEVELS: Final = ("debug", "info", "notice", "warning", "error", "critical", "alert", "emergency")
+LEVELS: Final = ("debug", "info", "notice", "warning", "error", "critical", "alert", "emergency")
 
 
 def considerate(method: str, params: Object, others: Sequence[Session]) -> Object | None:
@@ -23,7 +23,7 @@ def considerate(method: str, params: Object, others: Sequence[Session]) -> Objec
         return None if any(uri in other.subscriptions for other in others) else params
     if method == "logging/setLevel":
         level = msgspec.json.decode(params.get("level", b"null"))
-        wanted = [known for known in (level, *(other.log_level for other in others)) if known in _LEVELS]
-        if level in _LEVELS:
-            return params | {"level": msgspec.Raw(encode(min(wanted, key=_LEVELS.index)))}
+        wanted = [known for known in (level, *(other.log_level for other in others)) if known in LEVELS]
+        if level in LEVELS:
+            return params | {"level": msgspec.Raw(encode(min(wanted, key=LEVELS.index)))}
     return params

@@ -1,6 +1,7 @@
 """The state of one session over HTTP: for code that runs outside the gateway's process.
 
-Which session it is, the connection says (`scope["state"]["access"]`), never the request.
+Which session it is, the connection says (a child's socket), or an assertion of ours that the request brings (an HTTP
+server); never the request itself.
 """
 
 import hmac
@@ -19,7 +20,7 @@ from session_store import InvalidState, SessionGone, StateStore, StoreUnavailabl
 from session_store.context import ToolSession, to_json
 from session_store.limits import MAX_VALUE_BYTES
 
-__all__ = ["StateAccess", "state_api"]
+__all__ = ["StateAccess", "by_connection", "state_api"]
 
 _MOST_BODY: Final = 2 * MAX_VALUE_BYTES + 4_096
 
@@ -33,18 +34,31 @@ class StateAccess:
     secret: str
 
 
-def state_api() -> Starlette:
+Allowing = Callable[[Request], Awaitable[StateAccess]]
+"""What a request may reach. Raises `HTTPException`."""
+
+
+async def by_connection(request: Request) -> StateAccess:
+    """The session of the socket the request came on, for those who know its secret."""
+    access: StateAccess = request.scope["state"]["access"]
+    given = request.headers.get("authorization", "").encode()
+    if not hmac.compare_digest(given, f"Bearer {access.secret}".encode()):
+        raise HTTPException(401, "send the access token of your environment as Authorization: Bearer")
+    return access
+
+
+def state_api(allowing: Allowing) -> Starlette:
     """The app. Values are JSON; errors are `{"error": "…"}` with a status that says whose fault it was."""
     key = "/v1/state/{key:path}"
     return Starlette(
         routes=[
-            Route("/v1/session", _guarded(_session), methods=["GET"]),
-            Route("/v1/state", _guarded(_keys), methods=["GET"]),
-            Route(f"{key}/increment", _guarded(_increment), methods=["POST"]),
-            Route(f"{key}/compare-and-set", _guarded(_compare_and_set), methods=["POST"]),
-            Route(key, _guarded(_get), methods=["GET"]),
-            Route(key, _guarded(_set), methods=["PUT"]),
-            Route(key, _guarded(_delete), methods=["DELETE"]),
+            Route("/v1/session", _guarded(allowing, _session), methods=["GET"]),
+            Route("/v1/state", _guarded(allowing, _keys), methods=["GET"]),
+            Route(f"{key}/increment", _guarded(allowing, _increment), methods=["POST"]),
+            Route(f"{key}/compare-and-set", _guarded(allowing, _compare_and_set), methods=["POST"]),
+            Route(key, _guarded(allowing, _get), methods=["GET"]),
+            Route(key, _guarded(allowing, _set), methods=["PUT"]),
+            Route(key, _guarded(allowing, _delete), methods=["DELETE"]),
         ],
         exception_handlers={HTTPException: _refused},
     )
@@ -53,14 +67,10 @@ def state_api() -> Starlette:
 Endpoint = Callable[[Request, StateAccess], Awaitable[Response]]
 
 
-def _guarded(endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:
+def _guarded(allowing: Allowing, endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:
     async def checked(request: Request) -> Response:
-        access: StateAccess = request.scope["state"]["access"]
-        given = request.headers.get("authorization", "").encode()
-        if not hmac.compare_digest(given, f"Bearer {access.secret}".encode()):
-            raise HTTPException(401, "send the access token of your environment as Authorization: Bearer")
         try:
-            return await endpoint(request, access)
+            return await endpoint(request, await allowing(request))
         except SessionGone:
             raise HTTPException(410, "the session has ended") from None
         except InvalidState as error:

@@ -1,22 +1,35 @@
 """The configured upstreams: what each of them speaks, and the conversations held with it."""
 
 import asyncio
+import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import msgspec
 
 from gateway.access import Grant, Grants
+from gateway.assertion import HEADER, Assertions
+from gateway.bridge.capabilities import Caller
+from gateway.bridge.handshake import HandshakeRefused, discovery_of
 from gateway.context import child_environment, facts_of
-from gateway.conversation import Conversation, HandshakeRefused
+from gateway.conversation import Conversation
+from gateway.exchange import Exchange
 from gateway.live import LiveSession
 from gateway.routing import IsolatedRouter, SharedRouter
 from gateway.settings import LimitSettings, UpstreamSettings
-from transports.base import Era, LinkClosed, Upstream, UpstreamUnavailable
-from transports.jsonrpc import encode, encode_notification, encode_request, splice
+from transports.base import Era, Given, LinkClosed, Upstream, UpstreamUnavailable
+from transports.jsonrpc import (
+    INVALID_REQUEST,
+    METHOD_NOT_FOUND,
+    encode,
+    encode_notification,
+    encode_request,
+    error_code,
+    splice,
+)
 
 __all__ = ["ConfiguredUpstream"]
 
@@ -24,6 +37,8 @@ logger = logging.getLogger(__name__)
 
 _MODERN: Final = "2026-07-28"
 _PAGES: Final = 100
+_NO_HANDSHAKE: Final = frozenset({METHOD_NOT_FOUND, INVALID_REQUEST, -32022})
+"""How a server says that it knows no `initialize`: no such method, no such request, no such version."""
 PROBE_TIMEOUT_S: Final = 9.0
 """How long a client's discover may wait for the probe; SDK clients wait 10 s."""
 PROBE_AGAIN_S: Final = 5.0
@@ -43,13 +58,28 @@ _SHARED_HANDSHAKE: Final = encode(
 )
 
 
+async def _ignored(_: str) -> None:
+    """Nothing of a link that many sessions use is kept for one of them."""
+
+
+async def _never_linked(_: LiveSession) -> bool:
+    """What a server behind a URL holds in memory outlives our processes."""
+    return False
+
+
 @dataclass(slots=True)
 class _Facts:
-    """What the probe found: the answer to `server/discover`, or that the server knows no such thing."""
+    """What the probe found: the answer to `server/discover`, or else that to `initialize`."""
 
     discover: bytes | None = None
+    initialize: bytes | None = None
     failure: str = ""
     schemas: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def discovery(self) -> bytes | None:
+        """What modern clients are told."""
+        return discovery_of(self.initialize) if self.initialize is not None else self.discover
 
 
 class ConfiguredUpstream:
@@ -64,6 +94,8 @@ class ConfiguredUpstream:
         *,
         grants: Grants,
         linked: Callable[[LiveSession, str], Awaitable[bool]],
+        went_on: Callable[[LiveSession, str, str], Awaitable[None]],
+        assertions: Assertions,
     ) -> None:
         self.name = name
         self.settings = settings
@@ -71,12 +103,21 @@ class ConfiguredUpstream:
         self._limits = limits
         self._grants = grants
         self._linked = linked
+        self._went_on = went_on
+        self._assertions = assertions
         self._facts: _Facts | None = None
         self._probing: asyncio.Task[_Facts] | None = None
         self._probe_again_at = 0.0
         self._shared: dict[Era, Conversation] = {}
+        self._shakes_hands: bool | None = None
+        self._shaking: asyncio.Task[None] | None = None
 
     # -- what it speaks
+
+    @property
+    def schemas(self) -> Mapping[str, Any]:
+        """Input schemas of the tools that mirror arguments in headers, as far as they are known."""
+        return {} if self._facts is None else self._facts.schemas
 
     def probe(self) -> asyncio.Task[_Facts]:
         """Find out, in the background, what the server speaks. One probe at a time."""
@@ -99,8 +140,49 @@ class ConfiguredUpstream:
         except TimeoutError:
             return _Facts()
 
-    async def speaks_modern(self) -> bool:
-        return (await self.facts()).discover is not None
+    async def era_for(self, client: Era) -> Era:
+        """In which era the server is talked to for such a client: in the client's own, if it speaks that."""
+        facts = await self.facts()
+        if facts.discover is None:
+            return Era.LEGACY
+        if client is Era.MODERN or not await self._speaks_legacy():
+            return Era.MODERN
+        return Era.LEGACY
+
+    def era_now(self, client: Era) -> Era | None:
+        """As `era_for`, None while it is not known."""
+        if self._facts is None:
+            return None
+        if self._facts.discover is None:
+            return Era.LEGACY
+        return None if client is Era.LEGACY and not self._shakes_hands else client
+
+    async def capabilities(self) -> Any:
+        """What the server says it can do, as the probe has heard."""
+        return msgspec.json.decode((await self.facts()).discovery or b"{}").get("capabilities", {})
+
+    async def _speaks_legacy(self) -> bool:
+        """Whether a server that can be discovered shakes hands as well. Tried once, in a process of its own: a server
+        that speaks both eras decides for one with its first message."""
+        if self._shakes_hands is None:
+            if self._shaking is None:
+                self._shaking = asyncio.create_task(self._shake_hands())
+            await asyncio.shield(self._shaking)
+        return self._shakes_hands is not False
+
+    async def _shake_hands(self) -> None:
+        trial = self._new(Era.LEGACY, SharedRouter(), grant=_nothing, handshake=lambda: _SHARED_HANDSHAKE, restore=list)
+        try:
+            await trial.ready()
+            self._shakes_hands = True
+        except UpstreamUnavailable as error:
+            logger.warning("server %s could not be asked for a handshake: %s", self.name, error)
+        except HandshakeRefused as error:
+            # Any other error is about this handshake, and for the client that comes with its own.
+            self._shakes_hands = error_code(error.error) not in _NO_HANDSHAKE
+        finally:
+            self._shaking = None
+            await trial.close()
 
     async def _probe(self) -> _Facts:
         try:
@@ -111,7 +193,7 @@ class ConfiguredUpstream:
         return self._facts
 
     async def _ask_what_it_speaks(self) -> _Facts:
-        conversation = self.sessionless()
+        conversation = self.sessionless(Era.MODERN)
         try:
             await conversation.ready()
             async with asyncio.timeout(self._limits.start_timeout_s):
@@ -128,7 +210,19 @@ class ConfiguredUpstream:
         logger.info("server %s speaks the legacy era only", self.name)
         self._shared.pop(Era.MODERN, None)
         await conversation.close()
-        return _Facts()
+        conversation = self.sessionless(Era.LEGACY)
+        try:
+            await conversation.ready()
+        except UpstreamUnavailable as error:
+            logger.warning("probe: %s", error)
+            return _Facts(failure=str(error))
+        except HandshakeRefused:
+            return _Facts()
+        facts = _Facts(initialize=conversation.initialize_result)
+        with contextlib.suppress(LinkClosed, TimeoutError, msgspec.MsgspecError):
+            async with asyncio.timeout(self._limits.start_timeout_s):
+                facts.schemas = await self._header_schemas(conversation)
+        return facts
 
     async def _header_schemas(self, conversation: Conversation) -> dict[str, Any]:
         """Input schemas of the tools that mirror arguments in headers (MCP 2026-07-28, `x-mcp-header`)."""
@@ -163,12 +257,20 @@ class ConfiguredUpstream:
 
     # -- conversations
 
-    def sessionless(self) -> Conversation:
-        """The modern conversation that serves lists to clients which have no session yet."""
-        return self._common(Era.MODERN)
+    async def conversation_for(self, exchange: Exchange, client: Era, correlation: str) -> Conversation:
+        """The conversation a call of such a client belongs to, in the era that is right for the two."""
+        era = await self.era_for(client)
+        if exchange.live is None:
+            return self.sessionless(era)
+        return self.conversation(exchange.live, era, correlation, exchange.caller)
 
-    def conversation(self, live: LiveSession, era: Era, correlation: str) -> Conversation:
-        """The conversation of a session; a shared server has one for all.
+    def sessionless(self, era: Era) -> Conversation:
+        """The conversation that serves lists to clients which have no session yet."""
+        return self._common(era)
+
+    def conversation(self, live: LiveSession, era: Era, correlation: str, caller: Caller | None = None) -> Conversation:
+        """The conversation of a session; a shared server has one for all. `caller` is a client of the modern era, of
+        which a legacy server is told in its handshake: what it declares is fixed there, so others need others.
 
         Raises:
             UpstreamUnavailable: the session ended meanwhile, and nothing may be started for it any more.
@@ -177,23 +279,39 @@ class ConfiguredUpstream:
             raise UpstreamUnavailable("the session has ended")
         if self.settings.shared:
             return self._common(era)
-        key = (self.name, era)
+        told = caller if era is Era.LEGACY else None
+        key = (self.name, era, told.capabilities if told is not None else b"")
         conversation = live.conversations.get(key)
         if conversation is None:
             conversation = live.conversations[key] = self._new(
                 era,
                 IsolatedRouter(live),
-                grant=lambda: self._grant(live, correlation),
-                handshake=lambda: live.session.client.initialize_params or _SHARED_HANDSHAKE,
+                grant=lambda: self._grant(live, correlation, key),
+                handshake=lambda: told.initialize_params() if told else live.session.client.initialize_params,
                 restore=lambda: _restore(live),
+                went_on=lambda resume: self._remember(live, key, resume),
             )
         return conversation
 
-    async def _grant(self, live: LiveSession, correlation: str) -> Grant:
+    async def _grant(self, live: LiveSession, correlation: str, key: tuple[str, Era, bytes]) -> Grant:
+        if self.settings.url:
+            return Grant(
+                given=Given(
+                    headers=lambda: {HEADER: self._assertions.of(live.session, self.settings.url)},
+                    resume=_remembered(live, key)[1],
+                    keep=lambda: live.goes_on,
+                )
+            )
         if self.settings.in_process:
             return self._grants.for_object(live.session)
         env = child_environment(live.session, self.settings.context_env, correlation)
         return await self._grants.for_child(live.session, facts_of(live.session, correlation), env)
+
+    async def _remember(self, live: LiveSession, key: tuple[str, Era, bytes], resume: str) -> None:
+        """A session of its own at the server is for every later link, on whatever replica."""
+        old, known = _remembered(live, key)
+        if resume != known:
+            await self._went_on(live, old, _remote(key, resume) if resume else "")
 
     def _common(self, era: Era) -> Conversation:
         conversation = self._shared.get(era)
@@ -207,7 +325,9 @@ class ConfiguredUpstream:
             )
         return conversation
 
-    def _new(self, era: Era, router: Any, *, grant: Any, handshake: Any, restore: Any) -> Conversation:
+    def _new(
+        self, era: Era, router: Any, *, grant: Any, handshake: Any, restore: Any, went_on: Any = _ignored
+    ) -> Conversation:
         return Conversation(
             self._upstream,
             era,
@@ -216,10 +336,13 @@ class ConfiguredUpstream:
             grant=grant,
             handshake=handshake if era is Era.LEGACY else None,
             restore=restore if era is Era.LEGACY else list,
-            linked=lambda live: self._linked(live, f"{self.name}/{era}"),
+            linked=_never_linked if self.settings.url else lambda live: self._linked(live, f"{self.name}/{era}"),
+            went_on=went_on,
+            known=lambda: None if self._facts is None else self._facts.initialize,
             start_timeout_s=self._limits.start_timeout_s,
             call_timeout_s=self._limits.call_timeout_s,
             idle_stop_s=self.settings.idle_stop_s,
+            park_s=self._limits.parked_s,
         )
 
     def forget(self, live: LiveSession) -> None:
@@ -228,10 +351,25 @@ class ConfiguredUpstream:
             conversation.forget(live)
 
     async def close(self) -> None:
-        if self._probing is not None:
-            self._probing.cancel()
-            await asyncio.gather(self._probing, return_exceptions=True)
+        tasks = [task for task in (self._probing, self._shaking) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.gather(*(c.close() for c in self._shared.values()))
+        await self._upstream.close()
+
+
+def _remote(key: tuple[str, Era, bytes], resume: str) -> str:
+    return encode([key[0], key[2].decode(), resume]).decode()
+
+
+def _remembered(live: LiveSession, key: tuple[str, Era, bytes]) -> tuple[str, str]:
+    """What the record says of the session at that server: as it stands there, and what it can be gone on with."""
+    for entry in live.session.remote:
+        name, capabilities, resume = msgspec.json.decode(entry, type=tuple[str, str, str])
+        if (name, capabilities) == (key[0], key[2].decode()):
+            return entry, resume
+    return "", ""
 
 
 async def _nothing() -> Grant:
@@ -242,9 +380,12 @@ async def _nothing() -> Grant:
 def _restore(live: LiveSession) -> list[bytes]:
     """What a legacy server has to hear again after the handshake was replayed."""
     session = live.session
+    frames = [encode_notification("notifications/initialized", None)]
+    if session.era == Era.MODERN:
+        uris = sorted(set().union(*(listening.wanted.uris for listening in live.listening)))
+        return frames + [encode_request(f"restore-{uri}", "resources/subscribe", encode({"uri": uri})) for uri in uris]
     if not session.initialized:
         return []
-    frames = [encode_notification("notifications/initialized", None)]
     if session.log_level:
         frames.append(encode_request("restore-log-level", "logging/setLevel", encode({"level": session.log_level})))
     frames += [

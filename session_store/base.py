@@ -120,7 +120,7 @@ class SessionStore(Protocol):
         ...
 
     async def change_set(
-        self, session_id: str, field: Literal["links", "subscriptions"], *, add: str = "", remove: str = ""
+        self, session_id: str, field: Literal["links", "remote", "subscriptions"], *, add: str = "", remove: str = ""
     ) -> Session | None:
         """Put one name into a field that is a set of names, or take one out, whatever others do to it meanwhile."""
         ...

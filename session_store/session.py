@@ -91,7 +91,8 @@ class ClientFacts(msgspec.Struct, frozen=True, kw_only=True):
 class Session(msgspec.Struct, frozen=True, kw_only=True):
     """The durable record of one client. All times are seconds since the epoch.
 
-    `links` are the upstreams it has used, so that a later process knows what it cannot give back. `owner` and `epoch`
+    `links` are the upstreams it has used, so that a later process knows what it cannot give back. `remote` are its
+    sessions at upstreams that keep such themselves, for a later process to go on with. `owner` and `epoch`
     are the directory's. `version` is the store's, to know whether a caller's copy of the record is current.
     """
 
@@ -111,6 +112,7 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
     log_level: str = ""
     subscriptions: tuple[str, ...] = ()
     links: tuple[str, ...] = ()
+    remote: tuple[str, ...] = ()
     metadata: Mapping[str, str] = msgspec.field(default_factory=dict)
     owner: str = ""
     epoch: int = 0

@@ -32,6 +32,7 @@ class Purpose(StrEnum):
     COOKIE = "session-cookie"
     REQUEST_STATE = "request-state"
     FORWARD = "forwarded-request"
+    ASSERTION = "context-assertion"
 
 
 def generate_key() -> str:

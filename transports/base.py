@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from enum import StrEnum
 from typing import Any, Final, Protocol
 
@@ -18,6 +18,7 @@ __all__ = [
     "EventSource",
     "Forwarder",
     "Frame",
+    "Given",
     "Handler",
     "Link",
     "LinkClosed",
@@ -48,6 +49,19 @@ class LinkClosed(Exception):
     """The link is gone or takes no more; nothing of this message reached the upstream."""
 
 
+class Given(msgspec.Struct, frozen=True, kw_only=True):
+    """What a link is given beside what the operator has set for its server.
+
+    `env` is for a process. `headers` gives what goes with every HTTP request, `resume` is what an earlier link of the
+    same session has left (`Link.resume`), and `keep` says whether a later one is to go on with it.
+    """
+
+    env: Mapping[str, str] = msgspec.field(default_factory=dict)
+    headers: Callable[[], Mapping[str, str]] = dict
+    resume: str = ""
+    keep: Callable[[], bool] = lambda: False
+
+
 class LinkEvents(Protocol):
     """Who hears a link. Called on the event loop, never concurrently, never blocking."""
 
@@ -55,8 +69,17 @@ class LinkEvents(Protocol):
         """The upstream sent this."""
         ...
 
-    def unreadable(self, request_id: int | None, reason: str) -> None:
+    def unreadable(self, request_id: int | str | None, reason: str) -> None:
         """The upstream sent something that had to be thrown away; the request it answered, where that can be told."""
+        ...
+
+    def refused(self, request_id: int | str, reason: str) -> None:
+        """The upstream did not take that request, and says why: nothing of it was executed."""
+        ...
+
+    def unsent(self, link: "Link", request_id: int | str | None, reason: str) -> None:
+        """As `refused`, by an upstream that has forgotten the link's session; None: that is all we know. The link takes
+        nothing more. What else it was given may still be answered."""
         ...
 
     def closed(self, reason: str) -> None:
@@ -72,6 +95,11 @@ class Link(Protocol):
         """The process behind it, where there is one."""
         ...
 
+    @property
+    def resume(self) -> str:
+        """What a later link to the same server could go on with; empty where there is no such thing."""
+        ...
+
     def send(self, frame: bytes) -> None:
         """Send one message (a JSON object without line breaks). Never blocks. Raises `LinkClosed`."""
         ...
@@ -84,8 +112,12 @@ class Link(Protocol):
 class Upstream(Protocol):
     """A server that links can be opened to."""
 
-    async def connect(self, env: Mapping[str, str], events: LinkEvents) -> Link:
-        """Open a link; `env` is what a process gets beside the operator's own. Raises `UpstreamUnavailable`."""
+    async def connect(self, given: Given, events: LinkEvents) -> Link:
+        """Open a link. Raises `UpstreamUnavailable`."""
+        ...
+
+    async def close(self) -> None:
+        """Give back what its links share."""
         ...
 
 
@@ -176,6 +208,11 @@ class ReplyQueue:
         """Nothing more comes; the reader gets what is queued and then None."""
         self._closed = True
         self._wake()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether nothing more can be queued."""
+        return self._closed
 
     @property
     def has_frames(self) -> bool:

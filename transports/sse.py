@@ -1,9 +1,15 @@
 """Server-sent events: event ↔ bytes (WHATWG HTML §9.2). Pure: no I/O."""
 
-__all__ = ["COMMENT", "encode_event"]
+import re
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+__all__ = ["COMMENT", "Event", "EventDecoder", "TooLarge", "encode_event"]
 
 COMMENT = b": keepalive\n\n"
 """What a quiet stream sends so that proxies do not cut it."""
+
+_LINE_END: Final = re.compile(rb"\r\n|\n|\r(?!\n|$)")
 
 
 def encode_event(data: bytes, event_id: str | None = None, retry_ms: int | None = None) -> bytes:
@@ -14,3 +20,63 @@ def encode_event(data: bytes, event_id: str | None = None, retry_ms: int | None 
     if data:
         head += b"event: message\n"
     return head + b"data: " + data + b"\n\n"
+
+
+class Event(NamedTuple):
+    """What came: the data, empty for an event that only has an id, and the id it stands under."""
+
+    data: bytes
+    id: str = ""
+    type: str = ""
+
+
+class TooLarge(ValueError):
+    """An event has more bytes than it may."""
+
+
+class EventDecoder:
+    """Bytes → events, whatever pieces they come in."""
+
+    def __init__(self, max_event_bytes: int) -> None:
+        self._most = max_event_bytes
+        self._rest: list[bytes] = []
+        self._data: list[bytes] = []
+        self._size = 0
+        self._id = ""
+        self._type = ""
+
+    def feed(self, chunk: bytes) -> Iterator[Event]:
+        """The events that are complete with this piece.
+
+        Raises:
+            TooLarge: one of them grows beyond what it may.
+        """
+        self._size += len(chunk)
+        if b"\n" not in chunk and b"\r" not in chunk:
+            self._rest.append(chunk)
+            if self._size > self._most:
+                raise TooLarge(f"an event of more than {self._most} bytes")
+            return
+        lines = _LINE_END.split(b"".join([*self._rest, chunk]))
+        self._rest = [lines.pop()]
+        for line in lines:
+            event = self._line(line)
+            if event is not None:
+                yield event
+        self._size = sum(map(len, self._data)) + len(self._rest[0])
+        if self._size > self._most:
+            raise TooLarge(f"an event of more than {self._most} bytes")
+
+    def _line(self, line: bytes) -> Event | None:
+        if not line:
+            data, kind, self._data, self._type = b"\n".join(self._data), self._type, [], ""
+            return Event(data, self._id, kind) if data or self._id else None
+        field, _, value = line.partition(b":")
+        value = value.removeprefix(b" ")
+        if field == b"data":
+            self._data.append(value)
+        elif field == b"id" and b"\0" not in value:
+            self._id = value.decode("utf-8", "replace")
+        elif field == b"event":
+            self._type = value.decode("utf-8", "replace")
+        return None

@@ -10,16 +10,27 @@ from transports.jsonrpc import Object, encode
 __all__ = [
     "HANDSHAKE_VERSIONS",
     "MODERN_VERSIONS",
+    "HandshakeRefused",
     "at_most",
+    "capabilities_of",
     "discovery_of",
     "handshake_of",
     "merge_discoveries",
     "merge_handshakes",
     "negotiable",
+    "server_info_of",
 ]
 
 HANDSHAKE_VERSIONS: Final = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
 MODERN_VERSIONS: Final = ("2026-07-28",)
+
+
+class HandshakeRefused(Exception):
+    """The upstream answered `initialize` with an error, which is passed on as it is."""
+
+    def __init__(self, error: msgspec.Raw) -> None:
+        super().__init__("the server refused the handshake")
+        self.error = error
 
 
 def negotiable(params: Object) -> Object:
@@ -80,6 +91,21 @@ def _known(decoded: dict[str, Any]) -> dict[str, Any]:
     """The capabilities both eras have; tasks are an extension in one, and something else in the other."""
     declared = decoded.get("capabilities", {})
     return {name: declared[name] for name in _MODERN_CAPABILITIES if name in declared}
+
+
+def capabilities_of(result: bytes | None) -> dict[str, Any]:
+    """What a legacy server said it can do."""
+    return _part(result, "capabilities")
+
+
+def server_info_of(result: bytes | None) -> bytes:
+    """What a legacy server said of itself, as JSON."""
+    return encode(_part(result, "serverInfo"))
+
+
+def _part(result: bytes | None, name: str) -> dict[str, Any]:
+    part = msgspec.json.decode(result).get(name) if result else None
+    return part if isinstance(part, dict) else {}
 
 
 def merge_handshakes(results: Sequence[bytes], version: str) -> bytes:

@@ -5,30 +5,38 @@ gets its own back byte for byte, and none if it sent none.
 """
 
 import hashlib
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
 
 import msgspec
 from mcp.server.request_state import AESGCMRequestStateCodec, InvalidRequestState
 
+from gateway.bridge.parked import INPUT_REQUIRED_METHODS, Parked
 from gateway.errors import bad_request_state
 from session_store import KeyRing, Principal, Purpose
 from transports.jsonrpc import Object, encode
 
 __all__ = ["INPUT_REQUIRED_METHODS", "OpenedState", "StateSeal", "request_digest"]
 
-INPUT_REQUIRED_METHODS: Final = frozenset({"tools/call", "prompts/get", "resources/read"})
 STATE_TTL_S: Final = 600.0
 """Long enough for a person to fill in a form."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenedState:
-    """What a retry brings back. `inner` is the server's own state as raw JSON, None when it sent none."""
+    """What a retry brings back. `inner` is the server's own state as raw JSON, None when it sent none.
+
+    `call` and `turn` name a parked call and its round; `asked` has the digests of its questions by key, `answers` what
+    was answered before, by digest.
+    """
 
     session_id: str
     inner: msgspec.Raw | None
+    call: str = ""
+    turn: int = 0
+    asked: Mapping[str, str] = field(default_factory=dict)
+    answers: Mapping[str, str] = field(default_factory=dict)
 
 
 class _Sealed(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,6 +46,10 @@ class _Sealed(msgspec.Struct, frozen=True, kw_only=True):
     digest: str
     expires: float
     inner: str | None
+    call: str = ""
+    turn: int = 0
+    asked: dict[str, str] = {}
+    answers: dict[str, str] = {}
 
 
 def request_digest(method: str, params: Object) -> str:
@@ -55,7 +67,9 @@ class StateSeal:
         self._codec = AESGCMRequestStateCodec(ring.derive(Purpose.REQUEST_STATE))
         self._clock = clock
 
-    def seal(self, result: Object, *, session_id: str, principal: Principal, digest: str) -> Object:
+    def seal(
+        self, result: Object, *, session_id: str, principal: Principal, digest: str, parked: Parked | None = None
+    ) -> Object:
         """An `input_required` result with our state in place of the server's."""
         inner = result.get("requestState")
         payload = _Sealed(
@@ -65,6 +79,7 @@ class StateSeal:
             digest=digest,
             expires=self._clock() + STATE_TTL_S,
             inner=None if inner is None else bytes(inner).decode(),
+            **({} if parked is None else _facts(parked)),
         )
         return result | {"requestState": msgspec.Raw(encode(self._codec.seal(encode(payload))))}
 
@@ -82,7 +97,18 @@ class StateSeal:
         if owner != principal or state.digest != digest or self._clock() >= state.expires:
             raise bad_request_state()
         inner = None if state.inner is None else msgspec.Raw(state.inner.encode())
-        return OpenedState(session_id=state.session, inner=inner)
+        return OpenedState(
+            session_id=state.session,
+            inner=inner,
+            call=state.call,
+            turn=state.turn,
+            asked=state.asked,
+            answers=state.answers,
+        )
+
+
+def _facts(parked: Parked) -> dict[str, Any]:
+    return {"call": parked.call, "turn": parked.turn, "asked": parked.asked(), "answers": parked.answers}
 
 
 def is_input_required(result: Object) -> bool:

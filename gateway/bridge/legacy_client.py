@@ -9,9 +9,8 @@ from typing import Final
 
 import msgspec
 
-from gateway.bridge.handshake import at_most, negotiable
+from gateway.bridge.handshake import HandshakeRefused, at_most, negotiable
 from gateway.context import with_meta, without_our_keys
-from gateway.conversation import HandshakeRefused
 from gateway.endpoint import Endpoint
 from gateway.errors import UPSTREAM_UNAVAILABLE, no_session, session_unknown, stream_taken, unknown_event
 from gateway.exchange import Exchange
@@ -138,7 +137,7 @@ class LegacyClients:
             await self._sessions.update(live, initialized=True)
         meta = meta_for_upstream(params, live, correlation)
         body = encode(params | {"_meta": msgspec.Raw(encode(meta))})
-        self._endpoints[request.endpoint].notify(live, Era.LEGACY, method, body, correlation)
+        await self._endpoints[request.endpoint].notify(live, method, body, correlation)
 
     @staticmethod
     def _cancel(live: LiveSession, params: Object) -> None:

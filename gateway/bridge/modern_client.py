@@ -3,32 +3,33 @@
 MCP 2026-07-28.
 """
 
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Callable, Mapping
 
 import msgspec
 
-from gateway.bridge.handshake import HANDSHAKE_VERSIONS
+from gateway.bridge.capabilities import caller_of_meta
 from gateway.bridge.input_required import (
     INPUT_REQUIRED_METHODS,
+    OpenedState,
     StateSeal,
     is_input_required,
     request_digest,
     with_inner_state,
 )
+from gateway.bridge.parked import answer_parked
 from gateway.context import SESSION_KEY, with_meta
 from gateway.endpoint import Endpoint
+from gateway.errors import bad_request_state
 from gateway.exchange import Exchange
+from gateway.params import meta_of
 from gateway.relay import Relay, id_of, message_of
 from gateway.reply import ImmediateReply
 from gateway.sessions import Resolved, Sessions
 from session_store import Principal
 from transports.base import Answer, Era, Refused, ReplyQueue, Request
-from transports.jsonrpc import METHOD_NOT_FOUND, Message, Object, encode, encode_result
+from transports.jsonrpc import METHOD_NOT_FOUND, Message, Object, decode_object, encode, encode_result
 
 __all__ = ["ModernClients"]
-
-UNSUPPORTED_VERSION: Final = -32022
 
 _SESSIONLESS = frozenset({"tools/list", "prompts/list", "resources/list", "resources/templates/list"})
 """Modern methods that open no session; a client that has one is served in it."""
@@ -52,20 +53,16 @@ class ModernClients:
         method = str(message.method)
         if method == "server/discover":
             return await self._discover(message, endpoint)
-        if not await endpoint.speaks_modern():
-            raise Refused(
-                400,
-                UNSUPPORTED_VERSION,
-                "Unsupported protocol version: the server behind speaks the handshake era.",
-                data={"supported": list(HANDSHAKE_VERSIONS), "requested": request.protocol_version},
-            )
         params = request.params
         digest = ""
         if method in INPUT_REQUIRED_METHODS:
             digest = request_digest(method, params)
         if digest and "requestState" in params and bytes(params["requestState"]) != b"null":
             opened = self._seal.open(params["requestState"], principal=principal, digest=digest)
-            resolved: Resolved | None = await self._sessions.resume_by_id(opened.session_id, principal, Era.MODERN)
+            found = await self._sessions.resume_by_id(opened.session_id, principal, Era.MODERN)
+            if opened.call:
+                return await self._go_on(request, principal, correlation, found, opened, digest)
+            resolved: Resolved | None = found
             params = with_inner_state(params, opened)
         elif method in _SESSIONLESS:
             resolved = await self._sessions.resume(request, principal)
@@ -74,11 +71,63 @@ class ModernClients:
         live = None if resolved is None else resolved.live
         headers = [] if resolved is None else self._sessions.headers(resolved, request)
 
-        def shape(exchange: Exchange, result: Object) -> Object:
-            return self._shape(exchange, result, principal, digest, correlation)
-
-        exchange = Exchange(method=method, client_id=id_of(message), live=live, replies=ReplyQueue(), shape=shape)
+        exchange = Exchange(
+            method=method,
+            client_id=id_of(message),
+            live=live,
+            replies=ReplyQueue(),
+            shape=self._shaping(principal, digest, correlation),
+            caller=caller_of_meta(request.meta),
+        )
         return await self._relay.send(exchange, endpoint, Era.MODERN, params, headers, correlation, request)
+
+    async def _go_on(
+        self,
+        request: Request,
+        principal: Principal,
+        correlation: str,
+        resolved: Resolved,
+        opened: OpenedState,
+        digest: str,
+    ) -> Answer:
+        """Answer a client that comes back to a parked call with what it was asked."""
+        live, message = resolved.live, message_of(request)
+        headers = self._sessions.headers(resolved, request)
+        shape = self._shaping(principal, digest, correlation)
+        responses = decode_object(request.params.get("inputResponses", msgspec.Raw(b"{}")), "inputResponses")
+        exchange = live.parked.get(opened.call)
+        if exchange is None or exchange.parked is None:
+            # The process that waited for this is gone. What was answered need not be asked again.
+            exchange = Exchange(
+                method=str(message.method),
+                client_id=id_of(message),
+                live=live,
+                replies=ReplyQueue(),
+                shape=shape,
+                caller=caller_of_meta(request.meta),
+            )
+            exchange.replay = dict(opened.answers) | {
+                asked: bytes(responses[key]).decode() for key, asked in opened.asked.items() if key in responses
+            }
+            again = msgspec.structs.replace(request, again=True)
+            endpoint = self._endpoints[request.endpoint]
+            params = {k: v for k, v in request.params.items() if k not in ("requestState", "inputResponses")}
+            return await self._relay.send(exchange, endpoint, Era.MODERN, params, headers, correlation, again)
+        if opened.turn != exchange.parked.turn:
+            raise bad_request_state()
+        if request.forwarded is not None:
+            await request.forwarded.started()
+        exchange.client_id = id_of(message)
+        exchange.shape = shape
+        exchange.progress_token = meta_of(request.params).get("progressToken")
+        reply = self._relay.attach(exchange, headers)
+        if exchange.replies.is_closed or exchange.conversation is None:
+            del live.parked[opened.call]  # it ended while nobody listened; that is the answer
+        answer_parked(exchange, responses)
+        return reply
+
+    def _shaping(self, principal: Principal, digest: str, correlation: str) -> Callable[[Exchange, Object], Object]:
+        return lambda exchange, result: self._shape(exchange, result, principal, digest, correlation)
 
     def _shape(self, exchange: Exchange, result: Object, principal: Principal, digest: str, correlation: str) -> Object:
         """A modern result as the client gets it."""
@@ -91,7 +140,8 @@ class ModernClients:
             return result
         session = live.session
         if asks:
-            result = self._seal.seal(result, session_id=session.id, principal=principal, digest=digest)
+            parked = exchange.parked if exchange.is_parked else None
+            result = self._seal.seal(result, session_id=session.id, principal=principal, digest=digest, parked=parked)
         additions = {SESSION_KEY: msgspec.Raw(encode(self._sessions.token(session)))}
         return with_meta(result, additions | self._relay.trace(live, correlation))
 

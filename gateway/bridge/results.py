@@ -55,7 +55,7 @@ def modern_error(error: msgspec.Raw) -> msgspec.Raw:
 
 
 def urls_required(error: msgspec.Raw) -> list[Object] | None:
-    """The elicitations of a call that cannot go on before the user has been to some URLs (MCP 2025-11-25); else None."""
+    """The elicitations of a call that cannot go on before the user has been to some URLs (MCP 2025-11-25), or None."""
     if error_code(error) != _URLS_REQUIRED:
         return None
     try:
@@ -74,5 +74,3 @@ def legacy_result(result: Object) -> Object:
     if "structuredContent" in plain and bytes(plain["structuredContent"])[:1] != b"{":
         del plain["structuredContent"]  # had to be an object; what it says stands in the content too
     return plain
-
-

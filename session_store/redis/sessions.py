@@ -136,7 +136,7 @@ class RedisSessionStore:
         return self._record(await self._commands.call(_UPDATE, keys.of_session(session_id)[:1], self.now(), *changes))
 
     async def change_set(
-        self, session_id: str, field: Literal["links", "subscriptions"], *, add: str = "", remove: str = ""
+        self, session_id: str, field: Literal["links", "remote", "subscriptions"], *, add: str = "", remove: str = ""
     ) -> Session | None:
         record = keys.of_session(session_id)[:1]
         return self._record(await self._commands.call(_CHANGE_SET, record, self.now(), field, add, remove))

@@ -72,7 +72,7 @@ class SqliteSessionStore:
         return await self.change(session_id, lambda session: replace(session, **fields))
 
     async def change_set(
-        self, session_id: str, field: Literal["links", "subscriptions"], *, add: str = "", remove: str = ""
+        self, session_id: str, field: Literal["links", "remote", "subscriptions"], *, add: str = "", remove: str = ""
     ) -> Session | None:
         return await self.change(session_id, lambda session: session.with_set(field, add=add, remove=remove))
 

@@ -9,15 +9,18 @@ takes longer than the gateway keeps a stream open in this configuration, so that
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from tests.tools.obtain import sdk_source
@@ -71,12 +74,75 @@ def main() -> None:
         if os.fork() == 0:
             listener.close()
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            for target, fd in enumerate(socket.recv_fds(connection, 1, 3)[1]):
+            flag, descriptors, *_ = socket.recv_fds(connection, 1, 3)
+            for target, fd in enumerate(descriptors):
                 os.dup2(fd, target)
                 os.close(fd)
+            if flag == b"\1":
+                _know_no_discovery()
+                _ask_as_before(server)
             server.run("stdio")
             os._exit(0)  # `connection` closes with it, which is what session.py waits for
         connection.close()
+
+
+def _ask_as_before(server: Any) -> None:
+    """Fixtures that answer with `input_required` ask by requests during the call instead: the same questions, the same
+    rounds, in the words of the handshake era."""
+    import mcp_types as types
+    from mcp.server.mcpserver import Context
+
+    answers = {
+        "elicitation/create": types.ElicitResult,
+        "sampling/createMessage": types.CreateMessageResult,
+        "roots/list": types.ListRootsResult,
+    }
+
+    def asking(original: Any) -> Any:
+        async def fixture(ctx: Context) -> Any:
+            capabilities = ctx.session.client_capabilities
+            seen = SimpleNamespace(input_responses=None, request_state=None, client_capabilities=capabilities)
+            while isinstance(result := await original(seen), types.InputRequiredResult):
+                asked = result.input_requests or {}
+                replies = await asyncio.gather(
+                    *(ctx.session.send_request(request, answers[request.method]) for request in asked.values())
+                )
+                if "capabilities" in original.__name__:
+                    return "asked for what the client declared"
+                seen.input_responses = dict(zip(asked, replies, strict=True))
+                seen.request_state = result.request_state
+            return result
+
+        fixture.__name__, fixture.__doc__ = original.__name__, original.__doc__
+        return fixture
+
+    module = sys.modules["mcp_everything_server.server"]
+    for name in [name for name in vars(module) if name.startswith("test_input_required_result_")]:
+        fixture = asking(getattr(module, name))
+        if name.endswith("_prompt"):
+            server._prompt_manager._prompts.pop(name)
+            server.prompt()(fixture)
+        else:
+            server.remove_tool(name)
+            server.tool()(fixture)
+
+
+def _know_no_discovery() -> None:
+    """Answer `server/discover` as servers did before there was one; the SDK's speaks the era of its first message."""
+    lines, (read, write) = os.fdopen(os.dup(0), "rb"), os.pipe()
+    os.dup2(read, 0)
+
+    def pass_on() -> None:
+        with os.fdopen(write, "wb", 0) as out:
+            for line in lines:
+                message = json.loads(line)
+                if message.get("method") == "server/discover":
+                    error = {"code": -32601, "message": "Method not found"}
+                    os.write(1, json.dumps({"jsonrpc": "2.0", "id": message["id"], "error": error}).encode() + b"\n")
+                else:
+                    out.write(line)
+
+    threading.Thread(target=pass_on, daemon=True).start()
 
 
 if __name__ == "__main__":

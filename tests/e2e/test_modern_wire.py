@@ -194,13 +194,3 @@ def test_mirrored_arguments_are_checked_against_the_tools_schema(http: httpx.Cli
         for headers in ({}, {"Mcp-Param-Region": "us"}):
             answer = client.tool("echo", {"region": "eu"}, headers=headers)
             assert (answer.status_code, answer.json()["error"]["code"]) == (400, -32020)
-
-
-@requirement("spec.modern", "spec.legacy")
-def test_a_client_of_the_other_era_is_told_so_clearly(http: httpx.Client) -> None:
-    """Translation between the eras is to come; until then a modern client falls back by itself."""
-    with running_gateway({"old": server((*PROBE, "legacy-only"))}) as gateway:
-        discover = Modern(gateway.url, http).send("server/discover")
-        assert (discover.status_code, discover.json()["error"]["code"]) == (404, -32601)
-        call = Modern(gateway.url, http).tool("pid")
-        assert (call.status_code, call.json()["error"]["code"]) == (400, -32022)

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -10,7 +9,7 @@ import anyio
 from mcp.shared.message import SessionMessage
 from mcp_types.jsonrpc import jsonrpc_message_adapter
 
-from transports.base import LinkClosed, LinkEvents
+from transports.base import Given, LinkClosed, LinkEvents
 from transports.jsonrpc import InvalidMessage, parse_lenient
 
 __all__ = ["InProcessUpstream"]
@@ -35,9 +34,12 @@ class InProcessUpstream:
         self._name = name
         self._server = lowlevel
 
-    async def connect(self, env: Mapping[str, str], events: LinkEvents) -> "InProcessLink":
+    async def connect(self, given: Given, events: LinkEvents) -> "InProcessLink":
         """Open a link; there is no environment to give. The server's lifespan is entered for it."""
         return InProcessLink(self._name, self._server, events)
+
+    async def close(self) -> None:
+        """Its links share nothing."""
 
 
 class InProcessLink:
@@ -54,6 +56,10 @@ class InProcessLink:
     @property
     def pid(self) -> None:
         return None
+
+    @property
+    def resume(self) -> str:
+        return ""
 
     def send(self, frame: bytes) -> None:
         try:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
-from transports.base import LinkClosed, LinkEvents, UpstreamUnavailable
+from transports.base import Given, LinkClosed, LinkEvents, UpstreamUnavailable
 from transports.jsonrpc import InvalidMessage, parse_lenient
 from transports.upstream.process import Command, Process, ProcessFailed, Supervisor
 
@@ -51,10 +51,10 @@ class StdioUpstream:
         self._max_line_bytes = max_line_bytes
         self._grace_s = grace_s
 
-    async def connect(self, env: Mapping[str, str], events: LinkEvents) -> "StdioLink":
-        """Start a child. What the operator set for the server wins over `env`; both win over what is inherited."""
+    async def connect(self, given: Given, events: LinkEvents) -> "StdioLink":
+        """Start a child. What the operator set for the server wins over what is given; both win over the inherited."""
         inherited = {name: value for name in INHERITED if (value := os.environ.get(name)) is not None}
-        command = Command(argv=self._argv, env={**inherited, **env, **self._env}, cwd=self._cwd)
+        command = Command(argv=self._argv, env={**inherited, **given.env, **self._env}, cwd=self._cwd)
         link = StdioLink(self._name, events, self._grace_s)
         try:
             link.process = await self._supervisor.spawn(
@@ -63,6 +63,9 @@ class StdioUpstream:
         except ProcessFailed as error:
             raise UpstreamUnavailable(f"server {self._name!r} could not be started: {error}") from error
         return link
+
+    async def close(self) -> None:
+        """Its links share nothing but the supervisor, which is not its own."""
 
 
 class StdioLink:
@@ -78,6 +81,10 @@ class StdioLink:
     @property
     def pid(self) -> int | None:
         return self.process.pid
+
+    @property
+    def resume(self) -> str:
+        return ""
 
     def send(self, frame: bytes) -> None:
         if self.process.write_buffer_size > MAX_UNREAD_BYTES:

@@ -1,0 +1,97 @@
+"""What HTTP servers are told of a session: a short-lived signed assertion that no client can make.
+
+A JWT (RFC 7519) signed with EdDSA (RFC 8037), for one server (`aud`), good for a minute; the public keys are at
+`/.well-known/jwks.json` (RFC 7517). The same token opens the session's state over HTTPS.
+"""
+
+import base64
+import hashlib
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+import jwt
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+from session_store import KeyRing, Purpose, Session
+
+__all__ = ["HEADER", "ISSUER", "Assertions"]
+
+HEADER: Final = "mcp-gateway-context"
+ISSUER: Final = "mcp-session-gateway"
+GOOD_FOR_S: Final = 60
+_ANEW_AFTER_S: Final = 20
+_SKEW_S: Final = 5
+_KEPT: Final = 10_000
+
+
+class Assertions:
+    """Signs with the first key of the ring; all of them verify. `issuer` is the `iss` of what it signs."""
+
+    def __init__(self, ring: KeyRing, *, issuer: str = ISSUER, clock: Callable[[], float] = time.time) -> None:
+        seeds = [hashlib.sha256(key).digest() for key in ring.derive(Purpose.ASSERTION)]
+        self._keys = {_name(key): key for key in map(Ed25519PrivateKey.from_private_bytes, seeds)}
+        self._issuer = issuer
+        self._clock = clock
+        self._signed: dict[tuple[str, int, str], tuple[float, str]] = {}
+
+    def of(self, session: Session, audience: str) -> str:
+        """What is to be told of that session to the server at that URL: made anew while it is still good for long."""
+        now = self._clock()
+        key = (session.id, session.version, audience)
+        at, token = self._signed.get(key, (0.0, ""))
+        if not token or now - at >= _ANEW_AFTER_S:
+            if len(self._signed) >= _KEPT:
+                self._signed.clear()
+            token = self._sign(session, audience, int(now))
+            self._signed[key] = (now, token)
+        return token
+
+    def _sign(self, session: Session, audience: str, now: int) -> str:
+        name, key = next(iter(self._keys.items()))
+        claims = {
+            "iss": self._issuer,
+            "aud": audience,
+            "sub": str(session.principal),
+            "iat": now,
+            "exp": now + GOOD_FOR_S,
+            "session_id": session.id,
+            "workspace": session.context.workspace,
+            "trust": session.context.trust,
+            "permissions": list(session.context.permissions),
+            "agent": session.client.name,
+        }
+        return jwt.encode(claims, key, algorithm="EdDSA", headers={"kid": name})
+
+    def session_of(self, token: str) -> str | None:
+        """The session a token of ours was signed for, None for any other token and for one that is too old."""
+        try:
+            key = self._keys[jwt.get_unverified_header(token).get("kid", "")]
+            options: Any = {"verify_aud": False, "verify_exp": False, "verify_iat": False}
+            claims = jwt.decode(token, key.public_key(), algorithms=["EdDSA"], issuer=self._issuer, options=options)
+        except (jwt.InvalidTokenError, KeyError):
+            return None
+        is_good = claims.get("iat", 0) - _SKEW_S <= self._clock() < claims.get("exp", 0)
+        return str(claims["session_id"]) if is_good and "session_id" in claims else None
+
+    def jwks(self) -> dict[str, Any]:
+        """The public keys."""
+        return {
+            "keys": [
+                {"kty": "OKP", "crv": "Ed25519", "use": "sig", "alg": "EdDSA", "kid": name, "x": _text(_raw(key))}
+                for name, key in self._keys.items()
+            ]
+        }
+
+
+def _raw(key: Ed25519PrivateKey) -> bytes:
+    return key.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
+
+
+def _name(key: Ed25519PrivateKey) -> str:
+    return _text(hashlib.sha256(_raw(key)).digest()[:12])
+
+
+def _text(data: bytes) -> str:
+    return base64.urlsafe_b64encode(data).rstrip(b"=").decode()

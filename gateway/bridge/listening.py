@@ -1,0 +1,84 @@
+"""`subscriptions/listen` of a modern client where servers do not know it, fed by what they say of themselves.
+
+MCP 2026-07-28, Subscriptions.
+"""
+
+from typing import Any, Final
+
+import msgspec
+
+from transports.jsonrpc import Object, RequestId, encode, encode_notification, splice
+
+__all__ = ["SUBSCRIPTION_ID", "Filter", "Listening", "tagged"]
+
+SUBSCRIPTION_ID: Final = "io.modelcontextprotocol/subscriptionId"
+_FLAGS: Final = {
+    "notifications/tools/list_changed": ("toolsListChanged", "tools"),
+    "notifications/prompts/list_changed": ("promptsListChanged", "prompts"),
+    "notifications/resources/list_changed": ("resourcesListChanged", "resources"),
+}
+
+
+class Filter(msgspec.Struct, frozen=True, kw_only=True):
+    """What a client wants to hear."""
+
+    kinds: frozenset[str] = frozenset()
+    uris: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, params: Object) -> "Filter":
+        """From the params of a `subscriptions/listen`. Raises `msgspec.MsgspecError`."""
+        wanted = msgspec.json.decode(params.get("notifications", b"{}"), type=dict[str, Any])
+        kinds = frozenset(flag for flag, _ in _FLAGS.values() if wanted.get(flag) is True)
+        uris = wanted.get("resourceSubscriptions")
+        return cls(kinds=kinds, uris=frozenset(map(str, uris)) if isinstance(uris, list) else frozenset())
+
+    def honoured(self, capabilities: Any) -> "Filter":
+        """The part that servers with these capabilities can fulfil."""
+        kinds = {flag for flag, part in _FLAGS.values() if capabilities.get(part, {}).get("listChanged")}
+        subscribes = bool(capabilities.get("resources", {}).get("subscribe"))
+        return Filter(kinds=self.kinds & kinds, uris=self.uris if subscribes else frozenset())
+
+    def __or__(self, other: "Filter") -> "Filter":
+        return Filter(kinds=self.kinds | other.kinds, uris=self.uris | other.uris)
+
+    def __bool__(self) -> bool:
+        return bool(self.kinds or self.uris)
+
+    def wants(self, method: str, uri: object) -> bool:
+        """Whether a notification is among it."""
+        return uri in self.uris if method == "notifications/resources/updated" else _FLAGS[method][0] in self.kinds
+
+    def as_notifications(self) -> dict[str, Any]:
+        """As the wire has it."""
+        wanted: dict[str, Any] = dict.fromkeys(sorted(self.kinds), True)
+        return wanted | ({"resourceSubscriptions": sorted(self.uris)} if self.uris else {})
+
+
+class Listening:
+    """One open `subscriptions/listen`: its filter, and where its frames go."""
+
+    def __init__(self, client_id: RequestId, wanted: Filter, emit: Any) -> None:
+        self.wanted = wanted
+        self._client_id = client_id
+        self._emit = emit
+
+    def acknowledge(self, honoured: Filter) -> None:
+        """Its first frame."""
+        self.wanted = honoured
+        params: Object = {"notifications": msgspec.Raw(encode(honoured.as_notifications()))}
+        self._send("notifications/subscriptions/acknowledged", params)
+
+    def hear(self, method: str, params: Object, uri: object) -> None:
+        """Something has changed."""
+        if self.wanted.wants(method, uri):
+            self._send(method, params)
+
+    def _send(self, method: str, params: Object) -> None:
+        self._emit(encode_notification(method, splice(encode(tagged(params, self._client_id)))))
+
+
+def tagged(params: Object, client_id: RequestId) -> Object:
+    """A notification's params, under the client's own subscription id."""
+    meta = msgspec.json.decode(params.get("_meta", b"{}"), type=Object)
+    return params | {"_meta": msgspec.Raw(encode(meta | {SUBSCRIPTION_ID: msgspec.Raw(encode(client_id))}))}

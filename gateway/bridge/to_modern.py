@@ -1,0 +1,87 @@
+"""A legacy client's call to a modern server: facts with every request, questions as requests on the call's stream."""
+
+import asyncio
+import functools
+import secrets
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from gateway.bridge.input_required import is_input_required
+from gateway.bridge.results import legacy_result
+from gateway.errors import OUTCOME_UNKNOWN
+from transports.base import LinkClosed, UpstreamUnavailable
+from transports.jsonrpc import INTERNAL_ERROR, Message, Object, decode_object, encode
+
+if TYPE_CHECKING:
+    from gateway.conversation import Conversation
+    from gateway.exchange import Exchange
+
+__all__ = ["ToModern"]
+
+MAX_ROUNDS: Final = 10
+"""How often a server may ask during one call (what SDK clients of the modern era allow)."""
+
+_POLL_S: Final = 0.1
+"""A result that asks nothing and only gives a state is to be asked for again."""
+
+
+class ToModern:
+    """One call, and its rounds."""
+
+    def __init__(self, conversation: "Conversation", params: Object, meta: Object) -> None:
+        self._conversation = conversation
+        self._params = params
+        self._meta = meta
+        self._rounds = 0
+        self._retry: asyncio.Task[None] | None = None
+
+    def finish(self, exchange: "Exchange", message: Message) -> Message | None:
+        """The client's answer to the call. None: there is none yet."""
+        if not isinstance(message.result, msgspec.Raw):
+            return message
+        result = msgspec.json.decode(message.result, type=Object)
+        if not is_input_required(result):
+            return Message(jsonrpc="2.0", id=0, result=msgspec.Raw(encode(legacy_result(result))))
+        self._rounds += 1
+        if self._rounds > MAX_ROUNDS:
+            exchange.fail(INTERNAL_ERROR, f"The server asked for input more than {MAX_ROUNDS} times.")
+            return None
+        self._ask(exchange, result)
+        return None
+
+    def _ask(self, exchange: "Exchange", result: Object) -> None:
+        requests = decode_object(result.get("inputRequests", msgspec.Raw(b"{}")), "inputRequests")
+        more: Object = {"requestState": result["requestState"]} if "requestState" in result else {}
+        if not requests or exchange.live is None:
+            asyncio.get_running_loop().call_later(_POLL_S, self._again, exchange, more)
+            return
+        responses: Object = {}
+
+        def answered(key: str, message: Message) -> None:
+            if isinstance(message.error, msgspec.Raw):
+                # The modern era has no word for it: the call ends with what the client said.
+                exchange.settle(message)
+            elif isinstance(message.result, msgspec.Raw):
+                responses[key] = message.result
+                if len(responses) == len(requests):
+                    self._again(exchange, more | {"inputResponses": msgspec.Raw(encode(responses))})
+
+        for key, request in requests.items():
+            asked = decode_object(request, "an input request")
+            method = msgspec.json.decode(asked["method"], type=str)
+            params = decode_object(asked.get("params", msgspec.Raw(b"{}")), "params")
+            if method == "elicitation/create" and bytes(params.get("mode", b"")) == b'"url"':
+                params = params | {"elicitationId": msgspec.Raw(encode(secrets.token_urlsafe(12)))}
+            exchange.live.put(self._conversation, exchange, method, params, functools.partial(answered, key))
+
+    def _again(self, exchange: "Exchange", more: Object) -> None:
+        self._retry = asyncio.ensure_future(self._send(exchange, self._params | more))
+
+    async def _send(self, exchange: "Exchange", params: Object) -> None:
+        if exchange.replies.is_closed:
+            return  # the client gave it up meanwhile
+        try:
+            await self._conversation.start(exchange, params, self._meta)
+        except (UpstreamUnavailable, LinkClosed) as error:
+            exchange.fail(OUTCOME_UNKNOWN, str(error))

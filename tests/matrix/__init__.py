@@ -1,0 +1,1 @@
+"""What passes through the gateway, in every cell of the era matrix."""

@@ -1,0 +1,342 @@
+"""An MCP server behind a URL: Streamable HTTP, in the era the messages are of.
+
+MCP 2025-03-26 … 2025-11-25 and 2026-07-28, Transports §Streamable HTTP. The SDK's client is not used: it hides statuses
+and event ids, caps events at 1 MiB, and decodes every message.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from typing import Any, Final
+
+import httpx2
+import msgspec
+from mcp.shared.inbound import encode_header_value, mcp_param_headers, x_mcp_header_map
+
+from transports.base import Given, LinkClosed, LinkEvents
+from transports.jsonrpc import InvalidMessage, Message, Object, parse, parse_lenient
+from transports.sse import Event, EventDecoder, TooLarge
+
+__all__ = ["HttpLink", "HttpUpstream"]
+
+logger = logging.getLogger(__name__)
+
+CONNECT_S: Final = 5.0
+_RETRY_S: Final = 1.0
+_MOST_RETRIES: Final = 5
+_CLOSE_S: Final = 2.0
+_MODERN: Final = "io.modelcontextprotocol/protocolVersion"
+_NAMED: Final = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}
+_ACCEPT: Final = "application/json, text/event-stream"
+_CANCELLED: Final = "notifications/cancelled"
+
+Headers = dict[str, str]
+
+
+class HttpUpstream:
+    """Opens links to one URL. `headers` are the operator's, for every request; `schemas` has the input schemas of the
+    tools that mirror arguments in headers, as far as they are known."""
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        url: str,
+        headers: Mapping[str, str],
+        max_event_bytes: int,
+        schemas: Callable[[], Mapping[str, Any]] = dict,
+    ) -> None:
+        self.name = name
+        self.url = url
+        self.headers = dict(headers)
+        self.max_event_bytes = max_event_bytes
+        self.schemas = schemas
+        self._client: httpx2.AsyncClient | None = None
+
+    @property
+    def client(self) -> httpx2.AsyncClient:
+        """One pool of connections for all links. Cookies are not kept: they would be shared by sessions."""
+        if self._client is None:
+            self._client = httpx2.AsyncClient(
+                timeout=httpx2.Timeout(None, connect=CONNECT_S),
+                limits=httpx2.Limits(max_connections=None, max_keepalive_connections=256),
+                follow_redirects=False,
+            )
+        return self._client
+
+    async def connect(self, given: Given, events: LinkEvents) -> "HttpLink":
+        """A link that continues the server's session in `given.resume`, or begins without one. Nothing is sent yet."""
+        return HttpLink(self, given, events)
+
+    async def close(self) -> None:
+        """Give the connections back."""
+        if self._client is not None:
+            await self._client.aclose()
+            self._client = None
+
+
+class HttpLink:
+    """One client's side of one server: its session there, its requests in flight, its stream."""
+
+    def __init__(self, upstream: HttpUpstream, given: Given, events: LinkEvents) -> None:
+        self._upstream = upstream
+        self._given = given
+        self._events = events
+        self._version, self._session = _resumed(given.resume)
+        self._tasks: dict[object, asyncio.Task[None]] = {}
+        self._told: asyncio.Task[None] | None = None
+        self._closed = False
+        if self._session:
+            self._run("stream", self._follow(None))
+
+    @property
+    def pid(self) -> None:
+        return None
+
+    @property
+    def resume(self) -> str:
+        """What another link could go on with; empty when the server keeps no session."""
+        return msgspec.json.encode([self._version, self._session]).decode() if self._session else ""
+
+    def send(self, frame: bytes) -> None:
+        if self._closed:
+            raise LinkClosed("it is closed")
+        message = parse(frame)
+        params = message.params_object()
+        if message.is_request:
+            modern = _MODERN.encode() in bytes(params.get("_meta", b""))
+            work = self._ask_modern(frame, message, params) if modern else self._ask(frame, message)
+            self._run(message.id, work)
+        elif message.method == _CANCELLED and self._is_modern_call(params):
+            self._cancel(msgspec.json.decode(params.get("requestId", b"null")))
+        else:
+            # What is told keeps its order, and comes before what is asked later.
+            self._told = self._run(object(), self._tell(frame, self._told))
+            if message.method == "notifications/initialized":
+                self._run("stream", self._follow(self._told))
+
+    def _is_modern_call(self, params: Object) -> bool:
+        """A request of the modern era is cancelled by closing its stream."""
+        return not self._version and msgspec.json.decode(params.get("requestId", b"null")) in self._tasks
+
+    def _cancel(self, request_id: object) -> None:
+        task = self._tasks.get(request_id)
+        if task is not None:
+            task.cancel()
+
+    def _run(self, key: object, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks[key] = task
+        task.add_done_callback(lambda _: self._tasks.pop(key, None) if self._tasks.get(key) is task else None)
+        return task
+
+    # -- requests
+
+    def _headers(self, more: Headers) -> Headers:
+        return {
+            "accept": _ACCEPT,
+            "content-type": "application/json",
+            **more,
+            **self._given.headers(),
+            **self._upstream.headers,
+        }
+
+    def _session_headers(self) -> Headers:
+        headers: Headers = {}
+        if self._session:
+            headers["mcp-session-id"] = self._session
+        if self._version:
+            headers["mcp-protocol-version"] = self._version
+        return headers
+
+    async def _ask(self, frame: bytes, message: Message) -> None:
+        if self._told is not None and not self._told.done():
+            await asyncio.wait([self._told])
+        await self._post(frame, message, self._session_headers())
+
+    async def _ask_modern(self, frame: bytes, message: Message, params: Object) -> None:
+        meta = msgspec.json.decode(params["_meta"])
+        method = str(message.method)
+        headers = {"mcp-protocol-version": str(meta[_MODERN]), "mcp-method": method}
+        if method in _NAMED and _NAMED[method] in params:
+            headers["mcp-name"] = encode_header_value(str(msgspec.json.decode(params[_NAMED[method]])))
+        if method == "tools/call":
+            schema = self._upstream.schemas().get(str(msgspec.json.decode(params.get("name", b'""'))))
+            arguments = msgspec.json.decode(params.get("arguments", b"{}"))
+            if schema is not None and isinstance(arguments, dict):
+                headers |= mcp_param_headers(x_mcp_header_map(schema), arguments)
+        await self._post(frame, message, headers)
+
+    async def _post(self, frame: bytes, message: Message, headers: Headers) -> None:
+        """Send a request and hear its answer, whatever becomes of it."""
+        assert isinstance(message.id, int | str)
+        url, name = self._upstream.url, self._upstream.name
+        try:
+            async with self._upstream.client.stream(
+                "POST", url, content=frame, headers=self._headers(headers)
+            ) as response:
+                if message.method == "initialize" and response.status_code == 200:
+                    self._session = response.headers.get("mcp-session-id", "")
+                if response.status_code == 404 and self._session and message.method != "initialize":
+                    self._forgotten(message.id)
+                    return
+                await self._hear(response, message)
+        except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
+            self._events.refused(message.id, f"server {name!r} cannot be reached: {_words(error)}")
+        except (httpx2.HTTPError, OSError) as error:
+            self._events.unreadable(message.id, f"server {name!r} broke off: {_words(error)}")
+        except TooLarge as error:
+            self._events.unreadable(message.id, f"server {name!r}: {error}")
+
+    async def _hear(self, response: httpx2.Response, message: Message) -> None:
+        assert isinstance(message.id, int | str)
+        name, kind = self._upstream.name, response.headers.get("content-type", "")
+        if kind.startswith("text/event-stream") and response.status_code == 200:
+            last = await self._events_of(response, message.id)
+            if last is not None:
+                await self._rest(last, message.id)
+            return
+        body = await self._body(response)
+        try:
+            answer = parse_lenient(body)
+        except InvalidMessage:
+            answer = None
+        if answer is not None and answer.is_response and (answer.id == message.id or answer.id is None):
+            self._note_version(message, answer)
+            if answer.id is None:  # it could not read whose it was
+                answer = msgspec.structs.replace(answer, id=message.id)
+            self._events.message(answer)
+        elif response.status_code in (200, 202):
+            self._events.unreadable(message.id, f"server {name!r} answered with what is no answer")
+        else:
+            self._events.refused(
+                message.id, f"server {name!r} answered {response.status_code} {response.reason_phrase}"
+            )
+
+    def _note_version(self, message: Message, answer: Message) -> None:
+        if message.method == "initialize" and isinstance(answer.result, msgspec.Raw):
+            self._version = str(msgspec.json.decode(answer.result).get("protocolVersion", ""))
+
+    async def _body(self, response: httpx2.Response) -> bytes:
+        parts, size = [], 0
+        async for chunk in response.aiter_bytes():
+            size += len(chunk)
+            if size > self._upstream.max_event_bytes:
+                raise TooLarge(f"an answer of more than {self._upstream.max_event_bytes} bytes")
+            parts.append(chunk)
+        return b"".join(parts)
+
+    async def _events_of(self, response: httpx2.Response, request_id: object) -> str | None:
+        """Pass on what an event stream brings. None when the answer was in it, else the id of its last event."""
+        last = ""
+        async for event in _decoded(response, self._upstream.max_event_bytes):
+            last = event.id or last
+            if event.data and self._pass_on(event.data, request_id):
+                return None
+        return last
+
+    def _pass_on(self, data: bytes, request_id: object) -> bool:
+        try:
+            message = parse_lenient(data)
+        except InvalidMessage as error:
+            logger.warning("server %s sent what is no message: %s", self._upstream.name, error)
+            return False
+        is_answer = message.is_response and message.id == request_id
+        if is_answer and isinstance(message.result, msgspec.Raw) and not self._version:
+            result = msgspec.json.decode(message.result)
+            if isinstance(result, dict) and "capabilities" in result:  # of `initialize`
+                self._version = str(result.get("protocolVersion", ""))
+        self._events.message(message)
+        return is_answer
+
+    async def _rest(self, last: str, request_id: int | str) -> None:
+        """The stream ended before the answer: read on behind its last event (MCP 2025-11-25, Resumability)."""
+        for attempt in range(_MOST_RETRIES if last else 0):
+            await asyncio.sleep(_RETRY_S if attempt else 0.1)
+            with contextlib.suppress(httpx2.HTTPError, OSError):
+                async with self._get({"last-event-id": last}) as response:
+                    if response.status_code != 200:
+                        break
+                    more = await self._events_of(response, request_id)
+                    if more is None:
+                        return
+                    last = more or last
+        self._events.unreadable(request_id, f"server {self._upstream.name!r} ended the stream without an answer")
+
+    async def _tell(self, frame: bytes, before: asyncio.Task[None] | None) -> None:
+        if before is not None and not before.done():
+            await asyncio.wait([before])
+        try:
+            headers = self._headers(self._session_headers())
+            response = await self._upstream.client.post(self._upstream.url, content=frame, headers=headers)
+            if response.status_code == 404 and self._session:
+                self._forgotten(None)
+        except (httpx2.HTTPError, OSError) as error:
+            logger.warning("server %s was not told something: %s", self._upstream.name, _words(error))
+
+    # -- the server's own stream
+
+    def _get(self, more: Headers) -> contextlib.AbstractAsyncContextManager[httpx2.Response]:
+        headers = self._headers(self._session_headers() | more) | {"accept": "text/event-stream"}
+        return self._upstream.client.stream("GET", self._upstream.url, headers=headers)
+
+    async def _follow(self, after: asyncio.Task[None] | None) -> None:
+        """Hear what the server says on its own, for as long as it lets us."""
+        if after is not None:
+            await asyncio.wait([after])
+        last = ""
+        while not self._closed:
+            with contextlib.suppress(httpx2.HTTPError, OSError, TooLarge):
+                async with self._get({"last-event-id": last} if last else {}) as response:
+                    if response.status_code == 404 and self._session:
+                        self._forgotten(None)
+                        return
+                    if response.status_code != 200:
+                        return  # 405: it has none
+                    last = await self._events_of(response, None) or last
+            await asyncio.sleep(_RETRY_S)
+
+    # -- its end
+
+    def _forgotten(self, request_id: int | str | None) -> None:
+        """The server knows the session no more, so it has not executed this request either."""
+        self._closed = True
+        stream = self._tasks.get("stream")
+        if stream is not None and stream is not asyncio.current_task():
+            stream.cancel()
+        self._events.unsent(self, request_id, f"server {self._upstream.name!r} has forgotten the session")
+
+    async def close(self) -> None:
+        """End the requests, and the server's session, unless another link is to go on with it."""
+        was_open, self._closed = not self._closed, True
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if was_open:
+            if self._session and not self._given.keep():
+                headers = self._headers(self._session_headers())
+                with contextlib.suppress(httpx2.HTTPError, OSError, TimeoutError):
+                    async with asyncio.timeout(_CLOSE_S):
+                        await self._upstream.client.delete(self._upstream.url, headers=headers)
+            self._events.closed("it was closed")
+
+
+def _resumed(state: str) -> tuple[str, str]:
+    try:
+        version, session = msgspec.json.decode(state or '["",""]', type=tuple[str, str])
+    except msgspec.MsgspecError:
+        return "", ""
+    return version, session
+
+
+async def _decoded(response: httpx2.Response, most: int) -> AsyncIterator[Event]:
+    decoder = EventDecoder(most)
+    async for chunk in response.aiter_bytes():
+        for event in decoder.feed(chunk):
+            yield event
+
+
+def _words(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error)[:200]}" if str(error) else type(error).__name__
