@@ -17,15 +17,17 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from tests.support.redis_server import free_port
 from tests.tools.obtain import sdk_source
 
-__all__ = ["loaded"]
+__all__ = ["loaded", "served_over_http"]
 
 ROOT = Path(__file__).parents[2]
 
@@ -44,6 +46,27 @@ def loaded() -> Iterator[tuple[str, ...]]:
         finally:
             process.kill()
             process.wait()
+
+
+@contextlib.contextmanager
+def served_over_http() -> Iterator[str]:
+    """The URL of the SDK's server as it is, on HTTP, for both eras."""
+    port = free_port()
+    source = sdk_source(version("mcp")) / "examples/servers/everything-server"
+    start = f"import sys; sys.path.insert(0, {str(source)!r}); from mcp_everything_server.server import main; main()"
+    command = [sys.executable, "-W", "ignore", "-c", start, "--port", str(port), "--log-level", "ERROR"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 30
+        while True:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+                break
+            assert time.monotonic() < deadline, "the server does not start"
+            time.sleep(0.05)
+        yield f"http://127.0.0.1:{port}/mcp"
+    finally:
+        process.terminate()
+        process.wait(10)
 
 
 def fixtures() -> Any:

@@ -11,13 +11,13 @@ import subprocess
 import sys
 import tempfile
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from tests.conformance.everything import loaded
+from tests.conformance.everything import loaded, served_over_http
 from tests.support.running import running_gateway, server
 from tests.support.topology import running_topology
 from tests.tools.obtain import CACHE, node, node_environment, npm_packages, sdk_source
@@ -38,10 +38,12 @@ class Run:
     passes: int
     balanced: bool = False
     bridged: bool = False
+    http: bool = False
 
     @property
     def name(self) -> str:
         more = (" balanced" if self.balanced else "") + (" bridged" if self.bridged else "")
+        more += " http" if self.http else ""
         return f"{self.revision} {'shared' if self.shared else 'isolated'}{more}"
 
 
@@ -65,15 +67,28 @@ RUNS = (
     Run(revision="2026-07-28", shared=False, passes=150, balanced=True),
     # A server that knows the handshake era only.
     Run(revision="2026-07-28", shared=False, passes=147, bridged=True),
+    # A server behind a URL.
+    Run(revision="2025-11-25", shared=False, passes=82, http=True),
+    Run(revision="2026-07-28", shared=False, passes=152, http=True),
 )
 
 
 @contextlib.contextmanager
-def _served(run: Run, everything: Sequence[str]) -> Iterator[str]:
+def _everything(run: Run) -> Iterator[dict[str, Any]]:
+    """The entry of the configuration for the server with the suite's fixtures."""
+    if run.http:
+        with served_over_http() as url:
+            yield {"url": url, "shared": run.shared}
+    else:
+        with loaded() as command:
+            yield server((*command, "legacy") if run.bridged else command, shared=run.shared)
+
+
+@contextlib.contextmanager
+def _served(run: Run, everything: Mapping[str, Any]) -> Iterator[str]:
     """The URL of one gateway, or of HAProxy before three of them, which takes turns with every message."""
     options = {"limits": {"poll_after_s": 1.0}}
-    command = (*everything, "legacy") if run.bridged else everything
-    servers = {"everything": server(command, shared=run.shared)}
+    servers = {"everything": everything}
     if run.balanced:
         with running_topology(servers, options) as topology:
             yield topology.url
@@ -87,7 +102,7 @@ def run_suite(run: Run) -> tuple[list[Check], str]:
     command = [str(node()), str(npm_packages(SUITE) / "node_modules/.bin/conformance"), "server"]
     with (
         tempfile.TemporaryDirectory() as folder,
-        loaded() as everything,
+        _everything(run) as everything,
         _served(run, everything) as url,
     ):
         finished = subprocess.run(

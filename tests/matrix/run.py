@@ -154,8 +154,8 @@ async def pagination(client: Client, _: Heard) -> None:
 async def progress(client: Client, _: Heard) -> None:
     seen: list[float] = []
 
-    async def note(done: float, total: float | None, message: str | None) -> None:
-        seen.append(done)
+    async def note(progress: float, total: float | None, message: str | None) -> None:
+        seen.append(progress)
 
     assert text(await client.call_tool("steps", {}, progress_callback=note)) == "done" and seen == [1, 2, 3]
 
@@ -210,7 +210,7 @@ async def subscription(client: Client, heard: Heard) -> None:
 def asking(kind: str, expected: str, asked: str) -> Callable[[Client, Heard], Awaitable[None]]:
     async def feature(client: Client, heard: Heard) -> None:
         assert expected in text(await client.call_tool("ask", {"kind": kind}))
-        assert heard.asked == [asked]
+        assert heard.asked[-1:] == [asked]
 
     return feature
 
