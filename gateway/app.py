@@ -70,7 +70,7 @@ LINGER_S = 2.0
 """How long a gateway that leaves serves what still comes, until load balancers have seen that it is not ready: were
 idle connections closed at once, a request on its way on one of them would be lost."""
 
-HEALTH, READY = "/healthz", "/readyz"
+HEALTH, READY, JWKS = "/healthz", "/readyz", "/.well-known/jwks.json"
 
 SWEEP_EVERY_S = 1.0
 """How often ended sessions are cleared away and sessions in use kept alive; more often where sessions live short."""
@@ -177,7 +177,7 @@ class Gateway:
         )
         self._supervisor = Supervisor()
         self._grants = Grants(self._backend.sessions, self._backend.state)
-        self._assertions = Assertions(ring, issuer=options.issuer, clock=clock)
+        self.assertions = Assertions(ring, issuer=options.issuer, clock=clock)
         self._upstreams = [self._upstream(name, entry, options) for name, entry in settings.mcpServers.items()]
         self._upstreams += [self._object(name, server, options) for name, server in (servers or {}).items()]
         timeout = options.limits.call_timeout_s
@@ -225,7 +225,7 @@ class Gateway:
 
     async def _asserted(self, request: Request) -> StateAccess:
         """The session that an HTTP server was told of."""
-        session_id = self._assertions.session_of(request.headers.get("authorization", "").removeprefix("Bearer "))
+        session_id = self.assertions.session_of(request.headers.get("authorization", "").removeprefix("Bearer "))
         if session_id is None:
             raise HTTPException(401, f"send the {HEADER} you were sent a minute ago at most as Authorization: Bearer")
         session = await self._backend.sessions.peek(session_id)
@@ -268,7 +268,7 @@ class Gateway:
             grants=self._grants,
             linked=self.sessions.linked,
             went_on=self.sessions.went_on,
-            assertions=self._assertions,
+            assertions=self.assertions,
         )
         if isinstance(upstream, HttpUpstream):
             upstream.schemas = lambda: configured.schemas
@@ -436,7 +436,10 @@ def create_app(
         ready = await gateway.is_ready()
         return JSONResponse({"ready": ready, "draining": gateway.is_draining}, status_code=200 if ready else 503)
 
-    return GatewayApp(gateway, [Route(HEALTH, healthz), Route(READY, readyz)])
+    async def jwks(_: Request) -> Response:
+        return JSONResponse(gateway.assertions.jwks(), headers={"Cache-Control": "public, max-age=300"})
+
+    return GatewayApp(gateway, [Route(HEALTH, healthz), Route(READY, readyz), Route(JWKS, jwks)])
 
 
 def _guard(options: GatewaySettings) -> Guard:

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Final
 
 import msgspec
+from msgspec.structs import replace
 
 from gateway.access import Grant
 from gateway.bridge.handshake import HandshakeRefused
@@ -149,9 +150,10 @@ class Conversation:
         try:
             async with asyncio.timeout(self._start_timeout_s):
                 self._granted = await self._grant()
+                given = self._granted.given if self._loss != FORGOTTEN else replace(self._granted.given, resume="")
                 with bound_session(self._granted.session):
-                    self._link = await self._upstream.connect(self._granted.given, self)
-                if self._handshake is not None and self._granted.given.resume:
+                    self._link = await self._upstream.connect(given, self)
+                if self._handshake is not None and given.resume:
                     self.initialize_result = self.initialize_result or self._known()
                 elif self._handshake is not None:
                     await self._initialize(self._handshake())
@@ -364,9 +366,8 @@ class Conversation:
 
     def refused(self, request_id: int | str, reason: str) -> None:
         self._own.fail(request_id, UpstreamUnavailable(reason))
-        exchange = self.pending.get(request_id) if isinstance(request_id, int) else None
-        if exchange is not None:
-            self._fail(exchange, UPSTREAM_UNAVAILABLE, reason)
+        if isinstance(request_id, int) and request_id in self.pending:
+            self._fail(self.pending[request_id], UPSTREAM_UNAVAILABLE, reason)
 
     def unsent(self, link: Link, request_id: int | str | None, reason: str) -> None:
         if link is self._link:

@@ -106,6 +106,19 @@ def roots(*_: Any) -> Any:
     return _answers.pop("probe-1", "nobody answered")
 
 
+def ask(arguments: dict[str, Any], _: dict[str, Any]) -> Any:
+    """Asks as often as it is told to, one after the other; what was answered."""
+    heard = []
+    for number in range(int(arguments.get("times", 1))):
+        name = f"ask-{time.monotonic_ns()}-{number}"
+        params = {"message": f"question {number}", "requestedSchema": {"type": "object", "properties": {}}}
+        send({"id": name, "method": "elicitation/create", "params": params})
+        with _answered:
+            _answered.wait_for(lambda name=name: name in _answers, 30)  # type: ignore[misc]  # of this round
+        heard.append(_answers.pop(name, "nobody answered"))
+    return heard
+
+
 # Arguments and params → what to answer; None for no answer at all.
 TOOLS: dict[str, Callable[[dict[str, Any], dict[str, Any]], Any]] = {
     "env": env,
@@ -127,6 +140,8 @@ TOOLS: dict[str, Callable[[dict[str, Any], dict[str, Any]], Any]] = {
     "announce": announce,
     "flood": flood,
     "roots": roots,
+    "ask_again": ask,
+    "ask_once": ask,
 }
 
 
@@ -155,7 +170,7 @@ def result(message: dict[str, Any]) -> dict[str, Any] | None:
         schema = {"type": "object", "properties": mirrored}
         tools = [{"name": n, "inputSchema": schema} for n in TOOLS]
         for tool in tools:
-            if tool["name"] == "nap":
+            if tool["name"] in ("nap", "ask_again"):
                 tool["annotations"] = {"idempotentHint": True}
         return {"tools": tools, "ttlMs": 0, "cacheScope": "public"}
     if method == "tools/call":

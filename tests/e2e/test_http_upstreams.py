@@ -1,0 +1,185 @@
+"""Servers behind URLs: a session there for each of ours, which outlives our processes, and what becomes of failures."""
+
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import jwt
+import pytest
+
+from tests.requirements import requirement
+from tests.support.http_probe import HttpProbe, running_http_probe
+from tests.support.procs import eventually
+from tests.support.raw import Legacy, Modern, messages, tool_text
+from tests.support.redis_server import RunningRedis
+from tests.support.running import PROBE, RunningGateway, running_gateway, server
+
+KEYS = {"MCP_GATEWAY_KEYS": "k" * 40}
+RESTARTED = "io.github.mcp-session-gateway/restarted"
+
+
+@pytest.fixture
+def remote() -> Iterator[HttpProbe]:
+    with running_http_probe() as probe:
+        yield probe
+
+
+@pytest.fixture
+def gateway(remote: HttpProbe) -> Iterator[RunningGateway]:
+    with running_gateway({"remote": {"url": remote.url, "headers": {"X-Team": "blue"}}}) as running:
+        yield running
+
+
+def restarted(response: httpx.Response) -> Any:
+    return messages(response)[-1]["result"].get("_meta", {}).get(RESTARTED)
+
+
+@requirement("ctx.isolated", "spec.bridge")
+def test_each_session_has_a_session_of_its_own_there(
+    gateway: RunningGateway, remote: HttpProbe, http: httpx.Client
+) -> None:
+    clients = [Legacy(gateway.url, http).open() for _ in range(3)]
+    for n in range(1, 4):
+        assert [tool_text(client.tool("count")) for client in clients] == [str(n)] * 3
+    assert all(headers["x-team"] == "blue" for headers in remote.headers)
+    assert not any("cookie" in headers for headers in remote.headers)
+    before = set(remote.sessions)
+    clients[0].delete()
+    assert eventually(lambda: len(remote.deleted) == 1) and remote.deleted[0] in before
+    modern = Modern(gateway.url, http)
+    assert tool_text(modern.tool("echo", {"text": "hi"})) == "hi"
+
+
+@requirement("ctx.isolated", "rep.takeover", "proc.reset-told")
+def test_another_replica_goes_on_with_the_session_there(
+    remote: HttpProbe, redis_server: RunningRedis, http: httpx.Client
+) -> None:
+    options = {"store": redis_server.url}
+    with contextlib.ExitStack() as stack:
+        first, second = (
+            stack.enter_context(
+                running_gateway({"remote": {"url": remote.url}}, options=options, env=KEYS, must_stop=False)
+            )
+            for _ in range(2)
+        )
+        client = Legacy(first.url, http).open()
+        assert tool_text(client.tool("count")) == "1"
+        first.kill()
+        client.url = second.url
+        answer = client.tool("count")
+        assert tool_text(answer) == "2" and restarted(answer) is None, "nothing was lost there"
+
+
+@requirement("proc.reset-told", "ctx.isolated")
+def test_a_session_that_the_server_forgets_is_opened_again(
+    gateway: RunningGateway, remote: HttpProbe, http: httpx.Client
+) -> None:
+    client = Legacy(gateway.url, http).open()
+    assert tool_text(client.tool("count")) == "1"
+    remote.sessions.clear()
+    executed = len(remote.executed)
+    answers: list[httpx.Response] = []
+
+    def call() -> None:
+        with httpx.Client(timeout=20) as own:
+            other = Legacy(gateway.url, own)
+            other.session = client.session
+            answers.append(other.tool("count"))
+
+    threads = [threading.Thread(target=call) for _ in range(5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert sorted(int(tool_text(answer)) for answer in answers) == [1, 2, 3, 4, 5], "one new session, each call once"
+    assert len(remote.executed) == executed + 5
+    assert [restarted(answer) for answer in answers].count({"reason": "upstream_session"}) == 1
+
+
+@requirement("spec.bridge", "rep.honest")
+def test_what_goes_wrong_there_is_told_and_stays_there(remote: HttpProbe, http: httpx.Client) -> None:
+    servers = {"remote": {"url": remote.url}, "local": server(PROBE)}
+    with running_gateway(servers) as gateway:
+        client = Legacy(gateway.url, http).open()
+        assert tool_text(client.tool("remote__count")) == "1"
+        for status in (401, 403, 500, 503):
+            remote.answer_with = status
+            error = messages(client.tool("remote__count"))[-1]["error"]
+            assert error["code"] == -32013 and str(status) in error["message"] and "'remote'" in error["message"]
+            assert tool_text(client.tool("local__pid"))
+        remote.answer_with = 0
+        assert messages(client.tool("remote__reset"))[-1]["error"]["code"] == -32014, "nobody knows"
+        assert tool_text(client.tool("remote__count")) == "3" and tool_text(client.tool("remote__drip")) == "4"
+
+
+@requirement("spec.bridge")
+def test_a_server_that_is_not_there_takes_nothing_from_the_others(http: httpx.Client) -> None:
+    servers = {"gone": {"url": "http://127.0.0.1:9/mcp"}, "local": server(PROBE)}
+    with running_gateway(servers) as gateway:
+        for client in (Legacy(gateway.url, http).open(), Modern(gateway.url, http)):
+            assert tool_text(client.tool("local__pid"))
+            error = messages(client.tool("gone__anything"))[-1]["error"]
+            assert error["code"] == -32013 and "cannot be reached" in error["message"]
+
+
+@requirement("spec.complete", "rep.honest")
+def test_of_two_servers_one_that_is_killed_mid_call_is_back_with_the_next(http: httpx.Client) -> None:
+    with running_gateway({"one": server(PROBE), "two": server(PROBE)}) as gateway:
+        client = Legacy(gateway.url, http).open()
+        assert tool_text(client.tool("two__pid"))
+        answers: list[httpx.Response] = []
+
+        def calling() -> None:
+            with httpx.Client(timeout=20) as own:
+                other = Legacy(gateway.url, own)
+                other.session = client.session
+                answers.append(other.tool("one__sleep", {"seconds": 1.0}))
+
+        thread = threading.Thread(target=calling)
+        thread.start()
+        time.sleep(0.3)  # so that the two overlap; nothing depends on it
+        assert messages(client.tool("two__crash"))[-1]["error"]["code"] == -32014
+        back = client.tool("two__pid")
+        assert tool_text(back) and restarted(back) == {"reason": "crash"}
+        thread.join(20)
+        assert tool_text(answers[0]) == "slept" and restarted(answers[0]) is None
+
+
+@requirement("ctx.state", "ctx.unforgeable", "id.purpose")
+def test_the_server_is_told_whose_call_it_is_and_reaches_that_sessions_state(
+    gateway: RunningGateway, remote: HttpProbe, http: httpx.Client
+) -> None:
+    client = Legacy(gateway.url, http, headers={"MCP-Gateway-Context": "forged"}).open(
+        meta={"orbit": {"workspace": "w-1"}}
+    )
+    other = Legacy(gateway.url, http).open(meta={"orbit": {"workspace": "w-2"}})
+    tokens = []
+    for each in (client, other):
+        each.tool("count")
+        tokens.append(remote.headers[-1]["mcp-gateway-context"])
+    jwks = jwt.PyJWKSet.from_dict(http.get(f"{gateway.base}/.well-known/jwks.json").json())
+    claims = [
+        jwt.decode(token, jwks.keys[0].key, algorithms=["EdDSA"], audience=remote.url, issuer="mcp-session-gateway")
+        for token in tokens
+    ]
+    assert [c["workspace"] for c in claims] == ["w-1", "w-2"] and claims[0]["exp"] - claims[0]["iat"] <= 60
+    with pytest.raises(jwt.InvalidAudienceError):
+        jwt.decode(tokens[0], jwks.keys[0].key, algorithms=["EdDSA"], audience="https://elsewhere.example/mcp")
+    mine, theirs = ({"Authorization": f"Bearer {token}"} for token in tokens)
+    state = f"{gateway.base}/v1/state"
+    assert http.put(f"{state}/k", content=b'"mine"', headers=mine).status_code == 204
+    assert http.get(f"{state}/k", headers=mine).json() == "mine"
+    assert http.get(f"{state}/k", headers=theirs).status_code == 404
+    assert http.get(f"{gateway.base}/v1/session", headers=theirs).json()["workspace"] == "w-2"
+    for bad in (tokens[0][:-4] + "AAAA", client.session, "x", _unsigned(claims[0])):
+        assert http.get(f"{state}/k", headers={"Authorization": f"Bearer {bad}"}).status_code == 401
+    client.delete()
+    assert http.get(f"{state}/k", headers=mine).status_code == 410
+
+
+def _unsigned(claims: Any) -> str:
+    return jwt.encode(json.loads(json.dumps(claims)), key="", algorithm="none")

@@ -1,0 +1,152 @@
+"""Calls of modern clients to servers of the handshake era that ask something back, on one replica and on many."""
+
+import contextlib
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.requirements import requirement
+from tests.support.procs import descendants, eventually
+from tests.support.raw import Modern, messages, tool_text
+from tests.support.redis_server import RunningRedis
+from tests.support.running import PROBE, RunningGateway, running_gateway, server
+
+SERVERS = {"old": server((*PROBE, "legacy-only"))}
+KEYS = {"MCP_GATEWAY_KEYS": "k" * 40}
+SESSION_KEY = "io.github.mcp-session-gateway/session"
+RESTARTED = "io.github.mcp-session-gateway/restarted"
+ACCEPT: Any = {"action": "accept", "content": {}}
+
+
+@pytest.fixture(scope="module")
+def gateway() -> Iterator[RunningGateway]:
+    with running_gateway(SERVERS) as running:
+        yield running
+
+
+def asked(response: httpx.Response) -> Any:
+    """The `input_required` result in an answer."""
+    result = messages(response)[-1]["result"]
+    assert result["resultType"] == "input_required", result
+    return result
+
+
+def back(client: Modern, tool: str, arguments: Any, state: str, responses: Any, **more: Any) -> httpx.Response:
+    params = {"name": tool, "arguments": arguments, "requestState": state, "inputResponses": responses}
+    return client.send("tools/call", params, **more)
+
+
+def answers_to(question: Any, answer: Any = ACCEPT) -> Any:
+    return dict.fromkeys(question["inputRequests"], answer)
+
+
+@requirement("spec.bridge", "spec.modern")
+def test_a_call_goes_through_its_rounds_with_nothing_but_the_state(gateway: RunningGateway, http: httpx.Client) -> None:
+    client, arguments = Modern(gateway.url, http), {"times": 3}
+    question = asked(client.tool("ask_once", arguments))
+    for number in range(3):
+        (request,) = question["inputRequests"].values()
+        assert request["method"] == "elicitation/create" and request["params"]["message"] == f"question {number}"
+        answer = {"action": "accept", "content": {"n": number}}
+        response = back(client, "ask_once", arguments, question["requestState"], answers_to(question, answer))
+        question = messages(response)[-1]["result"]
+    assert [heard["content"]["n"] for heard in json.loads(tool_text(response))] == [0, 1, 2]
+
+
+@requirement("spec.bridge", "id.purpose")
+def test_a_round_is_good_once_for_its_request_and_its_principal(gateway: RunningGateway, http: httpx.Client) -> None:
+    client, arguments = Modern(gateway.url, http), {"times": 2}
+    first = asked(client.tool("ask_once", arguments))
+    state, responses = first["requestState"], answers_to(first)
+    for wrong in (
+        back(client, "ask_once", {"times": 1}, state, responses),
+        back(client, "ask_again", arguments, state, responses),
+        back(client, "ask_once", arguments, state[:-6] + "AAAAAA", responses),
+    ):
+        assert messages(wrong)[-1]["error"]["data"] == {"reason": "invalid_request_state"}
+    second = asked(back(client, "ask_once", arguments, state, responses))
+    again = back(client, "ask_once", arguments, state, responses)
+    assert messages(again)[-1]["error"]["data"] == {"reason": "invalid_request_state"}, "it was used"
+    done = back(client, "ask_once", arguments, second["requestState"], answers_to(second))
+    assert len(json.loads(tool_text(done))) == 2
+
+
+@requirement("spec.bridge")
+def test_what_is_missing_is_asked_again(gateway: RunningGateway, http: httpx.Client) -> None:
+    client = Modern(gateway.url, http)
+    arguments: dict[str, Any] = {}
+    first = asked(client.tool("ask_once", arguments))
+    again = asked(back(client, "ask_once", arguments, first["requestState"], {"something": ACCEPT}))
+    assert again["inputRequests"] == first["inputRequests"]
+    assert tool_text(back(client, "ask_once", arguments, again["requestState"], answers_to(again)))
+
+
+@requirement("spec.bridge")
+def test_what_a_client_has_not_declared_is_an_error_to_the_server(gateway: RunningGateway, http: httpx.Client) -> None:
+    heard = json.loads(tool_text(Modern(gateway.url, http).tool("roots")))
+    assert "not declared" in heard["message"]
+
+
+@requirement("spec.bridge", "life.unconfirmed")
+def test_a_client_that_never_comes_back_is_given_up(http: httpx.Client) -> None:
+    options = {"limits": {"parked_s": 1.5}, "session": {"unconfirmed_ttl_s": 1.0}}
+    with running_gateway(SERVERS, options=options) as gateway:
+        client = Modern(gateway.url, http)
+        question = asked(client.tool("ask_once"))
+        token = question["_meta"][SESSION_KEY]
+        client = Modern(gateway.url, http, headers={"MCP-Gateway-Session": token})
+        assert eventually(lambda: "did not come back" in tool_text(client.tool("cancelled")), within_s=6)
+        late = messages(back(client, "ask_once", {}, question["requestState"], answers_to(question)))[-1]
+        assert late["error"]["code"] == -32015, "the call has ended"
+
+
+@pytest.fixture
+def three(redis_server: RunningRedis) -> Iterator[list[RunningGateway]]:
+    with contextlib.ExitStack() as stack:
+        options = {"store": redis_server.url}
+        yield [
+            stack.enter_context(running_gateway(SERVERS, options=options, env=KEYS, must_stop=False)) for _ in range(3)
+        ]
+
+
+def owner_of(gateways: list[RunningGateway]) -> RunningGateway:
+    return next(g for g in gateways if any(p.environ().get("MCP_SESSION_ID") for p in descendants(g.pid)))
+
+
+@requirement("rep.any", "spec.bridge")
+def test_every_round_may_land_on_another_replica(three: list[RunningGateway], http: httpx.Client) -> None:
+    clients, arguments = [Modern(gateway.url, http) for gateway in three], {"times": 3}
+    response = clients[0].tool("ask_once", arguments)
+    for number in range(3):
+        question = asked(response)
+        client = clients[(number + 1) % 3]
+        response = back(client, "ask_once", arguments, question["requestState"], answers_to(question))
+    assert len(json.loads(tool_text(response))) == 3
+
+
+@requirement("rep.honest", "spec.bridge")
+def test_between_rounds_an_owners_death_is_an_unknown_outcome(three: list[RunningGateway], http: httpx.Client) -> None:
+    question = asked(Modern(three[0].url, http).tool("ask_once", {"times": 2}))
+    owner = owner_of(three)
+    owner.kill()
+    client = Modern(next(g for g in three if g is not owner).url, http)
+    answer = messages(back(client, "ask_once", {"times": 2}, question["requestState"], answers_to(question)))[-1]
+    assert answer["error"]["code"] == -32014
+
+
+@requirement("rep.honest", "spec.bridge", "proc.reset-told")
+def test_an_idempotent_call_is_made_again_and_asks_only_what_is_new(
+    three: list[RunningGateway], http: httpx.Client
+) -> None:
+    arguments = {"times": 2}
+    first = asked(Modern(three[0].url, http).tool("ask_again", arguments))
+    second = asked(back(Modern(three[1].url, http), "ask_again", arguments, first["requestState"], answers_to(first)))
+    owner = owner_of(three)
+    owner.kill()
+    client = Modern(next(g for g in three if g is not owner).url, http)
+    done = back(client, "ask_again", arguments, second["requestState"], answers_to(second))
+    assert len(json.loads(tool_text(done))) == 2, "both answers were given again, and nobody was asked"
+    assert messages(done)[-1]["result"]["_meta"][RESTARTED] == {"reason": "takeover"}

@@ -1,0 +1,126 @@
+"""A server of the handshake era on HTTP that keeps sessions, notes what it gets, and misbehaves on order."""
+
+import asyncio
+import contextlib
+import json
+import secrets
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import uvicorn
+
+from tests.support.redis_server import free_port
+
+__all__ = ["HttpProbe", "running_http_probe"]
+
+
+class HttpProbe:
+    """The app, and what it has seen. `answer_with` is a status for everything, 0 for good answers."""
+
+    def __init__(self) -> None:
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}/mcp"
+        self.sessions: dict[str, int] = {}
+        self.deleted: list[str] = []
+        self.headers: list[dict[str, str]] = []
+        self.executed: list[str] = []
+        self.answer_with = 0
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            return
+        headers = {name.decode(): value.decode() for name, value in scope["headers"]}
+        session = headers.get("mcp-session-id", "")
+        self.headers.append(headers)
+        if scope["method"] == "DELETE":
+            self.deleted.append(session)
+            await self._send(send, 200)
+        elif scope["method"] == "GET":
+            await self._send(send, 405)
+        elif self.answer_with:
+            await self._send(send, self.answer_with, b"go away", kind=b"text/plain")
+        else:
+            await self._post(await self._body(receive), headers, session, send)
+
+    async def _post(self, message: Any, headers: dict[str, str], session: str, send: Any) -> None:
+        method = message.get("method")
+        if headers.get("mcp-protocol-version") == "2026-07-28":
+            await self._error(send, 400, None, -32600, "Bad Request: unsupported protocol version")
+        elif method == "initialize":
+            session = secrets.token_hex(8)
+            self.sessions[session] = 0
+            info = {"serverInfo": {"name": "http-probe", "version": "1"}, "capabilities": {"tools": {}}}
+            await self._result(send, message, {"protocolVersion": "2025-11-25", **info}, session)
+        elif session not in self.sessions:
+            await self._error(send, 404, message.get("id"), -32600, "Session not found")
+        elif "id" not in message:
+            await self._send(send, 202)
+        elif method == "tools/list":
+            tools = [{"name": name, "inputSchema": {"type": "object"}} for name in ("count", "echo", "reset", "drip")]
+            await self._result(send, message, {"tools": tools})
+        else:
+            await self._call(message, session, send)
+
+    async def _call(self, message: Any, session: str, send: Any) -> None:
+        name, arguments = message["params"]["name"], message["params"].get("arguments", {})
+        self.executed.append(name)
+        self.sessions[session] += 1
+        if name == "reset":
+            await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"100")]})
+            await send({"type": "http.response.body", "body": b'{"jsonrpc"', "more_body": True})
+            raise ConnectionResetError
+        text = arguments.get("text", "") if name == "echo" else str(self.sessions[session])
+        result = {"content": [{"type": "text", "text": text}]}
+        if name == "drip":
+            await self._drip(send, json.dumps({"jsonrpc": "2.0", "id": message["id"], "result": result}).encode())
+        else:
+            await self._result(send, message, result)
+
+    async def _drip(self, send: Any, body: bytes) -> None:
+        head = [(b"content-type", b"application/json")]
+        await send({"type": "http.response.start", "status": 200, "headers": head})
+        for place in range(0, len(body), 20):
+            await send({"type": "http.response.body", "body": body[place : place + 20], "more_body": True})
+            await asyncio.sleep(0.05)
+        await send({"type": "http.response.body", "body": b""})
+
+    async def _body(self, receive: Any) -> Any:
+        body, more = b"", True
+        while more:
+            event = await receive()
+            body, more = body + event.get("body", b""), event.get("more_body", False)
+        return json.loads(body)
+
+    async def _result(self, send: Any, message: Any, result: Any, session: str = "") -> None:
+        body = json.dumps({"jsonrpc": "2.0", "id": message["id"], "result": result}).encode()
+        await self._send(send, 200, body, session=session)
+
+    async def _error(self, send: Any, status: int, request_id: Any, code: int, text: str) -> None:
+        error = {"code": code, "message": text}
+        await self._send(send, status, json.dumps({"jsonrpc": "2.0", "id": request_id, "error": error}).encode())
+
+    async def _send(
+        self, send: Any, status: int, body: bytes = b"", *, kind: bytes = b"application/json", session: str = ""
+    ) -> None:
+        head = [(b"content-type", kind)] + ([(b"mcp-session-id", session.encode())] if session else [])
+        await send({"type": "http.response.start", "status": status, "headers": head})
+        await send({"type": "http.response.body", "body": body})
+
+
+@contextlib.contextmanager
+def running_http_probe() -> Iterator[HttpProbe]:
+    """The server, in a thread of this process, so that a test sees what it sees."""
+    probe = HttpProbe()
+    config = uvicorn.Config(probe, host="127.0.0.1", port=probe.port, lifespan="off", log_level="critical")
+    running = uvicorn.Server(config)
+    thread = threading.Thread(target=running.run, daemon=True)
+    thread.start()
+    try:
+        while not running.started:
+            assert thread.is_alive()
+            thread.join(0.01)
+        yield probe
+    finally:
+        running.should_exit = True
+        thread.join(10)
