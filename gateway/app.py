@@ -27,6 +27,7 @@ from gateway.cluster import Cluster
 from gateway.endpoint import Endpoint
 from gateway.envelope import Envelopes
 from gateway.forwarding import Forwarding
+from gateway.handles import Handles
 from gateway.identity import Identity
 from gateway.live import LiveSession, LiveSessions
 from gateway.pipeline import Pipeline
@@ -181,8 +182,10 @@ class Gateway:
         self._upstreams = [self._upstream(name, entry, options) for name, entry in settings.mcpServers.items()]
         self._upstreams += [self._object(name, server, options) for name, server in (servers or {}).items()]
         timeout = options.limits.call_timeout_s
-        endpoints = {ALL: Endpoint(self._upstreams, call_timeout_s=timeout)}
-        endpoints |= {f"/servers/{u.name}/mcp": Endpoint([u], call_timeout_s=timeout) for u in self._upstreams}
+        handles = Handles(self.sessions, self._backend.sessions, self._audit, clock)
+        endpoints = {ALL: Endpoint(self._upstreams, call_timeout_s=timeout, handles=handles)}
+        for u in self._upstreams:
+            endpoints[f"/servers/{u.name}/mcp"] = Endpoint([u], call_timeout_s=timeout, handles=handles)
         relay = Relay(
             events=self._events,
             result_meta=options.result_meta,

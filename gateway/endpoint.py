@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -18,6 +18,7 @@ from gateway.catalog import LISTS, cursor_of, merge_lists, next_cursor, owner_of
 from gateway.conversation import Conversation
 from gateway.errors import OUTCOME_UNKNOWN, UPSTREAM_UNAVAILABLE
 from gateway.exchange import Exchange
+from gateway.handles import Handles, with_handles
 from gateway.live import LiveSession
 from gateway.params import text_of
 from gateway.sharing import considerate
@@ -46,9 +47,10 @@ _REPEATABLE: Final = frozenset(LISTS) | {
 class Endpoint:
     """What one URL serves."""
 
-    def __init__(self, upstreams: Sequence[ConfiguredUpstream], *, call_timeout_s: float) -> None:
+    def __init__(self, upstreams: Sequence[ConfiguredUpstream], *, call_timeout_s: float, handles: Handles) -> None:
         self._upstreams: Mapping[str, ConfiguredUpstream] = {u.name: u for u in upstreams}
         self._call_timeout_s = call_timeout_s
+        self._handles = handles
         self._only: ConfiguredUpstream | None = upstreams[0] if len(upstreams) == 1 else None
 
     # -- what a client is told it can do
@@ -134,7 +136,9 @@ class Endpoint:
     def relay_now(self, exchange: Exchange, era: Era, params: Object, meta: Object, correlation: str) -> bool:
         """As `relay`, where nothing has to be found out or waited for; else False, and nothing was done."""
         only, live = self._only, exchange.live
-        if only is None or only.settings.shared or live is None or live.ended or only.era_now(era) is not era:
+        if only is None or only.settings.shared or live is None or live.ended or only.settings.handles:
+            return False
+        if only.era_now(era) is not era:
             return False
         return only.conversation(live, era, correlation).start_now(exchange, params, meta)
 
@@ -185,6 +189,13 @@ class Endpoint:
         meta: Object,
         correlation: str,
     ) -> None:
+        if upstream.settings.handles:
+            seen = await self._handles.handle(exchange, era, params)
+            if seen is None:
+                return
+            params = seen
+            if exchange.method == "tools/list":
+                exchange.shape = _listing_handles(exchange.shape)
         theirs = await upstream.era_for(era)
         conversation = await upstream.conversation_for(exchange, era, correlation)
         if exchange.live is not None and theirs is not era:
@@ -277,6 +288,9 @@ class Endpoint:
             page = await self._page(self._upstreams[name], exchange.method, ask, exchange, era, correlation, meta)
             if page is None:
                 continue
+            is_last = not page.get("nextCursor")
+            if exchange.method == "tools/list" and self._upstreams[name].settings.handles and is_last:
+                page["tools"] = with_handles(page.get("tools", []))
             pages.append((name, page))
             if page.get("nextCursor"):
                 cursor = next_cursor(name, page["nextCursor"])
@@ -322,3 +336,15 @@ class Endpoint:
             if await upstream.era_for(era) is era:
                 await self._page(upstream, exchange.method, params, exchange, era, correlation, meta)
         exchange.finish(Message(jsonrpc="2.0", id=0, result=msgspec.Raw(b"{}")))
+
+
+def _listing_handles(shape: Callable[[Exchange, Object], Object] | None) -> Callable[[Exchange, Object], Object]:
+    """The last page of a list of tools, with what handles need."""
+
+    def shaped(exchange: Exchange, result: Object) -> Object:
+        if "nextCursor" not in result:
+            tools = with_handles(msgspec.json.decode(result.get("tools", b"[]")))
+            result = result | {"tools": msgspec.Raw(encode(tools))}
+        return result if shape is None else shape(exchange, result)
+
+    return shaped

@@ -26,8 +26,10 @@ __all__ = [
     "store_unavailable",
     "stream_taken",
     "too_many_exchanges",
+    "too_many_handles",
     "unauthenticated",
     "unknown_event",
+    "unknown_handle",
     "unreachable",
 ]
 
@@ -87,6 +89,15 @@ def too_many_exchanges() -> Refused:
     return Refused(
         429, UPSTREAM_UNAVAILABLE, "Too many calls of this session are in flight.", headers={"Retry-After": "1"}
     )
+
+
+def unknown_handle(handle: str) -> Refused:
+    """Unknown, closed, expired or somebody else's: one answer."""
+    return Refused(200, INVALID_PARAMS, f"No session {handle[:32]!r} of yours. open_session gives one.")
+
+
+def too_many_handles(most: int) -> Refused:
+    return Refused(200, INVALID_PARAMS, f"{most} sessions are open already: close one with close_session.")
 
 
 def unknown_event() -> Refused:

@@ -60,8 +60,7 @@ class CallReply:
         self._events = events
         self._recorded = False
         self._cluster = cluster
-        self._session = None if exchange.live is None else exchange.live.session
-        live = exchange.live
+        self._live = live = exchange.live  # the call may move to a session within it
         if live is not None:
             live.busy += 1
             live.exchanges[exchange.client_id] = exchange
@@ -75,21 +74,21 @@ class CallReply:
 
     @property
     def is_doubtful(self) -> bool:
-        return self._cluster is not None and self._session is not None and not self._cluster.is_fresh
+        return self._cluster is not None and self._exchange.live is not None and not self._cluster.is_fresh
 
     async def confirmed(self, frame: Frame) -> Frame:
-        cluster, session = self._cluster, self._session
-        if cluster is None or session is None:
+        cluster, live = self._cluster, self._exchange.live
+        if cluster is None or live is None:
             return frame
         with contextlib.suppress(StoreUnavailable):
-            if await cluster.still_owns(session):
+            if await cluster.still_owns(live.session):
                 return frame
         reason = "Another gateway has taken this session over; whether the call took effect is unknown"
         error = encode_error(encode(self._exchange.client_id), {"code": OUTCOME_UNKNOWN, "message": reason})
         return Frame(error, final=True, error_code=OUTCOME_UNKNOWN)
 
     async def record(self, frame: bytes) -> str | None:
-        live = self._exchange.live
+        live = self._live
         if self._events is None or live is None or live.ended:
             return None
         self._recorded = True
@@ -99,7 +98,7 @@ class CallReply:
             return None  # the client gets it all the same; only a replay would miss it
 
     async def done(self) -> None:
-        live = self._exchange.live
+        live = self._live
         if live is None:
             return
         live.busy -= 1
@@ -115,9 +114,9 @@ class CallReply:
     @property
     def _stream(self) -> str:
         exchange = self._exchange
-        assert exchange.live is not None
+        assert self._live is not None
         upstream = "" if exchange.conversation is None else exchange.conversation.name
-        return stream_of_call(exchange.live.session, exchange.number, upstream, exchange.client_id)
+        return stream_of_call(self._live.session, exchange.number, upstream, exchange.client_id)
 
 
 class StreamReply:

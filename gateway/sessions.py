@@ -4,7 +4,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Callable
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import msgspec
 
@@ -27,6 +27,7 @@ from session_store import (
     StoreUnavailable,
     TokenCodec,
 )
+from session_store.base import SetField
 from session_store.metadata import checked_metadata, merged_metadata
 from session_store.session import new_session_id
 from transports.base import Era, Request
@@ -83,7 +84,7 @@ class Sessions:
         self._clock = clock
         self._closed = closed
         self._cluster = cluster
-        self._replica = "" if cluster is None else cluster.replica
+        self.replica = "" if cluster is None else cluster.replica
         self._closing: set[asyncio.Task[None]] = set()
         self._unchecked: list[str] = []
 
@@ -116,7 +117,7 @@ class Sessions:
         if live is not None and not live.ended and live.recovered and self._cluster is not None:
             session = live.session
             here = (session.owner, session.epoch, session.version, session.principal)
-            if here == (self._replica, forwarded.epoch, forwarded.version, principal) and self._cluster.is_fresh:
+            if here == (self.replica, forwarded.epoch, forwarded.version, principal) and self._cluster.is_fresh:
                 return Resolved(live=live)
         return await self.resume_by_id(forwarded.session_id, principal, era)
 
@@ -138,18 +139,18 @@ class Sessions:
             reason = "somebody else's" if fate == "live" else fate
             self._audit.tell("refused", session_id=session_id, era=era, principal=str(principal), reason=reason)
             raise session_unknown()
-        if live is not None and not live.ended and live.recovered and session.owner == self._replica:
+        if live is not None and not live.ended and live.recovered and session.owner == self.replica:
             live.session = session
             return Resolved(live=live)
-        return Resolved(live=await self._take_up(session))
+        return Resolved(live=await self.take_up(session))
 
     def _goes_on(self, live: LiveSession, principal: Principal) -> bool:
         """Whether a session is served while the store is silent: ours for as long as the lease is good."""
         session = live.session
-        is_ours = self._cluster is not None and self._cluster.is_fresh and session.owner == self._replica
+        is_ours = self._cluster is not None and self._cluster.is_fresh and session.owner == self.replica
         return is_ours and not live.ended and session.principal == principal and not session.is_expired(self._clock())
 
-    async def _take_up(self, session: Session) -> LiveSession:
+    async def take_up(self, session: Session) -> LiveSession:
         """The live side of a session that a client came back to; worth telling when this replica had none.
 
         Raises:
@@ -205,7 +206,7 @@ class Sessions:
             if by_cookie is not None and _same_client(by_cookie.live.session, request, facts):
                 session = by_cookie.live.session
         if session is not None:
-            live = await self._take_up(session)
+            live = await self.take_up(session)
             self._audit.tell("resumed", session=session, reason="initialized again")
             return Resolved(live=live)
         alias = None
@@ -231,15 +232,15 @@ class Sessions:
             client=facts,
             context=context,
             metadata=self._metadata(request, principal, facts, context),
-            owner=self._replica,
-            epoch=1 if self._replica else 0,
+            owner=self.replica,
+            epoch=1 if self.replica else 0,
         )
         kept = await self._store.create(session, alias=alias)
         opened = kept.id == session.id
         if opened:
             self._audit.tell("created", session=session)
         if not opened:
-            return Resolved(live=await self._take_up(kept))
+            return Resolved(live=await self.take_up(kept))
         live = self._live.of(kept)
         live.recovered = True  # there is nothing to recover
         return Resolved(live=live, opened=True)
@@ -271,7 +272,7 @@ class Sessions:
             return Resolved(live=named[0])
         if found is None:
             return None
-        live = await self._take_up(found)
+        live = await self.take_up(found)
         live.alias = alias
         return Resolved(live=live)
 
@@ -288,7 +289,7 @@ class Sessions:
         for value in _cookies(request):
             session = await self._by_token(self._cookies, value, principal)
             if session is not None:
-                return Resolved(live=await self._take_up(session), cookie_held=True)
+                return Resolved(live=await self.take_up(session), cookie_held=True)
         return None
 
     def _default_alias(self, request: Request, principal: Principal) -> str | None:
@@ -345,16 +346,17 @@ class Sessions:
         """Remember what a later link can go on with, in place of what an earlier one could."""
         await self._change_set(live, "remote", add=new, remove=old)
 
-    async def _change_set(
-        self, live: LiveSession, field: Literal["links", "remote", "subscriptions"], **change: str
-    ) -> None:
+    async def _change_set(self, live: LiveSession, field: SetField, **change: str) -> None:
         session = await self._store.change_set(live.session.id, field, **change)
         if session is not None:
             live.session = session
 
     async def end(self, session_id: str, reason: str) -> bool:
         """End a session at once, with its processes. Idempotent; True for the caller who ended it."""
+        found = await self._store.peek(session_id)
         ended = await self._store.end(session_id)
+        for child in () if found is None else found.children:
+            await self.end(child, f"{reason}, and this session was within it")
         if ended:
             self._audit.tell("ended", session_id=session_id, reason=reason)
         closing = self._close_soon(session_id)

@@ -71,6 +71,8 @@ class UpstreamSettings(BaseModel):
     in_process: str = ""
     # One process for all sessions: only when the operator says that the server keeps sessions apart by itself.
     shared: bool = False
+    # Tools that open further sessions of this server, for a client that needs several at once.
+    handles: bool = False
     # Which variables tell a child about its session.
     context_env: dict[str, ContextField] = DEFAULT_CONTEXT_ENV  # type: ignore[assignment]  # literal strings
     # Idle children are kept by default: a restart loses what a server holds in memory.
@@ -104,6 +106,8 @@ class UpstreamSettings(BaseModel):
     def _one_kind(self) -> Self:
         if sum(map(bool, (self.command, self.in_process, self.url))) > 1:
             raise ValueError("give one of command, url and in_process, not several")
+        if self.handles and self.shared:
+            raise ValueError("handles are for servers with a process for each session, not for a shared one")
         if self.in_process and self.shared:
             raise ValueError("shared is for commands: an in_process server has one connection for each session")
         return self

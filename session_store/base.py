@@ -19,6 +19,7 @@ __all__ = [
     "Gone",
     "SessionGone",
     "SessionStore",
+    "SetField",
     "StateStore",
     "StoreError",
     "StoreFull",
@@ -80,6 +81,10 @@ class AuditEvent:
     correlation: str = ""
 
 
+SetField = Literal["children", "links", "remote", "subscriptions"]
+"""Fields of a record that are sets of names."""
+
+
 class SessionStore(Protocol):
     """Sessions by id, and by alias.
 
@@ -103,6 +108,10 @@ class SessionStore(Protocol):
         """
         ...
 
+    async def named(self, alias: str) -> Session | None:
+        """The live session that alias names, unchanged."""
+        ...
+
     async def resume_alias(self, alias: str) -> Session | None:
         """The live session that alias names, as `resume` returns it; it names the principal as well."""
         ...
@@ -120,7 +129,12 @@ class SessionStore(Protocol):
         ...
 
     async def change_set(
-        self, session_id: str, field: Literal["links", "remote", "subscriptions"], *, add: str = "", remove: str = ""
+        self,
+        session_id: str,
+        field: Literal["children", "links", "remote", "subscriptions"],
+        *,
+        add: str = "",
+        remove: str = "",
     ) -> Session | None:
         """Put one name into a field that is a set of names, or take one out, whatever others do to it meanwhile."""
         ...

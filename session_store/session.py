@@ -92,7 +92,8 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
     """The durable record of one client. All times are seconds since the epoch.
 
     `links` are the upstreams it has used, so that a later process knows what it cannot give back. `remote` are its
-    sessions at upstreams that keep such themselves, for a later process to go on with. `owner` and `epoch`
+    sessions at upstreams that keep such themselves, for a later process to go on with. A session that was opened within
+    another one names its `parent`, which has it among its `children`. `owner` and `epoch`
     are the directory's. `version` is the store's, to know whether a caller's copy of the record is current.
     """
 
@@ -113,6 +114,8 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
     subscriptions: tuple[str, ...] = ()
     links: tuple[str, ...] = ()
     remote: tuple[str, ...] = ()
+    parent: str = ""
+    children: tuple[str, ...] = ()
     metadata: Mapping[str, str] = msgspec.field(default_factory=dict)
     owner: str = ""
     epoch: int = 0

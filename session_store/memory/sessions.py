@@ -60,6 +60,9 @@ class MemorySessionStore:
         session = self._named(alias)
         return None if session is None else self._use(session)
 
+    async def named(self, alias: str) -> Session | None:
+        return self._named(alias)
+
     async def peek(self, session_id: str) -> Session | None:
         return self.live(session_id)
 
@@ -74,7 +77,12 @@ class MemorySessionStore:
         return await self.change(session_id, lambda session: replace(session, **fields))
 
     async def change_set(
-        self, session_id: str, field: Literal["links", "remote", "subscriptions"], *, add: str = "", remove: str = ""
+        self,
+        session_id: str,
+        field: Literal["children", "links", "remote", "subscriptions"],
+        *,
+        add: str = "",
+        remove: str = "",
     ) -> Session | None:
         return await self.change(session_id, lambda session: session.with_set(field, add=add, remove=remove))
 

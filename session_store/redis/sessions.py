@@ -121,6 +121,10 @@ class RedisSessionStore:
             self._named[alias] = session.id
         return session
 
+    async def named(self, alias: str) -> Session | None:
+        session_id = await self._alias(alias)
+        return None if session_id is None else await self.peek(session_id)
+
     async def _alias(self, alias: str) -> str | None:
         named = await self._commands.run("GET", keys.alias(alias))
         return None if named is None else named.decode()
@@ -136,7 +140,12 @@ class RedisSessionStore:
         return self._record(await self._commands.call(_UPDATE, keys.of_session(session_id)[:1], self.now(), *changes))
 
     async def change_set(
-        self, session_id: str, field: Literal["links", "remote", "subscriptions"], *, add: str = "", remove: str = ""
+        self,
+        session_id: str,
+        field: Literal["children", "links", "remote", "subscriptions"],
+        *,
+        add: str = "",
+        remove: str = "",
     ) -> Session | None:
         record = keys.of_session(session_id)[:1]
         return self._record(await self._commands.call(_CHANGE_SET, record, self.now(), field, add, remove))

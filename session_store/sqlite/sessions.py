@@ -56,6 +56,9 @@ class SqliteSessionStore:
 
         return await self._database.run(work)
 
+    async def named(self, alias: str) -> Session | None:
+        return await self._database.run(lambda db: self._named(db, alias))
+
     async def peek(self, session_id: str) -> Session | None:
         return await self._database.run(lambda db: self.live(db, session_id))
 
@@ -72,7 +75,12 @@ class SqliteSessionStore:
         return await self.change(session_id, lambda session: replace(session, **fields))
 
     async def change_set(
-        self, session_id: str, field: Literal["links", "remote", "subscriptions"], *, add: str = "", remove: str = ""
+        self,
+        session_id: str,
+        field: Literal["children", "links", "remote", "subscriptions"],
+        *,
+        add: str = "",
+        remove: str = "",
     ) -> Session | None:
         return await self.change(session_id, lambda session: session.with_set(field, add=add, remove=remove))
 
