@@ -51,6 +51,7 @@ from session_store.context import ToolSession, tool_session
 from session_store.sqlite import keys_beside
 from transports.base import Upstream
 from transports.inbound.http import Guard, Receive, Scope, Send
+from transports.inbound.http_sse import HttpSse
 from transports.inbound.streamable_http import StreamableHttp
 from transports.jsonrpc import Message
 from transports.upstream.process import Supervisor
@@ -112,7 +113,7 @@ class GatewayApp(Starlette):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             path = scope["path"].removeprefix(scope.get("root_path", ""))
-            endpoint = self._gateway.endpoints.get(path)
+            endpoint = self._gateway.endpoints.get(path) or self._gateway.fronts.get(path)
             if endpoint is not None:
                 if not self._gateway.is_running:
                     raise RuntimeError(
@@ -219,7 +220,19 @@ class Gateway:
             )
             for path in endpoints
         }
-        self.paths = (*endpoints, HEALTH, READY)
+        self.fronts: dict[str, HttpSse] = {}
+        if options.sse:
+            for path in endpoints:
+                front = HttpSse(
+                    self.endpoints[path],
+                    path,
+                    self._backend.bus,
+                    guard=guard,
+                    body_limit=options.limits.body_bytes,
+                )
+                old = path.removesuffix("/mcp") + "/sse"
+                self.fronts |= {old: front, f"{old}/messages": front}
+        self.paths = (*endpoints, *self.fronts, HEALTH, READY)
         self.state_api = state_api(self._asserted)
 
     def tool_session(self, session: Session) -> ToolSession:

@@ -1,4 +1,4 @@
-"""The command line: run, check, keygen, sessions (and demo-server, which `__main__` starts by itself)."""
+"""The command line: run, stdio, check, keygen, sessions (and demo-server, which `__main__` starts by itself)."""
 
 import os
 import sys
@@ -64,6 +64,26 @@ def run(
     except OSError as error:
         where = f"{settings.gateway.host}:{settings.gateway.port}"
         raise _fail(f"cannot listen on {where}: {error.strerror or error}") from None
+
+
+@app.command()
+def stdio(
+    command: Annotated[
+        list[str] | None, typer.Argument(metavar="[-- COMMAND ARG...]", help="A stdio server to serve, without a file.")
+    ] = None,
+    config: ConfigOption = None,
+    store: Annotated[str | None, typer.Option(help="Where sessions are kept, as a URL.")] = None,
+) -> None:
+    """Serve MCP on stdin and stdout, for one client on this machine."""
+    from gateway.observe import configure_logging
+    from gateway.stdio_front import serve_stdio
+
+    try:
+        settings = _with_command(load_settings(config, {} if store is None else {"store": store}), command)
+        configure_logging(settings.gateway.log_level)
+        serve_stdio(settings)
+    except ConfigurationError as error:
+        raise _fail(str(error)) from None
 
 
 def _with_command(settings: Settings, command: list[str] | None) -> Settings:

@@ -188,6 +188,8 @@ class GatewaySettings(_Frozen):
     allowed_origins: tuple[str, ...] = ()
     # Who signs what HTTP servers are told of sessions (`iss`): the URL at which they find the keys, if they look.
     issuer: str = ISSUER
+    # HTTP+SSE at /sse as well, for clients that know nothing newer (MCP 2024-11-05).
+    sse: bool = False
     # Session id (cut) and correlation id in the `_meta` of results.
     result_meta: bool = False
     log_level: Literal["debug", "info", "warning", "error"] = "info"
@@ -262,6 +264,7 @@ class _Environment(BaseSettings):
     allowed_hosts: Any = None
     allowed_origins: Any = None
     issuer: Any = None
+    sse: Any = None
     result_meta: Any = None
     log_level: Any = None
     session: dict[str, Any] | None = None

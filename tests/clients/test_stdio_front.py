@@ -1,0 +1,146 @@
+"""The gateway on stdin and stdout: SDK clients of both eras, and every line that goes out is protocol."""
+
+import json
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+from mcp.client import Client
+from mcp.client.stdio import StdioServerParameters, stdio_client
+
+from tests.matrix.run import Heard, text
+from tests.requirements import requirement
+from tests.support.procs import eventually
+from tests.support.raw import Legacy, tool_text
+from tests.support.redis_server import RunningRedis
+from tests.support.running import DEMO, PROBE, ROOT, running_gateway, server
+
+pytestmark = pytest.mark.anyio
+KEYS = {"MCP_GATEWAY_KEYS": "k" * 40}
+
+
+def command(*more: str, child: Any = DEMO) -> list[str]:
+    return [sys.executable, "-m", "gateway", "stdio", *more, "--", *child]
+
+
+@pytest.mark.parametrize("era", ["legacy", "2026-07-28", "auto"])
+@requirement("ctx.stdio-front", "spec.legacy", "spec.modern")
+async def test_sdk_clients_use_it_as_any_server(era: Any) -> None:
+    warnings.simplefilter("ignore")
+    heard = Heard()
+    program, *arguments = command()
+    parameters = StdioServerParameters(command=program, args=arguments, cwd=str(ROOT))
+    steps: list[float] = []
+
+    async def note(progress: float, total: float | None, message: str | None) -> None:
+        steps.append(progress)
+
+    callbacks: dict[str, Any] = {"elicitation_callback": heard.elicit}
+    with anyio.fail_after(30):
+        async with Client(stdio_client(parameters), mode=era, **callbacks) as client:
+            assert {"count", "ask"} <= {tool.name for tool in (await client.list_tools()).tools}
+            assert [text(await client.call_tool("count", {})) for _ in range(3)] == ["1", "2", "3"]
+            assert text(await client.call_tool("ask", {})) == "Hello, Ada!"
+            arguments_of = {"steps": 3, "interval_s": 0.01}
+            assert text(await client.call_tool("slow", arguments_of, progress_callback=note)) == "done"
+            assert steps == [1, 2, 3]
+            assert (await client.read_resource("demo://session")).contents
+
+
+class Typed:
+    """A client that writes its lines itself."""
+
+    def __init__(self, *more: str, env: Any = None, child: Any = PROBE) -> None:
+        self.process = subprocess.Popen(
+            command(*more, child=child),
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**os.environ, **(env or {})},
+        )
+        self._id = 0
+
+    def write(self, data: bytes) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(data + b"\n")
+        self.process.stdin.flush()
+
+    def read(self) -> Any:
+        assert self.process.stdout is not None
+        return json.loads(self.process.stdout.readline())
+
+    def ask(self, method: str, params: Any = None) -> Any:
+        self._id += 1
+        self.write(json.dumps({"jsonrpc": "2.0", "id": self._id, "method": method, "params": params or {}}).encode())
+        while (answer := self.read()).get("id") != self._id:
+            pass
+        return answer
+
+    def tool(self, name: str, arguments: Any = None) -> str:
+        answer = self.ask("tools/call", {"name": name, "arguments": arguments or {}})
+        return str(answer["result"]["content"][0]["text"])
+
+    def initialize(self) -> Any:
+        info = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}
+        answer = self.ask("initialize", info)
+        self.write(b'{"jsonrpc":"2.0","method":"notifications/initialized"}')
+        return answer
+
+    def end(self) -> int:
+        """Close stdin; the exit code."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        code = self.process.wait(20)
+        for pipe in (self.process.stdout, self.process.stderr):
+            assert pipe is not None
+            pipe.close()
+        return code
+
+
+@requirement("ctx.stdio-front", "proc.noise", "proc.gone")
+def test_nothing_but_protocol_comes_out_and_nothing_is_left() -> None:
+    client = Typed()
+    client.write(b"this is no JSON")
+    assert client.read()["error"]["code"] == -32700
+    client.write(b"[]")
+    assert client.read()["error"]["code"] == -32600
+    assert client.initialize()["result"]["serverInfo"]["name"] == "probe"
+    assert client.tool("noise", {"stderr": 100_000}) == "still here"
+    pid = int(client.tool("pid"))
+    assert client.ask("nonsense/method")
+    assert client.end() == 0
+    assert eventually(lambda: not Path(f"/proc/{pid}").exists())
+
+
+@requirement("ctx.stdio-front", "ctx.isolated")
+def test_each_initialize_is_a_new_session_and_none_is_needed() -> None:
+    client = Typed()
+    client.tool("state", {"a": "1"})  # a client that begins with a call
+    first = client.tool("pid")
+    client.initialize()
+    second = client.tool("pid")
+    assert first != second and client.tool("state") == "{}"
+    client.initialize()
+    assert client.tool("pid") not in (first, second)
+    assert client.end() == 0
+
+
+@requirement("ctx.stdio-front", "id.reattach")
+def test_a_session_that_is_named_is_gone_on_with(redis_server: RunningRedis, http: httpx.Client) -> None:
+    options = {"store": redis_server.url}
+    with running_gateway({"main": server(PROBE)}, options=options, env=KEYS, must_stop=False) as gateway:
+        web = Legacy(gateway.url, http).open(meta={"orbit": {"workspace": "w-1"}})
+        pid = tool_text(web.tool("pid"))
+        client = Typed("--store", redis_server.url, env={**KEYS, "MCP_SESSION_TOKEN": web.session})
+        client.initialize()
+        assert client.tool("pid") == pid, "its process is at the other gateway"
+        assert json.loads(client.tool("env", {"prefix": "MCP_SESSION_W"})) == {"MCP_SESSION_WORKSPACE": "w-1"}
+        assert client.end() == 0
+        assert tool_text(web.tool("pid")) == pid, "and it goes on"

@@ -1,0 +1,196 @@
+"""Wires on which a client is connected and stays so: one session for each connection, messages in, messages out.
+
+Our own stdin and stdout (MCP 2025-11-25 and 2026-07-28, Transports §stdio), and an event stream of 2024-11-05.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+import msgspec
+
+from transports.inbound.inside import Inside, Reply
+from transports.jsonrpc import (
+    INTERNAL_ERROR,
+    PARSE_ERROR,
+    InvalidMessage,
+    Message,
+    encode,
+    encode_error,
+    encode_request,
+    parse,
+    splice,
+)
+
+__all__ = ["Connected"]
+
+logger = logging.getLogger(__name__)
+
+_MODERN: Final = "io.modelcontextprotocol/protocolVersion"
+_NAMED: Final = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}
+_LATEST: Final = "2025-11-25"
+
+
+class Connected:
+    """`write` gives the client one message; `token` names the session to go on with; `headers` go with all requests."""
+
+    def __init__(
+        self,
+        inside: Inside,
+        write: Callable[[bytes], Awaitable[None]],
+        *,
+        token: str = "",
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        self._inside = inside
+        self._write = write
+        self._headers = headers or {}
+        self._token = token
+        self._session = ""
+        self._is_named = bool(token)
+        self._version = _LATEST
+        self._calls: dict[object, tuple[Reply, asyncio.Task[None]]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._stream: Reply | None = None
+        self._opening = asyncio.Lock()
+        self._told: asyncio.Task[None] | None = None
+
+    async def heard(self, line: bytes, headers: dict[str, str] | None = None) -> None:
+        """A message of the client's, and the headers that came with it, if any."""
+        if not line.strip():
+            return
+        if headers is not None:
+            self._headers = headers
+        try:
+            message = parse(line)
+            params = message.params_object()
+            meta = msgspec.json.decode(params["_meta"]) if "_meta" in params else {}
+        except InvalidMessage as error:
+            await self._write(encode_error(b"null", {"code": error.code, "message": str(error)}))
+            return
+        except msgspec.MsgspecError as error:
+            await self._write(encode_error(b"null", {"code": PARSE_ERROR, "message": str(error)}))
+            return
+        if isinstance(meta, dict) and _MODERN in meta:
+            self._modern(message, line, meta, params)
+        else:
+            await self._legacy(message, line)
+
+    # -- the modern era
+
+    def _modern(self, message: Message, line: bytes, meta: dict[str, Any], params: Any) -> None:
+        method = str(message.method)
+        headers = {**self._headers, "mcp-protocol-version": str(meta[_MODERN]), "mcp-method": method}
+        if self._token:
+            headers["mcp-gateway-session"] = self._token
+        if method in _NAMED and _NAMED[method] in params:
+            headers["mcp-name"] = str(msgspec.json.decode(params[_NAMED[method]]))
+        if message.is_request:
+            self._call(message, self._inside.ask("POST", headers, line))
+
+    # -- the handshake era
+
+    async def _legacy(self, message: Message, line: bytes) -> None:
+        if message.method == "initialize":
+            await self._initialize(message, line)
+            return
+        if message.method == "notifications/cancelled" and self._cancel_modern(message):
+            return
+        if not self._session:
+            async with self._opening:
+                if not self._session:
+                    await self._open()
+        headers = {**self._headers, "mcp-session-id": self._session, "mcp-protocol-version": self._version}
+        if message.is_request:
+            if self._told is not None:
+                await self._told
+            self._call(message, self._inside.ask("POST", headers, line))
+            return
+        before, reply = self._told, self._inside.ask("POST", headers, line)
+        self._told = self._background(self._tell(reply, before))
+        if message.method == "notifications/initialized":
+            await self._told
+            self._stream = self._inside.ask("GET", headers)
+            self._background(self._pass_on(self._stream))
+
+    def _cancel_modern(self, message: Message) -> bool:
+        """A modern call is given up by leaving it; a notification does that here."""
+        call = self._calls.get(msgspec.json.decode(message.params_object().get("requestId", b"null")))
+        if call is None or self._session:
+            return False
+        self._background(call[0].leave())
+        return True
+
+    async def _initialize(self, message: Message, line: bytes) -> None:
+        """A new session, or the one that was named."""
+        headers = dict(self._headers)
+        if self._token:
+            headers["mcp-session-id"], self._token = self._token, ""
+        if self._stream is not None:
+            await self._stream.leave()
+        reply = self._inside.ask("POST", headers, line)
+        async for frame in reply.frames():
+            self._session = reply.headers.get("mcp-session-id", "")
+            answer = parse(frame)
+            if isinstance(answer.result, msgspec.Raw):
+                self._version = str(msgspec.json.decode(answer.result).get("protocolVersion", _LATEST))
+            await self._write(splice(frame))
+
+    async def _open(self) -> None:
+        """For a client that begins with something else."""
+        info = {"name": "stdio", "version": "0"}
+        params = encode({"protocolVersion": _LATEST, "capabilities": {}, "clientInfo": info})
+        headers = {**self._headers, **({"mcp-session-id": self._token} if self._token else {})}
+        reply = self._inside.ask("POST", headers, encode_request(0, "initialize", params))
+        async for _ in reply.frames():
+            self._session = reply.headers.get("mcp-session-id", "")
+
+    # -- answers
+
+    def _call(self, message: Message, reply: Reply) -> None:
+        task = self._background(self._answer(message, reply))
+        self._calls[message.id] = (reply, task)
+        task.add_done_callback(lambda _: self._calls.pop(message.id, None))
+
+    async def _answer(self, message: Message, reply: Reply) -> None:
+        answered = False
+        async for frame in reply.frames():
+            answered = answered or parse(frame).is_response
+            await self._write(splice(frame))
+        self._token = reply.headers.get("mcp-gateway-session", self._token)
+        if not answered and reply.status not in (0, 200):
+            reason = f"The gateway answered {reply.status}."
+            await self._write(encode_error(encode(message.id), {"code": INTERNAL_ERROR, "message": reason}))
+
+    async def _pass_on(self, reply: Reply) -> None:
+        async for frame in reply.frames():
+            await self._write(splice(frame))
+
+    async def _tell(self, reply: Reply, before: "asyncio.Task[None] | None") -> None:
+        if before is not None:
+            await before
+        async for _ in reply.frames():
+            logger.warning("a message of the client's was refused: %d", reply.status)
+
+    def _background(self, work: Any) -> asyncio.Task[None]:
+        task: asyncio.Task[None] = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def close(self, *, answering: bool = True) -> None:
+        """The client says no more: answer what is still being answered, if it hears that, and end the session."""
+        calls = [task for _, task in self._calls.values()]
+        if calls and answering:
+            await asyncio.wait(calls, timeout=5.0)
+        if self._stream is not None:
+            await self._stream.leave()
+        if self._session and not self._is_named:  # the one that was named goes on without us
+            headers = {**self._headers, "mcp-session-id": self._session, "mcp-protocol-version": self._version}
+            await self._inside.ask("DELETE", headers).begun()
+        for reply, _ in list(self._calls.values()):
+            await reply.leave()
+        for task in tuple(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)

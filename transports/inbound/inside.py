@@ -1,0 +1,108 @@
+"""Requests to an ASGI app of ours from within: for fronts that speak another wire and reach the same endpoint by it."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, Final
+
+from transports.sse import EventDecoder
+
+__all__ = ["Inside", "Reply"]
+
+_ACCEPT: Final = "application/json, text/event-stream"
+_MAX_EVENT_BYTES: Final = 1 << 30
+
+
+class Reply:
+    """What the endpoint answers: its status and headers, then frames as they come."""
+
+    def __init__(self) -> None:
+        self.status = 0
+        self.headers: dict[str, str] = {}
+        self._begun = asyncio.Event()
+        self._parts: asyncio.Queue[bytes | None] = asyncio.Queue(maxsize=64)
+        self._left = asyncio.Event()
+        self._work: asyncio.Task[None] | None = None
+
+    def start(self, work: asyncio.Task[None]) -> None:
+        """`work` is the app's call."""
+        self._work = work
+        work.add_done_callback(lambda _: self._ended())
+
+    def _ended(self) -> None:
+        self._begun.set()
+        if self._parts.full():
+            self._parts.get_nowait()  # whoever does not read by now will not
+        self._parts.put_nowait(None)
+
+    async def send(self, event: Any) -> None:
+        """What the app sends."""
+        if event["type"] == "http.response.start":
+            self.status = event["status"]
+            self.headers = {name.decode(): value.decode("latin-1") for name, value in event["headers"]}
+            self._begun.set()
+        elif event.get("body"):
+            await self._parts.put(event["body"])
+
+    async def begun(self) -> None:
+        """Until status and headers are there."""
+        await self._begun.wait()
+
+    async def frames(self) -> AsyncIterator[bytes]:
+        """The messages of the answer."""
+        await self.begun()
+        if self.headers.get("content-type", "").startswith("text/event-stream"):
+            decoder = EventDecoder(_MAX_EVENT_BYTES)
+            while (part := await self._parts.get()) is not None:
+                for event in decoder.feed(part):
+                    if event.data:
+                        yield event.data
+            return
+        body = b""
+        while (part := await self._parts.get()) is not None:
+            body += part
+        if body:
+            yield body
+
+    async def leave(self) -> None:
+        """As a client that closes its connection."""
+        self._left.set()
+        if self._work is not None:
+            self._work.cancel()
+            await asyncio.gather(self._work, return_exceptions=True)
+
+    async def disconnected(self) -> None:
+        await self._left.wait()
+
+
+class Inside:
+    """A client of one endpoint."""
+
+    def __init__(self, app: Any, path: str) -> None:
+        self._app = app
+        self._path = path
+
+    def ask(self, method: str, headers: Mapping[str, str], body: bytes = b"") -> Reply:
+        """Begin a request."""
+        accept = "text/event-stream" if method == "GET" else _ACCEPT
+        full = {"host": "localhost", "accept": accept, "content-type": "application/json", **headers}
+        scope = {
+            "type": "http",
+            "method": method,
+            "path": self._path,
+            "root_path": "",
+            "scheme": "http",
+            "client": None,
+            "headers": [(name.encode(), value.encode("latin-1")) for name, value in full.items()],
+        }
+        reply, given = Reply(), False
+
+        async def receive() -> Any:
+            nonlocal given
+            if not given:
+                given = True
+                return {"type": "http.request", "body": body, "more_body": False}
+            await reply.disconnected()
+            return {"type": "http.disconnect"}
+
+        reply.start(asyncio.ensure_future(self._app(scope, receive, reply.send)))
+        return reply
