@@ -222,6 +222,10 @@ class EventLog(Protocol):
         """
         ...
 
+    async def kept(self, session_id: str, stream: str, after: str) -> list[Event]:
+        """The events of a stream after that one, as far as there are any yet. Raises `UnknownEvent`."""
+        ...
+
     async def stream_of(self, session_id: str, event_id: str) -> str:
         """The stream that event belongs to. Raises `UnknownEvent`."""
         ...

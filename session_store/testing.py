@@ -419,6 +419,7 @@ class EventLogContract:
         await log.finish("s", "one")
         assert await log.unfinished("s") == ["two"] and await log.unfinished("other") == []
         assert await log.stream_of("s", ids[0]) == "one"
+        assert [event.frame for event in await log.kept("s", "one", ids[0])] == [b"b", b"c"]
         assert await self._read(log, "s", "one", ids[0]) == [b"b", b"c"]
 
     async def test_a_follower_hears_what_comes_later(self, log: EventLog) -> None:

@@ -84,6 +84,15 @@ class MemoryEventLog:
                 return
             await news.wait()
 
+    async def kept(self, session_id: str, stream: str, after: str) -> list[Event]:
+        log = self._log(session_id)
+        position = sequence_of(log.nonce, after)
+        return [
+            Event(id=f"{log.nonce}-{number}", frame=frame)
+            for number, name, frame in log.events
+            if number > position and name == stream
+        ]
+
     async def stream_of(self, session_id: str, event_id: str) -> str:
         log = self._logs.get(session_id)
         if log is not None:

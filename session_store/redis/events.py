@@ -87,6 +87,11 @@ class RedisEventLog:
         nonce, given = await self._commands.call(_LOG, [session, log], _nonce(), _ALONE_MS, stream)
         return nonce.decode(), int(given or 0)
 
+    async def kept(self, session_id: str, stream: str, after: str) -> list[Event]:
+        nonce, _ = await self._log(session_id, stream)
+        entries = self._entries(session_id, stream, sequence_of(nonce, after))
+        return [Event(id=f"{nonce}-{number}", frame=frame) async for number, frame, ends in entries if not ends]
+
     async def stream_of(self, session_id: str, event_id: str) -> str:
         _, _, events, log = keys.of_session(session_id)
         nonce = await self._commands.run("HGET", log, "nonce")

@@ -113,6 +113,17 @@ class SqliteEventLog:
                     return
                 await news.wait()
 
+    async def kept(self, session_id: str, stream: str, after: str) -> list[Event]:
+        def work(db: sqlite3.Connection) -> list[Event]:
+            nonce = self._nonce(db, session_id)
+            rows = db.execute(
+                "SELECT number, frame FROM events WHERE session = ? AND stream = ? AND number > ? ORDER BY number",
+                (session_id, stream, sequence_of(nonce, after)),
+            )
+            return [Event(id=f"{nonce}-{number}", frame=frame) for number, frame in rows]
+
+        return await self._database.run(work)
+
     async def stream_of(self, session_id: str, event_id: str) -> str:
         def work(db: sqlite3.Connection) -> str:
             row = db.execute("SELECT nonce FROM logs WHERE session = ?", (session_id,)).fetchone()

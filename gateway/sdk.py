@@ -1,0 +1,141 @@
+"""For servers of the official SDK that stay on its own transport: its events and its subscriptions in our stores.
+
+The SDK's event store is asked for streams by request id alone, which many clients have in common; `SdkEventStore` keeps
+each session's apart, so that nobody resumes into somebody else's answer.
+"""
+
+import asyncio
+import contextlib
+import logging
+import secrets
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from contextvars import ContextVar
+from typing import Any, Final
+
+import msgspec
+from mcp.server.streamable_http import EventCallback, EventMessage, EventStore
+from mcp.shared import subscriptions
+from mcp_types.jsonrpc import JSONRPCMessage, jsonrpc_message_adapter
+
+from session_store import Bus, EventLog, UnknownEvent
+
+__all__ = ["SdkEventStore", "SdkSubscriptionBus"]
+
+logger = logging.getLogger(__name__)
+
+SESSIONS_HELD: Final = 10_000
+_HEADER: Final = b"mcp-session-id"
+_TOPIC: Final = "mcp:sdk:changes"
+_log: ContextVar[str] = ContextVar("mcp_sdk_event_log")
+
+App = Callable[[Any, Any, Any], Awaitable[None]]
+
+
+class SdkEventStore(EventStore):
+    """Give it to `streamable_http_app(event_store=…)`, and put the app into `around`: that is how it learns whose
+    events it is given."""
+
+    def __init__(self, events: EventLog) -> None:
+        self._events = events
+        self._logs: OrderedDict[bytes, str] = OrderedDict()
+
+    def around(self, app: App) -> App:
+        """The app, with the session of each request known to the store."""
+
+        async def wrapped(scope: Any, receive: Any, send: Any) -> None:
+            if scope["type"] != "http":
+                await app(scope, receive, send)
+                return
+            session = dict(scope["headers"]).get(_HEADER, b"")
+            log = self._logs.get(session) or secrets.token_urlsafe(18)
+            _log.set(log)
+
+            async def sending(event: MutableMapping[str, Any]) -> None:
+                if event["type"] == "http.response.start":
+                    named = dict(event["headers"]).get(_HEADER)
+                    if named is not None:
+                        self._remember(named, log)
+                await send(event)
+
+            await app(scope, receive, sending)
+
+        return wrapped
+
+    def _remember(self, session: bytes, log: str) -> None:
+        # A session keeps the log it began with: its own tasks go on writing there.
+        self._logs.setdefault(session, log)
+        self._logs.move_to_end(session)
+        while len(self._logs) > SESSIONS_HELD:
+            self._logs.popitem(last=False)
+
+    @staticmethod
+    def _current() -> str:
+        log = _log.get("")
+        if not log:
+            raise RuntimeError("put the app into SdkEventStore.around, or the store cannot tell sessions apart")
+        return log
+
+    async def store_event(self, stream_id: str, message: JSONRPCMessage | None) -> str:
+        frame = b"" if message is None else message.model_dump_json(by_alias=True, exclude_unset=True).encode()
+        return await self._events.append(self._current(), stream_id, frame)
+
+    async def replay_events_after(self, last_event_id: str, send_callback: EventCallback) -> str | None:
+        log = self._current()
+        try:
+            stream = await self._events.stream_of(log, last_event_id)
+            kept = await self._events.kept(log, stream, last_event_id)
+        except UnknownEvent:
+            return None
+        for event in kept:
+            if event.frame:
+                message = jsonrpc_message_adapter.validate_json(event.frame)
+                await send_callback(EventMessage(message, event.id))
+        return stream
+
+
+class _Change(msgspec.Struct, frozen=True):
+    name: str
+    uri: str = ""
+
+
+class SdkSubscriptionBus:
+    """The SDK's `SubscriptionBus` over ours: changes reach `subscriptions/listen` streams on every replica.
+
+    Use it inside `async with bus.running()`.
+    """
+
+    def __init__(self, bus: Bus, topic: str = _TOPIC) -> None:
+        self._bus = bus
+        self._topic = topic
+        self._listeners: dict[object, Callable[[subscriptions.ServerEvent], None]] = {}
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator["SdkSubscriptionBus"]:
+        """Hear what others publish, inside the block."""
+        async with self._bus.listening(self._topic, self._hear):
+            yield self
+
+    async def publish(self, event: subscriptions.ServerEvent) -> None:
+        change = _Change(name=type(event).__name__, uri=str(getattr(event, "uri", "")))
+        await self._bus.publish(self._topic, msgspec.json.encode(change))
+        await asyncio.sleep(0)  # a burst of changes must not overflow the streams that hear of them
+
+    def subscribe(self, listener: Callable[[subscriptions.ServerEvent], None]) -> Callable[[], None]:
+        key = object()
+        self._listeners[key] = listener
+        return lambda: self._listeners.pop(key, None) and None
+
+    def _hear(self, data: bytes | None) -> None:
+        if data is None:
+            return  # some may have been missed; clients read anew what they depend on when a stream breaks
+        change = msgspec.json.decode(data, type=_Change)
+        kind: Any = getattr(subscriptions, change.name, None)
+        if kind is None:
+            return
+        event = kind(uri=change.uri) if change.uri else kind()
+        for listener in tuple(self._listeners.values()):
+            try:
+                listener(event)
+            except Exception:
+                logger.exception("a listener failed")
