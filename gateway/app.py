@@ -2,10 +2,8 @@
 
 import asyncio
 import contextlib
-import importlib
 import logging
 import os
-import sys
 from collections.abc import AsyncIterator, Callable, Mapping, MutableMapping
 from time import time
 from typing import Any
@@ -28,13 +26,19 @@ from gateway.endpoint import Endpoint
 from gateway.envelope import Envelopes
 from gateway.forwarding import Forwarding
 from gateway.handles import Handles
-from gateway.identity import Identity
+from gateway.identity import Identity, TrustedProxies
+from gateway.jwt_tokens import JwtTokens
 from gateway.live import LiveSession, LiveSessions
 from gateway.pipeline import Pipeline
+from gateway.policy import Policy, server_policy
+from gateway.protected_resource import ProtectedResource
 from gateway.relay import Relay
+from gateway.rules import Rules
+from gateway.servers import in_process, upstream_of
 from gateway.sessions import ENDED, Sessions
-from gateway.settings import ConfigurationError, GatewaySettings, Settings, UpstreamSettings
+from gateway.settings import ConfigurationError, GatewaySettings, Settings, UpstreamSettings, is_loopback
 from gateway.state_api import StateAccess, state_api
+from gateway.tool_calls import ToolCalls
 from gateway.upstreams import ConfiguredUpstream
 from session_store import (
     Backend,
@@ -55,7 +59,6 @@ from transports.inbound.http_sse import HttpSse
 from transports.inbound.streamable_http import StreamableHttp
 from transports.jsonrpc import Message
 from transports.upstream.process import Supervisor
-from transports.upstream.stdio import StdioUpstream
 from transports.upstream.streamable_http import HttpUpstream
 
 __all__ = ["Gateway", "create_app", "key_ring"]
@@ -157,6 +160,15 @@ class Gateway:
         self.is_running = False
         lives = options.session
         self._sweep_every_s = min(SWEEP_EVERY_S, lives.unconfirmed_ttl_s / 3, lives.idle_ttl_s / 3)
+        self.metadata = ProtectedResource(options.auth)
+        self.identity = Identity(
+            api_keys=options.api_keys,
+            allow_anonymous=options.allows_anonymous,
+            auth=options.auth,
+            tokens=JwtTokens(options.auth.jwt, clock),
+            metadata_url=self.metadata.url,
+        )
+        self.guard = _guard(options, self.identity.proxies)
         self._backend = backend_for(options.store, max_sessions=lives.max_sessions) if store is None else store
         self._events = self._backend.events
         self._live = LiveSessions(self._events)
@@ -175,18 +187,28 @@ class Gateway:
             settings=options.session,
             clock=clock,
             closed=self._forget,
+            rules=Rules(options.policy.rules, lives.trust),
             cluster=self._cluster,
         )
         self._supervisor = Supervisor()
         self._grants = Grants(self._backend.sessions, self._backend.state)
         self.assertions = Assertions(ring, issuer=options.issuer, clock=clock)
-        self._upstreams = [self._upstream(name, entry, options) for name, entry in settings.mcpServers.items()]
+        self._upstreams = [
+            self._configured(name, entry, upstream_of(name, entry, options.limits, self._supervisor), options)
+            for name, entry in settings.mcpServers.items()
+        ]
         self._upstreams += [self._object(name, server, options) for name, server in (servers or {}).items()]
         timeout = options.limits.call_timeout_s
         handles = Handles(self.sessions, self._backend.sessions, self._audit, clock)
-        endpoints = {ALL: Endpoint(self._upstreams, call_timeout_s=timeout, handles=handles)}
+        policy = Policy(options.policy, {u.name: server_policy(u.settings) for u in self._upstreams})
+        calls = ToolCalls(policy, check_arguments=options.policy.check_arguments)
+        endpoints = {
+            ALL: Endpoint(self._upstreams, call_timeout_s=timeout, handles=handles, policy=policy, calls=calls)
+        }
         for u in self._upstreams:
-            endpoints[f"/servers/{u.name}/mcp"] = Endpoint([u], call_timeout_s=timeout, handles=handles)
+            endpoints[f"/servers/{u.name}/mcp"] = Endpoint(
+                [u], call_timeout_s=timeout, handles=handles, policy=policy, calls=calls
+            )
         relay = Relay(
             events=self._events,
             result_meta=options.result_meta,
@@ -194,21 +216,26 @@ class Gateway:
             cluster=self._cluster,
         )
         sessions, events = self.sessions, self._events
-        self.identity = Identity(api_keys=options.api_keys, allow_anonymous=options.allows_anonymous)
         pipeline = Pipeline(
             identity=self.identity,
             legacy=LegacyClients(relay=relay, sessions=sessions, endpoints=endpoints, events=events),
             modern=ModernClients(relay=relay, sessions=sessions, endpoints=endpoints, seal=StateSeal(ring, clock)),
             endpoints=endpoints,
         )
-        guard = _guard(options)
+        guard = self.guard
         self._advertised = options.advertise
         self._address = options.internal or options.advertise or f"{options.host}:0"
         self.endpoints: dict[str, StreamableHttp] = {}
         self._forwarding: Forwarding | None = None
         if self._cluster is not None:
             envelopes = Envelopes(ring, clock)
-            self._forwarding = Forwarding(self._cluster, envelopes, self.endpoints, took_over=self.sessions.took_over)
+            self._forwarding = Forwarding(
+                self._cluster,
+                envelopes,
+                self.endpoints,
+                took_over=self.sessions.took_over,
+                is_secure=self.guard.is_secure,
+            )
         self.endpoints |= {
             path: StreamableHttp(
                 pipeline,
@@ -249,29 +276,9 @@ class Gateway:
             raise HTTPException(410, "the session has ended")
         return self._grants.state_of(session)
 
-    def _upstream(self, name: str, entry: UpstreamSettings, options: GatewaySettings) -> ConfiguredUpstream:
-        upstream: Upstream
-        if entry.in_process:
-            upstream = _in_process(f"mcpServers.{name}.in_process", name, load_object(name, entry.in_process))
-        elif entry.url:
-            upstream = HttpUpstream(
-                name=name, url=entry.url, headers=entry.headers, max_event_bytes=options.limits.line_bytes
-            )
-        else:
-            upstream = StdioUpstream(
-                name=name,
-                argv=entry.argv,
-                env=entry.env,
-                cwd=entry.cwd,
-                supervisor=self._supervisor,
-                max_line_bytes=options.limits.line_bytes,
-                grace_s=options.limits.shutdown_grace_s,
-            )
-        return self._configured(name, entry, upstream, options)
-
     def _object(self, name: str, server: Any, options: GatewaySettings) -> ConfiguredUpstream:
         entry = UpstreamSettings(in_process="given:object")
-        return self._configured(name, entry, _in_process(f"servers[{name!r}]", name, server), options)
+        return self._configured(name, entry, in_process(f"servers[{name!r}]", name, server), options)
 
     def _configured(
         self, name: str, entry: UpstreamSettings, upstream: Upstream, options: GatewaySettings
@@ -455,39 +462,18 @@ def create_app(
     async def jwks(_: Request) -> Response:
         return JSONResponse(gateway.assertions.jwks(), headers={"Cache-Control": "public, max-age=300"})
 
-    return GatewayApp(gateway, [Route(HEALTH, healthz), Route(READY, readyz), Route(JWKS, jwks)])
+    async def metadata(_: Request) -> Response:
+        return JSONResponse(gateway.metadata.document(), headers={"Access-Control-Allow-Origin": "*"})
+
+    routes = [Route(HEALTH, healthz), Route(READY, readyz), Route(JWKS, jwks)]
+    routes += [Route(path, metadata) for path in gateway.metadata.paths]
+    return GatewayApp(gateway, routes)
 
 
-def _guard(options: GatewaySettings) -> Guard:
+def _guard(options: GatewaySettings, proxies: TrustedProxies) -> Guard:
     return Guard(
+        proxies=proxies,
         hosts=frozenset(options.allowed_hosts),
         origins=frozenset(options.allowed_origins),
-        loopback=options.host in ("127.0.0.1", "::1", "localhost"),
+        loopback=is_loopback(options.host),
     )
-
-
-def _in_process(where: str, name: str, server: Any) -> Upstream:
-    from transports.upstream.in_process import InProcessUpstream  # loads the SDK: 0.6 s that others need not wait for
-
-    try:
-        return InProcessUpstream(name, server)
-    except TypeError as error:
-        raise ConfigurationError(f"{where}: {error}") from None
-
-
-def load_object(name: str, path: str) -> Any:
-    """The object that `module:attribute` names; modules of the working directory are found too.
-
-    Raises:
-        ConfigurationError: it cannot be imported.
-    """
-    module, _, attribute = path.partition(":")
-    if "" not in sys.path:
-        sys.path.insert(0, "")
-    try:
-        found: Any = importlib.import_module(module)
-        for part in attribute.split("."):
-            found = getattr(found, part)
-    except Exception as error:
-        raise ConfigurationError(f"mcpServers.{name}.in_process: {path}: {type(error).__name__}: {error}") from error
-    return found

@@ -13,6 +13,7 @@ from typing import Final
 
 import msgspec
 
+from gateway.rules import Granted
 from session_store import Directory, Principal, Session, SessionStore, StoreUnavailable
 from transports.base import Elsewhere
 
@@ -42,6 +43,7 @@ class Forwarded(msgspec.Struct, frozen=True, kw_only=True):
     principal: Principal
     epoch: int
     version: int
+    granted: Granted | None
     started: Callable[[], Awaitable[None]]
 
 

@@ -10,7 +10,7 @@ import msgspec
 
 from gateway.errors import bad_context
 from gateway.params import meta_of
-from session_store import Context, InvalidContext, Principal, Session
+from session_store import Context, Principal, Session
 from transports.jsonrpc import Object, encode
 
 __all__ = [
@@ -18,7 +18,7 @@ __all__ = [
     "RESTARTED_KEY",
     "SESSION_KEY",
     "TRACE_KEY",
-    "announced_context",
+    "announced_workspace",
     "child_environment",
     "context_meta",
     "correlation_id",
@@ -48,11 +48,11 @@ def correlation_id(headers: Mapping[str, str], meta: Mapping[str, Any]) -> str:
     return f"{_random():032x}"
 
 
-def announced_context(meta: Mapping[str, Any], path: str, trust: str) -> Context:
-    """The context of a new session. A client has a say in its workspace only; empty is the same as absent.
+def announced_workspace(meta: Mapping[str, Any], path: str) -> str:
+    """What a client says of the workspace it works in: the only part of its context it has a say in.
 
     Raises:
-        Refused: the announced workspace is not a string, too long, or holds control characters.
+        Refused: it is not a string.
     """
     value: Any = meta.get(path)
     if value is None:
@@ -60,13 +60,10 @@ def announced_context(meta: Mapping[str, Any], path: str, trust: str) -> Context
         for part in path.split("."):
             value = value.get(part) if isinstance(value, Mapping) else None
     if value is None:
-        value = ""
+        return ""
     if not isinstance(value, str):
         raise bad_context(f"{path} must be a string")
-    try:
-        return Context(workspace=value, trust=trust)
-    except InvalidContext as error:
-        raise bad_context(str(error)) from None
+    return value
 
 
 def facts_of(session: Session, correlation: str) -> dict[str, str]:

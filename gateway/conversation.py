@@ -437,7 +437,7 @@ class Conversation:
             self._idle.cancel()
             self._idle = None
         loop = asyncio.get_running_loop()
-        exchange.heard_at = loop.time()
+        exchange.heard_at = exchange.written_at = loop.time()
         # One timer for all calls: one for each would cost more than writing the call.
         if self._ticking is None:
             self._ticking = loop.call_later(self._tick_s, self._tick)

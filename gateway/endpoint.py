@@ -21,9 +21,12 @@ from gateway.exchange import Exchange
 from gateway.handles import Handles, with_handles
 from gateway.live import LiveSession
 from gateway.params import text_of
+from gateway.policy import Policy
 from gateway.sharing import considerate
 from gateway.subscriptions import hear_changes, listen
+from gateway.tool_calls import ToolCalls
 from gateway.upstreams import ConfiguredUpstream
+from session_store import Context
 from transports.base import Era, LinkClosed, Refused, UpstreamUnavailable
 from transports.jsonrpc import INVALID_PARAMS, METHOD_NOT_FOUND, Message, Object, encode
 
@@ -47,11 +50,27 @@ _REPEATABLE: Final = frozenset(LISTS) | {
 class Endpoint:
     """What one URL serves."""
 
-    def __init__(self, upstreams: Sequence[ConfiguredUpstream], *, call_timeout_s: float, handles: Handles) -> None:
+    def __init__(
+        self,
+        upstreams: Sequence[ConfiguredUpstream],
+        *,
+        call_timeout_s: float,
+        handles: Handles,
+        policy: Policy,
+        calls: ToolCalls,
+    ) -> None:
         self._upstreams: Mapping[str, ConfiguredUpstream] = {u.name: u for u in upstreams}
         self._call_timeout_s = call_timeout_s
         self._handles = handles
+        self._policy = policy
+        self._calls = calls
         self._only: ConfiguredUpstream | None = upstreams[0] if len(upstreams) == 1 else None
+
+    def _seen_by(self, context: Context) -> Mapping[str, ConfiguredUpstream]:
+        """The servers that are there for that context."""
+        if self._policy.is_open:
+            return self._upstreams
+        return {name: u for name, u in self._upstreams.items() if self._policy.sees(context, name)}
 
     # -- what a client is told it can do
 
@@ -63,7 +82,8 @@ class Endpoint:
             UpstreamUnavailable: none could be had.
         """
         outcomes = await asyncio.gather(
-            *(self._greet(upstream, live, correlation) for upstream in self._upstreams.values()), return_exceptions=True
+            *(self._greet(u, live, correlation) for u in self._seen_by(live.session.context).values()),
+            return_exceptions=True,
         )
         failures = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
         for failure in failures:
@@ -72,7 +92,7 @@ class Endpoint:
             logger.warning("a server is left out of a session: %s", failure)
         results = [outcome for outcome in outcomes if isinstance(outcome, bytes)]
         if not results:
-            raise failures[0] if failures else UpstreamUnavailable("no server is configured")
+            raise failures[0] if failures else UpstreamUnavailable("there is no server here for this session")
         return merge_handshakes(results, __version__)
 
     async def _greet(self, upstream: ConfiguredUpstream, live: LiveSession, correlation: str) -> bytes:
@@ -86,14 +106,14 @@ class Endpoint:
         assert conversation.initialize_result is not None
         return conversation.initialize_result
 
-    async def discover(self) -> bytes | None:
+    async def discover(self, context: Context) -> bytes | None:
         """The merged `server/discover` result; of a server that only shakes hands, what it says then. None when it is
         not known of any server yet.
 
         Raises:
             Refused: 503 while it cannot be known.
         """
-        facts = await asyncio.gather(*(u.facts() for u in self._upstreams.values()))
+        facts = await asyncio.gather(*(u.facts() for u in self._seen_by(context).values()))
         results = [f.discovery for f in facts if f.discovery is not None]
         if results:
             return merge_discoveries(results, __version__)
@@ -117,8 +137,8 @@ class Endpoint:
         """Send a call on its way; its outcome comes through the exchange, whatever it is."""
         try:
             if exchange.is_subscription and not await self._is_modern():
-                await listen(self._upstreams.values(), exchange, params, correlation)
-            elif self._only is not None:
+                await listen(self._seen_by(exchange.context).values(), exchange, params, correlation)
+            elif self._only is not None and self._only.name in self._seen_by(exchange.context):
                 await self._send(self._only, exchange, era, params, meta, correlation)
             else:
                 await self._relay_to_one_of_many(exchange, era, params, meta, correlation)
@@ -138,9 +158,17 @@ class Endpoint:
         only, live = self._only, exchange.live
         if only is None or only.settings.shared or live is None or live.ended or only.settings.handles:
             return False
-        if only.era_now(era) is not era:
+        if only.era_now(era) is not era or not self._is_plain(exchange, only):
             return False
+        if exchange.method == "tools/call":
+            params = self._calls.checked(only.name, only.tools, exchange, params)
         return only.conversation(live, era, correlation).start_now(exchange, params, meta)
+
+    def _is_plain(self, exchange: Exchange, upstream: ConfiguredUpstream) -> bool:
+        """Whether policy leaves alone what the server says."""
+        if self._policy.is_open:
+            return True
+        return exchange.method != "tools/list" and self._policy.sees(exchange.context, upstream.name)
 
     async def is_repeatable(self, exchange: Exchange, era: Era, params: Object, correlation: str) -> bool:
         """Whether a call that may have taken effect already can be made once more.
@@ -153,13 +181,13 @@ class Endpoint:
         name = text_of(params, "name")
         upstream = self._only
         if upstream is None:
-            owner, name = owner_of(name, self._upstreams, "tool")
+            owner, name = owner_of(name, self._seen_by(exchange.context), "tool")
             upstream = self._upstreams[owner]
         return await upstream.is_repeatable(name, await upstream.conversation_for(exchange, era, correlation))
 
     async def notify(self, live: LiveSession, method: str, params: bytes | None, correlation: str) -> None:
         """Pass a legacy client's notification to every upstream it has a conversation with."""
-        for upstream in self._upstreams.values():
+        for upstream in self._seen_by(live.session.context).values():
             if live.ended:
                 return
             if await upstream.era_for(Era.LEGACY) is Era.LEGACY:
@@ -194,8 +222,10 @@ class Endpoint:
             if seen is None:
                 return
             params = seen
-            if exchange.method == "tools/list":
-                exchange.shape = _listing_handles(exchange.shape)
+        if exchange.method == "tools/call":
+            params = self._calls.checked(upstream.name, upstream.tools, exchange, params)
+        elif exchange.method == "tools/list":
+            exchange.shape = self._listing(upstream, exchange)
         theirs = await upstream.era_for(era)
         conversation = await upstream.conversation_for(exchange, era, correlation)
         if exchange.live is not None and theirs is not era:
@@ -213,6 +243,27 @@ class Endpoint:
                 return
             params = seen
         await conversation.start(exchange, params, meta)
+
+    def _listing(self, upstream: ConfiguredUpstream, exchange: Exchange) -> Callable[[Exchange, Object], Object] | None:
+        """A list of tools, as the session may see it."""
+        shape = exchange.shape
+        if self._policy.is_open and not upstream.settings.handles:
+            return shape
+
+        def shaped(exchange: Exchange, result: Object) -> Object:
+            page = msgspec.json.decode(encode(result))
+            self._show(upstream, exchange.context, page)
+            result = result | {"tools": msgspec.Raw(encode(page["tools"]))}
+            if "cacheScope" in result:
+                result["cacheScope"] = msgspec.Raw(b'"private"')
+            return result if shape is None else shape(exchange, result)
+
+        return shaped
+
+    def _show(self, upstream: ConfiguredUpstream, context: Context, page: dict[str, Any]) -> None:
+        """A page of tools, as that context sees it; the last one with what handles need."""
+        tools = self._calls.shown(upstream.name, context, page.get("tools", []))
+        page["tools"] = with_handles(tools) if upstream.settings.handles and not page.get("nextCursor") else tools
 
     async def _send_to_modern(
         self,
@@ -239,14 +290,14 @@ class Endpoint:
     async def _owner(
         self, exchange: Exchange, era: Era, params: Object, meta: Object, correlation: str
     ) -> tuple[ConfiguredUpstream, Object]:
-        method = exchange.method
+        method, seen = exchange.method, self._seen_by(exchange.context)
         if method in ("tools/call", "prompts/get"):
-            name, inner = owner_of(text_of(params, "name"), self._upstreams, method.partition("/")[0].removesuffix("s"))
+            name, inner = owner_of(text_of(params, "name"), seen, method.partition("/")[0].removesuffix("s"))
             return self._upstreams[name], params | {"name": msgspec.Raw(encode(inner))}
         if method == "completion/complete":
             ref = msgspec.json.decode(params.get("ref", b"null"))
             if isinstance(ref, dict) and isinstance(ref.get("name"), str):
-                name, inner = owner_of(ref["name"], self._upstreams, "prompt")
+                name, inner = owner_of(ref["name"], seen, "prompt")
                 return self._upstreams[name], params | {"ref": msgspec.Raw(encode(ref | {"name": inner}))}
             return await self._owner_of_uri(
                 str(ref.get("uri")) if isinstance(ref, dict) else "", exchange, era, correlation
@@ -258,7 +309,7 @@ class Endpoint:
     async def _owner_of_uri(self, uri: str, exchange: Exchange, era: Era, correlation: str) -> ConfiguredUpstream:
         """Who listed that URI; else who lists a template that begins like it; else nobody."""
         best: tuple[int, ConfiguredUpstream] | None = None
-        for upstream in self._upstreams.values():
+        for upstream in self._seen_by(exchange.context).values():
             for method in ("resources/list", "resources/templates/list"):
                 page = await self._page(upstream, method, {}, exchange, era, correlation)
                 for item in (page or {}).get(LISTS[method], ()):
@@ -275,7 +326,7 @@ class Endpoint:
     async def _list(self, exchange: Exchange, era: Era, params: Object, meta: Object, correlation: str) -> None:
         """Pages of all upstreams up to the first one that has more: its cursor is where the client reads on."""
         start = cursor_of(params)
-        names = list(self._upstreams)
+        names = list(self._seen_by(exchange.context))
         if start is not None and start[0] not in names:
             raise Refused(200, INVALID_PARAMS, "Invalid cursor")
         names = names if start is None else names[names.index(start[0]) :]
@@ -288,9 +339,8 @@ class Endpoint:
             page = await self._page(self._upstreams[name], exchange.method, ask, exchange, era, correlation, meta)
             if page is None:
                 continue
-            is_last = not page.get("nextCursor")
-            if exchange.method == "tools/list" and self._upstreams[name].settings.handles and is_last:
-                page["tools"] = with_handles(page.get("tools", []))
+            if exchange.method == "tools/list":
+                self._show(self._upstreams[name], exchange.context, page)
             pages.append((name, page))
             if page.get("nextCursor"):
                 cursor = next_cursor(name, page["nextCursor"])
@@ -332,19 +382,7 @@ class Endpoint:
         return msgspec.json.decode(answer.result) if isinstance(answer.result, msgspec.Raw) else None
 
     async def _ask_all(self, exchange: Exchange, era: Era, params: Object, meta: Object, correlation: str) -> None:
-        for upstream in self._upstreams.values():
+        for upstream in self._seen_by(exchange.context).values():
             if await upstream.era_for(era) is era:
                 await self._page(upstream, exchange.method, params, exchange, era, correlation, meta)
         exchange.finish(Message(jsonrpc="2.0", id=0, result=msgspec.Raw(b"{}")))
-
-
-def _listing_handles(shape: Callable[[Exchange, Object], Object] | None) -> Callable[[Exchange, Object], Object]:
-    """The last page of a list of tools, with what handles need."""
-
-    def shaped(exchange: Exchange, result: Object) -> Object:
-        if "nextCursor" not in result:
-            tools = with_handles(msgspec.json.decode(result.get("tools", b"[]")))
-            result = result | {"tools": msgspec.Raw(encode(tools))}
-        return result if shape is None else shape(exchange, result)
-
-    return shaped

@@ -11,6 +11,7 @@ from typing import Final
 import msgspec
 
 from gateway.cluster import Route
+from gateway.rules import Granted
 from session_store import KeyRing, Purpose
 
 __all__ = ["Envelope", "Envelopes", "Refusal"]
@@ -47,6 +48,7 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     digest: bytes
     nonce: str
     expires: float
+    granted: Granted | None = None
 
 
 class Envelopes:
@@ -69,6 +71,7 @@ class Envelopes:
         path: str,
         secure: bool,
         again: bool,
+        granted: Granted | None = None,
         headers: Headers,
         body: bytes,
     ) -> Callable[[], bytes]:
@@ -88,6 +91,7 @@ class Envelopes:
             digest=_digest(packed, body),
             nonce=secrets.token_urlsafe(12),
             expires=0.0,
+            granted=granted,
         )
 
         def seal() -> bytes:

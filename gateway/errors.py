@@ -20,6 +20,7 @@ __all__ = [
     "UPSTREAM_UNAVAILABLE",
     "bad_context",
     "bad_request_state",
+    "invalid_arguments",
     "no_session",
     "session_unknown",
     "store_full",
@@ -30,6 +31,7 @@ __all__ = [
     "unauthenticated",
     "unknown_event",
     "unknown_handle",
+    "unknown_tool",
     "unreachable",
 ]
 
@@ -55,8 +57,8 @@ def no_session() -> Refused:
     return Refused(400, INVALID_REQUEST, "No session: send the Mcp-Session-Id header of the answer to initialize.")
 
 
-def unauthenticated(reason: str) -> Refused:
-    return Refused(401, UNAUTHENTICATED, reason, headers={"WWW-Authenticate": 'Bearer realm="mcp-session-gateway"'})
+def unauthenticated(reason: str, challenge: str) -> Refused:
+    return Refused(401, UNAUTHENTICATED, reason, headers={"WWW-Authenticate": f"Bearer {challenge}"})
 
 
 def store_unavailable() -> Refused:
@@ -89,6 +91,16 @@ def too_many_exchanges() -> Refused:
     return Refused(
         429, UPSTREAM_UNAVAILABLE, "Too many calls of this session are in flight.", headers={"Retry-After": "1"}
     )
+
+
+def unknown_tool(name: str) -> Refused:
+    """Not there, or not for this session: one answer."""
+    return Refused(200, INVALID_PARAMS, f"Unknown tool: {name[:128]}")
+
+
+def invalid_arguments(tool: str, path: str, problem: str) -> Refused:
+    """What is wrong where, before the server has seen it."""
+    return Refused(200, INVALID_PARAMS, f"Invalid arguments for {tool[:128]}: {path}: {problem}", data={"path": path})
 
 
 def unknown_handle(handle: str) -> Refused:

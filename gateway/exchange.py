@@ -1,6 +1,8 @@
 """One call in flight: its ids on both sides, its frames, its end."""
 
 import asyncio
+import logging
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
@@ -9,6 +11,8 @@ import msgspec
 from gateway.bridge.capabilities import Caller
 from gateway.bridge.parked import Parked
 from gateway.context import RESTARTED_KEY, with_meta
+from session_store import Context
+from session_store.session import redact
 from transports.base import Frame, ReplyQueue
 from transports.jsonrpc import Message, Object, RequestId, encode, encode_error, encode_result, error_code, splice
 
@@ -17,6 +21,11 @@ if TYPE_CHECKING:
     from gateway.live import LiveSession
 
 __all__ = ["Exchange"]
+
+
+logger = logging.getLogger(__name__)
+
+_NOBODY = Context(trust="sandboxed")
 
 
 class Bridge(Protocol):
@@ -37,6 +46,7 @@ class Exchange:
     """
 
     __slots__ = (
+        "_context",
         "bridge",
         "caller",
         "client_id",
@@ -54,6 +64,9 @@ class Exchange:
         "restarted",
         "sent",
         "shape",
+        "slow_s",
+        "tool",
+        "written_at",
     )
 
     def __init__(
@@ -65,6 +78,7 @@ class Exchange:
         replies: ReplyQueue,
         shape: Callable[["Exchange", Object], Object] | None = None,
         caller: Caller | None = None,
+        context: Context | None = None,
     ) -> None:
         self.method = method
         self.client_id = client_id
@@ -76,13 +90,24 @@ class Exchange:
         self.conversation: Conversation | None = None
         self.heard_at = 0.0
         self.sent: tuple[Object, Object] | None = None  # params and `_meta`, should it have to be sent again
+        self.tool = ""
+        self.slow_s = math.inf
+        self.written_at = 0.0
         self.caller = caller
+        self._context = context
         self.bridge: Bridge | None = None
         self.parked: Parked | None = None
         self.parked_until = 0.0
         self.replay: dict[str, str] = {}
         self.restarted: str | None = None
         self.ended: Callable[[], None] | None = None  # called once, when the wire is done with it
+
+    @property
+    def context(self) -> Context:
+        """Whose call it is: the session's context, or what a session of its client would have."""
+        if self.live is not None:
+            return self.live.session.context
+        return self._context or _NOBODY
 
     @property
     def is_parked(self) -> bool:
@@ -105,6 +130,10 @@ class Exchange:
     def finish(self, message: Message, restarted: str | None = None) -> None:
         """Answer with the upstream's response; `restarted` says why the server had to be started anew before it."""
         self.restarted = restarted or self.restarted
+        took = asyncio.get_running_loop().time() - self.written_at
+        if took > self.slow_s:
+            session = "" if self.live is None else redact(self.live.session.id)
+            logger.warning("a slow call", extra={"tool": self.tool, "session": session, "took_s": round(took, 3)})
         if self.bridge is not None:
             bridged = self.bridge.finish(self, message)
             if bridged is None:

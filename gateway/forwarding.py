@@ -17,10 +17,11 @@ import msgspec
 from gateway.cluster import LEASE_S, Cluster, Forwarded, Route
 from gateway.envelope import Envelopes, Refusal
 from gateway.errors import store_unavailable, unreachable
+from gateway.rules import GRANTED
 from session_store import Principal, Session, StoreUnavailable
 from transports.base import Elsewhere
 from transports.hop import Hop, HopBroken, HopPool, HopRefused, HopServer, HopSilent, Incoming
-from transports.inbound.http import Guard, Receive, Scope, Send, header_map
+from transports.inbound.http import Receive, Scope, Send, header_map
 from transports.inbound.resumed import continued
 from transports.inbound.streamable_http import StreamableHttp
 
@@ -60,11 +61,13 @@ class Forwarding:
         endpoints: Mapping[str, StreamableHttp],
         *,
         took_over: Callable[[Session], None],
+        is_secure: Callable[[Scope, Mapping[str, str]], bool],
     ) -> None:
         self._cluster = cluster
         self._envelopes = envelopes
         self._endpoints = endpoints
         self._took_over = took_over
+        self._is_secure = is_secure
         self._pool = HopPool()
         self._server = HopServer(self._arrived, lambda: logger.exception("a forwarded request failed"))
 
@@ -138,7 +141,8 @@ class Forwarding:
             route,
             method=scope["method"],
             path=scope["path"].removeprefix(scope.get("root_path", "")),
-            secure=Guard.is_secure(scope, header_map(scope["headers"])),
+            secure=self._is_secure(scope, header_map(scope["headers"])),
+            granted=GRANTED.get(),
             again=bool(scope.get("mcp.again")),
             headers=[(name, value) for name, value in scope["headers"] if name not in _NOT_PASSED_ON],
             body=body,
@@ -266,6 +270,7 @@ class Forwarding:
             principal=Principal(issuer=envelope.issuer, subject=envelope.subject),
             epoch=envelope.epoch,
             version=envelope.version,
+            granted=envelope.granted,
             started=outlet.started,
         )
         inner: dict[str, Any] = {

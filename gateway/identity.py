@@ -1,46 +1,139 @@
-"""Credentials → principal: who is calling. API keys and anonymous clients."""
+"""Credentials → principal: who is calling. API keys, access tokens, headers of trusted proxies, or nobody."""
 
 import hashlib
 import hmac
+import ipaddress
 from collections.abc import Mapping, Sequence
+from typing import Final
+
+import msgspec
 
 from gateway.errors import unauthenticated
+from gateway.jwt_tokens import InvalidToken, JwtTokens
+from gateway.policy_settings import AuthSettings, ProxySettings
+from gateway.rules import Granted, granted_by, normal_trust
 from session_store import ANONYMOUS, Principal
 
-__all__ = ["API_KEY_ISSUER", "Identity"]
+__all__ = ["API_KEY_ISSUER", "Authenticated", "Identity", "TrustedProxies"]
 
-API_KEY_ISSUER = "api-key"
+API_KEY_ISSUER: Final = "api-key"
+
+
+class Authenticated(msgspec.Struct, frozen=True):
+    """Who calls, and what the credential says of them."""
+
+    principal: Principal
+    granted: Granted | None = None
+
+
+class TrustedProxies:
+    """Whose word counts about where a request came from, and who sent it."""
+
+    def __init__(self, settings: ProxySettings | None) -> None:
+        self.settings = settings
+        networks = () if settings is None else settings.networks
+        self._networks = [ipaddress.ip_network(network) for network in networks]
+        self._known: dict[str, bool] = {}
+
+    def __contains__(self, address: object) -> bool:
+        if not self._networks or not isinstance(address, str) or not address:
+            return False
+        if address not in self._known:
+            if len(self._known) > 10_000:
+                self._known.clear()
+            try:
+                parsed = ipaddress.ip_address(address)
+            except ValueError:
+                return False
+            self._known[address] = any(parsed in network for network in self._networks)
+        return self._known[address]
 
 
 class Identity:
     """Knows the configured credentials. Keys are held as SHA-256 digests and compared in constant time."""
 
-    def __init__(self, *, api_keys: Mapping[str, Sequence[str]], allow_anonymous: bool) -> None:
+    def __init__(
+        self,
+        *,
+        api_keys: Mapping[str, Sequence[str]],
+        allow_anonymous: bool,
+        auth: AuthSettings | None = None,
+        tokens: JwtTokens | None = None,
+        metadata_url: str = "",
+    ) -> None:
         self._keys = [(name, bytes.fromhex(digest)) for name, digests in api_keys.items() for digest in digests]
         self._allow_anonymous = allow_anonymous
+        auth = auth or AuthSettings()
+        self._tokens = tokens if auth.jwt else None
+        self._claims = {entry.issuer: entry.claims for entry in auth.jwt}
+        self._scope = " ".join(dict.fromkeys(scope for entry in auth.jwt for scope in entry.scopes))
+        self._metadata_url = metadata_url
+        self.proxies = TrustedProxies(auth.proxies)
 
-    def authenticate(self, headers: Mapping[str, str]) -> Principal:
-        """Who sent these headers (lower-case names).
+    async def authenticate(self, headers: Mapping[str, str], peer: str = "") -> Authenticated:
+        """Who sent these headers (lower-case names), on a connection from that address.
 
         A credential that is presented must be good: a wrong key is never served as anonymous where keys are configured.
 
         Raises:
-            Refused: 401 with `WWW-Authenticate` (RFC 6750 §3).
+            Refused: 401 with `WWW-Authenticate` (RFC 6750 §3, RFC 9728 §5.1).
         """
+        if peer in self.proxies and (vouched := self._vouched(headers)) is not None:
+            return vouched
         authorization = headers.get("authorization")
-        if authorization is None or not self._keys:
+        if authorization is None or not (self._keys or self._tokens):
             if self._allow_anonymous:
-                return ANONYMOUS
-            raise unauthenticated("Authentication required: send Authorization: Bearer with your API key.")
-        scheme, _, key = authorization.partition(" ")
-        if scheme.lower() != "bearer" or not key:
-            raise unauthenticated("Authentication required: the Authorization header must be Bearer and an API key.")
-        digest = hashlib.sha256(key.strip().encode("utf-8", "surrogateescape")).digest()
+                return Authenticated(ANONYMOUS)
+            raise self._refused("Authentication required: send Authorization: Bearer with your credential.")
+        scheme, _, credential = authorization.partition(" ")
+        credential = credential.strip()
+        if scheme.lower() != "bearer" or not credential:
+            raise self._refused("Authentication required: the Authorization header must be Bearer and a credential.")
+        if self._tokens is not None and credential.count(".") == 2:
+            return await self._by_token(self._tokens, credential)
+        return self._by_key(credential)
+
+    async def _by_token(self, tokens: JwtTokens, token: str) -> Authenticated:
+        try:
+            principal, claims = tokens.remembered(token) or await tokens.verify(token)
+        except InvalidToken as error:
+            raise self._refused(f"The access token is not valid: {error}.", error="invalid_token") from None
+        return Authenticated(principal, granted_by(claims, self._claims[principal.issuer]))
+
+    def _by_key(self, key: str) -> Authenticated:
+        digest = hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
         found: str | None = None
         for name, expected in self._keys:
             # No early exit: how long this takes says nothing about which key was nearly right.
             if hmac.compare_digest(digest, expected):
                 found = name
         if found is None:
-            raise unauthenticated("The API key is not valid.")
-        return Principal(issuer=API_KEY_ISSUER, subject=found)
+            raise self._refused("The API key is not valid.", error="invalid_token")
+        return Authenticated(Principal(issuer=API_KEY_ISSUER, subject=found))
+
+    def _vouched(self, headers: Mapping[str, str]) -> Authenticated | None:
+        """What a trusted proxy says; None when it says nothing of who calls."""
+        settings = self.proxies.settings
+        if settings is None or not settings.subject_header:
+            return None
+        subject = headers.get(settings.subject_header.lower(), "")
+        if not subject:
+            return None
+        trust = headers.get(settings.trust_header.lower()) if settings.trust_header else None
+        permissions = headers.get(settings.permissions_header.lower(), "") if settings.permissions_header else ""
+        granted = Granted(
+            trust=None if trust is None else normal_trust(trust),
+            workspace=headers.get(settings.workspace_header.lower()) if settings.workspace_header else None,
+            permissions=tuple(sorted(permissions.replace(",", " ").split())),
+        )
+        return Authenticated(Principal(issuer=settings.issuer, subject=subject), granted)
+
+    def _refused(self, reason: str, *, error: str = "") -> Exception:
+        challenge = {"realm": "mcp-session-gateway"}
+        if error:
+            challenge["error"] = error
+        if self._scope:
+            challenge["scope"] = self._scope
+        if self._metadata_url:
+            challenge["resource_metadata"] = self._metadata_url
+        return unauthenticated(reason, ", ".join(f'{name}="{value}"' for name, value in challenge.items()))

@@ -234,6 +234,13 @@ class LiveSession:
 
     # -- its end
 
+    async def renew(self) -> None:
+        """Be rid of servers that know it as it was; the next call starts them anew."""
+        conversations = list(self.conversations.values())
+        self.conversations.clear()
+        self.new_process = "context"
+        await asyncio.gather(*(c.close() for c in conversations), return_exceptions=True)
+
     async def close(self, *, over: bool = True, lost: bool = False) -> None:
         """End everything this replica holds of the session; no process of it is left when this returns.
 

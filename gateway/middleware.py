@@ -5,9 +5,10 @@ from collections.abc import MutableMapping
 from typing import TYPE_CHECKING, Any
 
 from gateway.pipeline import available
+from gateway.rules import GRANTED
 from session_store.context import bound_session
 from transports.base import Era, Refused, Request
-from transports.inbound.http import Guard, Receive, Scope, Send, header_map, send_json
+from transports.inbound.http import Guard, Receive, Scope, Send, header_map, peer_of, send_json
 
 if TYPE_CHECKING:
     from gateway.app import Gateway
@@ -66,7 +67,9 @@ class SessionMiddleware:
             endpoint=scope["path"],
             headers=headers,
             same_site=Guard.same_site(headers),
-            secure=Guard.is_secure(scope, headers),
+            secure=self._gateway.guard.is_secure(scope, headers),
         )
-        principal = self._gateway.identity.authenticate(headers)
-        return await self._gateway.sessions.resume_or_open(request, principal), request
+        who = await self._gateway.identity.authenticate(headers, peer_of(scope))
+        if who.granted is not None:
+            GRANTED.set(who.granted)
+        return await self._gateway.sessions.resume_or_open(request, who.principal), request

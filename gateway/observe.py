@@ -12,7 +12,7 @@ __all__ = ["CORRELATION", "configure_logging"]
 CORRELATION: Final[ContextVar[str]] = ContextVar("correlation", default="")
 """The correlation id of the request that this task serves. A request has a task of its own, so nobody resets it."""
 
-_KEPT = ("session", "era", "reason", "principal")
+_KEPT = ("session", "era", "reason", "principal", "tool", "took_s")
 
 
 def configure_logging(level: str) -> None:

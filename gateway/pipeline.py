@@ -5,11 +5,13 @@ from collections.abc import Iterator, Mapping
 
 from gateway.bridge.legacy_client import LegacyClients
 from gateway.bridge.modern_client import ModernClients
+from gateway.cluster import Forwarded
 from gateway.context import correlation_id
 from gateway.endpoint import Endpoint
 from gateway.errors import store_full, store_unavailable
 from gateway.identity import Identity
 from gateway.observe import CORRELATION
+from gateway.rules import GRANTED
 from session_store import Principal, StoreError, StoreFull
 from transports.base import Answer, Era, EventSource, Refused, Request
 
@@ -33,7 +35,7 @@ class Pipeline:
         self._endpoints = endpoints
 
     async def call(self, request: Request) -> Answer:
-        principal = self._principal(request)
+        principal = await self._principal(request)
         correlation = correlation_id(request.headers, request.meta)
         clients = self._modern if request.era is Era.MODERN else self._legacy
         CORRELATION.set(correlation)
@@ -43,7 +45,7 @@ class Pipeline:
             raise refusal(error) from None
 
     async def notify(self, request: Request) -> None:
-        principal = self._principal(request)
+        principal = await self._principal(request)
         if request.era is Era.MODERN:
             return  # MCP 2026-07-28 has no client notifications over HTTP: accepted, and without effect
         correlation = correlation_id(request.headers, request.meta)
@@ -53,22 +55,27 @@ class Pipeline:
 
     async def respond(self, request: Request) -> None:
         with available():
-            await self._legacy.respond(request, self._principal(request))
+            await self._legacy.respond(request, await self._principal(request))
 
     async def stream(self, request: Request, last_event_id: str | None) -> EventSource:
         with available():
-            return await self._legacy.stream(request, self._principal(request), last_event_id)
+            return await self._legacy.stream(request, await self._principal(request), last_event_id)
 
     async def end(self, request: Request) -> None:
         with available():
-            await self._legacy.end(request, self._principal(request))
+            await self._legacy.end(request, await self._principal(request))
 
-    def _principal(self, request: Request) -> Principal:
+    async def _principal(self, request: Request) -> Principal:
         """Who asks: what the headers prove, or what another replica has found them to."""
-        if request.forwarded is not None:
-            principal: Principal = request.forwarded.principal
-            return principal
-        return self._identity.authenticate(request.headers)
+        forwarded: Forwarded | None = request.forwarded
+        if forwarded is not None:
+            if forwarded.granted is not None:
+                GRANTED.set(forwarded.granted)
+            return forwarded.principal
+        who = await self._identity.authenticate(request.headers, request.peer)
+        if who.granted is not None:
+            GRANTED.set(who.granted)
+        return who.principal
 
     async def header_schema(self, endpoint: str, tool: str) -> object:
         return await self._endpoints[endpoint].header_schema(tool)

@@ -9,10 +9,21 @@ from typing import Any, Final
 import msgspec
 
 from gateway.audit import Audit
+from gateway.carriers import (
+    COOKIE,
+    GATEWAY_HEADER,
+    LEGACY_HEADER,
+    SECURE_COOKIE,
+    cookies_of,
+    explicit_token,
+    modern_client,
+    same_client,
+)
 from gateway.cluster import Cluster, Forwarded
-from gateway.context import SESSION_KEY, announced_context
+from gateway.context import announced_workspace
 from gateway.errors import bad_context, no_session, session_unknown
 from gateway.live import LiveSession, LiveSessions
+from gateway.rules import GRANTED, Rules
 from gateway.settings import SessionSettings
 from session_store import (
     Bus,
@@ -32,14 +43,10 @@ from session_store.metadata import checked_metadata, merged_metadata
 from session_store.session import new_session_id
 from transports.base import Era, Request
 
-__all__ = ["COOKIE", "ENDED", "GATEWAY_HEADER", "LEGACY_HEADER", "SECURE_COOKIE", "Resolved", "Sessions"]
+__all__ = ["ENDED", "Resolved", "Sessions"]
 
 logger = logging.getLogger(__name__)
 
-LEGACY_HEADER: Final = "mcp-session-id"
-GATEWAY_HEADER: Final = "mcp-gateway-session"
-COOKIE: Final = "mcp_session_id"
-SECURE_COOKIE: Final = "__Host-mcp_session_id"
 
 ENDED: Final = "mcp:ended"
 """The topic on which every replica hears the ids of sessions that ended, whoever ended them."""
@@ -72,6 +79,7 @@ class Sessions:
         settings: SessionSettings,
         clock: Callable[[], float],
         closed: Callable[[LiveSession], None],
+        rules: Rules,
         cluster: Cluster | None = None,
     ) -> None:
         self._store = store
@@ -83,6 +91,7 @@ class Sessions:
         self._settings = settings
         self._clock = clock
         self._closed = closed
+        self._rules = rules
         self._cluster = cluster
         self.replica = "" if cluster is None else cluster.replica
         self._closing: set[asyncio.Task[None]] = set()
@@ -98,7 +107,7 @@ class Sessions:
         """
         if request.forwarded is not None:
             return await self._resume_forwarded(request.forwarded, principal, request.era)
-        if (token := _explicit(request)) is not None:
+        if (token := explicit_token(request)) is not None:
             session_id = self._tokens.verify(token)
             if session_id is None:
                 self._audit.tell("refused", era=request.era, principal=str(principal), reason="no token of ours")
@@ -117,7 +126,8 @@ class Sessions:
         if live is not None and not live.ended and live.recovered and self._cluster is not None:
             session = live.session
             here = (session.owner, session.epoch, session.version, session.principal)
-            if here == (self.replica, forwarded.epoch, forwarded.version, principal) and self._cluster.is_fresh:
+            there = (self.replica, forwarded.epoch, forwarded.version, principal)
+            if here == there and self._cluster.is_fresh and self._is_current(session):
                 return Resolved(live=live)
         return await self.resume_by_id(forwarded.session_id, principal, era)
 
@@ -139,10 +149,34 @@ class Sessions:
             reason = "somebody else's" if fate == "live" else fate
             self._audit.tell("refused", session_id=session_id, era=era, principal=str(principal), reason=reason)
             raise session_unknown()
+        if not self._is_current(session):
+            session = await self._renewed(session)
         if live is not None and not live.ended and live.recovered and session.owner == self.replica:
             live.session = session
             return Resolved(live=live)
         return Resolved(live=await self.take_up(session))
+
+    def _is_current(self, session: Session) -> bool:
+        """Whether the session's context is what its principal's credential and the rules say now."""
+        granted = GRANTED.get()
+        if granted is None and not self._rules.matter:
+            return True
+        return self._rules.context(session.principal, granted, session.context.workspace) == session.context
+
+    async def _renewed(self, session: Session) -> Session:
+        """The session after its principal has gained or lost something. Its servers are started anew: what they were
+        told of it holds no more."""
+        context = self._rules.context(session.principal, GRANTED.get(), session.context.workspace)
+        renewed = await self._store.update(session.id, context=context)
+        live = self._live.get(session.id)
+        if live is not None:
+            await live.renew()
+        return session if renewed is None else renewed
+
+    def context_of(self, request: Request, principal: Principal) -> Context:
+        """What a session of such a request would have, for those that need none."""
+        announced = announced_workspace(request.meta, self._settings.workspace_path)
+        return self._rules.context(principal, GRANTED.get(), announced)
 
     def _goes_on(self, live: LiveSession, principal: Principal) -> bool:
         """Whether a session is served while the store is silent: ours for as long as the lease is good."""
@@ -189,7 +223,7 @@ class Sessions:
         resolved = await self.resume(request, principal)
         if resolved is not None:
             return resolved
-        facts = _modern_client(request)
+        facts = modern_client(request)
         return await self._open(request, principal, facts, alias=self._default_alias(request, principal))
 
     async def initialize(self, request: Request, principal: Principal, facts: ClientFacts) -> Resolved:
@@ -199,11 +233,11 @@ class Sessions:
         """
         if request.forwarded is not None:
             return await self.resume_by_id(request.forwarded.session_id, principal, request.era)
-        token = _explicit(request)
+        token = explicit_token(request)
         session = None if token is None else await self._by_token(self._tokens, token, principal)
         if session is None and "cookie" in self._settings.reattach:
             by_cookie = await self._by_cookie(request, principal)
-            if by_cookie is not None and _same_client(by_cookie.live.session, request, facts):
+            if by_cookie is not None and same_client(by_cookie.live.session, request, facts):
                 session = by_cookie.live.session
         if session is not None:
             live = await self.take_up(session)
@@ -217,7 +251,8 @@ class Sessions:
     async def _open(self, request: Request, principal: Principal, facts: ClientFacts, *, alias: str | None) -> Resolved:
         now = self._clock()
         settings = self._settings
-        context = announced_context(request.meta, settings.workspace_path, settings.trust)
+        announced = announced_workspace(request.meta, settings.workspace_path)
+        context = self._rules.context(principal, GRANTED.get(), announced)
         session = Session(
             id=new_session_id(),
             principal=principal,
@@ -286,7 +321,7 @@ class Sessions:
         """A cookie that is no good is no error: clients return cookies without knowing it."""
         if not self._settings.cookie or not request.same_site:
             return None
-        for value in _cookies(request):
+        for value in cookies_of(request):
             session = await self._by_token(self._cookies, value, principal)
             if session is not None:
                 return Resolved(live=await self.take_up(session), cookie_held=True)
@@ -296,7 +331,7 @@ class Sessions:
         """The name of the default session of (principal, client): modern authenticated clients only."""
         if request.era is not Era.MODERN or principal.is_anonymous or not self._settings.default_session:
             return None
-        return json.dumps(["default", principal.issuer, principal.subject, _modern_client(request).name])
+        return json.dumps(["default", principal.issuer, principal.subject, modern_client(request).name])
 
     # -- telling the client
 
@@ -438,40 +473,3 @@ class Sessions:
     async def closed_all(self) -> None:
         """Until everything that is ending has ended."""
         await asyncio.gather(*self._closing, return_exceptions=True)
-
-
-def _explicit(request: Request) -> str | None:
-    """The token of the first explicit carrier, or None. A modern client's `Mcp-Session-Id` is ignored (its spec)."""
-    if request.era is Era.LEGACY and (token := request.headers.get(LEGACY_HEADER)) is not None:
-        return token
-    if (token := request.headers.get(GATEWAY_HEADER)) is not None:
-        return token
-    carried = request.meta.get(SESSION_KEY)
-    return None if carried is None else str(carried)
-
-
-def _cookies(request: Request) -> list[str]:
-    """Values of our cookie (RFC 6265 §5.4); only the one that TLS guards counts behind TLS."""
-    wanted = SECURE_COOKIE if request.secure else COOKIE
-    pairs = (part.strip().partition("=") for part in request.headers.get("cookie", "").split(";"))
-    return [value for name, _, value in pairs if name == wanted][:4]
-
-
-def _modern_client(request: Request) -> ClientFacts:
-    info = request.meta.get("io.modelcontextprotocol/clientInfo")
-    return client_facts(info, request.protocol_version)
-
-
-def client_facts(info: Any, protocol_version: str, initialize_params: bytes = b"") -> ClientFacts:
-    """What a client says of itself, cut to a sane length."""
-    name, version = (info.get("name"), info.get("version")) if isinstance(info, dict) else ("", "")
-    return ClientFacts(
-        name=str(name or "")[:128],
-        version=str(version or "")[:64],
-        protocol_version=protocol_version,
-        initialize_params=initialize_params,
-    )
-
-
-def _same_client(session: Session, request: Request, facts: ClientFacts) -> bool:
-    return session.client.name == facts.name and session.endpoint == request.endpoint and session.era == Era.LEGACY

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from gateway.assertion import ISSUER
+from gateway.policy_settings import AuthSettings, PolicySettings, ToolSettings
 from session_store.connect import check_store_url
 from session_store.metadata import checked_metadata
 
@@ -26,6 +27,7 @@ __all__ = [
     "SessionSettings",
     "Settings",
     "UpstreamSettings",
+    "is_loopback",
     "load_settings",
 ]
 
@@ -45,6 +47,11 @@ ContextField = Literal["session_id", "workspace", "trust", "principal", "agent",
 Seconds = Annotated[float, Field(gt=0, le=31_536_000)]
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches that address."""
+    return host in ("localhost", "::1") or host.startswith("127.")
 
 
 class ConfigurationError(ValueError):
@@ -75,6 +82,10 @@ class UpstreamSettings(BaseModel):
     handles: bool = False
     # Which variables tell a child about its session.
     context_env: dict[str, ContextField] = DEFAULT_CONTEXT_ENV  # type: ignore[assignment]  # literal strings
+    # Who may see it at all, and what holds for its tools, by patterns of their names.
+    direct_only: bool = False
+    permissions: tuple[str, ...] = ()
+    tools: dict[str, ToolSettings] = {}
     # Idle children are kept by default: a restart loses what a server holds in memory.
     idle_stop_s: Seconds | None = None
 
@@ -193,6 +204,8 @@ class GatewaySettings(_Frozen):
     # Session id (cut) and correlation id in the `_meta` of results.
     result_meta: bool = False
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    auth: AuthSettings = AuthSettings()
+    policy: PolicySettings = PolicySettings()
     session: SessionSettings = SessionSettings()
     limits: LimitSettings = LimitSettings()
 
@@ -228,7 +241,19 @@ class GatewaySettings(_Frozen):
 
     @property
     def allows_anonymous(self) -> bool:
-        return not self.api_keys if self.anonymous is None else self.anonymous
+        if self.anonymous is not None:
+            return self.anonymous
+        proxied = self.auth.proxies is not None and bool(self.auth.proxies.subject_header)
+        return not (self.api_keys or self.auth.jwt or proxied)
+
+    @model_validator(mode="after")
+    def _nobody_by_accident(self) -> Self:
+        if self.anonymous is None and self.allows_anonymous and not is_loopback(self.host):
+            raise ValueError(
+                f"host is {self.host}, and nobody has to say who they are: give api_keys or auth, or anonymous = true "
+                "if everybody who reaches it may use it"
+            )
+        return self
 
 
 class Settings(_Frozen):
@@ -267,6 +292,8 @@ class _Environment(BaseSettings):
     sse: Any = None
     result_meta: Any = None
     log_level: Any = None
+    auth: dict[str, Any] | None = None
+    policy: dict[str, Any] | None = None
     session: dict[str, Any] | None = None
     limits: dict[str, Any] | None = None
 

@@ -20,6 +20,7 @@ from gateway.exchange import Exchange
 from gateway.live import LiveSession
 from gateway.routing import IsolatedRouter, SharedRouter
 from gateway.settings import LimitSettings, UpstreamSettings
+from gateway.tool_calls import Tools
 from transports.base import Era, Given, LinkClosed, Upstream, UpstreamUnavailable
 from transports.jsonrpc import (
     INVALID_REQUEST,
@@ -67,6 +68,9 @@ async def _never_linked(_: LiveSession) -> bool:
     return False
 
 
+_NO_TOOLS: Final = Tools([])
+
+
 @dataclass(slots=True)
 class _Facts:
     """What the probe found: the answer to `server/discover`, or else that to `initialize`."""
@@ -75,6 +79,7 @@ class _Facts:
     initialize: bytes | None = None
     failure: str = ""
     schemas: dict[str, Any] = field(default_factory=dict)
+    tools: Tools = field(default_factory=lambda: Tools([]))
 
     @property
     def discovery(self) -> bytes | None:
@@ -200,7 +205,7 @@ class ConfiguredUpstream:
                 answer = await conversation.ask("server/discover", encode({"_meta": _META}))
             if isinstance(answer.result, msgspec.Raw):
                 facts = _Facts(discover=splice(answer.result))
-                facts.schemas = await self._header_schemas(conversation)
+                await self._learn_tools(facts, conversation)
                 return facts
         except (UpstreamUnavailable, HandshakeRefused) as error:
             logger.warning("probe: %s", error)
@@ -221,16 +226,21 @@ class ConfiguredUpstream:
         facts = _Facts(initialize=conversation.initialize_result)
         with contextlib.suppress(LinkClosed, TimeoutError, msgspec.MsgspecError):
             async with asyncio.timeout(self._limits.start_timeout_s):
-                facts.schemas = await self._header_schemas(conversation)
+                await self._learn_tools(facts, conversation)
         return facts
 
-    async def _header_schemas(self, conversation: Conversation) -> dict[str, Any]:
-        """Input schemas of the tools that mirror arguments in headers (MCP 2026-07-28, `x-mcp-header`)."""
-        return {
-            tool["name"]: tool["inputSchema"]
-            async for tool in self._tools(conversation)
-            if b'"x-mcp-header"' in encode(tool.get("inputSchema"))
+    async def _learn_tools(self, facts: _Facts, conversation: Conversation) -> None:
+        """What the server's tools are; and which of them mirror arguments in headers (MCP 2026-07-28)."""
+        listed = [tool async for tool in self._tools(conversation)]
+        facts.tools = Tools(listed)
+        facts.schemas = {
+            name: schema for name, schema in facts.tools.schemas.items() if b'"x-mcp-header"' in encode(schema)
         }
+
+    @property
+    def tools(self) -> Tools:
+        """The server's tools, as the probe has found them."""
+        return _NO_TOOLS if self._facts is None else self._facts.tools
 
     async def _tools(self, conversation: Conversation) -> AsyncIterator[Any]:
         """All tools of the server, page by page."""

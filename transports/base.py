@@ -152,7 +152,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
     `headers` has lower-case names, `params` is the top level of the message's. `same_site` is False when a browser says
     that another site caused the request. `forwarded` is what another process of ours vouches for, where it sent this.
-    `again`: it was given to a process that was lost then, and may have taken effect.
+    `peer` is the address it came from. `again`: it was given to a process that was lost, and may have taken effect.
     """
 
     era: Era
@@ -165,6 +165,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     forwarded: Any = None
     again: bool = False
     same_site: bool = True
+    peer: str = ""
     secure: bool = False
 
 

@@ -10,6 +10,7 @@ from typing import Final
 import msgspec
 
 from gateway.bridge.handshake import HandshakeRefused, at_most, negotiable
+from gateway.carriers import client_facts
 from gateway.context import with_meta, without_our_keys
 from gateway.endpoint import Endpoint
 from gateway.errors import UPSTREAM_UNAVAILABLE, no_session, session_unknown, stream_taken, unknown_event
@@ -18,7 +19,7 @@ from gateway.live import STANDALONE, LiveSession
 from gateway.params import meta_of, text_of
 from gateway.relay import Relay, id_of, message_of, meta_for_upstream
 from gateway.reply import ImmediateReply, StreamReply
-from gateway.sessions import Resolved, Sessions, client_facts
+from gateway.sessions import Resolved, Sessions
 from session_store import EventLog, Principal, UnknownEvent
 from transports.base import Answer, Era, EventSource, ReplyQueue, Request, UpstreamUnavailable
 from transports.jsonrpc import (

@@ -25,7 +25,7 @@ from gateway.params import meta_of
 from gateway.relay import Relay, id_of, message_of
 from gateway.reply import ImmediateReply
 from gateway.sessions import Resolved, Sessions
-from session_store import Principal
+from session_store import Context, Principal
 from transports.base import Answer, Era, Refused, ReplyQueue, Request
 from transports.jsonrpc import METHOD_NOT_FOUND, Message, Object, decode_object, encode, encode_result
 
@@ -52,7 +52,7 @@ class ModernClients:
         message, endpoint = message_of(request), self._endpoints[request.endpoint]
         method = str(message.method)
         if method == "server/discover":
-            return await self._discover(message, endpoint)
+            return await self._discover(message, endpoint, self._sessions.context_of(request, principal))
         params = request.params
         digest = ""
         if method in INPUT_REQUIRED_METHODS:
@@ -78,6 +78,7 @@ class ModernClients:
             replies=ReplyQueue(),
             shape=self._shaping(principal, digest, correlation),
             caller=caller_of_meta(request.meta),
+            context=None if live is not None else self._sessions.context_of(request, principal),
         )
         return await self._relay.send(exchange, endpoint, Era.MODERN, params, headers, correlation, request)
 
@@ -145,8 +146,8 @@ class ModernClients:
         additions = {SESSION_KEY: msgspec.Raw(encode(self._sessions.token(session)))}
         return with_meta(result, additions | self._relay.trace(live, correlation))
 
-    async def _discover(self, message: Message, endpoint: Endpoint) -> Answer:
-        result = await endpoint.discover()
+    async def _discover(self, message: Message, endpoint: Endpoint, context: Context) -> Answer:
+        result = await endpoint.discover(context)
         if result is None:
             raise Refused(
                 404, METHOD_NOT_FOUND, "Method not found: server/discover. The server behind speaks the handshake era."

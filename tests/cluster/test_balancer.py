@@ -83,6 +83,6 @@ def test_the_manifests_agree_with_the_gateway_and_with_each_other() -> None:
     given = {entry["name"]: entry.get("value", "secret") for entry in container["env"]}
     ports = {port["name"]: port["containerPort"] for port in container["ports"]}
     assert given["MCP_GATEWAY_ADVERTISE"].endswith(f":{ports['internal']}") and "MCP_GATEWAY_KEYS" in given
-    options = {"host": "0.0.0.0", "store": given["MCP_GATEWAY_STORE"], "advertise": "10.0.0.1:9000"}
+    options = {"host": "0.0.0.0", "store": given["MCP_GATEWAY_STORE"], "advertise": "10.0.0.1:9000", "anonymous": True}
     checked = load_settings(None, options)
     assert checked.gateway.port == ports["http"]

@@ -7,6 +7,7 @@ import pytest
 from gateway.audit import Audit
 from gateway.live import LiveSessions
 from gateway.pipeline import available
+from gateway.rules import Rules
 from gateway.sessions import Sessions
 from gateway.settings import SessionSettings
 from session_store import ANONYMOUS, KeyRing, MemoryBackend, SessionStore, StoreUnavailable
@@ -45,6 +46,7 @@ def sessions(store: Any, ring: KeyRing) -> Sessions:
         settings=SessionSettings(),
         clock=clock,
         closed=lambda _: None,
+        rules=Rules((), "direct"),
     )
 
 

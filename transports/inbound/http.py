@@ -1,7 +1,7 @@
 """HTTP as both eras need it: headers, body, Host and Origin, responses. Knows no JSON-RPC method."""
 
 import functools
-from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -15,6 +15,7 @@ __all__ = [
     "Scope",
     "Send",
     "header_map",
+    "peer_of",
     "read_body",
     "readable_by",
     "send_json",
@@ -99,12 +100,13 @@ class Guard:
     """Which Host and Origin are served: what keeps web pages from reaching a server on the user's own machine.
 
     MCP 2025-11-25, Transports §Security Warning (DNS rebinding). `hosts` empty means any host, or with `loopback` the
-    loopback names only.
+    loopback names only. What `proxies` say of how a client came is believed.
     """
 
     hosts: frozenset[str] = frozenset()
     origins: frozenset[str] = frozenset()
     loopback: bool = True
+    proxies: Container[str] = ()
 
     def check(self, headers: Mapping[str, str]) -> None:
         """Raises `Refused`: 421 for a host that is not ours, 403 for an origin that is not let in."""
@@ -125,13 +127,12 @@ class Guard:
             return True
         return self.loopback and not self.hosts and _hostname(urlsplit(origin).netloc) in _LOOPBACK
 
-    @staticmethod
-    def is_secure(scope: Scope, headers: Mapping[str, str]) -> bool:
-        """Whether the client came by TLS, as the connection says, or a proxy on this machine."""
+    def is_secure(self, scope: Scope, headers: Mapping[str, str]) -> bool:
+        """Whether the client came by TLS, as the connection says, or a proxy that is trusted or on this machine."""
         if scope.get("scheme") == "https":
             return True
-        client = scope.get("client")
-        return headers.get("x-forwarded-proto") == "https" and client is not None and client[0] in _LOOPBACK
+        peer = peer_of(scope)
+        return headers.get("x-forwarded-proto") == "https" and (peer in _LOOPBACK or peer in self.proxies)
 
     @staticmethod
     def same_site(headers: Mapping[str, str]) -> bool:
@@ -139,6 +140,12 @@ class Guard:
         if headers.get("sec-fetch-site", "none") not in ("same-origin", "none"):
             return False
         return "origin" not in headers or is_same_origin(headers)
+
+
+def peer_of(scope: Scope) -> str:
+    """The address a request came from, empty where there is none."""
+    client = scope.get("client")
+    return str(client[0]) if client else ""
 
 
 def is_same_origin(headers: Mapping[str, str]) -> bool:

@@ -19,6 +19,7 @@ from transports.inbound.http import (
     Scope,
     Send,
     header_map,
+    peer_of,
     read_body,
     readable_by,
     send_json,
@@ -141,6 +142,7 @@ class StreamableHttp:
             forwarded=scope.get("mcp.forwarded"),
             again=scope.get("mcp.again", False),
             same_site=self._guard.same_site(headers),
+            peer=peer_of(scope),
             secure=self._guard.is_secure(scope, headers),
         )
 

@@ -1,0 +1,114 @@
+"""What a session sees and may call: one pure decision over frozen values, made once for each context and tool.
+
+What one may not see is answered as if it did not exist.
+"""
+
+import fnmatch
+import functools
+import re
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+from gateway.policy_settings import PolicySettings, ToolSettings
+from gateway.settings import UpstreamSettings
+from session_store import Context
+
+__all__ = ["Decision", "Policy", "ServerPolicy", "server_policy"]
+
+_HELD: Final = 65_536
+
+
+class ServerPolicy(msgspec.Struct, frozen=True, kw_only=True):
+    """What the configuration says of one server."""
+
+    direct_only: bool = False
+    permissions: tuple[str, ...] = ()
+    tools: Mapping[str, ToolSettings] = msgspec.field(default_factory=dict)
+
+
+class Decision(msgspec.Struct, frozen=True, kw_only=True):
+    """Of one tool, for one context. `blocked` is what its arguments may not contain, `bind` where they come from."""
+
+    allowed: bool
+    reason: str = ""
+    operation: str = ""
+    blocked: tuple[re.Pattern[str], ...] = ()
+    bind: tuple[tuple[str, str], ...] = ()
+    slow_s: float = 10.0
+
+    @property
+    def touches_arguments(self) -> bool:
+        return bool(self.blocked or self.bind)
+
+
+class Policy:
+    """Compiled from the settings. `is_open`: nothing is restricted, nothing is bound."""
+
+    def __init__(self, settings: PolicySettings, servers: Mapping[str, ServerPolicy]) -> None:
+        self._settings = settings
+        self._servers = servers
+        self.is_open = not settings.workspaces and not any(
+            server.direct_only or server.permissions or server.tools for server in servers.values()
+        )
+        self.sees = functools.lru_cache(maxsize=_HELD)(self._sees)
+        self.decide = functools.lru_cache(maxsize=_HELD)(self._decide)
+
+    def _sees(self, context: Context, server: str) -> bool:
+        """Whether a server exists for that context."""
+        rules = self._servers[server]
+        if rules.direct_only and context.trust != "direct":
+            return False
+        if not set(rules.permissions) <= set(context.permissions):
+            return False
+        allowed = self._workspace(context)
+        return allowed is None or _any(server, allowed[0])
+
+    def _decide(self, context: Context, server: str, tool: str) -> Decision:
+        """Whether a tool exists for that context, and what holds for its calls."""
+        matching = [
+            found for pattern, found in self._servers[server].tools.items() if fnmatch.fnmatchcase(tool, pattern)
+        ]
+        operations = [found.operation for found in matching if found.operation is not None]
+        operation = operations[0] if operations else ""
+        needed = {name for found in matching for name in found.permissions}
+        allowed = self._workspace(context)
+        reason = ""
+        if not self.sees(context, server):
+            reason = "the server is not for this session"
+        elif any(found.direct_only for found in matching) and context.trust != "direct":
+            reason = "it is for direct trust only"
+        elif operation == "eval" and not self._settings.eval_tools:
+            reason = "tools that evaluate are switched off"
+        elif not needed <= set(context.permissions):
+            reason = f"it needs {', '.join(sorted(needed - set(context.permissions)))}"
+        elif allowed is not None and not _any(f"{server}__{tool}", allowed[1]):
+            reason = "the workspace does not have it"
+        return Decision(
+            allowed=not reason,
+            reason=reason,
+            operation=operation,
+            blocked=tuple(re.compile(word, re.IGNORECASE) for found in matching for word in found.blocked),
+            bind=tuple({name: field for found in matching for name, field in found.bind.items()}.items()),
+            slow_s=min((found.slow_s for found in matching if found.slow_s is not None), default=self._settings.slow_s),
+        )
+
+    def _workspace(self, context: Context) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
+        """The servers and tools of a workspace; None where workspaces are not restricted. One that no pattern names
+        has nothing."""
+        if not self._settings.workspaces:
+            return None
+        for pattern, found in self._settings.workspaces.items():
+            if fnmatch.fnmatchcase(context.workspace, pattern):
+                return found.servers, found.tools
+        return (), ()
+
+
+def server_policy(settings: UpstreamSettings) -> ServerPolicy:
+    """The part of a server's settings that policy is about."""
+    return ServerPolicy(direct_only=settings.direct_only, permissions=settings.permissions, tools=settings.tools)
+
+
+def _any(name: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)

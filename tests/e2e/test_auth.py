@@ -1,0 +1,175 @@
+"""Access tokens, protected-resource metadata, trusted proxies, and nobody by accident."""
+
+import base64
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import jwt
+import pytest
+from cryptography.hazmat.primitives.asymmetric import rsa
+
+from gateway.settings import ConfigurationError, load_settings
+from tests.e2e.conftest import KEYS, bearer, sha256
+from tests.requirements import requirement
+from tests.support.issuer import AUDIENCE, Issuer, running_issuer
+from tests.support.raw import Legacy, Modern, messages, tool_text
+from tests.support.running import DEMO, PROBE, RunningGateway, running_gateway, server
+
+
+@pytest.fixture(scope="module")
+def issuer() -> Iterator[Issuer]:
+    with running_issuer() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def gateway(issuer: Issuer) -> Iterator[RunningGateway]:
+    claims = {"trust": "mcp.trust", "workspace": "team", "permissions": "may"}
+    options = {
+        "auth": issuer.settings(claims=claims, clock_skew_s=2),
+        "api_keys": {name: sha256(key) for name, key in KEYS.items()},
+    }
+    servers = {"demo": server(DEMO), "probe": server(PROBE), "secret": server(DEMO, permissions=["read.secrets"])}
+    with running_gateway(servers, options=options) as running:
+        yield running
+
+
+def whoami(gateway: RunningGateway, http: httpx.Client, token: str) -> Any:
+    return json.loads(tool_text(Modern(gateway.url, http, headers=bearer(token)).tool("demo__whoami")))
+
+
+@requirement("pol.auth", "id.refresh", "life.affinity", "id.bound")
+def test_a_token_is_a_principal_and_a_refreshed_one_the_same(
+    gateway: RunningGateway, issuer: Issuer, http: httpx.Client
+) -> None:
+    first = whoami(gateway, http, issuer.token("ada", jti="1", team="red", mcp={"trust": "Direct "}))
+    assert first["principal"] == f"{issuer.url}:ada" and first["workspace"] == "red" and first["trust"] == "direct"
+    again = whoami(gateway, http, issuer.token("ada", jti="2", team="red", mcp={"trust": "direct"}))
+    assert again["session_id"] == first["session_id"], "a refreshed token"
+    assert whoami(gateway, http, issuer.token("bob", team="red"))["session_id"] != first["session_id"]
+    key = Modern(gateway.url, http, headers=bearer(KEYS["alice"]))
+    assert json.loads(tool_text(key.tool("demo__whoami")))["principal"] == "api-key:alice"
+    legacy = Legacy(gateway.url, http, headers=bearer(issuer.token("ada"))).open()
+    legacy.headers = bearer(issuer.token("ada", jti="3"))
+    assert tool_text(legacy.tool("demo__count")) == "1"
+    legacy.headers = bearer(issuer.token("bob"))
+    assert legacy.tool("demo__count").status_code == 404, "somebody else's"
+    legacy.headers = bearer(issuer.token("ada", jti="4"))
+    assert tool_text(legacy.tool("demo__count")) == "2", "and it lives on"
+
+
+@requirement("pol.auth")
+def test_tokens_that_are_not_good_are_refused(gateway: RunningGateway, issuer: Issuer, http: httpx.Client) -> None:
+    now = int(time.time())
+    stranger = rsa.generate_private_key(public_exponent=65_537, key_size=2_048)
+    head = base64.urlsafe_b64encode(json.dumps({"alg": "none", "kid": "first"}).encode()).rstrip(b"=").decode()
+    unsigned = f"{head}.{issuer.token().split('.')[1]}."
+    public = json.dumps(issuer.jwks()["keys"][0])
+    confused = jwt.encode(
+        {"iss": issuer.url, "aud": AUDIENCE, "sub": "ada", "exp": now + 60, "scope": "mcp"},
+        base64.urlsafe_b64encode(public.encode()).decode(),
+        algorithm="HS256",
+        headers={"kid": "first"},
+    )
+    bad = {
+        "unsigned": unsigned,
+        "signed with a public key as a secret": confused,
+        "signed by somebody else": issuer.token(key=stranger),
+        "of an unknown key": issuer.token(kid="nobody"),
+        "for another audience": issuer.token(aud="https://elsewhere.example"),
+        "of another issuer": issuer.token(iss="https://evil.example"),
+        "expired": issuer.token(exp=now - 10),
+        "not good yet": issuer.token(nbf=now + 100),
+        "without an end": issuer.token(exp=None),
+        "without a subject": issuer.token(sub=None),
+        "without the scope": issuer.token(scope="other"),
+        "no JWT": "aaaaaaaa.bbbbbbbbb.cccccccc",
+        "changed": issuer.token()[:-8] + "AAAAAAAA",
+    }
+    for what, token in bad.items():
+        answer = Modern(gateway.url, http, headers=bearer(token)).tool("demo__whoami")
+        assert answer.status_code == 401, what
+        assert 'error="invalid_token"' in answer.headers["www-authenticate"], what
+        assert token.split(".")[1] not in gateway.stderr() + answer.text, what
+    assert whoami(gateway, http, issuer.token(exp=now - 1))["principal"].endswith(":ada"), "within the clocks' skew"
+
+
+@requirement("pol.auth")
+def test_new_keys_are_found_and_forged_ids_do_not_hammer_the_issuer(http: httpx.Client) -> None:
+    with running_issuer() as issuer:
+        with running_gateway({"demo": server(DEMO)}, options={"auth": issuer.settings()}) as gateway:
+            url = gateway.url
+
+            def status(token: str) -> int:
+                return Modern(url, http, headers=bearer(token)).tool("whoami").status_code
+
+            assert status(issuer.token()) == 200 and issuer.asked == 1
+            assert [status(issuer.token(kid=f"forged-{n}")) for n in range(20)] == [401] * 20
+            assert issuer.asked == 1, "not within seconds of the last look"
+            old = issuer.token()
+            issuer.rotate("second")
+            deadline = time.monotonic() + 20
+            while status(issuer.token()) != 200:
+                assert time.monotonic() < deadline
+                time.sleep(0.5)
+            assert issuer.asked == 2 and status(old) == 401
+
+
+@requirement("pol.auth")
+def test_clients_can_find_the_authorization_server(gateway: RunningGateway, issuer: Issuer, http: httpx.Client) -> None:
+    refused = Legacy(gateway.url, http).initialize()
+    challenge = refused.headers["www-authenticate"]
+    url = "https://mcp.example/.well-known/oauth-protected-resource/mcp"
+    assert refused.status_code == 401 and f'resource_metadata="{url}"' in challenge and 'scope="mcp"' in challenge
+    for path in ("/.well-known/oauth-protected-resource/mcp", "/.well-known/oauth-protected-resource"):
+        assert http.get(gateway.base + path).json() == {
+            "resource": AUDIENCE,
+            "authorization_servers": [issuer.url],
+            "bearer_methods_supported": ["header"],
+            "scopes_supported": ["mcp"],
+        }
+
+
+@requirement("pol.permissions", "pol.trust", "id.refresh")
+def test_what_a_token_no_longer_says_holds_no_longer(
+    gateway: RunningGateway, issuer: Issuer, http: httpx.Client
+) -> None:
+    client = Legacy(gateway.url, http, headers=bearer(issuer.token("eve", may=["read.secrets"]))).open()
+    assert tool_text(client.tool("secret__count")) == "1"
+    env = json.loads(tool_text(client.tool("probe__env", {"prefix": "MCP_SESSION_PERM"})))
+    assert env == {"MCP_SESSION_PERMISSIONS": "read.secrets"}
+    client.headers = bearer(issuer.token("eve", may=[], mcp={"trust": "whatever"}))
+    assert "Unknown tool" in messages(client.tool("secret__count"))[-1]["error"]["message"]
+    env = json.loads(tool_text(client.tool("probe__env", {"prefix": "MCP_SESSION_"})))
+    assert (env["MCP_SESSION_PERMISSIONS"], env["MCP_SESSION_TRUST"]) == ("", "sandboxed"), "unknown is not trusted"
+
+
+@requirement("pol.auth", "ctx.unforgeable", "id.cookie-flags")
+def test_only_trusted_proxies_say_who_calls(http: httpx.Client) -> None:
+    says = {"X-User": "ada", "X-Trust": "sandboxed", "X-May": "a, b", "X-Forwarded-Proto": "https"}
+    names = {"subject_header": "X-User", "trust_header": "X-Trust", "permissions_header": "X-May"}
+    proxied = {"auth": {"proxies": {"networks": ["127.0.0.0/8"], **names}}}
+    with running_gateway({"demo": server(DEMO)}, options=proxied) as gateway:
+        answer = Modern(gateway.url, http, headers=says).tool("whoami")
+        told = json.loads(tool_text(answer))
+        assert told["principal"] == "proxy:ada" and told["trust"] == "sandboxed"
+        assert "__Host-" in answer.headers["set-cookie"]
+        assert Modern(gateway.url, http).tool("whoami").status_code == 401
+    elsewhere = {"auth": {"proxies": {"networks": ["10.0.0.0/8"], **names}}}
+    with running_gateway({"demo": server(DEMO)}, options=elsewhere) as gateway:
+        assert Modern(gateway.url, http, headers=says).tool("whoami").status_code == 401
+
+
+@requirement("pol.auth", "ops.config")
+def test_nobody_is_served_by_accident() -> None:
+    with pytest.raises(ConfigurationError, match="nobody has to say who they are"):
+        load_settings(None, {"host": "0.0.0.0", "advertise": "10.0.0.1:9000"})
+    for more in ({"anonymous": True}, {"api_keys": {"a": "0" * 64}}):
+        assert load_settings(None, {"host": "0.0.0.0", **more})
+    for jwks_url in ("http://id.example/jwks.json", "ftp://id.example"):
+        entry = {"issuer": "https://id.example", "audience": "a", "jwks_url": jwks_url}
+        with pytest.raises(ConfigurationError, match="https://"):
+            load_settings(None, {"auth": {"jwt": [entry]}})

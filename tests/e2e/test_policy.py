@@ -1,0 +1,155 @@
+"""What sessions see and may do: trust, workspaces, permissions, eval tools, bound and checked arguments."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.e2e.conftest import KEYS, bearer, sha256
+from tests.requirements import requirement
+from tests.support.raw import Legacy, Modern, messages, tool_text
+from tests.support.running import DEMO, PROBE, RunningGateway, running_gateway, server
+
+PROBE_TOOLS = {
+    "crash": {"direct_only": True},
+    "noise": {"permissions": ["noise.make"]},
+    "spawn": {"operation": "eval"},
+    "echo": {"bind": {"workspace_id": "workspace"}, "blocked": [r"drop\s+table"]},
+    "sleep": {"slow_s": 0.2},
+}
+SERVERS = {
+    "probe": server(PROBE, tools=PROBE_TOOLS),
+    "inner": server(DEMO, direct_only=True),
+    "paid": server(DEMO, permissions=["paid"]),
+}
+RULES = [
+    {"principals": ["api-key:alice"], "trust": "direct", "permissions": ["noise.make", "paid"]},
+    {"principals": ["api-key:bob"], "trust": "sandboxed", "workspace": "fixed"},
+]
+
+
+@pytest.fixture(scope="module")
+def gateway() -> Iterator[RunningGateway]:
+    options = {
+        "api_keys": {name: sha256(key) for name, key in KEYS.items()},
+        "policy": {"rules": RULES},
+        "log_level": "info",
+    }
+    with running_gateway(SERVERS, options=options) as running:
+        yield running
+
+
+def clients(gateway: RunningGateway, http: httpx.Client, who: str, path: str = "/mcp") -> list[Legacy | Modern]:
+    url, headers = gateway.base + path, bearer(KEYS[who])
+    legacy = Legacy(url, http, headers=headers).open(meta={"orbit": {"workspace": "announced"}})
+    return [legacy, Modern(url, http, headers=headers)]
+
+
+def listed(client: Legacy | Modern, what: str = "tools") -> set[str]:
+    answer = client.call(f"{what}/list") if isinstance(client, Legacy) else client.send(f"{what}/list")
+    return {item["name"] for item in messages(answer)[-1]["result"][what]}
+
+
+def error_of(response: httpx.Response) -> Any:
+    return messages(response)[-1]["error"]
+
+
+@requirement("pol.trust", "pol.permissions")
+def test_what_is_not_for_a_session_does_not_exist_for_it(gateway: RunningGateway, http: httpx.Client) -> None:
+    for client in clients(gateway, http, "alice"):
+        assert {"probe__crash", "probe__noise", "inner__count", "paid__count"} <= listed(client)
+        assert tool_text(client.tool("inner__count")) and tool_text(client.tool("probe__noise"))
+    for client in clients(gateway, http, "bob"):
+        seen = listed(client)
+        assert "probe__pid" in seen and not seen & {"probe__crash", "probe__noise"}
+        assert not any(name.startswith(("inner__", "paid__")) for name in seen | listed(client, "prompts"))
+        for hidden in ("probe__crash", "probe__noise", "inner__count", "paid__count", "nothing__at_all"):
+            error = error_of(client.tool(hidden))
+            assert error["code"] == -32602 and error["message"].startswith("Unknown tool"), hidden
+        params = {"name": "inner__introduce"}
+        answer = (
+            client.call("prompts/get", params) if isinstance(client, Legacy) else client.send("prompts/get", params)
+        )
+        assert error_of(answer)["message"] == "Unknown prompt: inner__introduce"
+        assert json.loads(tool_text(client.tool("probe__env", {"prefix": "MCP_SESSION_TRUST"}))) == {
+            "MCP_SESSION_TRUST": "sandboxed"
+        }
+
+
+@requirement("pol.trust")
+def test_a_server_of_its_own_url_is_hidden_too(gateway: RunningGateway, http: httpx.Client) -> None:
+    url, headers = f"{gateway.base}/servers/inner/mcp", bearer(KEYS["bob"])
+    modern = Modern(url, http, headers=headers)
+    assert listed(modern) == set() and "Unknown tool" in error_of(modern.tool("count"))["message"]
+    refused = Legacy(url, http, headers=headers).initialize()
+    assert "no server here" in error_of(refused)["message"]
+
+
+@requirement("pol.operation")
+def test_eval_tools_are_absent_and_blocked_words_hold(gateway: RunningGateway, http: httpx.Client) -> None:
+    for client in clients(gateway, http, "alice"):
+        assert "probe__spawn" not in listed(client)
+        assert "Unknown tool" in error_of(client.tool("probe__spawn"))["message"]
+        blocked = error_of(client.tool("probe__echo", {"sql": "DROP  Table x", "workspace_id": "w"}))
+        assert "blocked" in blocked["message"]
+    options = {"policy": {"eval_tools": True}}
+    with running_gateway({"probe": server(PROBE, tools=PROBE_TOOLS)}, options=options) as running:
+        assert "spawn" in listed(Modern(running.url, http))
+
+
+@requirement("ctx.bind")
+def test_arguments_are_bound_to_the_context(gateway: RunningGateway, http: httpx.Client) -> None:
+    legacy, _ = clients(gateway, http, "alice")
+    assert json.loads(tool_text(legacy.tool("probe__echo"))) == {"workspace_id": "announced"}
+    assert json.loads(tool_text(legacy.tool("probe__echo", {"workspace_id": ""}))) == {"workspace_id": "announced"}
+    assert json.loads(tool_text(legacy.tool("probe__echo", {"workspace_id": "other"}))) == {"workspace_id": "other"}
+    assert "differs from the session" in gateway.stderr()
+    bare = Legacy(gateway.url, http, headers=bearer(KEYS["alice"])).open()
+    error = error_of(bare.tool("probe__echo"))
+    assert error["data"] == {"path": "arguments.workspace_id"} and "no workspace" in error["message"]
+    fixed, _ = clients(gateway, http, "bob")
+    assert json.loads(tool_text(fixed.tool("probe__echo"))) == {"workspace_id": "fixed"}, "the rule's, not the client's"
+
+
+@requirement("pol.arguments")
+def test_arguments_are_checked_before_the_server_sees_them(http: httpx.Client) -> None:
+    with running_gateway({"demo": server(DEMO)}) as gateway:
+        for client in (Legacy(gateway.url, http).open(), Modern(gateway.url, http)):
+            error = error_of(client.tool("slow", {"steps": "three"}))
+            assert error["code"] == -32602 and error["data"] == {"path": "arguments.steps"}
+            assert "slow" in error["message"] and "integer" in error["message"]
+            assert "required" in error_of(client.tool("recall"))["message"]
+            assert "unexpected" in error_of(client.tool("count", {"more": 1}))["message"]
+    with running_gateway({"demo": server(DEMO)}, options={"policy": {"check_arguments": False}}) as gateway:
+        result = messages(Modern(gateway.url, http).tool("slow", {"steps": "three"}))[-1]["result"]
+        assert result["isError"], "the server's own words"
+
+
+@requirement("pol.workspace")
+def test_a_workspace_sees_what_is_for_it_and_an_unknown_one_nothing(http: httpx.Client) -> None:
+    workspaces = {
+        "team-*": {"servers": ["demo"], "tools": ["demo__count", "demo__who*"]},
+        "all": {},
+    }
+    servers = {"demo": server(DEMO), "probe": server(PROBE)}
+    with running_gateway(servers, options={"policy": {"workspaces": workspaces}}) as gateway:
+
+        def at(workspace: str) -> Legacy:
+            return Legacy(gateway.url, http).open(meta={"orbit": {"workspace": workspace}})
+
+        assert listed(at("team-a")) == {"demo__count", "demo__whoami"}
+        assert "Unknown tool" in error_of(at("team-a").tool("demo__ask"))["message"]
+        assert {"demo__ask", "probe__pid"} <= listed(at("all"))
+        nothing = Legacy(gateway.url, http).initialize(meta={"orbit": {"workspace": "elsewhere"}})
+        assert "no server here" in error_of(nothing)["message"]
+        assert listed(Modern(gateway.url, http)) == set()
+
+
+@requirement("pol.slow")
+def test_a_slow_call_is_told_in_the_log(gateway: RunningGateway, http: httpx.Client) -> None:
+    legacy, _ = clients(gateway, http, "alice")
+    assert tool_text(legacy.tool("probe__sleep", {"seconds": 0.3})) == "slept"
+    line = next(line for line in gateway.stderr().splitlines() if "a slow call" in line)
+    assert "tool=sleep" in line and "session=" in line and "took_s=0.3" in line

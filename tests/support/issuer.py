@@ -1,0 +1,79 @@
+"""An issuer of access tokens: publishes its keys over HTTP, replaces them, and signs whatever a test wants."""
+
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import jwt
+from cryptography.hazmat.primitives.asymmetric import rsa
+from jwt.algorithms import RSAAlgorithm
+
+__all__ = ["AUDIENCE", "Issuer", "running_issuer"]
+
+AUDIENCE = "https://mcp.example/mcp"
+
+
+class Issuer:
+    """`url` is its name; `keys` are published."""
+
+    def __init__(self, port: int) -> None:
+        self.url = f"http://127.0.0.1:{port}"
+        self.keys: dict[str, rsa.RSAPrivateKey] = {}
+        self.asked = 0
+        self.rotate("first")
+
+    def rotate(self, name: str) -> None:
+        """Sign with a new key from now on; the old ones are not published any more."""
+        self.keys = {name: rsa.generate_private_key(public_exponent=65_537, key_size=2_048)}
+
+    def jwks(self) -> dict[str, Any]:
+        found = []
+        for name, key in self.keys.items():
+            found.append({**json.loads(RSAAlgorithm.to_jwk(key.public_key())), "kid": name, "use": "sig"})
+        return {"keys": found}
+
+    def token(self, subject: str = "ada", *, key: Any = None, kid: str | None = None, **claims: Any) -> str:
+        """A good token, but for what is changed."""
+        name, own = next(iter(self.keys.items()))
+        now = int(time.time())
+        body = {"iss": self.url, "aud": AUDIENCE, "sub": subject, "iat": now, "exp": now + 60, "scope": "mcp", **claims}
+        body = {name: value for name, value in body.items() if value is not None}
+        return jwt.encode(body, key or own, algorithm="RS256", headers={"kid": kid or name})
+
+    def settings(self, **more: Any) -> dict[str, Any]:
+        """For `gateway.auth`."""
+        entry = {"issuer": self.url, "audience": AUDIENCE, "jwks_url": f"{self.url}/jwks.json", "scopes": ["mcp"]}
+        return {"resource": AUDIENCE, "jwt": [{**entry, **more}]}
+
+
+@contextlib.contextmanager
+def running_issuer() -> Iterator[Issuer]:
+    """The issuer, in a thread."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            issuer.asked += 1
+            body = json.dumps(issuer.jwks()).encode()
+            self.send_response(200)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    issuer = Issuer(server.server_address[1])
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield issuer
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join(5)
