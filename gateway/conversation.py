@@ -7,6 +7,7 @@ handshake, and the first result of every session that had used the old one says 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from time import monotonic
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -46,7 +47,6 @@ TICK_S: Final = 0.25
 STOPPED: Final = "idle_stop"
 CRASHED: Final = "crash"
 FORGOTTEN: Final = "upstream_session"
-_MOST_RETIRED: Final = 7
 
 
 class Conversation:
@@ -254,8 +254,7 @@ class Conversation:
                 want_log_level(self, exchange.caller.log_level)
             try:
                 self._write(exchange, params, meta)
-                if again:
-                    exchange.sent = None  # once is enough
+                exchange.sent = None if again else exchange.sent  # once is enough
                 return
             except LinkClosed as error:
                 if last:
@@ -373,7 +372,7 @@ class Conversation:
         if link is self._link:
             # What else is on its way may still be answered; whatever comes now goes over another link.
             self._link = None
-            self._retired = [*self._retired[-_MOST_RETIRED:], link]
+            self._retired = [*self._retired[-7:], link]
             self._granted = Grant()
             self._loss = FORGOTTEN
         if request_id is not None:
@@ -437,7 +436,8 @@ class Conversation:
             self._idle.cancel()
             self._idle = None
         loop = asyncio.get_running_loop()
-        exchange.heard_at = exchange.written_at = loop.time()
+        exchange.heard_at = loop.time()
+        exchange.written_at = monotonic()
         # One timer for all calls: one for each would cost more than writing the call.
         if self._ticking is None:
             self._ticking = loop.call_later(self._tick_s, self._tick)

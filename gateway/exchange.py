@@ -3,7 +3,9 @@
 import asyncio
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from time import monotonic
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
@@ -45,29 +47,21 @@ class Exchange:
     `parked_until` in the loop's time; `replay` has answers that were given before, by the question.
     """
 
-    __slots__ = (
-        "_context",
-        "bridge",
-        "caller",
-        "client_id",
-        "conversation",
-        "ended",
-        "heard_at",
-        "live",
-        "method",
-        "number",
-        "parked",
-        "parked_until",
-        "progress_token",
-        "replay",
-        "replies",
-        "restarted",
-        "sent",
-        "shape",
-        "slow_s",
-        "tool",
-        "written_at",
-    )
+    # What most calls never need stands here once, not in each of them.
+    conversation: "Conversation | None" = None
+    number = 0
+    progress_token: msgspec.Raw | None = None
+    heard_at = 0.0
+    written_at = 0.0
+    tool = ""
+    slow_s = math.inf
+    sent: tuple[Object, Object] | None = None  # params and `_meta`, should it have to be sent again
+    bridge: Bridge | None = None
+    parked: Parked | None = None
+    parked_until = 0.0
+    replay: Mapping[str, str] = MappingProxyType({})
+    restarted: str | None = None
+    ended: Callable[[], None] | None = None  # called once, when the wire is done with it
 
     def __init__(
         self,
@@ -85,22 +79,8 @@ class Exchange:
         self.live = live
         self.replies = replies
         self.shape = shape
-        self.number = 0
-        self.progress_token: msgspec.Raw | None = None
-        self.conversation: Conversation | None = None
-        self.heard_at = 0.0
-        self.sent: tuple[Object, Object] | None = None  # params and `_meta`, should it have to be sent again
-        self.tool = ""
-        self.slow_s = math.inf
-        self.written_at = 0.0
         self.caller = caller
         self._context = context
-        self.bridge: Bridge | None = None
-        self.parked: Parked | None = None
-        self.parked_until = 0.0
-        self.replay: dict[str, str] = {}
-        self.restarted: str | None = None
-        self.ended: Callable[[], None] | None = None  # called once, when the wire is done with it
 
     @property
     def context(self) -> Context:
@@ -130,8 +110,7 @@ class Exchange:
     def finish(self, message: Message, restarted: str | None = None) -> None:
         """Answer with the upstream's response; `restarted` says why the server had to be started anew before it."""
         self.restarted = restarted or self.restarted
-        took = asyncio.get_running_loop().time() - self.written_at
-        if took > self.slow_s:
+        if self.slow_s is not math.inf and (took := monotonic() - self.written_at) > self.slow_s:
             session = "" if self.live is None else redact(self.live.session.id)
             logger.warning("a slow call", extra={"tool": self.tool, "session": session, "took_s": round(took, 3)})
         if self.bridge is not None:

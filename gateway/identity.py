@@ -13,6 +13,7 @@ from gateway.jwt_tokens import InvalidToken, JwtTokens
 from gateway.policy_settings import AuthSettings, ProxySettings
 from gateway.rules import Granted, granted_by, normal_trust
 from session_store import ANONYMOUS, Principal
+from transports.base import Request
 
 __all__ = ["API_KEY_ISSUER", "Authenticated", "Identity", "TrustedProxies"]
 
@@ -24,6 +25,9 @@ class Authenticated(msgspec.Struct, frozen=True):
 
     principal: Principal
     granted: Granted | None = None
+
+
+_ANYBODY: Final = Authenticated(ANONYMOUS)
 
 
 class TrustedProxies:
@@ -69,6 +73,14 @@ class Identity:
         self._scope = " ".join(dict.fromkeys(scope for entry in auth.jwt for scope in entry.scopes))
         self._metadata_url = metadata_url
         self.proxies = TrustedProxies(auth.proxies)
+        self._has_proxies = auth.proxies is not None
+        self._serves_anybody = allow_anonymous and not (self._keys or self._tokens or auth.proxies)
+
+    def known(self, request: Request) -> Principal | None:
+        """Who sent a request, where there is nothing to find out; else None."""
+        if self._serves_anybody and request.forwarded is None:
+            return ANONYMOUS
+        return None
 
     async def authenticate(self, headers: Mapping[str, str], peer: str = "") -> Authenticated:
         """Who sent these headers (lower-case names), on a connection from that address.
@@ -78,12 +90,12 @@ class Identity:
         Raises:
             Refused: 401 with `WWW-Authenticate` (RFC 6750 §3, RFC 9728 §5.1).
         """
-        if peer in self.proxies and (vouched := self._vouched(headers)) is not None:
+        if self._has_proxies and peer in self.proxies and (vouched := self._vouched(headers)) is not None:
             return vouched
         authorization = headers.get("authorization")
         if authorization is None or not (self._keys or self._tokens):
             if self._allow_anonymous:
-                return Authenticated(ANONYMOUS)
+                return _ANYBODY
             raise self._refused("Authentication required: send Authorization: Bearer with your credential.")
         scheme, _, credential = authorization.partition(" ")
         credential = credential.strip()

@@ -23,6 +23,8 @@ KEYS_GOOD_FOR_S: Final = 3_600.0
 """How long published keys are used without a look at whether they have changed."""
 LOOK_AGAIN_S: Final = 10.0
 """How soon an unknown key id may cause another look: forged tokens must not make us hammer the issuer."""
+REMEMBERED_S: Final = 300.0
+"""How long a token that was good is not looked at again: so long a key that is withdrawn may still count."""
 _REMEMBERED: Final = 10_000
 
 
@@ -61,7 +63,8 @@ class JwtTokens:
             raise InvalidToken("its issuer is not trusted here")
         claims = issuer.checked(token, await issuer.key(str(header.get("kid", "")), header), self._clock())
         principal = Principal(issuer=issuer.settings.issuer, subject=str(claims["sub"]))
-        self._good[hashlib.sha256(token.encode()).digest()] = (float(claims["exp"]), principal, claims)
+        until = min(float(claims["exp"]), self._clock() + REMEMBERED_S)
+        self._good[hashlib.sha256(token.encode()).digest()] = (until, principal, claims)
         if len(self._good) > _REMEMBERED:
             self._good.popitem(last=False)
         return principal, claims

@@ -9,7 +9,7 @@ from gateway.cluster import Forwarded
 from gateway.context import correlation_id
 from gateway.endpoint import Endpoint
 from gateway.errors import store_full, store_unavailable
-from gateway.identity import Identity
+from gateway.identity import Authenticated, Identity
 from gateway.observe import CORRELATION
 from gateway.rules import GRANTED
 from session_store import Principal, StoreError, StoreFull
@@ -35,7 +35,7 @@ class Pipeline:
         self._endpoints = endpoints
 
     async def call(self, request: Request) -> Answer:
-        principal = await self._principal(request)
+        principal = self._identity.known(request) or await self._principal(request)
         correlation = correlation_id(request.headers, request.meta)
         clients = self._modern if request.era is Era.MODERN else self._legacy
         CORRELATION.set(correlation)
@@ -67,12 +67,9 @@ class Pipeline:
 
     async def _principal(self, request: Request) -> Principal:
         """Who asks: what the headers prove, or what another replica has found them to."""
-        forwarded: Forwarded | None = request.forwarded
-        if forwarded is not None:
-            if forwarded.granted is not None:
-                GRANTED.set(forwarded.granted)
-            return forwarded.principal
-        who = await self._identity.authenticate(request.headers, request.peer)
+        who: Authenticated | Forwarded = request.forwarded or await self._identity.authenticate(
+            request.headers, request.peer
+        )
         if who.granted is not None:
             GRANTED.set(who.granted)
         return who.principal

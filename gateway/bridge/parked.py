@@ -105,8 +105,9 @@ def ask_modern(live: "LiveSession", conversation: "Conversation", message: Messa
     if exchange.caller is None or not may_be_asked(exchange.caller.capabilities, method, question.params):
         conversation.refuse(server_id, METHOD_NOT_FOUND, f"The client has not declared that it answers {method}.")
         return
-    known = exchange.replay.pop(question.digest, None)
+    known = exchange.replay.get(question.digest)
     if known is not None:
+        exchange.replay = {digest: answer for digest, answer in exchange.replay.items() if digest != question.digest}
         _give(question, msgspec.Raw(known.encode()))
         return
     if not _may_wait(live, exchange):
