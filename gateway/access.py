@@ -5,7 +5,7 @@ import os
 import secrets
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gateway.state_api import StateAccess, by_connection, state_api
@@ -47,8 +47,10 @@ class Grants:
         tools = tool_session(session, sessions=self._sessions, state=self._state)
         return StateAccess(session=tools, store=self._state, secret=secret)
 
-    async def for_child(self, session: Session, facts: Mapping[str, str], env: Mapping[str, str]) -> Grant:
-        """For a child process: its own socket, good for this session, and gone with the child.
+    async def for_child(
+        self, session: Session, facts: Mapping[str, str], env: Mapping[str, str], launcher: Sequence[str] = ()
+    ) -> Grant:
+        """For a child process: its own socket, good for this session, and gone with the child; and what starts it.
 
         Raises:
             UpstreamUnavailable: no socket can be had.
@@ -61,7 +63,9 @@ class Grants:
         except OSError as error:
             raise UpstreamUnavailable(f"no socket for the session's state: {error.strerror or error}") from error
         ours = {SOCKET_VARIABLE: path, ACCESS_VARIABLE: secret, FACTS_VARIABLE: json.dumps(dict(facts))}
-        return Grant(given=Given(env={**env, **ours}), close=close)
+        # Nothing that a client has a say in: these become paths.
+        starts = tuple(part.replace("{socket}", path).replace("{session_id}", session.id) for part in launcher)
+        return Grant(given=Given(env={**env, **ours}, launcher=starts), close=close)
 
     def _made_folder(self) -> str:
         if not self._folder:

@@ -32,6 +32,7 @@ from gateway.live import LiveSession, LiveSessions
 from gateway.pipeline import Pipeline
 from gateway.policy import Policy, server_policy
 from gateway.protected_resource import ProtectedResource
+from gateway.rates import RateLimits
 from gateway.relay import Relay
 from gateway.rules import Rules
 from gateway.servers import in_process, upstream_of
@@ -193,19 +194,17 @@ class Gateway:
         self._supervisor = Supervisor()
         self._grants = Grants(self._backend.sessions, self._backend.state)
         self.assertions = Assertions(ring, issuer=options.issuer, clock=clock)
-        self._upstreams = [
+        self.upstreams = [
             self._configured(name, entry, upstream_of(name, entry, options.limits, self._supervisor), options)
             for name, entry in settings.mcpServers.items()
         ]
-        self._upstreams += [self._object(name, server, options) for name, server in (servers or {}).items()]
+        self.upstreams += [self._object(name, server, options) for name, server in (servers or {}).items()]
         timeout = options.limits.call_timeout_s
         handles = Handles(self.sessions, self._backend.sessions, self._audit, clock)
-        policy = Policy(options.policy, {u.name: server_policy(u.settings) for u in self._upstreams})
+        policy = Policy(options.policy, {u.name: server_policy(u.settings) for u in self.upstreams})
         calls = ToolCalls(policy, check_arguments=options.policy.check_arguments)
-        endpoints = {
-            ALL: Endpoint(self._upstreams, call_timeout_s=timeout, handles=handles, policy=policy, calls=calls)
-        }
-        for u in self._upstreams:
+        endpoints = {ALL: Endpoint(self.upstreams, call_timeout_s=timeout, handles=handles, policy=policy, calls=calls)}
+        for u in self.upstreams:
             endpoints[f"/servers/{u.name}/mcp"] = Endpoint(
                 [u], call_timeout_s=timeout, handles=handles, policy=policy, calls=calls
             )
@@ -213,6 +212,7 @@ class Gateway:
             events=self._events,
             result_meta=options.result_meta,
             max_exchanges=options.limits.exchanges,
+            rates=RateLimits(options.policy, self._backend.rates),
             cluster=self._cluster,
         )
         sessions, events = self.sessions, self._events
@@ -292,13 +292,14 @@ class Gateway:
             linked=self.sessions.linked,
             went_on=self.sessions.went_on,
             assertions=self.assertions,
+            sandbox=options.policy.sandbox,
         )
         if isinstance(upstream, HttpUpstream):
             upstream.schemas = lambda: configured.schemas
         return configured
 
     def _forget(self, live: LiveSession) -> None:
-        for upstream in self._upstreams:
+        for upstream in self.upstreams:
             upstream.forget(live)
 
     async def _open_store(self) -> None:
@@ -321,7 +322,7 @@ class Gateway:
             stack.callback(self._grants.close)
             await stack.enter_async_context(self._supervisor)
             await self._join(stack)
-            probes = [upstream.probe() for upstream in self._upstreams]
+            probes = [upstream.probe() for upstream in self.upstreams]
             background = [asyncio.create_task(work) for work in (self._sweep(), self._listen())]
             if self._cluster is not None:
                 background.append(asyncio.create_task(self._cluster.live()))
@@ -371,7 +372,7 @@ class Gateway:
         held = [live.session for live in self._live]
         closing = [self.sessions.close(session.id, over=False) for session in held]
         await asyncio.gather(
-            *closing, *(u.close() for u in self._upstreams), self.sessions.closed_all(), return_exceptions=True
+            *closing, *(u.close() for u in self.upstreams), self.sessions.closed_all(), return_exceptions=True
         )
         if self._cluster is not None:
             with contextlib.suppress(StoreUnavailable):

@@ -1,5 +1,7 @@
-"""The command line: run, stdio, check, keygen, sessions (and demo-server, which `__main__` starts by itself)."""
+"""The command line: run, stdio, manifest, check, keygen, sessions (and demo-server, which `__main__` starts)."""
 
+import asyncio
+import json
 import os
 import sys
 from pathlib import Path
@@ -109,6 +111,25 @@ def check(config: Annotated[Path, typer.Option("--config", "-c", help="The file 
         raise _fail(str(error)) from None
     names = ", ".join(settings.mcpServers) or "no servers"
     typer.echo(f"{config}: good ({names})")
+
+
+@app.command("manifest")
+def show_manifest(
+    command: Annotated[
+        list[str] | None, typer.Argument(metavar="[-- COMMAND ARG...]", help="A stdio server, without a file.")
+    ] = None,
+    config: ConfigOption = None,
+) -> None:
+    """Print all tools of all servers with their schemas, as JSON."""
+    from gateway.manifest import manifest
+    from gateway.observe import configure_logging
+
+    try:
+        settings = _with_command(load_settings(config), command)
+        configure_logging("error")
+        typer.echo(json.dumps(asyncio.run(manifest(settings)), indent=2, ensure_ascii=False))
+    except ConfigurationError as error:
+        raise _fail(str(error)) from None
 
 
 @app.command()

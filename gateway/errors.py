@@ -15,6 +15,7 @@ __all__ = [
     "OUTCOME_UNKNOWN",
     "SESSION_UNKNOWN",
     "STORE_UNAVAILABLE",
+    "TOO_OFTEN",
     "UNAUTHENTICATED",
     "UNREAD",
     "UPSTREAM_UNAVAILABLE",
@@ -28,6 +29,7 @@ __all__ = [
     "stream_taken",
     "too_many_exchanges",
     "too_many_handles",
+    "too_often",
     "unauthenticated",
     "unknown_event",
     "unknown_handle",
@@ -43,6 +45,7 @@ OUTCOME_UNKNOWN: Final = -32014
 CALL_TIMED_OUT: Final = -32015
 CANCELLED: Final = -32016
 UNREAD: Final = -32017
+TOO_OFTEN: Final = -32018
 
 
 def session_unknown() -> Refused:
@@ -110,6 +113,16 @@ def unknown_handle(handle: str) -> Refused:
 
 def too_many_handles(most: int) -> Refused:
     return Refused(200, INVALID_PARAMS, f"{most} sessions are open already: close one with close_session.")
+
+
+def too_often(what: str, wait_s: int) -> Refused:
+    return Refused(
+        429,
+        TOO_OFTEN,
+        f"Too many requests of this {what}. Try again in {wait_s} s.",
+        data={"retryAfter": wait_s},
+        headers={"Retry-After": str(wait_s)},
+    )
 
 
 def unknown_event() -> Refused:

@@ -13,6 +13,8 @@ __all__ = [
     "JwtSettings",
     "PolicySettings",
     "ProxySettings",
+    "RateSettings",
+    "ResourceSettings",
     "RuleSettings",
     "ToolSettings",
     "WorkspaceSettings",
@@ -131,6 +133,29 @@ class ToolSettings(_Frozen):
         return words
 
 
+class ResourceSettings(_Frozen):
+    """What a child may use (setrlimit(2)); 0 is no limit."""
+
+    memory_mb: Annotated[int, Field(ge=0)] = 0
+    cpu_s: Annotated[int, Field(ge=0)] = 0
+    processes: Annotated[int, Field(ge=0)] = 0
+    files: Annotated[int, Field(ge=0)] = 0
+
+    @property
+    def argv(self) -> tuple[str, ...]:
+        """A command that sets the limits and then becomes what follows (util-linux, prlimit(1))."""
+        limits = {"as": self.memory_mb << 20, "cpu": self.cpu_s, "nproc": self.processes, "nofile": self.files}
+        given = tuple(f"--{name}={value}" for name, value in limits.items() if value)
+        return ("prlimit", *given, "--") if given else ()
+
+
+class RateSettings(_Frozen):
+    """So many requests per second in the long run, and so many at once."""
+
+    per_s: Annotated[float, Field(gt=0)]
+    burst: Annotated[int, Field(ge=1)] = 20
+
+
 class PolicySettings(_Frozen):
     """What may be done, whoever calls."""
 
@@ -138,6 +163,10 @@ class PolicySettings(_Frozen):
     eval_tools: bool = False
     check_arguments: bool = True
     slow_s: Annotated[float, Field(gt=0)] = 10.0
+    # What starts the servers of sandboxed sessions; {socket} is that of the session's state, {session_id} its id.
+    sandbox: tuple[str, ...] = ()
+    session_rate: RateSettings | None = None
+    principal_rate: RateSettings | None = None
     rules: tuple[RuleSettings, ...] = ()
     # pattern of workspace names → what it sees; the first that matches counts. None: every workspace sees all.
     workspaces: dict[str, WorkspaceSettings] = {}

@@ -12,6 +12,7 @@ from gateway.errors import OUTCOME_UNKNOWN, too_many_exchanges
 from gateway.exchange import Exchange
 from gateway.live import LiveSession
 from gateway.params import meta_of
+from gateway.rates import RateLimits
 from gateway.reply import CallReply
 from session_store import EventLog
 from session_store.session import redact
@@ -30,9 +31,16 @@ class Relay:
     """What calls of both eras have in common. `result_meta` puts trace facts into results."""
 
     def __init__(
-        self, *, events: EventLog, result_meta: bool, max_exchanges: int, cluster: Cluster | None = None
+        self,
+        *,
+        events: EventLog,
+        result_meta: bool,
+        max_exchanges: int,
+        cluster: Cluster | None = None,
+        rates: RateLimits,
     ) -> None:
         self._cluster = cluster
+        self._rates = rates
         self._events = events
         self.result_meta = result_meta
         self._max_exchanges = max_exchanges
@@ -55,6 +63,8 @@ class Relay:
         live = exchange.live
         if live is not None and live.busy >= self._max_exchanges:
             raise too_many_exchanges()
+        if live is not None and self._rates.matter:
+            await self._rates.check(live.session)
         meta = meta_for_upstream(params, live, correlation)
         events = self._events if era is Era.LEGACY else None
         reply = CallReply(exchange, headers, events=events, cluster=self._cluster)

@@ -25,7 +25,7 @@ def upstream_of(name: str, entry: UpstreamSettings, limits: LimitSettings, super
         return HttpUpstream(name=name, url=entry.url, headers=entry.headers, max_event_bytes=limits.line_bytes)
     return StdioUpstream(
         name=name,
-        argv=entry.argv,
+        argv=(*entry.resources.argv, *entry.argv),
         env=entry.env,
         cwd=entry.cwd,
         supervisor=supervisor,

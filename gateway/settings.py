@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from gateway.assertion import ISSUER
-from gateway.policy_settings import AuthSettings, PolicySettings, ToolSettings
+from gateway.policy_settings import AuthSettings, PolicySettings, ResourceSettings, ToolSettings
 from session_store.connect import check_store_url
 from session_store.metadata import checked_metadata
 
@@ -86,6 +86,9 @@ class UpstreamSettings(BaseModel):
     direct_only: bool = False
     permissions: tuple[str, ...] = ()
     tools: dict[str, ToolSettings] = {}
+    # What a child may use, and what starts it for a sandboxed session, if not what policy.sandbox says.
+    resources: ResourceSettings = ResourceSettings()
+    sandbox: tuple[str, ...] = ()
     # Idle children are kept by default: a restart loses what a server holds in memory.
     idle_stop_s: Seconds | None = None
 

@@ -27,7 +27,8 @@ class Tools:
     """The tools of one server, as it has listed them, and what checks their arguments."""
 
     def __init__(self, listed: list[Any]) -> None:
-        self.schemas: dict[str, Any] = {tool["name"]: tool.get("inputSchema") for tool in listed if "name" in tool}
+        self.listed = [tool for tool in listed if "name" in tool]
+        self.schemas: dict[str, Any] = {tool["name"]: tool.get("inputSchema") for tool in self.listed}
         self._validators: dict[str, Any] = {}
 
     def problem(self, tool: str, arguments: Any) -> tuple[str, str] | None:

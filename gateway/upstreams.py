@@ -101,6 +101,7 @@ class ConfiguredUpstream:
         linked: Callable[[LiveSession, str], Awaitable[bool]],
         went_on: Callable[[LiveSession, str, str], Awaitable[None]],
         assertions: Assertions,
+        sandbox: tuple[str, ...] = (),
     ) -> None:
         self.name = name
         self.settings = settings
@@ -110,6 +111,7 @@ class ConfiguredUpstream:
         self._linked = linked
         self._went_on = went_on
         self._assertions = assertions
+        self._sandbox = settings.sandbox or sandbox
         self._facts: _Facts | None = None
         self._probing: asyncio.Task[_Facts] | None = None
         self._probe_again_at = 0.0
@@ -315,7 +317,8 @@ class ConfiguredUpstream:
         if self.settings.in_process:
             return self._grants.for_object(live.session)
         env = child_environment(live.session, self.settings.context_env, correlation)
-        return await self._grants.for_child(live.session, facts_of(live.session, correlation), env)
+        sandbox = self._sandbox if live.session.context.trust != "direct" else ()
+        return await self._grants.for_child(live.session, facts_of(live.session, correlation), env, sandbox)
 
     async def _remember(self, live: LiveSession, key: tuple[str, Era, bytes], resume: str) -> None:
         """A session of its own at the server is for every later link, on whatever replica."""

@@ -17,6 +17,7 @@ __all__ = [
     "EventLog",
     "Fate",
     "Gone",
+    "Rates",
     "SessionGone",
     "SessionStore",
     "SetField",
@@ -303,6 +304,17 @@ class AuditTrail(Protocol):
         ...
 
 
+class Rates(Protocol):
+    """How often something may happen, among all who share the store."""
+
+    async def take(self, key: str, per_s: float, burst: int) -> float:
+        """Let it happen once more, and return 0; or return the seconds after which it may, and change nothing.
+
+        In the long run `per_s` times a second, `burst` times at once.
+        """
+        ...
+
+
 class Backend(Protocol):
     """All that one URL gives."""
 
@@ -333,6 +345,9 @@ class Backend(Protocol):
 
     @property
     def audit(self) -> AuditTrail: ...
+
+    @property
+    def rates(self) -> Rates: ...
 
     async def open(self) -> None:
         """Be ready for use. Raises `StoreError` with what is wrong and what to do."""

@@ -52,11 +52,13 @@ class LinkClosed(Exception):
 class Given(msgspec.Struct, frozen=True, kw_only=True):
     """What a link is given beside what the operator has set for its server.
 
-    `env` is for a process. `headers` gives what goes with every HTTP request, `resume` is what an earlier link of the
-    same session has left (`Link.resume`), and `keep` says whether a later one is to go on with it.
+    `env` is for a process, `launcher` a command that starts it. `headers` gives what goes with every HTTP request.
+    `resume` is what an earlier link of the same session has left (`Link.resume`), and `keep` says whether a later one
+    is to go on with it.
     """
 
     env: Mapping[str, str] = msgspec.field(default_factory=dict)
+    launcher: tuple[str, ...] = ()
     headers: Callable[[], Mapping[str, str]] = dict
     resume: str = ""
     keep: Callable[[], bool] = lambda: False

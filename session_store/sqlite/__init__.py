@@ -13,6 +13,7 @@ import msgspec
 from session_store.base import AuditEvent, StoreError
 from session_store.memory import MAX_AUDIT_EVENTS, MemoryBus
 from session_store.memory.directory import MemoryDirectory
+from session_store.rates import MemoryRates
 from session_store.sqlite.database import Database
 from session_store.sqlite.events import SqliteEventLog
 from session_store.sqlite.sessions import SqliteSessionStore, SqliteStateStore
@@ -39,6 +40,7 @@ class SqliteBackend:
         self.events = SqliteEventLog(self._database, self.bus, clock)
         self.directory = MemoryDirectory(self.sessions, clock=clock)
         self.audit = SqliteAuditTrail(self._database)
+        self.rates = MemoryRates(clock)  # one process has the file
 
     async def open(self) -> None:
         await self._database.open(exclusive=self._exclusive)

@@ -6,6 +6,7 @@ Standard library only, so that it starts fast. `argv[1:]` may hold `refuse` (the
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -99,6 +100,15 @@ def sleep(arguments: dict[str, Any], _: dict[str, Any]) -> str:
     return "slept"
 
 
+def limits(*_: Any) -> Any:
+    soft = {name: resource.getrlimit(getattr(resource, f"RLIMIT_{name}"))[0] for name in ("NOFILE", "CPU", "AS")}
+    return {"files": soft["NOFILE"], "cpu_s": soft["CPU"], "memory_mb": soft["AS"] >> 20}
+
+
+def files(arguments: dict[str, Any], _: dict[str, Any]) -> Any:
+    return sorted(os.listdir(arguments["folder"])) if os.path.isdir(arguments["folder"]) else []
+
+
 def roots(*_: Any) -> Any:
     send({"id": "probe-1", "method": "roots/list", "params": {}})
     with _answered:
@@ -140,6 +150,8 @@ TOOLS: dict[str, Callable[[dict[str, Any], dict[str, Any]], Any]] = {
     "announce": announce,
     "flood": flood,
     "roots": roots,
+    "limits": limits,
+    "files": files,
     "ask_again": ask,
     "ask_once": ask,
 }

@@ -54,7 +54,9 @@ class StdioUpstream:
     async def connect(self, given: Given, events: LinkEvents) -> "StdioLink":
         """Start a child. What the operator set for the server wins over what is given; both win over the inherited."""
         inherited = {name: value for name in INHERITED if (value := os.environ.get(name)) is not None}
-        command = Command(argv=self._argv, env={**inherited, **given.env, **self._env}, cwd=self._cwd)
+        command = Command(
+            argv=(*given.launcher, *self._argv), env={**inherited, **given.env, **self._env}, cwd=self._cwd
+        )
         link = StdioLink(self._name, events, self._grace_s)
         try:
             link.process = await self._supervisor.spawn(

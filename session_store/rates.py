@@ -1,0 +1,29 @@
+"""How often something may happen: the generic cell rate algorithm, one number for each key. Pure but for its table."""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Final
+
+__all__ = ["MemoryRates"]
+
+_HELD: Final = 100_000
+
+
+class MemoryRates:
+    """Rates in this process."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._due: OrderedDict[str, float] = OrderedDict()
+
+    async def take(self, key: str, per_s: float, burst: int) -> float:
+        now, every = self._clock(), 1.0 / per_s
+        due = max(self._due.get(key, now), now)
+        wait = due - now - every * (burst - 1)
+        if wait > 1e-9:
+            return wait
+        self._due[key] = due + every
+        self._due.move_to_end(key)
+        if len(self._due) > _HELD:
+            self._due.popitem(last=False)
+        return 0.0

@@ -1,0 +1,120 @@
+"""Rates, resource limits, sandboxes, and the manifest."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.e2e.conftest import KEYS, bearer, sha256
+from tests.requirements import requirement
+from tests.support.raw import Legacy, Modern, messages, tool_text
+from tests.support.redis_server import RunningRedis
+from tests.support.running import DEMO, PROBE, ROOT, running_gateway, server
+from tests.tools.programs import program
+
+SIGNED = {"MCP_GATEWAY_KEYS": "k" * 40}
+
+
+@requirement("pol.limits")
+def test_a_session_that_asks_too_often_is_told_when_to_come_back(http: httpx.Client) -> None:
+    options = {"policy": {"session_rate": {"per_s": 2, "burst": 5}}}
+    with running_gateway({"demo": server(DEMO)}, options=options) as gateway:
+        greedy, other = (Legacy(gateway.url, http).open() for _ in range(2))
+        answers = [greedy.tool("count") for _ in range(12)]
+        good = [answer for answer in answers if answer.status_code == 200]
+        assert 5 <= len(good) <= 8 and [tool_text(a) for a in good] == [str(n) for n in range(1, len(good) + 1)]
+        refused = next(answer for answer in answers if answer.status_code == 429)
+        error = messages(refused)[-1]["error"]
+        assert refused.headers["retry-after"] == "1" and error["code"] == -32018 and error["data"] == {"retryAfter": 1}
+        assert tool_text(other.tool("count")) == "1", "nobody else pays"
+
+
+@requirement("pol.limits", "rep.any")
+def test_a_principals_rate_is_one_on_all_replicas(redis_server: RunningRedis, http: httpx.Client) -> None:
+    options = {
+        "store": redis_server.url,
+        "api_keys": {name: sha256(key) for name, key in KEYS.items()},
+        "policy": {"principal_rate": {"per_s": 0.5, "burst": 6}},
+    }
+    servers = {"demo": server(DEMO)}
+    with (
+        running_gateway(servers, options=options, env=SIGNED, must_stop=False) as first,
+        running_gateway(servers, options=options, env=SIGNED, must_stop=False) as second,
+    ):
+        statuses = []
+        for n in range(12):
+            client = Modern((first, second)[n % 2].url, http, headers=bearer(KEYS["alice"]))
+            statuses.append(client.tool("count").status_code)
+        assert 6 <= statuses.count(200) <= 8 and statuses.count(429) >= 4, statuses
+        assert Modern(first.url, http, headers=bearer(KEYS["bob"])).tool("count").status_code == 200
+
+
+@requirement("pol.sandbox")
+@pytest.mark.skipif(not shutil.which("prlimit"), reason="needs prlimit (util-linux), as the setting does")
+def test_a_child_gets_no_more_than_it_may(http: httpx.Client) -> None:
+    limits = {"files": 40, "cpu_s": 100, "memory_mb": 4_000}
+    with running_gateway({"probe": server(PROBE, resources=limits)}) as gateway:
+        told = json.loads(tool_text(Modern(gateway.url, http).tool("limits")))
+        assert told == {"files": 40, "cpu_s": 100, "memory_mb": 4_000}
+
+
+def bubblewrap() -> list[str]:
+    """A sandbox that has the system's and the tests' programs to read, and the session's socket."""
+    found = str(program("bwrap", "bubblewrap"))
+    folders = {"/usr", "/lib", "/lib64", "/bin", "/etc", sys.prefix, sys.base_prefix, str(ROOT)}
+    read = [part for folder in sorted(folders) if Path(folder).exists() for part in ("--ro-bind", folder, folder)]
+    own = ["--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp", "--bind", "{socket}", "{socket}"]
+    return [found, *read, *own, "--unshare-all", "--die-with-parent", "--chdir", str(ROOT), "--"]
+
+
+def can_unshare() -> bool:
+    done = subprocess.run(
+        [str(program("bwrap", "bubblewrap")), "--ro-bind", "/", "/", "--unshare-all", "--", "/bin/true"],
+        capture_output=True,
+        check=False,
+    )
+    return done.returncode == 0
+
+
+@requirement("pol.sandbox", "ctx.env", "ctx.state")
+def test_a_sandboxed_sessions_child_sees_its_context_and_nothing_else(http: httpx.Client, tmp_path: Path) -> None:
+    if not can_unshare():
+        pytest.skip("this kernel lets nobody make namespaces, so no sandbox of this kind can run here")
+    options = {
+        "api_keys": {name: sha256(key) for name, key in KEYS.items()},
+        "policy": {
+            "sandbox": bubblewrap(),
+            "rules": [{"principals": ["api-key:bob"], "trust": "sandboxed", "workspace": "box"}],
+        },
+    }
+    with running_gateway({"demo": server(DEMO), "probe": server(PROBE)}, options=options) as gateway:
+        boxed, free = (Modern(gateway.url, http, headers=bearer(KEYS[name])) for name in ("bob", "alice"))
+        env = json.loads(tool_text(boxed.tool("probe__env", {"prefix": "MCP_SESSION_"})))
+        assert env["MCP_SESSION_WORKSPACE"] == "box" and env["MCP_SESSION_TRUST"] == "sandboxed"
+        assert tool_text(boxed.tool("demo__remember", {"key": "k", "value": "v"}))
+        assert tool_text(boxed.tool("demo__recall", {"key": "k"})) == "v", "the state's socket is inside"
+        assert int(tool_text(boxed.tool("probe__pid"))) < 20 < int(tool_text(free.tool("probe__pid")))
+        note = tmp_path / "note"
+        call = {"seconds": 0, "note": str(note)}
+        assert tool_text(free.tool("probe__sleep", call)) == "slept" and note.exists(), "this folder is there for it"
+        crossed = json.loads(tool_text(boxed.tool("probe__files", {"folder": str(tmp_path)})))
+        assert crossed == [], "and not in the box"
+
+
+@requirement("pol.manifest", "pol.operation")
+def test_the_manifest_prints_without_a_gateway(tmp_path: Path) -> None:
+    config = tmp_path / "mcp.json"
+    tools = {"recall": {"operation": "eval"}}
+    entries = {"demo": server(DEMO, tools=tools), "probe": server(PROBE), "gone": server(("/does/not/exist",))}
+    config.write_text(json.dumps({"mcpServers": entries}))
+    command = [sys.executable, "-m", "gateway", "manifest", "--config", str(config)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60, check=True)
+    printed = json.loads(done.stdout)
+    by_name = {tool["name"]: tool for tool in printed["tools"]}
+    assert by_name["demo__whoami"]["operation"] == "read" and by_name["demo__remember"]["operation"] == "write"
+    assert by_name["demo__recall"]["operation"] == "eval" and by_name["demo__slow"]["inputSchema"]["properties"]
+    assert by_name["probe__pid"]["server"] == "probe" and "/does/not/exist" in printed["failed"]["gone"]
