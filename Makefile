@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help run test check conformance cluster chaos matrix bench clean
+.PHONY: help run test check conformance cluster chaos attack matrix bench clean
 
 help: ## List the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -28,6 +28,9 @@ chaos: $(VENV)/.installed-dev ## Kill, pause and cut off gateways and Redis unde
 
 cluster: $(VENV)/.installed-dev ## Redis, three gateways and HAProxy as processes
 	$(BIN)/python -m tests.cluster.run
+
+attack: $(VENV)/.installed-dev ## Attacks tried, and what became of them
+	$(BIN)/python -m tests.attack.run
 
 matrix: $(VENV)/.installed-dev ## Every feature in every cell of the era matrix
 	$(BIN)/python -m tests.matrix.run

@@ -22,6 +22,7 @@ from gateway.bridge.input_required import StateSeal
 from gateway.bridge.legacy_client import LegacyClients
 from gateway.bridge.modern_client import ModernClients
 from gateway.cluster import Cluster
+from gateway.credentials import Credentials
 from gateway.endpoint import Endpoint
 from gateway.envelope import Envelopes
 from gateway.forwarding import Forwarding
@@ -193,12 +194,18 @@ class Gateway:
         )
         self._supervisor = Supervisor()
         self._grants = Grants(self._backend.sessions, self._backend.state)
+        self._credentials = Credentials(options.secrets)
         self.assertions = Assertions(ring, issuer=options.issuer, clock=clock)
         self.upstreams = [
             self._configured(name, entry, upstream_of(name, entry, options.limits, self._supervisor), options)
             for name, entry in settings.mcpServers.items()
         ]
-        self.upstreams += [self._object(name, server, options) for name, server in (servers or {}).items()]
+        given = dict(servers or {})
+        if options.tools:
+            from gateway.tools_server import NAME, gateway_tools  # loads the SDK, which others need not wait for
+
+            given |= {NAME: gateway_tools(self.sessions, self._backend.sessions)}
+        self.upstreams += [self._object(name, server, options) for name, server in given.items()]
         timeout = options.limits.call_timeout_s
         handles = Handles(self.sessions, self._backend.sessions, self._audit, clock)
         policy = Policy(options.policy, {u.name: server_policy(u.settings) for u in self.upstreams})
@@ -292,6 +299,7 @@ class Gateway:
             linked=self.sessions.linked,
             went_on=self.sessions.went_on,
             assertions=self.assertions,
+            credentials=self._credentials,
             sandbox=options.policy.sandbox,
         )
         if isinstance(upstream, HttpUpstream):

@@ -24,6 +24,7 @@ logger = logging.getLogger(__name__)
 BEAT_S: Final = 1.0
 LEASE_S: Final = 5.0
 _KNOWN_S: Final = 0.4
+_MARGIN_S: Final = 1.0
 
 
 class Route(msgspec.Struct, frozen=True):
@@ -141,6 +142,11 @@ class Cluster:
     def is_fresh(self) -> bool:
         """Whether nobody can have taken a session from us without our knowing."""
         return monotonic() < self._lease_until
+
+    @property
+    def is_fresh_for_a_while(self) -> bool:
+        """Whether a call that begins now will, as most do, be over before the lease is."""
+        return monotonic() < self._lease_until - _MARGIN_S
 
     async def still_owns(self, session: Session) -> bool:
         """Asked of the store, when the lease does not tell."""

@@ -16,6 +16,7 @@ __all__ = [
     "RateSettings",
     "ResourceSettings",
     "RuleSettings",
+    "SecretSettings",
     "ToolSettings",
     "WorkspaceSettings",
 ]
@@ -147,6 +148,24 @@ class ResourceSettings(_Frozen):
         limits = {"as": self.memory_mb << 20, "cpu": self.cpu_s, "nproc": self.processes, "nofile": self.files}
         given = tuple(f"--{name}={value}" for name, value in limits.items() if value)
         return ("prlimit", *given, "--") if given else ()
+
+
+class SecretSettings(_Frozen):
+    """Where a secret comes from. `{subject}` stands for the principal's: then everybody has their own."""
+
+    file: str = ""
+    env: str = ""
+    command: tuple[str, ...] = ()
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        if sum(map(bool, (self.file, self.env, self.command))) != 1:
+            raise ValueError("give one of file, env and command")
+        return self
+
+    @property
+    def is_personal(self) -> bool:
+        return any("{subject}" in part for part in (self.file, self.env, *self.command))
 
 
 class RateSettings(_Frozen):

@@ -2,8 +2,10 @@
 
 import importlib
 import sys
+from collections.abc import Mapping
 from typing import Any
 
+from gateway.credentials import is_template
 from gateway.settings import ConfigurationError, LimitSettings, UpstreamSettings
 from transports.base import Upstream
 from transports.upstream.process import Supervisor
@@ -22,16 +24,22 @@ def upstream_of(name: str, entry: UpstreamSettings, limits: LimitSettings, super
     if entry.in_process:
         return in_process(f"mcpServers.{name}.in_process", name, load_object(name, entry.in_process))
     if entry.url:
-        return HttpUpstream(name=name, url=entry.url, headers=entry.headers, max_event_bytes=limits.line_bytes)
+        headers = plain(entry.headers)
+        return HttpUpstream(name=name, url=entry.url, headers=headers, max_event_bytes=limits.line_bytes)
     return StdioUpstream(
         name=name,
         argv=(*entry.resources.argv, *entry.argv),
-        env=entry.env,
+        env=plain(entry.env),
         cwd=entry.cwd,
         supervisor=supervisor,
         max_line_bytes=limits.line_bytes,
         grace_s=limits.shutdown_grace_s,
     )
+
+
+def plain(values: Mapping[str, str]) -> dict[str, str]:
+    """Those that are the same for everybody."""
+    return {name: value for name, value in values.items() if not is_template(value)}
 
 
 def in_process(where: str, name: str, server: Any) -> Upstream:

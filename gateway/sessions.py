@@ -181,7 +181,7 @@ class Sessions:
     def _goes_on(self, live: LiveSession, principal: Principal) -> bool:
         """Whether a session is served while the store is silent: ours for as long as the lease is good."""
         session = live.session
-        is_ours = self._cluster is not None and self._cluster.is_fresh and session.owner == self.replica
+        is_ours = self._cluster is not None and self._cluster.is_fresh_for_a_while and session.owner == self.replica
         return is_ours and not live.ended and session.principal == principal and not session.is_expired(self._clock())
 
     async def take_up(self, session: Session) -> LiveSession:

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from gateway.assertion import ISSUER
-from gateway.policy_settings import AuthSettings, PolicySettings, ResourceSettings, ToolSettings
+from gateway.policy_settings import AuthSettings, PolicySettings, ResourceSettings, SecretSettings, ToolSettings
 from session_store.connect import check_store_url
 from session_store.metadata import checked_metadata
 
@@ -120,6 +120,8 @@ class UpstreamSettings(BaseModel):
     def _one_kind(self) -> Self:
         if sum(map(bool, (self.command, self.in_process, self.url))) > 1:
             raise ValueError("give one of command, url and in_process, not several")
+        if self.shared and any("${secret:" in value for value in (*self.env.values(), *self.headers.values())):
+            raise ValueError("a shared server gets no secrets: it would have one principal's for all")
         if self.handles and self.shared:
             raise ValueError("handles are for servers with a process for each session, not for a shared one")
         if self.in_process and self.shared:
@@ -202,11 +204,15 @@ class GatewaySettings(_Frozen):
     allowed_origins: tuple[str, ...] = ()
     # Who signs what HTTP servers are told of sessions (`iss`): the URL at which they find the keys, if they look.
     issuer: str = ISSUER
+    # Tools by which clients see, list and end their own sessions, as a server called `gateway`.
+    tools: bool = False
     # HTTP+SSE at /sse as well, for clients that know nothing newer (MCP 2024-11-05).
     sse: bool = False
     # Session id (cut) and correlation id in the `_meta` of results.
     result_meta: bool = False
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    # What `${secret:NAME}` in a server's env or headers stands for.
+    secrets: dict[str, SecretSettings] = {}
     auth: AuthSettings = AuthSettings()
     policy: PolicySettings = PolicySettings()
     session: SessionSettings = SessionSettings()
@@ -266,6 +272,15 @@ class Settings(_Frozen):
     gateway: GatewaySettings = GatewaySettings()
 
     @model_validator(mode="after")
+    def _secrets_are_declared(self) -> Self:
+        for name, entry in self.mcpServers.items():
+            for value in (*entry.env.values(), *entry.headers.values()):
+                for secret in re.findall(r"\$\{secret:([^}]*)\}", value):
+                    if secret not in self.gateway.secrets:
+                        raise ValueError(f"mcpServers.{name}: gateway.secrets says nothing of {secret!r}")
+        return self
+
+    @model_validator(mode="after")
     def _names(self) -> Self:
         for name in self.mcpServers:
             if not _NAME.fullmatch(name) or "__" in name:
@@ -293,8 +308,10 @@ class _Environment(BaseSettings):
     allowed_origins: Any = None
     issuer: Any = None
     sse: Any = None
+    tools: Any = None
     result_meta: Any = None
     log_level: Any = None
+    secrets: Any = None
     auth: dict[str, Any] | None = None
     policy: dict[str, Any] | None = None
     session: dict[str, Any] | None = None

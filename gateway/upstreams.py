@@ -16,6 +16,7 @@ from gateway.bridge.capabilities import Caller
 from gateway.bridge.handshake import HandshakeRefused, discovery_of
 from gateway.context import child_environment, facts_of
 from gateway.conversation import Conversation
+from gateway.credentials import Credentials, is_template
 from gateway.exchange import Exchange
 from gateway.live import LiveSession
 from gateway.routing import IsolatedRouter, SharedRouter
@@ -101,6 +102,7 @@ class ConfiguredUpstream:
         linked: Callable[[LiveSession, str], Awaitable[bool]],
         went_on: Callable[[LiveSession, str, str], Awaitable[None]],
         assertions: Assertions,
+        credentials: Credentials,
         sandbox: tuple[str, ...] = (),
     ) -> None:
         self.name = name
@@ -112,6 +114,9 @@ class ConfiguredUpstream:
         self._went_on = went_on
         self._assertions = assertions
         self._sandbox = settings.sandbox or sandbox
+        self._credentials = credentials
+        self._secret_env = {name: value for name, value in settings.env.items() if is_template(value)}
+        self._secret_headers = {name: value for name, value in settings.headers.items() if is_template(value)}
         self._facts: _Facts | None = None
         self._probing: asyncio.Task[_Facts] | None = None
         self._probe_again_at = 0.0
@@ -307,9 +312,10 @@ class ConfiguredUpstream:
 
     async def _grant(self, live: LiveSession, correlation: str, key: tuple[str, Era, bytes]) -> Grant:
         if self.settings.url:
+            own = await self._credentials.fill(self._secret_headers, live.session.principal)
             return Grant(
                 given=Given(
-                    headers=lambda: {HEADER: self._assertions.of(live.session, self.settings.url)},
+                    headers=lambda: {**own, HEADER: self._assertions.of(live.session, self.settings.url)},
                     resume=_remembered(live, key)[1],
                     keep=lambda: live.goes_on,
                 )
@@ -317,6 +323,7 @@ class ConfiguredUpstream:
         if self.settings.in_process:
             return self._grants.for_object(live.session)
         env = child_environment(live.session, self.settings.context_env, correlation)
+        env |= await self._credentials.fill(self._secret_env, live.session.principal)
         sandbox = self._sandbox if live.session.context.trust != "direct" else ()
         return await self._grants.for_child(live.session, facts_of(live.session, correlation), env, sandbox)
 

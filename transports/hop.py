@@ -352,6 +352,7 @@ class HopServer:
             signs.cancel()
             for connection in tuple(self.connections):
                 connection.abort()
+            await asyncio.sleep(0)  # a connection that is cut is closed with the loop's next turn
 
     async def _signs_of_life(self) -> None:
         while True:

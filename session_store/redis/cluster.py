@@ -175,6 +175,7 @@ class ClusterCommands(Commands):
             self._reading.cancel()
         for connection in self._connections.values():
             connection.close()
+        await asyncio.sleep(0)  # a connection that is cut is closed with the loop's next turn
         async with asyncio.timeout(TIMEOUT_S):
             await asyncio.gather(*(client.aclose() for client in self._clients.values()), return_exceptions=True)
 

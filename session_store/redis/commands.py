@@ -1,5 +1,6 @@
 """Commands and scripts to Redis. Every failure is one of ours."""
 
+import asyncio
 import hashlib
 from collections.abc import Sequence
 from importlib.resources import files
@@ -77,6 +78,7 @@ class Commands:
     async def close(self) -> None:
         """Give the connections back."""
         self._connection.close()
+        await asyncio.sleep(0)  # a connection that is cut is closed with the loop's next turn
         await self._client.aclose()
         if isinstance(self._client.connection_pool, SentinelConnectionPool):
             for sentinel in self._client.connection_pool.sentinel_manager.sentinels:

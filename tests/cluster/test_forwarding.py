@@ -167,6 +167,7 @@ async def test_work_in_progress_gives_signs_of_life_and_a_stopped_process_none()
         await hop.next()
     server.close()
     pool.close()
+    await asyncio.sleep(0)  # it closes with the loop's next turn
 
 
 @requirement("rep.honest")

@@ -67,8 +67,8 @@ def bubblewrap() -> list[str]:
     found = str(program("bwrap", "bubblewrap"))
     folders = {"/usr", "/lib", "/lib64", "/bin", "/etc", sys.prefix, sys.base_prefix, str(ROOT)}
     read = [part for folder in sorted(folders) if Path(folder).exists() for part in ("--ro-bind", folder, folder)]
-    own = ["--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp", "--bind", "{socket}", "{socket}"]
-    return [found, *read, *own, "--unshare-all", "--die-with-parent", "--chdir", str(ROOT), "--"]
+    own = ["--proc", "/proc", "--dev", "/dev", "--bind", "{socket}", "{socket}"]
+    return [found, "--tmpfs", "/tmp", *read, *own, "--unshare-all", "--die-with-parent", "--chdir", str(ROOT), "--"]
 
 
 def can_unshare() -> bool:

@@ -1,0 +1,1 @@
+"""Attacks that are tried and refused."""

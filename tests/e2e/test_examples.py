@@ -1,0 +1,90 @@
+"""The ready-made configurations under `examples/`, run as their README says."""
+
+import contextlib
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.requirements import requirement
+from tests.support.raw import Legacy, Modern, messages, tool_text
+from tests.support.running import ROOT, RunningGateway
+
+EXAMPLES = ROOT / "examples"
+
+
+@contextlib.contextmanager
+def running(name: str) -> Iterator[RunningGateway]:
+    """The gateway with that example's configuration, from the project's root, with the environment's `python`."""
+    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
+    command = [sys.executable, "-m", "gateway", "run", "--config", f"examples/{name}/mcp.json", "--port", "0"]
+    env = {**os.environ, "PATH": path, "MCP_GATEWAY_STORE": os.environ.get("EXAMPLE_STORE", "memory://")}
+    process = subprocess.Popen(command, cwd=ROOT, env=env, stderr=subprocess.PIPE, text=True)
+    gateway = RunningGateway(process)
+    try:
+        gateway.wait_ready()
+        yield gateway
+    finally:
+        gateway.stop()
+
+
+@requirement("ctx.announce", "ctx.bind")
+@pytest.mark.parametrize("meta", [{"orbit": {"workspace": "w-red"}}, {"orbit.workspace": "w-red"}])
+def test_orbit_announces_its_workspace(http: httpx.Client, meta: Any) -> None:
+    with running("orbit") as gateway:
+        client = Legacy(gateway.url, http).open(meta=meta)
+        tools = messages(client.call("tools/list"))[-1]["result"]["tools"]
+        assert tools[0]["inputSchema"]["required"] == [], "it need not be given any more"
+        assert tool_text(client.tool("list_documents")) == "plan.md"
+        assert tool_text(client.tool("list_documents", {"workspace_id": "w-blue"})) == "notes.md, todo.md"
+        blue = Legacy(gateway.url, http).open(meta={"orbit": {"workspace": "w-blue"}})
+        assert tool_text(blue.tool("list_documents")) == "notes.md, todo.md"
+
+
+@requirement("ctx.env", "ctx.env-names", "pol.trust")
+def test_parachutes_variables_say_whose_session_it_is(http: httpx.Client) -> None:
+    with running("parachute") as gateway:
+        told = {}
+        for key, trust in (("operator-key", "direct"), ("guest-key", "sandboxed")):
+            client = Legacy(gateway.url, http, headers={"Authorization": f"Bearer {key}"})
+            client.open(meta={"orbit": {"workspace": "w-1"}})
+            session, workspace, level = tool_text(client.tool("whose")).split()
+            assert (workspace, level) == ("w-1", trust)
+            told[key] = (session, {tool["name"] for tool in messages(client.call("tools/list"))[-1]["result"]["tools"]})
+        assert told["operator-key"][0] != told["guest-key"][0]
+        assert told["operator-key"][1] - told["guest-key"][1] == {"write_file"}
+        assert Legacy(gateway.url, http).initialize().status_code == 401
+
+
+@requirement("ctx.env-names", "ctx.state", "ctx.meta-out")
+def test_stacs_variables_and_state_are_the_sessions(http: httpx.Client) -> None:
+    with running("stac") as gateway:
+        one, two = (Legacy(gateway.url, http).open(name=f"agent-{n}") for n in range(2))
+        assert tool_text(one.tool("session")) != tool_text(two.tool("session"))
+        assert tool_text(one.tool("search", {"text": "dunes"})) == "dunes: search 1 of agent-0 for anonymous"
+        assert tool_text(one.tool("search", {"text": "dikes"})) == "dikes: search 2 of agent-0 for anonymous"
+        answer = two.tool("search", {"text": "dunes"})
+        assert tool_text(answer) == "dunes: search 1 of agent-1 for anonymous"
+        trace = messages(answer)[-1]["result"]["_meta"]["io.github.mcp-session-gateway/trace"]
+        assert tool_text(two.tool("session")).startswith(trace["session"])
+
+
+@requirement("id.carriers")
+def test_cookies_alone_find_the_session(http: httpx.Client, tmp_path: Path) -> None:
+    block = re.findall(r"```sh\n(curl.*?)```", (EXAMPLES / "README.md").read_text(encoding="utf-8"), re.DOTALL)[0]
+    with running("cookies") as gateway:
+        words = shlex.split(block.replace("\\\n", " ").replace("http://127.0.0.1:8080/mcp", gateway.url))
+        answers = [
+            subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=True).stdout for _ in range(2)
+        ]
+        texts = [json.loads(answer)["result"]["content"][0]["text"] for answer in answers]
+        assert texts == ["apple", "apple, apple"]
+        assert tool_text(Modern(gateway.url, http).tool("add", {"item": "pear"})) == "pear"
