@@ -104,6 +104,22 @@ class Typed:
         return code
 
 
+@requirement("ctx.stdio-front", "ctx.isolated")
+async def test_calls_that_come_at_once_are_of_one_session() -> None:
+    program, *arguments = command()
+    parameters = StdioServerParameters(command=program, args=arguments, cwd=str(ROOT))
+    counts: list[int] = []
+    with anyio.fail_after(30):
+        async with Client(stdio_client(parameters), mode="2026-07-28") as client, anyio.create_task_group() as tasks:
+
+            async def count() -> None:
+                counts.append(int(text(await client.call_tool("count", {}))))
+
+            for _ in range(8):
+                tasks.start_soon(count)
+    assert sorted(counts) == list(range(1, 9))
+
+
 @requirement("ctx.stdio-front", "proc.noise", "proc.gone")
 def test_nothing_but_protocol_comes_out_and_nothing_is_left() -> None:
     client = Typed()

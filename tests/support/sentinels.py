@@ -21,6 +21,7 @@ class Sentinels:
 
     def __init__(self, folder: Path, stack: contextlib.ExitStack) -> None:
         self._stack = stack
+        self._folder = folder
         self.master, self.replica = free_port(), free_port()
         self.processes = {self.master: self._server(self.master), self.replica: self._server(self.replica, self.master)}
         self.ports = [free_port() for _ in range(3)]
@@ -44,7 +45,9 @@ class Sentinels:
 
     def _server(self, port: int, of: int | None = None) -> subprocess.Popen[bytes]:
         more = ["--replicaof", "127.0.0.1", str(of)] if of else []
-        return self._start("--port", str(port), "--bind", "127.0.0.1", "--save", "", *more)
+        folder = self._folder / f"data-{port}"
+        folder.mkdir()
+        return self._start("--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(folder), *more)
 
     def known(self, what: str) -> object:
         master: Any = self.look(self.ports[0]).sentinel_master("main")

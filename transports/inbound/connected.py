@@ -30,6 +30,9 @@ logger = logging.getLogger(__name__)
 _MODERN: Final = "io.modelcontextprotocol/protocolVersion"
 _NAMED: Final = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}
 _LATEST: Final = "2025-11-25"
+_SESSIONLESS: Final = frozenset(
+    {"server/discover", "tools/list", "prompts/list", "resources/list", "resources/templates/list"}
+)
 
 
 class Connected:
@@ -82,12 +85,35 @@ class Connected:
     def _modern(self, message: Message, line: bytes, meta: dict[str, Any], params: Any) -> None:
         method = str(message.method)
         headers = {**self._headers, "mcp-protocol-version": str(meta[_MODERN]), "mcp-method": method}
-        if self._token:
-            headers["mcp-gateway-session"] = self._token
         if method in _NAMED and _NAMED[method] in params:
             headers["mcp-name"] = str(msgspec.json.decode(params[_NAMED[method]]))
         if message.is_request:
-            self._call(message, self._inside.ask("POST", headers, line))
+            self._background(self._modern_call(message, line, headers))
+
+    async def _modern_call(self, message: Message, line: bytes, headers: dict[str, str]) -> None:
+        if not self._token and message.method not in _SESSIONLESS:
+            # The first opens the session of this connection; what comes at the same time waits for it.
+            async with self._opening:
+                reply = self._begin_modern(message, line, headers)
+                if not self._token:
+                    await self._learn_token(reply)
+        else:
+            reply = self._begin_modern(message, line, headers)
+        await self._answer(message, reply)
+
+    def _begin_modern(self, message: Message, line: bytes, headers: dict[str, str]) -> Reply:
+        carried = {"mcp-gateway-session": self._token} if self._token else {}
+        reply = self._inside.ask("POST", {**headers, **carried}, line)
+        task = asyncio.current_task()
+        assert task is not None
+        self._calls[message.id] = (reply, task)
+        task.add_done_callback(lambda _: self._calls.pop(message.id, None))
+        return reply
+
+    async def _learn_token(self, reply: Reply) -> None:
+        """Before its first message is passed on: the client may ask again at once."""
+        await reply.begun()
+        self._token = reply.headers.get("mcp-gateway-session", self._token)
 
     # -- the handshake era
 
@@ -155,10 +181,10 @@ class Connected:
 
     async def _answer(self, message: Message, reply: Reply) -> None:
         answered = False
+        await self._learn_token(reply)
         async for frame in reply.frames():
             answered = answered or parse(frame).is_response
             await self._write(splice(frame))
-        self._token = reply.headers.get("mcp-gateway-session", self._token)
         if not answered and reply.status not in (0, 200):
             reason = f"The gateway answered {reply.status}."
             await self._write(encode_error(encode(message.id), {"code": INTERNAL_ERROR, "message": reason}))
