@@ -21,7 +21,7 @@ from gateway.rules import GRANTED
 from session_store import Principal, Session, StoreUnavailable
 from transports.base import Elsewhere
 from transports.hop import Hop, HopBroken, HopPool, HopRefused, HopServer, HopSilent, Incoming
-from transports.inbound.http import Receive, Scope, Send, header_map
+from transports.inbound.http import ClientWatch, Receive, Scope, Send, header_map
 from transports.inbound.resumed import continued
 from transports.inbound.streamable_http import StreamableHttp
 
@@ -29,7 +29,6 @@ __all__ = ["Forwarding"]
 
 logger = logging.getLogger(__name__)
 
-_WATCH_AFTER_S: Final = 0.05
 _MOST_TRIES: Final = 3
 _MOVED_S: Final = 0.02
 """What a session that changes hands may take to have a new owner in the store."""
@@ -183,7 +182,7 @@ class Forwarding:
 
     async def _watched(self, hop: Hop, passing: "_Passing", owner: str, receive: Receive) -> _Outcome | None:
         """Pass the answer on while the client stays. None when it broke off."""
-        watch = _ClientWatch(hop, receive)
+        watch = ClientWatch(receive, hop.close)
         try:
             return await self._relay(hop, passing, owner)
         except HopBroken:
@@ -316,31 +315,6 @@ class _Passing:
     async def end(self, payload: bytes) -> None:
         """With its last piece."""
         await self.send({"type": "http.response.body", "body": payload, "more_body": False})
-
-
-class _ClientWatch:
-    """Closes a hop when the client leaves. Most calls are over before it is worth a task."""
-
-    def __init__(self, hop: Hop, receive: Receive) -> None:
-        self._hop = hop
-        self._receive = receive
-        self.left = False
-        self._task: asyncio.Task[None] | None = None
-        self._timer = asyncio.get_running_loop().call_later(_WATCH_AFTER_S, self._start)
-
-    def _start(self) -> None:
-        self._task = asyncio.create_task(self._watch())
-
-    async def _watch(self) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
-        self.left = True
-        self._hop.close()
-
-    def stop(self) -> None:
-        self._timer.cancel()
-        if self._task is not None:
-            self._task.cancel()
 
 
 class _Outlet:

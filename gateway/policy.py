@@ -38,10 +38,6 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     bind: tuple[tuple[str, str], ...] = ()
     slow_s: float = 10.0
 
-    @property
-    def touches_arguments(self) -> bool:
-        return bool(self.blocked or self.bind)
-
 
 class Policy:
     """Compiled from the settings. `is_open`: nothing is restricted, nothing is bound."""

@@ -217,11 +217,6 @@ class ReplyQueue:
         """Whether nothing more can be queued."""
         return self._closed
 
-    @property
-    def has_frames(self) -> bool:
-        """Whether `next` would return at once with a frame."""
-        return bool(self._frames)
-
     async def next(self, quiet_at: float | None = None) -> Frame | None:
         """The next frame, or None when the stream ended without a final one. One reader only.
 

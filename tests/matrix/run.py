@@ -25,12 +25,10 @@ from rich.table import Table
 from tests.support.redis_server import free_port
 from tests.support.running import ROOT, running_gateway, server
 
-__all__ = ["CELLS", "FEATURES", "IMPOSSIBLE", "connected", "served"]
+__all__ = ["CELLS", "FEATURES", "connected", "served"]
 
 CLIENTS: Final[dict[str, Any]] = {"legacy": "legacy", "modern": "2026-07-28"}
 CELLS: Final = [(c, s, wire) for wire in ("stdio", "HTTP") for c in CLIENTS for s in ("legacy", "modern")]
-IMPOSSIBLE: Final[dict[tuple[str, str], str]] = {}
-"""(feature, client era): why the protocol has no such thing there."""
 
 
 class Heard:

@@ -1,5 +1,6 @@
 """HTTP as both eras need it: headers, body, Host and Origin, responses. Knows no JSON-RPC method."""
 
+import asyncio
 import functools
 from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from transports.base import Refused
 from transports.jsonrpc import INVALID_REQUEST, encode_error
 
 __all__ = [
+    "ClientWatch",
     "Guard",
     "Receive",
     "Scope",
@@ -31,6 +33,7 @@ HeaderList = list[tuple[bytes, bytes]]
 MAX_HEADER_BYTES: Final = 64 << 10
 """Beyond what browsers and proxies send."""
 
+_WATCH_AFTER_S: Final = 0.05
 _LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 _SINGLE: Final = frozenset(
     {"authorization", "content-type", "host", "last-event-id", "mcp-gateway-session", "mcp-session-id", "origin"}
@@ -140,6 +143,32 @@ class Guard:
         if headers.get("sec-fetch-site", "none") not in ("same-origin", "none"):
             return False
         return "origin" not in headers or is_same_origin(headers)
+
+
+class ClientWatch:
+    """Calls `on_left` when the client leaves. Most requests are over before it is worth a task."""
+
+    def __init__(self, receive: Receive, on_left: Callable[[], None]) -> None:
+        self._receive = receive
+        self._on_left = on_left
+        self.left = False
+        self._task: asyncio.Task[None] | None = None
+        self._timer = asyncio.get_running_loop().call_later(_WATCH_AFTER_S, self._start)
+
+    def _start(self) -> None:
+        self._task = asyncio.create_task(self._watch())
+
+    async def _watch(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self.left = True
+        self._on_left()
+
+    def stop(self) -> None:
+        """The request is over."""
+        self._timer.cancel()
+        if self._task is not None:
+            self._task.cancel()
 
 
 def peer_of(scope: Scope) -> str:

@@ -14,6 +14,7 @@ from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, MODERN_PROTOCOL_VERSI
 from transports.base import Answer, Elsewhere, Era, Forwarder, Handler, Refused, Request
 from transports.inbound.event_stream import follow, next_or_quiet, stream_answer
 from transports.inbound.http import (
+    ClientWatch,
     Guard,
     Receive,
     Scope,
@@ -51,9 +52,6 @@ _BATCHES: Final = "2025-03-26"
 _PRIMING: Final = "2025-11-25"
 _MOST_TRIES: Final = 6
 """How often a request is looked for a place for while its session changes hands."""
-
-_WATCH_AFTER_S: Final = 0.05
-"""Most calls are over by then; only for the others is it worth a task to see the client leave."""
 
 
 class StreamableHttp:
@@ -198,7 +196,8 @@ class StreamableHttp:
             if schema is not None:
                 check_param_headers(schema, params, raw_headers)
         answer = await self._handler.call(request)
-        watch = _DisconnectWatch(answer, receive)
+        # Leaving is how the modern era cancels (MCP 2026-07-28, Cancellation).
+        watch = ClientWatch(receive, lambda: answer.cancel("the client disconnected"))
         try:
             await _send_answer(send, answer, status_of=status_of)
         finally:
@@ -302,29 +301,6 @@ async def _send_answer(
         if answer.is_doubtful:
             first = await answer.confirmed(first)
         await send_json(send, status_of(first.error_code), first.data, answer.headers)
-
-
-class _DisconnectWatch:
-    """Cancels a call whose client leaves, which is how the modern era cancels (MCP 2026-07-28, Cancellation)."""
-
-    def __init__(self, answer: Answer, receive: Receive) -> None:
-        self._answer = answer
-        self._receive = receive
-        self._task: asyncio.Task[None] | None = None
-        self._timer = asyncio.get_running_loop().call_later(_WATCH_AFTER_S, self._start)
-
-    def _start(self) -> None:
-        self._task = asyncio.create_task(self._watch())
-
-    async def _watch(self) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
-        self._answer.cancel("the client disconnected")
-
-    def stop(self) -> None:
-        self._timer.cancel()
-        if self._task is not None:
-            self._task.cancel()
 
 
 def _era_of_header(headers: Mapping[str, str]) -> Era:
