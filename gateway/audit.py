@@ -1,11 +1,23 @@
-"""What happens to sessions, told twice: a line in the log, and an event in the store's audit trail."""
+"""Who did what: one structured event for what happens to a session, each refusal and, where wanted, each tool call.
 
+Session events and refusals are lines of the log as well.
+"""
+
+import asyncio
 import logging
+import sys
 from collections import deque
 from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from time import monotonic
 from typing import Final, Literal
 
+import msgspec
+
+from gateway.exchange import Exchange
 from gateway.observe import CORRELATION
+from gateway.settings import AuditSettings
 from session_store import AuditEvent, AuditTrail, Session, StoreUnavailable
 from session_store.session import redact
 
@@ -13,16 +25,25 @@ __all__ = ["Audit"]
 
 logger = logging.getLogger(__name__)
 
-_MOST_WAITING: Final = 2_000
+_MOST_WAITING: Final = 20_000
+_MANY: Final = 1_000
+"""So many are written at once, without waiting for the next round."""
 
 
 class Audit:
     """Events wait here for the next flush, so that a forged token costs the store nothing."""
 
-    def __init__(self, trail: AuditTrail, clock: Callable[[], float]) -> None:
+    def __init__(self, trail: AuditTrail, clock: Callable[[], float], settings: AuditSettings | None = None) -> None:
         self._trail = trail
         self._clock = clock
-        self._waiting: deque[AuditEvent] = deque(maxlen=_MOST_WAITING)
+        settings = settings or AuditSettings()
+        self.calls = settings.calls
+        self._to_store = "store" in settings.to
+        self._to_stderr = "stderr" in settings.to
+        self._file = Path(settings.file) if settings.file else None
+        self._waiting: deque[AuditEvent] = deque()
+        self._dropped = 0
+        self._flushing: asyncio.Task[None] | None = None
 
     def tell(
         self,
@@ -33,6 +54,7 @@ class Audit:
         era: str = "",
         principal: str = "",
         reason: str = "",
+        tool: str = "",
     ) -> None:
         """One event of one session; `session_id` where its record is not at hand."""
         told = AuditEvent(
@@ -44,18 +66,85 @@ class Audit:
             era=era if session is None else session.era,
             reason=reason,
             correlation=CORRELATION.get(),
+            tool=tool,
         )
-        self._waiting.append(told)
-        shown = {"session": told.session, "era": told.era, "principal": told.principal, "reason": told.reason}
+        self._add(told)
+        shown = {name: getattr(told, name) for name in ("session", "era", "principal", "tool", "reason")}
         logger.info("session %s", event, extra={name: value for name, value in shown.items() if value})
 
+    def watch(self, exchange: Exchange, server: str, tool: str) -> None:
+        """Tell of a call once it is answered."""
+        live, correlation, began = exchange.live, CORRELATION.get(), monotonic()
+        assert live is not None
+        session = live.session
+
+        def finished(outcome: str) -> None:
+            self._add(
+                AuditEvent(
+                    at=self._clock(),
+                    event="called",
+                    session=redact(session.id),
+                    principal=str(session.principal),
+                    endpoint=session.endpoint,
+                    era=session.era,
+                    correlation=correlation,
+                    tool=f"{server}/{tool}",
+                    outcome=outcome,
+                    took_s=round(monotonic() - began, 6),
+                )
+            )
+
+        exchange.finished = finished
+
+    def _add(self, event: AuditEvent) -> None:
+        if len(self._waiting) >= _MOST_WAITING:
+            self._waiting.popleft()
+            self._dropped += 1
+        self._waiting.append(event)
+        if len(self._waiting) >= _MANY and self._flushing is None:
+            self._flushing = asyncio.create_task(self._flush())
+            self._flushing.add_done_callback(self._flushed)
+
+    def _flushed(self, task: asyncio.Task[None]) -> None:
+        self._flushing = None
+        if not task.cancelled():
+            task.exception()  # the next round says so
+
     async def flush(self) -> None:
-        """Put what waits into the trail; it goes on waiting when the store does not answer."""
-        events, self._waiting = self._waiting, deque(maxlen=_MOST_WAITING)
+        """Write what waits; it goes on waiting when the store does not answer.
+
+        Raises:
+            StoreUnavailable: the store does not.
+        """
+        if self._flushing is not None:
+            await asyncio.wait([self._flushing])
+        await self._flush()
+
+    async def _flush(self) -> None:
+        if self._dropped:
+            logger.warning("%d audit events were lost: more came than could be written", self._dropped)
+            self._dropped = 0
+        events, self._waiting = self._waiting, deque()
         if not events:
+            return
+        if self._file is not None or self._to_stderr:
+            self._write(b"".join(msgspec.json.encode(asdict(event)) + b"\n" for event in events))
+        if not self._to_store:
             return
         try:
             await self._trail.record(events)
         except StoreUnavailable:
             self._waiting.extendleft(reversed(events))
             raise
+
+    def _write(self, lines: bytes) -> None:
+        if self._to_stderr:
+            sys.stderr.write(lines.decode())
+            sys.stderr.flush()
+        if self._file is not None:
+            try:
+                # Opened anew each time, so that it can be rotated.
+                with self._file.open("ab") as file:
+                    file.write(lines)
+            except OSError as error:
+                logger.error("the audit file cannot be written: %s", error)

@@ -102,7 +102,7 @@ def _with_command(settings: Settings, command: list[str] | None) -> Settings:
 @app.command()
 def check(config: Annotated[Path, typer.Option("--config", "-c", help="The file to check.")]) -> None:
     """Check a configuration and say what is wrong where."""
-    from gateway.app import key_ring
+    from gateway.keys import key_ring
 
     try:
         settings = load_settings(config)

@@ -189,7 +189,9 @@ def events(
             if as_json:
                 typer.echo(json.dumps({f: getattr(event, f) for f in event.__slots__}, ensure_ascii=False))
             else:
-                words = (at, event.event, event.session, event.principal, event.endpoint, event.reason)
+                took = f"{event.took_s * 1_000:.1f} ms" if event.outcome else ""
+                who = (event.session, event.principal, event.endpoint)
+                words = (at, event.event, *who, event.tool, event.outcome, took, event.reason)
                 _out.print("  ".join(word for word in words if word), highlight=False, markup=False)
 
     _run(store, work)

@@ -1,17 +1,18 @@
-"""Every refusal the gateway itself makes: HTTP status, JSON-RPC code, and words. One table, so that they stay alike.
+"""Every refusal the gateway itself makes: HTTP status, JSON-RPC code, and words. One table (docs/errors.md).
 
 The codes lie in JSON-RPC's implementation-defined band (-32000 to -32019), which MCP 2026-07-28 leaves to us, except
 where the protocol names one. -32000 and -32001 are avoided: SDKs give them meanings of their own.
 """
 
-from typing import Final
+from typing import Final, Literal, NamedTuple
 
 from transports.base import Refused
-from transports.jsonrpc import INVALID_PARAMS, INVALID_REQUEST
+from transports.jsonrpc import INTERNAL_ERROR, INVALID_PARAMS, INVALID_REQUEST, METHOD_NOT_FOUND, PARSE_ERROR
 
 __all__ = [
     "CALL_TIMED_OUT",
     "CANCELLED",
+    "ERRORS",
     "OUTCOME_UNKNOWN",
     "SESSION_UNKNOWN",
     "STORE_UNAVAILABLE",
@@ -19,6 +20,7 @@ __all__ = [
     "UNAUTHENTICATED",
     "UNREAD",
     "UPSTREAM_UNAVAILABLE",
+    "ErrorKind",
     "bad_context",
     "bad_request_state",
     "invalid_arguments",
@@ -27,6 +29,7 @@ __all__ = [
     "store_full",
     "store_unavailable",
     "stream_taken",
+    "too_many",
     "too_many_exchanges",
     "too_many_handles",
     "too_often",
@@ -46,6 +49,42 @@ CALL_TIMED_OUT: Final = -32015
 CANCELLED: Final = -32016
 UNREAD: Final = -32017
 TOO_OFTEN: Final = -32018
+
+
+class ErrorKind(NamedTuple):
+    """What an error code says: over HTTP, whose fault it is, and what the client does about it.
+
+    `retry`: `no` (the same request fails again), `later` (nothing has happened: send it again, after `Retry-After`),
+    `new session`, `credential`, or `if repeatable` (it may have taken effect).
+    """
+
+    name: str
+    statuses: tuple[int, ...]
+    fault: Literal["client", "server", "gateway"]
+    retry: Literal["no", "later", "new session", "credential", "if repeatable"]
+
+
+ERRORS: Final[dict[int, ErrorKind]] = {
+    PARSE_ERROR: ErrorKind("not JSON", (400,), "client", "no"),
+    INVALID_REQUEST: ErrorKind("no request that can be served", (400, 403, 406, 413, 415, 421, 431), "client", "no"),
+    METHOD_NOT_FOUND: ErrorKind("no such method", (200, 404), "client", "no"),
+    INVALID_PARAMS: ErrorKind("parameters that cannot be used", (200, 400, 404, 409), "client", "no"),
+    INTERNAL_ERROR: ErrorKind("the gateway failed", (500, 503), "gateway", "if repeatable"),
+    SESSION_UNKNOWN: ErrorKind("no such session", (404,), "client", "new session"),
+    UNAUTHENTICATED: ErrorKind("no good credential", (401,), "client", "credential"),
+    STORE_UNAVAILABLE: ErrorKind("the session cannot be reached now", (503,), "gateway", "later"),
+    UPSTREAM_UNAVAILABLE: ErrorKind("the server cannot be had", (200, 503), "server", "later"),
+    OUTCOME_UNKNOWN: ErrorKind("no answer; the call may have taken effect", (200,), "server", "if repeatable"),
+    CALL_TIMED_OUT: ErrorKind("no answer in time; the server was told to stop", (200,), "server", "if repeatable"),
+    CANCELLED: ErrorKind("cancelled", (200,), "client", "no"),
+    UNREAD: ErrorKind("said to servers: the client does not take its requests", (200,), "client", "no"),
+    TOO_OFTEN: ErrorKind("more than this client may", (429,), "client", "later"),
+    # MCP 2026-07-28: headers that are not what the body says, what the client did not declare, and versions.
+    -32020: ErrorKind("headers that do not match the body", (400,), "client", "no"),
+    -32021: ErrorKind("a capability that the client has not declared is needed", (400,), "client", "no"),
+    -32022: ErrorKind("a protocol version that is not served", (400,), "client", "no"),
+}
+"""Every error a client may get of us. What a server says itself is passed on as it is."""
 
 
 def session_unknown() -> Refused:
@@ -91,9 +130,7 @@ def unreachable() -> Refused:
 
 
 def too_many_exchanges() -> Refused:
-    return Refused(
-        429, UPSTREAM_UNAVAILABLE, "Too many calls of this session are in flight.", headers={"Retry-After": "1"}
-    )
+    return Refused(429, TOO_OFTEN, "Too many calls of this session are in flight.", headers={"Retry-After": "1"})
 
 
 def unknown_tool(name: str) -> Refused:
@@ -122,6 +159,17 @@ def too_often(what: str, wait_s: int) -> Refused:
         f"Too many requests of this {what}. Try again in {wait_s} s.",
         data={"retryAfter": wait_s},
         headers={"Retry-After": str(wait_s)},
+    )
+
+
+def too_many(what: str, most: int) -> Refused:
+    """As many as one principal may have."""
+    return Refused(
+        429,
+        TOO_OFTEN,
+        f"You have {most} {what}, and may not have more at a time. End one first, or wait until one has ended.",
+        data={"most": most, "retryAfter": 30},
+        headers={"Retry-After": "30"},
     )
 
 

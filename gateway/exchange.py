@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from time import monotonic
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 
@@ -26,6 +26,8 @@ __all__ = ["Exchange"]
 
 
 logger = logging.getLogger(__name__)
+
+_IS_ERROR: Final = b'"isError"'
 
 _NOBODY = Context(trust="sandboxed")
 
@@ -62,6 +64,7 @@ class Exchange:
     replay: Mapping[str, str] = MappingProxyType({})
     restarted: str | None = None
     ended: Callable[[], None] | None = None  # called once, when the wire is done with it
+    finished: Callable[[str], None] | None = None  # called with the outcome, when it is answered
 
     def __init__(
         self,
@@ -126,12 +129,21 @@ class Exchange:
         restarted = self.restarted
         if isinstance(message.error, msgspec.Raw):
             data = encode_error(client_id, splice(message.error))
-            self.replies.push(Frame(data, final=True, error_code=error_code(message.error)))
+            code = error_code(message.error)
+            self.replies.push(Frame(data, final=True, error_code=code))
+            self._tell(f"error {code}")
         elif isinstance(message.result, msgspec.Raw):
             result = splice(message.result)
             if self.shape is not None or restarted is not None:
                 result = encode(self._shaped(msgspec.json.decode(result, type=Object), restarted))
             self.replies.push(Frame(encode_result(client_id, result), final=True))
+            if self.finished is not None:
+                self._tell("tool error" if _IS_ERROR in result and _is_error(result) else "ok")
+
+    def _tell(self, outcome: str) -> None:
+        if self.finished is not None:
+            finished, self.finished = self.finished, None
+            finished(outcome)
 
     def _shaped(self, result: Object, restarted: str | None) -> Object:
         if self.shape is not None:
@@ -151,3 +163,16 @@ class Exchange:
         """Answer with an error of ours."""
         data = encode_error(encode(self.client_id), {"code": code, "message": reason})
         self.replies.push(Frame(data, final=True, error_code=code))
+        self._tell(f"error {code}")
+
+
+class _Result(msgspec.Struct):
+    isError: bool = False
+
+
+def _is_error(result: bytes) -> bool:
+    """Whether a tool says that it failed (MCP, CallToolResult)."""
+    try:
+        return msgspec.json.decode(result, type=_Result).isError
+    except msgspec.MsgspecError:
+        return False

@@ -114,7 +114,7 @@ class Handles:
             epoch=1 if self._sessions.replica else 0,
             version=0,
         )
-        await self._store.create(child, alias=_alias(parent, handle))
+        await self._sessions.keep(child, _alias(parent, handle))
         self._audit.tell("created", session=child, reason="within another session")
         await self._store.change_set(parent.id, "children", add=child.id)
         return handle

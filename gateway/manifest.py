@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from gateway.app import Gateway
 from gateway.catalog import named
+from gateway.composition import Gateway
 from gateway.policy import Policy, server_policy
 from gateway.settings import Settings
 from session_store import Context, KeyRing, MemoryBackend

@@ -11,7 +11,7 @@ from transports.base import Era, Refused, Request
 from transports.inbound.http import Guard, Receive, Scope, Send, header_map, peer_of, send_json
 
 if TYPE_CHECKING:
-    from gateway.app import Gateway
+    from gateway.composition import Gateway
 
 __all__ = ["SCOPE_KEY", "SessionMiddleware"]
 

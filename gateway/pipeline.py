@@ -3,12 +3,13 @@
 import contextlib
 from collections.abc import Iterator, Mapping
 
+from gateway.audit import Audit
 from gateway.bridge.legacy_client import LegacyClients
 from gateway.bridge.modern_client import ModernClients
 from gateway.cluster import Forwarded
 from gateway.context import correlation_id
 from gateway.endpoint import Endpoint
-from gateway.errors import store_full, store_unavailable
+from gateway.errors import TOO_OFTEN, store_full, store_unavailable
 from gateway.identity import Authenticated, Identity
 from gateway.observe import CORRELATION
 from gateway.rules import GRANTED
@@ -25,11 +26,13 @@ class Pipeline:
         self,
         *,
         identity: Identity,
+        audit: Audit,
         legacy: LegacyClients,
         modern: ModernClients,
         endpoints: Mapping[str, Endpoint],
     ) -> None:
         self._identity = identity
+        self._audit = audit
         self._legacy = legacy
         self._modern = modern
         self._endpoints = endpoints
@@ -43,6 +46,10 @@ class Pipeline:
             return await clients.call(request, principal, correlation)
         except StoreError as error:
             raise refusal(error) from None
+        except Refused as refused:
+            if refused.code == TOO_OFTEN:
+                self._audit.tell("refused", era=request.era, principal=str(principal), reason=str(refused))
+            raise
 
     async def notify(self, request: Request) -> None:
         principal = await self._principal(request)
@@ -67,9 +74,13 @@ class Pipeline:
 
     async def _principal(self, request: Request) -> Principal:
         """Who asks: what the headers prove, or what another replica has found them to."""
-        who: Authenticated | Forwarded = request.forwarded or await self._identity.authenticate(
-            request.headers, request.peer
-        )
+        try:
+            who: Authenticated | Forwarded = request.forwarded or await self._identity.authenticate(
+                request.headers, request.peer
+            )
+        except Refused as refused:
+            self._audit.tell("refused", era=request.era, reason=str(refused))
+            raise
         if who.granted is not None:
             GRANTED.set(who.granted)
         return who.principal

@@ -186,6 +186,9 @@ class PolicySettings(_Frozen):
     sandbox: tuple[str, ...] = ()
     session_rate: RateSettings | None = None
     principal_rate: RateSettings | None = None
+    # How many sessions, and server processes, one principal may have at a time.
+    principal_sessions: Annotated[int, Field(ge=1, le=10_000)] | None = None
+    principal_processes: Annotated[int, Field(ge=1, le=10_000)] | None = None
     rules: tuple[RuleSettings, ...] = ()
     # pattern of workspace names → what it sees; the first that matches counts. None: every workspace sees all.
     workspaces: dict[str, WorkspaceSettings] = {}

@@ -23,6 +23,7 @@ from gateway.cluster import Cluster, Forwarded
 from gateway.context import announced_workspace
 from gateway.errors import bad_context, no_session, session_unknown
 from gateway.live import LiveSession, LiveSessions
+from gateway.quotas import PrincipalQuotas
 from gateway.rules import GRANTED, Rules
 from gateway.settings import SessionSettings
 from session_store import (
@@ -41,7 +42,7 @@ from session_store import (
 from session_store.base import SetField
 from session_store.metadata import checked_metadata, merged_metadata
 from session_store.session import new_session_id
-from transports.base import Era, Request
+from transports.base import Era, Refused, Request
 
 __all__ = ["ENDED", "Resolved", "Sessions"]
 
@@ -80,6 +81,7 @@ class Sessions:
         clock: Callable[[], float],
         closed: Callable[[LiveSession], None],
         rules: Rules,
+        quotas: PrincipalQuotas,
         cluster: Cluster | None = None,
     ) -> None:
         self._store = store
@@ -92,6 +94,7 @@ class Sessions:
         self._clock = clock
         self._closed = closed
         self._rules = rules
+        self._quotas = quotas
         self._cluster = cluster
         self.replica = "" if cluster is None else cluster.replica
         self._closing: set[asyncio.Task[None]] = set()
@@ -270,15 +273,34 @@ class Sessions:
             owner=self.replica,
             epoch=1 if self.replica else 0,
         )
-        kept = await self._store.create(session, alias=alias)
-        opened = kept.id == session.id
-        if opened:
-            self._audit.tell("created", session=session)
-        if not opened:
+        kept = await self.keep(session, alias)
+        if kept.id != session.id:
             return Resolved(live=await self.take_up(kept))
+        self._audit.tell("created", session=session)
         live = self._live.of(kept)
         live.recovered = True  # there is nothing to recover
         return Resolved(live=live, opened=True)
+
+    async def keep(self, session: Session, alias: str | None) -> Session:
+        """The session once it is in the store; where its alias names another one already, that.
+
+        Raises:
+            Refused: 429, its principal has as many as it may.
+        """
+        try:
+            await self._quotas.session(session)
+        except Refused:
+            named = None if alias is None else await self._store.resume_alias(alias)
+            if named is None:
+                raise
+            return named
+        kept = None
+        try:
+            kept = await self._store.create(session, alias=alias)
+        finally:
+            if kept is None or kept.id != session.id:
+                await self._quotas.session_over(session)
+        return kept
 
     def _metadata(self, request: Request, principal: Principal, facts: ClientFacts, context: Context) -> dict[str, str]:
         """What the operator's rules say of a new session. Clients choose some of the values: those are scrubbed."""
@@ -394,6 +416,8 @@ class Sessions:
             await self.end(child, f"{reason}, and this session was within it")
         if ended:
             self._audit.tell("ended", session_id=session_id, reason=reason)
+            if found is not None:
+                await self._quotas.session_over(found)
         closing = self._close_soon(session_id)
         if ended:
             await self._announce(session_id)

@@ -165,6 +165,15 @@ class SessionSettings(_Frozen):
         return metadata
 
 
+class AuditSettings(_Frozen):
+    """Where audit events go, beside the log: the store, which keeps the newest; stderr; a file, as lines of JSON."""
+
+    to: tuple[Literal["store", "stderr"], ...] = ("store",)
+    file: str = ""
+    # Tool calls as well, not only what happens to sessions.
+    calls: bool = False
+
+
 class LimitSettings(_Frozen):
     """What one client or one server may cost us."""
 
@@ -215,6 +224,7 @@ class GatewaySettings(_Frozen):
     secrets: dict[str, SecretSettings] = {}
     auth: AuthSettings = AuthSettings()
     policy: PolicySettings = PolicySettings()
+    audit: AuditSettings = AuditSettings()
     session: SessionSettings = SessionSettings()
     limits: LimitSettings = LimitSettings()
 
@@ -314,6 +324,7 @@ class _Environment(BaseSettings):
     secrets: Any = None
     auth: dict[str, Any] | None = None
     policy: dict[str, Any] | None = None
+    audit: dict[str, Any] | None = None
     session: dict[str, Any] | None = None
     limits: dict[str, Any] | None = None
 

@@ -7,7 +7,8 @@ import signal
 import sys
 from typing import Final
 
-from gateway.app import ALL, Gateway, create_app
+from gateway.app import create_app
+from gateway.composition import ALL, Gateway
 from gateway.settings import Settings
 from transports.inbound.connected import Connected
 from transports.inbound.inside import Inside

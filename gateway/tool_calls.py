@@ -7,6 +7,7 @@ from typing import Any, Final
 import jsonschema_rs
 import msgspec
 
+from gateway.audit import Audit
 from gateway.context import facts_of
 from gateway.errors import invalid_arguments, unknown_tool
 from gateway.exchange import Exchange
@@ -21,6 +22,7 @@ __all__ = ["ToolCalls", "Tools"]
 logger = logging.getLogger(__name__)
 
 _MOST_WORDS: Final = 300
+_MOST_NAME: Final = 128
 
 
 class Tools:
@@ -57,8 +59,9 @@ def _validator(schema: Any, tool: str) -> Any:
 class ToolCalls:
     """Applies the policy to the tools of servers."""
 
-    def __init__(self, policy: Policy, *, check_arguments: bool) -> None:
+    def __init__(self, policy: Policy, audit: Audit, *, check_arguments: bool) -> None:
         self._policy = policy
+        self._audit = audit
         self.checks = check_arguments
 
     def shown(self, server: str, context: Context, tools: list[Any]) -> list[Any]:
@@ -83,9 +86,11 @@ class ToolCalls:
         session, name = exchange.live.session, text_of(params, "name")
         decision = self._policy.decide(session.context, server, name)
         if not decision.allowed:
-            logger.info("a tool was refused: %s", decision.reason, extra={"session": redact(session.id), "tool": name})
+            self._audit.tell("refused", session=session, reason=decision.reason, tool=f"{server}/{name[:_MOST_NAME]}")
             raise unknown_tool(name)
         exchange.tool, exchange.slow_s = name, decision.slow_s
+        if self._audit.calls:
+            self._audit.watch(exchange, server, name[:_MOST_NAME])
         raw = params.get("arguments", msgspec.Raw(b"{}"))
         if decision.bind:
             raw = _bound(name, decision, session, raw)

@@ -5,7 +5,7 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import msgspec
@@ -19,6 +19,7 @@ from gateway.conversation import Conversation
 from gateway.credentials import Credentials, is_template
 from gateway.exchange import Exchange
 from gateway.live import LiveSession
+from gateway.quotas import PrincipalQuotas
 from gateway.routing import IsolatedRouter, SharedRouter
 from gateway.settings import LimitSettings, UpstreamSettings
 from gateway.tool_calls import Tools
@@ -103,6 +104,7 @@ class ConfiguredUpstream:
         went_on: Callable[[LiveSession, str, str], Awaitable[None]],
         assertions: Assertions,
         credentials: Credentials,
+        quotas: PrincipalQuotas,
         sandbox: tuple[str, ...] = (),
     ) -> None:
         self.name = name
@@ -115,6 +117,7 @@ class ConfiguredUpstream:
         self._assertions = assertions
         self._sandbox = settings.sandbox or sandbox
         self._credentials = credentials
+        self._quotas = quotas
         self._secret_env = {name: value for name, value in settings.env.items() if is_template(value)}
         self._secret_headers = {name: value for name, value in settings.headers.items() if is_template(value)}
         self._facts: _Facts | None = None
@@ -325,7 +328,18 @@ class ConfiguredUpstream:
         env = child_environment(live.session, self.settings.context_env, correlation)
         env |= await self._credentials.fill(self._secret_env, live.session.principal)
         sandbox = self._sandbox if live.session.context.trust != "direct" else ()
-        return await self._grants.for_child(live.session, facts_of(live.session, correlation), env, sandbox)
+        ended = await self._quotas.process(live.session.principal)
+        try:
+            granted = await self._grants.for_child(live.session, facts_of(live.session, correlation), env, sandbox)
+        except BaseException:
+            ended()
+            raise
+
+        def close() -> None:
+            granted.close()
+            ended()
+
+        return replace(granted, close=close)
 
     async def _remember(self, live: LiveSession, key: tuple[str, Era, bytes], resume: str) -> None:
         """A session of its own at the server is for every later link, on whatever replica."""

@@ -17,6 +17,7 @@ __all__ = [
     "EventLog",
     "Fate",
     "Gone",
+    "Quotas",
     "Rates",
     "SessionGone",
     "SessionStore",
@@ -70,16 +71,21 @@ class Event:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditEvent:
-    """Something that happened to a session: `session` is its id as logs may show it, `at` seconds since the epoch."""
+    """Something that happened to a session, or in it: `session` is its id as logs may show it, `at` seconds since the
+    epoch. Of a call: which `tool` (server/name), how long it took, and its `outcome`: ok, tool error, or an error code.
+    """
 
     at: float
-    event: Literal["created", "resumed", "expired", "evicted", "ended", "refused"]
+    event: Literal["created", "resumed", "expired", "evicted", "ended", "refused", "called"]
     session: str = ""
     principal: str = ""
     endpoint: str = ""
     era: str = ""
     reason: str = ""
     correlation: str = ""
+    tool: str = ""
+    outcome: str = ""
+    took_s: float = 0.0
 
 
 SetField = Literal["children", "links", "remote", "subscriptions"]
@@ -315,6 +321,21 @@ class Rates(Protocol):
         ...
 
 
+class Quotas(Protocol):
+    """How many of something may be held at once, among all who share the store."""
+
+    async def hold(self, key: str, name: str, most: int, *, for_s: float) -> list[str]:
+        """Hold one under that name, and return nothing; or, where `most` are held already, return the names of all.
+
+        Holding what one holds is harmless. What nobody adds to for so many seconds is forgotten.
+        """
+        ...
+
+    async def give_back(self, key: str, names: Sequence[str]) -> None:
+        """Hold these no longer."""
+        ...
+
+
 class Backend(Protocol):
     """All that one URL gives."""
 
@@ -348,6 +369,9 @@ class Backend(Protocol):
 
     @property
     def rates(self) -> Rates: ...
+
+    @property
+    def quotas(self) -> Quotas: ...
 
     async def open(self) -> None:
         """Be ready for use. Raises `StoreError` with what is wrong and what to do."""

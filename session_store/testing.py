@@ -390,6 +390,27 @@ class BackendContract(SessionStoreContract):
         assert await directory.last_address("two") == "http://two"
         assert await directory.replicas() == {"two": "http://two"}
 
+    async def test_a_rate_lets_so_many_through_at_once_and_then_one_by_one(
+        self, backend: Backend, clock: FakeClock
+    ) -> None:
+        assert [await backend.rates.take("one", 2.0, 3) for _ in range(3)] == [0.0] * 3
+        assert await backend.rates.take("one", 2.0, 3) == pytest.approx(0.5, abs=0.01)
+        assert await backend.rates.take("two", 2.0, 3) == 0.0, "nobody else pays"
+        clock.pass_time(0.51)
+        assert await backend.rates.take("one", 2.0, 3) == 0.0 < await backend.rates.take("one", 2.0, 3)
+
+    async def test_no_more_are_held_than_there_may_be(self, backend: Backend) -> None:
+        async def hold(name: str) -> list[str]:
+            return await backend.quotas.hold("some", name, 3, for_s=60)
+
+        held = await asyncio.gather(*(hold(f"n{n}") for n in range(5)))
+        assert held.count([]) == 3
+        mine = next(names for names in held if names)
+        assert len(mine) == 3 and await hold(mine[0]) == [], "what is held stays"
+        await backend.quotas.give_back("some", [mine[0], "unknown"])
+        assert await hold("another") == [] and await hold(mine[0]) == sorted(["another", *mine[1:]])
+        assert await backend.quotas.hold("others", "n0", 1, for_s=60) == []
+
     async def test_the_audit_trail_gives_the_newest_first(self, backend: Backend) -> None:
         events = [AuditEvent(at=float(n), event="created", session=f"s{n}", reason="\u00fc") for n in range(5)]
         await backend.audit.record(events[:3])

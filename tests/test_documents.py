@@ -8,7 +8,6 @@ import httpx
 import pytest
 from pydantic import BaseModel
 
-from gateway import errors
 from gateway.settings import (
     DEFAULT_CONTEXT_ENV,
     GatewaySettings,
@@ -53,14 +52,6 @@ def test_defaults_in_the_reference_are_the_codes() -> None:
 def test_names_of_variables_are_the_codes() -> None:
     for name in (*DEFAULT_CONTEXT_ENV, *DEFAULT_CONTEXT_ENV.values(), *INHERITED):
         assert f"`{name}`" in CONFIGURATION, name
-
-
-def test_every_error_code_is_explained() -> None:
-    text = (ROOT / "docs/sessions.md").read_text(encoding="utf-8")
-    codes = {
-        value for name, value in vars(errors).items() if name.isupper() and isinstance(value, int) and value > -32020
-    }
-    assert {int(code) for code in re.findall(r"^\| (-\d+) \|", text, re.MULTILINE)} == codes
 
 
 def test_the_example_configuration_is_valid() -> None:

@@ -10,6 +10,7 @@ from session_store.base import AuditEvent
 from session_store.memory.directory import MemoryDirectory
 from session_store.memory.events import MAX_LOG_BYTES, MAX_LOG_EVENTS, MemoryEventLog
 from session_store.memory.sessions import MAX_SESSIONS, MemorySessionStore, MemoryStateStore
+from session_store.quotas import MemoryQuotas
 from session_store.rates import MemoryRates
 
 __all__ = [
@@ -75,6 +76,7 @@ class MemoryBackend:
         self.directory = MemoryDirectory(self.sessions, clock=clock)
         self.audit = MemoryAuditTrail()
         self.rates = MemoryRates(clock)
+        self.quotas = MemoryQuotas()
 
     async def open(self) -> None:
         """There is nothing to open."""

@@ -1,5 +1,6 @@
 """The audit trail as one capped stream."""
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Final
@@ -23,9 +24,13 @@ class RedisAuditTrail:
         self._commands = commands
 
     async def record(self, events: Sequence[AuditEvent]) -> None:
-        for event in events:
-            body = msgspec.json.encode(asdict(event))
-            await self._commands.run("XADD", AUDIT, "MAXLEN", "~", MAX_AUDIT_EVENTS, "*", "event", body)
+        adding = [
+            self._commands.run(
+                "XADD", AUDIT, "MAXLEN", "~", MAX_AUDIT_EVENTS, "*", "event", msgspec.json.encode(asdict(event))
+            )
+            for event in events
+        ]
+        await asyncio.gather(*adding)
         await self._commands.run("EXPIRE", AUDIT, _KEPT_S)
 
     async def recent(self, limit: int = 100) -> list[AuditEvent]:

@@ -5,7 +5,20 @@ import hashlib
 import zlib
 from typing import Final
 
-__all__ = ["AUDIT", "REPLICAS", "SHARDS", "alias", "fate", "lease", "lost", "of_session", "rate", "shard", "shard_of"]
+__all__ = [
+    "AUDIT",
+    "REPLICAS",
+    "SHARDS",
+    "alias",
+    "fate",
+    "lease",
+    "lost",
+    "of_session",
+    "quota",
+    "rate",
+    "shard",
+    "shard_of",
+]
 
 SHARDS: Final = 16
 """Parts of the index of sessions: enough for a cluster's nodes to share it, few enough to ask all of them."""
@@ -44,6 +57,11 @@ def alias(name: str) -> str:
 def rate(name: str) -> str:
     """How often something of that name has happened. Names may be of principals, who are not to be read here."""
     return f"mcp:{{rate-{hashlib.blake2b(name.encode(), digest_size=16).hexdigest()}}}"
+
+
+def quota(name: str) -> str:
+    """What of that name is held. Names may be of principals, who are not to be read here."""
+    return f"mcp:{{quota-{hashlib.blake2b(name.encode(), digest_size=16).hexdigest()}}}"
 
 
 def lease(replica: str) -> str:

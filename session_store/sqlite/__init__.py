@@ -16,6 +16,7 @@ from session_store.memory.directory import MemoryDirectory
 from session_store.rates import MemoryRates
 from session_store.sqlite.database import Database
 from session_store.sqlite.events import SqliteEventLog
+from session_store.sqlite.quotas import SqliteQuotas
 from session_store.sqlite.sessions import SqliteSessionStore, SqliteStateStore
 from session_store.tokens import InvalidKeyRing, KeyRing, generate_key
 
@@ -41,6 +42,7 @@ class SqliteBackend:
         self.directory = MemoryDirectory(self.sessions, clock=clock)
         self.audit = SqliteAuditTrail(self._database)
         self.rates = MemoryRates(clock)  # one process has the file
+        self.quotas = SqliteQuotas(self._database)
 
     async def open(self) -> None:
         await self._database.open(exclusive=self._exclusive)

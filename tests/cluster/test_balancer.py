@@ -10,7 +10,7 @@ import pytest
 import yaml
 from mcp import Client
 
-from gateway.app import HAND_OVER_S, HEALTH, READY
+from gateway.composition import HAND_OVER_S, HEALTH, READY
 from gateway.server import DRAIN_TIMEOUT_S
 from gateway.settings import load_settings
 from tests.requirements import requirement

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from gateway.errors import ERRORS
 from tests.requirements import requirement
 from tests.support.procs import eventually
 from tests.support.raw import ACCEPT, Legacy, Modern, modern_body, modern_headers, tool_text
@@ -40,6 +41,8 @@ def documented(answer: httpx.Response) -> None:
         body = answer.json()
         for part in body if isinstance(body, list) else [body]:
             assert part["jsonrpc"] == "2.0" and ("result" in part or part["error"]["message"])
+            code = part.get("error", {}).get("code")
+            assert code not in ERRORS or answer.status_code in ERRORS[code].statuses, answer.text
 
 
 @requirement("spec.legacy")

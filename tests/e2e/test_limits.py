@@ -1,9 +1,12 @@
 """Rates, resource limits, sandboxes, and the manifest."""
 
 import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -11,6 +14,7 @@ import pytest
 
 from tests.e2e.conftest import KEYS, bearer, sha256
 from tests.requirements import requirement
+from tests.support.procs import eventually
 from tests.support.raw import Legacy, Modern, messages, tool_text
 from tests.support.redis_server import RunningRedis
 from tests.support.running import DEMO, PROBE, ROOT, running_gateway, server
@@ -51,6 +55,61 @@ def test_a_principals_rate_is_one_on_all_replicas(redis_server: RunningRedis, ht
             statuses.append(client.tool("count").status_code)
         assert 6 <= statuses.count(200) <= 8 and statuses.count(429) >= 4, statuses
         assert Modern(first.url, http, headers=bearer(KEYS["bob"])).tool("count").status_code == 200
+
+
+@requirement("pol.limits", "rep.any")
+def test_a_principal_has_so_many_sessions_on_all_replicas(redis_server: RunningRedis, http: httpx.Client) -> None:
+    options = {
+        "store": redis_server.url,
+        "api_keys": {name: sha256(key) for name, key in KEYS.items()},
+        "policy": {"principal_sessions": 4},
+    }
+    servers = {"demo": server(DEMO)}
+    with running_gateway(servers, options=options, env=SIGNED, must_stop=False) as second:
+        with running_gateway(servers, options=options, env=SIGNED, must_stop=False) as first:
+            urls = [(first, second)[n % 2].url for n in range(12)]
+            with ThreadPoolExecutor(12) as pool:
+                clients = [Legacy(url, http, headers=bearer(KEYS["alice"])) for url in urls]
+                answers = list(pool.map(lambda client: client.initialize(), clients))
+            assert sorted(a.status_code for a in answers) == [200] * 4 + [429] * 8
+            refused = next(a for a in answers if a.status_code == 429)
+            assert "4 sessions" in messages(refused)[0]["error"]["message"] and refused.headers["retry-after"]
+            assert Legacy(first.url, http, headers=bearer(KEYS["bob"])).open(), "nobody else pays"
+            live = [client for client, answer in zip(clients, answers, strict=True) if answer.status_code == 200]
+            assert tool_text(live[0].tool("count")) == "1" and live[0].delete().status_code == 200
+            assert Legacy(second.url, http, headers=bearer(KEYS["alice"])).open(), "one has ended, one may begin"
+            assert Legacy(first.url, http, headers=bearer(KEYS["alice"])).initialize().status_code == 429
+        for client in live[1:]:
+            client.url = second.url
+            assert tool_text(client.tool("count")) == "1", "those that live go on, also elsewhere"
+
+
+@requirement("pol.limits", "proc.gone")
+def test_a_principal_has_so_many_processes_and_what_is_gone_does_not_count(
+    redis_server: RunningRedis, http: httpx.Client
+) -> None:
+    options = {
+        "store": redis_server.url,
+        "api_keys": {name: sha256(key) for name, key in KEYS.items()},
+        "policy": {"principal_processes": 2},
+    }
+    servers = {"probe": server(PROBE)}
+    alice = bearer(KEYS["alice"])
+    with running_gateway(servers, options=options, env=SIGNED, must_stop=False) as survivor:
+        with running_gateway(servers, options=options, env=SIGNED, must_stop=False) as killed:
+            one, two = (Legacy(killed.url, http, headers=alice).open() for _ in range(2))
+            pid = int(tool_text(one.tool("pid")))
+            assert pid != int(tool_text(two.tool("pid")))
+            third = Legacy(survivor.url, http, headers=alice).initialize()
+            assert third.status_code == 429 and "2 server processes" in messages(third)[0]["error"]["message"]
+            assert Legacy(survivor.url, http, headers=bearer(KEYS["bob"])).open(), "nobody else pays"
+            os.kill(pid, signal.SIGKILL)
+            assert eventually(lambda: Legacy(survivor.url, http, headers=alice).initialize().status_code == 200)
+            assert one.tool("pid").status_code == 429, "its place is taken"
+            killed.kill()
+        assert eventually(
+            lambda: Legacy(survivor.url, http, headers=alice).initialize().status_code == 200, within_s=10
+        )
 
 
 @requirement("pol.sandbox")

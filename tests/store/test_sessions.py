@@ -7,6 +7,8 @@ import pytest
 from gateway.audit import Audit
 from gateway.live import LiveSessions
 from gateway.pipeline import available
+from gateway.policy_settings import PolicySettings
+from gateway.quotas import PrincipalQuotas
 from gateway.rules import Rules
 from gateway.sessions import Sessions
 from gateway.settings import SessionSettings
@@ -47,6 +49,7 @@ def sessions(store: Any, ring: KeyRing) -> Sessions:
         clock=clock,
         closed=lambda _: None,
         rules=Rules((), "direct"),
+        quotas=PrincipalQuotas(PolicySettings(), backend.quotas, held, run="", runs=backend.directory.replicas),
     )
 
 

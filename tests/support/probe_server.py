@@ -136,6 +136,7 @@ TOOLS: dict[str, Callable[[dict[str, Any], dict[str, Any]], Any]] = {
     "sleep": sleep,
     "nap": sleep,
     "pid": lambda *_: str(os.getpid()),
+    "fail": lambda *_: "it failed",
     "echo": lambda arguments, _: arguments,
     "giant": lambda arguments, _: "g" * int(arguments["size"]),
     "cancelled": lambda *_: _cancelled,
@@ -187,7 +188,8 @@ def result(message: dict[str, Any]) -> dict[str, Any] | None:
         return {"tools": tools, "ttlMs": 0, "cacheScope": "public"}
     if method == "tools/call":
         told = TOOLS[params["name"]](params.get("arguments") or {}, params)
-        return None if told is None else text(told)
+        failed = {"isError": True} if params["name"] == "fail" else {}
+        return None if told is None else text(told) | failed
     settings(method, params)
     return {}
 

@@ -5,6 +5,7 @@ MCP 2025-03-26 … 2025-11-25 and 2026-07-28, Transports §Streamable HTTP.
 
 import asyncio
 import functools
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -47,6 +48,8 @@ from transports.jsonrpc import (
 )
 
 __all__ = ["StreamableHttp"]
+
+logger = logging.getLogger(__name__)
 
 _BATCHES: Final = "2025-03-26"
 _PRIMING: Final = "2025-11-25"
@@ -102,6 +105,9 @@ class StreamableHttp:
             raise Refused(503, INTERNAL_ERROR, "The session changes hands too often. Try again.", headers=again)
         except Refused as refused:
             await send_refusal(send, refused)
+        except Exception:
+            logger.exception("a request failed")
+            await send_refusal(send, _failed())
 
     async def _serve(self, scope: Scope, headers: Mapping[str, str], body: bytes, receive: Receive, send: Send) -> None:
         match scope["method"]:
@@ -162,6 +168,11 @@ class StreamableHttp:
             await send_refusal(send, Refused(400, error.code, str(error)), _id_of(message))
         except msgspec.MsgspecError as error:
             await send_refusal(send, Refused(400, INVALID_REQUEST, f"Cannot be read: {error}"), _id_of(message))
+        except Elsewhere:
+            raise
+        except Exception:
+            logger.exception("a call failed")
+            await send_refusal(send, _failed(), _id_of(message))
 
     async def _message(
         self, scope: Scope, headers: Mapping[str, str], message: Message, receive: Receive, send: Send
@@ -281,6 +292,11 @@ class StreamableHttp:
             await follow(send, receive, source)
         finally:
             await source.done()
+
+
+def _failed() -> Refused:
+    """What is told of a fault of ours: that there was one. The log has the rest, under the call's correlation id."""
+    return Refused(500, INTERNAL_ERROR, "The gateway failed at this. Whether a call took effect is unknown.")
 
 
 async def _send_answer(

@@ -1,0 +1,398 @@
+"""The composition root: the only place that picks concrete stores and transports."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable, Mapping
+from time import time
+from typing import Any
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+
+from gateway.access import Grants
+from gateway.assertion import HEADER, Assertions
+from gateway.audit import Audit
+from gateway.bridge.input_required import StateSeal
+from gateway.bridge.legacy_client import LegacyClients
+from gateway.bridge.modern_client import ModernClients
+from gateway.cluster import Cluster
+from gateway.credentials import Credentials
+from gateway.endpoint import Endpoint
+from gateway.envelope import Envelopes
+from gateway.forwarding import Forwarding
+from gateway.handles import Handles
+from gateway.identity import Identity, TrustedProxies
+from gateway.jwt_tokens import JwtTokens
+from gateway.keys import key_ring
+from gateway.live import LiveSession, LiveSessions
+from gateway.pipeline import Pipeline
+from gateway.policy import Policy, server_policy
+from gateway.protected_resource import ProtectedResource
+from gateway.quotas import PrincipalQuotas
+from gateway.rates import RateLimits
+from gateway.relay import Relay
+from gateway.rules import Rules
+from gateway.servers import in_process, upstream_of
+from gateway.sessions import ENDED, Sessions
+from gateway.settings import ConfigurationError, GatewaySettings, Settings, UpstreamSettings, is_loopback
+from gateway.state_api import StateAccess, state_api
+from gateway.tool_calls import ToolCalls
+from gateway.upstreams import ConfiguredUpstream
+from session_store import (
+    Backend,
+    KeyRing,
+    MemoryBackend,
+    Session,
+    StoreError,
+    StoreUnavailable,
+    backend_for,
+)
+from session_store.context import ToolSession, tool_session
+from transports.base import Upstream
+from transports.inbound.http import Guard
+from transports.inbound.http_sse import HttpSse
+from transports.inbound.streamable_http import StreamableHttp
+from transports.jsonrpc import Message
+from transports.upstream.process import Supervisor
+from transports.upstream.streamable_http import HttpUpstream
+
+__all__ = ["ALL", "HAND_OVER_S", "HEALTH", "JWKS", "READY", "Gateway"]
+
+logger = logging.getLogger(__name__)
+
+ALL = "/mcp"
+"""The path that serves every upstream; `/servers/NAME/mcp` serves one."""
+
+HAND_OVER_S = 10.0
+"""How long sessions are waited for whose calls are still being answered when the gateway stops."""
+
+LINGER_S = 2.0
+"""How long a gateway that leaves serves what still comes, until load balancers have seen that it is not ready: were
+idle connections closed at once, a request on its way on one of them would be lost."""
+
+HEALTH, READY, JWKS = "/healthz", "/readyz", "/.well-known/jwks.json"
+
+SWEEP_EVERY_S = 1.0
+"""How often ended sessions are cleared away and sessions in use kept alive; more often where sessions live short."""
+
+
+class Gateway:
+    """Everything one gateway process holds, put together from its settings."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        store: Backend | None = None,
+        servers: Mapping[str, Any] | None = None,
+        ring: KeyRing | None = None,
+        clock: Callable[[], float] = time,
+    ) -> None:
+        options = settings.gateway
+        ring = key_ring(options.store) if ring is None else ring
+        self.is_draining = False
+        self.is_running = False
+        lives = options.session
+        self._sweep_every_s = min(SWEEP_EVERY_S, lives.unconfirmed_ttl_s / 3, lives.idle_ttl_s / 3)
+        self.metadata = ProtectedResource(options.auth)
+        self.identity = Identity(
+            api_keys=options.api_keys,
+            allow_anonymous=options.allows_anonymous,
+            auth=options.auth,
+            tokens=JwtTokens(options.auth.jwt, clock),
+            metadata_url=self.metadata.url,
+        )
+        self.guard = _guard(options, self.identity.proxies)
+        self._backend = backend_for(options.store, max_sessions=lives.max_sessions) if store is None else store
+        self._events = self._backend.events
+        self._live = LiveSessions(self._events)
+        if isinstance(self._backend, MemoryBackend):
+            self._backend.sessions.in_use = self._live.in_use
+        self._audit = Audit(self._backend.audit, clock, options.audit)
+        self._cluster: Cluster | None = None
+        if self._backend.is_shared:
+            self._cluster = Cluster(self._backend.directory, self._backend.sessions, lost=self._lost)
+        self._quotas = PrincipalQuotas(
+            options.policy,
+            self._backend.quotas,
+            self._backend.sessions,
+            run="" if self._cluster is None else self._cluster.replica,
+            runs=self._backend.directory.replicas,
+        )
+        self.sessions = Sessions(
+            store=self._backend.sessions,
+            bus=self._backend.bus,
+            audit=self._audit,
+            live=self._live,
+            ring=ring,
+            settings=options.session,
+            clock=clock,
+            closed=self._forget,
+            rules=Rules(options.policy.rules, lives.trust),
+            quotas=self._quotas,
+            cluster=self._cluster,
+        )
+        self._supervisor = Supervisor()
+        self._grants = Grants(self._backend.sessions, self._backend.state)
+        self._credentials = Credentials(options.secrets)
+        self.assertions = Assertions(ring, issuer=options.issuer, clock=clock)
+        self.upstreams = [
+            self._configured(name, entry, upstream_of(name, entry, options.limits, self._supervisor), options)
+            for name, entry in settings.mcpServers.items()
+        ]
+        given = dict(servers or {})
+        if options.tools:
+            from gateway.tools_server import NAME, gateway_tools  # loads the SDK, which others need not wait for
+
+            given |= {NAME: gateway_tools(self.sessions, self._backend.sessions)}
+        self.upstreams += [self._object(name, server, options) for name, server in given.items()]
+        timeout = options.limits.call_timeout_s
+        handles = Handles(self.sessions, self._backend.sessions, self._audit, clock)
+        policy = Policy(options.policy, {u.name: server_policy(u.settings) for u in self.upstreams})
+        calls = ToolCalls(policy, self._audit, check_arguments=options.policy.check_arguments)
+        endpoints = {ALL: Endpoint(self.upstreams, call_timeout_s=timeout, handles=handles, policy=policy, calls=calls)}
+        for u in self.upstreams:
+            endpoints[f"/servers/{u.name}/mcp"] = Endpoint(
+                [u], call_timeout_s=timeout, handles=handles, policy=policy, calls=calls
+            )
+        relay = Relay(
+            events=self._events,
+            result_meta=options.result_meta,
+            max_exchanges=options.limits.exchanges,
+            rates=RateLimits(options.policy, self._backend.rates),
+            cluster=self._cluster,
+        )
+        sessions, events = self.sessions, self._events
+        pipeline = Pipeline(
+            identity=self.identity,
+            audit=self._audit,
+            legacy=LegacyClients(relay=relay, sessions=sessions, endpoints=endpoints, events=events),
+            modern=ModernClients(relay=relay, sessions=sessions, endpoints=endpoints, seal=StateSeal(ring, clock)),
+            endpoints=endpoints,
+        )
+        guard = self.guard
+        self._advertised = options.advertise
+        self._address = options.internal or options.advertise or f"{options.host}:0"
+        self.endpoints: dict[str, StreamableHttp] = {}
+        self._forwarding: Forwarding | None = None
+        if self._cluster is not None:
+            envelopes = Envelopes(ring, clock)
+            self._forwarding = Forwarding(
+                self._cluster,
+                envelopes,
+                self.endpoints,
+                took_over=self.sessions.took_over,
+                is_secure=self.guard.is_secure,
+            )
+        self.endpoints |= {
+            path: StreamableHttp(
+                pipeline,
+                path,
+                guard=guard,
+                body_limit=options.limits.body_bytes,
+                poll_after_s=options.limits.poll_after_s,
+                forwarder=self._forwarding,
+            )
+            for path in endpoints
+        }
+        self.fronts: dict[str, HttpSse] = {}
+        if options.sse:
+            for path in endpoints:
+                front = HttpSse(
+                    self.endpoints[path],
+                    path,
+                    self._backend.bus,
+                    guard=guard,
+                    body_limit=options.limits.body_bytes,
+                )
+                old = path.removesuffix("/mcp") + "/sse"
+                self.fronts |= {old: front, f"{old}/messages": front}
+        self.paths = (*endpoints, *self.fronts, HEALTH, READY)
+        self.state_api = state_api(self._asserted)
+
+    def tool_session(self, session: Session) -> ToolSession:
+        """A session as tools in this process see it."""
+        return tool_session(session, sessions=self._backend.sessions, state=self._backend.state)
+
+    async def _asserted(self, request: Request) -> StateAccess:
+        """The session that an HTTP server was told of."""
+        session_id = self.assertions.session_of(request.headers.get("authorization", "").removeprefix("Bearer "))
+        if session_id is None:
+            raise HTTPException(401, f"send the {HEADER} you were sent a minute ago at most as Authorization: Bearer")
+        session = await self._backend.sessions.peek(session_id)
+        if session is None:
+            raise HTTPException(410, "the session has ended")
+        return self._grants.state_of(session)
+
+    def _object(self, name: str, server: Any, options: GatewaySettings) -> ConfiguredUpstream:
+        entry = UpstreamSettings(in_process="given:object")
+        return self._configured(name, entry, in_process(f"servers[{name!r}]", name, server), options)
+
+    def _configured(
+        self, name: str, entry: UpstreamSettings, upstream: Upstream, options: GatewaySettings
+    ) -> ConfiguredUpstream:
+        configured = ConfiguredUpstream(
+            name,
+            entry,
+            upstream,
+            options.limits,
+            grants=self._grants,
+            linked=self.sessions.linked,
+            went_on=self.sessions.went_on,
+            assertions=self.assertions,
+            credentials=self._credentials,
+            quotas=self._quotas,
+            sandbox=options.policy.sandbox,
+        )
+        if isinstance(upstream, HttpUpstream):
+            upstream.schemas = lambda: configured.schemas
+        return configured
+
+    def _forget(self, live: LiveSession) -> None:
+        for upstream in self.upstreams:
+            upstream.forget(live)
+
+    async def _open_store(self) -> None:
+        try:
+            await self._backend.open()
+        except StoreError as error:
+            raise ConfigurationError(f"gateway.store: {error}") from None
+
+    async def try_store(self) -> None:
+        """Open the store and close it again. Raises `ConfigurationError` when it cannot be used."""
+        await self._open_store()
+        await self._backend.close()
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Start the servers' probe and the sweeper; at the end, leave no process behind."""
+        await self._open_store()
+        async with contextlib.AsyncExitStack() as stack:
+            stack.push_async_callback(self._backend.close)
+            stack.callback(self._grants.close)
+            await stack.enter_async_context(self._supervisor)
+            await self._join(stack)
+            probes = [upstream.probe() for upstream in self.upstreams]
+            background = [asyncio.create_task(work) for work in (self._sweep(), self._listen())]
+            if self._cluster is not None:
+                background.append(asyncio.create_task(self._cluster.live()))
+            try:
+                # A client's first discover finds the cache filled; a slow server holds up the start for 10 s at most.
+                if probes:
+                    await asyncio.wait(probes, timeout=10.0)
+                self.is_running = True
+                yield
+            finally:
+                self.is_running = False
+                for task in background:
+                    task.cancel()
+                await asyncio.gather(*background, return_exceptions=True)
+                await self._leave()
+
+    async def _join(self, stack: contextlib.AsyncExitStack) -> None:
+        """Be reached by the other gateways on the same store."""
+        if self._cluster is None or self._forwarding is None:
+            return
+        stack.callback(self._forwarding.close)
+        host, _, port = self._address.rpartition(":")
+        if host in ("0.0.0.0", "::") and not self._advertised:
+            raise ConfigurationError(
+                f"gateway.host is {host}: say with gateway.advertise (or MCP_GATEWAY_ADVERTISE) at which HOST:PORT the "
+                "other gateways on this store reach this one"
+            )
+        bound = await stack.enter_async_context(self._forwarding.listening(host.strip("[]"), int(port)))
+        self._cluster.address = self._advertised or f"{host}:{bound}"
+        with contextlib.suppress(StoreUnavailable):
+            await self._cluster.beat()
+
+    def _lost(self, session_id: str) -> None:
+        self.sessions.lost(session_id)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(self, _: Any) -> AsyncIterator[None]:
+        """For the app that serves or mounts this gateway: `Starlette(lifespan=gateway.lifespan)`."""
+        async with self.running():
+            yield
+
+    async def _leave(self) -> None:
+        """End what this process holds. The sessions themselves stay, where the store outlives us."""
+        with contextlib.suppress(StoreUnavailable):
+            await self.sessions.keep_alive()
+            await self._audit.flush()
+        held = [live.session for live in self._live]
+        closing = [self.sessions.close(session.id, over=False) for session in held]
+        await asyncio.gather(
+            *closing, *(u.close() for u in self.upstreams), self.sessions.closed_all(), return_exceptions=True
+        )
+        await self._quotas.settled()
+        if self._cluster is not None:
+            with contextlib.suppress(StoreUnavailable):
+                await asyncio.gather(*(self._cluster.release(session) for session in held))
+                await self._cluster.leave()
+
+    async def drain(self) -> None:
+        """Not ready any more; open streams end, so that their clients go elsewhere."""
+        self.is_draining = True
+        if self._cluster is not None:
+            self._cluster.is_leaving = True
+        for live in self._live:
+            live.leaving.set()
+            for exchange in list(live.exchanges.values()):
+                if exchange.is_subscription:
+                    exchange.finish(Message(jsonrpc="2.0", id=0, result=msgspec.Raw(b'{"resultType":"complete"}')))
+                    if exchange.conversation is not None:
+                        exchange.conversation.cancel(exchange, "the gateway stops")
+        if self._cluster is not None:
+            await asyncio.gather(self._hand_over(), asyncio.sleep(LINGER_S))
+
+    async def _hand_over(self) -> None:
+        """Let other replicas have the sessions, each as soon as its calls have been answered."""
+        until = asyncio.get_running_loop().time() + HAND_OVER_S
+        with contextlib.suppress(StoreUnavailable):
+            # Calls end in many places; a look now and then is simpler than hearing of each.
+            while not await self.sessions.release_idle() and asyncio.get_running_loop().time() < until:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)  # calls end in many places, and this is over in seconds
+
+    async def is_ready(self) -> bool:
+        """Whether new requests can be served."""
+        if self.is_draining:
+            return False
+        try:
+            await self._backend.ping()
+        except StoreUnavailable:
+            return False
+        return True
+
+    async def _sweep(self) -> None:
+        silent = False
+        while True:
+            await asyncio.sleep(self._sweep_every_s)
+            try:
+                await self.sessions.sweep()
+                if silent:
+                    logger.info("the session store answers again")
+                silent = False
+            except StoreUnavailable as error:
+                if not silent:
+                    logger.warning("the session store does not answer: %s", error)
+                silent = True
+
+    async def _listen(self) -> None:
+        """Hear of sessions that end elsewhere."""
+        while True:
+            try:
+                async with self._backend.bus.listening(ENDED, self.sessions.heard):
+                    await asyncio.Event().wait()
+            except StoreUnavailable:
+                await asyncio.sleep(self._sweep_every_s)
+
+
+def _guard(options: GatewaySettings, proxies: TrustedProxies) -> Guard:
+    return Guard(
+        proxies=proxies,
+        hosts=frozenset(options.allowed_hosts),
+        origins=frozenset(options.allowed_origins),
+        loopback=is_loopback(options.host),
+    )

@@ -1,0 +1,81 @@
+"""One structured event for what happens to sessions, for each refusal and each tool call."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.e2e.conftest import KEYS, bearer, sha256
+from tests.requirements import requirement
+from tests.support.procs import eventually
+from tests.support.raw import Legacy, Modern, messages, tool_text
+from tests.support.redis_server import RunningRedis
+from tests.support.running import DEMO, PROBE, ROOT, running_gateway, server
+
+TRACE = "0af7651916cd43dd8448eb211c80319c"
+SIGNED = {"MCP_GATEWAY_KEYS": "k" * 40}
+
+
+@requirement("life.events", "ctx.correlation", "ops.redact", "pol.trust")
+@pytest.mark.parametrize("store", ["redis", "sqlite"])
+def test_calls_and_refusals_are_told_to_a_file_and_the_store(
+    store: str, redis_server: RunningRedis, http: httpx.Client, tmp_path: Path
+) -> None:
+    file = tmp_path / "audit.jsonl"
+    url = redis_server.url if store == "redis" else f"sqlite:///{tmp_path / 'sessions.db'}"
+    if store == "redis":
+        redis_server.client().flushall()
+    options = {
+        "store": url,
+        "api_keys": {name: sha256(key) for name, key in KEYS.items()},
+        "audit": {"calls": True, "file": str(file), "to": ["store", "stderr"]},
+        "policy": {"session_rate": {"per_s": 0.01, "burst": 5}, "rules": [{"trust": "sandboxed"}]},
+    }
+    servers = {"demo": server(DEMO, tools={"recall": {"direct_only": True}}), "probe": server(PROBE)}
+    with running_gateway(servers, options=options, env=SIGNED) as gateway:
+        alice = Modern(gateway.url, http, headers=bearer(KEYS["alice"]))
+        traced = {"traceparent": f"00-{TRACE}-b7ad6b7169203331-01"}
+        assert tool_text(alice.tool("demo__remember", {"key": "k", "value": "a \n secret"}, headers=traced))
+        assert "error" in messages(alice.tool("demo__recall", {"key": "k"}))[-1]
+        assert messages(alice.tool("probe__fail"))[-1]["result"]["isError"] is True
+        assert messages(alice.tool("demo__slow", {"steps": "many"}))[-1]["error"]["code"] == -32602
+        while alice.tool("demo__count").status_code != 429:
+            pass
+        stolen = Legacy(gateway.url, http, headers=bearer("not-a-key"))
+        assert stolen.initialize(name="x\nevent=ended").status_code == 401
+
+        def told() -> list[Any]:
+            return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+        assert eventually(lambda: any("API key" in event["reason"] for event in told()))
+        events = told()
+        calls = {event["tool"]: event for event in events if event["event"] == "called"}
+        assert calls["demo/remember"]["outcome"] == "ok" and calls["probe/fail"]["outcome"] == "tool error"
+        remembered = calls["demo/remember"]
+        assert remembered["correlation"] == TRACE and remembered["principal"] == "api-key:alice"
+        assert 0 < remembered["took_s"] < 10 and len(remembered["session"]) < 16
+        refused = {event["tool"] or event["reason"]: event for event in events if event["event"] == "refused"}
+        assert "direct trust" in refused["demo/recall"]["reason"]
+        assert any("Too many requests" in name for name in refused)
+        everything = file.read_text() + gateway.stderr()
+        assert "secret" not in everything and KEYS["alice"] not in everything and "not-a-key" not in everything
+        assert '"event":"called"' in gateway.stderr()
+    if store == "redis":
+        command = [sys.executable, "-m", "gateway", "sessions", "events", "--store", url, "--json"]
+        printed = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60, check=True).stdout
+        kept = [json.loads(line) for line in printed.splitlines()]
+        assert {"created", "called", "refused"} <= {event["event"] for event in kept}
+
+
+@requirement("life.events")
+def test_calls_are_not_told_unless_wanted(http: httpx.Client, tmp_path: Path) -> None:
+    file = tmp_path / "audit.jsonl"
+    with running_gateway({"demo": server(DEMO)}, options={"audit": {"file": str(file)}}) as gateway:
+        client = Legacy(gateway.url, http).open()
+        assert tool_text(client.tool("count")) == "1" and client.delete().status_code == 200
+        assert eventually(lambda: file.exists() and '"ended"' in file.read_text())
+    assert [json.loads(line)["event"] for line in file.read_text().splitlines()] == ["created", "ended"]
