@@ -5,7 +5,7 @@ import os
 import secrets
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gateway.state_api import StateAccess, by_connection, state_api
@@ -48,9 +48,15 @@ class Grants:
         return StateAccess(session=tools, store=self._state, secret=secret)
 
     async def for_child(
-        self, session: Session, facts: Mapping[str, str], env: Mapping[str, str], launcher: Sequence[str] = ()
+        self,
+        session: Session,
+        facts: Mapping[str, str],
+        env: Mapping[str, str],
+        launcher: Sequence[str] = (),
+        named: Iterable[str] = (),
     ) -> Grant:
-        """For a child process: its own socket, good for this session, and gone with the child; and what starts it.
+        """For a child process: its own socket, good for this session, and gone with the child; and what starts it,
+        which hears of variables of its server's by name.
 
         Raises:
             UpstreamUnavailable: no socket can be had.
@@ -64,7 +70,8 @@ class Grants:
             raise UpstreamUnavailable(f"no socket for the session's state: {error.strerror or error}") from error
         ours = {SOCKET_VARIABLE: path, ACCESS_VARIABLE: secret, FACTS_VARIABLE: json.dumps(dict(facts))}
         # Nothing that a client has a say in: these become paths.
-        starts = tuple(part.replace("{socket}", path).replace("{session_id}", session.id) for part in launcher)
+        values = {"{socket}": path, "{session_id}": session.id}
+        starts = tuple(_filled(launcher, values, [*named, *env, *ours]))
         return Grant(given=Given(env={**env, **ours}, launcher=starts), close=close)
 
     def _made_folder(self) -> str:
@@ -80,3 +87,15 @@ class Grants:
         if self._folder:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = ""
+
+
+def _filled(launcher: Sequence[str], values: Mapping[str, str], variables: Iterable[str]) -> Iterator[str]:
+    """A launcher's command. A part with `{variable}` stands once for each variable: their values are in no list of
+    processes."""
+    for part in launcher:
+        for placeholder, value in values.items():
+            part = part.replace(placeholder, value)
+        if "{variable}" in part:
+            yield from (part.replace("{variable}", name) for name in variables)
+        else:
+            yield part

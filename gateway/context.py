@@ -3,7 +3,7 @@
 import functools
 import random
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -22,6 +22,7 @@ __all__ = [
     "child_environment",
     "context_meta",
     "correlation_id",
+    "fact_of",
     "facts_of",
     "with_meta",
     "without_our_keys",
@@ -68,15 +69,22 @@ def announced_workspace(meta: Mapping[str, Any], path: str) -> str:
 
 def facts_of(session: Session, correlation: str) -> dict[str, str]:
     """What an upstream is told of a session, by the names that the configuration uses."""
-    return {
-        "session_id": session.id,
-        "workspace": session.context.workspace,
-        "trust": session.context.trust,
-        "principal": str(session.principal),
-        "agent": session.client.name,
-        "permissions": " ".join(session.context.permissions),
-        "correlation_id": correlation,
-    }
+    return {name: fact(session) for name, fact in _FACTS.items()} | {"correlation_id": correlation}
+
+
+def fact_of(session: Session, name: str) -> str:
+    """One of those facts."""
+    return _FACTS[name](session)
+
+
+_FACTS: Final[Mapping[str, Callable[[Session], str]]] = {
+    "session_id": lambda session: session.id,
+    "workspace": lambda session: session.context.workspace,
+    "trust": lambda session: session.context.trust,
+    "principal": lambda session: str(session.principal),
+    "agent": lambda session: session.client.name,
+    "permissions": lambda session: " ".join(session.context.permissions),
+}
 
 
 def child_environment(session: Session, names: Mapping[str, str], correlation: str) -> dict[str, str]:

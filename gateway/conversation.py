@@ -163,9 +163,8 @@ class Conversation:
                     await self._went_on(self._link_or_fail().resume)
         except TimeoutError:
             await self._drop()
-            raise UpstreamUnavailable(
-                f"server {self.name!r} did not start within {self._start_timeout_s:g} s"
-            ) from None
+            late = f"server {self.name!r} did not start within {self._start_timeout_s:g} s"
+            raise UpstreamUnavailable(late) from None
         except LinkClosed as error:
             await self._drop()
             raise UpstreamUnavailable(f"server {self.name!r} ended while it was starting: {error}") from None
@@ -261,10 +260,12 @@ class Conversation:
                     raise UpstreamUnavailable(f"server {self.name!r} takes no message: {error}") from None
                 self._discard()
 
+    def is_open_to(self, live: "LiveSession") -> bool:
+        """Whether a call of that session can be written at once."""
+        return self._link is not None and self._opening is None and live in self.users
+
     def start_now(self, exchange: Exchange, params: Object, meta: Object) -> bool:
         """As `start`, where nothing has to be waited for; else False, and nothing was done."""
-        if self._link is None or self._opening is not None or exchange.live not in self.users:
-            return False
         try:
             self._write(exchange, params, meta)
         except LinkClosed:
@@ -402,10 +403,9 @@ class Conversation:
             self._loss = CRASHED
         if self.pending or self._own:
             logger.warning("%s with %d calls in flight", reason, len(self.pending))
+        unknown = f"{reason} before it answered; whether the call took effect is unknown"
         for exchange in list(self.pending.values()):
-            self._fail(
-                exchange, OUTCOME_UNKNOWN, f"{reason} before it answered; whether the call took effect is unknown"
-            )
+            self._fail(exchange, OUTCOME_UNKNOWN, unknown)
         self._own.fail(None, LinkClosed(reason))
         self._router.lost(self)
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
@@ -35,6 +36,8 @@ __all__ = ["Endpoint"]
 logger = logging.getLogger(__name__)
 
 
+_HELD: Final = 4_096
+
 _REPEATABLE: Final = frozenset(LISTS) | {
     "completion/complete",
     "logging/setLevel",
@@ -65,8 +68,9 @@ class Endpoint:
         self._policy = policy
         self._calls = calls
         self._only: ConfiguredUpstream | None = upstreams[0] if len(upstreams) == 1 else None
+        self._seen_by = functools.lru_cache(maxsize=_HELD)(self._find_seen)
 
-    def _seen_by(self, context: Context) -> Mapping[str, ConfiguredUpstream]:
+    def _find_seen(self, context: Context) -> Mapping[str, ConfiguredUpstream]:
         """The servers that are there for that context."""
         if self._policy.is_open:
             return self._upstreams
@@ -155,14 +159,20 @@ class Endpoint:
 
     def relay_now(self, exchange: Exchange, era: Era, params: Object, meta: Object, correlation: str) -> bool:
         """As `relay`, where nothing has to be found out or waited for; else False, and nothing was done."""
-        only, live = self._only, exchange.live
-        if only is None or only.settings.shared or live is None or live.ended or only.settings.handles:
+        upstream, live = self._only, exchange.live
+        if upstream is None and exchange.method == "tools/call":
+            name, inner = owner_of(text_of(params, "name"), self._seen_by(exchange.context), "tool")
+            upstream, params = self._upstreams[name], params | {"name": msgspec.Raw(encode(inner))}
+        if upstream is None or upstream.settings.shared or live is None or live.ended or upstream.settings.handles:
             return False
-        if only.era_now(era) is not era or not self._is_plain(exchange, only):
+        if upstream.era_now(era) is not era or not self._is_plain(exchange, upstream):
+            return False
+        conversation = upstream.conversation(live, era, correlation)
+        if not conversation.is_open_to(live):
             return False
         if exchange.method == "tools/call":
-            params = self._calls.checked(only.name, only.tools, exchange, params)
-        return only.conversation(live, era, correlation).start_now(exchange, params, meta)
+            params = self._calls.checked(upstream.name, upstream.tools, exchange, params)
+        return conversation.start_now(exchange, params, meta)
 
     def _is_plain(self, exchange: Exchange, upstream: ConfiguredUpstream) -> bool:
         """Whether policy leaves alone what the server says."""

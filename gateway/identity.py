@@ -65,7 +65,11 @@ class Identity:
         tokens: JwtTokens | None = None,
         metadata_url: str = "",
     ) -> None:
-        self._keys = [(name, bytes.fromhex(digest)) for name, digests in api_keys.items() for digest in digests]
+        self._keys = [
+            (Principal(issuer=API_KEY_ISSUER, subject=name), bytes.fromhex(digest))
+            for name, digests in api_keys.items()
+            for digest in digests
+        ]
         self._allow_anonymous = allow_anonymous
         auth = auth or AuthSettings()
         self._tokens = tokens if auth.jwt else None
@@ -78,9 +82,14 @@ class Identity:
 
     def known(self, request: Request) -> Principal | None:
         """Who sent a request, where there is nothing to find out; else None."""
-        if self._serves_anybody and request.forwarded is None:
+        if request.forwarded is not None or self._has_proxies:
+            return None
+        if self._serves_anybody:
             return ANONYMOUS
-        return None
+        scheme, _, credential = request.headers.get("authorization", "").partition(" ")
+        if not self._keys or scheme != "Bearer" or (self._tokens is not None and credential.count(".") == 2):
+            return None
+        return self._holder(credential)
 
     async def authenticate(self, headers: Mapping[str, str], peer: str = "") -> Authenticated:
         """Who sent these headers (lower-case names), on a connection from that address.
@@ -113,15 +122,19 @@ class Identity:
         return Authenticated(principal, granted_by(claims, self._claims[principal.issuer]))
 
     def _by_key(self, key: str) -> Authenticated:
+        holder = self._holder(key)
+        if holder is None:
+            raise self._refused("The API key is not valid.", error="invalid_token")
+        return Authenticated(holder)
+
+    def _holder(self, key: str) -> Principal | None:
         digest = hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
-        found: str | None = None
-        for name, expected in self._keys:
+        found: Principal | None = None
+        for holder, expected in self._keys:
             # No early exit: how long this takes says nothing about which key was nearly right.
             if hmac.compare_digest(digest, expected):
-                found = name
-        if found is None:
-            raise self._refused("The API key is not valid.", error="invalid_token")
-        return Authenticated(Principal(issuer=API_KEY_ISSUER, subject=found))
+                found = holder
+        return found
 
     def _vouched(self, headers: Mapping[str, str]) -> Authenticated | None:
         """What a trusted proxy says; None when it says nothing of who calls."""

@@ -4,6 +4,7 @@ Pure. Clients have a say in their workspace only, where neither a claim nor a ru
 """
 
 import fnmatch
+import functools
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, Final
@@ -58,6 +59,8 @@ def _at(claims: Mapping[str, Any], path: str) -> Any:
     return value
 
 
+_HELD: Final = 65_536
+
 _NOTHING: Final = Granted()
 
 GRANTED: ContextVar[Granted | None] = ContextVar("granted", default=None)
@@ -71,8 +74,10 @@ class Rules:
         self._rules = rules
         self._default_trust = default_trust
         self.matter = bool(rules)
+        # The same for every request of a session; what is refused is not held.
+        self.context = functools.lru_cache(maxsize=_HELD)(self._context)
 
-    def context(self, principal: Principal, granted: Granted | None, announced: str) -> Context:
+    def _context(self, principal: Principal, granted: Granted | None, announced: str) -> Context:
         """The context of a session.
 
         Raises:

@@ -1,14 +1,13 @@
 """What holds for tools and their calls: which are there, what their arguments may be, and what is put into them."""
 
 import logging
-from collections.abc import Mapping
 from typing import Any, Final
 
 import jsonschema_rs
 import msgspec
 
 from gateway.audit import Audit
-from gateway.context import facts_of
+from gateway.context import fact_of
 from gateway.errors import invalid_arguments, unknown_tool
 from gateway.exchange import Exchange
 from gateway.params import text_of
@@ -117,13 +116,14 @@ def _unbound(tool: dict[str, Any], decision: Decision) -> dict[str, Any]:
 def _bound(tool: str, decision: Decision, session: Session, raw: msgspec.Raw) -> msgspec.Raw:
     """Arguments with the context's values where the client gave none; what it gave stands."""
     arguments = decode_object(raw, "arguments")
-    facts: Mapping[str, str] = facts_of(session, "")
+    is_bound = False
     for name, field in decision.bind:
-        given = msgspec.json.decode(arguments.get(name, b"null"))
-        if given in (None, ""):
-            if not facts[field]:
+        given, fact = bytes(arguments.get(name, b"null")), fact_of(session, field)
+        if given in (b"null", b'""'):
+            if not fact:
                 raise invalid_arguments(tool, f"arguments.{name}", f"it is missing, and the session has no {field}")
-            arguments[name] = msgspec.Raw(encode(facts[field]))
-        elif given != facts[field]:
+            arguments[name] = msgspec.Raw(encode(fact))
+            is_bound = True
+        elif msgspec.json.decode(given) != fact:
             logger.info("an argument differs from the session's %s", field, extra={"session": redact(session.id)})
-    return msgspec.Raw(encode(arguments))
+    return msgspec.Raw(encode(arguments)) if is_bound else raw

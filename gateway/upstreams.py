@@ -330,7 +330,8 @@ class ConfiguredUpstream:
         sandbox = self._sandbox if live.session.context.trust != "direct" else ()
         ended = await self._quotas.process(live.session.principal)
         try:
-            granted = await self._grants.for_child(live.session, facts_of(live.session, correlation), env, sandbox)
+            facts = facts_of(live.session, correlation)
+            granted = await self._grants.for_child(live.session, facts, env, sandbox, self.settings.env)
         except BaseException:
             ended()
             raise

@@ -313,8 +313,8 @@ class AuditTrail(Protocol):
 class Rates(Protocol):
     """How often something may happen, among all who share the store."""
 
-    async def take(self, key: str, per_s: float, burst: int) -> float:
-        """Let it happen once more, and return 0; or return the seconds after which it may, and change nothing.
+    async def take(self, key: str, per_s: float, burst: int, times: int = 1) -> float:
+        """Let it happen so many `times` more, and return 0; or return the seconds until it may, and change nothing.
 
         In the long run `per_s` times a second, `burst` times at once.
         """

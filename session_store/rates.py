@@ -16,13 +16,13 @@ class MemoryRates:
         self._clock = clock
         self._due: OrderedDict[str, float] = OrderedDict()
 
-    async def take(self, key: str, per_s: float, burst: int) -> float:
+    async def take(self, key: str, per_s: float, burst: int, times: int = 1) -> float:
         now, every = self._clock(), 1.0 / per_s
         due = max(self._due.get(key, now), now)
-        wait = due - now - every * (burst - 1)
+        wait = due - now - every * (burst - times)
         if wait > 1e-9:
             return wait
-        self._due[key] = due + every
+        self._due[key] = due + every * times
         self._due.move_to_end(key)
         if len(self._due) > _HELD:
             self._due.popitem(last=False)

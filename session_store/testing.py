@@ -398,6 +398,7 @@ class BackendContract(SessionStoreContract):
         assert await backend.rates.take("two", 2.0, 3) == 0.0, "nobody else pays"
         clock.pass_time(0.51)
         assert await backend.rates.take("one", 2.0, 3) == 0.0 < await backend.rates.take("one", 2.0, 3)
+        assert [await backend.rates.take("two", 2.0, 3, 2) for _ in range(2)] == [0.0, pytest.approx(0.5, abs=0.02)]
 
     async def test_no_more_are_held_than_there_may_be(self, backend: Backend) -> None:
         async def hold(name: str) -> list[str]:

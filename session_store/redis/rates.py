@@ -18,6 +18,7 @@ class RedisRates:
         self._commands = commands
         self._sessions = sessions
 
-    async def take(self, key: str, per_s: float, burst: int) -> float:
-        reply = await self._commands.call(_RATE, [keys.rate(key)], self._sessions.now(), repr(1.0 / per_s), burst)
+    async def take(self, key: str, per_s: float, burst: int, times: int = 1) -> float:
+        every = repr(1.0 / per_s)
+        reply = await self._commands.call(_RATE, [keys.rate(key)], self._sessions.now(), every, burst, times)
         return float(reply)

@@ -1,7 +1,8 @@
 /* A stdio MCP server that costs next to nothing, so that a bench measures what stands before it.
  *
  * It finds the id of a line and answers with it; it does not parse more. What it is sent begins with
- * {"jsonrpc":"2.0","id":N,"method":"... With ECHO_LOG set, it writes down the "call" argument of each call. */
+ * {"jsonrpc":"2.0","id":N,"method":"... With ECHO_LOG set, it writes down the "call" argument of each call; with
+ * ECHO_TOOLS=N it lists so many tools, tool0 and up, that take a text. */
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,7 +19,16 @@ static void note(int log, char *call) {
     call[length] = '"';
 }
 
+static void list_tools(int number) {
+    fputs("\"result\":{\"tools\":[{\"name\":\"echo\",\"inputSchema\":{\"type\":\"object\"}}", stdout);
+    for (int n = 0; n < number; n++)
+        printf(",{\"name\":\"tool%d\",\"inputSchema\":{\"type\":\"object\",\"required\":[\"text\",\"team\"],"
+               "\"properties\":{\"text\":{\"type\":\"string\"},\"team\":{\"type\":\"string\"}}}}", n);
+    fputs("]}}\n", stdout);
+}
+
 int main(void) {
+    const char *tools = getenv("ECHO_TOOLS");
     const char *path = getenv("ECHO_LOG");
     int log = path ? open(path, O_WRONLY | O_APPEND | O_CREAT, 0600) : -1;
     while (fgets(line, sizeof line, stdin)) {
@@ -41,7 +51,7 @@ int main(void) {
         else if (!strncmp(method, "tools/call\"", 11))
             fputs("\"result\":{\"content\":[{\"type\":\"text\",\"text\":\"ok\"}]}}\n", stdout);
         else if (!strncmp(method, "tools/list\"", 11))
-            fputs("\"result\":{\"tools\":[{\"name\":\"echo\",\"inputSchema\":{\"type\":\"object\"}}]}}\n", stdout);
+            list_tools(tools ? atoi(tools) : 0);
         else
             fputs("\"error\":{\"code\":-32601,\"message\":\"Method not found\"}}\n", stdout);
         fflush(stdout);

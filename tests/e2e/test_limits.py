@@ -10,11 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 
 from tests.e2e.conftest import KEYS, bearer, sha256
 from tests.requirements import requirement
-from tests.support.procs import eventually
+from tests.support.procs import descendants, eventually
 from tests.support.raw import Legacy, Modern, messages, tool_text
 from tests.support.redis_server import RunningRedis
 from tests.support.running import DEMO, PROBE, ROOT, running_gateway, server
@@ -162,6 +163,59 @@ def test_a_sandboxed_sessions_child_sees_its_context_and_nothing_else(http: http
         assert tool_text(free.tool("probe__sleep", call)) == "slept" and note.exists(), "this folder is there for it"
         crossed = json.loads(tool_text(boxed.tool("probe__files", {"folder": str(tmp_path)})))
         assert crossed == [], "and not in the box"
+
+
+def container(folder: Path) -> list[str]:
+    """A launcher that runs a container of podman's, from folders of this machine; none of its network."""
+    podman = shutil.which("podman")
+    if podman is None:
+        pytest.skip("needs podman")
+    rootfs = folder / "rootfs"
+    places = {"/usr", "/lib", "/lib64", "/bin", sys.prefix, sys.base_prefix, str(ROOT)}
+    mounts = [part for place in sorted(places) if Path(place).exists() for part in ("--volume", f"{place}:{place}:ro")]
+    for place in [*places, "/etc", "/tmp", "/proc", "/sys", "/dev"]:
+        (rootfs / place.lstrip("/")).mkdir(parents=True, exist_ok=True)
+    own = ["--volume", "{socket}:{socket}", "--env={variable}", "--workdir", str(ROOT)]
+    bounded = ["--cgroups=disabled", "--ulimit", "nofile=512:512", "--ulimit", "nproc=512:512"]
+    rest = ["--rm", "-i", "--network", "none", "--tmpfs", "/tmp", *bounded, *mounts, *own, "--rootfs", str(rootfs)]
+    starts = [podman, "run", *rest]
+    # Where version 1 and 2 of control groups are mixed, podman starts nothing unless it sees version 1 alone.
+    alone = ["unshare", "--mount", "sh", "-c", 'umount /sys/fs/cgroup/unified; exec "$@"', "sh", *starts]
+    trials = []
+    for launcher in (starts, alone):
+        trial = [part.replace("{socket}", "/etc/hostname") for part in launcher if "{variable}" not in part]
+        done = subprocess.run([*trial, "/usr/bin/true"], capture_output=True, text=True, timeout=60, check=False)
+        if done.returncode == 0:
+            return launcher
+        trials.append(done.stderr.strip())
+    pytest.skip(f"no container can run here: {trials}")
+
+
+@requirement("pol.sandbox", "ctx.env", "ctx.state", "ctx.credentials", "proc.gone")
+def test_a_sandboxed_sessions_child_runs_in_a_container(http: httpx.Client, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("hunter2\n")
+    options = {
+        "policy": {"sandbox": container(tmp_path), "rules": [{"trust": "sandboxed", "workspace": "box"}]},
+        "secrets": {"token": {"file": str(tmp_path / "token")}},
+    }
+    env = {"TOKEN": "${secret:token}", "PLAIN": "yes"}
+    servers = {"demo": server(DEMO), "probe": server(PROBE, env=env)}
+    with running_gateway(servers, options=options) as gateway:
+        boxed = Legacy(gateway.url, http).open()
+        told = json.loads(tool_text(boxed.tool("probe__env")))
+        assert told["MCP_SESSION_WORKSPACE"] == "box" and told["MCP_SESSION_TRUST"] == "sandboxed"
+        assert (told["TOKEN"], told["PLAIN"]) == ("hunter2", "yes")
+        assert tool_text(boxed.tool("demo__remember", {"key": "k", "value": "v"}))
+        assert tool_text(boxed.tool("demo__recall", {"key": "k"})) == "v", "the state's socket is inside"
+        assert int(tool_text(boxed.tool("probe__pid"))) < 20
+        assert json.loads(tool_text(boxed.tool("probe__files", {"folder": str(tmp_path)}))) == []
+        assert json.loads(tool_text(boxed.tool("probe__files", {"folder": "/sys/class/net"}))) in (["lo"], [])
+        commands = " ".join(part for child in descendants(gateway.pid) for part in child.cmdline())
+        assert "TOKEN" in commands and "hunter2" not in commands
+        within = [p for p in psutil.process_iter(["environ"]) if (p.info["environ"] or {}).get("TOKEN") == "hunter2"]
+        assert within, "the server itself is one of them"
+        assert boxed.delete().status_code == 200
+        assert eventually(lambda: not any(process.is_running() for process in within))
 
 
 @requirement("pol.manifest", "pol.operation")

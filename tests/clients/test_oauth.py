@@ -1,0 +1,174 @@
+"""Clients find the authorization server by themselves, log in there, and go on with refreshed tokens: with a certified
+provider, and SDK clients of both eras."""
+
+import json
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urljoin, urlsplit
+
+import anyio
+import httpx
+import httpx2
+import jwt
+import pytest
+from mcp.client import Client
+from mcp.client.auth import AuthorizationCodeResult, OAuthClientProvider
+from mcp.client.streamable_http import streamable_http_client
+from mcp.shared.auth import OAuthClientInformationFull, OAuthClientMetadata, OAuthToken
+
+from tests.requirements import requirement
+from tests.support.raw import Legacy
+from tests.support.redis_server import free_port
+from tests.support.running import DEMO, RunningGateway, running_gateway, server
+from tests.tools.obtain import node, npm_packages
+
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
+HERE = Path(__file__).parent
+PROVIDER = {"oidc-provider": "9.13.3"}
+TYPESCRIPT = {"@modelcontextprotocol/sdk": "1.32.2", "@modelcontextprotocol/client": "2.4.0"}
+CALLBACK = "http://localhost:9/callback"
+TOKEN_TTL_S = 4
+
+
+@pytest.fixture(scope="module")
+def gateway() -> Iterator[RunningGateway]:
+    """A gateway that trusts a provider, which runs as well."""
+    ours, theirs = free_port(), free_port()
+    resource, issuer = f"http://localhost:{ours}/mcp", f"http://localhost:{theirs}"
+    folder = npm_packages(PROVIDER)
+    script = folder / "authorization_server.mjs"  # beside node_modules, which is where imports are looked for
+    shutil.copy(HERE.parent / "support/authorization_server.mjs", script)
+    command = [str(node()), str(script), str(theirs), resource, str(TOKEN_TTL_S)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as provider:
+        try:
+            assert provider.stdout is not None and provider.stdout.readline().strip() == "ready"
+            entry = {"issuer": issuer, "audience": resource, "jwks_url": f"{issuer}/jwks", "scopes": ["mcp"]}
+            options = {"auth": {"resource": resource, "jwt": [{**entry, "clock_skew_s": 0}]}}
+            with running_gateway({"demo": server(DEMO)}, options=options, port=ours) as running:
+                running.url = resource
+                yield running
+        finally:
+            provider.terminate()
+
+
+class Form(HTMLParser):
+    """The form of a page: where it goes and what it says."""
+
+    def __init__(self, page: httpx.Response) -> None:
+        super().__init__()
+        self.action, self.fields = "", dict[str, str]()
+        self.feed(page.text)
+        self.action = urljoin(str(page.url), self.action)
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        found = {name: value or "" for name, value in attributes}
+        if tag == "form":
+            self.action = found["action"]
+        elif tag == "input" and "name" in found:
+            self.fields[found["name"]] = found.get("value", "")
+
+
+def log_in(url: str, name: str) -> dict[str, str]:
+    """What a person does in a browser: log in, consent, and be sent back; what the client is told then."""
+    with httpx.Client(timeout=30) as browser:
+        page = browser.get(url)
+        for _ in range(12):
+            if page.is_redirect:
+                target = urljoin(str(page.url), page.headers["location"])
+                if target.startswith(CALLBACK):
+                    return {key: values[0] for key, values in parse_qs(urlsplit(target).query).items()}
+                page = browser.get(target)
+                continue
+            assert page.status_code == 200, page.text
+            form = Form(page)
+            asked = {key: name if key == "login" else value or "x" for key, value in form.fields.items()}
+            page = browser.post(form.action, data=asked)
+    raise AssertionError("the provider never sent anybody back")
+
+
+class Kept:
+    """What a client keeps of its authorization."""
+
+    def __init__(self) -> None:
+        self.tokens: OAuthToken | None = None
+        self.client: OAuthClientInformationFull | None = None
+        self.seen: list[str] = []
+
+    async def get_tokens(self) -> OAuthToken | None:
+        return self.tokens
+
+    async def set_tokens(self, tokens: OAuthToken) -> None:
+        self.tokens = tokens
+        self.seen.append(tokens.access_token)
+
+    async def get_client_info(self) -> OAuthClientInformationFull | None:
+        return self.client
+
+    async def set_client_info(self, client_info: OAuthClientInformationFull) -> None:
+        self.client = client_info
+
+
+def authorized(url: str, kept: Kept, name: str) -> OAuthClientProvider:
+    """The SDK's own flow: discovery, registration, PKCE, and tokens; only the browser is ours."""
+    told: dict[str, str] = {}
+
+    async def redirect(to: str) -> None:
+        told.update(await anyio.to_thread.run_sync(log_in, to, name))
+
+    async def callback() -> AuthorizationCodeResult:
+        return AuthorizationCodeResult(code=told["code"], state=told.get("state"), iss=told.get("iss"))
+
+    metadata = OAuthClientMetadata(
+        client_name="sdk",
+        redirect_uris=[CALLBACK],  # type: ignore[list-item]  # pydantic makes it a URL
+        token_endpoint_auth_method="none",
+        grant_types=["authorization_code", "refresh_token"],
+    )
+    return OAuthClientProvider(url, metadata, kept, redirect, callback)
+
+
+@requirement("pol.auth", "id.refresh", "id.bound", "life.affinity")
+@pytest.mark.parametrize("era", ["legacy", "2026-07-28"])
+async def test_a_python_client_finds_its_way_and_goes_on_with_a_new_token(gateway: RunningGateway, era: Any) -> None:
+    kept = Kept()
+    async with (
+        httpx2.AsyncClient(timeout=30, auth=authorized(gateway.url, kept, f"ada-{era}")) as http,
+        Client(streamable_http_client(gateway.url, http_client=http), mode=era) as client,
+    ):
+
+        async def text(tool: str) -> str:
+            return str((await client.call_tool(tool, {})).content[0].text)  # type: ignore[union-attr]  # it is text
+
+        who = json.loads(await text("whoami"))
+        assert who["principal"].endswith(f":ada-{era}") and await text("count") == "1"
+        first = kept.seen[-1]
+        claims = jwt.decode(first, options={"verify_signature": False})
+        await anyio.sleep(max(0.0, claims["exp"] - time.time()) + 0.2)  # the token itself says until when it is good
+        assert await text("count") == "2", "the same session"
+        assert kept.seen[-1] != first and json.loads(await text("whoami")) == who
+    old = Legacy(gateway.url, httpx.Client(), headers={"Authorization": f"Bearer {first}"})
+    with old.http:
+        refused = await anyio.to_thread.run_sync(old.initialize)
+    assert refused.status_code == 401 and "expired" in refused.text, "the old token is good no more"
+
+
+@requirement("pol.auth")
+def test_a_typescript_client_finds_its_way(gateway: RunningGateway) -> None:
+    folder = npm_packages(TYPESCRIPT)
+    script = folder / "oauth_ts.mjs"
+    shutil.copy(HERE / "oauth_ts.mjs", script)
+    command = [str(node()), str(script), gateway.url]
+    pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, **pipes) as client:
+        where = client.stdout.readline().strip()  # type: ignore[union-attr]  # it is a pipe
+        assert where.startswith("http://localhost:"), client.stderr.read()  # type: ignore[union-attr]  # as well
+        told = log_in(where, "bob")
+        out, complaints = client.communicate(told["code"] + "\n", timeout=60)
+    assert client.returncode == 0, complaints
+    said = json.loads(out)
+    assert said["whoami"]["principal"].endswith(":bob") and said["counts"] == ["1", "2"]

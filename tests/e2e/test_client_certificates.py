@@ -1,0 +1,128 @@
+"""The subject of a client certificate that a real load balancer has checked comes in by the door of trusted proxies."""
+
+import datetime
+import ipaddress
+import json
+import ssl
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from tests.requirements import requirement
+from tests.support.procs import eventually
+from tests.support.raw import Modern, tool_text
+from tests.support.redis_server import free_port
+from tests.support.running import DEMO, running_gateway, server
+from tests.tools.programs import program
+
+CONFIG = """
+defaults
+  mode http
+  timeout connect 5s
+  timeout client 60s
+  timeout server 60s
+frontend tls
+  bind 127.0.0.1:{port} ssl crt {folder}/server.pem ca-file {folder}/ca.pem verify optional
+  http-request del-header X-Client-Subject
+  http-request set-header X-Client-Subject %[ssl_c_s_dn(CN)] if {{ ssl_c_used }}
+  http-request set-header X-Forwarded-Proto https
+  default_backend gateway
+backend gateway
+  server one 127.0.0.1:{gateway}
+"""
+
+
+class Authority:
+    """Signs certificates into files of a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._key = ec.generate_private_key(ec.SECP256R1())
+        self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "tests")])
+        self.certificate = self._signed(self._name, self._key, is_authority=True)
+        (folder / "ca.pem").write_bytes(self.certificate.public_bytes(serialization.Encoding.PEM))
+
+    def _signed(self, name: x509.Name, key: ec.EllipticCurvePrivateKey, *, is_authority: bool) -> x509.Certificate:
+        now = datetime.datetime.now(datetime.UTC)
+        usage = x509.KeyUsage(True, False, False, False, False, is_authority, is_authority, False, False)
+        local = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+        return (
+            x509.CertificateBuilder()
+            .subject_name(name)
+            .issuer_name(self._name)
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - datetime.timedelta(minutes=1))
+            .not_valid_after(now + datetime.timedelta(hours=1))
+            .add_extension(x509.BasicConstraints(is_authority, None), critical=True)
+            .add_extension(usage, critical=True)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False)
+            .add_extension(x509.SubjectAlternativeName(local), critical=False)
+            .sign(self._key, hashes.SHA256())
+        )
+
+    def issue(self, name: str) -> Path:
+        """Certificate and key of that name in one file."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+        certificate = self._signed(subject, key, is_authority=False)
+        plain = (serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+        file = self.folder / f"{name}.pem"
+        file.write_bytes(certificate.public_bytes(serialization.Encoding.PEM) + key.private_bytes(*plain))
+        return file
+
+    def client(self, name: str = "") -> httpx.Client:
+        """An HTTP client with the certificate of that name, or with none."""
+        context = ssl.create_default_context(cafile=str(self.folder / "ca.pem"))
+        if name:
+            context.load_cert_chain(self.issue(name))
+        return httpx.Client(verify=context, timeout=30)
+
+
+@pytest.fixture
+def proxied(tmp_path: Path) -> Iterator[tuple[str, Authority]]:
+    """The URL of the load balancer, and what is behind it."""
+    authority, port = Authority(tmp_path), free_port()
+    authority.issue("server")
+    proxies = {"networks": ["127.0.0.1/32"], "subject_header": "X-Client-Subject", "issuer": "mtls"}
+    with running_gateway({"demo": server(DEMO)}, options={"auth": {"proxies": proxies}}) as gateway:
+        config = tmp_path / "haproxy.cfg"
+        behind = gateway.base.rpartition(":")[2]
+        config.write_text(CONFIG.format(port=port, folder=tmp_path, gateway=behind))
+        with subprocess.Popen([str(program("haproxy", "haproxy")), "-db", "-q", "-f", str(config)]) as balancer:
+            try:
+                yield f"https://localhost:{port}/mcp", authority
+            finally:
+                balancer.terminate()
+
+
+@requirement("pol.auth", "id.bound")
+def test_a_certificate_is_a_principal(proxied: tuple[str, Authority]) -> None:
+    url, authority = proxied
+    with authority.client("ada") as ada, authority.client("bob") as bob, authority.client() as nobody:
+
+        def answers() -> bool:
+            try:
+                return ada.get(url.replace("/mcp", "/healthz")).status_code == 200
+            except httpx.ConnectError:
+                return False
+
+        assert eventually(answers, 10)
+        who = json.loads(tool_text(Modern(url, ada).tool("whoami")))
+        assert who["principal"] == "mtls:ada"
+        assert json.loads(tool_text(Modern(url, ada).tool("whoami"))) == who, "her own session again"
+        assert json.loads(tool_text(Modern(url, bob).tool("whoami")))["principal"] == "mtls:bob"
+        forged = {"X-Client-Subject": "ada"}
+        assert Modern(url, nobody, headers=forged).tool("whoami").status_code == 401, "no certificate, no name"
+        spoofed = json.loads(tool_text(Modern(url, bob, headers=forged).tool("whoami")))
+        assert spoofed["principal"] == "mtls:bob", "what a client says itself is taken off"
+        token = Modern(url, ada).tool("whoami").headers["mcp-gateway-session"]
+        assert Modern(url, bob, headers={"MCP-Gateway-Session": token}).tool("whoami").status_code == 404
