@@ -36,7 +36,7 @@ matrix: $(VENV)/.installed-dev ## Every feature in every cell of the era matrix
 	$(BIN)/python -m tests.matrix.run
 
 bench: $(VENV)/.installed-dev ## How fast it is, beside what bounds it
-	$(BIN)/python -m tests.bench.run
+	$(BIN)/python -m bench.run
 
 clean: ## Remove everything that was made
 	rm -rf $(VENV) .cache .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist

@@ -23,8 +23,8 @@ import redis
 from rich.console import Console
 from rich.table import Table
 
+from bench.subjects import echo_server
 from session_store.redis import keys
-from tests.bench.run import echo_server
 from tests.cluster.load import Load, LoadSession, Outcome
 from tests.support.partition import running_relay
 from tests.support.procs import eventually

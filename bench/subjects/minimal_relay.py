@@ -11,7 +11,7 @@ from typing import Any
 import hiredis
 import msgspec
 
-from tests.bench.bare import Receive, Send, read, respond
+from bench.subjects.bare import Receive, Send, read, respond
 
 __all__ = ["app"]
 

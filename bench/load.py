@@ -1,0 +1,148 @@
+"""What is sent to a subject, and what it did: sessions are opened by hand, calls are made by wrk."""
+
+import json
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+import msgspec
+import psutil
+
+from tests.support.raw import Legacy, Modern, messages
+from tests.tools.programs import program
+
+__all__ = ["CONNECTIONS", "Load", "Run", "measured", "opened"]
+
+HERE = Path(__file__).parent
+CONNECTIONS: Final = 32
+
+
+class Run(msgspec.Struct, kw_only=True):
+    """One measurement. `cpu_s`: seconds of CPU for 1,000 calls, `memory_mb`: of the subject's processes, servers left
+    out."""
+
+    rate: float
+    p50_ms: float
+    p99_ms: float
+    cpu_s: float
+    memory_mb: float
+    errors: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    """The calls of one row: of which era, to which tools, and how large."""
+
+    era: str = "legacy"
+    tools: Sequence[str] = ("echo",)
+    arguments: dict[str, Any] = field(default_factory=lambda: {"text": "hello"})
+    progress: bool = False
+    key: str = ""
+    connections: int = CONNECTIONS
+    stateless: bool = False  # a subject that knows no sessions
+
+    def body(self, tool: str) -> dict[str, Any]:
+        meta: dict[str, Any] = {"progressToken": 1} if self.progress else {}
+        if self.era == "modern":
+            meta |= {
+                "io.modelcontextprotocol/protocolVersion": "2026-07-28",
+                "io.modelcontextprotocol/clientInfo": {"name": "bench", "version": "1"},
+                "io.modelcontextprotocol/clientCapabilities": {},
+            }
+        params: dict[str, Any] = {"name": tool, "arguments": self.arguments} | ({"_meta": meta} if meta else {})
+        return {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
+
+    def write(self, file: Path, sessions: Sequence[str]) -> None:
+        """As a table of Lua's."""
+        headers = {
+            "Content-Type": "application/json",
+            "Accept": "application/json, text/event-stream",
+            "MCP-Protocol-Version": "2026-07-28" if self.era == "modern" else "2025-11-25",
+        }
+        if self.era == "modern":
+            headers["Mcp-Method"] = "tools/call"
+        if self.key:
+            headers["Authorization"] = f"Bearer {self.key}"
+        parts = {
+            "carrier": _quoted("MCP-Gateway-Session" if self.era == "modern" else "Mcp-Session-Id"),
+            "sessions": _listed(sessions),
+            "headers": "{" + ",".join(f"[ {_quoted(k)} ]={_quoted(v)}" for k, v in headers.items()) + "}",
+            "bodies": _listed([json.dumps(self.body(tool), separators=(",", ":")) for tool in self.tools]),
+        }
+        if self.era == "modern":
+            parts["names"] = _listed(self.tools)
+        file.write_text("return {" + ",".join(f"{name}={part}" for name, part in parts.items()) + "}")
+
+
+def _quoted(text: str) -> str:
+    return f"[==[{text}]==]"
+
+
+def _listed(texts: Sequence[str]) -> str:
+    return "{" + ",".join(map(_quoted, texts)) + "}"
+
+
+def opened(url: str, load: Load) -> list[str]:
+    """The tokens of as many sessions as there are connections; one call of each gives a right answer."""
+    headers = {"Authorization": f"Bearer {load.key}"} if load.key else {}
+    tokens = []
+    with httpx.Client(timeout=60) as http:
+        for number in range(load.connections):
+            tool = load.tools[number % len(load.tools)]
+            http.cookies.clear()
+            if load.era == "modern":
+                answer = Modern(url, http, headers=headers).tool(tool, load.arguments)
+                tokens.append(answer.headers.get("mcp-gateway-session", "none"))
+            else:
+                client = Legacy(url, http, headers=headers)
+                first = client.initialize()
+                assert first.status_code == 200, first.text
+                client.notify("notifications/initialized")
+                answer = client.tool(tool, load.arguments)
+                tokens.append(client.session or "none")
+            text = messages(answer)[-1]["result"]["content"][0]["text"]
+            assert len(text) == load.arguments.get("size", len(text)), "not what was asked for"
+            assert load.stateless or tokens[-1] != "none"
+    return tokens
+
+
+def measured(url: str, file: Path, seconds: float, process: psutil.Process, connections: int = CONNECTIONS) -> Run:
+    """One run of wrk, and what it cost the subject."""
+    command = [str(program("wrk", "wrk")), f"-t{min(2, connections)}", f"-c{connections}", f"-d{seconds:g}s"]
+    command += ["--latency", "--timeout", "30s", "-s", str(HERE / "load.lua"), url, "--", str(file)]
+    before = _cpu(process)
+    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    spent = _cpu(process) - before
+    line = next(line for line in output.splitlines() if line.startswith("RESULT "))
+    found: dict[str, Any] = json.loads(line.removeprefix("RESULT "))
+    return Run(
+        rate=found["requests"] / found["duration_us"] * 1e6,
+        p50_ms=found["p50_us"] / 1_000,
+        p99_ms=found["p99_us"] / 1_000,
+        cpu_s=spent / max(1, found["requests"]) * 1_000,
+        memory_mb=sum(p.memory_full_info().uss for p in _own(process)) / 1e6,
+        errors=found["errors"],
+    )
+
+
+def _own(process: psutil.Process) -> list[psutil.Process]:
+    """The subject's processes, but for the servers behind it."""
+    own = [process]
+    for child in process.children(recursive=True):
+        try:
+            if child.name() != "echo" and child.memory_info().rss:
+                own.append(child)
+        except psutil.NoSuchProcess:
+            continue
+    return own
+
+
+def _cpu(process: psutil.Process) -> float:
+    total = 0.0
+    for own in _own(process):
+        times = own.cpu_times()
+        total += times.user + times.system
+    return total

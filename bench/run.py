@@ -1,0 +1,135 @@
+"""`make bench`: the gateway beside what bounds it, in one run. Rows take turns, round by round, so that a noisy machine
+is noisy for all of them; shares are medians of the shares of each round."""
+
+import argparse
+import contextlib
+import datetime
+import json
+import os
+import platform
+import statistics
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psutil
+from rich.console import Console
+from rich.table import Table
+
+from bench.load import Run, measured, opened
+from bench.subjects import ROOT, served
+from bench.tables import TABLES, Place, Row
+from tests.support.redis_server import running_redis
+
+__all__ = ["measure", "share"]
+
+# What a table has to show: row, of which row, at least. Ratios only: machines differ.
+FLOORS: Mapping[str, Sequence[tuple[str, str, float]]] = {
+    "stores": [("gateway, redis", "minimal relay", 0.50), ("forwarded, redis", "gateway, redis", 0.40)],
+    "policy": [("every policy", "no policy", 0.85)],
+}
+
+
+def measure(rows: Sequence[Row], seconds: float, rounds: int) -> dict[str, list[Run]]:
+    """Each row, as often as there are rounds."""
+    results: dict[str, list[Run]] = {row.name: [] for row in rows}
+    with contextlib.ExitStack() as stack:
+        running = []
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        for number, row in enumerate(rows):
+            url, process = stack.enter_context(served(row.subject))
+            owner = url if row.owner is None else stack.enter_context(served(row.owner))[0]
+            file = folder / f"{number}.lua"
+            row.load.write(file, opened(owner, row.load))
+            measured(url, file, 1, process, row.load.connections)
+            running.append((row, url, file, process))
+        for _ in range(rounds):
+            for row, url, file, process in running:
+                results[row.name].append(measured(url, file, seconds, process, row.load.connections))
+    return results
+
+
+def share(results: Mapping[str, Sequence[Run]], row: str, of: str) -> float:
+    """How much one row has of another's rate: the median of all rounds."""
+    return statistics.median(a.rate / b.rate for a, b in zip(results[row], results[of], strict=True))
+
+
+def show(name: str, results: Mapping[str, Sequence[Run]]) -> None:
+    """One table."""
+    columns = ("calls/s", "spread", "share", "p50 ms", "p99 ms", "CPU s/1,000", "MB", "errors")
+    table = Table(name, *columns, box=None)
+    first = next(iter(results))
+    for row, runs in results.items():
+        first = row if row.startswith("minimal relay,") else first  # of a size: each is the first of its own
+
+        def middle(field: str, runs: Sequence[Run] = runs) -> float:
+            return float(statistics.median(getattr(run, field) for run in runs))
+
+        rates = [run.rate for run in runs]
+        spread = (max(rates) - min(rates)) / statistics.median(rates) / 2
+        shown = f"{share(results, row, first):.0%}"
+        table.add_row(
+            row,
+            f"{middle('rate'):,.0f}",
+            f"±{spread:.0%}",
+            shown,
+            f"{middle('p50_ms'):.2f}",
+            f"{middle('p99_ms'):.2f}",
+            f"{middle('cpu_s'):.3f}",
+            f"{middle('memory_mb'):.0f}",
+            str(sum(run.errors for run in runs)),
+        )
+    Console(width=140).print(table)
+
+
+def failures(name: str, results: Mapping[str, Sequence[Run]]) -> list[str]:
+    """What the table has to show and does not."""
+    found = [f"{row}: errors" for row, runs in results.items() if any(run.errors for run in runs)]
+    for row, of, floor in FLOORS.get(name, ()):
+        if (reached := share(results, row, of)) < floor:
+            found.append(f"{row} reaches {reached:.0%} of {of}, and has to reach {floor:.0%}")
+    return found
+
+
+def machine() -> dict[str, Any]:
+    """Where it was measured."""
+    return {
+        "at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "python": platform.python_version(),
+        "kernel": platform.release(),
+        "cores": os.cpu_count(),
+        "memory_gb": round(psutil.virtual_memory().total / 1e9),
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("tables", nargs="*", default=list(TABLES), help=f"of {', '.join(TABLES)}")
+    parser.add_argument("--seconds", type=float, default=4, help="length of one measurement")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--save", action="store_true", help="keep the results, with a plot of each table")
+    options = parser.parse_args()
+    wrong = []
+    for name in options.tables:
+        with running_redis() as redis, tempfile.TemporaryDirectory() as folder:
+            place = Place(Path(folder), redis.url)
+            results = measure(TABLES[name](place), options.seconds, options.rounds)
+        show(name, results)
+        wrong += failures(name, results)
+        if options.save:
+            file = ROOT / "bench/results" / f"{name}.json"
+            file.parent.mkdir(exist_ok=True)
+            file.write_text(json.dumps({"machine": machine(), "runs": msgspec.to_builtins(results)}, indent=1) + "\n")
+            from bench.plots import plot
+
+            plot(name, results, file.with_suffix(".png"))
+    for line in wrong:
+        Console(stderr=True).print(line)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
