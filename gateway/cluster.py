@@ -60,7 +60,7 @@ class Cluster:
         self._lease_until = 0.0
         self._reachable_since: float | None = None
         self.is_leaving = False
-        self._released: set[str] = set()
+        self.released: set[str] = set()
         self._known: dict[str, tuple[float, tuple[str | None, bool]]] = {}
 
     # -- this replica's life
@@ -104,7 +104,7 @@ class Cluster:
             if claimed is None:
                 return session  # it ended meanwhile: who uses it will find out
             session = claimed
-        if session.id in self._released:
+        if session.id in self.released:
             raise Elsewhere(Route(session, principal))  # read before we let it go
         return session
 
@@ -117,7 +117,7 @@ class Cluster:
 
     def let_go(self, session: Session) -> None:
         """About to be released: from now on it is served elsewhere."""
-        self._released.add(session.id)
+        self.released.add(session.id)
 
     async def take(self, session: Session, *, leased: bool) -> Session | None:
         """As `claim`, from an owner that cannot be reached.

@@ -91,6 +91,7 @@ class LiveSession:
         self.goes_on = False  # elsewhere, or later: what it has at servers behind URLs is not given up
         self.recovered = session.era == Era.MODERN  # its streams do not outlive a connection
         self.alias = ""
+        self.read_at = 0.0  # when the store said of it what its record says, by the monotonic clock
         self.leaving = asyncio.Event()
         self.new_process = "gateway_restart"  # why its servers' processes are new, where it had used them before
         self._events = events

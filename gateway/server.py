@@ -9,7 +9,7 @@ import uvicorn
 from gateway.app import Gateway, create_app
 from gateway.settings import Settings
 from gateway.workers import inherited_listener, tell_ready
-from transports.inbound.one_write import OneWriteProtocol
+from transports.inbound.lean_http import LeanHttpProtocol
 
 __all__ = ["serve"]
 
@@ -59,7 +59,7 @@ def serve(settings: Settings) -> None:
         access_log=False,
         lifespan="on",
         ws="none",
-        http=OneWriteProtocol,
+        http=LeanHttpProtocol,
         server_header=False,
         proxy_headers=False,  # the one we heed is read with the others
         timeout_graceful_shutdown=DRAIN_TIMEOUT_S,

@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Callable
+from time import monotonic
 from typing import Any, Final
 
 import msgspec
@@ -53,6 +54,9 @@ ENDED: Final = "mcp:ended"
 """The topic on which every replica hears the ids of sessions that ended, whoever ended them."""
 
 MAX_SUBSCRIPTIONS: Final = 1_000
+
+JUST_NOW_S: Final = 0.01
+"""How long what a session's owner has read of it is good for more requests (docs/adr/0009-just-read.md)."""
 
 CHECKED_AT_ONCE: Final = 256
 """How many of the sessions this replica holds are looked up at each round, in case their end was not heard."""
@@ -141,6 +145,8 @@ class Sessions:
             Refused: 404; the log says why, the answer does not.
         """
         live = self._live.get(session_id)
+        if live is not None and self._was_just_read(live, principal):
+            return Resolved(live=live)
         try:
             session = await self._store.resume(session_id, principal, None if live is None else live.session)
         except StoreUnavailable:
@@ -155,9 +161,21 @@ class Sessions:
         if not self._is_current(session):
             session = await self._renewed(session)
         if live is not None and not live.ended and live.recovered and session.owner == self.replica:
-            live.session = session
+            live.session, live.read_at = session, monotonic()
             return Resolved(live=live)
         return Resolved(live=await self.take_up(session))
+
+    def _was_just_read(self, live: LiveSession, principal: Principal) -> bool:
+        """Whether the store said of the session what has to be known, so little ago that it need not be asked again.
+        ends a session elsewhere is heard of, so this is how long at most a lost message goes unnoticed."""
+        session = live.session
+        return (
+            monotonic() - live.read_at < JUST_NOW_S
+            and not live.ended
+            and session.principal == principal
+            and (self._cluster is None or (self._cluster.is_fresh and session.id not in self._cluster.released))
+            and self._is_current(session)
+        )
 
     def _is_current(self, session: Session) -> bool:
         """Whether the session's context is what its principal's credential and the rules say now."""
