@@ -35,7 +35,7 @@ RESTARTED_KEY: Final = _OURS + "restarted"
 TRACE_KEY: Final = _OURS + "trace"
 
 # An id for people to search for, no secret: no system call for each.
-_random = functools.partial(random.Random().getrandbits, 128)
+_random = random.Random().randbytes
 
 # W3C Trace Context §3.2.2: version 00, a trace id and a parent id that are not all zero.
 _TRACEPARENT = re.compile(r"00-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
@@ -46,7 +46,7 @@ def correlation_id(headers: Mapping[str, str], meta: Mapping[str, Any]) -> str:
     for value in (meta.get("traceparent"), headers.get("traceparent")):
         if isinstance(value, str) and (match := _TRACEPARENT.fullmatch(value)):
             return match[1]
-    return f"{_random():032x}"
+    return _random(16).hex()
 
 
 def announced_workspace(meta: Mapping[str, Any], path: str) -> str:

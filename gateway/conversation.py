@@ -299,9 +299,7 @@ class Conversation:
         exchange.progress_token = meta.get("progressToken")
         if exchange.progress_token is not None:
             meta = meta | {"progressToken": msgspec.Raw(encode(number))}
-        if meta:
-            params = params | {"_meta": msgspec.Raw(encode(meta))}
-        body = encode(params) if params else None
+        body = encode({**params, "_meta": meta} if meta else params) if meta or params else None
         return splice(encode_request(number, exchange.method, body))
 
     def notify(self, method: str, params: bytes | None) -> None:
@@ -435,16 +433,14 @@ class Conversation:
         if self._idle is not None:
             self._idle.cancel()
             self._idle = None
-        loop = asyncio.get_running_loop()
-        exchange.heard_at = loop.time()
-        exchange.written_at = monotonic()
+        exchange.heard_at = exchange.written_at = monotonic()
         # One timer for all calls: one for each would cost more than writing the call.
         if self._ticking is None:
-            self._ticking = loop.call_later(self._tick_s, self._tick)
+            self._ticking = asyncio.get_running_loop().call_later(self._tick_s, self._tick)
 
     def _tick(self) -> None:
         loop = asyncio.get_running_loop()
-        now = loop.time()
+        now = monotonic()
         self._ticking = loop.call_later(self._tick_s, self._tick) if self.pending else None
         for exchange in list(self.pending.values()):
             exchange.replies.tick(now)

@@ -1,6 +1,5 @@
 """One call in flight: its ids on both sides, its frames, its end."""
 
-import asyncio
 import logging
 import math
 from collections.abc import Callable, Mapping
@@ -104,7 +103,7 @@ class Exchange:
 
     def heard(self) -> None:
         """A sign of life: the time a call may take counts from the last one."""
-        self.heard_at = asyncio.get_running_loop().time()
+        self.heard_at = monotonic()
 
     def emit(self, frame: bytes) -> bool:
         """Send the client something that belongs to this call; False when it does not read."""

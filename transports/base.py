@@ -221,7 +221,7 @@ class ReplyQueue:
         """The next frame, or None when the stream ended without a final one. One reader only.
 
         Raises:
-            TimeoutError: nothing came before `quiet_at`, in the loop's time, as a call of `tick` has found.
+            TimeoutError: nothing came before `quiet_at`, by the monotonic clock, as a call of `tick` has found.
         """
         while not self._frames:
             if self._closed:

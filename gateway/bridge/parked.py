@@ -7,6 +7,7 @@ comes back with the answers and our sealed state, which names the parked call an
 import asyncio
 import hashlib
 import secrets
+from time import monotonic
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -148,7 +149,7 @@ def put_questions(exchange: "Exchange", park_s: float) -> None:
     assert parked is not None
     parked.turn += 1
     parked.is_waiting = True
-    exchange.parked_until = asyncio.get_running_loop().time() + park_s
+    exchange.parked_until = monotonic() + park_s
     exchange.park(
         {
             "resultType": msgspec.Raw(b'"input_required"'),

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+from time import monotonic
 from typing import Final
 
 from transports.base import Answer, EventSource, Frame
@@ -48,7 +49,7 @@ class _Stream:
 async def next_or_quiet(answer: Answer, until: float = math.inf) -> Frame | TimeoutError | None:
     """The next frame, None at the end, or the `TimeoutError` of a stream that has been quiet for too long."""
     try:
-        return await answer.replies.next(min(asyncio.get_running_loop().time() + KEEPALIVE_S, until))
+        return await answer.replies.next(min(monotonic() + KEEPALIVE_S, until))
     except TimeoutError as quiet:
         return quiet
 
@@ -68,7 +69,7 @@ async def stream_answer(
     await stream.start(headers)
     if priming:
         await stream.write(encode_event(b"", await answer.record(b""), RETRY_MS))
-    closes_at = asyncio.get_running_loop().time() + poll_after_s if priming and poll_after_s else math.inf
+    closes_at = monotonic() + poll_after_s if priming and poll_after_s else math.inf
     frame: Frame | TimeoutError | None = first
     while frame is not None:
         if isinstance(frame, TimeoutError):
@@ -80,7 +81,7 @@ async def stream_answer(
             if frame.final:
                 break
         frame = await next_or_quiet(answer, closes_at)
-        if asyncio.get_running_loop().time() >= closes_at and not stream.gone:
+        if monotonic() >= closes_at and not stream.gone:
             await stream.write(b"", more=False)
             stream.gone, closes_at = True, math.inf
     await stream.write(b"", more=False)

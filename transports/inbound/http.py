@@ -38,6 +38,23 @@ _LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 _SINGLE: Final = frozenset(
     {"authorization", "content-type", "host", "last-event-id", "mcp-gateway-session", "mcp-session-id", "origin"}
 )
+# Names that most requests have need not be decoded each time.
+_KNOWN: Final = {
+    name.encode(): name
+    for name in (
+        *_SINGLE,
+        "accept",
+        "accept-encoding",
+        "connection",
+        "content-length",
+        "cookie",
+        "mcp-method",
+        "mcp-name",
+        "mcp-protocol-version",
+        "traceparent",
+        "user-agent",
+    )
+}
 
 
 def header_map(raw: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
@@ -48,7 +65,7 @@ def header_map(raw: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
     """
     raw = list(raw)
     # White space around a value is not part of it (RFC 9110 §5.5); some parsers leave it there.
-    headers = {name.decode("latin-1"): value.decode("latin-1").strip(" \t") for name, value in raw}
+    headers = {_KNOWN.get(name) or name.decode("latin-1"): value.decode("latin-1").strip(" \t") for name, value in raw}
     if sum(map(len, headers.values())) > MAX_HEADER_BYTES:
         raise Refused(431, INVALID_REQUEST, f"The headers are larger than {MAX_HEADER_BYTES} bytes.")
     return headers if len(headers) == len(raw) else _merged(raw)
