@@ -3,7 +3,7 @@
 from typing import Any, Final
 
 from gateway.context import SESSION_KEY
-from session_store import ClientFacts, Session
+from session_store import ClientFacts, KeyRing, Purpose, Session, TokenCodec
 from transports.base import Era, Request
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "GATEWAY_HEADER",
     "LEGACY_HEADER",
     "SECURE_COOKIE",
+    "Carriers",
     "client_facts",
     "cookies_of",
     "explicit_token",
@@ -59,3 +60,28 @@ def client_facts(info: Any, protocol_version: str, initialize_params: bytes = b"
 
 def same_client(session: Session, request: Request, facts: ClientFacts) -> bool:
     return session.client.name == facts.name and session.endpoint == request.endpoint and session.era == Era.LEGACY
+
+
+class Carriers:
+    """Tokens and cookies, and how a client is told of them."""
+
+    def __init__(self, ring: KeyRing, *, cookie: bool) -> None:
+        self.tokens = TokenCodec(ring, Purpose.TOKEN)
+        self.cookies = TokenCodec(ring, Purpose.COOKIE)
+        self._gives_cookies = cookie
+
+    def token(self, session: Session) -> str:
+        """The session token, the form of the id that may leave us."""
+        return self.tokens.sign(session.id)
+
+    def headers(self, session: Session, request: Request, *, cookie_held: bool) -> list[tuple[bytes, bytes]]:
+        """How the client learns of its session (legacy: on the answer to `initialize` only)."""
+        token = self.token(session).encode()
+        headers = [(b"cache-control", b"no-store"), (GATEWAY_HEADER.encode(), token)]
+        if request.era is Era.LEGACY:
+            headers.append((LEGACY_HEADER.encode(), token))
+        if self._gives_cookies and not cookie_held:
+            name, extra = (SECURE_COOKIE, "; Secure") if request.secure else (COOKIE, "")
+            value = self.cookies.sign(session.id)
+            headers.append((b"set-cookie", f"{name}={value}; Path=/; HttpOnly; SameSite=Strict{extra}".encode()))
+        return headers

@@ -11,10 +11,7 @@ import msgspec
 
 from gateway.audit import Audit
 from gateway.carriers import (
-    COOKIE,
-    GATEWAY_HEADER,
-    LEGACY_HEADER,
-    SECURE_COOKIE,
+    Carriers,
     cookies_of,
     explicit_token,
     modern_client,
@@ -34,7 +31,6 @@ from session_store import (
     InvalidMetadata,
     KeyRing,
     Principal,
-    Purpose,
     Session,
     SessionStore,
     StoreUnavailable,
@@ -92,8 +88,8 @@ class Sessions:
         self._bus = bus
         self._audit = audit
         self._live = live
-        self._tokens = TokenCodec(ring, Purpose.TOKEN)
-        self._cookies = TokenCodec(ring, Purpose.COOKIE)
+        self._carriers = carriers = Carriers(ring, cookie=settings.cookie)
+        self.token = carriers.token
         self._settings = settings
         self._clock = clock
         self._closed = closed
@@ -115,7 +111,7 @@ class Sessions:
         if request.forwarded is not None:
             return await self._resume_forwarded(request.forwarded, principal, request.era)
         if (token := explicit_token(request)) is not None:
-            session_id = self._tokens.verify(token)
+            session_id = self._carriers.tokens.verify(token)
             if session_id is None:
                 self._audit.tell("refused", era=request.era, principal=str(principal), reason="no token of ours")
                 raise session_unknown()
@@ -255,7 +251,7 @@ class Sessions:
         if request.forwarded is not None:
             return await self.resume_by_id(request.forwarded.session_id, principal, request.era)
         token = explicit_token(request)
-        session = None if token is None else await self._by_token(self._tokens, token, principal)
+        session = None if token is None else await self._by_token(self._carriers.tokens, token, principal)
         if session is None and "cookie" in self._settings.reattach:
             by_cookie = await self._by_cookie(request, principal)
             if by_cookie is not None and same_client(by_cookie.live.session, request, facts):
@@ -362,7 +358,7 @@ class Sessions:
         if not self._settings.cookie or not request.same_site:
             return None
         for value in cookies_of(request):
-            session = await self._by_token(self._cookies, value, principal)
+            session = await self._by_token(self._carriers.cookies, value, principal)
             if session is not None:
                 return Resolved(live=await self.take_up(session), cookie_held=True)
         return None
@@ -373,28 +369,11 @@ class Sessions:
             return None
         return json.dumps(["default", principal.issuer, principal.subject, modern_client(request).name])
 
-    # -- telling the client
-
-    def token(self, session: Session) -> str:
-        """The session token, the form of the id that may leave us."""
-        return self._tokens.sign(session.id)
+    # -- its life
 
     def headers(self, resolved: Resolved, request: Request) -> list[tuple[bytes, bytes]]:
-        """How the client learns of its session (legacy: on the answer to `initialize` only)."""
-        token = self.token(resolved.live.session).encode()
-        headers = [(b"cache-control", b"no-store"), (GATEWAY_HEADER.encode(), token)]
-        if request.era is Era.LEGACY:
-            headers.append((LEGACY_HEADER.encode(), token))
-        if self._settings.cookie and not resolved.cookie_held:
-            headers.append((b"set-cookie", self._cookie(resolved.live.session, secure=request.secure)))
-        return headers
-
-    def _cookie(self, session: Session, *, secure: bool) -> bytes:
-        name, extra = (SECURE_COOKIE, "; Secure") if secure else (COOKIE, "")
-        value = self._cookies.sign(session.id)
-        return f"{name}={value}; Path=/; HttpOnly; SameSite=Strict{extra}".encode()
-
-    # -- its life
+        """How the client learns of its session."""
+        return self._carriers.headers(resolved.live.session, request, cookie_held=resolved.cookie_held)
 
     async def update(self, live: LiveSession, **fields: Any) -> None:
         """Change fields of the record, here and in the store."""

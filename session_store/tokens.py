@@ -4,6 +4,7 @@ Every use has a key of its own, derived from the ring with the purpose as salt, 
 verifies as another. Signed with HMAC-SHA256 through itsdangerous; the first key signs, all verify.
 """
 
+import functools
 import hashlib
 import re
 import secrets
@@ -88,8 +89,9 @@ class TokenCodec:
         # Pure and the same for every message of a session; deriving a key and an HMAC for each would be half its cost.
         # Only good tokens are kept: bad ones, of which anyone can make many, would push them out.
         self._verified: OrderedDict[str, str] = OrderedDict()
+        self.sign = functools.lru_cache(maxsize=_VERIFIED_HELD)(self._sign)
 
-    def sign(self, session_id: str) -> str:
+    def _sign(self, session_id: str) -> str:
         return self._signer.sign(session_id).decode()
 
     def verify(self, token: str) -> str | None:

@@ -67,14 +67,18 @@ class Child(asyncio.SubprocessProtocol):
 
     def __init__(self) -> None:
         self.waiting: dict[int, asyncio.Future[msgspec.Raw]] = {}
-        self.rest = b""
+        self.parts: list[bytes] = []
         self.number = 0
 
     def connection_made(self, transport: Any) -> None:
         self.stdin = transport.get_pipe_transport(0)
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:
-        *lines, self.rest = (self.rest + data).split(b"\n")
+        if b"\n" not in data:
+            self.parts.append(data)
+            return
+        *lines, rest = b"".join((*self.parts, data)).split(b"\n")
+        self.parts = [rest] if rest else []
         for line in lines:
             answer = decode_answer(line)
             self.waiting.pop(answer.id).set_result(answer.result)

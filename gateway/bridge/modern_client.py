@@ -3,6 +3,7 @@
 MCP 2026-07-28.
 """
 
+import functools
 from collections.abc import Callable, Mapping
 
 import msgspec
@@ -38,6 +39,11 @@ _CACHEABLE = _SESSIONLESS | {"server/discover", "resources/read"}
 """Modern results that may be cached, so that nothing of the session may stand in them."""
 
 
+Shape = Callable[[Exchange, Object], Object]
+Digest = Callable[[], str]
+"""What a `requestState` is bound to of its request: worked out for the few calls that ask something."""
+
+
 class ModernClients:
     """What a client of 2026-07-28 sends."""
 
@@ -54,11 +60,11 @@ class ModernClients:
         if method == "server/discover":
             return await self._discover(message, endpoint, self._sessions.context_of(request, principal))
         params = request.params
-        digest = ""
+        digest: Digest | None = None
         if method in INPUT_REQUIRED_METHODS:
-            digest = request_digest(method, params)
-        if digest and "requestState" in params and bytes(params["requestState"]) != b"null":
-            opened = self._seal.open(params["requestState"], principal=principal, digest=digest)
+            digest = functools.partial(request_digest, method, params)
+        if digest is not None and "requestState" in params and bytes(params["requestState"]) != b"null":
+            opened = self._seal.open(params["requestState"], principal=principal, digest=digest())
             found = await self._sessions.resume_by_id(opened.session_id, principal, Era.MODERN)
             if opened.call:
                 return await self._go_on(request, principal, correlation, found, opened, digest)
@@ -89,7 +95,7 @@ class ModernClients:
         correlation: str,
         resolved: Resolved,
         opened: OpenedState,
-        digest: str,
+        digest: Digest,
     ) -> Answer:
         """Answer a client that comes back to a parked call with what it was asked."""
         live, message = resolved.live, message_of(request)
@@ -127,22 +133,26 @@ class ModernClients:
         answer_parked(exchange, responses)
         return reply
 
-    def _shaping(self, principal: Principal, digest: str, correlation: str) -> Callable[[Exchange, Object], Object]:
+    def _shaping(
+        self, principal: Principal, digest: Digest | None, correlation: str
+    ) -> Callable[[Exchange, Object], Object]:
         return lambda exchange, result: self._shape(exchange, result, principal, digest, correlation)
 
-    def _shape(self, exchange: Exchange, result: Object, principal: Principal, digest: str, correlation: str) -> Object:
+    def _shape(
+        self, exchange: Exchange, result: Object, principal: Principal, digest: Digest | None, correlation: str
+    ) -> Object:
         """A modern result as the client gets it."""
         live = exchange.live
         if exchange.is_subscription:
             own_id = msgspec.Raw(encode(exchange.client_id))
             result = with_meta(result, {"io.modelcontextprotocol/subscriptionId": own_id})
-        asks = bool(digest) and is_input_required(result)
+        asks = digest is not None and is_input_required(result)
         if live is None or (exchange.method in _CACHEABLE and not asks):
             return result
         session = live.session
-        if asks:
+        if asks and digest is not None:
             parked = exchange.parked if exchange.is_parked else None
-            result = self._seal.seal(result, session_id=session.id, principal=principal, digest=digest, parked=parked)
+            result = self._seal.seal(result, session_id=session.id, principal=principal, digest=digest(), parked=parked)
         additions = {SESSION_KEY: msgspec.Raw(encode(self._sessions.token(session)))}
         return with_meta(result, additions | self._relay.trace(live, correlation))
 

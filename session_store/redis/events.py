@@ -1,7 +1,7 @@
 """Event streams in Redis: one stream of entries for each session, which say whose stream they are of."""
 
 import asyncio
-import secrets
+import random
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Final
 
@@ -131,5 +131,8 @@ def _topic(session_id: str) -> str:
     return f"mcp:{{{session_id}}}:news"
 
 
+_random = random.Random().randbytes
+
+
 def _nonce() -> str:
-    return secrets.token_hex(4)
+    return _random(4).hex()
