@@ -40,6 +40,7 @@ from gateway.settings import ConfigurationError, GatewaySettings, Settings, Upst
 from gateway.state_api import StateAccess, state_api
 from gateway.tool_calls import ToolCalls
 from gateway.upstreams import ConfiguredUpstream
+from gateway.warm import WarmStarts
 from session_store import (
     Backend,
     KeyRing,
@@ -121,6 +122,7 @@ class Gateway:
             run="" if self._cluster is None else self._cluster.replica,
             runs=self._backend.directory.replicas,
         )
+        self._warm = WarmStarts(lambda endpoint, context: endpoints[endpoint].warm_servers(context))
         self.sessions = Sessions(
             store=self._backend.sessions,
             bus=self._backend.bus,
@@ -132,6 +134,7 @@ class Gateway:
             closed=self._forget,
             rules=Rules(options.policy.rules, lives.trust),
             quotas=self._quotas,
+            warm=self._warm,
             cluster=self._cluster,
         )
         self._supervisor = Supervisor()
@@ -246,11 +249,13 @@ class Gateway:
             quotas=self._quotas,
             sandbox=options.policy.sandbox,
         )
+        configured.started_ahead = self._warm.part
         if isinstance(upstream, HttpUpstream):
             upstream.schemas = lambda: configured.schemas
         return configured
 
     def _forget(self, live: LiveSession) -> None:
+        self._warm.forget(live.session.id)
         for upstream in self.upstreams:
             upstream.forget(live)
 
@@ -326,6 +331,7 @@ class Gateway:
         await asyncio.gather(
             *closing, *(u.close() for u in self.upstreams), self.sessions.closed_all(), return_exceptions=True
         )
+        await self._warm.close()
         await self._quotas.settled()
         if self._cluster is not None:
             with contextlib.suppress(StoreUnavailable):
@@ -370,6 +376,7 @@ class Gateway:
         while True:
             await asyncio.sleep(self._sweep_every_s)
             try:
+                self._warm.sweep()
                 await self.sessions.sweep()
                 if silent:
                     logger.info("the session store answers again")

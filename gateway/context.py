@@ -24,6 +24,7 @@ __all__ = [
     "correlation_id",
     "fact_of",
     "facts_of",
+    "new_correlation_id",
     "with_meta",
     "without_our_keys",
 ]
@@ -46,6 +47,11 @@ def correlation_id(headers: Mapping[str, str], meta: Mapping[str, Any]) -> str:
     for value in (meta.get("traceparent"), headers.get("traceparent")):
         if isinstance(value, str) and (match := _TRACEPARENT.fullmatch(value)):
             return match[1]
+    return new_correlation_id()
+
+
+def new_correlation_id() -> str:
+    """One of the form of a trace id (W3C Trace Context)."""
     return _random(16).hex()
 
 

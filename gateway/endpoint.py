@@ -76,6 +76,10 @@ class Endpoint:
             return self._upstreams
         return {name: u for name, u in self._upstreams.items() if self._policy.sees(context, name)}
 
+    def warm_servers(self, context: Context) -> list[ConfiguredUpstream]:
+        """Those of which processes are started ahead."""
+        return [u for u in self._seen_by(context).values() if u.settings.warm]
+
     # -- what a client is told it can do
 
     async def initialize(self, live: LiveSession, correlation: str) -> bytes:

@@ -24,6 +24,7 @@ from gateway.live import LiveSession, LiveSessions
 from gateway.quotas import PrincipalQuotas
 from gateway.rules import GRANTED, Rules
 from gateway.settings import SessionSettings
+from gateway.warm import WarmStarts
 from session_store import (
     Bus,
     ClientFacts,
@@ -50,7 +51,6 @@ ENDED: Final = "mcp:ended"
 """The topic on which every replica hears the ids of sessions that ended, whoever ended them."""
 
 MAX_SUBSCRIPTIONS: Final = 1_000
-
 JUST_NOW_S: Final = 0.01
 """How long what a session's owner has read of it is good for more requests (docs/adr/0009-just-read.md)."""
 
@@ -82,6 +82,7 @@ class Sessions:
         closed: Callable[[LiveSession], None],
         rules: Rules,
         quotas: PrincipalQuotas,
+        warm: WarmStarts,
         cluster: Cluster | None = None,
     ) -> None:
         self._store = store
@@ -95,6 +96,7 @@ class Sessions:
         self._closed = closed
         self._rules = rules
         self._quotas = quotas
+        self._warm = warm
         self._cluster = cluster
         self.replica = "" if cluster is None else cluster.replica
         self._closing: set[asyncio.Task[None]] = set()
@@ -119,9 +121,7 @@ class Sessions:
         if (resolved := await self._by_cookie(request, principal)) is not None:
             return resolved
         alias = self._default_alias(request, principal)
-        if alias is not None:
-            return await self._by_alias(alias, principal)
-        return None
+        return None if alias is None else await self._by_alias(alias, principal)
 
     async def _resume_forwarded(self, forwarded: Forwarded, principal: Principal, era: Era) -> Resolved:
         """As `resume_by_id`. What the other replica has just read in the store need not be read again."""
@@ -287,9 +287,11 @@ class Sessions:
             owner=self.replica,
             epoch=1 if self.replica else 0,
         )
-        kept = await self.keep(session, alias)
-        if kept.id != session.id:
-            return Resolved(live=await self.take_up(kept))
+        with self._warm.beginning(session) as session:
+            kept = await self.keep(session, alias)
+            if kept.id != session.id:
+                return Resolved(live=await self.take_up(kept))
+            self._warm.opened(session)
         self._audit.tell("created", session=session)
         live = self._live.of(kept)
         live.recovered = True  # there is nothing to recover

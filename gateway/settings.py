@@ -89,6 +89,8 @@ class UpstreamSettings(BaseModel):
     # What a child may use, and what starts it for a sandboxed session, if not what policy.sandbox says.
     resources: ResourceSettings = ResourceSettings()
     sandbox: tuple[str, ...] = ()
+    # So many processes are started ahead for the next sessions like those that were: for servers that start slowly.
+    warm: Annotated[int, Field(ge=0, le=64)] = 0
     # Idle children are kept by default: a restart loses what a server holds in memory.
     idle_stop_s: Seconds | None = None
 
@@ -124,6 +126,8 @@ class UpstreamSettings(BaseModel):
             raise ValueError("a shared server gets no secrets: it would have one principal's for all")
         if self.handles and self.shared:
             raise ValueError("handles are for servers with a process for each session, not for a shared one")
+        if self.warm and (self.shared or not self.command):
+            raise ValueError("warm is for commands that are not shared: others start no process for a session")
         if self.in_process and self.shared:
             raise ValueError("shared is for commands: an in_process server has one connection for each session")
         return self

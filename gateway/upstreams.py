@@ -9,12 +9,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import msgspec
+from msgspec import structs
 
 from gateway.access import Grant, Grants
 from gateway.assertion import HEADER, Assertions
 from gateway.bridge.capabilities import Caller
 from gateway.bridge.handshake import HandshakeRefused, discovery_of
-from gateway.context import child_environment, facts_of
+from gateway.context import child_environment, facts_of, new_correlation_id
 from gateway.conversation import Conversation
 from gateway.credentials import Credentials, is_template
 from gateway.exchange import Exchange
@@ -23,6 +24,7 @@ from gateway.quotas import PrincipalQuotas
 from gateway.routing import IsolatedRouter, SharedRouter
 from gateway.settings import LimitSettings, UpstreamSettings
 from gateway.tool_calls import Tools
+from session_store import Session
 from transports.base import Era, Given, LinkClosed, Upstream, UpstreamUnavailable
 from transports.jsonrpc import (
     INVALID_REQUEST,
@@ -33,8 +35,9 @@ from transports.jsonrpc import (
     error_code,
     splice,
 )
+from transports.upstream.stdio import StdioLink, StdioUpstream
 
-__all__ = ["ConfiguredUpstream"]
+__all__ = ["ConfiguredUpstream", "Prepared"]
 
 logger = logging.getLogger(__name__)
 
@@ -89,6 +92,23 @@ class _Facts:
         return discovery_of(self.initialize) if self.initialize is not None else self.discover
 
 
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A process that was started ahead: with what it was given, and by what environment it is known."""
+
+    grant: Grant
+    link: StdioLink
+    env: Mapping[str, str]
+
+    @property
+    def is_good(self) -> bool:
+        return self.link.is_unheard
+
+    async def close(self) -> None:
+        await self.link.close()
+        self.grant.close()
+
+
 class ConfiguredUpstream:
     """One entry of the configuration at work."""
 
@@ -125,6 +145,7 @@ class ConfiguredUpstream:
         self._probe_again_at = 0.0
         self._shared: dict[Era, Conversation] = {}
         self._shakes_hands: bool | None = None
+        self.started_ahead: Callable[[Session, str], Prepared | None] = lambda *_: None
         self._shaking: asyncio.Task[None] | None = None
 
     # -- what it speaks
@@ -325,13 +346,11 @@ class ConfiguredUpstream:
             )
         if self.settings.in_process:
             return self._grants.for_object(live.session)
-        env = child_environment(live.session, self.settings.context_env, correlation)
-        env |= await self._credentials.fill(self._secret_env, live.session.principal)
-        sandbox = self._sandbox if live.session.context.trust != "direct" else ()
-        ended = await self._quotas.process(live.session.principal)
+        session = live.session
+        env = await self._environment(session, correlation)
+        ended = await self._quotas.process(session.principal)
         try:
-            facts = facts_of(live.session, correlation)
-            granted = await self._grants.for_child(live.session, facts, env, sandbox, self.settings.env)
+            granted = await self._ahead(session, env) or await self._for_child(session, env, correlation)
         except BaseException:
             ended()
             raise
@@ -341,6 +360,43 @@ class ConfiguredUpstream:
             ended()
 
         return replace(granted, close=close)
+
+    async def _environment(self, session: Session, correlation: str) -> dict[str, str]:
+        """What a child is told of its session, and its principal's secrets."""
+        env = child_environment(session, self.settings.context_env, correlation)
+        return env | await self._credentials.fill(self._secret_env, session.principal)
+
+    async def _for_child(self, session: Session, env: Mapping[str, str], correlation: str) -> Grant:
+        sandbox = self._sandbox if session.context.trust != "direct" else ()
+        return await self._grants.for_child(session, facts_of(session, correlation), env, sandbox, self.settings.env)
+
+    async def prepare(self, session: Session) -> Prepared:
+        """Start a process for a session that is not open yet. Raises `UpstreamUnavailable`."""
+        assert isinstance(self._upstream, StdioUpstream)
+        correlation = new_correlation_id()
+        env = await self._environment(session, correlation)
+        grant = await self._for_child(session, env, correlation)
+        try:
+            link = await self._upstream.start(grant.given)
+        except BaseException:
+            grant.close()
+            raise
+        return Prepared(grant, link, self._known_by(env))
+
+    async def _ahead(self, session: Session, env: Mapping[str, str]) -> Grant | None:
+        """The process that was started ahead for that session, if it is what one started now would be."""
+        part = self.started_ahead(session, self.name)
+        if part is None:
+            return None
+        if not part.is_good or part.env != self._known_by(env):
+            await part.close()
+            return None
+        return replace(part.grant, given=structs.replace(part.grant.given, started=part.link))
+
+    def _known_by(self, env: Mapping[str, str]) -> dict[str, str]:
+        """An environment, but for the correlation id of the request that it was made for."""
+        requests = {name for name, fact in self.settings.context_env.items() if fact == "correlation_id"}
+        return {name: value for name, value in env.items() if name not in requests}
 
     async def _remember(self, live: LiveSession, key: tuple[str, Era, bytes], resume: str) -> None:
         """A session of its own at the server is for every later link, on whatever replica."""

@@ -54,7 +54,7 @@ class Given(msgspec.Struct, frozen=True, kw_only=True):
 
     `env` is for a process, `launcher` a command that starts it. `headers` gives what goes with every HTTP request.
     `resume` is what an earlier link of the same session has left (`Link.resume`), and `keep` says whether a later one
-    is to go on with it.
+    is to go on with it. `started` is a link that the same upstream has started ahead for all of this.
     """
 
     env: Mapping[str, str] = msgspec.field(default_factory=dict)
@@ -62,6 +62,7 @@ class Given(msgspec.Struct, frozen=True, kw_only=True):
     headers: Callable[[], Mapping[str, str]] = dict
     resume: str = ""
     keep: Callable[[], bool] = lambda: False
+    started: Any = None
 
 
 class LinkEvents(Protocol):

@@ -12,6 +12,7 @@ from gateway.quotas import PrincipalQuotas
 from gateway.rules import Rules
 from gateway.sessions import Sessions
 from gateway.settings import SessionSettings
+from gateway.warm import WarmStarts
 from session_store import ANONYMOUS, KeyRing, MemoryBackend, SessionStore, StoreUnavailable
 from session_store.session import new_session_id
 from session_store.testing import FakeClock
@@ -49,6 +50,7 @@ def sessions(store: Any, ring: KeyRing) -> Sessions:
         clock=clock,
         closed=lambda _: None,
         rules=Rules((), "direct"),
+        warm=WarmStarts(lambda *_: []),
         quotas=PrincipalQuotas(PolicySettings(), backend.quotas, held, run="", runs=backend.directory.replicas),
     )
 

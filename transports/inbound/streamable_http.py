@@ -90,24 +90,32 @@ class StreamableHttp:
                 if read is None:
                     return
                 body = read
-            for _ in range(_MOST_TRIES):
-                try:
-                    await self._serve(scope, headers, body, receive, send)
-                    return
-                except Elsewhere as elsewhere:
-                    if self._forwarder is None or "mcp.forwarded" in scope:
-                        raise  # what was forwarded is not forwarded again
-                    there = await self._forwarder.forward(elsewhere.route, scope, body, receive, send)
-                    if there is None:
-                        return
-                    send = there
-            again = {"Retry-After": "1"}
-            raise Refused(503, INTERNAL_ERROR, "The session changes hands too often. Try again.", headers=again)
+            await self._serve_somewhere(scope, headers, body, receive, send)
         except Refused as refused:
             await send_refusal(send, refused)
+        except Elsewhere:
+            raise
         except Exception:
             logger.exception("a request failed")
             await send_refusal(send, _failed())
+
+    async def _serve_somewhere(
+        self, scope: Scope, headers: Mapping[str, str], body: bytes, receive: Receive, send: Send
+    ) -> None:
+        """Here, or at the replica that has the session. What was forwarded is not forwarded again."""
+        for _ in range(_MOST_TRIES):
+            try:
+                await self._serve(scope, headers, body, receive, send)
+                return
+            except Elsewhere as elsewhere:
+                if self._forwarder is None or "mcp.forwarded" in scope:
+                    raise
+                there = await self._forwarder.forward(elsewhere.route, scope, body, receive, send)
+                if there is None:
+                    return
+                send = there
+        again = {"Retry-After": "1"}
+        raise Refused(503, INTERNAL_ERROR, "The session changes hands too often. Try again.", headers=again)
 
     async def _serve(self, scope: Scope, headers: Mapping[str, str], body: bytes, receive: Receive, send: Send) -> None:
         match scope["method"]:

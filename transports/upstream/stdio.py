@@ -10,8 +10,8 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
-from transports.base import Given, LinkClosed, LinkEvents, UpstreamUnavailable
-from transports.jsonrpc import InvalidMessage, parse_lenient
+from transports.base import Given, Link, LinkClosed, LinkEvents, UpstreamUnavailable
+from transports.jsonrpc import InvalidMessage, Message, parse_lenient
 from transports.upstream.process import Command, Process, ProcessFailed, Supervisor
 
 __all__ = ["INHERITED", "StdioLink", "StdioUpstream", "answered_by"]
@@ -52,7 +52,18 @@ class StdioUpstream:
         self._grace_s = grace_s
 
     async def connect(self, given: Given, events: LinkEvents) -> "StdioLink":
-        """Start a child. What the operator set for the server wins over what is given; both win over the inherited."""
+        """Start a child, or take the one that was started ahead."""
+        if isinstance(given.started, StdioLink):
+            given.started.heard_by(events)
+            return given.started
+        return await self._start(given, events)
+
+    async def start(self, given: Given) -> "StdioLink":
+        """Start a child for somebody who comes later (`Given.started`). Raises `UpstreamUnavailable`."""
+        return await self._start(given, _Unheard())
+
+    async def _start(self, given: Given, events: LinkEvents) -> "StdioLink":
+        """What the operator set for the server wins over what is given; both win over the inherited."""
         inherited = {name: value for name in INHERITED if (value := os.environ.get(name)) is not None}
         command = Command(
             argv=(*given.launcher, *self._argv), env={**inherited, **given.env, **self._env}, cwd=self._cwd
@@ -83,6 +94,17 @@ class StdioLink:
     @property
     def pid(self) -> int | None:
         return self.process.pid
+
+    @property
+    def is_unheard(self) -> bool:
+        """Whether it was started ahead, lives, and has said nothing yet: nobody can tell it from a new one."""
+        return isinstance(self._events, _Unheard) and not self._events.said
+
+    def heard_by(self, events: LinkEvents) -> None:
+        """Be what was started ahead no longer. Raises `LinkClosed`."""
+        if not self.is_unheard:
+            raise LinkClosed(f"server {self._name!r} has ended")
+        self._events = events
 
     @property
     def resume(self) -> str:
@@ -121,6 +143,27 @@ class StdioLink:
 
     def stderr(self, line: bytes) -> None:
         logger.debug("server %s: %s", self._name, line.decode("utf-8", "replace"))
+
+
+class _Unheard:
+    """Nobody hears a child yet that was started ahead. One that speaks unasked is like no other, and is not used."""
+
+    said = False
+
+    def message(self, message: Message) -> None:
+        self.said = True
+
+    def unreadable(self, request_id: int | str | None, reason: str) -> None:
+        self.said = True
+
+    def refused(self, request_id: int | str, reason: str) -> None:
+        self.said = True
+
+    def unsent(self, link: Link, request_id: int | str | None, reason: str) -> None:
+        self.said = True
+
+    def closed(self, reason: str) -> None:
+        self.said = True
 
 
 def answered_by(head: bytes, tail: bytes) -> tuple[bool, int | None]:
