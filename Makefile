@@ -35,8 +35,9 @@ attack: $(VENV)/.installed-dev ## Attacks tried, and what became of them
 matrix: $(VENV)/.installed-dev ## Every feature in every cell of the era matrix
 	$(BIN)/python -m tests.matrix.run
 
-bench: $(VENV)/.installed-dev ## How fast it is, beside what bounds it
+bench: $(VENV)/.installed-dev ## How fast it is, beside what bounds it (10 minutes)
 	$(BIN)/python -m bench.run
+	$(BIN)/python -m bench.sessions
 
 clean: ## Remove everything that was made
 	rm -rf $(VENV) .cache .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist

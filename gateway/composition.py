@@ -344,7 +344,7 @@ class Gateway:
         if self._cluster is not None:
             self._cluster.is_leaving = True
         for live in self._live:
-            live.leaving.set()
+            live.leave()
             for exchange in list(live.exchanges.values()):
                 if exchange.is_subscription:
                     exchange.finish(Message(jsonrpc="2.0", id=0, result=msgspec.Raw(b'{"resultType":"complete"}')))

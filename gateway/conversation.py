@@ -58,6 +58,12 @@ class Conversation:
     `went_on` remembers what a later link can go on with, and `known` is the handshake's result where one does.
     """
 
+    # Without a dictionary each: there are as many as there are sessions.
+    __slots__ = """__weakref__ _call_timeout_s _closing _ended _grant _granted _handshake _idle _idle_stop_s _known
+        _last_number _link _linked _loss _opening _own _resending _restore _retired _router
+        _start_timeout_s _tick_s _ticking _to_tell _upstream _was_open _went_on era initialize_result
+        log_level name park_s pending users""".split()
+
     def __init__(
         self,
         upstream: Upstream,
@@ -354,11 +360,7 @@ class Conversation:
             self._router.told(self, message)
 
     def unreadable(self, request_id: int | str | None, reason: str) -> None:
-        known = isinstance(request_id, int) and request_id in self.pending
-        lost = [self.pending[request_id]] if known and isinstance(request_id, int) else []
-        if request_id is None:
-            lost = list(self.pending.values())
-        for exchange in lost:
+        for exchange in [e for number, e in self.pending.items() if request_id in (None, number)]:
             self._fail(exchange, OUTCOME_UNKNOWN, reason)
         self._own.fail(request_id, LinkClosed(reason))
 

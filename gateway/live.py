@@ -6,7 +6,6 @@ The one dict keyed by session id in the gateway is here.
 import asyncio
 import contextlib
 import logging
-from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
@@ -77,6 +76,11 @@ class _Question:
 class LiveSession:
     """One session, alive on this replica."""
 
+    # Without a dictionary each: there are as many as there are sessions.
+    __slots__ = """__weakref__ _events _has_left _last_question _leaving _outbox _pump _questions alias busy
+        conversations ended exchanges goes_on hearing listeners listening new_process parked read_at
+        recovered session used""".split()
+
     def __init__(self, session: Session, events: EventLog) -> None:
         self.session = session
         self.conversations: dict[tuple[str, Era, bytes], Conversation] = {}
@@ -92,12 +96,13 @@ class LiveSession:
         self.recovered = session.era == Era.MODERN  # its streams do not outlive a connection
         self.alias = ""
         self.read_at = 0.0  # when the store said of it what its record says, by the monotonic clock
-        self.leaving = asyncio.Event()
+        self._has_left = False
+        self._leaving: asyncio.Event | None = None
         self.new_process = "gateway_restart"  # why its servers' processes are new, where it had used them before
         self._events = events
         self._questions: dict[int, _Question] = {}
         self._last_question = 0
-        self._outbox: deque[bytes] = deque()
+        self._outbox: list[bytes] = []
         self._pump: asyncio.Task[None] | None = None
 
     @property
@@ -109,6 +114,21 @@ class LiveSession:
     def has_parked(self) -> bool:
         """Whether a call waits for the client."""
         return any(exchange.is_parked and exchange.conversation is not None for exchange in self.parked.values())
+
+    @property
+    def leaving(self) -> asyncio.Event:
+        """Set once its clients have to go elsewhere, or nowhere. Made for those who wait for it."""
+        if self._leaving is None:
+            self._leaving = asyncio.Event()
+            if self._has_left:
+                self._leaving.set()
+        return self._leaving
+
+    def leave(self) -> None:
+        """Let its streams end."""
+        self._has_left = True
+        if self._leaving is not None:
+            self._leaving.set()
 
     # -- to the client
 
@@ -128,7 +148,7 @@ class LiveSession:
                 except StoreUnavailable:
                     await asyncio.sleep(_STORE_AGAIN_S)
                 else:
-                    self._outbox.popleft()
+                    self._outbox.pop(0)
         finally:
             self._pump = None
 
@@ -250,7 +270,7 @@ class LiveSession:
         """
         self.ended = True
         self.goes_on = not over
-        self.leaving.set()
+        self.leave()
         reason = "the session has ended" if over else "the gateway stops"
         for exchange in list(self.exchanges.values()):
             if exchange.conversation is not None and not exchange.conversation.give_up(exchange, lost=lost):
