@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help run test check conformance cluster chaos attack matrix bench clean
+.PHONY: help run test check conformance cluster chaos attack matrix bench bench-peers clean
 
 help: ## List the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -38,6 +38,9 @@ matrix: $(VENV)/.installed-dev ## Every feature in every cell of the era matrix
 bench: $(VENV)/.installed-dev ## How fast it is, beside what bounds it (10 minutes)
 	$(BIN)/python -m bench.run
 	$(BIN)/python -m bench.sessions
+
+bench-peers: $(VENV)/.installed-dev ## The same beside other gateways, which it fetches
+	$(BIN)/python -m bench.run peers
 
 clean: ## Remove everything that was made
 	rm -rf $(VENV) .cache .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist

@@ -1,8 +1,8 @@
 /* A stdio MCP server that costs next to nothing, so that a bench measures what stands before it.
  *
- * It finds the id of a line and answers with it; it does not parse more. What it is sent begins with
- * {"jsonrpc":"2.0","id":N,"method":"... A call may say how long the text of its answer is to be ("size":N); one with a
- * progress token is told of progress first. In its environment:
+ * It finds the id of a line and answers with it; it does not parse more. What it is sent has the words
+ * "id":N and "method":"... in it, without spaces. A call may say how long the text of its answer is to be ("size":N);
+ * one with a progress token is told of progress first. In its environment:
  *   ECHO_LOG    a file, where the "call" argument of each call is written down
  *   ECHO_TOOLS  so many tools are listed, tool0 and up, that take a text and a team
  *   ECHO_ERA    legacy or modern: knows the handshake only, or discovery only
@@ -56,7 +56,7 @@ int main(void) {
     while (fgets(line, sizeof line, stdin)) {
         char *id = strstr(line, "\"id\":");
         char *method = strstr(line, "\"method\":\"");
-        if (!id || !method || method < id) continue; /* a notification */
+        if (!id || !method) continue; /* a notification */
         id += 5;
         int length = (int)strcspn(id, ",}");
         method += 10;

@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.load import Run, measured, opened
+from bench.peers import peers
 from bench.subjects import ROOT, served
 from bench.tables import TABLES, Place, Row
 from tests.support.redis_server import running_redis
@@ -30,6 +31,7 @@ __all__ = ["measure", "share"]
 FLOORS: Mapping[str, Sequence[tuple[str, str, float]]] = {
     "stores": [("gateway, redis", "minimal relay", 0.50), ("forwarded, redis", "gateway, redis", 0.40)],
     "policy": [("every policy", "no policy", 0.85)],
+    "peers": [("gateway, redis", "supergateway, stateful", 4.0), ("gateway, redis", "FastMCP proxy", 25.0)],
 }
 
 
@@ -107,7 +109,7 @@ def machine() -> dict[str, Any]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("tables", nargs="*", default=list(TABLES), help=f"of {', '.join(TABLES)}")
+    parser.add_argument("tables", nargs="*", default=list(TABLES), help=f"of {', '.join(TABLES)}, peers")
     parser.add_argument("--seconds", type=float, default=4, help="length of one measurement")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--save", action="store_true", help="keep the results, with a plot of each table")
@@ -116,7 +118,8 @@ def main() -> int:
     for name in options.tables:
         with running_redis() as redis, tempfile.TemporaryDirectory() as folder:
             place = Place(Path(folder), redis.url)
-            results = measure(TABLES[name](place), options.seconds, options.rounds)
+            rows = peers if name == "peers" else TABLES[name]
+            results = measure(rows(place), options.seconds, options.rounds)
         show(name, results)
         wrong += failures(name, results)
         if options.save:

@@ -151,10 +151,24 @@ def policy(place: Place) -> list[Row]:
     ]
 
 
+def growth(place: Place) -> list[Row]:
+    """What a call costs with more servers, more tools, and with more replicas than the one that owns its session."""
+    rows = []
+    for servers, tools in ((1, 1), (5, 25), (20, 25), (20, 250)):
+        names = [f"s{n % servers}__tool{n % tools}" for n in range(SERVERS)]
+        entry = {"command": str(echo_server()), "env": {"ECHO_TOOLS": str(tools)}}
+        subject = place.gateway(servers={f"s{n}": entry for n in range(servers)})
+        load = Load(tools=names if servers > 1 else ("tool0",), arguments={"text": "hello", "team": "red"})
+        rows.append(Row(name=f"{servers} servers, {servers * tools:,} tools", subject=subject, load=load))
+    one = place.gateway()
+    return [*rows, Row(name="1 of 2 replicas, the other owns", subject=one, owner=one)]
+
+
 TABLES: Final[Mapping[str, Callable[[Place], list[Row]]]] = {
     "stores": stores,
     "one": one,
     "eras": eras,
     "sizes": sizes,
     "policy": policy,
+    "growth": growth,
 }

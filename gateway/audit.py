@@ -8,7 +8,6 @@ import logging
 import sys
 from collections import deque
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from time import monotonic
 from typing import Final, Literal
@@ -128,7 +127,7 @@ class Audit:
         if not events:
             return
         if self._file is not None or self._to_stderr:
-            self._write(b"".join(msgspec.json.encode(asdict(event)) + b"\n" for event in events))
+            self._write(b"".join(msgspec.json.encode(event) + b"\n" for event in events))
         if not self._to_store:
             return
         try:

@@ -182,7 +182,7 @@ class Endpoint:
         """Whether policy leaves alone what the server says."""
         if self._policy.is_open:
             return True
-        return exchange.method != "tools/list" and self._policy.sees(exchange.context, upstream.name)
+        return exchange.method != "tools/list" and upstream.name in self._seen_by(exchange.context)
 
     async def is_repeatable(self, exchange: Exchange, era: Era, params: Object, correlation: str) -> bool:
         """Whether a call that may have taken effect already can be made once more.

@@ -21,7 +21,7 @@ SANDBOXED: Final = "sandboxed"
 _TRUST: Final = frozenset({"direct", SANDBOXED})
 
 
-class Granted(msgspec.Struct, frozen=True):
+class Granted(msgspec.Struct, frozen=True, cache_hash=True):
     """What a credential says of who presents it. None where it says nothing."""
 
     trust: str | None = None

@@ -39,7 +39,7 @@ def redact(session_id: str) -> str:
     return session_id[:8]
 
 
-class Principal(msgspec.Struct, frozen=True, kw_only=True):
+class Principal(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     """Who authenticated. Compared by issuer and subject, so a refreshed credential is the same principal."""
 
     issuer: str
@@ -56,7 +56,7 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
 ANONYMOUS: Final = Principal(issuer="anonymous", subject="")
 
 
-class Context(msgspec.Struct, frozen=True, kw_only=True):
+class Context(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     """What tools are told of a session.
 
     `workspace` may be announced by the client; everything else comes from the operator or the authenticated principal.

@@ -2,9 +2,11 @@
 
 import contextlib
 import os
+import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,23 +42,52 @@ def echo_server() -> Path:
 def served(subject: Subject) -> Iterator[tuple[str, psutil.Process]]:
     """The URL and the process, once it serves."""
     process = subprocess.Popen(
-        list(subject.command), env={**os.environ, **subject.env}, stderr=subprocess.PIPE, text=True, cwd=ROOT
+        list(subject.command),
+        env={**os.environ, **subject.env},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL if subject.url else subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
     )
-    assert process.stderr is not None
+    readers: list[threading.Thread] = []
     try:
-        url = ""
-        for line in process.stderr:
-            if line.startswith("ready "):
-                url = line.split()[1]
-                break
-        if not url:
+        url = subject.url or _announced(process, readers)
+        if not url or not _answers(url, process):
             raise RuntimeError(f"{subject.command} did not start")
-        # What it logs is read, or a full pipe would stop it.
-        threading.Thread(target=process.stderr.read, daemon=True).start()
         yield url, psutil.Process(process.pid)
     finally:
         process.terminate()
-        process.wait(30)
+        try:
+            process.wait(15)
+        except subprocess.TimeoutExpired:  # not every peer ends when it is told to
+            process.kill()
+            process.wait(15)
+        for reader in readers:
+            reader.join(5)
+        if process.stderr is not None:
+            process.stderr.close()
+
+
+def _announced(process: subprocess.Popen[str], readers: list[threading.Thread]) -> str:
+    """What it says on stderr; the rest of it is read, or a full pipe would stop it."""
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.startswith("ready "):
+            readers.append(threading.Thread(target=process.stderr.read, daemon=True))
+            readers[0].start()
+            return line.split()[1]
+    return ""
+
+
+def _answers(url: str, process: subprocess.Popen[str]) -> bool:
+    """Whether it takes connections, within half a minute."""
+    host, port = url.split("/")[2].split(":")
+    until = time.monotonic() + 30
+    while process.poll() is None and time.monotonic() < until:
+        with contextlib.suppress(OSError), socket.create_connection((host, int(port)), 1):
+            return True
+        time.sleep(0.05)
+    return False
 
 
 PYTHON = (sys.executable, "-m")

@@ -3,7 +3,6 @@
 import os
 import sqlite3
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from time import time
 from typing import Final
@@ -61,7 +60,7 @@ class SqliteAuditTrail:
         self._database = database
 
     async def record(self, events: Sequence[AuditEvent]) -> None:
-        rows = [(msgspec.json.encode(asdict(event)),) for event in events]
+        rows = [(msgspec.json.encode(event),) for event in events]
 
         def work(db: sqlite3.Connection) -> None:
             db.executemany("INSERT INTO audit (event) VALUES (?)", rows)
