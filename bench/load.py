@@ -1,5 +1,6 @@
 """What is sent to a subject, and what it did: sessions are opened by hand, calls are made by wrk."""
 
+import contextlib
 import json
 import subprocess
 from collections.abc import Sequence
@@ -123,7 +124,7 @@ def measured(url: str, file: Path, seconds: float, process: psutil.Process, conn
         p50_ms=found["p50_us"] / 1_000,
         p99_ms=found["p99_us"] / 1_000,
         cpu_s=spent / max(1, found["requests"]) * 1_000,
-        memory_mb=sum(p.memory_full_info().uss for p in _own(process)) / 1e6,
+        memory_mb=_memory(process),
         errors=found["errors"],
     )
 
@@ -143,6 +144,15 @@ def _own(process: psutil.Process) -> list[psutil.Process]:
 def _cpu(process: psutil.Process) -> float:
     total = 0.0
     for own in _own(process):
-        times = own.cpu_times()
-        total += times.user + times.system
+        with contextlib.suppress(psutil.NoSuchProcess):  # a keeper that ended with its server
+            times = own.cpu_times()
+            total += times.user + times.system
     return total
+
+
+def _memory(process: psutil.Process) -> float:
+    total = 0.0
+    for own in _own(process):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            total += own.memory_full_info().uss
+    return total / 1e6
