@@ -122,7 +122,10 @@ class Gateway:
             run="" if self._cluster is None else self._cluster.replica,
             runs=self._backend.directory.replicas,
         )
-        self._warm = WarmStarts(lambda endpoint, context: endpoints[endpoint].warm_servers(context))
+        self._warm = WarmStarts(
+            # An app of the operator's own, behind the middleware, has sessions and no servers.
+            lambda path, context: endpoints[path].warm_servers(context) if path in endpoints else []
+        )
         self.sessions = Sessions(
             store=self._backend.sessions,
             bus=self._backend.bus,
