@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from bench.load import Run
 
-__all__ = ["plot"]
+__all__ = ["plot", "plot_growth"]
 
 
 def plot(name: str, results: Mapping[str, Sequence[Run]], file: Path) -> None:
@@ -25,5 +25,24 @@ def plot(name: str, results: Mapping[str, Sequence[Run]], file: Path) -> None:
     axes.set_title(name)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
+    figure.tight_layout()
+    figure.savefig(file)
+
+
+def plot_growth(points: Sequence[tuple[int, float, float]], file: Path) -> None:
+    """Rate and memory over the number of live sessions."""
+    figure = Figure(figsize=(7, 2.6), dpi=90)
+    sessions = [count for count, _, _ in points]
+    for place, title, values in (
+        (1, "calls per second", [rate for _, rate, _ in points]),
+        (2, "MB of the gateway", [megabytes for _, _, megabytes in points]),
+    ):
+        axes = figure.add_subplot(1, 2, place)
+        axes.plot(sessions, values, marker="o", color="#3b6ea5")
+        axes.set_ylim(bottom=0)
+        axes.set_xlabel("live sessions")
+        axes.set_title(title)
+        for side in ("top", "right"):
+            axes.spines[side].set_visible(False)
     figure.tight_layout()
     figure.savefig(file)

@@ -14,7 +14,8 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.load import Load, measured, opened
-from bench.subjects import served
+from bench.plots import plot_growth
+from bench.subjects import ROOT, served
 from bench.tables import Place
 from tests.support.redis_server import running_redis
 
@@ -90,7 +91,9 @@ def main() -> int:
     parser.add_argument("--sessions", type=int, default=10_000)
     parser.add_argument("--streams", type=int, default=1_000)
     parser.add_argument("--soak", type=int, default=60, help="seconds of calls while memory is watched")
+    parser.add_argument("--save", action="store_true", help="keep a plot")
     options = parser.parse_args()
+    points: list[tuple[int, float, float]] = []
     table = Table("live sessions", "calls/s of 32", "p99 ms", "gateway MB", box=None)
     with running_redis() as redis, tempfile.TemporaryDirectory() as folder:
         place = Place(Path(folder), redis.url)
@@ -103,11 +106,14 @@ def main() -> int:
                 tokens += asyncio.run(open_many(url, target - len(tokens)))
                 run = measured(url, file, 3, process)
                 assert not run.errors
-                table.add_row(f"{target:,}", f"{run.rate:,.0f}", f"{run.p99_ms:.1f}", f"{megabytes(process):.0f}")
+                points.append((target, run.rate, megabytes(process)))
+                table.add_row(f"{target:,}", f"{run.rate:,.0f}", f"{run.p99_ms:.1f}", f"{points[-1][2]:.0f}")
             heard, took = asyncio.run(hear(url, tokens[: options.streams]))
             before = megabytes(process)
             soaked = measured(url, file, options.soak, process)
             after = megabytes(process)
+    if options.save:
+        plot_growth(points, ROOT / "bench/results/sessions.png")
     console = Console(width=120)
     console.print(table)
     console.print(f"{heard:,} streams at once; a call takes {took * 1_000:.1f} ms meanwhile")

@@ -2,10 +2,14 @@
 
 from pathlib import Path
 
+import httpx
 import pytest
 
+from bench.load import Load, measured, opened
 from bench.run import measure, share
+from bench.subjects import served
 from bench.tables import Place, policy, stores
+from tests.support.raw import Legacy, tool_text
 from tests.support.redis_server import RunningRedis
 
 
@@ -24,3 +28,25 @@ def test_policies_cost_little(redis_server: RunningRedis, tmp_path: Path) -> Non
     results = measure(rows, 2, 2)
     assert not any(run.errors for runs in results.values() for run in runs)
     assert share(results, "every policy", "no policy") > 0.7, results  # 0.95
+
+
+@pytest.mark.timeout(180)
+def test_memory_stays_flat_under_calls_and_sessions_that_come_and_go(
+    redis_server: RunningRedis, tmp_path: Path
+) -> None:
+    file, load = tmp_path / "soak.lua", Load()
+    with served(Place(tmp_path, redis_server.url).gateway()) as (url, process), httpx.Client(timeout=30) as http:
+
+        def lap(seconds: int, sessions: int) -> float:
+            assert measured(url, file, seconds, process).errors == 0
+            for _ in range(sessions):
+                client = Legacy(url, http).open()
+                assert tool_text(client.tool("echo", {})) == "ok" and client.delete().status_code == 200
+                http.cookies.clear()
+            return float(process.memory_full_info().uss) / 1e6
+
+        load.write(file, opened(url, load))
+        # What is remembered in bounded tables is remembered by then.
+        before = lap(3, 300)
+        after = lap(12, 300)
+        assert after < before * 1.05 + 1, f"{before:.1f} MB before, {after:.1f} MB after"
