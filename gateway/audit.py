@@ -41,6 +41,7 @@ class Audit:
         self._to_stderr = "stderr" in settings.to
         self._file = Path(settings.file) if settings.file else None
         self._waiting: deque[AuditEvent] = deque()
+        self._for_store: deque[AuditEvent] = deque()
         self._dropped = 0
         self._flushing: asyncio.Task[None] | None = None
 
@@ -96,9 +97,6 @@ class Audit:
         exchange.finished = finished
 
     def _add(self, event: AuditEvent) -> None:
-        if len(self._waiting) >= _MOST_WAITING:
-            self._waiting.popleft()
-            self._dropped += 1
         self._waiting.append(event)
         if len(self._waiting) >= _MANY and self._flushing is None:
             self._flushing = asyncio.create_task(self._flush())
@@ -124,16 +122,21 @@ class Audit:
             logger.warning("%d audit events were lost: more came than could be written", self._dropped)
             self._dropped = 0
         events, self._waiting = self._waiting, deque()
-        if not events:
-            return
-        if self._file is not None or self._to_stderr:
+        if events and (self._file is not None or self._to_stderr):
             self._write(b"".join(msgspec.json.encode(event) + b"\n" for event in events))
         if not self._to_store:
             return
+        self._for_store.extend(events)
+        while len(self._for_store) > _MOST_WAITING:
+            self._for_store.popleft()
+            self._dropped += 1
+        kept, self._for_store = self._for_store, deque()
+        if not kept:
+            return
         try:
-            await self._trail.record(events)
+            await self._trail.record(kept)
         except StoreUnavailable:
-            self._waiting.extendleft(reversed(events))
+            self._for_store.extendleft(reversed(kept))
             raise
 
     def _write(self, lines: bytes) -> None:

@@ -1,6 +1,7 @@
 """How many sessions and processes a principal may have, on all replicas together. Those without a name count as one."""
 
 import asyncio
+import contextlib
 import logging
 import secrets
 from collections.abc import Awaitable, Callable, Collection
@@ -56,9 +57,10 @@ class PrincipalQuotas:
                 raise too_many("sessions", self._sessions_most)
 
     async def session_over(self, session: Session) -> None:
-        """It has ended, or was never kept."""
+        """It has ended, or was never kept. Where the store is silent, that is found out when the quota looks full."""
         if self._sessions_most is not None:
-            await self._quotas.give_back(f"sessions/{session.principal}", [_named(session)])
+            with contextlib.suppress(StoreUnavailable):
+                await self._quotas.give_back(f"sessions/{session.principal}", [_named(session)])
 
     def _over(self, now: float) -> Callable[[list[str]], Awaitable[list[str]]]:
         async def over(names: list[str]) -> list[str]:
