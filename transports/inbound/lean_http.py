@@ -99,14 +99,15 @@ class _Cycle(RequestResponseCycle):
         return {"type": "http.request", "body": body, "more_body": False}
 
     async def send(self, message: Any) -> None:
-        if "whole" in message and not self.response_started and self.scope["method"] != "HEAD":
-            self._head = message  # its body comes at once
-            return
-        if self._head is None:
-            await super().send(message)
-            return
         head, self._head = self._head, None
-        if not self._answered(head, message["body"]):
+        if message["type"] == "http.response.start":
+            if "whole" in message and not self.response_started and self.scope["method"] != "HEAD":
+                self._head = message  # its body comes at once
+            else:
+                await super().send(message)
+        elif head is None:
+            await super().send(message)
+        elif not self._answered(head, message["body"]):
             await super().send(head)
             await super().send(message)
 
