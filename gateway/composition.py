@@ -250,9 +250,9 @@ class Gateway:
             assertions=self.assertions,
             credentials=self._credentials,
             quotas=self._quotas,
+            started_ahead=self._warm.part,
             sandbox=options.policy.sandbox,
         )
-        configured.started_ahead = self._warm.part
         if isinstance(upstream, HttpUpstream):
             upstream.schemas = lambda: configured.schemas
         return configured

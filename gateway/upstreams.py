@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import msgspec
 from msgspec import structs
@@ -25,7 +25,7 @@ from gateway.routing import IsolatedRouter, SharedRouter
 from gateway.settings import LimitSettings, UpstreamSettings
 from gateway.tool_calls import Tools
 from session_store import Session
-from transports.base import Era, Given, LinkClosed, Upstream, UpstreamUnavailable
+from transports.base import AheadLink, AheadUpstream, Era, Given, LinkClosed, Upstream, UpstreamUnavailable
 from transports.jsonrpc import (
     INVALID_REQUEST,
     METHOD_NOT_FOUND,
@@ -35,7 +35,6 @@ from transports.jsonrpc import (
     error_code,
     splice,
 )
-from transports.upstream.stdio import StdioLink, StdioUpstream
 
 __all__ = ["ConfiguredUpstream", "Prepared"]
 
@@ -97,7 +96,7 @@ class Prepared:
     """A process that was started ahead: with what it was given, and by what environment it is known."""
 
     grant: Grant
-    link: StdioLink
+    link: AheadLink
     env: Mapping[str, str]
 
     @property
@@ -125,6 +124,7 @@ class ConfiguredUpstream:
         assertions: Assertions,
         credentials: Credentials,
         quotas: PrincipalQuotas,
+        started_ahead: Callable[[Session, str], "Prepared | None"],
         sandbox: tuple[str, ...] = (),
     ) -> None:
         self.name = name
@@ -138,6 +138,7 @@ class ConfiguredUpstream:
         self._sandbox = settings.sandbox or sandbox
         self._credentials = credentials
         self._quotas = quotas
+        self._started_ahead = started_ahead
         self._secret_env = {name: value for name, value in settings.env.items() if is_template(value)}
         self._secret_headers = {name: value for name, value in settings.headers.items() if is_template(value)}
         self._facts: _Facts | None = None
@@ -145,7 +146,6 @@ class ConfiguredUpstream:
         self._probe_again_at = 0.0
         self._shared: dict[Era, Conversation] = {}
         self._shakes_hands: bool | None = None
-        self.started_ahead: Callable[[Session, str], Prepared | None] = lambda *_: None
         self._shaking: asyncio.Task[None] | None = None
 
     # -- what it speaks
@@ -372,12 +372,12 @@ class ConfiguredUpstream:
 
     async def prepare(self, session: Session) -> Prepared:
         """Start a process for a session that is not open yet. Raises `UpstreamUnavailable`."""
-        assert isinstance(self._upstream, StdioUpstream)
+        upstream = cast("AheadUpstream", self._upstream)  # the settings let nothing else be warm
         correlation = new_correlation_id()
         env = await self._environment(session, correlation)
         grant = await self._for_child(session, env, correlation)
         try:
-            link = await self._upstream.start(grant.given)
+            link = await upstream.start(grant.given)
         except BaseException:
             grant.close()
             raise
@@ -385,7 +385,7 @@ class ConfiguredUpstream:
 
     async def _ahead(self, session: Session, env: Mapping[str, str]) -> Grant | None:
         """The process that was started ahead for that session, if it is what one started now would be."""
-        part = self.started_ahead(session, self.name)
+        part = self._started_ahead(session, self.name)
         if part is None:
             return None
         if not part.is_good or part.env != self._known_by(env):

@@ -140,7 +140,8 @@ class WarmStarts:
         self._pools.clear()
         for session_id in list(self._given):
             self.forget(session_id)
-        await asyncio.gather(*self._closing, return_exceptions=True)
+        while self._closing:  # what is being made when it is cancelled has something to end as well
+            await asyncio.gather(*self._closing, return_exceptions=True)
 
     # -- making and ending kits
 

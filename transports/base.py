@@ -12,6 +12,8 @@ from transports.jsonrpc import Message, Object
 
 __all__ = [
     "MAX_QUEUED_BYTES",
+    "AheadLink",
+    "AheadUpstream",
     "Answer",
     "Elsewhere",
     "Era",
@@ -109,6 +111,15 @@ class Link(Protocol):
 
     async def close(self) -> None:
         """End it in the order the wire asks for and return when nothing is left. Idempotent."""
+        ...
+
+
+class AheadLink(Link, Protocol):
+    """A link that was started before anybody asked for it."""
+
+    @property
+    def is_unheard(self) -> bool:
+        """Whether it lives and has said nothing yet: nobody can tell it from a new one."""
         ...
 
 
@@ -251,6 +262,14 @@ class ReplyQueue:
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+
+class AheadUpstream(Upstream, Protocol):
+    """An upstream whose links can be started ahead."""
+
+    async def start(self, given: Given) -> AheadLink:
+        """Start a link for somebody who comes later, with `Given.started`. Raises `UpstreamUnavailable`."""
+        ...
 
 
 class Answer(Protocol):
