@@ -15,10 +15,20 @@ import psutil
 from tests.support.raw import Legacy, Modern, messages
 from tests.tools.programs import program
 
-__all__ = ["CONNECTIONS", "Load", "Run", "measured", "opened"]
+__all__ = ["CONNECTIONS", "INITIALIZE", "Load", "Run", "measured", "opened"]
 
 HERE = Path(__file__).parent
 CONNECTIONS: Final = 32
+INITIALIZE: Final = {
+    "jsonrpc": "2.0",
+    "id": 0,
+    "method": "initialize",
+    "params": {
+        "protocolVersion": "2025-11-25",
+        "capabilities": {},
+        "clientInfo": {"name": "bench", "version": "1"},
+    },
+}
 
 
 class Run(msgspec.Struct, kw_only=True):

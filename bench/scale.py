@@ -13,25 +13,15 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from bench.load import Load, measured, opened
+from bench.load import INITIALIZE, Load, measured, opened
 from bench.plots import plot_growth
 from bench.subjects import ROOT, served
 from bench.tables import Place
+from tests.support.raw import ACCEPT
 from tests.support.redis_server import running_redis
 
 __all__: list[str] = []
 
-ACCEPT: Final = {"Accept": "application/json, text/event-stream"}
-INITIALIZE: Final = {
-    "jsonrpc": "2.0",
-    "id": 0,
-    "method": "initialize",
-    "params": {
-        "protocolVersion": "2025-11-25",
-        "capabilities": {},
-        "clientInfo": {"name": "scale", "version": "1"},
-    },
-}
 CALL: Final = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "echo", "arguments": {}}}
 
 

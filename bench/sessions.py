@@ -14,9 +14,10 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
+from bench.load import INITIALIZE
 from bench.subjects import served
 from bench.tables import Place
-from tests.support.raw import Legacy, tool_text
+from tests.support.raw import ACCEPT, Legacy, tool_text
 from tests.support.redis_server import running_redis
 
 __all__: list[str] = []
@@ -44,21 +45,10 @@ def opening(url: str, count: int, pause_s: float) -> list[float]:
 
 async def at_once(url: str, count: int) -> tuple[int, float]:
     """How many of so many sessions that open at the same moment do, and in how many seconds."""
-    body = {
-        "jsonrpc": "2.0",
-        "id": 0,
-        "method": "initialize",
-        "params": {
-            "protocolVersion": "2025-11-25",
-            "capabilities": {},
-            "clientInfo": {"name": "raw", "version": "1"},
-        },
-    }
-    accept = {"Accept": "application/json, text/event-stream"}
     limits = httpx.Limits(max_connections=count)
     async with httpx.AsyncClient(timeout=60, limits=limits) as http:
         began = time.perf_counter()
-        answers = await asyncio.gather(*(http.post(url, json=body, headers=accept) for _ in range(count)))
+        answers = await asyncio.gather(*(http.post(url, json=INITIALIZE, headers=ACCEPT) for _ in range(count)))
         return sum(answer.status_code == 200 for answer in answers), time.perf_counter() - began
 
 

@@ -19,7 +19,7 @@ SERVERS: Final = 20
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A subject under a load. With `asked` its sessions are another one's, and calls are made at this one."""
+    """A subject under a load. With an `owner` its sessions are that one's, and calls are made here."""
 
     name: str
     subject: Subject

@@ -21,6 +21,7 @@ from mcp.client.auth import AuthorizationCodeResult, OAuthClientProvider
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.auth import OAuthClientInformationFull, OAuthClientMetadata, OAuthToken
 
+from tests.clients.test_other_sdks import TYPESCRIPT
 from tests.requirements import requirement
 from tests.support.raw import Legacy
 from tests.support.redis_server import free_port
@@ -30,7 +31,6 @@ from tests.tools.obtain import node, npm_packages
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
 HERE = Path(__file__).parent
 PROVIDER = {"oidc-provider": "9.13.3"}
-TYPESCRIPT = {"@modelcontextprotocol/sdk": "1.32.2", "@modelcontextprotocol/client": "2.4.0"}
 CALLBACK = "http://localhost:9/callback"
 TOKEN_TTL_S = 4
 
