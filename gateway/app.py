@@ -6,20 +6,20 @@ from typing import Any
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route
 
 from gateway.composition import HEALTH, JWKS, READY, Gateway
 from gateway.settings import Settings
 from session_store import Backend
 from transports.inbound.http import Receive, Scope, Send
 
-__all__ = ["Gateway", "GatewayApp", "create_app"]
+__all__ = ["Gateway", "GatewayApp", "create_app", "operators_app"]
 
 
 class GatewayApp(Starlette):
     """A Starlette app whose MCP endpoints are reached without router and middleware, which cost as much as a call."""
 
-    def __init__(self, gateway: Gateway, routes: list[Route]) -> None:
+    def __init__(self, gateway: Gateway, routes: list[BaseRoute]) -> None:
         super().__init__(routes=routes, lifespan=gateway.lifespan)
         self._gateway = gateway
 
@@ -52,6 +52,22 @@ def _closing(send: Send) -> Send:
     return sending
 
 
+def _health(gateway: Gateway) -> list[BaseRoute]:
+    async def healthz(_: Request) -> Response:
+        return PlainTextResponse("ok\n")
+
+    async def readyz(_: Request) -> Response:
+        ready = await gateway.is_ready()
+        return JSONResponse({"ready": ready, "draining": gateway.is_draining}, status_code=200 if ready else 503)
+
+    return [Route(HEALTH, healthz), Route(READY, readyz)]
+
+
+def operators_app(gateway: Gateway) -> Starlette:
+    """What the operators' own listener serves (`gateway.admin.listen`)."""
+    return Starlette(routes=[*_health(gateway), *gateway.operator_routes])
+
+
 def create_app(
     settings: Settings,
     *,
@@ -69,19 +85,14 @@ def create_app(
     """
     gateway = Gateway(settings, store=store, servers=servers) if gateway is None else gateway
 
-    async def healthz(_: Request) -> Response:
-        return PlainTextResponse("ok\n")
-
-    async def readyz(_: Request) -> Response:
-        ready = await gateway.is_ready()
-        return JSONResponse({"ready": ready, "draining": gateway.is_draining}, status_code=200 if ready else 503)
-
     async def jwks(_: Request) -> Response:
         return JSONResponse(gateway.assertions.jwks(), headers={"Cache-Control": "public, max-age=300"})
 
     async def metadata(_: Request) -> Response:
         return JSONResponse(gateway.metadata.document(), headers={"Access-Control-Allow-Origin": "*"})
 
-    routes = [Route(HEALTH, healthz), Route(READY, readyz), Route(JWKS, jwks)]
+    routes: list[BaseRoute] = [*_health(gateway), Route(JWKS, jwks)]
     routes += [Route(path, metadata) for path in gateway.metadata.paths]
+    if not settings.gateway.admin.listen:
+        routes += gateway.operator_routes
     return GatewayApp(gateway, routes)

@@ -6,7 +6,7 @@ Session events and refusals are lines of the log as well.
 import asyncio
 import logging
 import sys
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from pathlib import Path
 from time import monotonic
@@ -33,6 +33,8 @@ class Audit:
     """Events wait here for the next flush, so that a forged token costs the store nothing."""
 
     def __init__(self, trail: AuditTrail, clock: Callable[[], float], settings: AuditSettings | None = None) -> None:
+        self.told: Counter[str] = Counter()  # what happened to sessions, since this process began
+        self.lost = 0
         self._trail = trail
         self._clock = clock
         settings = settings or AuditSettings()
@@ -47,7 +49,7 @@ class Audit:
 
     def tell(
         self,
-        event: Literal["created", "resumed", "expired", "evicted", "ended", "refused"],
+        event: Literal["created", "resumed", "expired", "evicted", "ended", "refused", "operated"],
         *,
         session: Session | None = None,
         session_id: str = "",
@@ -68,9 +70,13 @@ class Audit:
             correlation=CORRELATION.get(),
             tool=tool,
         )
+        self.told[event] += 1
         self._add(told)
         shown = {name: getattr(told, name) for name in ("session", "era", "principal", "tool", "reason")}
-        logger.info("session %s", event, extra={name: value for name, value in shown.items() if value})
+        logger.info(
+            "an operator acted" if event == "operated" else f"session {event}",
+            extra={name: value for name, value in shown.items() if value},
+        )
 
     def watch(self, exchange: Exchange, server: str, tool: str) -> None:
         """Tell of a call once it is answered."""
@@ -78,7 +84,9 @@ class Audit:
         assert live is not None
         session = live.session
 
-        def finished(outcome: str) -> None:
+        def finished(_: Exchange, outcome: str, __: bytes) -> None:
+            if outcome == "input required":
+                return  # it goes on
             self._add(
                 AuditEvent(
                     at=self._clock(),
@@ -94,7 +102,7 @@ class Audit:
                 )
             )
 
-        exchange.finished = finished
+        exchange.watchers = (*exchange.watchers, finished)
 
     def _add(self, event: AuditEvent) -> None:
         self._waiting.append(event)
@@ -119,6 +127,7 @@ class Audit:
 
     async def _flush(self) -> None:
         if self._dropped:
+            self.lost += self._dropped
             logger.warning("%d audit events were lost: more came than could be written", self._dropped)
             self._dropped = 0
         events, self._waiting = self._waiting, deque()

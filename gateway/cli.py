@@ -57,7 +57,7 @@ def run(
     try:
         settings = load_settings(config, {key: value for key, value in given.items() if value is not None})
         settings = _with_command(settings, command)
-        configure_logging(settings.gateway.log_level)
+        configure_logging(settings.gateway.log_level, settings.gateway.log_format)
         if workers > 1 and LISTENER not in os.environ:
             raise typer.Exit(run_workers(settings, sys.argv[1:], workers))
         serve(settings)
@@ -82,7 +82,7 @@ def stdio(
 
     try:
         settings = _with_command(load_settings(config, {} if store is None else {"store": store}), command)
-        configure_logging(settings.gateway.log_level)
+        configure_logging(settings.gateway.log_level, settings.gateway.log_format)
         serve_stdio(settings)
     except ConfigurationError as error:
         raise _fail(str(error)) from None

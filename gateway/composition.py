@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import secrets
 from collections.abc import AsyncIterator, Callable, Mapping
 from time import time
 from typing import Any
@@ -11,7 +12,14 @@ import msgspec
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
+from gateway import __version__
 from gateway.access import Grants
+from gateway.admin.access import Access
+from gateway.admin.app import operator_routes
+from gateway.admin.asking import Asking
+from gateway.admin.exposition import Exposition
+from gateway.admin.operations import Operations
+from gateway.admin.replica import Replica
 from gateway.assertion import HEADER, Assertions
 from gateway.audit import Audit
 from gateway.bridge.input_required import StateSeal
@@ -27,6 +35,7 @@ from gateway.identity import Identity, TrustedProxies
 from gateway.jwt_tokens import JwtTokens
 from gateway.keys import key_ring
 from gateway.live import LiveSession, LiveSessions
+from gateway.metrics import Metrics
 from gateway.pipeline import Pipeline
 from gateway.policy import Policy, server_policy
 from gateway.protected_resource import ProtectedResource
@@ -38,9 +47,11 @@ from gateway.servers import in_process, upstream_of
 from gateway.sessions import ENDED, Sessions
 from gateway.settings import ConfigurationError, GatewaySettings, Settings, UpstreamSettings, is_loopback
 from gateway.state_api import StateAccess, state_api
+from gateway.telemetry import tracing
 from gateway.tool_calls import ToolCalls
 from gateway.upstreams import ConfiguredUpstream
 from gateway.warm import WarmStarts
+from gateway.watching import Watching
 from session_store import (
     Backend,
     KeyRing,
@@ -96,6 +107,12 @@ class Gateway:
         self.is_draining = False
         self.is_running = False
         lives = options.session
+        self.metrics = Metrics()
+        self.watching = Watching(
+            self.metrics,
+            lines_per_s=options.log_calls_per_s,
+            tracing=tracing(__version__) if options.tracing else None,
+        )
         self._sweep_every_s = min(SWEEP_EVERY_S, lives.unconfirmed_ttl_s / 3, lives.idle_ttl_s / 3)
         self.metadata = ProtectedResource(options.auth)
         self.identity = Identity(
@@ -169,9 +186,11 @@ class Gateway:
             max_exchanges=options.limits.exchanges,
             rates=RateLimits(options.policy, self._backend.rates),
             cluster=self._cluster,
+            watching=self.watching,
         )
         sessions, events = self.sessions, self._events
         pipeline = Pipeline(
+            watching=self.watching,
             identity=self.identity,
             audit=self._audit,
             legacy=LegacyClients(relay=relay, sessions=sessions, endpoints=endpoints, events=events),
@@ -191,6 +210,7 @@ class Gateway:
                 self.endpoints,
                 took_over=self.sessions.took_over,
                 is_secure=self.guard.is_secure,
+                watching=self.watching,
             )
         self.endpoints |= {
             path: StreamableHttp(
@@ -216,7 +236,35 @@ class Gateway:
                 old = path.removesuffix("/mcp") + "/sse"
                 self.fronts |= {old: front, f"{old}/messages": front}
         self.paths = (*endpoints, *self.fronts, HEALTH, READY)
+        self._operated(options, ring, clock)
         self.state_api = state_api(self._asserted)
+
+    def _operated(self, options: GatewaySettings, ring: KeyRing, clock: Callable[[], float]) -> None:
+        """What operators see and do."""
+        name = secrets.token_urlsafe(9) if self._cluster is None else self._cluster.replica
+        replica = Replica(
+            name=name,
+            live=self._live,
+            upstreams=self.upstreams,
+            metrics=self.metrics,
+            cluster=self._cluster,
+            is_ready=self.is_ready,
+            is_draining=lambda: self.is_draining,
+            drain=self.drain,
+            admit=self.admit,
+        )
+        self._asking = Asking(self._backend.bus, name, replica.answer)
+        operations = Operations(
+            replica=replica, backend=self._backend, sessions=self.sessions, asking=self._asking, clock=clock
+        )
+        self.operator_routes = operator_routes(
+            operations=operations,
+            access=Access(options.admin.keys, ring),
+            exposition=Exposition(replica, self._audit),
+            backend=self._backend,
+            told=lambda reason: self._audit.tell("operated", reason=reason),
+            open_metrics=bool(options.admin.listen),
+        )
 
     def tool_session(self, session: Session) -> ToolSession:
         """A session as tools in this process see it."""
@@ -283,9 +331,10 @@ class Gateway:
             await stack.enter_async_context(self._supervisor)
             await self._join(stack)
             probes = [upstream.probe() for upstream in self.upstreams]
-            background = [asyncio.create_task(work) for work in (self._sweep(), self._listen())]
+            work = [self._sweep(), self._listen(), self._take_times()]
             if self._cluster is not None:
-                background.append(asyncio.create_task(self._cluster.live()))
+                work += [self._cluster.live(), self._asking.listen()]
+            background = [asyncio.create_task(one) for one in work]
             try:
                 # A client's first discover finds the cache filled; a slow server holds up the start for 10 s at most.
                 if probes:
@@ -356,6 +405,13 @@ class Gateway:
         if self._cluster is not None:
             await asyncio.gather(self._hand_over(), asyncio.sleep(LINGER_S))
 
+    def admit(self) -> None:
+        """Be ready again after a drain: sessions that nobody owns may be served here."""
+        self.is_draining = False
+        if self._cluster is not None:
+            self._cluster.is_leaving = False
+            self._cluster.released.clear()
+
     async def _hand_over(self) -> None:
         """Let other replicas have the sessions, each as soon as its calls have been answered."""
         until = asyncio.get_running_loop().time() + HAND_OVER_S
@@ -388,6 +444,15 @@ class Gateway:
                 if not silent:
                     logger.warning("the session store does not answer: %s", error)
                 silent = True
+
+    async def _take_times(self) -> None:
+        """End a second in the metrics' history, second by second."""
+        loop = asyncio.get_running_loop()
+        while True:
+            began = loop.time()
+            await asyncio.sleep(1.0)
+            self.metrics.loop_lag_s = max(0.0, loop.time() - began - 1.0)
+            self.metrics.history.take(time())
 
     async def _listen(self) -> None:
         """Hear of sessions that end elsewhere."""

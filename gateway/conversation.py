@@ -5,7 +5,9 @@ handshake, and the first result of every session that had used the old one says 
 """
 
 import asyncio
+import contextlib
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from time import monotonic
 from typing import TYPE_CHECKING, Final
@@ -60,9 +62,9 @@ class Conversation:
 
     # Without a dictionary each: there are as many as there are sessions.
     __slots__ = """__weakref__ _call_timeout_s _closing _ended _grant _granted _handshake _idle _idle_stop_s _known
-        _last_number _link _linked _loss _opening _own _resending _restore _retired _router
+        _last_number _linked _loss _opening _own _resending _restarts _restore _retired _router
         _start_timeout_s _tick_s _ticking _to_tell _upstream _was_open _went_on era initialize_result
-        log_level name park_s pending users""".split()
+        last_words link log_level name park_s pending restarts users""".split()
 
     def __init__(
         self,
@@ -81,6 +83,7 @@ class Conversation:
         call_timeout_s: float,
         idle_stop_s: float | None,
         park_s: float,
+        restarts: Counter[str],
     ) -> None:
         self.name = name
         self.era = era
@@ -96,13 +99,16 @@ class Conversation:
         self._went_on = went_on
         self._known = known
         self._retired: list[Link] = []
+        self._restarts = restarts
         self._start_timeout_s = start_timeout_s
         self._call_timeout_s = call_timeout_s
         self._idle_stop_s = idle_stop_s
         self.park_s = park_s  # how long a call of a modern client waits for it
         self.log_level = ""  # what a legacy server was asked for, on behalf of modern clients
         self._own = OwnRequests()
-        self._link: Link | None = None
+        self.link: Link | None = None
+        self.restarts = 0
+        self.last_words: list[str] = []  # of a process that is gone
         self._opening: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
         self._idle: asyncio.TimerHandle | None = None
@@ -116,11 +122,6 @@ class Conversation:
         self._ended = False
         self._resending: set[asyncio.Task[None]] = set()
 
-    @property
-    def pid(self) -> int | None:
-        """The process behind it, while there is one."""
-        return None if self._link is None else self._link.pid
-
     # -- opening
 
     async def ready(self) -> None:
@@ -129,7 +130,7 @@ class Conversation:
         Raises:
             UpstreamUnavailable, HandshakeRefused: it cannot be had.
         """
-        if self._link is not None and self._opening is None:
+        if self.link is not None and self._opening is None:
             return
         if self._ended:
             raise UpstreamUnavailable(f"the session with server {self.name!r} has ended")
@@ -158,7 +159,7 @@ class Conversation:
                 self._granted = await self._grant()
                 given = self._granted.given if self._loss != FORGOTTEN else replace(self._granted.given, resume="")
                 with bound_session(self._granted.session):
-                    self._link = await self._upstream.connect(given, self)
+                    self.link = await self._upstream.connect(given, self)
                 if self._handshake is not None and given.resume:
                     self.initialize_result = self.initialize_result or self._known()
                 elif self._handshake is not None:
@@ -179,6 +180,8 @@ class Conversation:
             raise
         if self._loss:
             self._to_tell = dict.fromkeys(self.users, self._loss)
+            self._restarts[self._loss] += 1
+            self.restarts += 1
             logger.info("server %s was started again after %s", self.name, self._loss)
         self._loss = ""
         self._was_open = True
@@ -189,15 +192,13 @@ class Conversation:
         self._tell(encode_request(self._next_number(), method, params))
 
     def _tell(self, frame: bytes) -> None:
-        try:
+        with contextlib.suppress(LinkClosed):  # it is gone before it heard
             self._link_or_fail().send(frame)
-        except LinkClosed:
-            logger.debug("server %s is gone before it heard", self.name)
 
     def _link_or_fail(self) -> Link:
-        if self._link is None:
+        if self.link is None:
             raise LinkClosed("it exited")
-        return self._link
+        return self.link
 
     async def _initialize(self, params: bytes) -> None:
         answer = await self.ask("initialize", params)
@@ -207,7 +208,7 @@ class Conversation:
         self.initialize_result = splice(answer.result)
 
     async def _drop(self) -> None:
-        link, self._link = self._link, None
+        link, self.link = self.link, None
         granted, self._granted = self._granted, Grant()
         try:
             if link is not None:
@@ -217,7 +218,7 @@ class Conversation:
 
     def _discard(self) -> None:
         """Be rid of a link that is of no more use. The next opening waits for its end, so two never overlap."""
-        if self._link is not None:
+        if self.link is not None:
             self._closing = asyncio.create_task(self._drop())
             self._closing.add_done_callback(self._closed)
 
@@ -268,7 +269,7 @@ class Conversation:
 
     def is_open_to(self, live: "LiveSession") -> bool:
         """Whether a call of that session can be written at once."""
-        return self._link is not None and self._opening is None and live in self.users
+        return self.link is not None and self._opening is None and live in self.users
 
     def start_now(self, exchange: Exchange, params: Object, meta: Object) -> bool:
         """As `start`, where nothing has to be waited for; else False, and nothing was done."""
@@ -310,10 +311,10 @@ class Conversation:
 
     def notify(self, method: str, params: bytes | None) -> None:
         """Pass a notification on, if there is anyone to hear it."""
-        if self._link is None:
+        if self.link is None:
             return
         try:
-            self._link.send(splice(encode_notification(method, params)))
+            self.link.send(splice(encode_notification(method, params)))
         except LinkClosed:
             logger.debug("server %s no longer hears %s", self.name, method)
 
@@ -370,9 +371,9 @@ class Conversation:
             self._fail(self.pending[request_id], UPSTREAM_UNAVAILABLE, reason)
 
     def unsent(self, link: Link, request_id: int | str | None, reason: str) -> None:
-        if link is self._link:
+        if link is self.link:
             # What else is on its way may still be answered; whatever comes now goes over another link.
-            self._link = None
+            self.link = None
             self._retired = [*self._retired[-7:], link]
             self._granted = Grant()
             self._loss = FORGOTTEN
@@ -396,7 +397,8 @@ class Conversation:
             exchange.finish(Message(jsonrpc="2.0", id=0, error=error.error))
 
     def closed(self, reason: str) -> None:
-        self._link = None
+        self.last_words = [] if self.link is None else self.link.last_words[-10:]
+        self.link = None
         self._granted.close()
         self._granted = Grant()
         if self._was_open and not self._loss:
@@ -460,7 +462,7 @@ class Conversation:
                 )
 
     def _rest(self) -> None:
-        if self._idle_stop_s is None or self.pending or self._link is None:
+        if self._idle_stop_s is None or self.pending or self.link is None:
             return
         if self._idle is not None:
             self._idle.cancel()
@@ -468,7 +470,7 @@ class Conversation:
 
     def _stop_idle(self) -> None:
         self._idle = None
-        if self.pending or self._own or self._link is None:
+        if self.pending or self._own or self.link is None:
             return
         self._loss = STOPPED
         self._discard()

@@ -2,6 +2,7 @@
 
 import logging
 import math
+import re
 from collections.abc import Callable, Mapping
 from time import monotonic
 from types import MappingProxyType
@@ -14,21 +15,27 @@ from gateway.bridge.parked import Parked
 from gateway.context import RESTARTED_KEY, with_meta
 from session_store import Context
 from session_store.session import redact
-from transports.base import Frame, ReplyQueue
+from transports.base import Era, Frame, ReplyQueue
 from transports.jsonrpc import Message, Object, RequestId, encode, encode_error, encode_result, error_code, splice
 
 if TYPE_CHECKING:
     from gateway.conversation import Conversation
     from gateway.live import LiveSession
+    from gateway.tracing import CallSpan
 
 __all__ = ["Exchange"]
 
 
 logger = logging.getLogger(__name__)
 
-_IS_ERROR: Final = b'"isError"'
+_IS_ERROR: Final = re.compile(rb'"isError"\s*:\s*true')
 
 _NOBODY = Context(trust="sandboxed")
+
+
+Watcher = Callable[["Exchange", str, bytes], None]
+"""Told once how a request of the client's ends: ok, tool error, input required, cancelled, or error and its code; and
+what an error or a tool that failed says, as JSON."""
 
 
 class Bridge(Protocol):
@@ -63,7 +70,10 @@ class Exchange:
     replay: Mapping[str, str] = MappingProxyType({})
     restarted: str | None = None
     ended: Callable[[], None] | None = None  # called once, when the wire is done with it
-    finished: Callable[[str], None] | None = None  # called with the outcome, when it is answered
+    began = 0.0
+    correlation = ""
+    span: "CallSpan | None" = None
+    watchers: "tuple[Watcher, ...]" = ()
 
     def __init__(
         self,
@@ -127,22 +137,35 @@ class Exchange:
         client_id = encode(self.client_id)
         restarted = self.restarted
         if isinstance(message.error, msgspec.Raw):
-            data = encode_error(client_id, splice(message.error))
+            error = splice(message.error)
             code = error_code(message.error)
-            self.replies.push(Frame(data, final=True, error_code=code))
-            self._tell(f"error {code}")
+            self.replies.push(Frame(encode_error(client_id, error), final=True, error_code=code))
+            self._tell(f"error {code}", error)
         elif isinstance(message.result, msgspec.Raw):
             result = splice(message.result)
             if self.shape is not None or restarted is not None:
                 result = encode(self._shaped(msgspec.json.decode(result, type=Object), restarted))
             self.replies.push(Frame(encode_result(client_id, result), final=True))
-            if self.finished is not None:
-                self._tell("tool error" if _IS_ERROR in result and _is_error(result) else "ok")
+            if not self.watchers:
+                return
+            if _IS_ERROR.search(result) and _is_error(result):
+                self._tell("tool error", result)
+            else:
+                self._tell("ok")
 
-    def _tell(self, outcome: str) -> None:
-        if self.finished is not None:
-            finished, self.finished = self.finished, None
-            finished(outcome)
+    def _tell(self, outcome: str, told: bytes = b"") -> None:
+        watchers, self.watchers = self.watchers, ()
+        for watcher in watchers:
+            watcher(self, outcome, told)
+
+    def left(self) -> None:
+        """The wire is done with it. If there was no answer, nobody waits for one."""
+        self._tell("cancelled")
+
+    @property
+    def era(self) -> str:
+        """The client's."""
+        return Era.LEGACY if self.caller is None else Era.MODERN
 
     def _shaped(self, result: Object, restarted: str | None) -> Object:
         if self.shape is not None:
@@ -157,12 +180,14 @@ class Exchange:
         restarted, self.restarted = self.restarted, None
         data = encode(self._shaped(result, restarted))
         answered.push(Frame(encode_result(encode(self.client_id), data), final=True))
+        for watcher in self.watchers:  # which go on watching
+            watcher(self, "input required", b"")
 
     def fail(self, code: int, reason: str) -> None:
         """Answer with an error of ours."""
-        data = encode_error(encode(self.client_id), {"code": code, "message": reason})
-        self.replies.push(Frame(data, final=True, error_code=code))
-        self._tell(f"error {code}")
+        error = encode({"code": code, "message": reason})
+        self.replies.push(Frame(encode_error(encode(self.client_id), error), final=True, error_code=code))
+        self._tell(f"error {code}", error)
 
 
 class _Result(msgspec.Struct):

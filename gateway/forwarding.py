@@ -18,6 +18,8 @@ from gateway.cluster import LEASE_S, Cluster, Forwarded, Route
 from gateway.envelope import Envelopes, Refusal
 from gateway.errors import store_unavailable, unreachable
 from gateway.rules import GRANTED
+from gateway.tracing import HOP_HEADER
+from gateway.watching import Watching
 from session_store import Principal, Session, StoreUnavailable
 from transports.base import Elsewhere
 from transports.hop import Hop, HopBroken, HopPool, HopRefused, HopServer, HopSilent, Incoming
@@ -33,7 +35,9 @@ _MOST_TRIES: Final = 3
 _MOVED_S: Final = 0.02
 """What a session that changes hands may take to have a new owner in the store."""
 
-_NOT_PASSED_ON: Final = frozenset({b"authorization", b"connection", b"content-length", b"transfer-encoding"})
+_NOT_PASSED_ON: Final = frozenset(
+    {b"authorization", b"connection", b"content-length", b"transfer-encoding", HOP_HEADER.encode()}
+)
 _HEAD = tuple[int, list[tuple[bytes, bytes]]]
 
 
@@ -61,12 +65,14 @@ class Forwarding:
         *,
         took_over: Callable[[Session], None],
         is_secure: Callable[[Scope, Mapping[str, str]], bool],
+        watching: Watching,
     ) -> None:
         self._cluster = cluster
         self._envelopes = envelopes
         self._endpoints = endpoints
         self._took_over = took_over
         self._is_secure = is_secure
+        self._watching = watching
         self._pool = HopPool()
         self._server = HopServer(self._arrived, lambda: logger.exception("a forwarded request failed"))
 
@@ -135,6 +141,22 @@ class Forwarding:
         body: bytes,
         receive: Receive,
     ) -> _Outcome:
+        with self._watching.forwarding(route.session, target) as traced:
+            outcome = await self._ask_as(traced, passing, target, address, route, scope, body, receive)
+        self._watching.metrics.forwarded[outcome.name.lower()] += 1
+        return outcome
+
+    async def _ask_as(
+        self,
+        traced: list[tuple[bytes, bytes]],
+        passing: "_Passing",
+        target: str,
+        address: str,
+        route: Route,
+        scope: Scope,
+        body: bytes,
+        receive: Receive,
+    ) -> _Outcome:
         seal = self._envelopes.sealing(
             target,
             route,
@@ -143,7 +165,7 @@ class Forwarding:
             secure=self._is_secure(scope, header_map(scope["headers"])),
             granted=GRANTED.get(),
             again=bool(scope.get("mcp.again")),
-            headers=[(name, value) for name, value in scope["headers"] if name not in _NOT_PASSED_ON],
+            headers=[(name, value) for name, value in scope["headers"] if name not in _NOT_PASSED_ON] + traced,
             body=body,
         )
         silent_since: float | None = None

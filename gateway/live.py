@@ -6,9 +6,10 @@ The one dict keyed by session id in the gateway is here.
 import asyncio
 import contextlib
 import logging
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -31,7 +32,7 @@ from transports.jsonrpc import (
     splice,
 )
 
-__all__ = ["STANDALONE", "LiveSession", "LiveSessions", "stream_of_call"]
+__all__ = ["STANDALONE", "Failure", "LiveSession", "LiveSessions", "stream_of_call"]
 
 logger = logging.getLogger(__name__)
 
@@ -73,13 +74,24 @@ class _Question:
     answered: Callable[[Message], None]
 
 
+class Failure(NamedTuple):
+    """A call that failed: at which server, what was called, how it ended, and what it said."""
+
+    at: float
+    server: str
+    name: str
+    outcome: str
+    why: str
+    correlation: str
+
+
 class LiveSession:
     """One session, alive on this replica."""
 
     # Without a dictionary each: there are as many as there are sessions.
     __slots__ = """__weakref__ _events _has_left _last_question _leaving _outbox _pump _questions alias busy
-        conversations ended exchanges goes_on hearing listeners listening new_process parked read_at
-        recovered session used""".split()
+        calls conversations ended exchanges failed failures goes_on hearing listeners listening new_process
+        parked read_at recovered session used""".split()
 
     def __init__(self, session: Session, events: EventLog) -> None:
         self.session = session
@@ -96,6 +108,8 @@ class LiveSession:
         self.recovered = session.era == Era.MODERN  # its streams do not outlive a connection
         self.alias = ""
         self.read_at = 0.0  # when the store said of it what its record says, by the monotonic clock
+        self.calls = self.failed = 0  # answered here, and how many of them failed
+        self.failures: deque[Failure] | None = None  # the last of those
         self._has_left = False
         self._leaving: asyncio.Event | None = None
         self.new_process = "gateway_restart"  # why its servers' processes are new, where it had used them before

@@ -2,8 +2,10 @@
 
 import logging
 import sys
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
-from typing import Final
+from functools import partial
+from typing import Any, Final
 
 import structlog
 
@@ -12,11 +14,28 @@ __all__ = ["CORRELATION", "configure_logging"]
 CORRELATION: Final[ContextVar[str]] = ContextVar("correlation", default="")
 """The correlation id of the request that this task serves. A request has a task of its own, so nobody resets it."""
 
-_KEPT = ("session", "era", "reason", "principal", "tool", "took_s")
+_KEPT = (
+    *("session", "era", "reason", "principal", "server", "tool", "outcome", "took_s", "took_ms"),
+    "correlation",  # of a call that ends, which need not be in the task that its request came with
+)
 
 
-def configure_logging(level: str) -> None:
-    """Log to stderr: stdout may be a protocol's. Library records run through the same chain as ours."""
+_RENDERERS: Final[Mapping[str, Callable[[], Any]]] = {
+    "json": structlog.processors.JSONRenderer,
+    "logfmt": partial(
+        structlog.processors.LogfmtRenderer, key_order=["timestamp", "level", "event"], bool_as_flag=False
+    ),
+    "pretty": structlog.dev.ConsoleRenderer,
+}
+
+
+def configure_logging(level: str, form: str = "auto") -> None:
+    """Log to stderr: stdout may be a protocol's. Library records run through the same chain as ours.
+
+    `form` is json, logfmt, pretty, or auto: pretty for a person at a terminal, else logfmt.
+    """
+    if form == "auto":
+        form = "pretty" if sys.stderr.isatty() else "logfmt"
     shared: list[structlog.typing.Processor] = [
         _correlated,
         structlog.stdlib.ExtraAdder(allow=_KEPT),
@@ -29,8 +48,8 @@ def configure_logging(level: str) -> None:
             foreign_pre_chain=shared,
             processors=[
                 structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-                structlog.processors.format_exc_info,
-                structlog.processors.LogfmtRenderer(key_order=["timestamp", "level", "event"], bool_as_flag=False),
+                *([] if form == "pretty" else [structlog.processors.format_exc_info]),
+                _RENDERERS[form](),
             ],
         )
     )
@@ -43,4 +62,4 @@ def configure_logging(level: str) -> None:
 
 def _correlated(_: object, __: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
     correlation = CORRELATION.get()
-    return {**event, "correlation": correlation} if correlation else event
+    return {"correlation": correlation, **event} if correlation else event

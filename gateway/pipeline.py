@@ -12,7 +12,9 @@ from gateway.endpoint import Endpoint
 from gateway.errors import TOO_OFTEN, store_full, store_unavailable
 from gateway.identity import Authenticated, Identity
 from gateway.observe import CORRELATION
+from gateway.reply import ImmediateReply
 from gateway.rules import GRANTED
+from gateway.watching import Watching
 from session_store import Principal, StoreError, StoreFull
 from transports.base import Answer, Era, EventSource, Refused, Request
 
@@ -30,26 +32,32 @@ class Pipeline:
         legacy: LegacyClients,
         modern: ModernClients,
         endpoints: Mapping[str, Endpoint],
+        watching: Watching,
     ) -> None:
         self._identity = identity
         self._audit = audit
         self._legacy = legacy
         self._modern = modern
         self._endpoints = endpoints
+        self._watching = watching
 
     async def call(self, request: Request) -> Answer:
-        principal = self._identity.known(request) or await self._principal(request)
-        correlation = correlation_id(request.headers, request.meta)
-        clients = self._modern if request.era is Era.MODERN else self._legacy
+        correlation = self._watching.arrived(request, correlation_id(request.headers, request.meta))
         CORRELATION.set(correlation)
+        principal = None
         try:
-            return await clients.call(request, principal, correlation)
-        except StoreError as error:
-            raise refusal(error) from None
+            principal = self._identity.known(request) or await self._principal(request)
+            clients = self._modern if request.era is Era.MODERN else self._legacy
+            with available():
+                answer = await clients.call(request, principal, correlation)
         except Refused as refused:
             if refused.code == TOO_OFTEN:
                 self._audit.tell("refused", era=request.era, principal=str(principal), reason=str(refused))
+            self._watching.refused(request, principal, refused)
             raise
+        if isinstance(answer, ImmediateReply):
+            self._watching.answered(request, principal, answer.error_code)
+        return answer
 
     async def notify(self, request: Request) -> None:
         principal = await self._principal(request)

@@ -14,6 +14,7 @@ from gateway.live import LiveSession
 from gateway.params import meta_of
 from gateway.rates import RateLimits
 from gateway.reply import CallReply
+from gateway.watching import Watching
 from session_store import EventLog
 from session_store.session import redact
 from transports.base import Answer, Era, LinkClosed, Request, UpstreamUnavailable
@@ -38,9 +39,11 @@ class Relay:
         max_exchanges: int,
         cluster: Cluster | None = None,
         rates: RateLimits,
+        watching: Watching,
     ) -> None:
         self._cluster = cluster
         self._rates = rates
+        self._watching = watching
         self._events = events
         self.result_meta = result_meta
         self._max_exchanges = max_exchanges
@@ -65,7 +68,7 @@ class Relay:
             raise too_many_exchanges()
         if live is not None and self._rates.matter:
             await self._rates.check(live.session)
-        meta = meta_for_upstream(params, live, correlation)
+        meta = self._watching.begin(exchange, request, meta_for_upstream(params, live, correlation), correlation)
         events = self._events if era is Era.LEGACY else None
         reply = CallReply(exchange, headers, events=events, cluster=self._cluster)
         try:
@@ -78,12 +81,16 @@ class Relay:
             if not endpoint.relay_now(exchange, era, params, meta, correlation):
                 await endpoint.relay(exchange, era, params, meta, correlation)
         except BaseException:
+            self._watching.forget(exchange)
             await reply.done()
             raise
         return reply
 
-    def attach(self, exchange: Exchange, headers: list[tuple[bytes, bytes]]) -> Answer:
+    def attach(
+        self, exchange: Exchange, headers: list[tuple[bytes, bytes]], request: Request, correlation: str
+    ) -> Answer:
         """The rest of a call that is under way already."""
+        self._watching.begin_again(exchange, request, correlation)
         return CallReply(exchange, headers, events=None, cluster=self._cluster)
 
     @staticmethod

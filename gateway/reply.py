@@ -22,6 +22,7 @@ class ImmediateReply:
 
     def __init__(self, data: bytes, headers: Headers | None = None, error_code: int | None = None) -> None:
         self.headers: Headers = headers or []
+        self.error_code = error_code
         self.replies = ReplyQueue()
         self.replies.push(Frame(data, final=True, error_code=error_code))
 
@@ -100,10 +101,13 @@ class CallReply:
     async def done(self) -> None:
         live = self._live
         if live is None:
+            self._exchange.left()
             return
         live.busy -= 1
-        if self._exchange.ended is not None and self.replies is self._exchange.replies:
-            self._exchange.ended()
+        if self.replies is self._exchange.replies:
+            self._exchange.left()
+            if self._exchange.ended is not None:
+                self._exchange.ended()
         if live.exchanges.get(self._exchange.client_id) is self._exchange:
             del live.exchanges[self._exchange.client_id]
         live.used = True

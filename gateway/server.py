@@ -1,17 +1,24 @@
 """Runs the app under uvicorn: one socket, one line when it serves, an end that leaves nothing."""
 
 import asyncio
+import contextlib
 import gc
+import logging
 import socket
+from collections.abc import Iterator
 
 import uvicorn
 
-from gateway.app import Gateway, create_app
+from gateway.admin.app import ADMIN
+from gateway.app import Gateway, create_app, operators_app
+from gateway.composition import ALL
 from gateway.settings import Settings
-from gateway.workers import inherited_listener, tell_ready
+from gateway.workers import inherited_listener, tell_ready, worker_number
 from transports.inbound.lean_http import LeanHttpProtocol
 
 __all__ = ["serve"]
+
+logger = logging.getLogger(__name__)
 
 DRAIN_TIMEOUT_S = 10
 """How long calls in flight may take to finish after SIGTERM."""
@@ -21,14 +28,31 @@ KEEP_ALIVE_S = 75
 be the one who closes it, or a request is lost now and then."""
 
 
+class _Beside(uvicorn.Server):
+    """A server beside the one that hears signals."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
 class _Server(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config, gateway: Gateway, url: str) -> None:
+    """`operators`, with the socket it listens on, serves those who operate the gateway."""
+
+    def __init__(
+        self, config: uvicorn.Config, gateway: Gateway, url: str, operators: tuple[uvicorn.Server, socket.socket] | None
+    ) -> None:
         super().__init__(config)
         self._gateway = gateway
         self._url = url
+        self._operators = operators
+        self._beside: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
+        if self.started and self._operators is not None:
+            server, listener = self._operators
+            self._beside = asyncio.create_task(server.serve(sockets=[listener]))
         if self.started:
             # What is there now stays: the collector need not walk through it again, nor stop calls for it so often.
             gc.freeze()
@@ -37,6 +61,9 @@ class _Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         await self._gateway.drain()
+        if self._operators is not None and self._beside is not None:
+            self._operators[0].should_exit = True
+            await self._beside
         await super().shutdown(sockets)
 
 
@@ -65,16 +92,36 @@ def serve(settings: Settings) -> None:
         timeout_graceful_shutdown=DRAIN_TIMEOUT_S,
         timeout_keep_alive=KEEP_ALIVE_S,
     )
-    with _listener(options.host, options.port) as listener:
-        port = listener.getsockname()[1]
-        host = f"[{options.host}]" if ":" in options.host else options.host
-        _Server(config, gateway, f"http://{host}:{port}/mcp").run(sockets=[listener])
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(inherited_listener() or _listener(options.host, options.port))
+        operators = None
+        if options.admin.listen:
+            host, _, port = options.admin.listen.rpartition(":")
+            beside = stack.enter_context(_listener(host.strip("[]"), int(port) + worker_number()))
+            operators = (_operators(gateway), beside)
+            logger.info("operators are served at %s", _url(host.strip("[]"), beside, ADMIN))
+        _Server(config, gateway, _url(options.host, listener, ALL), operators).run(sockets=[listener])
+
+
+def _operators(gateway: Gateway) -> uvicorn.Server:
+    config = uvicorn.Config(
+        operators_app(gateway),
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        ws="none",
+        server_header=False,
+        proxy_headers=False,
+        timeout_graceful_shutdown=2,
+    )
+    return _Beside(config)
+
+
+def _url(host: str, listener: socket.socket, path: str) -> str:
+    return f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}{path}"
 
 
 def _listener(host: str, port: int) -> socket.socket:
-    inherited = inherited_listener()
-    if inherited is not None:
-        return inherited
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

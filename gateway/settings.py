@@ -49,6 +49,29 @@ _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
+def one_or_several(keys: Any) -> Any:
+    """Digests by name, where one may stand without a list."""
+    if not isinstance(keys, dict):
+        return keys
+    return {name: (given,) if isinstance(given, str) else given for name, given in keys.items()}
+
+
+def digests(keys: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+    """Digests by name, none of which is a key."""
+    for name, given in keys.items():
+        if not given or not all(_SHA256.fullmatch(digest) for digest in given):
+            raise ValueError(f"{name}: must be the SHA-256 of the key as 64 lower-case hex digits, not the key itself")
+    return keys
+
+
+def host_and_port(address: str) -> str:
+    """An address to listen on or to be reached at; empty: none."""
+    host, _, port = address.rpartition(":")
+    if address and not (host and port.isdigit() and int(port) < 65_536):
+        raise ValueError("must be HOST:PORT")
+    return address
+
+
 def is_loopback(host: str) -> bool:
     """Whether only this machine reaches that address."""
     return host in ("localhost", "::1") or host.startswith("127.")
@@ -178,6 +201,19 @@ class AuditSettings(_Frozen):
     calls: bool = False
 
 
+class AdminSettings(_Frozen):
+    """The console, the REST interface and the metrics of those who operate the gateway."""
+
+    # name → SHA-256 of the key in hex, as `api_keys`. None: there is no console and no REST.
+    keys: dict[str, tuple[str, ...]] = {}
+    # HOST:PORT of a listener of its own for all of this, and for metrics without a key. Empty: the gateway's own.
+    listen: str = ""
+
+    _one_or_several = field_validator("keys", mode="before")(one_or_several)
+    _digests = field_validator("keys")(digests)
+    _host_and_port = field_validator("listen")(host_and_port)
+
+
 class LimitSettings(_Frozen):
     """What one client or one server may cost us."""
 
@@ -224,6 +260,13 @@ class GatewaySettings(_Frozen):
     # Session id (cut) and correlation id in the `_meta` of results.
     result_meta: bool = False
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    # auto: pretty for a person at a terminal, else logfmt.
+    log_format: Literal["auto", "json", "logfmt", "pretty"] = "auto"
+    # A line for each request, but for no more than so many in a second: one costs as much as relaying a call.
+    log_calls_per_s: Annotated[int, Field(ge=0)] = 100
+    # OpenTelemetry spans, sent where OTEL_EXPORTER_OTLP_ENDPOINT says.
+    tracing: bool = False
+    admin: AdminSettings = AdminSettings()
     # What `${secret:NAME}` in a server's env or headers stands for.
     secrets: dict[str, SecretSettings] = {}
     auth: AuthSettings = AuthSettings()
@@ -232,35 +275,14 @@ class GatewaySettings(_Frozen):
     session: SessionSettings = SessionSettings()
     limits: LimitSettings = LimitSettings()
 
-    @field_validator("api_keys", mode="before")
-    @classmethod
-    def _one_or_several(cls, keys: Any) -> Any:
-        if not isinstance(keys, dict):
-            return keys
-        return {name: (digests,) if isinstance(digests, str) else digests for name, digests in keys.items()}
-
-    @field_validator("api_keys")
-    @classmethod
-    def _digests(cls, keys: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
-        for name, digests in keys.items():
-            if not digests or not all(_SHA256.fullmatch(digest) for digest in digests):
-                raise ValueError(
-                    f"{name}: must be the SHA-256 of the key as 64 lower-case hex digits, not the key itself"
-                )
-        return keys
+    _one_or_several = field_validator("api_keys", mode="before")(one_or_several)
+    _digests = field_validator("api_keys")(digests)
+    _host_and_port = field_validator("advertise", "internal")(host_and_port)
 
     @field_validator("store")
     @classmethod
     def _known_store(cls, url: str) -> str:
         return check_store_url(url)
-
-    @field_validator("advertise", "internal")
-    @classmethod
-    def _host_and_port(cls, address: str) -> str:
-        host, _, port = address.rpartition(":")
-        if address and not (host and port.isdigit() and int(port) < 65_536):
-            raise ValueError("must be HOST:PORT")
-        return address
 
     @property
     def allows_anonymous(self) -> bool:
@@ -325,6 +347,10 @@ class _Environment(BaseSettings):
     tools: Any = None
     result_meta: Any = None
     log_level: Any = None
+    log_format: Any = None
+    log_calls_per_s: Any = None
+    tracing: Any = None
+    admin: dict[str, Any] | None = None
     secrets: Any = None
     auth: dict[str, Any] | None = None
     policy: dict[str, Any] | None = None

@@ -87,7 +87,7 @@ class ToolCalls:
         if not decision.allowed:
             self._audit.tell("refused", session=session, reason=decision.reason, tool=f"{server}/{name[:_MOST_NAME]}")
             raise unknown_tool(name)
-        exchange.tool, exchange.slow_s = name, decision.slow_s
+        exchange.tool, exchange.slow_s = name[:_MOST_NAME], decision.slow_s
         if self._audit.calls:
             self._audit.watch(exchange, server, name[:_MOST_NAME])
         raw = params.get("arguments", msgspec.Raw(b"{}"))

@@ -4,7 +4,8 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, cast
 
@@ -138,6 +139,7 @@ class ConfiguredUpstream:
         self._sandbox = settings.sandbox or sandbox
         self._credentials = credentials
         self._quotas = quotas
+        self.restarts: Counter[str] = Counter()  # of its processes, by reason
         self._started_ahead = started_ahead
         self._secret_env = {name: value for name, value in settings.env.items() if is_template(value)}
         self._secret_headers = {name: value for name, value in settings.headers.items() if is_template(value)}
@@ -267,6 +269,11 @@ class ConfiguredUpstream:
         facts.schemas = {
             name: schema for name, schema in facts.tools.schemas.items() if b'"x-mcp-header"' in encode(schema)
         }
+
+    @property
+    def shared(self) -> Iterable[Conversation]:
+        """Those that belong to no session."""
+        return self._shared.values()
 
     @property
     def tools(self) -> Tools:
@@ -434,6 +441,7 @@ class ConfiguredUpstream:
             call_timeout_s=self._limits.call_timeout_s,
             idle_stop_s=self.settings.idle_stop_s,
             park_s=self._limits.parked_s,
+            restarts=self.restarts,
         )
 
     def forget(self, live: LiveSession) -> None:

@@ -13,9 +13,10 @@ from typing import Final
 
 from gateway.settings import ConfigurationError, Settings
 
-__all__ = ["LISTENER", "inherited_listener", "run_workers", "tell_ready"]
+__all__ = ["LISTENER", "inherited_listener", "run_workers", "tell_ready", "worker_number"]
 
 LISTENER: Final = "MCP_GATEWAY_WORKER_LISTENER"
+_NUMBER: Final = "MCP_GATEWAY_WORKER_NUMBER"
 _READY: Final = "MCP_GATEWAY_WORKER_READY"
 _LIFELINE: Final = "MCP_GATEWAY_WORKER_LIFELINE"
 _AGAIN_S: Final = 0.5
@@ -43,16 +44,16 @@ def run_workers(settings: Settings, arguments: Sequence[str], count: int) -> int
         given = {LISTENER: str(listener.fileno()), _READY: str(told), _LIFELINE: str(lifeline)}
         stopping = threading.Event()
 
-        def start() -> subprocess.Popen[bytes]:
+        def start(number: int) -> subprocess.Popen[bytes]:
             return subprocess.Popen(
                 [sys.executable, "-m", "gateway", *arguments],
-                env={**os.environ, **given},
+                env={**os.environ, **given, _NUMBER: str(number)},
                 pass_fds=[listener.fileno(), told, lifeline],
             )
 
         for kind in (signal.SIGTERM, signal.SIGINT):
             signal.signal(kind, lambda *_: stopping.set())
-        workers = [start() for _ in range(count)]
+        workers = [start(number) for number in range(count)]
         served = _all_ready(ready, workers, stopping)
         if served:
             print(f"ready {url}", file=sys.stderr, flush=True)  # noqa: T201  # the line people and tools wait for
@@ -67,14 +68,14 @@ def run_workers(settings: Settings, arguments: Sequence[str], count: int) -> int
 
 
 def _tend(
-    workers: list[subprocess.Popen[bytes]], start: Callable[[], subprocess.Popen[bytes]], stopping: threading.Event
+    workers: list[subprocess.Popen[bytes]], start: Callable[[int], subprocess.Popen[bytes]], stopping: threading.Event
 ) -> None:
     """Start another for each worker that dies, until it is time to stop."""
     while not stopping.wait(_AGAIN_S):
         for place, worker in enumerate(workers):
             if worker.poll() is not None:
                 print(f"worker {worker.pid} is gone; starting another", file=sys.stderr, flush=True)  # noqa: T201
-                workers[place] = start()
+                workers[place] = start(place)
 
 
 def _all_ready(ready: int, workers: Sequence[subprocess.Popen[bytes]], stopping: threading.Event) -> bool:
@@ -113,6 +114,11 @@ def inherited_listener() -> socket.socket | None:
     lifeline = int(os.environ.pop(_LIFELINE))
     threading.Thread(target=_until_orphaned, args=(lifeline,), daemon=True).start()
     return socket.socket(fileno=int(number))
+
+
+def worker_number() -> int:
+    """Which worker this process is, from 0; 0 as well when it is alone."""
+    return int(os.environ.get(_NUMBER, "0"))
 
 
 def _until_orphaned(lifeline: int) -> None:

@@ -76,7 +76,7 @@ class AuditEvent:
     """
 
     at: float
-    event: Literal["created", "resumed", "expired", "evicted", "ended", "refused", "called"]
+    event: Literal["created", "resumed", "expired", "evicted", "ended", "refused", "called", "operated"]
     session: str = ""
     principal: str = ""
     endpoint: str = ""
@@ -204,6 +204,10 @@ class StateStore(Protocol):
 
     async def keys(self, session_id: str) -> list[str]:
         """All keys, in order."""
+        ...
+
+    async def size(self, session_id: str) -> int:
+        """Bytes of all keys and values."""
         ...
 
 

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
-__all__ = ["MAX_METADATA_BYTES", "InvalidMetadata", "checked_metadata", "merged_metadata", "scrubbed"]
+__all__ = ["MAX_METADATA_BYTES", "InvalidMetadata", "checked_metadata", "merged_metadata", "scrubbed", "scrubbed_text"]
 
 MAX_METADATA_BYTES: Final = 10 << 10
 """Of one session: names and values in UTF-8."""
@@ -36,7 +36,12 @@ def scrubbed(metadata: Mapping[str, str | None]) -> dict[str, str | None]:
 
 
 def _scrubbed(name: str, value: str) -> str:
-    return REDACTED if _SECRET_NAME.search(name) else _SECRET_VALUE.sub(REDACTED, value)
+    return REDACTED if _SECRET_NAME.search(name) else scrubbed_text(value)
+
+
+def scrubbed_text(text: str) -> str:
+    """The same, without what has the form of a credential."""
+    return _SECRET_VALUE.sub(REDACTED, text)
 
 
 def checked_metadata(changes: Mapping[str, str | None]) -> dict[str, str | None]:

@@ -263,8 +263,9 @@ class BackendContract(SessionStoreContract):
         await state.set(session.id, "b", b'{"x":[1,null,"\xc3\xbc"]}')
         await state.set(session.id, "a", b"1")
         assert await state.get(session.id, "b") == b'{"x":[1,null,"\xc3\xbc"]}'
-        assert await state.keys(session.id) == ["a", "b"]
-        assert await state.keys(other.id) == [] and await state.get(other.id, "a") is None
+        assert await state.keys(session.id) == ["a", "b"] and await state.size(session.id) == 3 + 19
+        assert await state.keys(other.id) == [] and await state.size(other.id) == 0
+        assert await state.get(other.id, "a") is None
         assert [await state.delete(session.id, "a") for _ in range(2)] == [True, False]
         assert await state.get(session.id, "a") is None
 

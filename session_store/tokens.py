@@ -34,6 +34,7 @@ class Purpose(StrEnum):
     REQUEST_STATE = "request-state"
     FORWARD = "forwarded-request"
     ASSERTION = "context-assertion"
+    OPERATOR = "operator-cookie"
 
 
 def generate_key() -> str:

@@ -101,6 +101,11 @@ class Link(Protocol):
         ...
 
     @property
+    def last_words(self) -> list[str]:
+        """The last lines its process has written for people (stderr), where there is one."""
+        ...
+
+    @property
     def resume(self) -> str:
         """What a later link to the same server could go on with; empty where there is no such thing."""
         ...
@@ -166,7 +171,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
     `headers` has lower-case names, `params` is the top level of the message's. `same_site` is False when a browser says
     that another site caused the request. `forwarded` is what another process of ours vouches for, where it sent this.
-    `peer` is the address it came from. `again`: it was given to a process that was lost, and may have taken effect.
+    `peer` is the address it came from, `arrived_at` when it did, by the monotonic clock (0: nobody looked). `again`: it
+    was given to a process that was lost, and may have taken effect.
     """
 
     era: Era
@@ -181,6 +187,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     same_site: bool = True
     peer: str = ""
     secure: bool = False
+    arrived_at: float = 0.0
 
 
 class Frame(msgspec.Struct, frozen=True):

@@ -127,7 +127,7 @@ class ModernClients:
         exchange.client_id = id_of(message)
         exchange.shape = shape
         exchange.progress_token = meta_of(request.params).get("progressToken")
-        reply = self._relay.attach(exchange, headers)
+        reply = self._relay.attach(exchange, headers, request, correlation)
         if exchange.replies.is_closed or exchange.conversation is None:
             del live.parked[opened.call]  # it ended while nobody listened; that is the answer
         answer_parked(exchange, responses)

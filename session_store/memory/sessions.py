@@ -207,6 +207,10 @@ class MemoryStateStore:
     async def keys(self, session_id: str) -> list[str]:
         return sorted(self._sessions.state_of(session_id))
 
+    async def size(self, session_id: str) -> int:
+        state = self._sessions.state_of(session_id)
+        return sum(len(key.encode()) + len(value) for key, value in state.items())
+
     @staticmethod
     def _put(key: str, state: dict[str, bytes], value: bytes) -> None:
         check_key(key)

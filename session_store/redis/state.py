@@ -51,6 +51,9 @@ class RedisStateStore:
     async def keys(self, session_id: str) -> list[str]:
         return sorted(key.decode() for key in await self._call(session_id, "keys", b""))
 
+    async def size(self, session_id: str) -> int:
+        return int(await self._call(session_id, "size", b""))
+
     async def _do(self, session_id: str, operation: str, key: str, *arguments: Any) -> Any:
         encoded = check_key(key)
         try:

@@ -224,6 +224,12 @@ class SqliteStateStore:
             "list[str]", await self._run(session_id, "any", lambda db: [r[0] for r in db.execute(query, (session_id,))])
         )
 
+    async def size(self, session_id: str) -> int:
+        query = "SELECT COALESCE(SUM(LENGTH(CAST(key AS BLOB)) + LENGTH(value)), 0) FROM state WHERE session = ?"
+        return cast(
+            "int", await self._run(session_id, "any", lambda db: db.execute(query, (session_id,)).fetchone()[0])
+        )
+
 
 def _value(db: sqlite3.Connection, session_id: str, key: str) -> bytes | None:
     row = db.execute("SELECT value FROM state WHERE session = ? AND key = ?", (session_id, key)).fetchone()

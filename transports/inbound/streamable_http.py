@@ -7,6 +7,7 @@ import asyncio
 import functools
 import logging
 from collections.abc import Callable, Mapping
+from time import monotonic
 from typing import Any, Final
 
 import msgspec
@@ -156,6 +157,7 @@ class StreamableHttp:
             same_site=self._guard.same_site(headers),
             peer=peer_of(scope),
             secure=self._guard.is_secure(scope, headers),
+            arrived_at=monotonic(),
         )
 
     # -- POST

@@ -96,6 +96,10 @@ class StdioLink:
         return self.process.pid
 
     @property
+    def last_words(self) -> list[str]:
+        return self.process.stderr_tail()
+
+    @property
     def is_unheard(self) -> bool:
         """Whether it was started ahead, lives, and has said nothing yet: nobody can tell it from a new one."""
         return isinstance(self._events, _Unheard) and not self._events.said

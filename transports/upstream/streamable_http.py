@@ -91,6 +91,10 @@ class HttpLink:
             self._run("stream", self._follow(None))
 
     @property
+    def last_words(self) -> list[str]:
+        return []
+
+    @property
     def pid(self) -> None:
         return None
 

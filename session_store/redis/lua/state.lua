@@ -28,6 +28,7 @@ end
 
 if operation == 'get' then return { 'ok', present } end
 if operation == 'keys' then return { 'ok', redis.call('HKEYS', KEYS[2]) } end
+if operation == 'size' then return { 'ok', tonumber(redis.call('HGET', KEYS[1], 'state_bytes') or '0') } end
 if operation == 'set' then return put(ARGV[5]) end
 if operation == 'delete' then return drop() end
 if operation == 'increment' then

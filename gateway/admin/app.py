@@ -1,0 +1,60 @@
+"""The operators' paths put together: console and REST under `/admin`, metrics at `/metrics`."""
+
+from collections.abc import Awaitable, Callable
+from time import perf_counter
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute, Route
+
+from gateway.admin.access import Access
+from gateway.admin.console import Console
+from gateway.admin.exposition import Exposition
+from gateway.admin.operations import Operations
+from gateway.admin.rest import Rest
+from session_store import Backend, StoreUnavailable
+
+__all__ = ["ADMIN", "METRICS", "operator_routes"]
+
+ADMIN, METRICS = "/admin", "/metrics"
+
+
+def operator_routes(
+    *,
+    operations: Operations,
+    access: Access,
+    exposition: Exposition,
+    backend: Backend,
+    told: Callable[[str], None],
+    open_metrics: bool,
+) -> list[BaseRoute]:
+    """For Starlette. Without an operator's key there is no console and no REST; `open_metrics`: nor one for metrics."""
+    routes: list[BaseRoute] = []
+    if access.is_open:
+        routes += [*Rest(operations, access, told).routes, *Console(operations, access, told).routes]
+    if access.is_open or open_metrics:
+        routes.append(Route(METRICS, _metrics(access, exposition, backend, is_open=open_metrics)))
+    return routes
+
+
+def _metrics(
+    access: Access, exposition: Exposition, backend: Backend, *, is_open: bool
+) -> Callable[[Request], Awaitable[Response]]:
+    async def metrics(request: Request) -> Response:
+        if not is_open and access.operator(request) is None:
+            challenge = {"WWW-Authenticate": 'Bearer realm="mcp-session-gateway operators"'}
+            return JSONResponse({"detail": "send Authorization: Bearer with an operator's key"}, 401, challenge)
+        began = perf_counter()
+        store_s: float | None = None
+        replicas = 1
+        try:
+            await backend.ping()
+            store_s = perf_counter() - began
+            if backend.is_shared:
+                replicas = len(await backend.directory.replicas())
+        except StoreUnavailable:
+            replicas = 0
+        text, kind = exposition.render(request.headers.get("accept", ""), store_s, replicas)
+        return Response(text, headers={"Content-Type": kind})
+
+    return metrics

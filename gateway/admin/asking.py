@@ -1,0 +1,114 @@
+"""Questions between the replicas of one store, over its bus: asked of all, answered by those who live."""
+
+import asyncio
+import contextlib
+import logging
+import secrets
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, Final
+
+import msgspec
+
+from session_store import Bus, StoreUnavailable
+
+__all__ = ["Asking"]
+
+logger = logging.getLogger(__name__)
+
+ASK: Final = "mcp:ask"
+_ANSWERS: Final = "mcp:answers:"
+_AGAIN_S: Final = 1.0
+PATIENCE_S: Final = 1.0
+"""How long an answer is waited for: a replica that is paused or cut off gives none."""
+
+
+class _Question(msgspec.Struct):
+    number: str
+    by: str
+    to: list[str]
+    what: str
+    args: Any = None
+
+
+class _Answer(msgspec.Struct):
+    number: str
+    by: str
+    body: Any = None
+
+
+class Asking:
+    """Asks, and has `answer` answer what others ask."""
+
+    def __init__(self, bus: Bus, name: str, answer: Callable[[str, Any], Awaitable[Any]]) -> None:
+        self._bus = bus
+        self._name = name
+        self._answer = answer
+        self._waiting: dict[str, Callable[[str, Any], None]] = {}
+        self._working: set[asyncio.Task[None]] = set()
+
+    async def listen(self) -> None:
+        """Hear questions and answers until cancelled."""
+        while True:
+            try:
+                async with (
+                    self._bus.listening(ASK, self._asked),
+                    self._bus.listening(_ANSWERS + self._name, self._told),
+                ):
+                    await asyncio.Event().wait()
+            except StoreUnavailable:
+                await asyncio.sleep(_AGAIN_S)
+
+    async def ask(self, what: str, args: Any, of: Iterable[str], *, patience_s: float = PATIENCE_S) -> dict[str, Any]:
+        """The answers, by replica, of those that gave one in time."""
+        others, answers = {name for name in of if name != self._name}, {}
+        here = self._name in of
+        number = secrets.token_hex(8)
+        complete = asyncio.Event()
+
+        def told(by: str, body: Any) -> None:
+            answers[by] = body
+            if others <= answers.keys():
+                complete.set()
+
+        if others:
+            self._waiting[number] = told
+            question = _Question(number, self._name, sorted(others), what, args)
+        try:
+            if others:
+                with contextlib.suppress(StoreUnavailable):
+                    await self._bus.publish(ASK, msgspec.json.encode(question))
+            if here:
+                answers[self._name] = await self._answer(what, args)
+            if others:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(patience_s):
+                        await complete.wait()
+        finally:
+            self._waiting.pop(number, None)
+        return answers
+
+    def _asked(self, data: bytes | None) -> None:
+        if data is None:
+            return
+        question = msgspec.json.decode(data, type=_Question)
+        if self._name in question.to:
+            task = asyncio.create_task(self._work(question))
+            self._working.add(task)
+            task.add_done_callback(self._working.discard)
+
+    async def _work(self, question: _Question) -> None:
+        try:
+            body = await self._answer(question.what, question.args)
+            answer = msgspec.json.encode(_Answer(question.number, self._name, body))
+            await self._bus.publish(_ANSWERS + question.by, answer)
+        except LookupError:
+            logger.warning("a replica of another version asks for %s, which this one does not know", question.what)
+        except StoreUnavailable:
+            return  # nobody can be told
+
+    def _told(self, data: bytes | None) -> None:
+        if data is None:
+            return
+        answer = msgspec.json.decode(data, type=_Answer)
+        if (waiting := self._waiting.get(answer.number)) is not None:
+            waiting(answer.by, answer.body)

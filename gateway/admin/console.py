@@ -1,0 +1,257 @@
+"""The console: pages made here, sent again piece by piece as things change. Works without scripts as well."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from datetime import UTC, datetime
+from time import time
+from typing import Any, Final
+from urllib.parse import urlencode
+
+from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from gateway.admin.access import Access, is_from_elsewhere
+from gateway.admin.charts import charts_of
+from gateway.admin.operations import ONLY, Ambiguous, NoSuch, Operations, Page
+from session_store import StoreUnavailable
+
+__all__ = ["Console"]
+
+EVERY_S: Final = 2.0
+_PAGE: Final = 50
+_HEADERS: Final = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+        "form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
+    ),
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+
+View = Callable[["Console", Request], Awaitable[dict[str, Any]]]
+
+
+class Console:
+    """The pages. `told` is told what an operator has done."""
+
+    def __init__(self, operations: Operations, access: Access, told: Callable[[str], None]) -> None:
+        self._operations = operations
+        self._access = access
+        self._told = told
+        self._templates = Environment(
+            loader=PackageLoader("gateway.admin"),
+            autoescape=select_autoescape(["html"]),
+            undefined=StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        self._templates.filters |= {"span": _span, "bytes": _bytes, "clock": _clock}
+
+    @property
+    def routes(self) -> list[Route | Mount]:
+        """For Starlette."""
+        pages = [Route(path, self._page(name), methods=["GET"]) for path, name in _PAGES.items()]
+        lives = [Route(f"{path}/live", self._live(name), methods=["GET"]) for path, name in _PAGES.items()]
+        return [
+            Route("/admin/sign-in", self._sign_in, methods=["GET", "POST"]),
+            Route("/admin/sign-out", self._sign_out, methods=["POST"]),
+            Route("/admin/sessions/{session}/end", self._end, methods=["POST"]),
+            Route("/admin/replicas/{replica}/{deed}", self._drain, methods=["POST"]),
+            Mount("/admin/static", StaticFiles(packages=[("gateway.admin", "static")])),
+            *lives,
+            *pages,
+        ]
+
+    # -- pages
+
+    def _page(self, name: str) -> Callable[[Request], Awaitable[Response]]:
+        async def page(request: Request) -> Response:
+            operator = self._access.operator(request)
+            if operator is None:
+                return RedirectResponse(f"{_root(request)}/admin/sign-in", 303, headers=_HEADERS)
+            status = 200
+            try:
+                facts = await _VIEWS[name](self, request)
+            except NoSuch as error:
+                name_, facts, status = "gone", {"words": str(error)}, 404
+            except Ambiguous as error:
+                name_, facts, status = "gone", {"words": str(error)}, 409
+            except StoreUnavailable:
+                name_, facts, status = "gone", {"words": "The session store does not answer. Try again."}, 503
+            else:
+                name_ = name
+            query = f"?{request.url.query}" if request.url.query else ""
+            shown = self._render(
+                f"{name_}.html", request, operator=operator, page=name, live=f"{request.url.path}/live{query}", **facts
+            )
+            return HTMLResponse(shown, status, headers=_HEADERS)
+
+        return page
+
+    def _live(self, name: str) -> Callable[[Request], Awaitable[Response]]:
+        async def live(request: Request) -> Response:
+            if self._access.operator(request) is None:
+                return Response(status_code=401, headers=_HEADERS)
+            stream = self._changes(name, request)
+            return StreamingResponse(
+                stream, media_type="text/event-stream", headers=_HEADERS | {"X-Accel-Buffering": "no"}
+            )
+
+        return live
+
+    async def _changes(self, name: str, request: Request) -> AsyncIterator[str]:
+        """The page's live part, whenever it is not what it was. A replica that drains ends it: the browser comes back."""
+        before = ""
+        while not self._operations.replica.is_draining():
+            await asyncio.sleep(EVERY_S if before else 0)
+            if self._access.operator(request) is None:
+                return
+            try:
+                shown = self._render(f"{name}_live.html", request, **await _VIEWS[name](self, request))
+            except (NoSuch, Ambiguous) as error:
+                shown = self._render("gone_live.html", request, words=str(error))
+            except StoreUnavailable:
+                shown = self._render("gone_live.html", request, words="The session store does not answer.")
+            if shown != before:
+                yield f"data: {json.dumps(shown)}\n\n"
+            else:
+                yield ": nothing new\n\n"
+            before = shown
+
+    def _render(self, template: str, request: Request, **facts: Any) -> str:
+        return self._templates.get_template(template).render(root=_root(request), **facts)
+
+    async def _overview(self, _: Request) -> dict[str, Any]:
+        replicas, failing, events = await asyncio.gather(
+            self._operations.replicas(),
+            self._operations.sessions(only="failing", limit=10),
+            self._operations.events(15),
+        )
+        return {
+            "replicas": replicas,
+            "charts": charts_of(replicas, time()),
+            "failing": failing.sessions,
+            "events": events,
+            "totals": {
+                "sessions": sum(r.sessions for r in replicas),
+                "in_flight": sum(r.in_flight for r in replicas),
+                "processes": sum(r.processes for r in replicas),
+                "calls": sum(r.calls for r in replicas),
+                "failed": sum(r.failed for r in replicas),
+                "restarts": sum(r.restarts for r in replicas),
+            },
+        }
+
+    async def _sessions(self, request: Request) -> dict[str, Any]:
+        query, only = request.query_params.get("q", ""), request.query_params.get("only", "all")
+        after = request.query_params.get("after", "")
+        page: Page = await self._operations.sessions(
+            query=query,
+            only=ONLY.get(only, "all"),
+            limit=_PAGE,
+            after=after,
+        )
+        more = urlencode({"q": query, "only": only, "after": page.after}) if page.after else ""
+        return {"sessions": page.sessions, "query": query, "only": only, "more": more, "after": after}
+
+    async def _session(self, request: Request) -> dict[str, Any]:
+        session = request.path_params["session"]
+        row, events = await asyncio.gather(self._operations.session(session), self._operations.events(20, session))
+        return {"session": row, "events": events}
+
+    async def _events(self, request: Request) -> dict[str, Any]:
+        session = request.query_params.get("session", "")
+        return {"events": await self._operations.events(200, session), "session": session}
+
+    # -- deeds
+
+    async def _sign_in(self, request: Request) -> Response:
+        wrong = False
+        if request.method == "POST" and not is_from_elsewhere(request):
+            form = await request.form()
+            response: Response = RedirectResponse(f"{_root(request)}/admin", 303, headers=_HEADERS)
+            if self._access.sign_in(request, response, str(form.get("key", "")).strip()):
+                return response
+            wrong = True
+            self._told("somebody tried to sign in to the console with a key that is none")
+        shown = self._render("sign_in.html", request, wrong=wrong, operator=None, page="sign_in", live="")
+        return HTMLResponse(shown, 403 if wrong else 200, headers=_HEADERS)
+
+    async def _sign_out(self, request: Request) -> Response:
+        response = RedirectResponse(f"{_root(request)}/admin/sign-in", 303, headers=_HEADERS)
+        self._access.sign_out(request, response)
+        return response
+
+    async def _end(self, request: Request) -> Response:
+        operator = self._operator(request)
+        if operator is None:
+            return Response(status_code=403, headers=_HEADERS)
+        try:
+            await self._operations.end(request.path_params["session"], operator)
+        except (NoSuch, Ambiguous, StoreUnavailable) as error:
+            return self._failed(request, operator, str(error))
+        return RedirectResponse(f"{_root(request)}/admin/sessions", 303, headers=_HEADERS)
+
+    async def _drain(self, request: Request) -> Response:
+        operator, deed = self._operator(request), request.path_params["deed"]
+        if operator is None or deed not in ("drain", "admit"):
+            return Response(status_code=403 if operator is None else 404, headers=_HEADERS)
+        try:
+            name = await self._operations.drain(request.path_params["replica"], admit=deed == "admit")
+        except (NoSuch, Ambiguous, StoreUnavailable) as error:
+            return self._failed(request, operator, str(error))
+        done = "has drained" if deed == "drain" else "has admitted again"
+        self._told(f"the operator {operator} {done} replica {name}")
+        return RedirectResponse(f"{_root(request)}/admin", 303, headers=_HEADERS)
+
+    def _operator(self, request: Request) -> str | None:
+        return self._access.operator(request)
+
+    def _failed(self, request: Request, operator: str, words: str) -> Response:
+        shown = self._render("gone.html", request, operator=operator, page="gone", live="", words=words)
+        return HTMLResponse(shown, 409, headers=_HEADERS)
+
+
+_PAGES: Final = {
+    "/admin": "overview",
+    "/admin/sessions": "sessions",
+    "/admin/sessions/{session}": "session",
+    "/admin/events": "events",
+}
+_VIEWS: Final[dict[str, View]] = {
+    "overview": Console._overview,
+    "sessions": Console._sessions,
+    "session": Console._session,
+    "events": Console._events,
+}
+
+
+def _root(request: Request) -> str:
+    return str(request.scope.get("root_path", ""))
+
+
+def _span(seconds: float) -> str:
+    """A time span in two units at most."""
+    whole = int(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3_600:
+        return f"{whole // 60} min {whole % 60} s"
+    if whole < 86_400:
+        return f"{whole // 3_600} h {whole % 3_600 // 60} min"
+    return f"{whole // 86_400} d {whole % 86_400 // 3_600} h"
+
+
+def _bytes(count: int) -> str:
+    if count < 1_024:
+        return f"{count} B"
+    return f"{count / 1_024:.1f} KiB" if count < 1 << 20 else f"{count / (1 << 20):.1f} MiB"
+
+
+def _clock(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S")

@@ -1,0 +1,182 @@
+"""What this replica says of itself, and does when an operator asks it on whatever replica."""
+
+import os
+from collections.abc import Awaitable, Callable, Iterable
+from time import time
+from typing import Any, Final
+
+import msgspec
+
+from gateway import __version__
+from gateway.admin.reports import FailureFacts, ProcessFacts, ReplicaReport, SessionPart
+from gateway.cluster import Cluster
+from gateway.conversation import Conversation
+from gateway.live import LiveSession, LiveSessions
+from gateway.metrics import Metrics
+from gateway.upstreams import ConfiguredUpstream
+from session_store.metadata import scrubbed_text
+
+__all__ = ["Replica"]
+
+_MOST_FAILING: Final = 200
+_WORDS: Final = 10
+_MOST_CHARS: Final = 300
+_PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
+
+
+class Replica:
+    """One gateway process, as operators see it."""
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        live: LiveSessions,
+        upstreams: Iterable[ConfiguredUpstream],
+        metrics: Metrics,
+        cluster: Cluster | None,
+        is_ready: Callable[[], Awaitable[bool]],
+        is_draining: Callable[[], bool],
+        drain: Callable[[], Awaitable[None]],
+        admit: Callable[[], None],
+    ) -> None:
+        self.name = name
+        self.metrics = metrics
+        self.upstreams = tuple(upstreams)
+        self._live = live
+        self._cluster = cluster
+        self._is_ready = is_ready
+        self.is_draining = is_draining
+        self._drain = drain
+        self._admit = admit
+        self._began = time()
+
+    async def answer(self, what: str, args: Any) -> Any:
+        """Answer what an operator's replica asks.
+
+        Raises:
+            LookupError: this version knows no such question.
+        """
+        match what:
+            case "report":
+                return msgspec.to_builtins(await self.report())
+            case "parts":
+                return msgspec.to_builtins(self.parts(args))
+            case "notable":
+                return msgspec.to_builtins(self.notable(args))
+            case "drain":
+                await self._drain()
+            case "admit":
+                self._admit()
+            case _:
+                raise LookupError(what)
+        return True
+
+    async def report(self) -> ReplicaReport:
+        """How it is."""
+        lives = list(self._live)
+        return ReplicaReport(
+            replica=self.name,
+            address="" if self._cluster is None else self._cluster.address,
+            pid=os.getpid(),
+            version=__version__,
+            up_s=round(time() - self._began, 1),
+            ready=await self._is_ready(),
+            draining=self.is_draining(),
+            sessions=len(lives),
+            in_flight=sum(len(live.exchanges) for live in lives),
+            streams=sum(live.listeners for live in lives),
+            processes=sum(self.processes().values()),
+            memory_bytes=memory_of(os.getpid()),
+            calls=sum(self.metrics.requests.values()),
+            failed=self.metrics.failed,
+            forwarded=self.metrics.forwarded["answered"],
+            restarts=sum(upstream.restarts.total() for upstream in self.upstreams),
+            history=list(self.metrics.history.samples),
+        )
+
+    def processes(self) -> dict[str, int]:
+        """How many processes run, by server."""
+        count = dict.fromkeys((upstream.name for upstream in self.upstreams), 0)
+        for conversation in self._conversations():
+            if conversation.link is not None and conversation.link.pid is not None:
+                count[conversation.name] = count.get(conversation.name, 0) + 1
+        return count
+
+    def _conversations(self) -> Iterable[Conversation]:
+        for live in self._live:
+            yield from live.conversations.values()
+        for upstream in self.upstreams:
+            yield from upstream.shared
+
+    def sessions(self) -> tuple[int, int, int, int]:
+        """Sessions held, exchanges in flight, of those parked, and standalone streams."""
+        held = flight = parked = streams = 0
+        for live in self._live:
+            held += 1
+            flight += len(live.exchanges)
+            parked += len(live.parked)
+            streams += live.listeners
+        return held, flight, parked, streams
+
+    def parts(self, session_ids: Iterable[str]) -> list[SessionPart]:
+        """What is known here of these sessions."""
+        return [_part(live, deep=True) for one in session_ids if (live := self._live.get(one)) is not None]
+
+    def notable(self, kind: str) -> list[SessionPart]:
+        """Sessions that have failed calls, the latest failure first; or those that are busy, the busiest first."""
+        if kind == "failing":
+            failing = [live for live in self._live if live.failures]
+            failing.sort(key=lambda live: -live.failures[-1].at if live.failures else 0.0)
+            return [_part(live, deep=False) for live in failing[:_MOST_FAILING]]
+        busy = sorted((live for live in self._live if live.is_busy), key=lambda live: -len(live.exchanges))
+        return [_part(live, deep=False) for live in busy[:_MOST_FAILING]]
+
+
+def _part(live: LiveSession, *, deep: bool) -> SessionPart:
+    return SessionPart(
+        id=live.session.id,
+        calls=live.calls,
+        failed=live.failed,
+        in_flight=len(live.exchanges),
+        parked=len(live.parked),
+        streams=live.listeners,
+        processes=[_process(conversation) for conversation in live.conversations.values()] if deep else [],
+        failures=[FailureFacts(**failure._asdict()) for failure in reversed(live.failures or ())],
+    )
+
+
+def _process(conversation: Conversation) -> ProcessFacts:
+    link = conversation.link
+    pid = None if link is None else link.pid
+    words = conversation.last_words if link is None else link.last_words
+    return ProcessFacts(
+        server=conversation.name,
+        era=str(conversation.era),
+        pid=pid,
+        memory_bytes=0 if pid is None else sum(memory_of(one) for one in _below(pid)),
+        restarts=conversation.restarts,
+        in_flight=len(conversation.pending),
+        stderr=[scrubbed_text(line[:_MOST_CHARS]) for line in words[-_WORDS:]],
+    )
+
+
+def _below(pid: int) -> list[int]:
+    """A process and all it has started."""
+    found = [pid]
+    for one in found:  # grows while it is walked
+        try:
+            with open(f"/proc/{one}/task/{one}/children", "rb") as file:
+                found += [int(child) for child in file.read().split()]
+        except OSError:
+            continue  # it has ended, or this kernel does not tell
+    return found
+
+
+def memory_of(pid: int) -> int:
+    """Bytes of memory a process has (resident set); 0 when it is gone."""
+    try:
+        with open(f"/proc/{pid}/statm", "rb") as file:
+            return int(file.read().split()[1]) * _PAGE_BYTES
+    except (OSError, IndexError):
+        return 0

@@ -1,0 +1,131 @@
+"""What operators are shown, as values that travel between replicas and out by REST, where no id is whole.
+
+Times are seconds; memory is bytes.
+"""
+
+from collections.abc import Mapping
+
+import msgspec
+
+from gateway.metrics import Sample
+from session_store import Session
+from session_store.session import redact
+
+__all__ = ["FailureFacts", "ProcessFacts", "ReplicaReport", "SessionPart", "SessionRow", "row_of"]
+
+
+class ProcessFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """A server's link of one session, or of all that share it: its process, where it has one."""
+
+    server: str
+    era: str
+    pid: int | None = None
+    memory_bytes: int = 0
+    restarts: int = 0
+    in_flight: int = 0
+    stderr: list[str] = []
+
+
+class FailureFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """A call that failed."""
+
+    at: float
+    server: str
+    name: str
+    outcome: str
+    why: str
+    correlation: str
+
+
+class SessionPart(msgspec.Struct, frozen=True, kw_only=True):
+    """What the replica that serves a session knows of it beside its record; `id` is the whole id."""
+
+    id: str
+    calls: int = 0
+    failed: int = 0
+    in_flight: int = 0
+    parked: int = 0
+    streams: int = 0
+    processes: list[ProcessFacts] = []
+    failures: list[FailureFacts] = []
+
+
+class SessionRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A session as operators see it; `session` is how its id begins."""
+
+    session: str
+    principal: str
+    endpoint: str
+    era: str
+    client: str
+    workspace: str
+    trust: str
+    permissions: tuple[str, ...]
+    age_s: float
+    idle_s: float
+    expires_in_s: float
+    owner: str
+    state_bytes: int = 0
+    calls: int = 0
+    failed: int = 0
+    in_flight: int = 0
+    parked: int = 0
+    streams: int = 0
+    upstreams: tuple[str, ...] = ()
+    metadata: Mapping[str, str] = {}
+    processes: list[ProcessFacts] = []
+    failures: list[FailureFacts] = []
+    state_keys: list[str] = []
+
+
+class ReplicaReport(msgspec.Struct, frozen=True, kw_only=True):
+    """A gateway process: what it is, what it holds, and its last minutes. `silent`: it does not answer."""
+
+    replica: str
+    address: str = ""
+    silent: bool = False
+    here: bool = False
+    pid: int = 0
+    version: str = ""
+    up_s: float = 0.0
+    ready: bool = False
+    draining: bool = False
+    sessions: int = 0
+    in_flight: int = 0
+    streams: int = 0
+    processes: int = 0
+    memory_bytes: int = 0
+    calls: int = 0
+    failed: int = 0
+    forwarded: int = 0
+    restarts: int = 0
+    history: list[Sample] = []
+
+
+def row_of(session: Session, part: SessionPart | None, now: float, *, state_bytes: int = 0) -> SessionRow:
+    """A record and what its replica knows, put together."""
+    part = part or SessionPart(id=session.id)
+    return SessionRow(
+        session=redact(session.id),
+        principal=str(session.principal),
+        endpoint=session.endpoint,
+        era=session.era,
+        client=f"{session.client.name} {session.client.version}".strip(),
+        workspace=session.context.workspace,
+        trust=session.context.trust,
+        permissions=session.context.permissions,
+        age_s=round(now - session.created_at, 1),
+        idle_s=round(max(0.0, now - session.used_at), 1),
+        expires_in_s=round(session.expires_at - now, 1),
+        owner=session.owner,
+        state_bytes=state_bytes,
+        calls=part.calls,
+        failed=part.failed,
+        in_flight=part.in_flight,
+        parked=part.parked,
+        streams=part.streams,
+        upstreams=session.links,
+        metadata=session.metadata,
+        processes=part.processes,
+        failures=part.failures,
+    )

@@ -1,0 +1,287 @@
+"""The REST interface for operators, under `/admin/api`. Its description is made from the same table as its routes."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from gateway import __version__
+from gateway.admin.access import Access
+from gateway.admin.operations import ONLY, Ambiguous, NoSuch, Operations, Page
+from gateway.admin.reports import ReplicaReport, SessionRow
+from session_store import StoreUnavailable
+
+__all__ = ["Problem", "Rest", "follow_events"]
+
+API: Final = "/admin/api"
+_EVERY_S: Final = 1.0
+_CAUGHT_UP: Final = 500
+
+
+class Problem(Exception):
+    """A request that gets no further (RFC 9457): status, and what the operator reads."""
+
+    def __init__(self, status: int, detail: str) -> None:
+        super().__init__(detail)
+        self.status = status
+
+
+Work = Callable[["Rest", Request, str], Awaitable[Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Operation:
+    """One method of one path: what it does, what it takes, what it gives."""
+
+    method: str
+    path: str
+    summary: str
+    work: Work
+    gives: Any
+    takes: tuple[tuple[str, str, Any], ...] = ()
+
+
+class Rest:
+    """The routes."""
+
+    def __init__(self, operations: Operations, access: Access, told: Callable[[str], None]) -> None:
+        self.operations = operations
+        self.access = access
+        self.told = told
+
+    @property
+    def routes(self) -> list[Route]:
+        """For Starlette."""
+        paths: dict[str, dict[str, _Operation]] = {}
+        for operation in _OPERATIONS:
+            paths.setdefault(operation.path, {})[operation.method] = operation
+        described = Route(f"{API}/openapi.json", self._describe)
+        return [
+            described,
+            *(Route(API + path, self._endpoint(ways), methods=list(ways)) for path, ways in paths.items()),
+        ]
+
+    async def _describe(self, request: Request) -> Response:
+        return JSONResponse(description())
+
+    def _endpoint(self, ways: dict[str, _Operation]) -> Callable[[Request], Awaitable[Response]]:
+        async def endpoint(request: Request) -> Response:
+            try:
+                operator = self.access.operator(request)
+                if operator is None:
+                    raise Problem(401, "send Authorization: Bearer with a key of gateway.admin.keys")
+                operation = ways["GET" if request.method == "HEAD" else request.method]
+                answer = await operation.work(self, request, operator)
+            except Problem as problem:
+                return _problem(problem.status, str(problem))
+            except NoSuch as error:
+                return _problem(404, str(error))
+            except Ambiguous as error:
+                return _problem(409, str(error))
+            except StoreUnavailable:
+                return _problem(503, "the session store does not answer; try again", {"Retry-After": "1"})
+            if isinstance(answer, Response):
+                return answer
+            return Response(msgspec.json.encode(answer), media_type="application/json", headers=_FRESH)
+
+        return endpoint
+
+    # -- what there is
+
+    async def sessions(self, request: Request, _: str) -> Page:
+        query = request.query_params
+        if (only := query.get("only", "all")) not in ONLY:
+            raise Problem(400, f"only: must be one of {', '.join(ONLY)}")
+        return await self.operations.sessions(
+            query=query.get("q", ""),
+            only=ONLY[only],
+            limit=_number(request, "limit", 50, 1_000),
+            after=query.get("after", ""),
+        )
+
+    async def session(self, request: Request, _: str) -> SessionRow:
+        return await self.operations.session(request.path_params["session"])
+
+    async def end(self, request: Request, operator: str) -> dict[str, str]:
+        return {"ended": await self.operations.end(request.path_params["session"], operator)}
+
+    async def replicas(self, _: Request, __: str) -> list[ReplicaReport]:
+        return await self.operations.replicas()
+
+    async def drain(self, request: Request, operator: str) -> dict[str, str]:
+        name = await self.operations.drain(request.path_params["replica"])
+        self.told(f"the operator {operator} has drained replica {name}")
+        return {"drained": name}
+
+    async def admit(self, request: Request, operator: str) -> dict[str, str]:
+        name = await self.operations.drain(request.path_params["replica"], admit=True)
+        self.told(f"the operator {operator} has admitted replica {name} again")
+        return {"admitted": name}
+
+    async def events(self, request: Request, _: str) -> Any:
+        session = request.query_params.get("session", "")
+        if "text/event-stream" in request.headers.get("accept", ""):
+            follow = follow_events(self.operations, session)
+            return StreamingResponse(follow, media_type="text/event-stream", headers=_FRESH)
+        return await self.operations.events(_number(request, "limit", 100, 10_000), session)
+
+
+async def follow_events(operations: Operations, session: str = "") -> AsyncIterator[bytes]:
+    """Audit events as they come, each once, oldest first; ends when the replica drains."""
+    seen: dict[bytes, None] | None = None
+    yield b": what happens from now on\n\n"
+    while not operations.replica.is_draining():
+        try:
+            latest = [msgspec.json.encode(event) for event in await operations.events(_CAUGHT_UP, session)]
+        except StoreUnavailable:
+            latest = []
+        if latest:
+            for event in reversed(latest) if seen is not None else ():
+                if event not in (seen or ()):
+                    yield b"data: " + event + b"\n\n"
+            seen = dict.fromkeys(latest)
+        seen = seen or {}
+        await asyncio.sleep(_EVERY_S)
+
+
+def _number(request: Request, name: str, default: int, most: int) -> int:
+    text = request.query_params.get(name, "")
+    if not text:
+        return default
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text[:9]) <= most:
+        raise Problem(400, f"{name}: must be a number from 1 to {most}")
+    return int(text)
+
+
+_FRESH: Final = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+
+
+def _problem(status: int, detail: str, headers: dict[str, str] | None = None) -> Response:
+    body = {"status": status, "detail": detail}
+    challenge = {"WWW-Authenticate": 'Bearer realm="mcp-session-gateway operators"'} if status == 401 else {}
+    return JSONResponse(
+        body, status, headers={**_FRESH, **challenge, **(headers or {})}, media_type="application/problem+json"
+    )
+
+
+_SESSION: Final = ("session", "path", "How its id begins: 4 characters or more, as listed")
+_REPLICA: Final = ("replica", "path", "How its name begins")
+_OPERATIONS: Final = (
+    _Operation(
+        method="GET",
+        path="/sessions",
+        summary="Live sessions of all replicas, in order of id, page by page",
+        work=Rest.sessions,
+        gives=Page,
+        takes=(
+            ("q", "query", "Words to find in id, principal, client, workspace, endpoint, era, trust, owner or servers"),
+            ("only", "query", "all, failing (the latest failure first) or busy; the last two are one page"),
+            ("limit", "query", "At most so many: 50 unless told, 1000 at most"),
+            ("after", "query", "Begin behind this one: `after` of the page before"),
+        ),
+    ),
+    _Operation(
+        method="GET",
+        path="/sessions/{session}",
+        summary="One session: its record, its processes, its last failures, the keys of its state",
+        work=Rest.session,
+        gives=SessionRow,
+        takes=(_SESSION,),
+    ),
+    _Operation(
+        method="DELETE",
+        path="/sessions/{session}",
+        summary="End a session at once, on every replica",
+        work=Rest.end,
+        gives=dict[str, str],
+        takes=(_SESSION,),
+    ),
+    _Operation(
+        method="GET",
+        path="/replicas",
+        summary="All replicas: what they hold, and their last five minutes, second by second",
+        work=Rest.replicas,
+        gives=list[ReplicaReport],
+    ),
+    _Operation(
+        method="POST",
+        path="/replicas/{replica}/drain",
+        summary="Have a replica hand its sessions to the others and be not ready; returns when it has",
+        work=Rest.drain,
+        gives=dict[str, str],
+        takes=(_REPLICA,),
+    ),
+    _Operation(
+        method="DELETE",
+        path="/replicas/{replica}/drain",
+        summary="Have a drained replica take sessions again",
+        work=Rest.admit,
+        gives=dict[str, str],
+        takes=(_REPLICA,),
+    ),
+    _Operation(
+        method="GET",
+        path="/events",
+        summary="What happened lately, newest first; as an event stream (Accept: text/event-stream), as it happens",
+        work=Rest.events,
+        gives=list[dict[str, Any]],
+        takes=(
+            ("limit", "query", "At most so many: 100 unless told, 10000 at most"),
+            ("session", "query", "Of this session only: how its id begins, 8 characters"),
+        ),
+    ),
+)
+
+
+def description() -> dict[str, Any]:
+    """The interface in OpenAPI 3.1."""
+    schemas, components = msgspec.json.schema_components(
+        [operation.gives for operation in _OPERATIONS], ref_template="#/components/schemas/{name}"
+    )
+    problem = {
+        "description": "It gets no further",
+        "content": {
+            "application/problem+json": {
+                "schema": {
+                    "type": "object",
+                    "properties": {"status": {"type": "integer"}, "detail": {"type": "string"}},
+                    "required": ["status", "detail"],
+                }
+            }
+        },
+    }
+    paths: dict[str, Any] = {}
+    for operation, schema in zip(_OPERATIONS, schemas, strict=True):
+        paths.setdefault(API + operation.path, {})[operation.method.lower()] = {
+            "operationId": operation.work.__name__,
+            "summary": operation.summary,
+            "parameters": [
+                {
+                    "name": name,
+                    "in": place,
+                    "description": words,
+                    "required": place == "path",
+                    "schema": {"type": "integer" if name == "limit" else "string"},
+                }
+                for name, place, words in operation.takes
+            ],
+            "responses": {
+                "200": {"description": "Done", "content": {"application/json": {"schema": schema}}},
+                "default": problem,
+            },
+        }
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "MCP Session Gateway: operations", "version": __version__},
+        "paths": paths,
+        "components": {
+            "schemas": components,
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
+        "security": [{"key": []}],
+    }

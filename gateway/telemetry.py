@@ -1,0 +1,31 @@
+"""Where spans go: an OpenTelemetry provider, made from the variables that OpenTelemetry defines for it."""
+
+from opentelemetry import trace
+
+from gateway.settings import ConfigurationError
+from gateway.tracing import Tracing
+
+__all__ = ["tracing"]
+
+
+def tracing(version: str) -> Tracing:
+    """Spans for the provider that this program has, else for one that sends them by OTLP over HTTP.
+
+    Raises:
+        ConfigurationError: the packages for that are not installed.
+    """
+    if isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
+        try:
+            from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+            from opentelemetry.sdk.resources import OTELResourceDetector, Resource
+            from opentelemetry.sdk.trace import TracerProvider
+            from opentelemetry.sdk.trace.export import BatchSpanProcessor
+        except ImportError:
+            raise ConfigurationError(
+                "gateway.tracing: spans need more packages: install mcp-session-gateway[tracing]"
+            ) from None
+        named = Resource({"service.name": "mcp-session-gateway", "service.version": version})
+        provider = TracerProvider(resource=named.merge(OTELResourceDetector().detect()))
+        provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+        trace.set_tracer_provider(provider)
+    return Tracing(trace.get_tracer("mcp_session_gateway", version))
