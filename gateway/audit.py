@@ -73,10 +73,8 @@ class Audit:
         self.told[event] += 1
         self._add(told)
         shown = {name: getattr(told, name) for name in ("session", "era", "principal", "tool", "reason")}
-        logger.info(
-            "an operator acted" if event == "operated" else f"session {event}",
-            extra={name: value for name, value in shown.items() if value},
-        )
+        what = "an operator acted" if event == "operated" else f"session {event}"
+        logger.info(what, extra={name: value for name, value in shown.items() if value})
 
     def watch(self, exchange: Exchange, server: str, tool: str) -> None:
         """Tell of a call once it is answered."""

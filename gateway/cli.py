@@ -1,4 +1,4 @@
-"""The command line: run, stdio, manifest, check, keygen, sessions (and demo-server, which `__main__` starts)."""
+"""The command line. What operators watch and do is in files of its own; `demo-server` is started by `__main__`."""
 
 import asyncio
 import json
@@ -10,6 +10,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from gateway.cli_operate import app as replicas_app
+from gateway.cli_operate import tail, top
 from gateway.cli_sessions import app as sessions_app
 from gateway.settings import ConfigurationError, Settings, load_settings
 
@@ -23,6 +25,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(sessions_app, name="sessions")
+app.add_typer(replicas_app, name="replicas")
+app.command("top")(top)
+app.command("tail")(tail)
 _err = Console(stderr=True, soft_wrap=True)
 
 ConfigOption = Annotated[

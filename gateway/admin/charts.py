@@ -6,8 +6,9 @@ from typing import Final
 from markupsafe import Markup, escape
 
 from gateway.admin.reports import ReplicaReport
+from gateway.admin.words import readable
 
-__all__ = ["Chart", "charts_of", "readable"]
+__all__ = ["Chart", "charts_of"]
 
 _WIDTH: Final = 600
 _HEIGHT: Final = 120
@@ -51,13 +52,6 @@ class Chart:
         return [name for name, _ in self._lines] if len(self._lines) > 1 else []
 
 
-def readable(value: float, unit: str) -> str:
-    """A number as people read it."""
-    if unit == "s":
-        return f"{value * 1_000:.2f} ms" if value < 0.1 else f"{value:.2f} s"
-    return f"{value:,.0f}{unit}"
-
-
 def charts_of(reports: Iterable[ReplicaReport], now: float) -> list[Chart]:
     """Of all replicas together: calls and failures add up, of times the worst replica's is shown."""
     end = int(now) - 1
@@ -70,8 +64,9 @@ def charts_of(reports: Iterable[ReplicaReport], now: float) -> list[Chart]:
                 failed[place] += sample.failed
                 p50[place] = max(p50[place], sample.p50_s)
                 p99[place] = max(p99[place], sample.p99_s)
+    latency = f"{readable(p50[-1], 's')} · p99 {readable(p99[-1], 's')}" if calls[-1] else "no calls"
     return [
         Chart("Calls", "/s", [("calls", calls)], readable(calls[-1], "/s")),
         Chart("Failures", "/s", [("failures", failed)], readable(failed[-1], "/s")),
-        Chart("Latency", "s", [("p50", p50), ("p99", p99)], f"{readable(p50[-1], 's')} · p99 {readable(p99[-1], 's')}"),
+        Chart("Latency", "s", [("p50", p50), ("p99", p99)], latency),
     ]

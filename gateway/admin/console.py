@@ -3,7 +3,6 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
-from datetime import UTC, datetime
 from time import time
 from typing import Any, Final
 from urllib.parse import urlencode
@@ -17,6 +16,7 @@ from starlette.staticfiles import StaticFiles
 from gateway.admin.access import Access, is_from_elsewhere
 from gateway.admin.charts import charts_of
 from gateway.admin.operations import ONLY, Ambiguous, NoSuch, Operations, Page
+from gateway.admin.words import amount, clock, span
 from session_store import StoreUnavailable
 
 __all__ = ["Console"]
@@ -29,7 +29,7 @@ _HEADERS: Final = {
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
         "form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
     ),
-    "Referrer-Policy": "no-referrer",
+    "Referrer-Policy": "same-origin",
     "X-Content-Type-Options": "nosniff",
 }
 
@@ -50,7 +50,7 @@ class Console:
             trim_blocks=True,
             lstrip_blocks=True,
         )
-        self._templates.filters |= {"span": _span, "bytes": _bytes, "clock": _clock}
+        self._templates.filters |= {"span": span, "bytes": amount, "clock": clock}
 
     @property
     def routes(self) -> list[Route | Mount]:
@@ -105,7 +105,7 @@ class Console:
         return live
 
     async def _changes(self, name: str, request: Request) -> AsyncIterator[str]:
-        """The page's live part, whenever it is not what it was. A replica that drains ends it: the browser comes back."""
+        """The page's live part, when it is not what it was. A replica that drains ends it: the browser comes back."""
         before = ""
         while not self._operations.replica.is_draining():
             await asyncio.sleep(EVERY_S if before else 0)
@@ -233,25 +233,3 @@ _VIEWS: Final[dict[str, View]] = {
 
 def _root(request: Request) -> str:
     return str(request.scope.get("root_path", ""))
-
-
-def _span(seconds: float) -> str:
-    """A time span in two units at most."""
-    whole = int(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3_600:
-        return f"{whole // 60} min {whole % 60} s"
-    if whole < 86_400:
-        return f"{whole // 3_600} h {whole % 3_600 // 60} min"
-    return f"{whole // 86_400} d {whole % 86_400 // 3_600} h"
-
-
-def _bytes(count: int) -> str:
-    if count < 1_024:
-        return f"{count} B"
-    return f"{count / 1_024:.1f} KiB" if count < 1 << 20 else f"{count / (1 << 20):.1f} MiB"
-
-
-def _clock(at: float) -> str:
-    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S")

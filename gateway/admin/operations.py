@@ -13,7 +13,7 @@ from gateway.sessions import Sessions
 from session_store import AuditEvent, Backend, Session, SessionGone
 from session_store.session import redact
 
-__all__ = ["ONLY", "Ambiguous", "NoSuch", "Operations", "Page"]
+__all__ = ["ONLY", "Ambiguous", "NoSuch", "Operations", "Page", "matches"]
 
 SHORTEST_PREFIX: Final = 4
 DRAIN_WITHIN_S: Final = 20.0
@@ -102,7 +102,7 @@ class Operations:
         while len(found) <= limit and looked_at < _MOST_LOOKED_AT:
             size = min(_AT_ONCE, limit + 1) if not query else _AT_ONCE
             page = await self._backend.sessions.page(after=place, limit=size)
-            found += [session for session in page if _matches(session, query)]
+            found += [session for session in page if matches(session, query)]
             looked_at += len(page)
             if len(page) < size:
                 break
@@ -120,7 +120,7 @@ class Operations:
         else:
             parts.sort(key=lambda part: -part.in_flight)
         peeked = await asyncio.gather(*(self._backend.sessions.peek(part.id) for part in parts))
-        found = [session for session in peeked if session is not None and _matches(session, query)][:limit]
+        found = [session for session in peeked if session is not None and matches(session, query)][:limit]
         return Page(sessions=await self._rows(found, await self._parts([session.id for session in found])))
 
     async def _parts(self, session_ids: Iterable[str]) -> dict[str, SessionPart]:
@@ -192,7 +192,8 @@ def _facts(event: AuditEvent) -> dict[str, Any]:
     return {name: value for name in event.__slots__ if (value := getattr(event, name)) not in ("", 0.0)}
 
 
-def _matches(session: Session, query: str) -> bool:
+def matches(session: Session, query: str) -> bool:
+    """Whether all words of a query are found in what is known of a session; or its id begins like that."""
     if not query:
         return True
     facts = (
