@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from gateway.cli_doctor import doctor
 from gateway.cli_operate import app as replicas_app
 from gateway.cli_operate import tail, top
 from gateway.cli_sessions import app as sessions_app
@@ -28,6 +29,7 @@ app.add_typer(sessions_app, name="sessions")
 app.add_typer(replicas_app, name="replicas")
 app.command("top")(top)
 app.command("tail")(tail)
+app.command("doctor")(doctor)
 _err = Console(stderr=True, soft_wrap=True)
 
 ConfigOption = Annotated[
