@@ -83,8 +83,6 @@ class Audit:
         session = live.session
 
         def finished(_: Exchange, outcome: str, __: bytes) -> None:
-            if outcome == "input required":
-                return  # it goes on
             self._add(
                 AuditEvent(
                     at=self._clock(),

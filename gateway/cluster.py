@@ -52,7 +52,7 @@ class Cluster:
     """This replica among the others that share its store."""
 
     def __init__(self, directory: Directory, sessions: SessionStore, *, lost: Callable[[str], None]) -> None:
-        self.replica = secrets.token_urlsafe(9)
+        self.replica = secrets.token_hex(6)  # operators type it: it must not look like an option
         self.address = ""
         self._directory = directory
         self._sessions = sessions

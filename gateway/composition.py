@@ -241,7 +241,7 @@ class Gateway:
 
     def _operated(self, options: GatewaySettings, ring: KeyRing, clock: Callable[[], float]) -> None:
         """What operators see and do."""
-        name = secrets.token_urlsafe(9) if self._cluster is None else self._cluster.replica
+        name = secrets.token_hex(6) if self._cluster is None else self._cluster.replica
         replica = Replica(
             name=name,
             live=self._live,
@@ -383,6 +383,7 @@ class Gateway:
         await asyncio.gather(
             *closing, *(u.close() for u in self.upstreams), self.sessions.closed_all(), return_exceptions=True
         )
+        self.watching.another_second(time())
         await self._warm.close()
         await self._quotas.settled()
         if self._cluster is not None:
@@ -452,7 +453,7 @@ class Gateway:
             began = loop.time()
             await asyncio.sleep(1.0)
             self.metrics.loop_lag_s = max(0.0, loop.time() - began - 1.0)
-            self.metrics.history.take(time())
+            self.watching.another_second(time())
 
     async def _listen(self) -> None:
         """Hear of sessions that end elsewhere."""

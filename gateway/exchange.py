@@ -28,7 +28,7 @@ __all__ = ["Exchange"]
 
 logger = logging.getLogger(__name__)
 
-_IS_ERROR: Final = re.compile(rb'"isError"\s*:\s*true')
+_NOTABLE: Final = re.compile(rb'"isError"\s*:\s*true|"resultType"\s*:\s*"input_required"')
 
 _NOBODY = Context(trust="sandboxed")
 
@@ -146,12 +146,9 @@ class Exchange:
             if self.shape is not None or restarted is not None:
                 result = encode(self._shaped(msgspec.json.decode(result, type=Object), restarted))
             self.replies.push(Frame(encode_result(client_id, result), final=True))
-            if not self.watchers:
-                return
-            if _IS_ERROR.search(result) and _is_error(result):
-                self._tell("tool error", result)
-            else:
-                self._tell("ok")
+            if self.watchers:
+                outcome = _outcome_of(result)
+                self._tell(outcome, result if outcome == "tool error" else b"")
 
     def _tell(self, outcome: str, told: bytes = b"") -> None:
         watchers, self.watchers = self.watchers, ()
@@ -192,11 +189,15 @@ class Exchange:
 
 class _Result(msgspec.Struct):
     isError: bool = False
+    resultType: str = ""
 
 
-def _is_error(result: bytes) -> bool:
-    """Whether a tool says that it failed (MCP, CallToolResult)."""
+def _outcome_of(result: bytes) -> str:
+    """Whether a tool says that it failed (MCP, CallToolResult), or a server that it has to ask something first."""
+    if not _NOTABLE.search(result):
+        return "ok"
     try:
-        return msgspec.json.decode(result, type=_Result).isError
+        told = msgspec.json.decode(result, type=_Result)
     except msgspec.MsgspecError:
-        return False
+        return "ok"
+    return "tool error" if told.isError else "input required" if told.resultType == "input_required" else "ok"

@@ -31,6 +31,14 @@ be the one who closes it, or a request is lost now and then."""
 class _Beside(uvicorn.Server):
     """A server beside the one that hears signals."""
 
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.serves = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.serves.set()
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
@@ -40,7 +48,7 @@ class _Server(uvicorn.Server):
     """`operators`, with the socket it listens on, serves those who operate the gateway."""
 
     def __init__(
-        self, config: uvicorn.Config, gateway: Gateway, url: str, operators: tuple[uvicorn.Server, socket.socket] | None
+        self, config: uvicorn.Config, gateway: Gateway, url: str, operators: tuple[_Beside, socket.socket] | None
     ) -> None:
         super().__init__(config)
         self._gateway = gateway
@@ -53,6 +61,7 @@ class _Server(uvicorn.Server):
         if self.started and self._operators is not None:
             server, listener = self._operators
             self._beside = asyncio.create_task(server.serve(sockets=[listener]))
+            await server.serves.wait()
         if self.started:
             # What is there now stays: the collector need not walk through it again, nor stop calls for it so often.
             gc.freeze()
@@ -103,7 +112,7 @@ def serve(settings: Settings) -> None:
         _Server(config, gateway, _url(options.host, listener, ALL), operators).run(sockets=[listener])
 
 
-def _operators(gateway: Gateway) -> uvicorn.Server:
+def _operators(gateway: Gateway) -> _Beside:
     config = uvicorn.Config(
         operators_app(gateway),
         log_config=None,

@@ -46,7 +46,6 @@ class Watching:
         self.tracing = tracing
         self._lines_per_s = lines_per_s
         self._left = lines_per_s
-        self._second = 0
         self._left_out = 0
 
     def arrived(self, request: Request, correlation: str) -> str:
@@ -149,16 +148,18 @@ class Watching:
         """Whether a line more is wanted in this second: logging one costs as much as relaying one."""
         if not self._lines_per_s:
             return False
-        second = int(monotonic())
-        if second != self._second:
-            if self._left_out:
-                logger.info("%d more requests were answered and not logged one by one", self._left_out)
-            self._second, self._left, self._left_out = second, self._lines_per_s, 0
         if self._left:
             self._left -= 1
             return True
         self._left_out += 1
         return False
+
+    def another_second(self, at: float) -> None:
+        """A second is over."""
+        self.metrics.history.take(at)
+        if self._left_out:
+            logger.info("%d more requests were answered and not logged one by one", self._left_out)
+        self._left, self._left_out = self._lines_per_s, 0
 
     @staticmethod
     def _line(method: str, outcome: str, took_s: float, **more: str) -> None:

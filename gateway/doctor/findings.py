@@ -8,7 +8,7 @@ __all__ = ["Finding", "bad", "doubtful", "good"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """`state` is good, doubtful (it works, until it does not) or bad (it does not work). `do` is empty for what is good."""
+    """`state` is good, doubtful (it works, until it does not) or bad (it does not). `do` is empty for what is good."""
 
     check: str
     state: Literal["good", "doubtful", "bad"]

@@ -100,6 +100,11 @@ def sleep(arguments: dict[str, Any], _: dict[str, Any]) -> str:
     return "slept"
 
 
+def fail(*_: Any) -> str:
+    os.write(2, b"probe: no route to the database; tried with Bearer abcdefgh12345678\n")
+    return "it failed"
+
+
 def limits(*_: Any) -> Any:
     soft = {name: resource.getrlimit(getattr(resource, f"RLIMIT_{name}"))[0] for name in ("NOFILE", "CPU", "AS")}
     return {"files": soft["NOFILE"], "cpu_s": soft["CPU"], "memory_mb": soft["AS"] >> 20}
@@ -136,7 +141,7 @@ TOOLS: dict[str, Callable[[dict[str, Any], dict[str, Any]], Any]] = {
     "sleep": sleep,
     "nap": sleep,
     "pid": lambda *_: str(os.getpid()),
-    "fail": lambda *_: "it failed",
+    "fail": fail,
     "echo": lambda arguments, _: arguments,
     "giant": lambda arguments, _: "g" * int(arguments["size"]),
     "cancelled": lambda *_: _cancelled,

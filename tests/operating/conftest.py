@@ -1,0 +1,59 @@
+"""Two replicas that operators may look into, and nobody may stop."""
+
+import contextlib
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+
+import httpx
+import pytest
+
+from tests.e2e.conftest import sha256
+from tests.support.redis_server import RunningRedis, running_redis
+from tests.support.running import DEMO, PROBE, ROOT, RunningGateway, running_gateway, server
+
+OPERATOR = "operator-key-of-the-tests"
+KEYS = {"MCP_GATEWAY_KEYS": "k" * 40}
+SERVERS = {"demo": server(DEMO), "probe": server(PROBE)}
+ADMIN = {"keys": {"olga": sha256(OPERATOR)}}
+
+Cli = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="session")
+def own_redis() -> Iterator[RunningRedis]:
+    """A Redis with nothing else in it."""
+    with running_redis() as redis:
+        yield redis
+
+
+@contextlib.contextmanager
+def replica(redis: RunningRedis, **options: object) -> Iterator[RunningGateway]:
+    settings = {"store": redis.url, "admin": ADMIN, "audit": {"calls": True}, **options}
+    with running_gateway(SERVERS, options=settings, env=KEYS, must_stop=False) as gateway:
+        yield gateway
+
+
+@pytest.fixture(scope="session")
+def pair(own_redis: RunningRedis) -> Iterator[tuple[RunningGateway, RunningGateway]]:
+    with replica(own_redis) as one, replica(own_redis) as other:
+        yield one, other
+
+
+@pytest.fixture
+def ops() -> Iterator[httpx.Client]:
+    """A client with an operator's key."""
+    with httpx.Client(headers={"Authorization": f"Bearer {OPERATOR}"}, timeout=20.0) as client:
+        yield client
+
+
+@pytest.fixture
+def cli() -> Cli:
+    """`mcp-session-gateway ARGUMENTS`, as typed, with an operator's key in the environment."""
+
+    def run(*arguments: str, url: str = "", key: str = OPERATOR) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "gateway", *arguments, *(["--url", url] if url else [])]
+        env = {"MCP_GATEWAY_ADMIN_KEY": key}
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=ROOT, env=env)
+
+    return run

@@ -1,0 +1,65 @@
+"""One line for each request, and never so many that they are the load."""
+
+import json
+
+import httpx
+
+from tests.requirements import requirement
+from tests.support.raw import Legacy, Modern
+from tests.support.running import DEMO, PROBE, running_gateway, server
+
+TRACE = "0af7651916cd43dd8448eb211c80319c"
+
+
+@requirement("ctx.correlation", "ops.redact")
+def test_each_request_has_one_line_with_what_one_searches_for(http: httpx.Client) -> None:
+    servers = {"probe": server(PROBE), "demo": server(DEMO)}
+    with running_gateway(servers, options={"log_format": "json"}) as gateway:
+        parent = {"traceparent": f"00-{TRACE}-b7ad6b7169203331-01"}
+        Modern(f"{gateway.base}/servers/probe/mcp", http).tool("fail", meta=parent)
+        client = Legacy(f"{gateway.base}/servers/demo/mcp", http).open()
+        client.tool("whoami")
+        client.call("tools/call", {"name": "no\nline=forged", "arguments": {}})
+        Legacy(gateway.url, http).call("tools/list")
+        gateway.stop()
+    lines = [json.loads(line) for line in gateway.stderr().splitlines() if line.startswith("{")]
+    ended = [line for line in lines if "outcome" in line]
+    assert [(line["event"], line["outcome"].split()[0]) for line in ended] == [
+        ("tools/call", "tool"),
+        ("initialize", "ok"),
+        ("tools/call", "ok"),
+        ("tools/call", "error"),
+        ("tools/list", "refused"),
+    ]
+    failed = ended[0]
+    assert (failed["correlation"], failed["server"], failed["tool"]) == (TRACE, "probe", "fail")
+    assert failed["reason"] == "it failed" and failed["took_ms"] > 0 and len(failed["session"]) == 8
+    assert all(len(line["correlation"]) == 32 for line in ended)
+    assert client.session not in gateway.stderr()
+
+
+def test_under_load_lines_are_left_out_and_counted(http: httpx.Client) -> None:
+    options = {"log_calls_per_s": 5}
+    with running_gateway({"probe": server(PROBE)}, options=options) as gateway:
+        client = Legacy(gateway.url, http).open()
+        for _ in range(100):
+            client.tool("pid")
+        gateway.stop()
+    lines = gateway.stderr().splitlines()
+    written = [line for line in lines if "outcome=" in line]
+    told = [int(line.split('event="')[1].split()[0]) for line in lines if "were answered and not logged" in line]
+    assert len(written) <= 5 * 10 and len(written) + sum(told) == 101, "what is not written is counted"
+
+
+def test_lines_can_be_off(http: httpx.Client) -> None:
+    with running_gateway({"probe": server(PROBE)}, options={"log_calls_per_s": 0}) as gateway:
+        Legacy(gateway.url, http).open().tool("pid")
+        gateway.stop()
+    assert "outcome=" not in gateway.stderr()
+
+
+def test_at_a_terminal_lines_are_for_people(http: httpx.Client) -> None:
+    with running_gateway({"probe": server(PROBE)}, options={"log_format": "pretty"}) as gateway:
+        Legacy(gateway.url, http).open().tool("pid")
+        gateway.stop()
+    assert any("tools/call" in line and "took_ms" in line for line in gateway.stderr().splitlines())

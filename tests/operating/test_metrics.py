@@ -1,0 +1,168 @@
+"""What is counted and timed, and that no client can make it more."""
+
+import re
+import time
+from itertools import pairwise
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
+
+from gateway.metrics import BUCKETS_S, Metrics, quantile
+from tests.operating.conftest import replica
+from tests.requirements import requirement
+from tests.support.procs import eventually
+from tests.support.raw import Legacy, Modern
+from tests.support.redis_server import running_redis
+from tests.support.running import RunningGateway
+
+Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
+
+
+def scrape(gateway: RunningGateway, ops: httpx.Client, accept: str = "text/plain") -> Series:
+    response = ops.get(f"{gateway.base}/metrics", headers={"Accept": accept})
+    assert response.status_code == 200
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(response.text)
+        for sample in family.samples
+    }
+
+
+def value(series: Series, name: str, **labels: str) -> float:
+    return sum(v for (n, have), v in series.items() if n == name and labels.items() <= dict(have).items())
+
+
+@requirement("ops.health")
+def test_each_way_a_request_ends_is_counted(
+    pair: tuple[RunningGateway, RunningGateway], ops: httpx.Client, http: httpx.Client
+) -> None:
+    gateway, _ = pair
+    before = scrape(gateway, ops)
+    client = Legacy(f"{gateway.base}/servers/probe/mcp", http).open()
+    client.tool("pid")
+    client.tool("fail")
+    client.tool("crash")
+    client.call("tools/call", {"name": "pid", "arguments": "none"})
+    modern = Modern(f"{gateway.base}/servers/demo/mcp", http)
+    modern.tool("ask")
+    Legacy(f"{gateway.base}/servers/probe/mcp", http).call("tools/list")
+    after = scrape(gateway, ops)
+
+    def more(name: str, **labels: str) -> float:
+        return value(after, name, **labels) - value(before, name, **labels)
+
+    total = "mcp_gateway_requests_total"
+    assert more(total, outcome="ok", method="initialize") == 1
+    assert more(total, outcome="ok", method="tools/call", server="probe", era="legacy") == 1
+    assert more(total, outcome="tool_error", method="tools/call", server="probe") == 1
+    assert more(total, outcome="error", method="tools/call", server="probe") >= 1, "a crash"
+    assert more(total, outcome="input_required", method="tools/call", server="demo", era="modern") == 1
+    assert more(total, outcome="refused", method="tools/list") == 1, "it names no session"
+    assert more("mcp_gateway_request_duration_seconds_count", server="probe") >= 3
+    assert more("mcp_gateway_session_events_total", event="created") == 2
+    assert value(after, "mcp_gateway_store_up") == 1 and value(after, "mcp_gateway_replicas") >= 2
+    assert value(after, "mcp_gateway_server_processes", server="demo") >= 1
+
+
+@requirement("ops.health")
+def test_what_clients_choose_makes_no_series(
+    pair: tuple[RunningGateway, RunningGateway], ops: httpx.Client, http: httpx.Client
+) -> None:
+    gateway, _ = pair
+
+    def storm(number: int) -> None:
+        client = Legacy(f"{gateway.base}/servers/demo/mcp", http).open(name=f"client-{number}")
+        client.tool(f"no-such-tool-{number}")
+        client.call(f"no/such-method-{number}")
+        Modern(f"{gateway.base}/servers/demo/mcp", http).send(f"made/up-{number}")
+
+    storm(0)
+    known = scrape(gateway, ops).keys()
+    for number in range(1, 20):
+        storm(number)
+    grown = scrape(gateway, ops).keys() - known
+    assert not {name for name, _ in grown}, grown
+
+
+@requirement("ops.health")
+def test_forwarded_calls_are_counted_once_and_told_apart(
+    pair: tuple[RunningGateway, RunningGateway], ops: httpx.Client, http: httpx.Client
+) -> None:
+    owner, other = pair
+    client = Legacy(f"{owner.base}/servers/demo/mcp", http).open()
+    before = [scrape(gateway, ops) for gateway in pair]
+    client.url = f"{other.base}/servers/demo/mcp"
+    client.tool("whoami")
+    after = [scrape(gateway, ops) for gateway in pair]
+    calls = [
+        value(a, "mcp_gateway_requests_total") - value(b, "mcp_gateway_requests_total")
+        for a, b in zip(after, before, strict=True)
+    ]
+    hops = [
+        value(a, "mcp_gateway_forwarded_total") - value(b, "mcp_gateway_forwarded_total")
+        for a, b in zip(after, before, strict=True)
+    ]
+    assert calls == [1, 0] and hops == [0, 1]
+
+
+@requirement("ops.health")
+def test_metrics_come_also_while_the_store_is_away(ops: httpx.Client) -> None:
+    with running_redis() as redis, replica(redis) as gateway:
+        redis.freeze()
+        assert eventually(lambda: value(scrape(gateway, ops), "mcp_gateway_store_up") == 0)
+        redis.thaw()
+        assert eventually(lambda: value(scrape(gateway, ops), "mcp_gateway_store_up") == 1)
+
+
+def test_the_exposition_is_openmetrics_where_that_is_asked_for(
+    pair: tuple[RunningGateway, RunningGateway], ops: httpx.Client
+) -> None:
+    gateway, _ = pair
+    asked = ops.get(f"{gateway.base}/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0"})
+    assert asked.headers["content-type"].startswith("application/openmetrics-text") and asked.text.endswith("# EOF\n")
+    assert re.search(r'_bucket\{[^}]*le="0.0003"', asked.text)
+
+
+@given(st.lists(st.floats(min_value=0, max_value=400), min_size=1))
+def test_quantiles_lie_in_the_bucket_of_the_true_one(times: list[float]) -> None:
+    metrics = Metrics()
+    for took in times:
+        metrics.answered("s", "tools/call", "legacy", "ok", took)
+    for q in (0.5, 0.99):
+        true = sorted(times)[max(0, -(-int(len(times) * q * 100) // 100) - 1)]
+        told = quantile(metrics.all.counts, q)
+        ends = (0.0, *BUCKETS_S, float("inf"))
+        near = [(low, high) for low, high in pairwise(ends) if low <= told <= high]
+        assert min(true, BUCKETS_S[-1]) <= max(high for _, high in near) + 1e-9
+    assert sum(metrics.all.counts) == len(times)
+
+
+def test_the_history_has_each_second_once() -> None:
+    metrics = Metrics()
+    metrics.answered("s", "tools/call", "legacy", "ok", 0.00025)
+    metrics.history.take(1.0)
+    metrics.answered("s", "tools/call", "legacy", "tool error", 0.02)
+    metrics.answered("s", "subscriptions/listen", "modern", "cancelled", 3_600.0)
+    metrics.history.take(2.0)
+    metrics.history.take(3.0)
+    first, second, third = metrics.history.samples
+    assert (first.calls, first.failed) == (1, 0) and 0.0002 <= first.p50_s <= 0.0003
+    assert (second.calls, second.failed) == (1, 1) and 0.01 <= second.p99_s <= 0.025
+    assert (third.calls, third.p99_s) == (0, 0.0)
+
+
+def test_counting_costs_next_to_nothing() -> None:
+    metrics = Metrics()
+    began = time.perf_counter()
+    for _ in range(10_000):
+        metrics.answered("server", "tools/call", "modern", "ok", 0.0004)
+    each = (time.perf_counter() - began) / 10_000
+    assert each < 20e-6, "it takes 1 µs; a call takes 45"
+
+
+@pytest.mark.parametrize("q", [0.5, 0.99])
+def test_of_nothing_there_is_no_quantile(q: float) -> None:
+    assert quantile([0] * 5, q) == 0.0

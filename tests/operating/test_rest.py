@@ -1,0 +1,268 @@
+"""What operators see and do by REST and by the command line, on whatever replica they ask."""
+
+import json
+import re
+import threading
+import time
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from tests.operating.conftest import ADMIN, OPERATOR, Cli, replica
+from tests.requirements import requirement
+from tests.support.procs import descendants, eventually, gone
+from tests.support.raw import Legacy, Modern, tool_text
+from tests.support.redis_server import RunningRedis
+from tests.support.running import DEMO, RunningGateway, running_gateway, server
+
+Pair = tuple[RunningGateway, RunningGateway]
+
+
+def probe(gateway: RunningGateway) -> str:
+    return f"{gateway.base}/servers/probe/mcp"
+
+
+def of(ops: httpx.Client, gateway: RunningGateway, path: str, **params: str) -> Any:
+    response = ops.get(f"{gateway.base}/admin/api/{path}", params=params)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+@requirement("ops.console", "life.end")
+def test_a_session_is_found_inspected_and_ended_from_another_replica(
+    pair: Pair, ops: httpx.Client, http: httpx.Client
+) -> None:
+    here, there = pair
+    client = Legacy(probe(here), http).open(name="failing-agent")
+    process = psutil.Process(int(tool_text(client.tool("pid"))))
+    client.tool("fail")
+    client.tool("state", {"a": 1})
+    [row] = of(ops, there, "sessions", q="failing-agent")["sessions"]
+    assert (row["calls"], row["failed"], row["client"]) == (3, 1, "failing-agent 1")
+    assert row["failures"][0]["name"] == "tools/call fail" and row["failures"][0]["why"] == "it failed"
+    assert of(ops, there, "sessions", only="failing", q="failing-agent")["sessions"][0]["session"] == row["session"]
+    detail = of(ops, there, f"sessions/{row['session']}")
+    [shown] = detail["processes"]
+    assert shown["pid"] == process.pid and shown["memory_bytes"] > 1 << 20 and shown["server"] == "probe"
+    assert "no route to the database" in shown["stderr"][-1] and "abcdefgh12345678" not in json.dumps(detail)
+    ended = ops.delete(f"{there.base}/admin/api/sessions/{row['session']}")
+    assert ended.json() == {"ended": row["session"]}
+    assert gone([process])
+    assert client.tool("pid").status_code == 404
+    assert ops.delete(f"{there.base}/admin/api/sessions/{row['session']}").status_code == 404
+    assert eventually(
+        lambda: any(
+            event["event"] == "ended" and "olga" in event["reason"]
+            for event in of(ops, here, "events", session=row["session"])
+        )
+    )
+
+
+@requirement("ops.redact")
+def test_nothing_that_operators_are_shown_opens_a_session(pair: Pair, ops: httpx.Client, http: httpx.Client) -> None:
+    here, there = pair
+    session = json.loads(tool_text(Modern(probe(here), http).tool("env")))["MCP_SESSION_ID"]
+    pages = [
+        ops.get(f"{gateway.base}{path}").text
+        for gateway in pair
+        for path in (
+            "/admin",
+            "/admin/sessions",
+            f"/admin/sessions/{session[:8]}",
+            "/admin/events",
+            "/admin/api/sessions",
+            f"/admin/api/sessions/{session[:8]}",
+            "/admin/api/replicas",
+            "/admin/api/events",
+            "/metrics",
+        )
+    ]
+    assert any(session[:8] in page for page in pages)
+    assert not any(session in page for page in pages) and not any(OPERATOR in page for page in pages)
+    # Nor does the log, nor an id written in full into an address.
+    assert session not in here.stderr() + there.stderr()
+
+
+@requirement("ops.console", "ops.redact")
+def test_without_an_operators_key_there_is_nothing_to_see(pair: Pair, ops: httpx.Client, http: httpx.Client) -> None:
+    here, _ = pair
+    for path in ("/admin/api/sessions", "/admin/api/replicas", "/admin/api/events", "/metrics"):
+        for headers in ({}, {"Authorization": "Bearer no"}, {"Authorization": "Basic b2xnYTo="}):
+            assert http.get(here.base + path, headers=headers).status_code == 401, path
+    assert http.get(f"{here.base}/admin").headers["location"] == "/admin/sign-in"
+    assert http.get(f"{here.base}/admin/live").status_code == 401
+    # A cookie is good only from pages of the console's own, and only as it was signed.
+    signed = http.post(f"{here.base}/admin/sign-in", data={"key": OPERATOR})
+    cookie = {"Cookie": signed.headers["set-cookie"].partition(";")[0]}
+    assert {"HttpOnly", "Path=/admin", "SameSite=strict"} <= set(signed.headers["set-cookie"].split("; "))
+    assert http.get(f"{here.base}/admin/api/sessions", headers=cookie).status_code == 200
+    for other in ({"Sec-Fetch-Site": "cross-site"}, {"Origin": "http://elsewhere.example"}):
+        assert http.get(f"{here.base}/admin/api/sessions", headers=cookie | other).status_code == 401
+        assert http.post(f"{here.base}/admin/replicas/x/drain", headers=cookie | other).status_code == 403
+    assert http.get(f"{here.base}/admin/api/sessions", headers={"Cookie": cookie["Cookie"][:-3]}).status_code == 401
+
+
+def test_operators_are_served_only_where_a_key_is_configured(http: httpx.Client, ops: httpx.Client) -> None:
+    with running_gateway(command=DEMO) as gateway:
+        for path in ("/admin", "/admin/sign-in", "/admin/api/sessions", "/metrics"):
+            assert ops.get(gateway.base + path).status_code == http.get(gateway.base + path).status_code == 404
+
+
+def test_bad_questions_are_answered_with_what_to_do(pair: Pair, ops: httpx.Client) -> None:
+    here, _ = pair
+    api = f"{here.base}/admin/api"
+    for path, status, words in (
+        ("sessions?limit=0", 400, "1 to 1000"),
+        ("sessions?limit=many", 400, "1 to 1000"),
+        ("sessions?only=good", 400, "failing"),
+        ("sessions/abc", 404, "4 characters"),
+        ("sessions/neverthere", 404, "ended, or never was"),
+    ):
+        answer = ops.get(f"{api}/{path}")
+        assert answer.status_code == status and words in answer.json()["detail"], answer.text
+        assert answer.headers["content-type"] == "application/problem+json"
+    assert ops.post(f"{api}/replicas/nobody/drain").status_code == 404
+
+
+def test_the_interface_is_described_as_it_is(pair: Pair, ops: httpx.Client, http: httpx.Client) -> None:
+    here, _ = pair
+    Modern(probe(here), http).tool("fail")
+    described = http.get(f"{here.base}/admin/api/openapi.json").json()
+    assert described["openapi"].startswith("3.1")
+    known = described["components"]["schemas"]
+    for path, name in (("sessions", "SessionRow"), ("replicas", "ReplicaReport")):
+        answer = of(ops, here, path)
+        row = answer["sessions"][0] if path == "sessions" else answer[0]
+        assert row.keys() == known[name]["properties"].keys()
+    for path, methods in described["paths"].items():
+        for method in methods:
+            there = here.base + re.sub(r"{\w+}", "none", path)
+            assert http.request(method, there).status_code == 401, (method, path)
+
+
+@requirement("ops.console", "rep.any")
+def test_a_drained_replica_hands_over_and_can_be_admitted_again(
+    own_redis: RunningRedis, ops: httpx.Client, http: httpx.Client, cli: Cli
+) -> None:
+    with replica(own_redis) as one, replica(own_redis) as other:
+        client = Legacy(f"{one.base}/servers/demo/mcp", http).open()
+        tool_text(client.tool("remember", {"key": "a", "value": "1"}))
+        [name] = [r["replica"] for r in of(ops, one, "replicas") if r["here"]]
+        drained = cli("replicas", "drain", name, url=other.base)
+        assert drained.returncode == 0 and name in drained.stdout, drained.stderr
+        assert http.get(f"{one.base}/readyz").status_code == 503
+        reports = {r["replica"]: r for r in of(ops, other, "replicas")}
+        assert (reports[name]["draining"], reports[name]["sessions"]) == (True, 0)
+        client.url = f"{other.base}/servers/demo/mcp"
+        assert tool_text(client.tool("recall", {"key": "a"})) == "1", "its state is the session's"
+        assert cli("replicas", "admit", name[:6], url=one.base).returncode == 0
+        assert http.get(f"{one.base}/readyz").status_code == 200
+        assert json.loads(tool_text(Modern(f"{one.base}/servers/demo/mcp", http).tool("whoami")))["session_id"]
+        assert eventually(lambda: any("has drained" in event.get("reason", "") for event in of(ops, one, "events")))
+
+
+@requirement("ops.console")
+def test_a_replica_that_does_not_answer_is_shown_and_holds_nobody_up(
+    own_redis: RunningRedis, ops: httpx.Client
+) -> None:
+    with replica(own_redis) as one, replica(own_redis) as other:
+        [name] = [r["replica"] for r in of(ops, other, "replicas") if r["here"]]
+        other.process.send_signal(19)  # SIGSTOP
+        began = time.monotonic()
+        reports = {r["replica"]: r for r in of(ops, one, "replicas")}
+        assert reports[name]["silent"] and time.monotonic() - began < 3
+        other.process.send_signal(18)
+
+
+@requirement("ops.console")
+def test_the_command_line_shows_the_same(pair: Pair, cli: Cli, http: httpx.Client) -> None:
+    here, there = pair
+    client = Legacy(probe(here), http).open(name="cli-agent")
+    client.tool("fail")
+    listed = json.loads(cli("sessions", "list", "--find", "cli-agent", "--json", url=there.base).stdout)
+    [row] = listed["sessions"]
+    text = cli("sessions", "list", "--only", "failing", "--find", "cli-agent", url=there.url).stdout
+    assert row["session"] in text and "it failed" in text
+    shown = cli("sessions", "show", row["session"], url=there.base).stdout
+    assert "cli-agent" in shown and "no route to the database" in shown
+    replicas = json.loads(cli("replicas", "list", "--json", url=here.base).stdout)
+    assert len(replicas) >= 2 and sum(replica["here"] for replica in replicas) == 1
+    top = cli("top", "--once", url=here.base).stdout
+    assert row["session"] in top and "ready" in top
+    assert row["session"] in json.dumps(json.loads(cli("top", "--json", url=here.base).stdout)["failing"])
+    assert cli("sessions", "end", row["session"], url=there.base).stdout == f"ended {row['session']}\n"
+
+    def is_told() -> bool:
+        told = cli("sessions", "events", "--json", url=there.base).stdout.splitlines()
+        events = [json.loads(line) for line in told]
+        return any(event["event"] == "ended" and event["session"] == row["session"] for event in events)
+
+    assert eventually(is_told)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("sessions", "list"), "say where: --url"),
+        (("top",), "say which gateway"),
+        (("sessions", "list", "--url", "http://127.0.0.1:9"), "cannot be reached"),
+        (("sessions", "list", "--store", "memory://", "--only", "busy"), "ask the gateway with --url"),
+    ],
+)
+def test_the_command_line_says_what_is_missing(cli: Cli, arguments: tuple[str, ...], words: str) -> None:
+    ran = cli(*arguments)
+    assert ran.returncode == 2 and words in ran.stderr
+
+
+def test_a_key_that_is_none_is_said_to_be(pair: Pair, cli: Cli) -> None:
+    ran = cli("replicas", "list", url=pair[0].base, key="wrong")
+    assert ran.returncode == 2 and "gateway.admin.keys" in ran.stderr
+    assert "not set" in cli("replicas", "list", url=pair[0].base, key="").stderr
+
+
+@requirement("ops.console")
+def test_what_happens_on_any_replica_is_followed_as_it_happens(
+    pair: Pair, ops: httpx.Client, http: httpx.Client
+) -> None:
+    here, there = pair
+    heard: list[Any] = []
+    listening = threading.Event()
+
+    def follow() -> None:
+        accept = {"Accept": "text/event-stream"}
+        with ops.stream("GET", f"{there.base}/admin/api/events", headers=accept, timeout=20.0) as stream:
+            for line in stream.iter_lines():
+                listening.set()
+                if line.startswith("data: "):
+                    heard.append(json.loads(line[6:]))
+                    if heard[-1].get("tool") == "probe/fail":
+                        return
+
+    follower = threading.Thread(target=follow)
+    follower.start()
+    assert listening.wait(10)
+    # What was there before is not news: the follower has to have looked once.
+    deadline = time.monotonic() + 15
+    while follower.is_alive() and time.monotonic() < deadline:
+        Modern(probe(here), http).tool("fail")
+        follower.join(0.5)
+    assert not follower.is_alive()
+    assert heard[-1]["outcome"] == "tool error" and heard[-1]["correlation"]
+    assert len({json.dumps(event) for event in heard}) == len(heard), "each once"
+
+
+@requirement("ops.console")
+def test_operators_can_have_a_listener_of_their_own(http: httpx.Client, ops: httpx.Client) -> None:
+    options = {"admin": ADMIN | {"listen": "127.0.0.1:0"}}
+    with running_gateway({"demo": server(DEMO)}, options=options) as gateway:
+        [own] = re.findall(r"operators are served at (http://[\d.:]+)/admin", gateway.stderr())
+        assert ops.get(f"{own}/admin/api/sessions").status_code == 200
+        assert http.get(f"{own}/admin/api/sessions").status_code == 401
+        assert http.get(f"{own}/metrics").status_code == 200, "no key: whoever reaches it is an operator's"
+        assert http.get(f"{own}/readyz").status_code == 200 and http.post(f"{own}/mcp").status_code == 404
+        assert ops.get(f"{gateway.base}/admin").status_code == 404
+        assert ops.get(f"{gateway.base}/metrics").status_code == 404
+        pids = descendants(gateway.pid)
+    assert gone(pids)
