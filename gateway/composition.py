@@ -47,7 +47,7 @@ from gateway.servers import in_process, upstream_of
 from gateway.sessions import ENDED, Sessions
 from gateway.settings import ConfigurationError, GatewaySettings, Settings, UpstreamSettings, is_loopback
 from gateway.state_api import StateAccess, state_api
-from gateway.telemetry import tracing
+from gateway.telemetry import flush, tracing
 from gateway.tool_calls import ToolCalls
 from gateway.upstreams import ConfiguredUpstream
 from gateway.warm import WarmStarts
@@ -347,6 +347,8 @@ class Gateway:
                     task.cancel()
                 await asyncio.gather(*background, return_exceptions=True)
                 await self._leave()
+                if self.watching.tracing is not None:
+                    await flush()
 
     async def _join(self, stack: contextlib.AsyncExitStack) -> None:
         """Be reached by the other gateways on the same store."""

@@ -1,11 +1,16 @@
 """Where spans go: an OpenTelemetry provider, made from the variables that OpenTelemetry defines for it."""
 
+import asyncio
+from typing import Final
+
 from opentelemetry import trace
 
 from gateway.settings import ConfigurationError
 from gateway.tracing import Tracing
 
-__all__ = ["tracing"]
+__all__ = ["flush", "tracing"]
+
+_FLUSH_MS: Final = 2_000
 
 
 def tracing(version: str) -> Tracing:
@@ -29,3 +34,10 @@ def tracing(version: str) -> Tracing:
         provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
         trace.set_tracer_provider(provider)
     return Tracing(trace.get_tracer("mcp_session_gateway", version))
+
+
+async def flush() -> None:
+    """Have the spans sent that wait to be: the process may end by a signal, and nobody asks it then."""
+    send = getattr(trace.get_tracer_provider(), "force_flush", None)
+    if send is not None:
+        await asyncio.to_thread(send, _FLUSH_MS)

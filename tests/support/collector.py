@@ -1,0 +1,87 @@
+"""Receives spans as an OpenTelemetry collector does (OTLP over HTTP), and keeps them."""
+
+import gzip
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+__all__ = ["Collector", "Received", "collecting"]
+
+KINDS = {2: "server", 3: "client"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Received:
+    """One span. Times are seconds since the epoch."""
+
+    service: str
+    name: str
+    kind: str
+    trace: str
+    id: str
+    parent: str
+    began: float
+    ended: float
+    facts: dict[str, Any]
+    failed: bool
+
+
+class Collector:
+    """What has come so far."""
+
+    def __init__(self) -> None:
+        self.spans: list[Received] = []
+        self.url = ""
+
+    def take(self, body: bytes) -> None:
+        told = ExportTraceServiceRequest()
+        told.ParseFromString(body)
+        for of_resource in told.resource_spans:
+            resource = {a.key: a.value.string_value for a in of_resource.resource.attributes}
+            for of_scope in of_resource.scope_spans:
+                for span in of_scope.spans:
+                    self.spans.append(
+                        Received(
+                            service=resource.get("service.instance.id") or resource["service.name"],
+                            name=span.name,
+                            kind=KINDS.get(span.kind, "internal"),
+                            trace=span.trace_id.hex(),
+                            id=span.span_id.hex(),
+                            parent=span.parent_span_id.hex(),
+                            began=span.start_time_unix_nano / 1e9,
+                            ended=span.end_time_unix_nano / 1e9,
+                            facts={a.key: a.value.string_value or a.value.int_value for a in span.attributes},
+                            failed=span.status.code == 2,
+                        )
+                    )
+
+
+@contextmanager
+def collecting() -> Iterator[Collector]:
+    """A collector that listens."""
+    collector = Collector()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            collector.take(gzip.decompress(body) if self.headers.get("Content-Encoding") == "gzip" else body)
+            self.send_response(200)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    collector.url = f"http://127.0.0.1:{server.server_port}"
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield collector
+    finally:
+        server.shutdown()
+        server.server_close()
