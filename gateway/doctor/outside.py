@@ -12,7 +12,9 @@ from gateway.doctor.findings import Finding, bad, good
 __all__ = ["check_outside"]
 
 _TIMEOUT_S: Final = 10.0
-_FIRST_EVENT_S: Final = 3.0
+_SECOND_EVENT_S: Final = 4.0
+"""Gateways send something at once, and something a second later."""
+
 _CONNECTIONS: Final = 8
 _BODY_BYTES: Final = 2 << 20
 _META: Final = {
@@ -40,8 +42,9 @@ async def check_outside(url: str, token: str) -> AsyncIterator[Finding]:
     client = _Client(url, token)
     try:
         yield await client.reaches()
-        for check in (client.streams, client.is_found_everywhere, client.takes_large_bodies):
-            yield await check()
+        for finding in await client.in_a_session():
+            yield finding
+        yield await client.takes_large_bodies()
     except _Refused as refused:
         yield refused.finding
     except httpx2.HTTPError as error:
@@ -79,52 +82,56 @@ class _Client:
             raise _Refused(bad("endpoint", what, do))
         return good("endpoint", f"{self._url} answers")
 
-    async def streams(self) -> Finding:
-        """Whether an event comes through while its stream is open."""
-        wanted = {"notifications": {"toolsListChanged": True}, "_meta": _META}
-        message = {"jsonrpc": "2.0", "id": 2, "method": "subscriptions/listen", "params": wanted}
-        async with self._http() as http:
-            try:
-                async with asyncio.timeout(_FIRST_EVENT_S):
-                    headers = _modern("subscriptions/listen")
-                    async with http.stream("POST", self._url, json=message, headers=headers) as response:
-                        async for line in response.aiter_lines():
-                            if line.startswith("data:"):
-                                return good("event streams", "come through as they are sent")
-            except TimeoutError:
-                pass
-        return bad(
-            "event streams",
-            f"nothing of an open stream came through in {_FIRST_EVENT_S:g} s: something on the way holds it back",
-            "switch buffering off for it (nginx: proxy_buffering off; see deploy/), compression too, and HTTP/1.0",
-        )
-
-    async def is_found_everywhere(self) -> Finding:
-        """Whether a session is found again on each of many connections."""
+    async def in_a_session(self) -> list[Finding]:
+        """What can be seen with a session only, which is ended afterwards."""
         opened = await self._post({"jsonrpc": "2.0", "id": 3, "method": "initialize", "params": _HANDSHAKE})
         session = opened.headers.get("mcp-session-id", "")
         if not session:
             do = "see the gateway's log: the line has the correlation id of this request"
-            return bad("sessions", f"none was opened: {opened.text[:200]!r}", do)
+            return [bad("sessions", f"none was opened: {opened.text[:200]!r}", do)]
         carried = {"Mcp-Session-Id": session, "MCP-Protocol-Version": "2025-11-25"}
         try:
-            ping = {"jsonrpc": "2.0", "id": 4, "method": "ping"}
-            answers = await asyncio.gather(*(self._post(ping, **carried) for _ in range(_CONNECTIONS)))
-            lost = sum(1 for answer in answers if answer.status_code == 404)
-            if lost:
-                return bad(
-                    "sessions",
-                    f"{lost} of {_CONNECTIONS} connections met a gateway that does not know the session",
-                    "give all gateways the same redis store and the same MCP_GATEWAY_KEYS",
-                )
-            wrong = [answer for answer in answers if answer.status_code != 200]
-            if wrong:
-                do = "see the gateways' logs, and that they reach each other's gateway.advertise"
-                return bad("sessions", f"{len(wrong)} of {_CONNECTIONS} got {wrong[0].status_code}", do)
-            return good("sessions", f"one is found again on {_CONNECTIONS} connections")
+            return [await self._is_found_everywhere(carried), await self._streams(carried)]
         finally:
             async with self._http() as http:
                 await http.request("DELETE", self._url, headers=carried)
+
+    async def _is_found_everywhere(self, carried: dict[str, str]) -> Finding:
+        """Whether a session is found again on each of many connections."""
+        ping = {"jsonrpc": "2.0", "id": 4, "method": "ping"}
+        answers = await asyncio.gather(*(self._post(ping, **carried) for _ in range(_CONNECTIONS)))
+        lost = sum(1 for answer in answers if answer.status_code == 404)
+        if lost:
+            return bad(
+                "sessions",
+                f"{lost} of {_CONNECTIONS} connections met a gateway that does not know the session",
+                "give all gateways the same redis store and the same MCP_GATEWAY_KEYS",
+            )
+        wrong = [answer for answer in answers if answer.status_code != 200]
+        if wrong:
+            do = "see the gateways' logs, and that they reach each other's gateway.advertise"
+            return bad("sessions", f"{len(wrong)} of {_CONNECTIONS} got {wrong[0].status_code}", do)
+        return good("sessions", f"one is found again on {_CONNECTIONS} connections")
+
+    async def _streams(self, carried: dict[str, str]) -> Finding:
+        """Whether more than the beginning of an event stream comes through while it is open."""
+        for _ in range(_CONNECTIONS):
+            headers = carried | {"Accept": "text/event-stream"}
+            async with self._http() as http:
+                try:
+                    async with asyncio.timeout(_SECOND_EVENT_S), http.stream("GET", self._url, headers=headers) as got:
+                        if got.status_code == 404:
+                            continue  # a gateway that does not know the session, which has been said
+                        # What comes with the head tells nothing: many pass that on, and hold back what follows.
+                        if await _says_more(got):
+                            return good("event streams", "come through as they are sent")
+                except TimeoutError:
+                    break
+        return bad(
+            "event streams",
+            f"nothing more of an open stream came through in {_SECOND_EVENT_S:g} s: something on the way holds it back",
+            "switch buffering off for it (nginx: proxy_buffering off; see deploy/), and compression too",
+        )
 
     async def takes_large_bodies(self) -> Finding:
         """Whether a call of some size gets to a gateway."""
@@ -136,6 +143,16 @@ class _Client:
             do = "let it pass what the gateway takes, limits.body_bytes (nginx: client_max_body_size 8m)"
             return bad("large calls", f"a call of {size} is answered {answer.status_code} on the way", do)
         return good("large calls", f"one of {_BODY_BYTES >> 20} MiB comes through")
+
+
+async def _says_more(stream: httpx2.Response) -> bool:
+    """Whether a second comment comes; forever, if none does."""
+    seen = 0
+    async for line in stream.aiter_lines():
+        seen += line.startswith(":")
+        if seen > 1:
+            return True
+    return False
 
 
 def _modern(method: str) -> dict[str, str]:

@@ -17,6 +17,7 @@ KEEPALIVE_S: Final = 15.0
 RETRY_MS: Final = 500
 """When a client may come back for the rest of a stream that was closed before its end."""
 
+_SOON_S: Final = 1.0
 _WRITE_TIMEOUT_S: Final = 60.0
 """How long one event may take to be read; then the client counts as gone."""
 
@@ -91,14 +92,16 @@ async def follow(send: Send, receive: Receive, source: EventSource) -> None:
     """A legacy client's GET stream, until it ends or the client leaves."""
     stream = _Stream(send)
     await stream.start(source.headers)
-    # Something at once, so that proxies pass the head on.
+    # Something at once, so that proxies pass the head on; and soon after, to see whether they pass on what follows.
     await stream.write(COMMENT)
+    quiet_s = _SOON_S
     left = asyncio.create_task(_until_disconnect(receive))
     events = aiter(source.events)
     coming = asyncio.ensure_future(anext(events, None))
     try:
         while not stream.gone:
-            await asyncio.wait((coming, left), timeout=KEEPALIVE_S, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((coming, left), timeout=quiet_s, return_when=asyncio.FIRST_COMPLETED)
+            quiet_s = KEEPALIVE_S
             if left.done():
                 return
             if not coming.done():

@@ -1,0 +1,242 @@
+"""The doctor finds what is planted, says what to do about it, and finds nothing where nothing is wrong."""
+
+import contextlib
+import json
+import os
+import re
+import resource
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.requirements import requirement
+from tests.support.redis_server import RunningRedis, free_port, running_redis
+from tests.support.running import DEMO, ROOT, running_gateway, server
+from tests.support.topology import running_topology
+from tests.tools.programs import program
+
+KEYS = {"MCP_GATEWAY_KEYS": "k" * 40}
+
+
+class Doctor:
+    """The command, with a configuration of the test's."""
+
+    def __init__(self, folder: Path) -> None:
+        self.config = folder / "mcp.json"
+        self.gateway: dict[str, Any] = {}
+        self.servers: dict[str, Any] = {"demo": server(DEMO)}
+        self.env = dict(KEYS)
+        self.before: tuple[str, ...] = ()
+        self.arguments: tuple[str, ...] = ()
+        self.limit: Callable[[], None] | None = None
+
+    def run(self, form: str = "--json") -> subprocess.CompletedProcess[str]:
+        self.config.write_text(json.dumps({"mcpServers": self.servers, "gateway": self.gateway}), encoding="utf-8")
+        typed = [*self.before, sys.executable, "-m", "gateway", "doctor", "--config", str(self.config), *self.arguments]
+        return subprocess.run(
+            [*typed, form] if form else typed,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+            cwd=ROOT,
+            env={**os.environ, **self.env},
+            preexec_fn=self.limit,
+        )
+
+    def finds(self) -> list[dict[str, str]]:
+        ran = self.run()
+        found: list[dict[str, str]] = json.loads(ran.stdout)
+        assert ran.returncode == int(any(finding["state"] == "bad" for finding in found)), ran.stderr
+        return [finding for finding in found if finding["state"] != "good"]
+
+
+@pytest.fixture
+def doctor(tmp_path: Path) -> Doctor:
+    return Doctor(tmp_path)
+
+
+Plant = Callable[[Doctor, RunningRedis, contextlib.ExitStack], None]
+
+
+def unknown_setting(doctor: Doctor, _: RunningRedis, __: contextlib.ExitStack) -> None:
+    doctor.gateway["sesion"] = {}
+
+
+def no_keys(doctor: Doctor, redis: RunningRedis, _: contextlib.ExitStack) -> None:
+    doctor.gateway["store"] = redis.url
+    doctor.env = {"MCP_GATEWAY_KEYS": ""}
+
+
+def no_store(doctor: Doctor, _: RunningRedis, __: contextlib.ExitStack) -> None:
+    doctor.gateway["store"] = f"redis://:hush@127.0.0.1:{free_port()}/0"
+
+
+def eviction(doctor: Doctor, redis: RunningRedis, stack: contextlib.ExitStack) -> None:
+    doctor.gateway["store"] = redis.url
+    redis.client().config_set("maxmemory", "1gb")
+    redis.client().config_set("maxmemory-policy", "allkeys-lru")
+
+
+def no_persistence(doctor: Doctor, redis: RunningRedis, _: contextlib.ExitStack) -> None:
+    doctor.gateway["store"] = redis.url
+    redis.client().config_set("appendonly", "no")
+
+
+def old_version(doctor: Doctor, redis: RunningRedis, stack: contextlib.ExitStack) -> None:
+    def lie(data: bytes) -> bytes:
+        return re.sub(rb"redis_version:\d", b"redis_version:5", data)
+
+    doctor.gateway["store"] = f"redis://127.0.0.1:{stack.enter_context(between(redis.port, lie))}/0"
+
+
+def slow_store(doctor: Doctor, redis: RunningRedis, stack: contextlib.ExitStack) -> None:
+    def late(data: bytes) -> bytes:
+        threading.Event().wait(0.02)
+        return data
+
+    doctor.gateway["store"] = f"redis://127.0.0.1:{stack.enter_context(between(redis.port, late))}/0"
+
+
+def wrong_clock(doctor: Doctor, redis: RunningRedis, _: contextlib.ExitStack) -> None:
+    doctor.gateway["store"] = redis.url
+    doctor.before = (str(program("faketime", "faketime")), "-f", "-90s")
+
+
+def few_files(doctor: Doctor, _: RunningRedis, __: contextlib.ExitStack) -> None:
+    doctor.limit = lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
+
+
+def no_such_command(doctor: Doctor, _: RunningRedis, __: contextlib.ExitStack) -> None:
+    doctor.servers["notes"] = server(("/does/not/exist", "--stdio"))
+
+
+def dead_url(doctor: Doctor, _: RunningRedis, __: contextlib.ExitStack) -> None:
+    doctor.servers["remote"] = {"url": f"http://127.0.0.1:{free_port()}/mcp"}
+
+
+def buffering(doctor: Doctor, _: RunningRedis, stack: contextlib.ExitStack) -> None:
+    gateway = stack.enter_context(running_gateway({"demo": server(DEMO)}, must_stop=False))
+    # Compression waits for enough to compress.
+    how = "proxy_ignore_headers X-Accel-Buffering; gzip on; gzip_types *; gzip_proxied any; client_max_body_size 8m;"
+    url = stack.enter_context(nginx(gateway.base, how))
+    doctor.arguments = ("--url", url)
+
+
+def small_bodies(doctor: Doctor, _: RunningRedis, stack: contextlib.ExitStack) -> None:
+    gateway = stack.enter_context(running_gateway({"demo": server(DEMO)}, must_stop=False))
+    url = stack.enter_context(nginx(gateway.base, "proxy_http_version 1.1; proxy_buffering off;"))
+    doctor.arguments = ("--url", url)
+
+
+def not_shared(doctor: Doctor, _: RunningRedis, stack: contextlib.ExitStack) -> None:
+    gateways = [stack.enter_context(running_gateway({"demo": server(DEMO)}, must_stop=False)) for _ in range(2)]
+    bases = " ".join(gateway.base for gateway in gateways)
+    url = stack.enter_context(nginx(bases, "proxy_http_version 1.1; proxy_buffering off; client_max_body_size 8m;"))
+    doctor.arguments = ("--url", url)
+
+
+PLANTED: list[tuple[Plant, str, str]] = [
+    (unknown_setting, "configuration", "no such setting"),
+    (no_keys, "keys", "MCP_GATEWAY_KEYS"),
+    (no_store, "store", "cannot be reached"),
+    (eviction, "store eviction", "noeviction"),
+    (no_persistence, "store persistence", "appendonly yes"),
+    (old_version, "store version", "6.2"),
+    (slow_store, "store latency", "network"),
+    (wrong_clock, "clock", "time server"),
+    (few_files, "files", "LimitNOFILE"),
+    (no_such_command, "server notes", "/does/not/exist --stdio"),
+    (dead_url, "server remote", "can be reached from here"),
+    (buffering, "event streams", "compression"),
+    (small_bodies, "large calls", "client_max_body_size"),
+    (not_shared, "sessions", "same redis store"),
+]
+
+
+@requirement("ops.config", "ops.health")
+@pytest.mark.parametrize(("plant", "check", "words"), PLANTED, ids=[plant.__name__ for plant, _, _ in PLANTED])
+def test_a_planted_fault_is_found_with_what_to_do(plant: Plant, check: str, words: str, doctor: Doctor) -> None:
+    with contextlib.ExitStack() as stack:
+        redis = stack.enter_context(running_redis())
+        plant(doctor, redis, stack)
+        found = doctor.finds()
+    assert [finding["check"] for finding in found] == [check], found
+    told = f"{found[0]['what']} {found[0]['do']}"
+    assert words in told and found[0]["do"] and "hush" not in told
+
+
+@requirement("ops.config")
+def test_where_nothing_is_wrong_nothing_is_found(doctor: Doctor) -> None:
+    with running_topology({"demo": server(DEMO)}) as topology:
+        doctor.gateway = {"store": topology.redis.url}
+        doctor.arguments = ("--url", topology.url)
+        ran = doctor.run("")
+    assert ran.returncode == 0 and "bad" not in ran.stdout and "→" not in ran.stdout, ran.stdout
+    assert ran.stdout.count("good") >= 12 and "one is found again on 8 connections" in ran.stdout
+
+
+@contextlib.contextmanager
+def nginx(bases: str, how: str) -> Iterator[str]:
+    """nginx before these gateways, round robin, with that in its location."""
+    port, places = free_port(), [base.removeprefix("http://") for base in bases.split()]
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        servers = " ".join(f"server {place};" for place in places)
+        config = folder / "nginx.conf"
+        config.write_text(
+            f"pid {folder}/pid; error_log {folder}/error.log; worker_processes 1; daemon off;"
+            "events { worker_connections 256; }"
+            f"http {{ access_log off; client_body_temp_path {folder}; proxy_temp_path {folder};"
+            f"fastcgi_temp_path {folder}; uwsgi_temp_path {folder}; scgi_temp_path {folder};"
+            f"upstream gateways {{ {servers} }}"
+            f"server {{ listen 127.0.0.1:{port}; location / {{ proxy_pass http://gateways;"
+            f" proxy_set_header Host $http_host; {how} }} }} }}",
+            encoding="utf-8",
+        )
+        process = subprocess.Popen([program("nginx", "nginx-light"), "-c", str(config)], stderr=subprocess.DEVNULL)
+        try:
+            _wait_for(port)
+            yield f"http://127.0.0.1:{port}/mcp"
+        finally:
+            process.terminate()
+            process.wait(10)
+
+
+@contextlib.contextmanager
+def between(port: int, changed: Callable[[bytes], bytes]) -> Iterator[int]:
+    """A port behind which is that one, with what comes back changed on its way."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def pump(source: socket.socket, sink: socket.socket, change: Callable[[bytes], bytes]) -> None:
+            with contextlib.suppress(OSError):
+                while data := source.recv(1 << 20):
+                    sink.sendall(change(data))
+            with contextlib.suppress(OSError):
+                sink.shutdown(socket.SHUT_WR)
+
+        def accept() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    ours, _ = listener.accept()
+                    theirs = socket.create_connection(("127.0.0.1", port))
+                    threading.Thread(target=pump, args=(ours, theirs, bytes), daemon=True).start()
+                    threading.Thread(target=pump, args=(theirs, ours, changed), daemon=True).start()
+
+        threading.Thread(target=accept, daemon=True).start()
+        yield listener.getsockname()[1]
+
+
+def _wait_for(port: int) -> None:
+    for _ in range(200):
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+            return
+        threading.Event().wait(0.02)
+    raise AssertionError("nginx does not start")
