@@ -1,0 +1,204 @@
+"""The console in a browser: what an operator does with it, at whichever replica."""
+
+import asyncio
+import json
+import re
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
+
+from session_store.redis import RedisBackend
+from session_store.session import Principal
+from session_store.testing import FakeClock, a_session
+from tests.operating.conftest import OPERATOR, replica
+from tests.requirements import requirement
+from tests.support.procs import gone
+from tests.support.raw import Legacy, tool_text
+from tests.support.redis_server import RunningRedis, running_redis
+from tests.support.running import RunningGateway
+from tests.tools.obtain import npm_packages
+from tests.tools.programs import program
+
+Pair = tuple[RunningGateway, RunningGateway]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(
+            executable_path=str(program("chromium", "chromium")), args=["--no-sandbox"]
+        )
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture
+def context(browser: Browser) -> Iterator[BrowserContext]:
+    context = browser.new_context(viewport={"width": 1360, "height": 900})
+    yield context
+    context.close()
+
+
+def signed_in(context: BrowserContext, gateway: RunningGateway) -> Page:
+    page = context.new_page()
+    page.set_default_timeout(15_000)
+    complaints: list[str] = []
+    page.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.goto(f"{gateway.base}/admin")
+    page.get_by_label("Operator's key").fill(OPERATOR)
+    page.get_by_role("button", name="Sign in").click()
+    expect(page.get_by_role("heading", name="Overview")).to_be_visible()
+    assert complaints == []
+    return page
+
+
+@requirement("ops.console")
+@pytest.mark.parametrize("looks_at", [0, 1], ids=["its own replica", "another replica"])
+def test_the_session_that_fails_is_found_understood_and_ended(
+    pair: Pair, context: BrowserContext, http: httpx.Client, looks_at: int
+) -> None:
+    name = f"troubled-{looks_at}"
+    client = Legacy(f"{pair[0].base}/servers/probe/mcp", http).open(name=name)
+    process = psutil.Process(int(tool_text(client.tool("pid"))))
+    page = signed_in(context, pair[looks_at])
+    client.tool("fail")
+    # It appears by itself, on the page that is open already.
+    row = page.locator("section", has=page.get_by_role("heading", name="Sessions with failures")).locator(
+        "tr", has_text=name
+    )
+    expect(row).to_contain_text("it failed")
+    row.get_by_role("link").click()
+    expect(page.get_by_role("heading", name="Failures")).to_be_visible()
+    expect(page.locator("main")).to_contain_text("tools/call fail")
+    expect(page.locator("pre")).to_contain_text("no route to the database")
+    expect(page.locator("pre")).not_to_contain_text("abcdefgh12345678")
+    expect(page.locator("main")).to_contain_text(str(process.pid))
+    page.get_by_text("End this session…").click()
+    page.get_by_role("button", name=re.compile("End session")).click()
+    expect(page.get_by_role("heading", name="Sessions", exact=True)).to_be_visible()
+    assert gone([process]) and client.tool("pid").status_code == 404
+    page.get_by_role("link", name="Events").click()
+    expect(page.locator("tbody")).to_contain_text("the operator olga ended it")
+
+
+@requirement("ops.console")
+def test_a_thousand_sessions_stay_usable(context: BrowserContext) -> None:
+    async def fill(url: str) -> None:
+        backend = RedisBackend(url)
+        clock = FakeClock(time.time())
+        await asyncio.gather(
+            *(
+                backend.sessions.create(
+                    a_session(clock, principal=Principal(issuer="key", subject=f"user-{number:04}"), idle_ttl_s=3_600.0)
+                )
+                for number in range(1_000)
+            )
+        )
+        await backend.close()
+
+    with running_redis() as redis, replica(redis) as one, replica(redis):
+        # The browser's driver has this thread's event loop.
+        with ThreadPoolExecutor(1) as another:
+            another.submit(asyncio.run, fill(redis.url)).result()
+        page = signed_in(context, one)
+        began = time.monotonic()
+        page.get_by_role("link", name="Sessions").click()
+        rows = page.locator("tbody tr")
+        expect(rows).to_have_count(50)
+        assert time.monotonic() - began < 3
+        seen = set(page.locator("tbody th").all_inner_texts())
+        for _ in range(19):
+            page.get_by_role("link", name="Next 50").click()
+            expect(page.locator("tbody th").first).not_to_have_text(min(seen))
+            seen |= set(page.locator("tbody th").all_inner_texts())
+        assert len(seen) == 1_000
+        began = time.monotonic()
+        page.get_by_label("Find").fill("user-0777")
+        page.get_by_role("button", name="Find").click()
+        expect(rows).to_have_count(1)
+        assert time.monotonic() - began < 3
+        expect(rows).to_contain_text("user-0777")
+        # The pages that change by themselves do so with a thousand as well.
+        row = rows.inner_text()
+        expect(rows).not_to_have_text(row, timeout=10_000)
+
+
+@requirement("ops.console")
+def test_a_replica_is_drained_and_admitted_in_the_console(own_redis: RunningRedis, context: BrowserContext) -> None:
+    with replica(own_redis) as one, replica(own_redis) as other:
+        page = signed_in(context, one)
+        told = httpx.get(f"{one.base}/admin/api/replicas", headers={"Authorization": f"Bearer {OPERATOR}"}).json()
+        [name] = [report["replica"] for report in told if report["address"] and report["pid"] == other.pid]
+        row = page.locator("tr", has_text=name)
+        row.get_by_text("Drain…").click()
+        row.get_by_role("button", name="Hand over").click()
+        expect(page.locator("tr", has_text=name)).to_contain_text("draining")
+        assert httpx.get(f"{other.base}/readyz").status_code == 503
+        page.locator("tr", has_text=name).get_by_role("button", name="Admit").click()
+        expect(page.locator("tr", has_text=name)).to_contain_text("ready")
+        assert httpx.get(f"{other.base}/readyz").status_code == 200
+
+
+@requirement("ops.console", "ops.redact")
+def test_what_clients_say_of_themselves_is_text_in_the_console(
+    pair: Pair, context: BrowserContext, http: httpx.Client
+) -> None:
+    forged = "<img src=x onerror=alert(1)><script>alert(2)</script>"
+    client = Legacy(f"{pair[0].base}/servers/demo/mcp", http).open(name=forged)
+    client.tool(forged)
+    page = signed_in(context, pair[0])
+    page.on("dialog", lambda _: pytest.fail("it was executed"))
+    page.goto(f"{pair[0].base}/admin/sessions?q=onerror")
+    expect(page.locator("tbody tr").first).to_contain_text(forged)
+    assert page.locator("main img, main script").count() == 0
+    page.goto(f"{pair[0].base}/admin/sessions?q=%22%3E%3Cscript%3Ealert(3)%3C/script%3E&only=%22x")
+    expect(page.locator("main")).to_contain_text("No live session")
+    client.delete()
+
+
+@requirement("ops.console")
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_console_is_accessible(pair: Pair, browser: Browser, http: httpx.Client, scheme: str) -> None:
+    axe = (npm_packages({"axe-core": "4.10.3"}) / "node_modules/axe-core/axe.min.js").read_text(encoding="utf-8")
+    client = Legacy(f"{pair[0].base}/servers/probe/mcp", http).open(name="accessible")
+    client.tool("fail")
+    context = browser.new_context(color_scheme=scheme, bypass_csp=True)  # type: ignore[arg-type]  # light or dark
+    page = context.new_page()
+    page.goto(f"{pair[0].base}/admin")
+    found = {"sign-in": _violations(page, axe)}
+    page.get_by_label("Operator's key").fill(OPERATOR)
+    page.get_by_role("button", name="Sign in").click()
+    expect(page.get_by_role("heading", name="Overview")).to_be_visible()
+    for path in ("", "/sessions", f"/sessions/{client.session[:8]}", "/events"):
+        page.goto(f"{pair[0].base}/admin{path}")
+        found[path] = _violations(page, axe)
+    assert not any(found.values()), json.dumps(found, indent=1)
+    # By keyboard alone: the first stop skips to the content.
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.textContent") == "Skip to content"
+    context.close()
+
+
+def _violations(page: Page, axe: str) -> list[str]:
+    page.evaluate(axe)
+    found = page.evaluate("axe.run()")["violations"]
+    return [f"{v['id']}: {v['nodes'][0]['html'][:120]}" for v in found]
+
+
+@requirement("ops.console")
+def test_it_works_without_scripts(pair: Pair, browser: Browser, http: httpx.Client, tmp_path: Path) -> None:
+    client = Legacy(f"{pair[0].base}/servers/probe/mcp", http).open(name="plain")
+    context = browser.new_context(java_script_enabled=False)
+    page = signed_in(context, pair[1])
+    page.goto(f"{pair[1].base}/admin/sessions/{client.session[:8]}")
+    page.get_by_text("End this session…").click()
+    page.get_by_role("button", name=re.compile("End session")).click()
+    assert client.tool("pid").status_code == 404
+    context.close()
