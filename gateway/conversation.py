@@ -39,16 +39,15 @@ if TYPE_CHECKING:
     from gateway.live import LiveSession
     from gateway.routing import Router
 
-__all__ = ["Conversation"]
+__all__ = ["LOSSES", "Conversation"]
 
 logger = logging.getLogger(__name__)
 
 TICK_S: Final = 0.25
 """How often calls in flight are looked at: whether they are late, or their client should hear something."""
 
-STOPPED: Final = "idle_stop"
-CRASHED: Final = "crash"
-FORGOTTEN: Final = "upstream_session"
+STOPPED, CRASHED, FORGOTTEN = "idle_stop", "crash", "upstream_session"
+LOSSES: Final = frozenset({STOPPED, CRASHED, FORGOTTEN})
 
 
 class Conversation:

@@ -397,6 +397,8 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _maybe_json(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _maybe_json(part) for name, part in value.items()}
     if isinstance(value, str) and value[:1] in ("{", "["):
         try:
             return json.loads(value)

@@ -15,10 +15,12 @@ from prometheus_client.exposition import choose_encoder
 from gateway import __version__
 from gateway.admin.replica import Replica
 from gateway.audit import Audit
+from gateway.conversation import LOSSES
 from gateway.metrics import BUCKETS_S
 
 __all__ = ["Exposition"]
 
+_EVENTS = frozenset({"created", "resumed", "expired", "evicted", "ended", "refused"})
 _ENDS = (*(repr(bound) for bound in BUCKETS_S), "+Inf")
 
 
@@ -80,8 +82,8 @@ class Exposition:
         events = CounterMetricFamily(
             "mcp_gateway_session_events", "What happened to sessions, and refusals", labels=["event"]
         )
-        for event, count in self._audit.told.items():
-            events.add_metric([event], count)
+        for event in _EVENTS | self._audit.told.keys():
+            events.add_metric([event], self._audit.told[event])
         yield events
         yield CounterMetricFamily(
             "mcp_gateway_audit_lost", "Audit events that could not be kept", value=self._audit.lost
@@ -109,8 +111,9 @@ class Exposition:
             "mcp_gateway_server_restarts", "Servers that were started again, and why", labels=["server", "reason"]
         )
         for upstream in self._replica.upstreams:
-            for reason, count in upstream.restarts.items():
-                restarts.add_metric([upstream.name, reason], count)
+            # With those that have not happened: of what begins at 1 the increase is not seen.
+            for reason in LOSSES | upstream.restarts.keys():
+                restarts.add_metric([upstream.name, reason], upstream.restarts[reason])
         yield restarts
 
     def _store(self) -> Iterator[Metric]:

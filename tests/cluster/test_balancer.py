@@ -53,7 +53,13 @@ def text(result: Any) -> str:
 @requirement("ops.deploy")
 def test_the_compose_file_starts_this_topology() -> None:
     compose = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))
-    assert set(compose["services"]) == {"redis", "gateway1", "gateway2", "gateway3", "balancer"}
+    services = {name for name, service in compose["services"].items() if "profiles" not in service}
+    assert services == {"redis", "gateway1", "gateway2", "gateway3", "balancer"}
+    beside = {name for name, service in compose["services"].items() if service.get("profiles") == ["observe"]}
+    assert beside == {"prometheus", "grafana", "jaeger"}
+    for service in compose["services"].values():
+        for volume in service.get("volumes", ()):
+            assert not volume.startswith("./") or (ROOT / volume.partition(":")[0]).exists(), volume
     balancer = compose["services"]["balancer"]
     config = (ROOT / "deploy/haproxy.cfg").read_text(encoding="utf-8")
     assert set(re.findall(r"\$\{(\w+)\}", config)) == set(balancer["environment"])

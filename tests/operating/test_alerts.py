@@ -1,0 +1,123 @@
+"""The alert rules and the dashboard we ship, in a real Prometheus, while things go wrong."""
+
+import contextlib
+import json
+import re
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+from tests.operating.conftest import ADMIN, KEYS, SERVERS
+from tests.requirements import requirement
+from tests.support.procs import eventually
+from tests.support.raw import Legacy
+from tests.support.redis_server import free_port, running_redis
+from tests.support.running import ROOT, RunningGateway, running_gateway
+from tests.tools.programs import program
+
+SHIPPED = ROOT / "deploy/prometheus"
+DASHBOARD = json.loads((ROOT / "deploy/grafana/dashboard.json").read_text(encoding="utf-8"))
+
+
+def test_the_rules_are_good() -> None:
+    program("prometheus", "prometheus")
+    tool = program("promtool", "prometheus")
+    for command in (("check", "rules", "alerts.yml"), ("check", "config", "prometheus.yml")):
+        ran = subprocess.run([tool, *command], cwd=SHIPPED, capture_output=True, text=True, check=False)
+        assert ran.returncode == 0, ran.stdout + ran.stderr
+    rules = yaml.safe_load((SHIPPED / "alerts.yml").read_text(encoding="utf-8"))["groups"][0]["rules"]
+    assert all(rule["annotations"]["summary"] and rule["annotations"]["description"] for rule in rules)
+
+
+@contextlib.contextmanager
+def prometheus(targets: list[str]) -> Iterator[str]:
+    """Prometheus with the configuration we ship, but for where the gateways are and how often it looks; its URL."""
+    config = yaml.safe_load((SHIPPED / "prometheus.yml").read_text(encoding="utf-8"))
+    config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
+    config["scrape_configs"][0]["static_configs"][0]["targets"] = targets
+    with tempfile.TemporaryDirectory() as name:
+        folder, port = Path(name), free_port()
+        (folder / "prometheus.yml").write_text(yaml.safe_dump(config), encoding="utf-8")
+        (folder / "alerts.yml").write_bytes((SHIPPED / "alerts.yml").read_bytes())
+        listen = [f"--web.listen-address=127.0.0.1:{port}", f"--storage.tsdb.path={folder}/data"]
+        process = subprocess.Popen(
+            [
+                program("prometheus", "prometheus"),
+                f"--config.file={folder}/prometheus.yml",
+                *listen,
+                "--log.level=error",
+            ]
+        )
+        try:
+            url = f"http://127.0.0.1:{port}"
+            assert eventually(lambda: _answers(f"{url}/-/ready"), within_s=20)
+            yield url
+        finally:
+            process.terminate()
+            process.wait(10)
+
+
+def _answers(url: str) -> bool:
+    try:
+        return httpx.get(url).status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+def firing(url: str) -> set[str]:
+    alerts = httpx.get(f"{url}/api/v1/alerts").json()["data"]["alerts"]
+    return {alert["labels"]["alertname"] for alert in alerts if alert["state"] == "firing"}
+
+
+def listener(gateway: RunningGateway) -> str:
+    return str(re.findall(r"operators are served at http://([\d.:]+)/admin", gateway.stderr())[0])
+
+
+def found(url: str, query: str) -> list[Any]:
+    answer = httpx.get(f"{url}/api/v1/query", params={"query": query}).json()
+    assert answer["status"] == "success", (query, answer)
+    return list(answer["data"]["result"])
+
+
+@requirement("ops.health")
+@pytest.mark.timeout(180)
+def test_alerts_fire_while_gateways_store_and_servers_fail_and_the_dashboard_shows_it(http: httpx.Client) -> None:
+    with contextlib.ExitStack() as stack:
+        redis = stack.enter_context(running_redis())
+        options: dict[str, Any] = {"store": redis.url, "admin": ADMIN | {"listen": "127.0.0.1:0"}}
+        gateways = [
+            stack.enter_context(running_gateway(SERVERS, options=options, env=KEYS, must_stop=False)) for _ in range(3)
+        ]
+        url = stack.enter_context(prometheus([listener(gateway) for gateway in gateways]))
+        client = Legacy(f"{gateways[0].base}/servers/probe/mcp", http).open()
+        assert eventually(lambda: len(found(url, "up == 1")) == 3, within_s=20)
+        began = time.monotonic()
+        while time.monotonic() - began < 6:
+            client.tool("pid")
+            client.url = f"{gateways[int(time.monotonic()) % 2].base}/servers/probe/mcp"
+        assert firing(url) == set(), "all is well"
+        _every_panel_has_data(url)
+        for _ in range(8):
+            client.tool("crash")
+        gateways[2].kill()
+        assert eventually(lambda: firing(url) >= {"GatewayDown", "GatewayServerCrashes"}, within_s=40), firing(url)
+        redis.freeze()
+        assert eventually(lambda: "GatewayStoreDown" in firing(url), within_s=40), firing(url)
+        redis.thaw()
+        assert eventually(lambda: "GatewayStoreDown" not in firing(url), within_s=20), firing(url)
+
+
+def _every_panel_has_data(url: str) -> None:
+    """Each query of the dashboard finds something, but for those of what has not happened."""
+    quiet = {"Restarts", "Failures by server"}
+    for panel in DASHBOARD["panels"]:
+        for target in panel["targets"]:
+            query = target["expr"].replace("$__rate_interval", "15s")
+            assert found(url, query) or panel["title"] in quiet, (panel["title"], query)
