@@ -1,5 +1,6 @@
 """The operators' paths put together: console and REST under `/admin`, metrics at `/metrics`."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from time import perf_counter
 
@@ -17,6 +18,8 @@ from session_store import Backend, StoreUnavailable
 __all__ = ["ADMIN", "METRICS", "operator_routes"]
 
 ADMIN, METRICS = "/admin", "/metrics"
+_STORE_PATIENCE_S = 0.5
+"""A scrape that waits for a store that is away fails itself, and says nothing."""
 
 
 def operator_routes(
@@ -48,12 +51,13 @@ def _metrics(
         store_s: float | None = None
         replicas = 1
         try:
-            await backend.ping()
-            store_s = perf_counter() - began
-            if backend.is_shared:
-                replicas = len(await backend.directory.replicas())
-        except StoreUnavailable:
-            replicas = 0
+            async with asyncio.timeout(_STORE_PATIENCE_S):
+                await backend.ping()
+                store_s = perf_counter() - began
+                if backend.is_shared:
+                    replicas = len(await backend.directory.replicas())
+        except (StoreUnavailable, TimeoutError):
+            store_s, replicas = None, 0
         text, kind = exposition.render(request.headers.get("accept", ""), store_s, replicas)
         return Response(text, headers={"Content-Type": kind})
 
