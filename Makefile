@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help run test check conformance cluster chaos attack matrix bench bench-peers clean
+.PHONY: help run test check conformance cluster chaos attack matrix bench bench-peers reference clean
 
 help: ## List the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -41,6 +41,11 @@ bench: $(VENV)/.installed-dev ## How fast it is, beside what bounds it (10 minut
 
 bench-peers: $(VENV)/.installed-dev ## The same beside other gateways, which it fetches
 	$(BIN)/python -m bench.run peers
+
+reference: $(VENV)/.installed-dev ## Write docs/settings.md and docs/images anew
+	$(BIN)/python -m tests.tools.settings_reference
+	$(BIN)/python -m tests.operating.trace_picture docs/images/trace.svg
+	$(BIN)/python -m tests.operating.console_picture docs/images/console.png
 
 clean: ## Remove everything that was made
 	rm -rf $(VENV) .cache .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist

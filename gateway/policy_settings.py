@@ -35,20 +35,30 @@ class ClaimNames(_Frozen):
     """Which claims say something about a session. A dotted name goes down into objects."""
 
     trust: str = ""
+    """The claim that says the trust."""
     workspace: str = ""
+    """The claim that says the workspace."""
     permissions: str = "scope"
+    """The claim that lists the permissions, as a list or separated by spaces."""
 
 
 class JwtSettings(_Frozen):
     """One issuer of access tokens."""
 
     issuer: str
+    """The `iss` of its tokens, exactly."""
     audience: str
+    """The `aud` they have to have."""
     jwks_url: str
+    """Where it publishes its keys: https, or http on this machine."""
     algorithms: tuple[Algorithm, ...] = ("RS256", "ES256", "EdDSA")
+    """Which signatures are believed."""
     scopes: tuple[str, ...] = ()
+    """Scopes that a token has to have."""
     clock_skew_s: Annotated[float, Field(ge=0, le=300)] = 30.0
+    """How far its clock may be from ours."""
     claims: ClaimNames = ClaimNames()
+    """Which claims say something about a session. A dotted name goes down into objects."""
 
     @field_validator("jwks_url")
     @classmethod
@@ -64,12 +74,17 @@ class ProxySettings(_Frozen):
     """Proxies that say who calls: only these addresses are believed."""
 
     networks: tuple[str, ...]
-    # Headers that name the principal and, if any, what it may. Empty: not taken from headers.
+    """Their addresses, as networks: nobody else is believed."""
     subject_header: str = ""
+    """The header that names the principal. Empty: proxies name none."""
     issuer: str = "proxy"
+    """What stands before the principal's name."""
     trust_header: str = ""
+    """The header that says the trust."""
     workspace_header: str = ""
+    """The header that says the workspace."""
     permissions_header: str = ""
+    """The header that lists the permissions, separated by commas or spaces."""
 
     @field_validator("networks")
     @classmethod
@@ -83,9 +98,11 @@ class AuthSettings(_Frozen):
     """How callers prove who they are, beside API keys."""
 
     jwt: tuple[JwtSettings, ...] = ()
-    # The URL clients know this gateway by (RFC 9728 `resource`): needed for them to find the authorization server.
+    """Issuers of access tokens that are trusted."""
     resource: str = ""
+    """The URL clients know this gateway by (RFC 9728 `resource`): needed for them to find the authorization server."""
     proxies: ProxySettings | None = None
+    """Proxies that say who calls."""
 
     @model_validator(mode="after")
     def _one_of_a_kind(self) -> Self:
@@ -99,29 +116,41 @@ class RuleSettings(_Frozen):
     """What sessions of some principals, in some workspaces, are given. Patterns as in shells; empty means all."""
 
     principals: tuple[str, ...] = ()
+    """Patterns of the principals it holds for, `api-key:NAME` or `ISSUER:SUBJECT`; empty means all."""
     workspaces: tuple[str, ...] = ()
+    """Patterns of the workspaces it holds for; empty means all."""
     trust: Trust | None = None
+    """The trust they are given."""
     workspace: str | None = None
+    """The workspace they are given."""
     permissions: tuple[str, ...] = ()
+    """Permissions they are given; those of several rules add up."""
 
 
 class WorkspaceSettings(_Frozen):
     """What one workspace sees: names of servers, and of tools as `server__tool`; patterns as in shells."""
 
     servers: tuple[str, ...] = ("*",)
+    """Patterns of the servers it sees."""
     tools: tuple[str, ...] = ("*",)
+    """Patterns of the tools it sees, as `server__tool`."""
 
 
 class ToolSettings(_Frozen):
     """What holds for the tools of a server that a pattern names; all patterns that match add up."""
 
     direct_only: bool = False
+    """For sessions of direct trust only."""
     permissions: tuple[str, ...] = ()
+    """For sessions that have all of these permissions only."""
     operation: Literal["read", "write", "eval"] | None = None
+    """What the tool does; one that evaluates is not there unless `policy.eval_tools` is on."""
     blocked: tuple[str, ...] = ()
-    # argument → where it comes from when the client gives none
+    """Regular expressions that a call's arguments may not contain, whatever their case."""
     bind: dict[str, ContextField] = {}
+    """Argument → the session's fact that fills it when the client gives none."""
     slow_s: Annotated[float, Field(gt=0)] | None = None
+    """A call that takes longer is a warning in the log; if not what `policy.slow_s` says."""
 
     @field_validator("blocked")
     @classmethod
@@ -138,9 +167,13 @@ class ResourceSettings(_Frozen):
     """What a child may use (setrlimit(2)); 0 is no limit."""
 
     memory_mb: Annotated[int, Field(ge=0)] = 0
+    """Address space, in MiB."""
     cpu_s: Annotated[int, Field(ge=0)] = 0
+    """Processor time, in seconds."""
     processes: Annotated[int, Field(ge=0)] = 0
+    """Processes of its user."""
     files: Annotated[int, Field(ge=0)] = 0
+    """Open files."""
 
     @property
     def argv(self) -> tuple[str, ...]:
@@ -154,8 +187,11 @@ class SecretSettings(_Frozen):
     """Where a secret comes from. `{subject}` stands for the principal's: then everybody has their own."""
 
     file: str = ""
+    """The file it is in. `{subject}` stands for the principal's name: then everybody has their own."""
     env: str = ""
+    """The gateway's variable it is in; `{subject}` as in `file`."""
     command: tuple[str, ...] = ()
+    """The command that prints it, good for a minute; `{subject}` as in `file`."""
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
@@ -172,23 +208,32 @@ class RateSettings(_Frozen):
     """So many requests per second in the long run, and so many at once."""
 
     per_s: Annotated[float, Field(gt=0)]
+    """Requests per second in the long run."""
     burst: Annotated[int, Field(ge=1)] = 20
+    """Requests at once."""
 
 
 class PolicySettings(_Frozen):
     """What may be done, whoever calls."""
 
-    # Tools that evaluate what they are given: not even listed unless switched on.
     eval_tools: bool = False
+    """Tools that evaluate what they are given: not even listed unless switched on."""
     check_arguments: bool = True
+    """Check a call's arguments against the tool's schema before the server sees them."""
     slow_s: Annotated[float, Field(gt=0)] = 10.0
-    # What starts the servers of sandboxed sessions; {socket} is that of the session's state, {session_id} its id.
+    """A call that takes longer is a warning in the log."""
     sandbox: tuple[str, ...] = ()
+    """What starts the servers of sandboxed sessions. `{socket}` is that of the session's state, `{session_id}` its
+    id."""
     session_rate: RateSettings | None = None
+    """How often one session may ask."""
     principal_rate: RateSettings | None = None
-    # How many sessions, and server processes, one principal may have at a time.
+    """How often one principal may ask, over all its sessions."""
     principal_sessions: Annotated[int, Field(ge=1, le=10_000)] | None = None
+    """How many sessions one principal may have at a time, on all replicas together."""
     principal_processes: Annotated[int, Field(ge=1, le=10_000)] | None = None
+    """How many server processes one principal may have at a time, on all replicas together."""
     rules: tuple[RuleSettings, ...] = ()
-    # pattern of workspace names → what it sees; the first that matches counts. None: every workspace sees all.
+    """What sessions of some principals, in some workspaces, are given, in order."""
     workspaces: dict[str, WorkspaceSettings] = {}
+    """Pattern of workspace names → what it sees; the first that matches counts. None: every workspace sees all."""

@@ -91,31 +91,40 @@ class UpstreamSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     command: str = ""
+    """What to start: a program, found by PATH."""
     args: tuple[str, ...] = ()
+    """Its arguments."""
     env: dict[str, str] = {}
+    """Variables of the child; they win over all others. `${secret:NAME}` stands for a secret of the principal's."""
     cwd: str | None = None
-    # A server behind a URL (Streamable HTTP, either era), and what every request to it carries.
+    """The directory it starts in; the gateway's own if none is given."""
     url: str = ""
+    """Instead of a command: a server over Streamable HTTP, of either era."""
     headers: dict[str, str] = Field(default={}, repr=False)
-    # An `mcp` SDK server object in this process, as module:attribute, instead of a command.
+    """What every request to `url` carries; `${secret:NAME}` as in `env`."""
     in_process: str = ""
-    # One process for all sessions: only when the operator says that the server keeps sessions apart by itself.
+    """Instead of a command: a server object of the `mcp` SDK in the gateway's process, as `module:attribute`."""
     shared: bool = False
-    # Tools that open further sessions of this server, for a client that needs several at once.
+    """One process for all sessions. Only for a server that keeps sessions apart by the context in `_meta`."""
     handles: bool = False
-    # Which variables tell a child about its session.
+    """Tools by which a client opens further sessions of this server, when it needs several at once."""
     context_env: dict[str, ContextField] = DEFAULT_CONTEXT_ENV  # type: ignore[assignment]  # literal strings
-    # Who may see it at all, and what holds for its tools, by patterns of their names.
+    """Variable name → fact about the session: which variables tell a child about its session."""
     direct_only: bool = False
+    """Seen by sessions of direct trust only."""
     permissions: tuple[str, ...] = ()
+    """Seen by sessions that have all of these permissions only."""
     tools: dict[str, ToolSettings] = {}
-    # What a child may use, and what starts it for a sandboxed session, if not what policy.sandbox says.
+    """Pattern of tool names → what holds for them."""
     resources: ResourceSettings = ResourceSettings()
+    """What a child may use."""
     sandbox: tuple[str, ...] = ()
-    # So many processes are started ahead for the next sessions like those that were: for servers that start slowly.
+    """What starts the server for a sandboxed session, if not what `policy.sandbox` says."""
     warm: Annotated[int, Field(ge=0, le=64)] = 0
-    # Idle children are kept by default: a restart loses what a server holds in memory.
+    """So many processes are started ahead for the next sessions like those that were: for servers that start slowly."""
     idle_stop_s: Seconds | None = None
+    """Stop an idle child after so long; the next call starts it again and says so. Off: a restart loses what a server
+    holds in memory."""
 
     @model_validator(mode="before")
     @classmethod
@@ -164,20 +173,30 @@ class SessionSettings(_Frozen):
     """How long sessions live and how clients carry them."""
 
     idle_ttl_s: Seconds = 3_600.0
+    """A session ends when it was not used for so long."""
     max_age_s: Seconds = 86_400.0
-    # An anonymous client that never comes back leaves a process behind; a minute is enough to come back once.
+    """And at this age in any case."""
     unconfirmed_ttl_s: Seconds = 60.0
+    """An anonymous session whose client never came back ends this long after its first exchange: it would leave a
+    process behind, and a minute is enough to come back once."""
     max_sessions: Annotated[int, Field(ge=1)] = 1_000
-    # On for authenticated modern clients, which carry nothing of their own; never for anonymous ones.
+    """How many the memory store holds; beyond, the least recently used idle one ends. The doctor reckons with it as
+    well."""
     default_session: bool = True
-    # Off: two windows of one user do not share a session by accident.
+    """A 2026-07-28 client with a credential that carries nothing of its own meets its session again, by principal and
+    client name. Never for anonymous ones."""
     reattach: frozenset[Literal["cookie", "principal"]] = frozenset()
+    """`cookie`, `principal`: by what, beside a session token, `initialize` resumes a session. Off: two windows of one
+    user do not share one by accident."""
     cookie: bool = True
-    # Where a client announces its workspace in `_meta`; both the nested and the dotted spelling are read.
+    """Whether cookies are set and read."""
     workspace_path: str = "orbit.workspace"
+    """Where in `_meta` a client announces its workspace, nested or dotted."""
     trust: Literal["direct", "sandboxed"] = "direct"
-    # Free metadata of every new session; {principal}, {agent}, {workspace}, {trust} and {endpoint} are filled in.
+    """The trust that sessions have where neither credential nor rule says one."""
     metadata: dict[str, str] = {}
+    """Name → text that every new session carries; `{principal}`, `{agent}`, `{workspace}`, `{trust}` and `{endpoint}`
+    are filled in. At most 10 KiB; what looks like a credential is redacted."""
 
     @field_validator("metadata")
     @classmethod
@@ -196,18 +215,23 @@ class AuditSettings(_Frozen):
     """Where audit events go, beside the log: the store, which keeps the newest; stderr; a file, as lines of JSON."""
 
     to: tuple[Literal["store", "stderr"], ...] = ("store",)
+    """`store` (which keeps the newest 10,000) and `stderr`, beside the log."""
     file: str = ""
-    # Tool calls as well, not only what happens to sessions.
+    """A file of lines of JSON as well, opened anew for each round, so that it can be rotated."""
     calls: bool = False
+    """Each tool call as well, not only what happens to sessions: who, which tool, how it went, how long it took; never
+    its arguments."""
 
 
 class AdminSettings(_Frozen):
     """The console, the REST interface and the metrics of those who operate the gateway."""
 
-    # name → SHA-256 of the key in hex, as `api_keys`. None: there is no console and no REST.
     keys: dict[str, tuple[str, ...]] = {}
-    # HOST:PORT of a listener of its own for all of this, and for metrics without a key. Empty: the gateway's own.
+    """Name → SHA-256 of an operator's key in hex, or several of them, as `api_keys`. None: there is no console and no
+    REST interface."""
     listen: str = ""
+    """`HOST:PORT` of a listener of its own for console, REST and metrics, where metrics need no key. Empty: they are on
+    the gateway's own. Worker n listens n ports higher."""
 
     _one_or_several = field_validator("keys", mode="before")(one_or_several)
     _digests = field_validator("keys")(digests)
@@ -218,62 +242,80 @@ class LimitSettings(_Frozen):
     """What one client or one server may cost us."""
 
     body_bytes: Annotated[int, Field(ge=1_024)] = 4 << 20
-    # A message of a server; larger ones are thrown away and their call fails.
+    """Body of a request; 413 beyond."""
     line_bytes: Annotated[int, Field(ge=1_024)] = 16 << 20
-    # Exchanges of one session in flight.
+    """Message of a server; a larger one is thrown away and its call fails."""
     exchanges: Annotated[int, Field(ge=1)] = 256
+    """Calls of one session in flight; 429 beyond."""
     start_timeout_s: Seconds = 30.0
-    # Since the last sign of life of the call. SDK clients give up after 300 s.
+    """A server's start, handshake included."""
     call_timeout_s: Seconds = 600.0
-    # A call's event stream is closed after this long and the client polls for the rest; 0 keeps it open. For load
-    # balancers that cut long responses. Clients older than 2025-11-25 are not made to poll.
+    """A call, counted from its last sign of life. SDK clients give up after 300 s."""
     poll_after_s: Annotated[float, Field(ge=0, le=86_400)] = 0.0
-    # Twice in a child's shutdown: after closing its stdin and after SIGTERM.
+    """Close a call's event stream after so long, for load balancers that cut long responses; clients of 2025-11-25 read
+    on with `Last-Event-ID`. 0: it stays open."""
     shutdown_grace_s: Seconds = 2.0
-    # How long a call waits for a modern client that was asked something. Servers give up on their own after 60 s or so.
+    """Twice in a child's end: after its stdin was closed, and after SIGTERM."""
     parked_s: Seconds = 55.0
+    """How long a call waits for a 2026-07-28 client that was asked something by a server of the other era. Servers give
+    up on their own after 60 s or so."""
 
 
 class GatewaySettings(_Frozen):
     """The `gateway` object."""
 
     host: str = "127.0.0.1"
+    """Address to listen on."""
     port: Annotated[int, Field(ge=0, le=65_535)] = 8_080
+    """Port to listen on; 0 takes a free one."""
     store: str = "memory://"
-    # Where other gateways on the same store reach this one. Empty: `host`, at a free port.
+    """Where sessions are kept, as a URL ([stores](configuration.md#stores))."""
     advertise: str = ""
-    # Where it listens for them, if that is another address than the one they use: behind a port mapping.
+    """`HOST:PORT` where other gateways on the same store reach this one. Empty: `host`, at a free port; it has to be
+    given with `0.0.0.0`."""
     internal: str = ""
-    # name → SHA-256 of the key in hex, or several of them while a key is being replaced. Never the keys themselves.
+    """`HOST:PORT` where it listens for them, if that is another address: behind a port mapping."""
     api_keys: dict[str, tuple[str, ...]] = {}
-    # None: on while no API key is configured.
+    """Name → SHA-256 of the key in hex, or several of them while a key is replaced; never the keys themselves. Clients
+    send `Authorization: Bearer KEY`."""
     anonymous: bool | None = None
-    # Host names requests may ask for. Empty: loopback names when bound to loopback, else any.
+    """Whether clients without a credential are served. Not given: only while nothing else is configured, and on
+    loopback."""
     allowed_hosts: tuple[str, ...] = ()
+    """Host names requests may ask for. Empty: loopback names when bound to loopback, else any."""
     allowed_origins: tuple[str, ...] = ()
-    # Who signs what HTTP servers are told of sessions (`iss`): the URL at which they find the keys, if they look.
+    """Origins of web pages that may call, beside the gateway's own, and loopback when bound to loopback."""
     issuer: str = ISSUER
-    # Tools by which clients see, list and end their own sessions, as a server called `gateway`.
+    """`iss` of what servers behind URLs are told of sessions: the URL at which they find the keys, if they look."""
     tools: bool = False
-    # HTTP+SSE at /sse as well, for clients that know nothing newer (MCP 2024-11-05).
+    """One more server, `gateway`: `list_sessions`, `show_session` and `end_session` for a client's own sessions."""
     sse: bool = False
-    # Session id (cut) and correlation id in the `_meta` of results.
+    """HTTP+SSE at `/sse` as well, for clients that know nothing newer (MCP 2024-11-05)."""
     result_meta: bool = False
+    """Put the session id (cut) and the correlation id into the `_meta` of results."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    # auto: pretty for a person at a terminal, else logfmt.
+    """The least important lines that are written."""
     log_format: Literal["auto", "json", "logfmt", "pretty"] = "auto"
-    # A line for each request, but for no more than so many in a second: one costs as much as relaying a call.
+    """The form of the log on stderr; `auto` is `pretty` at a terminal, else `logfmt`."""
     log_calls_per_s: Annotated[int, Field(ge=0)] = 100
-    # OpenTelemetry spans, sent where OTEL_EXPORTER_OTLP_ENDPOINT says.
+    """A line for each request, but for no more than so many in a second: writing one costs as much as relaying a call.
+    What is left out is counted in a line of its own; 0 writes none."""
     tracing: bool = False
+    """OpenTelemetry spans, sent where `OTEL_EXPORTER_OTLP_ENDPOINT` says. Needs `mcp-session-gateway[tracing]`."""
     admin: AdminSettings = AdminSettings()
-    # What `${secret:NAME}` in a server's env or headers stands for.
+    """Console, REST interface and metrics of operators."""
     secrets: dict[str, SecretSettings] = {}
+    """What `${secret:NAME}` in a server's `env` or `headers` stands for, by name."""
     auth: AuthSettings = AuthSettings()
+    """How callers prove who they are, beside API keys."""
     policy: PolicySettings = PolicySettings()
+    """What sessions are given, and what they may do."""
     audit: AuditSettings = AuditSettings()
+    """Where audit events go, and whether tool calls are among them."""
     session: SessionSettings = SessionSettings()
+    """How long sessions live, and how clients carry them."""
     limits: LimitSettings = LimitSettings()
+    """What one client or one server may cost."""
 
     _one_or_several = field_validator("api_keys", mode="before")(one_or_several)
     _digests = field_validator("api_keys")(digests)
@@ -305,7 +347,9 @@ class Settings(_Frozen):
     """Everything an operator can set."""
 
     mcpServers: dict[str, UpstreamSettings] = Field(default={}, repr=False)  # the name people's files use
+    """The servers by name, as in files of desktop clients. A name holds letters, digits, `.`, `-` and single `_`."""
     gateway: GatewaySettings = GatewaySettings()
+    """Everything else."""
 
     @model_validator(mode="after")
     def _secrets_are_declared(self) -> Self:

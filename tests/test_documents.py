@@ -1,66 +1,209 @@
-"""The documents say what the code does."""
+"""The documents say what the code does: every code block of them is run, and the reference is the code's."""
 
+import contextlib
 import json
+import os
 import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
 import pytest
-from pydantic import BaseModel
 
-from gateway.settings import (
-    DEFAULT_CONTEXT_ENV,
-    GatewaySettings,
-    LimitSettings,
-    SessionSettings,
-    Settings,
-    UpstreamSettings,
-)
+from gateway.settings import DEFAULT_CONTEXT_ENV, GatewaySettings, Settings, _Environment
+from tests.e2e.conftest import sha256
+from tests.support.blocks import DOCUMENTS, Block, blocks
 from tests.support.raw import tool_text
-from tests.support.running import DEMO, running_gateway
+from tests.support.redis_server import running_redis
+from tests.support.running import DEMO, ROOT, running_gateway, server
+from tests.tools.obtain import node_environment
+from tests.tools.settings_reference import FILE, reference
 from transports.upstream.stdio import INHERITED
 
-ROOT = Path(__file__).parent.parent
-CONFIGURATION = (ROOT / "docs/configuration.md").read_text(encoding="utf-8")
+KEYS = {"MCP_GATEWAY_KEYS": "k" * 40}
+KNOWN = ("serves", "serves, in the project", "on stdin", "with ", "elsewhere: ", "not here: ")
+SERVER = """
+from mcp.server import MCPServer
+
+mcp = MCPServer("mine")
+mcp.run("stdio")
+"""
 
 
-@pytest.mark.parametrize("model", [GatewaySettings, SessionSettings, LimitSettings, UpstreamSettings])
-def test_every_setting_is_in_the_reference(model: type[BaseModel]) -> None:
-    rows = "\n".join(line for line in CONFIGURATION.splitlines() if line.startswith("| `"))
-    for name in model.model_fields.keys() - {"session", "limits"}:
-        assert f"`{name}`" in rows, name
+def test_the_reference_of_settings_is_what_the_code_says() -> None:
+    assert FILE.read_text(encoding="utf-8") == reference(), "python -m tests.tools.settings_reference"
 
 
-def test_the_reference_names_nothing_that_does_not_exist() -> None:
-    known = {
-        name for m in (GatewaySettings, SessionSettings, LimitSettings, UpstreamSettings) for name in m.model_fields
-    }
-    cells = [line.split("|")[1] for line in CONFIGURATION.splitlines() if line.startswith("| `")]
-    assert {name for cell in cells for name in re.findall(r"`(\w+)`", cell)} <= known
-
-
-def test_defaults_in_the_reference_are_the_codes() -> None:
-    for model in (SessionSettings(), LimitSettings()):
-        for name, value in model:
-            row = re.search(rf"^\| `{name}` \| ([^|]*) \|", CONFIGURATION, re.MULTILINE)
-            assert row, name
-            number = re.match(r"(\d+)( MiB)?", row[1])
-            if number and isinstance(value, int | float):
-                assert float(number[1]) * (1 << 20 if number[2] else 1) == value, name
+def test_every_setting_can_be_given_as_a_variable() -> None:
+    assert _Environment.model_fields.keys() == GatewaySettings.model_fields.keys()
 
 
 def test_names_of_variables_are_the_codes() -> None:
+    text = (ROOT / "docs/configuration.md").read_text(encoding="utf-8")
     for name in (*DEFAULT_CONTEXT_ENV, *DEFAULT_CONTEXT_ENV.values(), *INHERITED):
-        assert f"`{name}`" in CONFIGURATION, name
+        assert f"`{name}`" in text, name
 
 
-def test_the_example_configuration_is_valid() -> None:
-    block = re.search(r"```json\n(.*?)```", CONFIGURATION, re.DOTALL)
-    assert block
-    assert Settings.model_validate(json.loads(block[1])).gateway.session.idle_ttl_s == 1800
+def test_every_link_leads_somewhere() -> None:
+    for path in DOCUMENTS:
+        for target, anchor in re.findall(r"\]\(([^)#:]*)(#[^)]*)?\)", path.read_text(encoding="utf-8")):
+            there = path.parent / target if target else path
+            assert there.exists(), f"{path.name}: {target}"
+            if anchor:
+                assert anchor[1:] in _anchors(there), f"{path.name}: {target}{anchor}"
 
 
-def test_the_call_in_the_readme_works() -> None:
+def _anchors(path: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.*)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+# -- code blocks
+
+
+def test_no_block_is_of_a_kind_that_nothing_runs() -> None:
+    known = {str(block) for block in blocks("json", "python", "js", "sh", "")}
+    assert known >= {str(block) for path in [ROOT] for block in blocks(*_languages())}
+    for block in blocks("sh", "js"):
+        assert not block.note or block.note.startswith(KNOWN), f"{block}: {block.note}"
+        kind, _, rest = block.note.partition(": ")
+        assert kind != "elsewhere" or (ROOT / rest).exists(), f"{block}: {rest}"
+        assert block.language == "sh" or kind == "elsewhere", f"{block}: nothing runs it"
+
+
+def _languages() -> set[str]:
+    return {
+        language for path in DOCUMENTS for language in re.findall(r"^```(\w+)", path.read_text("utf-8"), re.MULTILINE)
+    }
+
+
+@pytest.mark.parametrize("block", blocks("json"), ids=str)
+def test_json_is_what_it_says(block: Block) -> None:
+    value = json.loads(block.text)
+    if value.keys() & {"mcpServers", "gateway"}:
+        for entry in value.get("mcpServers", {}).values():
+            if entry.keys().isdisjoint({"command", "url", "in_process"}):
+                entry["command"] = "server"
+        Settings.model_validate(value)
+
+
+@pytest.mark.parametrize("block", blocks("python"), ids=str)
+def test_python_runs(block: Block, tmp_path: Path) -> None:
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-W", "error", "-c", block.text]
+    ran = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert ran.returncode == 0, ran.stderr
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """What a reader has in front of them: a folder, a gateway at port 8080, a Redis."""
+
+    folder: Path
+    base: str
+    redis: str
+    env: dict[str, str]
+
+    def put_into(self, text: str) -> str:
+        """A block, for the places that are there."""
+        text = text.replace("http://127.0.0.1:8080", self.base)
+        text = re.sub(r"redis://(localhost|redis):6379(/0)?", self.redis, text)
+        return re.sub(r"--port \d+", "--port 0", text)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    folder = tmp_path_factory.mktemp("world")
+    shutil.copytree(ROOT / "examples", folder / "examples")
+    (folder / "my_server.py").write_text(SERVER, encoding="utf-8")
+    servers = {"demo": server(DEMO, env={"PYTHONPATH": str(ROOT)})}
+    (folder / "mcp.json").write_text(json.dumps({"mcpServers": servers}), encoding="utf-8")
+    binaries = str(Path(sys.executable).parent)
+    with running_redis() as redis:
+        options = {"store": redis.url, "admin": {"keys": {"olga": sha256("an-operators-key")}}}
+        with running_gateway(servers, options=options, env=KEYS, must_stop=False) as gateway:
+            env = {
+                **node_environment(),
+                **KEYS,
+                "HOME": str(folder),
+                "MCP_GATEWAY_ADMIN_KEY": "an-operators-key",
+                "MCP_GATEWAY_URL": gateway.base,
+            }
+            env["PATH"] = os.pathsep.join((binaries, env["PATH"]))
+            yield World(folder, gateway.base, redis.url, env)
+
+
+@pytest.mark.parametrize(
+    "block", [b for b in blocks("sh") if not b.note.startswith(("not here", "elsewhere"))], ids=str
+)
+def test_a_command_does_what_the_document_says(block: Block, world: World) -> None:
+    kind, _, config = block.note.partition(" with ")[0].partition("with ")
+    if block.note.startswith("serves"):
+        _serves(block, world)
+    elif config:
+        with _beside(world, config) as base:
+            _runs(block.text.replace("http://127.0.0.1:8080", base), world)
+    else:
+        _runs(block.text, world, stdin="" if kind == "on stdin" else None)
+
+
+def _runs(text: str, world: World, stdin: str | None = None) -> None:
+    ran = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", world.put_into(text)],
+        cwd=world.folder,
+        env=world.env,
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert '"error"' not in ran.stdout, ran.stdout
+
+
+def _serves(block: Block, world: World) -> None:
+    """It serves, and stops when it is told to."""
+    folder = ROOT if block.note.endswith("in the project") else world.folder
+    process = subprocess.Popen(
+        ["bash", "-euc", f"exec {world.put_into(block.text).strip()}"],
+        cwd=folder,
+        env={**world.env, "MCP_GATEWAY_PORT": "0"},
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stderr is not None
+    with process.stderr as stderr:
+        lines = []
+        for line in stderr:
+            lines.append(line)
+            if line.startswith("ready "):
+                break
+        try:
+            assert lines and lines[-1].startswith("ready http://"), "".join(lines)
+            base = lines[-1].split()[1].removesuffix("/mcp")
+            assert httpx.get(f"{base}/readyz").status_code == 200
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
+            process.wait(20)
+
+
+@contextlib.contextmanager
+def _beside(world: World, config: str) -> Iterator[str]:
+    """The gateway that a block is for."""
+    settings = json.loads((world.folder / config).read_text(encoding="utf-8"))
+    with running_gateway(settings["mcpServers"], options=settings.get("gateway", {}), must_stop=False) as gateway:
+        yield gateway.base
+
+
+def test_the_call_in_the_readme_finds_its_session_again() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     block = re.search(r"```sh\n(curl .*?)```", readme, re.DOTALL)
     assert block
@@ -72,9 +215,3 @@ def test_the_call_in_the_readme_works() -> None:
         assert tool_text(answers[0]) == tool_text(answers[1]), "the cookie brings you back"
         http.cookies.clear()
         assert tool_text(http.post(gateway.url, content=body[1], headers=headers)) != tool_text(answers[0])
-
-
-def test_every_link_leads_somewhere() -> None:
-    for path in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")):
-        for target in re.findall(r"\]\(([^)#:]+)\)", path.read_text(encoding="utf-8")):
-            assert (path.parent / target).exists(), f"{path.name}: {target}"

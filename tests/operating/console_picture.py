@@ -1,0 +1,58 @@
+"""The console's overview with some sessions: `python -m tests.operating.console_picture FILE` takes it anew."""
+
+import sys
+import threading
+import time
+
+import httpx
+from playwright.sync_api import sync_playwright
+
+from tests.operating.conftest import OPERATOR, replica
+from tests.support.raw import Legacy
+from tests.support.redis_server import running_redis
+from tests.tools.programs import program
+
+_AGENTS = ("claude-desktop", "ci-agent", "research-agent", "inspector")
+_SECONDS = 40
+
+
+def _work(url: str, name: str, until: float, fails: bool) -> None:
+    with httpx.Client(timeout=20) as http:
+        client = Legacy(url, http).open(name=name, meta={"orbit": {"workspace": "team-" + name[:2]}})
+        turn = 0
+        while time.monotonic() < until:
+            turn += 1
+            client.tool("fail" if fails and turn % 20 == 0 else "pid")
+            time.sleep(0.02 + 0.05 * abs((time.monotonic() % 10) - 5) / 5)
+
+
+def main(path: str) -> None:
+    with running_redis() as redis, replica(redis) as one, replica(redis) as other:
+        until = time.monotonic() + _SECONDS
+        workers = [
+            threading.Thread(
+                target=_work,
+                args=(f"{gateway.base}/servers/probe/mcp", name, until, name == "ci-agent" and gateway is one),
+            )
+            for gateway in (one, other)
+            for name in _AGENTS
+        ]
+        for worker in workers:
+            worker.start()
+        time.sleep(_SECONDS - 4)
+        with sync_playwright() as playwright:
+            chromium = str(program("chromium", "chromium"))
+            browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+            page = browser.new_page(viewport={"width": 1240, "height": 640})
+            page.goto(f"{other.base}/admin")
+            page.get_by_label("Operator's key").fill(OPERATOR)
+            page.get_by_role("button", name="Sign in").click()
+            page.wait_for_timeout(2_500)
+            page.screenshot(path=path)
+            browser.close()
+        for worker in workers:
+            worker.join()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,46 @@
+"""The code blocks of documents. A comment above one says how it is run, where that is not by itself:
+
+`<!-- run: serves -->`, `serves, in the project`, `on stdin`, `with CONFIG` (beside a gateway that serves it),
+`elsewhere: TEST`, or `not here: REASON`.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.support.running import ROOT
+
+__all__ = ["DOCUMENTS", "Block", "blocks"]
+
+DOCUMENTS = sorted(
+    path
+    for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), ROOT / "examples/README.md", ROOT / "bench/README.md")
+)
+_BLOCK = re.compile(r"(?:<!-- run: (?P<note>[^>]*) -->\n)?```(?P<language>\w*)\n(?P<text>.*?)```", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """One block, and where it stands."""
+
+    path: Path
+    line: int
+    language: str
+    text: str
+    note: str
+
+    def __str__(self) -> str:
+        return f"{self.path.relative_to(ROOT)}:{self.line}"
+
+
+def blocks(*languages: str) -> Iterator[Block]:
+    """All blocks in these languages."""
+    for path in DOCUMENTS:
+        text = path.read_text(encoding="utf-8")
+        for found in _BLOCK.finditer(text):
+            if found["language"] in languages:
+                line = text.count("\n", 0, found.start()) + 1
+                yield Block(
+                    path=path, line=line, language=found["language"], text=found["text"], note=found["note"] or ""
+                )

@@ -1,0 +1,70 @@
+"""The wheel: built, installed into an empty environment, and served from there."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.requirements import requirement
+from tests.support.running import ROOT, RunningGateway
+
+CALL = """
+import asyncio, sys
+from mcp.client import Client
+from mcp.client.streamable_http import streamable_http_client
+
+async def main():
+    async with Client(streamable_http_client(sys.argv[1])) as client:
+        print((await client.call_tool("whoami", {})).content[0].text)
+
+asyncio.run(main())
+"""
+
+
+@requirement("ops.two-commands", "ops.deploy")
+@pytest.mark.timeout(300)
+def test_a_wheel_in_an_empty_environment_serves(tmp_path: Path) -> None:
+    _run(sys.executable, "-m", "build", "--wheel", "--outdir", str(tmp_path), str(ROOT))
+    [wheel] = tmp_path.glob("*.whl")
+    _run(sys.executable, "-m", "venv", str(tmp_path / "empty"))
+    python = tmp_path / "empty/bin/python"
+    _run(str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", str(wheel))
+    # Nothing but what the wheel declares, and every module of it loads.
+    listed = json.loads(_run(str(python), "-m", "pip", "list", "--format", "json"))
+    names = {part["name"].lower() for part in listed}
+    assert names.isdisjoint({"pytest", "httpx", "psutil", "playwright", "opentelemetry-sdk", "hypothesis"})
+    _run(str(python), "-c", IMPORT_ALL)
+    command = tmp_path / "empty/bin/mcp-session-gateway"
+    env = {"HOME": str(tmp_path), "PATH": os.environ["PATH"]}
+    process = subprocess.Popen(
+        [command, "run", "--port", "0", "--", str(command), "demo-server"],
+        stderr=subprocess.PIPE,
+        text=True,
+        env=env,
+        cwd=tmp_path,
+    )
+    gateway = RunningGateway(process)
+    gateway.wait_ready()
+    # The SDK's client, from that environment as well: it comes with the wheel.
+    assert '"principal": "anonymous"' in _run(str(python), "-c", CALL, gateway.url)
+    assert gateway.stop() in (0, -15)
+    assert json.loads(_run(str(command), "doctor", "--json"))[0]["state"] == "good"
+
+
+IMPORT_ALL = """
+import importlib, pkgutil, gateway, session_store, transports
+unwanted = ("testing", "supervisor", "__main__")  # for tests; programs of their own
+for package in (gateway, session_store, transports):
+    for found in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+        if not found.name.endswith(unwanted):
+            importlib.import_module(found.name)
+"""
+
+
+def _run(*command: str) -> str:
+    ran = subprocess.run(command, capture_output=True, text=True, check=False, cwd="/", timeout=240)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    return ran.stdout

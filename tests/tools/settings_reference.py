@@ -1,0 +1,130 @@
+"""docs/settings.md, made from the settings themselves: names, kinds, defaults and what is written below each of them.
+
+`python -m tests.tools.settings_reference` writes it; a test compares.
+"""
+
+import ast
+import inspect
+import json
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+import annotated_types
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from gateway import policy_settings as policy
+from gateway import settings as own
+
+__all__ = ["FILE", "reference"]
+
+FILE = Path(__file__).parents[2] / "docs/settings.md"
+_SECTIONS: list[tuple[str, type[BaseModel]]] = [
+    ("gateway", own.GatewaySettings),
+    ("gateway.session", own.SessionSettings),
+    ("gateway.limits", own.LimitSettings),
+    ("gateway.admin", own.AdminSettings),
+    ("gateway.audit", own.AuditSettings),
+    ("gateway.auth", policy.AuthSettings),
+    ("gateway.auth.jwt[]", policy.JwtSettings),
+    ("gateway.auth.jwt[].claims", policy.ClaimNames),
+    ("gateway.auth.proxies", policy.ProxySettings),
+    ("gateway.policy", policy.PolicySettings),
+    ("gateway.policy.rules[]", policy.RuleSettings),
+    ("gateway.policy.workspaces.PATTERN", policy.WorkspaceSettings),
+    ("gateway.policy.session_rate, principal_rate", policy.RateSettings),
+    ("gateway.secrets.NAME", policy.SecretSettings),
+    ("mcpServers.NAME", own.UpstreamSettings),
+    ("mcpServers.NAME.tools.PATTERN", policy.ToolSettings),
+    ("mcpServers.NAME.resources", policy.ResourceSettings),
+]
+_HEAD = """# Settings
+
+Every setting there is, made from the code. [configuration.md](configuration.md) says how to give them. A setting of
+`gateway` is a variable as well: `gateway.session.idle_ttl_s` is `MCP_GATEWAY_SESSION__IDLE_TTL_S`; lists and objects
+are given as JSON. Names that end with `_s` are seconds.
+"""
+_NAMES = {str: "text", int: "number", float: "number", bool: "yes or no"}
+
+
+def reference() -> str:
+    """The document."""
+    return "\n".join([_HEAD, *(part for path, model in _SECTIONS for part in _section(path, model))])
+
+
+def _section(path: str, model: type[BaseModel]) -> list[str]:
+    words = _words(model)
+    rows = [
+        f"| `{name}` | {_kind(field)} | {_default(field)} | {words[name]} |"
+        for name, field in model.model_fields.items()
+    ]
+    intro = (inspect.getdoc(model) or "").partition("\n\n")[0].replace("\n", " ")
+    return [f"## `{path}`\n", f"{intro}\n", "| setting | kind | default | meaning |", "|---|---|---|---|", *rows, ""]
+
+
+def _words(model: type[BaseModel]) -> dict[str, str]:
+    """What is written below each field."""
+    [node] = [n for n in ast.parse(inspect.getsource(model)).body if isinstance(n, ast.ClassDef)]
+    found = {}
+    for field, after in zip(node.body, node.body[1:], strict=False):
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+            assert isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant), f"{model}: {field.target.id}"
+            found[field.target.id] = " ".join(str(after.value.value).split()).replace("|", "\\|")
+    return found
+
+
+def _kind(field: FieldInfo) -> str:
+    limits = [word for meta in field.metadata for word in _limits(meta)]
+    return " ".join([_name(field.annotation), *limits])
+
+
+def _limits(meta: Any) -> list[str]:
+    match meta:
+        case annotated_types.Ge(ge=bound):
+            return [f"≥ {bound}"]
+        case annotated_types.Gt(gt=bound):
+            return [f"> {bound}"]
+        case annotated_types.Le(le=bound):
+            return [f"≤ {bound}"]
+        case FieldInfo():
+            return [word for inner in meta.metadata for word in _limits(inner)]
+    return []
+
+
+def _name(kind: Any) -> str:
+    origin, inside = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        return " ".join([_name(inside[0]), *(word for meta in inside[1:] for word in _limits(meta))])
+    if origin in (Union, UnionType):
+        return _name(next(part for part in inside if part is not NoneType))
+    if origin is Literal:
+        return " ".join(f"`{value}`" for value in inside)
+    if origin in (tuple, frozenset, list):
+        return f"list of {_name(inside[0])}"
+    if origin is dict:
+        return f"name → {_name(inside[1])}"
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        return "object"
+    return _NAMES[kind]
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return "has to be given"
+    value = field.get_default(call_default_factory=True)
+    if isinstance(value, BaseModel) or value in (None, "", (), {}, frozenset()):
+        return ""
+    if isinstance(value, frozenset | tuple):
+        value = sorted(value)
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 1 << 20:
+        return f"{value >> 20} MiB"
+    if isinstance(value, dict):
+        return "<br>".join(f"`{name}`: `{fact}`" for name, fact in value.items())
+    return f"`{json.dumps(value) if not isinstance(value, str) else value}`"
+
+
+if __name__ == "__main__":
+    FILE.write_text(reference(), encoding="utf-8")
