@@ -82,7 +82,7 @@ def _languages() -> set[str]:
     }
 
 
-@pytest.mark.parametrize("block", blocks("json"), ids=str)
+@pytest.mark.parametrize("block", [*blocks("json")], ids=str)
 def test_json_is_what_it_says(block: Block) -> None:
     value = json.loads(block.text)
     if value.keys() & {"mcpServers", "gateway"}:
@@ -92,7 +92,7 @@ def test_json_is_what_it_says(block: Block) -> None:
         Settings.model_validate(value)
 
 
-@pytest.mark.parametrize("block", blocks("python"), ids=str)
+@pytest.mark.parametrize("block", [*blocks("python")], ids=str)
 def test_python_runs(block: Block, tmp_path: Path) -> None:
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-W", "error", "-c", block.text]
@@ -129,6 +129,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         with running_gateway(servers, options=options, env=KEYS, must_stop=False) as gateway:
             env = {
                 **node_environment(),
+                "npm_config_cache": str(ROOT / ".cache/npm"),
                 **KEYS,
                 "HOME": str(folder),
                 "MCP_GATEWAY_ADMIN_KEY": "an-operators-key",
@@ -142,14 +143,15 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     "block", [b for b in blocks("sh") if not b.note.startswith(("not here", "elsewhere"))], ids=str
 )
 def test_a_command_does_what_the_document_says(block: Block, world: World) -> None:
-    kind, _, config = block.note.partition(" with ")[0].partition("with ")
     if block.note.startswith("serves"):
-        _serves(block, world)
-    elif config:
-        with _beside(world, config) as base:
+        with _serving(block.text, world, ROOT if block.note.endswith("in the project") else world.folder) as base:
+            assert httpx.get(f"{base}/readyz").status_code == 200
+    elif block.note.startswith("with "):
+        command = f"mcp-session-gateway run --config {block.note.removeprefix('with ')}"
+        with _serving(command, world, world.folder) as base:
             _runs(block.text.replace("http://127.0.0.1:8080", base), world)
     else:
-        _runs(block.text, world, stdin="" if kind == "on stdin" else None)
+        _runs(block.text, world, stdin="" if block.note == "on stdin" else None)
 
 
 def _runs(text: str, world: World, stdin: str | None = None) -> None:
@@ -167,11 +169,11 @@ def _runs(text: str, world: World, stdin: str | None = None) -> None:
     assert '"error"' not in ran.stdout, ran.stdout
 
 
-def _serves(block: Block, world: World) -> None:
-    """It serves, and stops when it is told to."""
-    folder = ROOT if block.note.endswith("in the project") else world.folder
+@contextlib.contextmanager
+def _serving(text: str, world: World, folder: Path) -> Iterator[str]:
+    """A command that serves until it is told to stop; where it does."""
     process = subprocess.Popen(
-        ["bash", "-euc", f"exec {world.put_into(block.text).strip()}"],
+        ["bash", "-euc", f"exec {world.put_into(text).strip()}"],
         cwd=folder,
         env={**world.env, "MCP_GATEWAY_PORT": "0"},
         stderr=subprocess.PIPE,
@@ -179,28 +181,20 @@ def _serves(block: Block, world: World) -> None:
         start_new_session=True,
     )
     assert process.stderr is not None
+    lines: list[str] = []
     with process.stderr as stderr:
-        lines = []
-        for line in stderr:
-            lines.append(line)
-            if line.startswith("ready "):
-                break
         try:
-            assert lines and lines[-1].startswith("ready http://"), "".join(lines)
-            base = lines[-1].split()[1].removesuffix("/mcp")
-            assert httpx.get(f"{base}/readyz").status_code == 200
+            for line in stderr:
+                lines.append(line)
+                if line.startswith("ready http://"):
+                    yield line.split()[1].removesuffix("/mcp")
+                    break
+            else:
+                raise AssertionError("".join(lines))
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGTERM)
             process.wait(20)
-
-
-@contextlib.contextmanager
-def _beside(world: World, config: str) -> Iterator[str]:
-    """The gateway that a block is for."""
-    settings = json.loads((world.folder / config).read_text(encoding="utf-8"))
-    with running_gateway(settings["mcpServers"], options=settings.get("gateway", {}), must_stop=False) as gateway:
-        yield gateway.base
 
 
 def test_the_call_in_the_readme_finds_its_session_again() -> None:

@@ -17,7 +17,7 @@ from tests.requirements import requirement
 from tests.support.running import DEMO, ROOT, server
 from tests.support.topology import Topology, running_topology
 
-SESSIONS, CALLS = 200, 20
+SESSIONS, CALLS = 120, 20
 AT_ONCE = 50
 
 

@@ -191,7 +191,8 @@ def prepare() -> None:
 
 def filtered(refused: str) -> None:
     """stdin without the other era's first message, which is answered as one that nobody knows."""
-    lines, (read, write) = os.fdopen(os.dup(0), "rb"), os.pipe()
+    # The SDK claims stdout when it begins, and whatever is written to descriptor 1 afterwards goes to stderr.
+    lines, answers, (read, write) = os.fdopen(os.dup(0), "rb"), os.dup(1), os.pipe()
     os.dup2(read, 0)
 
     def pass_on() -> None:
@@ -200,7 +201,9 @@ def filtered(refused: str) -> None:
                 message = json.loads(line)
                 if message.get("method") == refused:
                     error = {"code": -32601, "message": "Method not found"}
-                    os.write(1, json.dumps({"jsonrpc": "2.0", "id": message["id"], "error": error}).encode() + b"\n")
+                    os.write(
+                        answers, json.dumps({"jsonrpc": "2.0", "id": message["id"], "error": error}).encode() + b"\n"
+                    )
                 else:
                     out.write(line)
 

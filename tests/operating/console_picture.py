@@ -43,7 +43,7 @@ def main(path: str) -> None:
         with sync_playwright() as playwright:
             chromium = str(program("chromium", "chromium"))
             browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-            page = browser.new_page(viewport={"width": 1240, "height": 640})
+            page = browser.new_page(viewport={"width": 1240, "height": 760})
             page.goto(f"{other.base}/admin")
             page.get_by_label("Operator's key").fill(OPERATOR)
             page.get_by_role("button", name="Sign in").click()
