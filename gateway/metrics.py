@@ -6,11 +6,12 @@ Pure: no I/O. Labels are names of configured servers, known methods, eras and ou
 from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Final, Literal
 
 import msgspec
 
-__all__ = ["BUCKETS_S", "History", "Metrics", "Outcome", "Sample", "Timing"]
+__all__ = ["BUCKETS_S", "History", "Metrics", "Outcome", "Sample", "Series", "quantile"]
 
 BUCKETS_S: Final = (
     *(0.0001, 0.0002, 0.0003, 0.0005, 0.00075, 0.001, 0.0015, 0.0025, 0.005, 0.01, 0.025, 0.05),
@@ -21,7 +22,7 @@ BUCKETS_S: Final = (
 Outcome = Literal["ok", "tool error", "error", "refused", "cancelled", "input required"]
 """How a request ends: `error` is an answer in error, of a server or of ours, `refused` one that reached no server."""
 
-FAILURES: Final = frozenset({"tool error", "error", "refused"})
+FAILURES: Final[frozenset[Outcome]] = frozenset({"tool error", "error", "refused"})
 
 _METHODS: Final = frozenset(
     "initialize ping server/discover tools/list tools/call prompts/list prompts/get resources/list "
@@ -31,18 +32,15 @@ _METHODS: Final = frozenset(
 _STREAMS: Final = "subscriptions/listen"
 
 
-class Timing:
-    """How often something took how long."""
+class Series:
+    """Requests of one kind: how they ended, and how long they took."""
 
-    __slots__ = ("counts", "total_s")
+    __slots__ = ("counts", "outcomes", "total_s")
 
     def __init__(self) -> None:
+        self.outcomes: Counter[Outcome] = Counter()
         self.counts = [0] * (len(BUCKETS_S) + 1)
         self.total_s = 0.0
-
-    def add(self, took_s: float) -> None:
-        self.counts[bisect_left(BUCKETS_S, took_s)] += 1
-        self.total_s += took_s
 
 
 def quantile(counts: Sequence[int], q: float) -> float:
@@ -63,28 +61,36 @@ class Metrics:
     """Since this process began."""
 
     def __init__(self) -> None:
-        self.requests: Counter[tuple[str, str, str, str]] = Counter()
-        self.timings: dict[tuple[str, str, str], Timing] = {}
-        self.all = Timing()
-        self.failed = 0
+        self.series: dict[tuple[str, str, str], Series] = {}  # by server, method and era
         self.loop_lag_s = 0.0  # how late the event loop was with the last second
         self.forwarded: Counter[str] = Counter()
         self.history = History(self)
 
     def answered(self, server: str, method: str, era: str, outcome: Outcome, took_s: float) -> None:
         """A request has its answer."""
-        if method not in _METHODS:
-            method = "other"
-        self.requests[server, method, era, outcome] += 1
-        if outcome in FAILURES:
-            self.failed += 1
-        if method == _STREAMS:
-            return  # it lasts as long as its client likes
-        timing = self.timings.get((server, method, era))
-        if timing is None:
-            timing = self.timings[server, method, era] = Timing()
-        timing.add(took_s)
-        self.all.add(took_s)
+        series = self.series.get((server, method, era))
+        if series is None:
+            method = method if method in _METHODS else "other"
+            series = self.series.setdefault((server, method, era), Series())
+        series.outcomes[outcome] += 1
+        if method != _STREAMS:  # which last as long as their clients like
+            series.counts[bisect_left(BUCKETS_S, took_s)] += 1
+            series.total_s += took_s
+
+    @property
+    def calls(self) -> int:
+        """Requests that have their answer."""
+        return sum(series.outcomes.total() for series in self.series.values())
+
+    @property
+    def failed(self) -> int:
+        """Those of them that failed."""
+        return sum(series.outcomes[outcome] for series in self.series.values() for outcome in FAILURES)
+
+    @property
+    def counts(self) -> list[int]:
+        """How many took how long, by bucket."""
+        return [sum(column) for column in zip(*(series.counts for series in self.series.values()), strict=True)]
 
 
 class Sample(msgspec.Struct, frozen=True, array_like=True):
@@ -102,16 +108,16 @@ class History:
 
     def __init__(self, metrics: Metrics, seconds: int = 300) -> None:
         self._metrics = metrics
-        self._counts = list(metrics.all.counts)
+        self._counts: list[int] = []
         self._failed = 0
         self.samples: deque[Sample] = deque(maxlen=seconds)
 
     def take(self, at: float) -> None:
         """End a second."""
-        metrics, counts = self._metrics, list(self._metrics.all.counts)
-        came = [now - before for now, before in zip(counts, self._counts, strict=True)]
-        failed = metrics.failed - self._failed
-        self._counts, self._failed = counts, metrics.failed
+        counts, failed = self._metrics.counts, self._metrics.failed
+        came = [now - before for now, before in zip_longest(counts, self._counts, fillvalue=0)]
+        newly = failed - self._failed
+        self._counts, self._failed = counts, failed
         self.samples.append(
-            Sample(round(at, 1), sum(came), failed, round(quantile(came, 0.5), 6), round(quantile(came, 0.99), 6))
+            Sample(round(at, 1), sum(came), newly, round(quantile(came, 0.5), 6), round(quantile(came, 0.99), 6))
         )

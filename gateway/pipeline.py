@@ -42,14 +42,19 @@ class Pipeline:
         self._watching = watching
 
     async def call(self, request: Request) -> Answer:
-        correlation = self._watching.arrived(request, correlation_id(request.headers, request.meta))
+        correlation = correlation_id(request.headers, request.meta)
+        if self._watching.tracing is not None:
+            correlation = self._watching.tracing.arrived(request).correlation
         CORRELATION.set(correlation)
         principal = None
         try:
             principal = self._identity.known(request) or await self._principal(request)
             clients = self._modern if request.era is Era.MODERN else self._legacy
-            with available():
-                answer = await clients.call(request, principal, correlation)
+            answer = await clients.call(request, principal, correlation)
+        except StoreError as error:
+            refused = refusal(error)
+            self._watching.refused(request, principal, refused)
+            raise refused from None
         except Refused as refused:
             if refused.code == TOO_OFTEN:
                 self._audit.tell("refused", era=request.era, principal=str(principal), reason=str(refused))

@@ -101,11 +101,13 @@ class CallReply:
     async def done(self) -> None:
         live = self._live
         if live is None:
-            self._exchange.left()
+            if self._exchange.watchers:
+                self._exchange.left()
             return
         live.busy -= 1
         if self.replies is self._exchange.replies:
-            self._exchange.left()
+            if self._exchange.watchers:
+                self._exchange.left()
             if self._exchange.ended is not None:
                 self._exchange.ended()
         if live.exchanges.get(self._exchange.client_id) is self._exchange:

@@ -12,7 +12,7 @@ import msgspec
 
 from gateway.errors import CANCELLED
 from gateway.exchange import Exchange
-from gateway.live import Failure
+from gateway.live import Failure, LiveSession
 from gateway.metrics import FAILURES, Metrics, Outcome
 from gateway.observe import CORRELATION
 from gateway.tracing import Tracing, carried_on, request_span
@@ -47,25 +47,14 @@ class Watching:
         self._lines_per_s = lines_per_s
         self._left = lines_per_s
         self._left_out = 0
-
-    def arrived(self, request: Request, correlation: str) -> str:
-        """A request begins; its correlation id, which is its trace's where there is one."""
-        if self.tracing is not None:
-            correlation = self.tracing.arrived(request).correlation
-        return correlation
+        self._watchers = (self._finished,)
 
     def begin(self, exchange: Exchange, request: Request, meta: Object, correlation: str) -> Object:
         """Watch a call that is about to be sent on its way; `_meta` with the trace it belongs to."""
-        meta = carried_on(meta, request.headers)
-        exchange.watchers = (*exchange.watchers, self._finished)
+        exchange.watchers = (*exchange.watchers, self._finished) if exchange.watchers else self._watchers
+        if "traceparent" in request.headers:
+            meta = carried_on(meta, request.headers)
         return self._began(exchange, request, meta, correlation)
-
-    @staticmethod
-    def forget(exchange: Exchange) -> None:
-        """It was never sent: what becomes of its request is told otherwise."""
-        exchange.watchers = ()
-        if exchange.span is not None:
-            exchange.span.dropped()
 
     def begin_again(self, exchange: Exchange, request: Request, correlation: str) -> None:
         """The client of a call that waited for it has come back."""
@@ -74,46 +63,53 @@ class Watching:
     def _began(self, exchange: Exchange, request: Request, meta: Object, correlation: str) -> Object:
         exchange.began = request.arrived_at or monotonic()
         exchange.correlation = correlation
-        span = request_span() if self.tracing is not None else None
-        if span is not None:
+        if self.tracing is not None and (span := request_span()) is not None:
             exchange.span, meta = span.call(exchange, meta)
         return meta
 
+    @staticmethod
+    def forget(exchange: Exchange) -> None:
+        """It was never sent: what becomes of its request is told otherwise."""
+        exchange.watchers = ()
+        if exchange.span is not None:
+            exchange.span.dropped()
+
     def _finished(self, exchange: Exchange, outcome: str, told: bytes) -> None:
-        kind = _kind_of(outcome)
+        took_s = monotonic() - exchange.began
         conversation, live = exchange.conversation, exchange.live
         server = "" if conversation is None else conversation.name
-        took_s = monotonic() - exchange.began
-        era = exchange.era
-        self.metrics.answered(server, exchange.method, era, kind, took_s)
+        kind = _kind_of(outcome)
+        self.metrics.answered(server, exchange.method, exchange.era, kind, took_s)
+        if live is not None:
+            live.calls += 1
         why = ""
         if kind in FAILURES:
             why = _words(told)
-        if live is not None:
-            live.calls += 1
-            if kind in FAILURES:
-                live.failed += 1
-                if live.failures is None:
-                    live.failures = deque(maxlen=_KEPT_FAILURES)
-                name = f"{exchange.method} {exchange.tool}".strip()
-                live.failures.append(Failure(time(), server, name, outcome, why, exchange.correlation))
+            if live is not None:
+                _remember(live, exchange, server, outcome, why)
         if exchange.span is not None:
             exchange.span.finished(kind, outcome, server)
             exchange.span = None
-        if self._may_write():
-            session = None if live is None else live.session
-            self._line(
-                exchange.method,
-                outcome,
-                took_s,
-                era=era,
-                server=server,
-                tool=exchange.tool,
-                session="" if session is None else redact(session.id),
-                principal="" if session is None else str(session.principal),
-                correlation=exchange.correlation,
-                reason=why,
-            )
+        if self._left > 0:
+            self._left -= 1
+            self._line_of(exchange, outcome, took_s, server, why)
+        else:
+            self._left_out += 1
+
+    def _line_of(self, exchange: Exchange, outcome: str, took_s: float, server: str, why: str) -> None:
+        session = None if exchange.live is None else exchange.live.session
+        self._line(
+            exchange.method,
+            outcome,
+            took_s,
+            era=exchange.era,
+            server=server,
+            tool=exchange.tool,
+            session="" if session is None else redact(session.id),
+            principal="" if session is None else str(session.principal),
+            correlation=exchange.correlation,
+            reason=why,
+        )
 
     @contextlib.contextmanager
     def forwarding(self, session: Session, replica: str) -> Iterator[list[tuple[bytes, bytes]]]:
@@ -139,25 +135,19 @@ class Watching:
         self.metrics.answered("", method, request.era, kind, took_s)
         if self.tracing is not None and (span := request_span()) is not None:
             span.ended(kind, outcome)
-        if self._may_write():
+        # Logging a line costs as much as relaying a call.
+        if self._left > 0:
+            self._left -= 1
             who = "" if principal is None else str(principal)
             correlation = CORRELATION.get()
             self._line(method, outcome, took_s, era=request.era, principal=who, reason=why, correlation=correlation)
-
-    def _may_write(self) -> bool:
-        """Whether a line more is wanted in this second: logging one costs as much as relaying one."""
-        if not self._lines_per_s:
-            return False
-        if self._left:
-            self._left -= 1
-            return True
-        self._left_out += 1
-        return False
+        else:
+            self._left_out += 1
 
     def another_second(self, at: float) -> None:
         """A second is over."""
         self.metrics.history.take(at)
-        if self._left_out:
+        if self._left_out and self._lines_per_s:
             logger.info("%d more requests were answered and not logged one by one", self._left_out)
         self._left, self._left_out = self._lines_per_s, 0
 
@@ -168,7 +158,18 @@ class Watching:
         logger.info(known, extra={"outcome": outcome, "took_ms": round(took_s * 1_000, 2), **facts})
 
 
+def _remember(live: LiveSession, exchange: Exchange, server: str, outcome: str, why: str) -> None:
+    """Keep a failure with its session."""
+    live.failed += 1
+    if live.failures is None:
+        live.failures = deque(maxlen=_KEPT_FAILURES)
+    name = f"{exchange.method} {exchange.tool}".strip()
+    live.failures.append(Failure(time(), server, name, outcome, why, exchange.correlation))
+
+
 def _kind_of(outcome: str) -> Outcome:
+    if outcome == "ok":
+        return "ok"
     if outcome == f"error {CANCELLED}":
         return "cancelled"
     if outcome.startswith("error"):

@@ -1,6 +1,7 @@
 """Metrics for Prometheus, collected when they are asked for."""
 
 from collections.abc import Iterator
+from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import (
@@ -56,20 +57,18 @@ class Exposition:
             "Requests of clients, by how they ended",
             labels=["server", "method", "era", "outcome"],
         )
-        for (server, method, era, outcome), count in metrics.requests.items():
-            requests.add_metric([server, method, era, outcome.replace(" ", "_")], count)
+        for labels, series in metrics.series.items():
+            for ended, count in series.outcomes.items():
+                requests.add_metric([*labels, ended.replace(" ", "_")], count)
         yield requests
         durations = HistogramMetricFamily(
             "mcp_gateway_request_duration_seconds",
             "From a request's arrival to its answer; subscriptions excepted",
             labels=["server", "method", "era"],
         )
-        for (server, method, era), timing in metrics.timings.items():
-            seen, buckets = 0, []
-            for end, count in zip(_ENDS, timing.counts, strict=True):
-                seen += count
-                buckets.append((end, seen))
-            durations.add_metric([server, method, era], buckets, timing.total_s)
+        for labels, series in metrics.series.items():
+            buckets = list(zip(_ENDS, accumulate(series.counts), strict=True))
+            durations.add_metric([*labels], buckets, series.total_s)
         yield durations
         forwarded = CounterMetricFamily(
             "mcp_gateway_forwarded",

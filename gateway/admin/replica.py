@@ -88,7 +88,7 @@ class Replica:
             streams=sum(live.listeners for live in lives),
             processes=sum(self.processes().values()),
             memory_bytes=memory_of(os.getpid()),
-            calls=sum(self.metrics.requests.values()),
+            calls=self.metrics.calls,
             failed=self.metrics.failed,
             forwarded=self.metrics.forwarded["answered"],
             restarts=sum(upstream.restarts.total() for upstream in self.upstreams),

@@ -158,7 +158,8 @@ def test_a_thousand_increments_from_four_gateways_are_a_thousand(redis_server: R
     options = {"store": redis_server.url}
     with contextlib.ExitStack() as stack:
         gateways = [
-            stack.enter_context(running_gateway({"tool": server(TOOL)}, options=options, env=KEYS)) for _ in range(4)
+            stack.enter_context(running_gateway({"tool": server(TOOL)}, options=options, env=KEYS, must_stop=False))
+            for _ in range(4)
         ]
         token = all_at_once(lambda http, _: opened(http, gateways[0].url), 1)[0]
 
