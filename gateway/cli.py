@@ -13,6 +13,7 @@ from rich.console import Console
 from gateway.cli_doctor import doctor
 from gateway.cli_operate import app as replicas_app
 from gateway.cli_operate import tail, top
+from gateway.cli_sessions import JsonOption
 from gateway.cli_sessions import app as sessions_app
 from gateway.settings import ConfigurationError, Settings, load_settings
 
@@ -107,7 +108,9 @@ def _with_command(settings: Settings, command: list[str] | None) -> Settings:
 
 
 @app.command()
-def check(config: Annotated[Path, typer.Option("--config", "-c", help="The file to check.")]) -> None:
+def check(
+    config: Annotated[Path, typer.Option("--config", "-c", help="The file to check.")], as_json: JsonOption = False
+) -> None:
     """Check a configuration and say what is wrong where."""
     from gateway.keys import key_ring
 
@@ -115,9 +118,14 @@ def check(config: Annotated[Path, typer.Option("--config", "-c", help="The file 
         settings = load_settings(config)
         key_ring(settings.gateway.store)
     except ConfigurationError as error:
-        raise _fail(str(error)) from None
+        if not as_json:
+            raise _fail(str(error)) from None
+        typer.echo(json.dumps({"good": False, "faults": str(error).splitlines()}, ensure_ascii=False))
+        raise typer.Exit(2) from None
     names = ", ".join(settings.mcpServers) or "no servers"
-    typer.echo(f"{config}: good ({names})")
+    typer.echo(
+        json.dumps({"good": True, "servers": [*settings.mcpServers]}) if as_json else f"{config}: good ({names})"
+    )
 
 
 @app.command("manifest")

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import Annotated, Any, Final
 
 import typer
-from rich.console import Group
+from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -74,24 +74,24 @@ def list_replicas(url: UrlOption = "", key: KeyOption = "", as_json: JsonOption 
 
 
 @app.command("drain")
-def drain(replica: NameArgument, url: UrlOption = "", key: KeyOption = "") -> None:
+def drain(replica: NameArgument, url: UrlOption = "", key: KeyOption = "", as_json: JsonOption = False) -> None:
     """Have a replica hand its sessions to the others and be not ready."""
 
     async def work(source: RestSource) -> None:
-        with _out.status(f"{replica} hands over its sessions"):
+        with Console(stderr=True).status(f"{replica} hands over its sessions"):
             answer = await source.ask("POST", f"replicas/{replica}/drain")
-        _out.print(f"drained {answer['drained']}", highlight=False)
+        typer.echo(json.dumps(answer) if as_json else f"drained {answer['drained']}")
 
     _run(url, key, work)
 
 
 @app.command("admit")
-def admit(replica: NameArgument, url: UrlOption = "", key: KeyOption = "") -> None:
+def admit(replica: NameArgument, url: UrlOption = "", key: KeyOption = "", as_json: JsonOption = False) -> None:
     """Have a drained replica take sessions again."""
 
     async def work(source: RestSource) -> None:
         answer = await source.ask("DELETE", f"replicas/{replica}/drain")
-        _out.print(f"admitted {answer['admitted']}", highlight=False)
+        typer.echo(json.dumps(answer) if as_json else f"admitted {answer['admitted']}")
 
     _run(url, key, work)
 

@@ -140,11 +140,18 @@ def show_session(
 
 
 @app.command("end")
-def end_session(store: StoreOption = "", url: UrlOption = "", key: KeyOption = "", session_id: IdArgument = "") -> None:
+def end_session(
+    store: StoreOption = "",
+    url: UrlOption = "",
+    key: KeyOption = "",
+    session_id: IdArgument = "",
+    as_json: JsonOption = False,
+) -> None:
     """End one session at once, on every replica."""
 
     async def work(source: Source) -> None:
-        _out.print(f"ended {await source.end(session_id)}", highlight=False)
+        ended = await source.end(session_id)
+        typer.echo(json.dumps({"ended": ended}) if as_json else f"ended {ended}")
 
     _run(store, url, key, work)
 

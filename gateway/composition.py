@@ -45,7 +45,14 @@ from gateway.relay import Relay
 from gateway.rules import Rules
 from gateway.servers import in_process, upstream_of
 from gateway.sessions import ENDED, Sessions
-from gateway.settings import ConfigurationError, GatewaySettings, Settings, UpstreamSettings, is_loopback
+from gateway.settings import (
+    ConfigurationError,
+    GatewaySettings,
+    Settings,
+    UpstreamSettings,
+    host_and_port_of,
+    is_loopback,
+)
 from gateway.state_api import StateAccess, state_api
 from gateway.telemetry import flush, tracing
 from gateway.tool_calls import ToolCalls
@@ -81,8 +88,8 @@ HAND_OVER_S = 10.0
 """How long sessions are waited for whose calls are still being answered when the gateway stops."""
 
 LINGER_S = 2.0
-"""How long a gateway that leaves serves what still comes, until load balancers have seen that it is not ready: were
-idle connections closed at once, a request on its way on one of them would be lost."""
+"""How long a gateway that leaves others behind serves what still comes, until load balancers have seen that it is not
+ready: were idle connections closed at once, a request on its way on one of them would be lost."""
 
 HEALTH, READY, JWKS = "/healthz", "/readyz", "/.well-known/jwks.json"
 
@@ -259,7 +266,11 @@ class Gateway:
         )
         self.operator_routes = operator_routes(
             operations=operations,
-            access=Access(options.admin.keys, ring),
+            access=Access(
+                options.admin.keys,
+                ring,
+                is_secure=lambda request: self.guard.is_secure(request.scope, request.headers),
+            ),
             exposition=Exposition(replica, self._audit),
             backend=self._backend,
             told=lambda reason: self._audit.tell("operated", reason=reason),
@@ -355,13 +366,13 @@ class Gateway:
         if self._cluster is None or self._forwarding is None:
             return
         stack.callback(self._forwarding.close)
-        host, _, port = self._address.rpartition(":")
+        host, port = host_and_port_of(self._address)
         if host in ("0.0.0.0", "::") and not self._advertised:
             raise ConfigurationError(
                 f"gateway.host is {host}: say with gateway.advertise (or MCP_GATEWAY_ADVERTISE) at which HOST:PORT the "
                 "other gateways on this store reach this one"
             )
-        bound = await stack.enter_async_context(self._forwarding.listening(host.strip("[]"), int(port)))
+        bound = await stack.enter_async_context(self._forwarding.listening(host, port))
         self._cluster.address = self._advertised or f"{host}:{bound}"
         with contextlib.suppress(StoreUnavailable):
             await self._cluster.beat()
@@ -406,7 +417,15 @@ class Gateway:
                     if exchange.conversation is not None:
                         exchange.conversation.cancel(exchange, "the gateway stops")
         if self._cluster is not None:
-            await asyncio.gather(self._hand_over(), asyncio.sleep(LINGER_S))
+            await asyncio.gather(self._hand_over(), asyncio.sleep(LINGER_S if await self._has_others() else 0.0))
+
+    async def _has_others(self) -> bool:
+        """Whether requests can go elsewhere; as far as is known, they can."""
+        assert self._cluster is not None
+        try:
+            return await self._cluster.another() is not None
+        except StoreUnavailable:
+            return True
 
     def admit(self) -> None:
         """Be ready again after a drain: sessions that nobody owns may be served here."""

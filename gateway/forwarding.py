@@ -21,7 +21,7 @@ from gateway.rules import GRANTED
 from gateway.tracing import HOP_HEADER
 from gateway.watching import Watching
 from session_store import Principal, Session, StoreUnavailable
-from transports.base import Elsewhere
+from transports.base import Elsewhere, Refused
 from transports.hop import Hop, HopBroken, HopPool, HopRefused, HopServer, HopSilent, Incoming
 from transports.inbound.http import ClientWatch, Receive, Scope, Send, header_map
 from transports.inbound.resumed import continued
@@ -141,9 +141,14 @@ class Forwarding:
         body: bytes,
         receive: Receive,
     ) -> _Outcome:
-        with self._watching.forwarding(route.session, target) as traced:
-            outcome = await self._ask_as(traced, passing, target, address, route, scope, body, receive)
-        self._watching.metrics.forwarded[outcome.name.lower()] += 1
+        forwarded = self._watching.metrics.forwarded
+        try:
+            with self._watching.forwarding(route.session, target) as traced:
+                outcome = await self._ask_as(traced, passing, target, address, route, scope, body, receive)
+        except Refused:
+            forwarded["unreachable"] += 1
+            raise
+        forwarded[outcome.name.lower()] += 1
         return outcome
 
     async def _ask_as(

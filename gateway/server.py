@@ -12,7 +12,7 @@ import uvicorn
 from gateway.admin.app import ADMIN
 from gateway.app import Gateway, create_app, operators_app
 from gateway.composition import ALL
-from gateway.settings import Settings
+from gateway.settings import ConfigurationError, Settings, host_and_port_of
 from gateway.workers import inherited_listener, tell_ready, worker_number
 from transports.inbound.lean_http import LeanHttpProtocol
 
@@ -105,10 +105,13 @@ def serve(settings: Settings) -> None:
         listener = stack.enter_context(inherited_listener() or _listener(options.host, options.port))
         operators = None
         if options.admin.listen:
-            host, _, port = options.admin.listen.rpartition(":")
-            beside = stack.enter_context(_listener(host.strip("[]"), int(port) + worker_number()))
+            host, port = host_and_port_of(options.admin.listen)
+            try:
+                beside = stack.enter_context(_listener(host, port and port + worker_number()))
+            except OSError as error:
+                raise ConfigurationError(f"gateway.admin.listen: {options.admin.listen}: {error.strerror}") from None
             operators = (_operators(gateway), beside)
-            logger.info("operators are served at %s", _url(host.strip("[]"), beside, ADMIN))
+            logger.info("operators are served at %s", _url(host, beside, ADMIN))
         _Server(config, gateway, _url(options.host, listener, ALL), operators).run(sockets=[listener])
 
 

@@ -72,6 +72,12 @@ def host_and_port(address: str) -> str:
     return address
 
 
+def host_and_port_of(address: str) -> tuple[str, int]:
+    """The parts of such an address."""
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
 def is_loopback(host: str) -> bool:
     """Whether only this machine reaches that address."""
     return host in ("localhost", "::1") or host.startswith("127.")

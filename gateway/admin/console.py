@@ -13,11 +13,12 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response, Stream
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from gateway.admin.access import Access, is_from_elsewhere
+from gateway.admin.access import Access
 from gateway.admin.charts import charts_of
 from gateway.admin.operations import ONLY, Ambiguous, NoSuch, Operations, Page
 from gateway.admin.words import amount, clock, span
 from session_store import StoreUnavailable
+from transports.inbound.http import Guard
 
 __all__ = ["Console"]
 
@@ -107,10 +108,7 @@ class Console:
     async def _changes(self, name: str, request: Request) -> AsyncIterator[str]:
         """The page's live part, when it is not what it was. A replica that drains ends it: the browser comes back."""
         before = ""
-        while not self._operations.replica.is_draining():
-            await asyncio.sleep(EVERY_S if before else 0)
-            if self._access.operator(request) is None:
-                return
+        while self._access.operator(request) is not None:
             try:
                 shown = self._render(f"{name}_live.html", request, **await _VIEWS[name](self, request))
             except (NoSuch, Ambiguous) as error:
@@ -122,6 +120,9 @@ class Console:
             else:
                 yield ": nothing new\n\n"
             before = shown
+            if self._operations.replica.is_draining():
+                return
+            await asyncio.sleep(EVERY_S)
 
     def _render(self, template: str, request: Request, **facts: Any) -> str:
         return self._templates.get_template(template).render(root=_root(request), **facts)
@@ -172,7 +173,7 @@ class Console:
 
     async def _sign_in(self, request: Request) -> Response:
         wrong = False
-        if request.method == "POST" and not is_from_elsewhere(request):
+        if request.method == "POST" and Guard.same_site(request.headers):
             form = await request.form()
             response: Response = RedirectResponse(f"{_root(request)}/admin", 303, headers=_HEADERS)
             if self._access.sign_in(request, response, str(form.get("key", "")).strip()):

@@ -189,7 +189,7 @@ async def test_every_key_is_compared_whole_whichever_was_nearly_right(monkeypatc
         compared.append((one, other))
         return honest(one, other)
 
-    monkeypatch.setattr("gateway.identity.hmac.compare_digest", counting)
+    monkeypatch.setattr("gateway.digests.hmac.compare_digest", counting)
     keys = {f"k{n}": (sha256(f"key-{n}"),) for n in range(5)}
     identity = Identity(api_keys=keys, allow_anonymous=False)
     for key in ("key-0", "key-4", "key-00", "", "key-4x", "\udcff"):

@@ -95,6 +95,8 @@ def test_without_an_operators_key_there_is_nothing_to_see(pair: Pair, ops: httpx
     assert http.get(f"{here.base}/admin/live").status_code == 401
     # A cookie is good only from pages of the console's own, and only as it was signed.
     signed = http.post(f"{here.base}/admin/sign-in", data={"key": OPERATOR})
+    behind_tls = http.post(f"{here.base}/admin/sign-in", data={"key": OPERATOR}, headers={"X-Forwarded-Proto": "https"})
+    assert "Secure" in behind_tls.headers["set-cookie"] and "Secure" not in signed.headers["set-cookie"]
     cookie = {"Cookie": signed.headers["set-cookie"].partition(";")[0]}
     assert {"HttpOnly", "Path=/admin", "SameSite=strict"} <= set(signed.headers["set-cookie"].split("; "))
     assert http.get(f"{here.base}/admin/api/sessions", headers=cookie).status_code == 200
@@ -265,4 +267,8 @@ def test_operators_can_have_a_listener_of_their_own(http: httpx.Client, ops: htt
         assert ops.get(f"{gateway.base}/admin").status_code == 404
         assert ops.get(f"{gateway.base}/metrics").status_code == 404
         pids = descendants(gateway.pid)
+        taken = {"admin": ADMIN | {"listen": own.removeprefix("http://")}}
+        with pytest.raises(AssertionError, match=r"gateway\.admin\.listen: 127\.0\.0\.1:\d+: Address already in use"):
+            with running_gateway({"demo": server(DEMO)}, options=taken):
+                pass
     assert gone(pids)
