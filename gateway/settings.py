@@ -304,8 +304,8 @@ class GatewaySettings(_Frozen):
     log_format: Literal["auto", "json", "logfmt", "pretty"] = "auto"
     """The form of the log on stderr; `auto` is `pretty` at a terminal, else `logfmt`."""
     log_calls_per_s: Annotated[int, Field(ge=0)] = 100
-    """A line for each request, but for no more than so many in a second: writing one costs as much as relaying a call.
-    What is left out is counted in a line of its own; 0 writes none."""
+    """A line for each request, but for no more than so many in a second: writing one costs half as much as relaying a
+    call. What is left out is counted in a line of its own; 0 writes none."""
     tracing: bool = False
     """OpenTelemetry spans, sent where `OTEL_EXPORTER_OTLP_ENDPOINT` says. Needs `mcp-session-gateway[tracing]`."""
     admin: AdminSettings = AdminSettings()

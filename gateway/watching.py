@@ -135,7 +135,7 @@ class Watching:
         self.metrics.answered("", method, request.era, kind, took_s)
         if self.tracing is not None and (span := request_span()) is not None:
             span.ended(kind, outcome)
-        # Logging a line costs as much as relaying a call.
+        # Logging a line costs half as much as relaying a call.
         if self._left > 0:
             self._left -= 1
             who = "" if principal is None else str(principal)
