@@ -9,7 +9,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 
@@ -74,7 +74,7 @@ class _Question:
     answered: Callable[[Message], None]
 
 
-class Failure(NamedTuple):
+class Failure(msgspec.Struct, frozen=True):
     """A call that failed: at which server, what was called, how it ended, and what it said."""
 
     at: float

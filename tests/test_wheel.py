@@ -6,8 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import httpx
 import pytest
 
+from tests.e2e.conftest import sha256
 from tests.requirements import requirement
 from tests.support.running import ROOT, RunningGateway
 
@@ -38,7 +40,8 @@ def test_a_wheel_in_an_empty_environment_serves(tmp_path: Path) -> None:
     assert names.isdisjoint({"pytest", "httpx", "psutil", "playwright", "opentelemetry-sdk", "hypothesis"})
     _run(str(python), "-c", IMPORT_ALL)
     command = tmp_path / "empty/bin/mcp-session-gateway"
-    env = {"HOME": str(tmp_path), "PATH": os.environ["PATH"]}
+    keys = json.dumps({"olga": sha256("key")})
+    env = {"HOME": str(tmp_path), "PATH": os.environ["PATH"], "MCP_GATEWAY_ADMIN__KEYS": keys}
     process = subprocess.Popen(
         [command, "run", "--port", "0", "--", str(command), "demo-server"],
         stderr=subprocess.PIPE,
@@ -48,6 +51,8 @@ def test_a_wheel_in_an_empty_environment_serves(tmp_path: Path) -> None:
     )
     gateway = RunningGateway(process)
     gateway.wait_ready()
+    for path in ("/admin/sign-in", "/admin/static/console.css"):
+        assert httpx.get(gateway.base + path).status_code == 200, "templates and styles are in it as well"
     # The SDK's client, from that environment as well: it comes with the wheel.
     assert '"principal": "anonymous"' in _run(str(python), "-c", CALL, gateway.url)
     assert gateway.stop() in (0, -15)

@@ -8,7 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from gateway import __version__
-from gateway.admin.reports import FailureFacts, ProcessFacts, ReplicaReport, SessionPart
+from gateway.admin.reports import ProcessFacts, ReplicaReport, SessionPart
 from gateway.cluster import Cluster
 from gateway.conversation import Conversation
 from gateway.live import LiveSession, LiveSessions
@@ -142,7 +142,7 @@ def _part(live: LiveSession, *, deep: bool) -> SessionPart:
         parked=len(live.parked),
         streams=live.listeners,
         processes=[_process(conversation) for conversation in live.conversations.values()] if deep else [],
-        failures=[FailureFacts(**failure._asdict()) for failure in reversed(live.failures or ())],
+        failures=[*reversed(live.failures or ())],
     )
 
 

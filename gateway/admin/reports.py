@@ -7,11 +7,12 @@ from collections.abc import Mapping
 
 import msgspec
 
+from gateway.live import Failure
 from gateway.metrics import Sample
 from session_store import Session
 from session_store.session import redact
 
-__all__ = ["FailureFacts", "ProcessFacts", "ReplicaReport", "SessionPart", "SessionRow", "row_of"]
+__all__ = ["ProcessFacts", "ReplicaReport", "SessionPart", "SessionRow", "row_of"]
 
 
 class ProcessFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,17 +27,6 @@ class ProcessFacts(msgspec.Struct, frozen=True, kw_only=True):
     stderr: list[str] = []
 
 
-class FailureFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """A call that failed."""
-
-    at: float
-    server: str
-    name: str
-    outcome: str
-    why: str
-    correlation: str
-
-
 class SessionPart(msgspec.Struct, frozen=True, kw_only=True):
     """What the replica that serves a session knows of it beside its record; `id` is the whole id."""
 
@@ -47,7 +37,7 @@ class SessionPart(msgspec.Struct, frozen=True, kw_only=True):
     parked: int = 0
     streams: int = 0
     processes: list[ProcessFacts] = []
-    failures: list[FailureFacts] = []
+    failures: list[Failure] = []
 
 
 class SessionRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,7 +64,7 @@ class SessionRow(msgspec.Struct, frozen=True, kw_only=True):
     upstreams: tuple[str, ...] = ()
     metadata: Mapping[str, str] = {}
     processes: list[ProcessFacts] = []
-    failures: list[FailureFacts] = []
+    failures: list[Failure] = []
     state_keys: list[str] = []
 
 
