@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
-from time import time
+from time import monotonic, time
 from typing import Any, Final
 from urllib.parse import urlencode
 
@@ -23,6 +23,9 @@ from transports.inbound.http import Guard
 __all__ = ["Console"]
 
 EVERY_S: Final = 2.0
+_REST: Final = 10
+"""A page that takes long to make, because much is searched, is made so much less often: calls come first."""
+
 _PAGE: Final = 50
 _HEADERS: Final = {
     "Cache-Control": "no-store",
@@ -109,6 +112,7 @@ class Console:
         """The page's live part, when it is not what it was. A replica that drains ends it: the browser comes back."""
         before = ""
         while self._access.operator(request) is not None:
+            began = monotonic()
             try:
                 shown = self._render(f"{name}_live.html", request, **await _VIEWS[name](self, request))
             except (NoSuch, Ambiguous) as error:
@@ -122,7 +126,7 @@ class Console:
             before = shown
             if self._operations.replica.is_draining():
                 return
-            await asyncio.sleep(EVERY_S)
+            await asyncio.sleep(max(EVERY_S, (monotonic() - began) * _REST))
 
     def _render(self, template: str, request: Request, **facts: Any) -> str:
         return self._templates.get_template(template).render(root=_root(request), **facts)

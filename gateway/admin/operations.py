@@ -19,6 +19,8 @@ SHORTEST_PREFIX: Final = 4
 DRAIN_WITHIN_S: Final = 20.0
 _MOST_LOOKED_AT: Final = 50_000
 _AT_ONCE: Final = 1_000
+_SEARCHED: Final = 2_000
+"""Events among which those of one session are looked for."""
 
 Only = Literal["all", "failing", "busy"]
 ONLY: Final[dict[str, Only]] = {"all": "all", "failing": "failing", "busy": "busy"}
@@ -183,7 +185,7 @@ class Operations:
 
     async def events(self, limit: int = 100, session: str = "") -> list[dict[str, Any]]:
         """The newest audit events of all replicas, newest first; of one session, where how its id begins is given."""
-        trail = await self._backend.audit.recent(limit if not session else 10_000)
+        trail = await self._backend.audit.recent(max(limit, _SEARCHED) if session else limit)
         wanted = [event for event in trail if not session or event.session == redact(session)]
         return [_facts(event) for event in wanted[:limit]]
 

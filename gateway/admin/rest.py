@@ -232,7 +232,7 @@ _OPERATIONS: Final = (
         gives=list[dict[str, Any]],
         takes=(
             ("limit", "query", "At most so many: 100 unless told, 10000 at most"),
-            ("session", "query", "Of this session only: how its id begins, 8 characters"),
+            ("session", "query", "Of this session only, among the newest 2000: how its id begins, 8 characters"),
         ),
     ),
 )
