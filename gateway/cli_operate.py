@@ -146,5 +146,6 @@ def tail(
     async def work(source: RestSource) -> None:
         async for event in source.follow(session):
             print_event(event, as_json=as_json)
+        raise Mistake("the stream has ended: that gateway drains or stops; ask another")
 
     _run(url, key, work)

@@ -5,13 +5,13 @@ import contextlib
 import logging
 import secrets
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 
 from session_store import Bus, StoreUnavailable
 
-__all__ = ["Asking"]
+__all__ = ["ASK", "Asking"]
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +34,9 @@ class _Answer(msgspec.Struct):
     number: str
     by: str
     body: Any = None
+
+
+Message = TypeVar("Message", _Question, _Answer)
 
 
 class Asking:
@@ -88,10 +91,8 @@ class Asking:
         return answers
 
     def _asked(self, data: bytes | None) -> None:
-        if data is None:
-            return
-        question = msgspec.json.decode(data, type=_Question)
-        if self._name in question.to:
+        question = _read(data, _Question)
+        if question is not None and self._name in question.to:
             task = asyncio.create_task(self._work(question))
             self._working.add(task)
             task.add_done_callback(self._working.discard)
@@ -107,8 +108,15 @@ class Asking:
             return  # nobody can be told
 
     def _told(self, data: bytes | None) -> None:
-        if data is None:
-            return
-        answer = msgspec.json.decode(data, type=_Answer)
-        if (waiting := self._waiting.get(answer.number)) is not None:
+        answer = _read(data, _Answer)
+        if answer is not None and (waiting := self._waiting.get(answer.number)) is not None:
             waiting(answer.by, answer.body)
+
+
+def _read(data: bytes | None, kind: type[Message]) -> Message | None:
+    """A message, or None: some may have been missed, or another version says it otherwise."""
+    try:
+        return None if data is None else msgspec.json.decode(data, type=kind)
+    except msgspec.MsgspecError:
+        logger.warning("a replica of another version is not understood")
+        return None
