@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
@@ -21,9 +21,17 @@ def sentinels() -> Iterator[Sentinels]:
         yield sentinels
 
 
-async def test_a_failover_is_followed_and_keeps_what_was_replicated(sentinels: Sentinels) -> None:
+@pytest.fixture
+async def backend(sentinels: Sentinels) -> AsyncIterator[RedisBackend]:
     backend = RedisBackend(sentinels.url)
     await backend.open()
+    yield backend
+    await backend.close()
+
+
+async def test_a_failover_is_followed_and_keeps_what_was_replicated(
+    sentinels: Sentinels, backend: RedisBackend
+) -> None:
     now = time.time()
     session = await backend.sessions.create(a_session(FakeClock(now)), alias="alias")
     await backend.state.set(session.id, "k", b'"kept"')
@@ -46,4 +54,3 @@ async def test_a_failover_is_followed_and_keeps_what_was_replicated(sentinels: S
                 await asyncio.sleep(0.1)
     assert await backend.state.get(session.id, "k") == b'"kept"'
     assert took < 15
-    await backend.close()

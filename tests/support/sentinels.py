@@ -24,6 +24,8 @@ class Sentinels:
         self._folder = folder
         self.master, self.replica = free_port(), free_port()
         self.processes = {self.master: self._server(self.master), self.replica: self._server(self.replica, self.master)}
+        # A sentinel asks the master for its replicas when it begins, and then every 10 s: it has to be there by then.
+        self.wait(lambda: self.look(self.replica).info("replication").get("master_link_status") == "up")
         self.ports = [free_port() for _ in range(3)]
         for port in self.ports:
             config = folder / f"{port}.conf"
@@ -34,8 +36,10 @@ class Sentinels:
             self._start(str(config), "--sentinel")
         places = ",".join(f"127.0.0.1:{port}" for port in self.ports)
         self.url = f"redis+sentinel://{places}/main/0"
-        self.wait(lambda: self.known("num-other-sentinels") == 2 and self.known("num-slaves") == 1)
-        self.wait(lambda: self.look(self.replica).info("replication").get("master_link_status") == "up")
+        # Each of them may be the one that is elected.
+        for port in self.ports:
+            self.wait(lambda port=port: self.known(port, "num-other-sentinels") == 2)  # type: ignore[misc]  # of this round
+            self.wait(lambda port=port: self.known(port, "num-slaves") == 1)  # type: ignore[misc]  # of this round
 
     def _start(self, *arguments: str) -> subprocess.Popen[bytes]:
         process = subprocess.Popen([program("redis-server", "redis-server"), *arguments], stdout=subprocess.DEVNULL)
@@ -49,8 +53,9 @@ class Sentinels:
         folder.mkdir()
         return self._start("--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(folder), *more)
 
-    def known(self, what: str) -> object:
-        master: Any = self.look(self.ports[0]).sentinel_master("main")
+    def known(self, port: int, what: str) -> object:
+        """What the sentinel at that port knows of the master."""
+        master: Any = self.look(port).sentinel_master("main")
         return master[what]
 
     def look(self, port: int) -> redis.Redis:
