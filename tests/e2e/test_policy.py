@@ -9,6 +9,7 @@ import pytest
 
 from tests.e2e.conftest import KEYS, bearer, sha256
 from tests.requirements import requirement
+from tests.support.procs import eventually
 from tests.support.raw import Legacy, Modern, messages, tool_text
 from tests.support.running import DEMO, PROBE, RunningGateway, running_gateway, server
 
@@ -151,5 +152,7 @@ def test_a_workspace_sees_what_is_for_it_and_an_unknown_one_nothing(http: httpx.
 def test_a_slow_call_is_told_in_the_log(gateway: RunningGateway, http: httpx.Client) -> None:
     legacy, _ = clients(gateway, http, "alice")
     assert tool_text(legacy.tool("probe__sleep", {"seconds": 0.3})) == "slept"
+    # Written before the answer; read from the pipe by a thread of ours.
+    assert eventually(lambda: "a slow call" in gateway.stderr())
     line = next(line for line in gateway.stderr().splitlines() if "a slow call" in line)
     assert "tool=sleep" in line and "session=" in line and "took_s=0.3" in line
