@@ -193,7 +193,7 @@ class Console:
         return response
 
     async def _end(self, request: Request) -> Response:
-        operator = self._operator(request)
+        operator = self._access.operator(request)
         if operator is None:
             return Response(status_code=403, headers=_HEADERS)
         try:
@@ -203,7 +203,7 @@ class Console:
         return RedirectResponse(f"{_root(request)}/admin/sessions", 303, headers=_HEADERS)
 
     async def _drain(self, request: Request) -> Response:
-        operator, deed = self._operator(request), request.path_params["deed"]
+        operator, deed = self._access.operator(request), request.path_params["deed"]
         if operator is None or deed not in ("drain", "admit"):
             return Response(status_code=403 if operator is None else 404, headers=_HEADERS)
         try:
@@ -213,9 +213,6 @@ class Console:
         done = "has drained" if deed == "drain" else "has admitted again"
         self._told(f"the operator {operator} {done} replica {name}")
         return RedirectResponse(f"{_root(request)}/admin", 303, headers=_HEADERS)
-
-    def _operator(self, request: Request) -> str | None:
-        return self._access.operator(request)
 
     def _failed(self, request: Request, operator: str, words: str) -> Response:
         shown = self._render("gone.html", request, operator=operator, page="gone", live="", words=words)
