@@ -11,6 +11,8 @@ from typing import Final, Literal
 
 import msgspec
 
+from transports.inbound.limits import Refusals
+
 __all__ = ["BUCKETS_S", "History", "Metrics", "Outcome", "Sample", "Series", "quantile"]
 
 BUCKETS_S: Final = (
@@ -64,6 +66,7 @@ class Metrics:
         self.series: dict[tuple[str, str, str], Series] = {}  # by server, method and era
         self.loop_lag_s = 0.0  # how late the event loop was with the last second
         self.forwarded: Counter[str] = Counter()
+        self.limited: Refusals = Counter()  # refused or cut because a limit was reached
         self.history = History(self)
 
     def answered(self, server: str, method: str, era: str, outcome: Outcome, took_s: float) -> None:

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from gateway.credentials import is_template
-from gateway.settings import ConfigurationError, LimitSettings, UpstreamSettings
+from gateway.limit_settings import LimitSettings
+from gateway.settings import ConfigurationError, UpstreamSettings
 from transports.base import Upstream
 from transports.upstream.process import Supervisor
 from transports.upstream.stdio import StdioUpstream

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from gateway.assertion import ISSUER
+from gateway.limit_settings import LimitSettings, Seconds
 from gateway.policy_settings import AuthSettings, PolicySettings, ResourceSettings, SecretSettings, ToolSettings
 from session_store.connect import check_store_url
 from session_store.metadata import checked_metadata
@@ -44,7 +45,6 @@ DEFAULT_CONTEXT_ENV = {
 METADATA_FIELDS = ("principal", "agent", "workspace", "trust", "endpoint")
 
 ContextField = Literal["session_id", "workspace", "trust", "principal", "agent", "permissions", "correlation_id"]
-Seconds = Annotated[float, Field(gt=0, le=31_536_000)]
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -242,29 +242,6 @@ class AdminSettings(_Frozen):
     _one_or_several = field_validator("keys", mode="before")(one_or_several)
     _digests = field_validator("keys")(digests)
     _host_and_port = field_validator("listen")(host_and_port)
-
-
-class LimitSettings(_Frozen):
-    """What one client or one server may cost us."""
-
-    body_bytes: Annotated[int, Field(ge=1_024)] = 4 << 20
-    """Body of a request; 413 beyond."""
-    line_bytes: Annotated[int, Field(ge=1_024)] = 16 << 20
-    """Message of a server; a larger one is thrown away and its call fails."""
-    exchanges: Annotated[int, Field(ge=1)] = 256
-    """Calls of one session in flight; 429 beyond."""
-    start_timeout_s: Seconds = 30.0
-    """A server's start, handshake included."""
-    call_timeout_s: Seconds = 600.0
-    """A call, counted from its last sign of life. SDK clients give up after 300 s."""
-    poll_after_s: Annotated[float, Field(ge=0, le=86_400)] = 0.0
-    """Close a call's event stream after so long, for load balancers that cut long responses; clients of 2025-11-25 read
-    on with `Last-Event-ID`. 0: it stays open."""
-    shutdown_grace_s: Seconds = 2.0
-    """Twice in a child's end: after its stdin was closed, and after SIGTERM."""
-    parked_s: Seconds = 55.0
-    """How long a call waits for a 2026-07-28 client that was asked something by a server of the other era. Servers give
-    up on their own after 60 s or so."""
 
 
 class GatewaySettings(_Frozen):

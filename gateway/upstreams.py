@@ -20,10 +20,11 @@ from gateway.context import child_environment, facts_of, new_correlation_id
 from gateway.conversation import Conversation
 from gateway.credentials import Credentials, is_template
 from gateway.exchange import Exchange
+from gateway.limit_settings import LimitSettings
 from gateway.live import LiveSession
 from gateway.quotas import PrincipalQuotas
 from gateway.routing import IsolatedRouter, SharedRouter
-from gateway.settings import LimitSettings, UpstreamSettings
+from gateway.settings import UpstreamSettings
 from gateway.tool_calls import Tools
 from session_store import Session
 from transports.base import AheadLink, AheadUpstream, Era, Given, LinkClosed, Upstream, UpstreamUnavailable

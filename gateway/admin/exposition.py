@@ -18,6 +18,7 @@ from gateway.admin.replica import Replica
 from gateway.audit import Audit
 from gateway.conversation import LOSSES
 from gateway.metrics import BUCKETS_S
+from transports.inbound.limits import Limited
 
 __all__ = ["Exposition"]
 
@@ -78,6 +79,12 @@ class Exposition:
         for outcome, count in metrics.forwarded.items():
             forwarded.add_metric([outcome], count)
         yield forwarded
+        limited = CounterMetricFamily(
+            "mcp_gateway_limited", "Connections and requests refused or cut at a limit, by its kind", labels=["limit"]
+        )
+        for kind in Limited:
+            limited.add_metric([kind.value], metrics.limited[kind])
+        yield limited
         events = CounterMetricFamily(
             "mcp_gateway_session_events", "What happened to sessions, and refusals", labels=["event"]
         )

@@ -1,0 +1,71 @@
+"""What anybody may cost before they said who they are: one value for every listener, and one count of refusals.
+
+Pure: no I/O but a look at this process's own file limit. It knows no setting; `gateway.limits` fills it.
+"""
+
+import enum
+import resource
+from collections import Counter
+from dataclasses import dataclass
+from typing import Final
+
+__all__ = ["Limited", "Limits", "Refusals", "room_for_connections"]
+
+_KEPT_BACK: Final = 128
+"""Files that are no connections: the store, logs, listeners, libraries."""
+
+_MOST: Final = 65_536
+"""Connections where the process may open any number of files."""
+
+
+class Limited(enum.StrEnum):
+    """Why something was cut or refused: the label of the metric, which no client can add to."""
+
+    FRAMING = "framing"
+    HEAD_SIZE = "head_size"
+    HEAD_TIME = "head_time"
+    BODY_SIZE = "body_size"
+    BODY_TIME = "body_time"
+    WRITE_TIME = "write_time"
+    PIPELINE = "pipeline"
+    CONNECTIONS = "connections"
+    PEER_CONNECTIONS = "peer_connections"
+    BATCH = "batch"
+    NAME = "name"
+    URI = "uri"
+    RECORD = "record"
+    HOP = "hop"
+    """On the listener between replicas."""
+
+
+Refusals = Counter[Limited]
+"""How often, by kind: `refusals[Limited.BATCH] += 1`. One for the process, `Metrics.limited`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Defaults and their reasons stand beside the settings (`gateway.settings.LimitSettings`).
+
+    Times are seconds, sizes bytes, lengths of texts characters after decoding.
+    """
+
+    head_bytes: int = 64 << 10
+    headers: int = 128
+    head_timeout_s: float = 10.0
+    body_bytes: int = 4 << 20
+    body_timeout_s: float = 30.0
+    idle_timeout_s: float = 75.0
+    write_timeout_s: float = 30.0
+    connections: int = 1_024
+    peer_connections: int = 512
+    pipelined: int = 16
+    batch_messages: int = 64
+    name_chars: int = 256
+    uri_chars: int = 8 << 10
+    record_bytes: int = 64 << 10
+
+
+def room_for_connections() -> int:
+    """How many connections this process has files for: half of them, because a session's server needs some as well."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return _MOST if soft == resource.RLIM_INFINITY else max(16, min(_MOST, (soft - _KEPT_BACK) // 2))
