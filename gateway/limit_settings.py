@@ -1,4 +1,4 @@
-"""What one client or one server may cost, as an operator sets it: the unit in each name, the reason beside the default."""
+"""What one client or one server may cost, as an operator sets it: units in the names, reasons beside the defaults."""
 
 from typing import Annotated
 
