@@ -54,6 +54,12 @@ def run(
     port: Annotated[int | None, typer.Option(help="Port to listen on; 0 takes a free one.")] = None,
     store: Annotated[str | None, typer.Option(help="Where sessions are kept, as a URL.")] = None,
     advertise: Annotated[str | None, typer.Option(help="HOST:PORT where other gateways reach this one.")] = None,
+    anonymous: Annotated[
+        bool, typer.Option("--anonymous", help="Serve whoever reaches it, without a credential.")
+    ] = False,
+    allowed_host: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="A host name requests may ask for; may be repeated.")
+    ] = None,
     workers: Annotated[int, typer.Option(min=1, max=256, help="Processes on the one port; needs a redis store.")] = 1,
 ) -> None:
     """Serve MCP over Streamable HTTP."""
@@ -62,6 +68,7 @@ def run(
     from gateway.workers import LISTENER, run_workers
 
     given: dict[str, Any] = {"host": host, "port": port, "store": store, "advertise": advertise}
+    given |= {"anonymous": anonymous or None, "allowed_hosts": allowed_host or None}
     try:
         settings = load_settings(config, {key: value for key, value in given.items() if value is not None})
         settings = _with_command(settings, command)

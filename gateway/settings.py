@@ -4,17 +4,23 @@ A configuration is one JSON or TOML file: the `mcpServers` object people already
 `gateway` object beside it. `MCP_GATEWAY_…` environment variables win over the file (`__` goes one level down).
 """
 
-import json
 import re
-import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
-from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from gateway.assertion import ISSUER
+from gateway.given import ConfigurationError, Origins, explained, gathered
 from gateway.limit_settings import LimitSettings, Seconds
 from gateway.policy_settings import AuthSettings, PolicySettings, ResourceSettings, SecretSettings, ToolSettings
 from session_store.connect import check_store_url
@@ -81,10 +87,6 @@ def host_and_port_of(address: str) -> tuple[str, int]:
 def is_loopback(host: str) -> bool:
     """Whether only this machine reaches that address."""
     return host in ("localhost", "::1") or host.startswith("127.")
-
-
-class ConfigurationError(ValueError):
-    """The configuration cannot be used. The message names the place and what to do."""
 
 
 class _Frozen(BaseModel):
@@ -263,7 +265,8 @@ class GatewaySettings(_Frozen):
     send `Authorization: Bearer KEY`."""
     anonymous: bool | None = None
     """Whether clients without a credential are served. Not given: only while nothing else is configured, and on
-    loopback."""
+    loopback. `true` beside `api_keys`, `auth.jwt` or a `subject_header` of `auth.proxies` is refused: one of them would
+    undo the other."""
     allowed_hosts: tuple[str, ...] = ()
     """Host names requests may ask for. Empty: loopback names when bound to loopback, else any."""
     allowed_origins: tuple[str, ...] = ()
@@ -311,10 +314,28 @@ class GatewaySettings(_Frozen):
 
     @property
     def allows_anonymous(self) -> bool:
-        if self.anonymous is not None:
-            return self.anonymous
+        return not self.credentials if self.anonymous is None else self.anonymous
+
+    @property
+    def credentials(self) -> tuple[str, ...]:
+        """The settings by which callers have to say who they are, by name."""
         proxied = self.auth.proxies is not None and bool(self.auth.proxies.subject_header)
-        return not (self.api_keys or self.auth.jwt or proxied)
+        given = {"api_keys": self.api_keys, "auth.jwt": self.auth.jwt, "auth.proxies": proxied}
+        return tuple(name for name, value in given.items() if value)
+
+    @model_validator(mode="after")
+    def _nobody_beside_credentials(self, info: ValidationInfo) -> Self:
+        if not self.anonymous or not self.credentials:
+            return self
+        origins: Origins | None = (info.context or {}).get("origins")
+        says, asks = "anonymous", [*self.credentials]
+        if origins is not None:
+            says = f"anonymous (from {origins.last_of('anonymous')})"
+            asks = [f"{name} (from {origins.of(name)})" for name in asks]
+        raise ValueError(
+            f"{says} serves everybody, and {', '.join(asks)} {'says' if len(asks) == 1 else 'say'} who may call: "
+            "take anonymous out, or run a gateway of its own for those who have no credential"
+        )
 
     @model_validator(mode="after")
     def _nobody_by_accident(self) -> Self:
@@ -354,100 +375,14 @@ class Settings(_Frozen):
         return self
 
 
-class _Environment(BaseSettings):
-    """`MCP_GATEWAY_PORT`, `MCP_GATEWAY_SESSION__IDLE_TTL_S`, … as a mapping; validated with the rest."""
-
-    model_config = SettingsConfigDict(
-        env_prefix="MCP_GATEWAY_", env_nested_delimiter="__", extra="forbid", env_ignore_empty=True
-    )
-    host: Any = None
-    port: Any = None
-    store: Any = None
-    advertise: Any = None
-    internal: Any = None
-    api_keys: Any = None
-    anonymous: Any = None
-    allowed_hosts: Any = None
-    allowed_origins: Any = None
-    issuer: Any = None
-    sse: Any = None
-    tools: Any = None
-    result_meta: Any = None
-    log_level: Any = None
-    log_format: Any = None
-    log_calls_per_s: Any = None
-    tracing: Any = None
-    admin: dict[str, Any] | None = None
-    secrets: Any = None
-    auth: dict[str, Any] | None = None
-    policy: dict[str, Any] | None = None
-    audit: dict[str, Any] | None = None
-    session: dict[str, Any] | None = None
-    limits: dict[str, Any] | None = None
-
-    @classmethod
-    def settings_customise_sources(
-        cls, settings_cls: type[BaseSettings], *_: PydanticBaseSettingsSource, **__: PydanticBaseSettingsSource
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        return (EnvSettingsSource(settings_cls),)
-
-
 def load_settings(path: Path | None = None, overrides: dict[str, Any] | None = None) -> Settings:
     """Read the file (JSON, or TOML by its ending), the environment over it, and `overrides` (of `gateway`) over both.
 
     Raises:
         ConfigurationError: one line per fault: where, what, and what to do.
     """
-    document: dict[str, Any] = {} if path is None else _read(path)
-    environment = {k: _maybe_json(v) for k, v in _Environment().model_dump(exclude_none=True).items()}
-    gateway = document.get("gateway", {})
-    if isinstance(gateway, dict):
-        document = document | {"gateway": _merge(_merge(gateway, environment), overrides or {})}
+    document, origins = gathered(path, overrides or {})
     try:
-        return Settings.model_validate(document)
+        return Settings.model_validate(document, context={"origins": origins})
     except ValidationError as error:
-        raise ConfigurationError(_explain(error, path)) from None
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        text = path.read_text(encoding="utf-8")
-        document = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
-    except OSError as error:
-        raise ConfigurationError(f"{path}: {error.strerror or error}") from None
-    except ValueError as error:
-        raise ConfigurationError(f"{path}: not valid {'TOML' if path.suffix == '.toml' else 'JSON'}: {error}") from None
-    if not isinstance(document, dict):
-        raise ConfigurationError(f"{path}: must hold an object with mcpServers, and gateway if you like")
-    # A desktop host's file holds settings of its own beside mcpServers.
-    return {key: value for key, value in document.items() if key in ("mcpServers", "gateway")}
-
-
-def _maybe_json(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _maybe_json(part) for name, part in value.items()}
-    if isinstance(value, str) and value[:1] in ("{", "["):
-        try:
-            return json.loads(value)
-        except ValueError:
-            return value
-    return value
-
-
-def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    merged = dict(base)
-    for key, value in over.items():
-        below = merged.get(key)
-        merged[key] = _merge(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
-    return merged
-
-
-def _explain(error: ValidationError, path: Path | None) -> str:
-    lines = []
-    for fault in error.errors(include_url=False, include_input=False):
-        where = ".".join(str(part) for part in fault["loc"])
-        what = fault["msg"].removeprefix("Value error, ")
-        if fault["type"] == "extra_forbidden":
-            what = "no such setting"
-        lines.append(": ".join(part for part in (str(path or ""), where, what) if part))
-    return "\n".join(lines)
+        raise ConfigurationError(explained(error, path)) from None
