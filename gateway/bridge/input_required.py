@@ -7,7 +7,7 @@ gets its own back byte for byte, and none if it sent none.
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 from mcp.server.request_state import AESGCMRequestStateCodec, InvalidRequestState
@@ -17,7 +17,7 @@ from gateway.errors import bad_request_state
 from session_store import KeyRing, Principal, Purpose
 from transports.jsonrpc import Object, encode
 
-__all__ = ["INPUT_REQUIRED_METHODS", "OpenedState", "StateSeal", "request_digest"]
+__all__ = ["INPUT_REQUIRED_METHODS", "Binding", "OpenedState", "StateSeal", "request_digest"]
 
 STATE_TTL_S: Final = 600.0
 """Long enough for a person to fill in a form."""
@@ -39,8 +39,18 @@ class OpenedState:
     answers: Mapping[str, str] = field(default_factory=dict)
 
 
+class Binding(NamedTuple):
+    """What a state is good for: one principal, at one endpoint, for one request. `digest` is worked out for the few
+    calls that ask something."""
+
+    principal: Principal
+    endpoint: str
+    digest: Callable[[], str]
+
+
 class _Sealed(msgspec.Struct, frozen=True, kw_only=True):
     session: str
+    endpoint: str
     issuer: str
     subject: str
     digest: str
@@ -61,40 +71,48 @@ def request_digest(method: str, params: Object) -> str:
 
 
 class StateSeal:
-    """Seals and opens states: encrypted, authenticated, bound to principal and request, with an expiry."""
+    """Seals and opens states: encrypted, authenticated, bound to principal, endpoint and request, with an expiry."""
 
     def __init__(self, ring: KeyRing, clock: Callable[[], float]) -> None:
         self._codec = AESGCMRequestStateCodec(ring.derive(Purpose.REQUEST_STATE))
         self._clock = clock
 
     def seal(
-        self, result: Object, *, session_id: str, principal: Principal, digest: str, parked: Parked | None = None
+        self,
+        result: Object,
+        *,
+        session_id: str,
+        binding: Binding,
+        parked: Parked | None = None,
     ) -> Object:
         """An `input_required` result with our state in place of the server's."""
         inner = result.get("requestState")
         payload = _Sealed(
             session=session_id,
-            issuer=principal.issuer,
-            subject=principal.subject,
-            digest=digest,
+            endpoint=binding.endpoint,
+            issuer=binding.principal.issuer,
+            subject=binding.principal.subject,
+            digest=binding.digest(),
             expires=self._clock() + STATE_TTL_S,
             inner=None if inner is None else bytes(inner).decode(),
             **({} if parked is None else _facts(parked)),
         )
         return result | {"requestState": msgspec.Raw(encode(self._codec.seal(encode(payload))))}
 
-    def open(self, raw: msgspec.Raw, *, principal: Principal, digest: str) -> OpenedState:
+    def open(self, raw: msgspec.Raw, binding: Binding) -> OpenedState:
         """Read back what `seal` made.
 
         Raises:
-            Refused: not ours, expired, another principal's, or of another request; one answer for all.
+            Refused: not ours, expired, another principal's, of another endpoint or of another request; one answer for
+                all.
         """
         try:
             state = msgspec.json.decode(self._codec.unseal(msgspec.json.decode(raw, type=str)), type=_Sealed)
         except (InvalidRequestState, msgspec.MsgspecError, ValueError):
             raise bad_request_state() from None
         owner = Principal(issuer=state.issuer, subject=state.subject)
-        if owner != principal or state.digest != digest or self._clock() >= state.expires:
+        is_here = owner == binding.principal and state.endpoint == binding.endpoint
+        if not is_here or self._clock() >= state.expires or state.digest != binding.digest():
             raise bad_request_state()
         inner = None if state.inner is None else msgspec.Raw(state.inner.encode())
         return OpenedState(

@@ -11,6 +11,7 @@ import msgspec
 from gateway.bridge.capabilities import caller_of_meta
 from gateway.bridge.input_required import (
     INPUT_REQUIRED_METHODS,
+    Binding,
     OpenedState,
     StateSeal,
     is_input_required,
@@ -39,11 +40,6 @@ _CACHEABLE = _SESSIONLESS | {"server/discover", "resources/read"}
 """Modern results that may be cached, so that nothing of the session may stand in them."""
 
 
-Shape = Callable[[Exchange, Object], Object]
-Digest = Callable[[], str]
-"""What a `requestState` is bound to of its request: worked out for the few calls that ask something."""
-
-
 class ModernClients:
     """What a client of 2026-07-28 sends."""
 
@@ -60,14 +56,14 @@ class ModernClients:
         if method == "server/discover":
             return await self._discover(message, endpoint, self._sessions.context_of(request, principal))
         params = request.params
-        digest: Digest | None = None
+        binding: Binding | None = None
         if method in INPUT_REQUIRED_METHODS:
-            digest = functools.partial(request_digest, method, params)
-        if digest is not None and "requestState" in params and bytes(params["requestState"]) != b"null":
-            opened = self._seal.open(params["requestState"], principal=principal, digest=digest())
+            binding = Binding(principal, request.endpoint, functools.partial(request_digest, method, params))
+        if binding is not None and "requestState" in params and bytes(params["requestState"]) != b"null":
+            opened = self._seal.open(params["requestState"], binding)
             found = await self._sessions.resume_by_id(opened.session_id, principal, Era.MODERN)
             if opened.call:
-                return await self._go_on(request, principal, correlation, found, opened, digest)
+                return await self._go_on(request, correlation, found, opened, binding)
             resolved: Resolved | None = found
             params = with_inner_state(params, opened)
         elif method in _SESSIONLESS:
@@ -82,7 +78,7 @@ class ModernClients:
             client_id=id_of(message),
             live=live,
             replies=ReplyQueue(),
-            shape=self._shaping(principal, digest, correlation),
+            shape=self._shaping(binding, correlation),
             caller=caller_of_meta(request.meta),
             context=None if live is not None else self._sessions.context_of(request, principal),
         )
@@ -91,16 +87,15 @@ class ModernClients:
     async def _go_on(
         self,
         request: Request,
-        principal: Principal,
         correlation: str,
         resolved: Resolved,
         opened: OpenedState,
-        digest: Digest,
+        binding: Binding,
     ) -> Answer:
         """Answer a client that comes back to a parked call with what it was asked."""
         live, message = resolved.live, message_of(request)
         headers = self._sessions.headers(resolved, request)
-        shape = self._shaping(principal, digest, correlation)
+        shape = self._shaping(binding, correlation)
         responses = decode_object(request.params.get("inputResponses", msgspec.Raw(b"{}")), "inputResponses")
         exchange = live.parked.get(opened.call)
         if exchange is None or exchange.parked is None:
@@ -133,26 +128,22 @@ class ModernClients:
         answer_parked(exchange, responses)
         return reply
 
-    def _shaping(
-        self, principal: Principal, digest: Digest | None, correlation: str
-    ) -> Callable[[Exchange, Object], Object]:
-        return lambda exchange, result: self._shape(exchange, result, principal, digest, correlation)
+    def _shaping(self, binding: Binding | None, correlation: str) -> Callable[[Exchange, Object], Object]:
+        return lambda exchange, result: self._shape(exchange, result, binding, correlation)
 
-    def _shape(
-        self, exchange: Exchange, result: Object, principal: Principal, digest: Digest | None, correlation: str
-    ) -> Object:
+    def _shape(self, exchange: Exchange, result: Object, binding: Binding | None, correlation: str) -> Object:
         """A modern result as the client gets it."""
         live = exchange.live
         if exchange.is_subscription:
             own_id = msgspec.Raw(encode(exchange.client_id))
             result = with_meta(result, {"io.modelcontextprotocol/subscriptionId": own_id})
-        asks = digest is not None and is_input_required(result)
+        asks = binding is not None and is_input_required(result)
         if live is None or (exchange.method in _CACHEABLE and not asks):
             return result
         session = live.session
-        if asks and digest is not None:
+        if asks and binding is not None:
             parked = exchange.parked if exchange.is_parked else None
-            result = self._seal.seal(result, session_id=session.id, principal=principal, digest=digest(), parked=parked)
+            result = self._seal.seal(result, session_id=session.id, binding=binding, parked=parked)
         additions = {SESSION_KEY: msgspec.Raw(encode(self._sessions.token(session)))}
         return with_meta(result, additions | self._relay.trace(live, correlation))
 

@@ -74,6 +74,18 @@ def test_a_round_is_good_once_for_its_request_and_its_principal(gateway: Running
     assert len(json.loads(tool_text(done))) == 2
 
 
+@requirement("spec.bridge", "id.purpose")
+def test_a_state_is_good_at_the_endpoint_that_gave_it(gateway: RunningGateway, http: httpx.Client) -> None:
+    here, there = Modern(gateway.url, http), Modern(f"{gateway.base}/servers/old/mcp", http)
+    for given, other in ((here, there), (there, here)):
+        question = asked(given.tool("ask_once", {}))
+        state, responses = question["requestState"], answers_to(question)
+        misplaced = back(other, "ask_once", {}, state, responses)
+        assert misplaced.status_code == 400
+        assert messages(misplaced)[-1]["error"]["data"] == {"reason": "invalid_request_state"}
+        assert len(json.loads(tool_text(back(given, "ask_once", {}, state, responses)))) == 1, "and it goes on there"
+
+
 @requirement("spec.bridge")
 def test_what_is_missing_is_asked_again(gateway: RunningGateway, http: httpx.Client) -> None:
     client = Modern(gateway.url, http)
