@@ -23,6 +23,7 @@ __all__ = [
     "ErrorKind",
     "bad_context",
     "bad_request_state",
+    "insufficient_scope",
     "invalid_arguments",
     "no_session",
     "session_unknown",
@@ -71,7 +72,7 @@ ERRORS: Final[dict[int, ErrorKind]] = {
     INVALID_PARAMS: ErrorKind("parameters that cannot be used", (200, 400, 404, 409), "client", "no"),
     INTERNAL_ERROR: ErrorKind("the gateway failed", (500, 503), "gateway", "if repeatable"),
     SESSION_UNKNOWN: ErrorKind("no such session", (404,), "client", "new session"),
-    UNAUTHENTICATED: ErrorKind("no good credential", (401,), "client", "credential"),
+    UNAUTHENTICATED: ErrorKind("no good credential", (401, 403), "client", "credential"),
     STORE_UNAVAILABLE: ErrorKind("the session cannot be reached now", (503,), "gateway", "later"),
     UPSTREAM_UNAVAILABLE: ErrorKind("the server cannot be had", (200, 503), "server", "later"),
     OUTCOME_UNKNOWN: ErrorKind("no answer; the call may have taken effect", (200,), "server", "if repeatable"),
@@ -101,6 +102,11 @@ def no_session() -> Refused:
 
 def unauthenticated(reason: str, challenge: str) -> Refused:
     return Refused(401, UNAUTHENTICATED, reason, headers={"WWW-Authenticate": f"Bearer {challenge}"})
+
+
+def insufficient_scope(reason: str, challenge: str) -> Refused:
+    """A good token that does not go far enough: its client can ask for one that does (RFC 6750 §3.1)."""
+    return Refused(403, UNAUTHENTICATED, reason, headers={"WWW-Authenticate": f"Bearer {challenge}"})
 
 
 def store_unavailable() -> Refused:

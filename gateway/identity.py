@@ -7,8 +7,8 @@ from typing import Final
 import msgspec
 
 from gateway.digests import Digests
-from gateway.errors import unauthenticated
-from gateway.jwt_tokens import InvalidToken, JwtTokens
+from gateway.errors import insufficient_scope, unauthenticated
+from gateway.jwt_tokens import InsufficientScope, InvalidToken, JwtTokens
 from gateway.policy_settings import AuthSettings, ProxySettings
 from gateway.rules import Granted, granted_by, normal_trust
 from session_store import ANONYMOUS, Principal
@@ -96,7 +96,8 @@ class Identity:
         A credential that is presented must be good: a wrong key is never served as anonymous where keys are configured.
 
         Raises:
-            Refused: 401 with `WWW-Authenticate` (RFC 6750 §3, RFC 9728 §5.1).
+            Refused: 401, or 403 for a token without a needed scope; with `WWW-Authenticate` (RFC 6750 §3, RFC 9728
+                §5.1).
         """
         if self._has_proxies and peer in self.proxies and (vouched := self._vouched(headers)) is not None:
             return vouched
@@ -116,6 +117,9 @@ class Identity:
     async def _by_token(self, tokens: JwtTokens, token: str) -> Authenticated:
         try:
             principal, claims = tokens.remembered(token) or await tokens.verify(token)
+        except InsufficientScope as error:
+            challenge = self._challenge("insufficient_scope", error.needed)
+            raise insufficient_scope(f"The access token does not go far enough: {error}.", challenge) from None
         except InvalidToken as error:
             raise self._refused(f"The access token is not valid: {error}.", error="invalid_token") from None
         return Authenticated(principal, granted_by(claims, self._claims[principal.issuer]))
@@ -144,11 +148,10 @@ class Identity:
         return Authenticated(Principal(issuer=settings.issuer, subject=subject), granted)
 
     def _refused(self, reason: str, *, error: str = "") -> Exception:
-        challenge = {"realm": "mcp-session-gateway"}
-        if error:
-            challenge["error"] = error
-        if self._scope:
-            challenge["scope"] = self._scope
-        if self._metadata_url:
-            challenge["resource_metadata"] = self._metadata_url
-        return unauthenticated(reason, ", ".join(f'{name}="{value}"' for name, value in challenge.items()))
+        return unauthenticated(reason, self._challenge(error, self._scope))
+
+    def _challenge(self, error: str, scope: str) -> str:
+        """The parameters of `WWW-Authenticate: Bearer`."""
+        said = {"error": error, "scope": scope, "resource_metadata": self._metadata_url}
+        challenge = {"realm": "mcp-session-gateway"} | {name: value for name, value in said.items() if value}
+        return ", ".join(f'{name}="{value}"' for name, value in challenge.items())

@@ -5,7 +5,7 @@ import hashlib
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final
 
 import httpx2
@@ -14,7 +14,7 @@ import jwt
 from gateway.policy_settings import JwtSettings
 from session_store import Principal
 
-__all__ = ["InvalidToken", "JwtTokens"]
+__all__ = ["InsufficientScope", "InvalidToken", "JwtTokens"]
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +30,14 @@ _REMEMBERED: Final = 10_000
 
 class InvalidToken(Exception):
     """The token is not good; the message says why, in words fit for whoever sent it."""
+
+
+class InsufficientScope(InvalidToken):
+    """The token is good, and does not go far enough: `needed` is what it has to have."""
+
+    def __init__(self, needed: Sequence[str], missing: Collection[str]) -> None:
+        super().__init__(f"it lacks the scope {' '.join(sorted(missing))}")
+        self.needed = " ".join(needed)
 
 
 class JwtTokens:
@@ -123,7 +131,11 @@ class _Issuer:
             raise InvalidToken("it is for another audience") from None
         except jwt.PyJWTError as error:
             raise InvalidToken(f"it cannot be trusted ({type(error).__name__})") from None
+        if claims.get("cnf") is not None:
+            # Good only together with a proof of a key (RFC 7800; `jkt`: RFC 9449 §7.1, `x5t#S256`: RFC 8705 §3), which
+            # is not checked here: as a bearer token it would be good for whoever has stolen it.
+            raise InvalidToken("it is bound to a key, and is no bearer token: ask for one without DPoP or mutual TLS")
         missing = set(settings.scopes) - set(str(claims.get("scope", "")).split())
         if missing:
-            raise InvalidToken(f"it lacks the scope {' '.join(sorted(missing))}")
+            raise InsufficientScope(settings.scopes, missing)
         return claims

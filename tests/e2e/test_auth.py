@@ -89,7 +89,6 @@ def test_tokens_that_are_not_good_are_refused(gateway: RunningGateway, issuer: I
         "not good yet": issuer.token(nbf=now + 100),
         "without an end": issuer.token(exp=None),
         "without a subject": issuer.token(sub=None),
-        "without the scope": issuer.token(scope="other"),
         "no JWT": "aaaaaaaa.bbbbbbbbb.cccccccc",
         "changed": issuer.token()[:-8] + "AAAAAAAA",
     }

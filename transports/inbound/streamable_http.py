@@ -125,6 +125,7 @@ class StreamableHttp:
             case "GET" if _era_of_header(headers) is Era.LEGACY:
                 await self._get(scope, headers, receive, send)
             case "DELETE" if _era_of_header(headers) is Era.LEGACY:
+                _check_version(headers)
                 await self._handler.end(self._request(scope, headers, Era.LEGACY))
                 await send_status(send, 200)
             case "OPTIONS":
