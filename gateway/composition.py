@@ -41,6 +41,7 @@ from gateway.policy import Policy, server_policy
 from gateway.protected_resource import ProtectedResource
 from gateway.quotas import PrincipalQuotas
 from gateway.rates import RateLimits
+from gateway.record_room import RecordRoom
 from gateway.relay import Relay
 from gateway.rules import Rules
 from gateway.servers import in_process, upstream_of
@@ -157,6 +158,7 @@ class Gateway:
             live=self._live,
             ring=ring,
             settings=options.session,
+            room=RecordRoom(options.limits.record_bytes, self.metrics.limited),
             clock=clock,
             closed=self._forget,
             rules=Rules(options.policy.rules, lives.trust),
@@ -225,6 +227,8 @@ class Gateway:
                 path,
                 guard=guard,
                 body_limit=options.limits.body_bytes,
+                limits=options.limits.before_authentication,
+                refusals=self.metrics.limited,
                 poll_after_s=options.limits.poll_after_s,
                 forwarder=self._forwarding,
             )

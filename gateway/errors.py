@@ -4,6 +4,7 @@ The codes lie in JSON-RPC's implementation-defined band (-32000 to -32019), whic
 where the protocol names one. -32000 and -32001 are avoided: SDKs give them meanings of their own.
 """
 
+from collections.abc import Iterable
 from typing import Final, Literal, NamedTuple
 
 from transports.base import Refused
@@ -26,6 +27,7 @@ __all__ = [
     "insufficient_scope",
     "invalid_arguments",
     "no_session",
+    "record_full",
     "session_unknown",
     "store_full",
     "store_unavailable",
@@ -37,6 +39,7 @@ __all__ = [
     "unauthenticated",
     "unknown_event",
     "unknown_handle",
+    "unknown_level",
     "unknown_tool",
     "unreachable",
 ]
@@ -181,6 +184,15 @@ def too_many(what: str, most: int) -> Refused:
 
 def unknown_event() -> Refused:
     return Refused(404, INVALID_PARAMS, "Unknown Last-Event-ID: it is not of this session, or too old to resume from.")
+
+
+def record_full(what: str, most: int) -> Refused:
+    """More of what a client says than its session's record keeps."""
+    return Refused(200, INVALID_PARAMS, f"{what}: a session keeps {most} bytes of what its client says. Send less.")
+
+
+def unknown_level(levels: Iterable[str]) -> Refused:
+    return Refused(200, INVALID_PARAMS, f"params.level must be one of {', '.join(levels)}")
 
 
 def stream_taken() -> Refused:

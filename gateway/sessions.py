@@ -8,6 +8,7 @@ from time import monotonic
 from typing import Any, Final
 
 import msgspec
+from msgspec.structs import replace
 
 from gateway.audit import Audit
 from gateway.carriers import (
@@ -19,17 +20,18 @@ from gateway.carriers import (
 )
 from gateway.cluster import Cluster, Forwarded
 from gateway.context import announced_workspace
-from gateway.errors import bad_context, no_session, session_unknown
+from gateway.errors import no_session, session_unknown
 from gateway.live import LiveSession, LiveSessions
 from gateway.quotas import PrincipalQuotas
+from gateway.record_room import RecordRoom
 from gateway.rules import GRANTED, Rules
+from gateway.session_metadata import metadata_of
 from gateway.settings import SessionSettings
 from gateway.warm import WarmStarts
 from session_store import (
     Bus,
     ClientFacts,
     Context,
-    InvalidMetadata,
     KeyRing,
     Principal,
     Session,
@@ -38,7 +40,6 @@ from session_store import (
     TokenCodec,
 )
 from session_store.base import SetField
-from session_store.metadata import checked_metadata, merged_metadata
 from session_store.session import new_session_id
 from transports.base import Era, Refused, Request
 
@@ -50,7 +51,6 @@ logger = logging.getLogger(__name__)
 ENDED: Final = "mcp:ended"
 """The topic on which every replica hears the ids of sessions that ended, whoever ended them."""
 
-MAX_SUBSCRIPTIONS: Final = 1_000
 JUST_NOW_S: Final = 0.01
 """How long what a session's owner has read of it is good for more requests (docs/adr/0009-just-read.md)."""
 
@@ -78,6 +78,7 @@ class Sessions:
         live: LiveSessions,
         ring: KeyRing,
         settings: SessionSettings,
+        room: RecordRoom | None = None,
         clock: Callable[[], float],
         closed: Callable[[LiveSession], None],
         rules: Rules,
@@ -92,6 +93,7 @@ class Sessions:
         self._carriers = carriers = Carriers(ring, cookie=settings.cookie)
         self.token = carriers.token
         self._settings = settings
+        self._room = RecordRoom() if room is None else room
         self._clock = clock
         self._closed = closed
         self._rules = rules
@@ -247,7 +249,11 @@ class Sessions:
         """The session for a legacy `initialize`: a live one that it names, or where re-attaching is on, else a new one.
 
         A stale token is no error here: the client is about to get a fresh session anyway.
+
+        Raises:
+            Refused: its parameters are more than a record keeps.
         """
+        self._room.check_handshake(facts.initialize_params)
         if request.forwarded is not None:
             return await self.resume_by_id(request.forwarded.session_id, principal, request.era)
         token = explicit_token(request)
@@ -283,10 +289,10 @@ class Sessions:
             confirmed=not principal.is_anonymous,
             client=facts,
             context=context,
-            metadata=self._metadata(request, principal, facts, context),
             owner=self.replica,
             epoch=1 if self.replica else 0,
         )
+        session = replace(session, metadata=metadata_of(session, settings.metadata))
         with self._warm.beginning(session) as session:
             kept = await self.keep(session, alias)
             if kept.id != session.id:
@@ -317,23 +323,6 @@ class Sessions:
             if kept is None or kept.id != session.id:
                 await self._quotas.session_over(session)
         return kept
-
-    def _metadata(self, request: Request, principal: Principal, facts: ClientFacts, context: Context) -> dict[str, str]:
-        """What the operator's rules say of a new session. Clients choose some of the values: those are scrubbed."""
-        filled = {
-            name: text.format(
-                principal=principal,
-                agent=facts.name,
-                workspace=context.workspace,
-                trust=context.trust,
-                endpoint=request.endpoint,
-            )
-            for name, text in self._settings.metadata.items()
-        }
-        try:
-            return merged_metadata({}, checked_metadata(filled))
-        except InvalidMetadata as error:
-            raise bad_context(str(error)) from None
 
     async def _by_alias(self, alias: str, principal: Principal) -> Resolved | None:
         try:
@@ -384,9 +373,8 @@ class Sessions:
             live.session = session
 
     async def subscribe(self, live: LiveSession, uri: str) -> None:
-        """Remember a subscription, for the next process of its server."""
-        if len(live.session.subscriptions) < MAX_SUBSCRIPTIONS:
-            await self._change_set(live, "subscriptions", add=uri)
+        """Remember a subscription, for the next process of its server. Raises `Refused`: there is no room for it."""
+        await self._room.subscribe(live, uri, self._change_set)
 
     async def unsubscribe(self, live: LiveSession, uri: str) -> None:
         await self._change_set(live, "subscriptions", remove=uri)

@@ -10,8 +10,9 @@ import msgspec
 
 from gateway.bridge.handshake import HandshakeRefused, capabilities_of
 from gateway.bridge.hearing import caller_of, child_of, everything, hearing_for
-from gateway.bridge.listening import Filter, Listening
+from gateway.bridge.listening import MAX_LISTENED_BYTES, Filter, Listening
 from gateway.conversation import Conversation
+from gateway.errors import record_full
 from gateway.exchange import Exchange
 from gateway.live import LiveSession
 from gateway.upstreams import ConfiguredUpstream
@@ -51,10 +52,16 @@ async def hear_changes(
 
 
 async def listen(upstreams: Iterable[ConfiguredUpstream], exchange: Exchange, params: Object, correlation: str) -> None:
-    """Answer a `subscriptions/listen` over several servers, or over one that does not know it."""
+    """Answer a `subscriptions/listen` over several servers, or over one that does not know it.
+
+    Raises:
+        Refused: the session listens to as much as it may.
+    """
     live = exchange.live
     assert live is not None
     listening = Listening(exchange.client_id, Filter.of(params), exchange.emit)
+    if sum(each.wanted.size for each in (*live.listening, listening)) > MAX_LISTENED_BYTES:
+        raise record_full("params.notifications", MAX_LISTENED_BYTES)
     attended = _Attended(live, listening)
     exchange.ended = attended.end
     live.listening.append(listening)

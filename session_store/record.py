@@ -14,12 +14,14 @@ _DECODERS: Final[Mapping[str, msgspec.json.Decoder[Any]]] = {
     field.name: msgspec.json.Decoder(field.type) for field in msgspec.structs.fields(Session)
 }
 _ALIKE: Final = frozenset(_DECODERS) - {"id", "created_at", "used_at", "metadata", "owner", "epoch", "version"}
+_SHORT: Final = 512
 _encoder = msgspec.json.Encoder()
 to_field = _encoder.encode
 
 
 def _decoded(name: str, value: bytes) -> Any:
-    return _shared(name, value) if name in _ALIKE else _DECODERS[name].decode(value)
+    # What a client has said at length few others have said, and it would stand here long after its session.
+    return _shared(name, value) if name in _ALIKE and len(value) <= _SHORT else _DECODERS[name].decode(value)
 
 
 @functools.lru_cache(maxsize=1_024)

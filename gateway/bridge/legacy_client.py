@@ -13,13 +13,21 @@ from gateway.bridge.handshake import HandshakeRefused, at_most, negotiable
 from gateway.carriers import client_facts
 from gateway.context import with_meta, without_our_keys
 from gateway.endpoint import Endpoint
-from gateway.errors import UPSTREAM_UNAVAILABLE, no_session, session_unknown, stream_taken, unknown_event
+from gateway.errors import (
+    UPSTREAM_UNAVAILABLE,
+    no_session,
+    session_unknown,
+    stream_taken,
+    unknown_event,
+    unknown_level,
+)
 from gateway.exchange import Exchange
 from gateway.live import STANDALONE, LiveSession
 from gateway.params import meta_of, text_of
 from gateway.relay import Relay, id_of, message_of, meta_for_upstream
 from gateway.reply import ImmediateReply, StreamReply
 from gateway.sessions import Resolved, Sessions
+from gateway.sharing import LEVELS
 from session_store import EventLog, Principal, UnknownEvent
 from transports.base import Answer, Era, EventSource, ReplyQueue, Request, UpstreamUnavailable
 from transports.jsonrpc import (
@@ -117,7 +125,9 @@ class LegacyClients:
     async def _remember(self, live: LiveSession, method: str, params: Object) -> None:
         """Keep what a new link has to be told again: log level and subscriptions."""
         if method == "logging/setLevel":
-            await self._sessions.update(live, log_level=text_of(params, "level"))
+            if (level := text_of(params, "level")) not in LEVELS:
+                raise unknown_level(LEVELS)
+            await self._sessions.update(live, log_level=level)
         elif method == "resources/subscribe":
             await self._sessions.subscribe(live, text_of(params, "uri"))
         elif method == "resources/unsubscribe":

@@ -9,7 +9,10 @@ import msgspec
 
 from transports.jsonrpc import Object, RequestId, encode, encode_notification, splice
 
-__all__ = ["SUBSCRIPTION_ID", "Filter", "Listening", "tagged"]
+__all__ = ["MAX_LISTENED_BYTES", "SUBSCRIPTION_ID", "Filter", "Listening", "tagged"]
+
+MAX_LISTENED_BYTES: Final = 64 << 10
+"""URIs that all open subscriptions of a session name: they are kept as long as those are open."""
 
 SUBSCRIPTION_ID: Final = "io.modelcontextprotocol/subscriptionId"
 _FLAGS: Final = {
@@ -32,6 +35,11 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
         kinds = frozenset(flag for flag, _ in _FLAGS.values() if wanted.get(flag) is True)
         uris = wanted.get("resourceSubscriptions")
         return cls(kinds=kinds, uris=frozenset(map(str, uris)) if isinstance(uris, list) else frozenset())
+
+    @property
+    def size(self) -> int:
+        """Characters of its URIs."""
+        return sum(map(len, self.uris))
 
     def honoured(self, capabilities: Any) -> "Filter":
         """The part that servers with these capabilities can fulfil."""

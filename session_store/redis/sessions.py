@@ -7,10 +7,10 @@ import asyncio
 import functools
 import itertools
 import math
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Literal, cast
 
+from cachetools import LRUCache
 from msgspec.structs import replace
 
 from session_store.base import Fate, Gone
@@ -24,7 +24,7 @@ __all__ = ["RedisSessionStore"]
 
 FATE_KEPT_MS: Final = 3_600_000
 _ALIASES_HELD: Final = 10_000
-_RECENT_HELD: Final = 1_024
+_RECENT_HELD_BYTES: Final = 4 << 20
 _SWEPT_AT_ONCE: Final = 200
 
 _CREATE, _INDEX, _UNINDEX = script("create"), script("index"), script("unindex")
@@ -39,6 +39,12 @@ def _resuming(session_id: str, now: str, version: int) -> Prepared:
     return prepared(_RESUME, keys.of_session(session_id), now, "", version)
 
 
+def _size_of(session: Session) -> int:
+    """About what a copy of a record takes: clients have a say in how long some of its parts are."""
+    said = (session.client.initialize_params, *session.subscriptions, *session.remote, *session.metadata.values())
+    return 2_048 + sum(map(len, said))
+
+
 class RedisSessionStore:
     """`clock` None means the server's own clock, which is one for all replicas."""
 
@@ -46,9 +52,9 @@ class RedisSessionStore:
         self._commands = commands
         self._clock = clock
         # An alias is given to another session only when its own is gone, so what it named last is a safe first guess.
-        self._named: dict[str, str] = {}
+        self._named: LRUCache[str, str] = LRUCache(_ALIASES_HELD)
         # Copies for callers that have none: those of sessions which other replicas own.
-        self._recent: OrderedDict[str, Session] = OrderedDict()
+        self._recent: LRUCache[str, Session] = LRUCache(_RECENT_HELD_BYTES, getsizeof=_size_of)
 
     def now(self) -> str:
         """The first argument of every script."""
@@ -102,10 +108,8 @@ class RedisSessionStore:
 
     def _keep_recent(self, session_id: str, session: Session | None) -> None:
         self._recent.pop(session_id, None)
-        if session is not None:
+        if session is not None and _size_of(session) <= _RECENT_HELD_BYTES:
             self._recent[session_id] = session
-            if len(self._recent) > _RECENT_HELD:
-                self._recent.popitem(last=False)
 
     async def _resume(self, session_id: str, principal: bytes | str) -> Any:
         return await self._commands.call(_RESUME, keys.of_session(session_id), self.now(), principal, "")
@@ -116,8 +120,6 @@ class RedisSessionStore:
         if session is None and (named := await self._alias(alias)) is not None:
             session = self._record(await self._resume(named, ""))
         if session is not None:
-            if len(self._named) >= _ALIASES_HELD:
-                self._named.pop(next(iter(self._named)))
             self._named[alias] = session.id
         return session
 

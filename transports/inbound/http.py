@@ -8,6 +8,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from transports.base import Refused
+from transports.inbound.limits import MAX_LABEL_CHARS
 from transports.jsonrpc import INVALID_REQUEST, encode_error
 
 __all__ = [
@@ -130,11 +131,12 @@ class Guard:
 
     def check(self, headers: Mapping[str, str]) -> None:
         """Raises `Refused`: 421 for a host that is not ours, 403 for an origin that is not let in."""
-        host = _hostname(headers.get("host", ""))
-        if not self._knows(host):
+        # Looked at before it is parsed: what parses it remembers what it has seen.
+        named = headers.get("host", "")
+        if len(named) > MAX_LABEL_CHARS or not self._knows(_hostname(named)):
             raise Refused(421, INVALID_REQUEST, "The Host header does not name this server.")
         origin = headers.get("origin")
-        if origin is not None and not self._lets_in(origin, headers):
+        if origin is not None and (len(origin) > MAX_LABEL_CHARS or not self._lets_in(origin, headers)):
             raise Refused(403, INVALID_REQUEST, "The Origin of this request is not allowed.")
 
     def _knows(self, host: str) -> bool:
@@ -196,14 +198,17 @@ def peer_of(scope: Scope) -> str:
 
 def is_same_origin(headers: Mapping[str, str]) -> bool:
     """Whether the Origin is the host that was asked."""
+    origin = headers.get("origin", "")
+    if len(origin) > MAX_LABEL_CHARS:
+        return False
     try:
-        netloc = urlsplit(headers.get("origin", "")).netloc
+        netloc = urlsplit(origin).netloc
     except ValueError:
         return False
     return bool(netloc) and netloc.lower() == headers.get("host", "").lower()
 
 
-@functools.lru_cache(maxsize=1_024)
+@functools.lru_cache(maxsize=256)
 def _hostname(netloc: str) -> str:
     try:
         return urlsplit(f"//{netloc}").hostname or ""

@@ -9,7 +9,28 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["Limited", "Limits", "Refusals", "room_for_connections"]
+__all__ = [
+    "MAX_CURSOR_BYTES",
+    "MAX_FILTER_BYTES",
+    "MAX_ID_CHARS",
+    "MAX_LABEL_CHARS",
+    "Limited",
+    "Limits",
+    "Refusals",
+    "room_for_connections",
+]
+
+MAX_ID_CHARS: Final = 256
+"""Request ids and progress tokens: SDKs send numbers and UUIDs. An answer repeats its id, and progress its token."""
+
+MAX_CURSOR_BYTES: Final = 8 << 10
+"""Cursors of lists: servers make them, and ours have the server's own inside."""
+
+MAX_FILTER_BYTES: Final = 64 << 10
+"""What a `subscriptions/listen` names: kept as long as its stream is open."""
+
+MAX_LABEL_CHARS: Final = 512
+"""`Host`, `Origin` and `Last-Event-ID`: a host name has 253 characters at most (RFC 1035 §2.3.4)."""
 
 _KEPT_BACK: Final = 128
 """Files that are no connections: the store, logs, listeners, libraries."""

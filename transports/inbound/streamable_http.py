@@ -29,6 +29,7 @@ from transports.inbound.http import (
     send_refusal,
     send_status,
 )
+from transports.inbound.limits import MAX_LABEL_CHARS, Limits, Refusals
 from transports.inbound.modern import (
     VERSION_HEADER,
     VERSION_KEY,
@@ -37,15 +38,16 @@ from transports.inbound.modern import (
     check_request,
     status_of,
 )
+from transports.inbound.sizes import Sizes
 from transports.jsonrpc import (
     INTERNAL_ERROR,
+    INVALID_PARAMS,
     INVALID_REQUEST,
     InvalidMessage,
     Message,
     Object,
     encode,
     encode_error,
-    parse,
 )
 
 __all__ = ["StreamableHttp"]
@@ -68,6 +70,8 @@ class StreamableHttp:
         *,
         guard: Guard,
         body_limit: int,
+        limits: Limits,
+        refusals: Refusals,
         poll_after_s: float = 0.0,
         forwarder: Forwarder | None = None,
     ) -> None:
@@ -75,6 +79,7 @@ class StreamableHttp:
         self._endpoint = endpoint
         self._guard = guard
         self._body_limit = body_limit
+        self._sizes = Sizes(limits, refusals)
         self._poll_after_s = poll_after_s
         self._forwarder = forwarder
 
@@ -145,6 +150,8 @@ class StreamableHttp:
         meta: Mapping[str, Any] | None = None,
         version: str = "",
     ) -> Request:
+        if params:
+            self._sizes.check(params, meta)
         return Request(
             era=era,
             endpoint=self._endpoint,
@@ -168,7 +175,7 @@ class StreamableHttp:
             if body.lstrip()[:1] == b"[":
                 await self._batch(scope, headers, body, send)
                 return
-            message = parse(body)
+            message = self._sizes.parse(body)
         except InvalidMessage as error:
             raise Refused(400, error.code, str(error)) from None
         try:
@@ -253,7 +260,7 @@ class StreamableHttp:
             parts = msgspec.json.decode(body, type=list[msgspec.Raw])
         except (msgspec.MsgspecError, RecursionError) as error:
             raise Refused(400, INVALID_REQUEST, f"not a JSON-RPC batch: {error}") from None
-        messages = [parse(bytes(part)) for part in parts]
+        messages = [self._sizes.parse(bytes(part)) for part in parts]
         if not messages or any(m.method == "initialize" for m in messages):
             raise Refused(400, INVALID_REQUEST, "A batch must not be empty, nor contain initialize.")
         requests = [self._request(scope, headers, Era.LEGACY, m, _params_of(m)) for m in messages]
@@ -298,6 +305,8 @@ class StreamableHttp:
         if not request.same_site:
             raise Refused(403, INVALID_REQUEST, "Event streams are not served to other sites.")
         _check_version(headers)
+        if len(headers.get("last-event-id", "")) > MAX_LABEL_CHARS:
+            raise Refused(400, INVALID_PARAMS, f"Last-Event-ID is longer than {MAX_LABEL_CHARS} characters.")
         source = await self._handler.stream(request, headers.get("last-event-id"))
         try:
             await follow(send, receive, source)
@@ -356,9 +365,14 @@ def _check_version(headers: Mapping[str, str]) -> None:
         raise Refused(400, INVALID_REQUEST, f"Unsupported MCP-Protocol-Version. Supported: {supported}.")
 
 
-@functools.lru_cache(maxsize=1_024)
 def _accepts(accept: str, wanted: str) -> bool:
     """Whether an Accept header lets a media type in (RFC 9110 §12.5.1); quality values are not weighed."""
+    # Clients send one of a few; what is longer than any of them is not kept.
+    return _lets_in(accept, wanted) if len(accept) <= MAX_LABEL_CHARS else _lets_in.__wrapped__(accept, wanted)
+
+
+@functools.lru_cache(maxsize=64)
+def _lets_in(accept: str, wanted: str) -> bool:
     kinds = {part.partition(";")[0].strip().lower() for part in accept.split(",")}
     return bool(kinds & {wanted, wanted.partition("/")[0] + "/*", "*/*"})
 

@@ -1,0 +1,31 @@
+"""The metadata that the operator's rules give a new session. Clients choose some values: those are scrubbed. Pure."""
+
+from collections.abc import Mapping
+
+from gateway.errors import bad_context
+from session_store import Session
+from session_store.metadata import InvalidMetadata, checked_metadata, merged_metadata
+
+__all__ = ["metadata_of"]
+
+
+def metadata_of(session: Session, rules: Mapping[str, str]) -> dict[str, str]:
+    """Name → text, with what is known of the session filled in.
+
+    Raises:
+        Refused: 400, it is larger than a session's metadata may be.
+    """
+    filled = {
+        name: text.format(
+            principal=session.principal,
+            agent=session.client.name,
+            workspace=session.context.workspace,
+            trust=session.context.trust,
+            endpoint=session.endpoint,
+        )
+        for name, text in rules.items()
+    }
+    try:
+        return merged_metadata({}, checked_metadata(filled))
+    except InvalidMetadata as error:
+        raise bad_context(str(error)) from None
