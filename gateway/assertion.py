@@ -15,6 +15,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from session_store import KeyRing, Purpose, Session
+from session_store.tokens import is_canonical
 
 __all__ = ["HEADER", "ISSUER", "Assertions"]
 
@@ -66,6 +67,8 @@ class Assertions:
 
     def session_of(self, token: str) -> str | None:
         """The session a token of ours was signed for, None for any other token and for one that is too old."""
+        if not is_canonical(token):
+            return None
         try:
             key = self._keys[jwt.get_unverified_header(token).get("kid", "")]
             options: Any = {"verify_aud": False, "verify_exp": False, "verify_iat": False}

@@ -4,6 +4,7 @@ Every use has a key of its own, derived from the ring with the purpose as salt, 
 verifies as another. Signed with HMAC-SHA256 through itsdangerous; the first key signs, all verify.
 """
 
+import base64
 import functools
 import hashlib
 import re
@@ -15,7 +16,7 @@ from typing import Final
 
 from itsdangerous import BadSignature, Signer
 
-__all__ = ["MIN_KEY_CHARS", "InvalidKeyRing", "KeyRing", "Purpose", "TokenCodec", "generate_key"]
+__all__ = ["MIN_KEY_CHARS", "InvalidKeyRing", "KeyRing", "Purpose", "TokenCodec", "generate_key", "is_canonical"]
 
 MIN_KEY_CHARS: Final = 32
 _VERIFIED_HELD: Final = 16_384
@@ -35,6 +36,20 @@ class Purpose(StrEnum):
     FORWARD = "forwarded-request"
     ASSERTION = "context-assertion"
     OPERATOR = "operator-cookie"
+
+
+def is_canonical(text: str) -> bool:
+    """Whether the part behind the last dot is base64url without padding as it is written by whoever encodes it.
+
+    The last character carries spare bits, which decoders pass over: with another character it would still verify (RFC
+    4648 §3.5). A value is to have one spelling, or what is kept or refused by its spelling can be had in another.
+    """
+    last = text.rpartition(".")[2]
+    padded = last + "=" * (-len(last) % 4)
+    try:
+        return "=" not in last and base64.urlsafe_b64encode(base64.urlsafe_b64decode(padded)).decode() == padded
+    except ValueError:
+        return False
 
 
 def generate_key() -> str:
@@ -100,7 +115,7 @@ class TokenCodec:
         known = self._verified.get(token)
         if known is not None:
             return known
-        if not _TOKEN.fullmatch(token):
+        if not _TOKEN.fullmatch(token) or not is_canonical(token):
             return None
         try:
             session_id = self._signer.unsign(token).decode()

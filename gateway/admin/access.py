@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from gateway.digests import Digests, digest_of
 from session_store import KeyRing
-from session_store.tokens import Purpose
+from session_store.tokens import Purpose, is_canonical
 from transports.inbound.http import Guard
 
 __all__ = ["Access"]
@@ -46,7 +46,7 @@ class Access:
         if scheme:
             return self._keys.holder(key.strip()) if scheme.lower() == "bearer" else None
         cookie = request.cookies.get(_COOKIE)
-        if cookie is None or not Guard.same_site(request.headers):
+        if cookie is None or not is_canonical(cookie) or not Guard.same_site(request.headers):
             return None
         try:
             name, proof = self._serializer.loads(cookie, max_age=SIGNED_IN_S)

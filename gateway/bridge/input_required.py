@@ -15,6 +15,7 @@ from mcp.server.request_state import AESGCMRequestStateCodec, InvalidRequestStat
 from gateway.bridge.parked import INPUT_REQUIRED_METHODS, Parked
 from gateway.errors import bad_request_state
 from session_store import KeyRing, Principal, Purpose
+from session_store.tokens import is_canonical
 from transports.jsonrpc import Object, encode
 
 __all__ = ["INPUT_REQUIRED_METHODS", "Binding", "OpenedState", "StateSeal", "request_digest"]
@@ -107,7 +108,10 @@ class StateSeal:
                 all.
         """
         try:
-            state = msgspec.json.decode(self._codec.unseal(msgspec.json.decode(raw, type=str)), type=_Sealed)
+            sealed = msgspec.json.decode(raw, type=str)
+            if not is_canonical(sealed):
+                raise bad_request_state()
+            state = msgspec.json.decode(self._codec.unseal(sealed), type=_Sealed)
         except (InvalidRequestState, msgspec.MsgspecError, ValueError):
             raise bad_request_state() from None
         owner = Principal(issuer=state.issuer, subject=state.subject)

@@ -1,6 +1,7 @@
 """Ids are random, tokens are signed, purposes are apart, keys can be rotated."""
 
 import base64
+import string
 
 import pytest
 from hypothesis import given
@@ -12,6 +13,7 @@ from session_store.tokens import generate_key
 from tests.requirements import requirement
 
 OLD, NEW = "old-" * 10, "new-" * 10
+ALPHABET = string.ascii_letters + string.digits + "-_"
 
 
 @requirement("id.random")
@@ -49,9 +51,17 @@ def test_a_value_of_one_purpose_never_verifies_as_another() -> None:
 def test_a_token_that_differs_in_one_character_does_not_verify(data: st.DataObject) -> None:
     codec = TokenCodec(KeyRing([OLD]), Purpose.TOKEN)
     token = codec.sign(new_session_id())
-    place = data.draw(st.integers(0, len(token) - 2))  # the last character carries spare bits
+    place = data.draw(st.integers(0, len(token) - 1))
     other = data.draw(st.characters(codec="utf-8").filter(lambda c: c != token[place]))
     assert codec.verify(token[:place] + other + token[place + 1 :]) is None
+
+
+@requirement("id.forged", "wall.memory")
+@pytest.mark.parametrize("purpose", [Purpose.TOKEN, Purpose.COOKIE])
+def test_a_token_has_one_last_character(purpose: Purpose) -> None:
+    codec = TokenCodec(KeyRing([OLD]), purpose)
+    token = codec.sign(new_session_id())
+    assert [last for last in ALPHABET if codec.verify(token[:-1] + last)] == [token[-1]]
 
 
 @given(st.text())
