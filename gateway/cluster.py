@@ -28,10 +28,11 @@ _MARGIN_S: Final = 1.0
 
 
 class Route(msgspec.Struct, frozen=True):
-    """Where a request goes: the session, as it was read, and who it was read for."""
+    """Where a request goes: the session, as it was read, who it was read for, and what their credential grants."""
 
     session: Session
     principal: Principal
+    granted: Granted | None
 
 
 class Forwarded(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,7 +92,7 @@ class Cluster:
 
     # -- owning
 
-    async def own(self, session: Session, principal: Principal) -> Session:
+    async def own(self, session: Session, principal: Principal, granted: Granted | None) -> Session:
         """The session, owned by this replica.
 
         Raises:
@@ -99,13 +100,13 @@ class Cluster:
         """
         while session.owner != self.replica:
             if session.owner or self.is_leaving:
-                raise Elsewhere(Route(session, principal))
+                raise Elsewhere(Route(session, principal, granted))
             claimed = await self.claim(session)
             if claimed is None:
                 return session  # it ended meanwhile: who uses it will find out
             session = claimed
         if session.id in self.released:
-            raise Elsewhere(Route(session, principal))  # read before we let it go
+            raise Elsewhere(Route(session, principal, granted))  # read before we let it go
         return session
 
     async def claim(self, session: Session) -> Session | None:

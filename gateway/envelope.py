@@ -71,7 +71,6 @@ class Envelopes:
         path: str,
         secure: bool,
         again: bool,
-        granted: Granted | None = None,
         headers: Headers,
         body: bytes,
     ) -> Callable[[], bytes]:
@@ -91,7 +90,7 @@ class Envelopes:
             digest=_digest(packed, body),
             nonce=secrets.token_urlsafe(12),
             expires=0.0,
-            granted=granted,
+            granted=route.granted,
         )
 
         def seal() -> bytes:

@@ -21,6 +21,7 @@ from transports.jsonrpc import Message, Object, RequestId, encode, encode_error,
 if TYPE_CHECKING:
     from gateway.conversation import Conversation
     from gateway.live import LiveSession
+    from gateway.rules import Granted
     from gateway.tracing import CallSpan
 
 __all__ = ["Exchange"]
@@ -51,6 +52,7 @@ class Exchange:
 
     `number` is its id on the upstream's side, where ids of many clients must not collide; it serves as progress token
     and subscription id there too. `shape` turns the upstream's result into what the client gets; None keeps it.
+    `context` and `granted` are of the request it came with.
     `caller` is who a server of the other era is told of. A call that is `parked` waits for its client, until
     `parked_until` in the loop's time; `replay` has answers that were given before, by the question.
     """
@@ -85,6 +87,7 @@ class Exchange:
         shape: Callable[["Exchange", Object], Object] | None = None,
         caller: Caller | None = None,
         context: Context | None = None,
+        granted: "Granted | None" = None,
     ) -> None:
         self.method = method
         self.client_id = client_id
@@ -93,11 +96,12 @@ class Exchange:
         self.shape = shape
         self.caller = caller
         self._context = context
+        self.granted = granted
 
     @property
     def context(self) -> Context:
-        """Whose call it is: the session's context, or what a session of its client would have."""
-        if self.live is not None:
+        """What its own request may: another request of the session may have changed that of the session since."""
+        if self._context is None and self.live is not None:
             return self.live.session.context
         return self._context or _NOBODY
 

@@ -17,7 +17,6 @@ import msgspec
 from gateway.cluster import LEASE_S, Cluster, Forwarded, Route
 from gateway.envelope import Envelopes, Refusal
 from gateway.errors import store_unavailable, unreachable
-from gateway.rules import GRANTED
 from gateway.tracing import HOP_HEADER
 from gateway.watching import Watching
 from session_store import Principal, Session, StoreUnavailable
@@ -168,7 +167,6 @@ class Forwarding:
             method=scope["method"],
             path=scope["path"].removeprefix(scope.get("root_path", "")),
             secure=self._is_secure(scope, header_map(scope["headers"])),
-            granted=GRANTED.get(),
             again=bool(scope.get("mcp.again")),
             headers=[(name, value) for name, value in scope["headers"] if name not in _NOT_PASSED_ON] + traced,
             body=body,

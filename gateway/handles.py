@@ -16,6 +16,7 @@ from gateway.errors import too_many_handles, unknown_handle
 from gateway.exchange import Exchange
 from gateway.live import LiveSession
 from gateway.params import text_of
+from gateway.rules import Granted
 from gateway.sessions import Sessions
 from session_store import Session, SessionStore
 from session_store.session import new_session_id
@@ -91,7 +92,7 @@ class Handles:
             _answer(exchange, era, {"closed": await self._close(live.session, given)})
             return None
         if not live.session.parent:  # else the call was passed on to the replica that has the child
-            _move(exchange, await self._child(live.session, given))
+            _move(exchange, await self._child(live.session, given, exchange.granted))
         rest = {key: value for key, value in arguments.items() if key != ARGUMENT}
         return params | {"arguments": msgspec.Raw(encode(rest))}
 
@@ -119,11 +120,11 @@ class Handles:
         await self._store.change_set(parent.id, "children", add=child.id)
         return handle
 
-    async def _child(self, parent: Session, handle: str) -> LiveSession:
+    async def _child(self, parent: Session, handle: str, granted: Granted | None) -> LiveSession:
         found = await self._store.resume_alias(_alias(parent, handle))
         if found is None:
             raise unknown_handle(handle)
-        return await self._sessions.take_up(found)
+        return (await self._sessions.found(found, granted)).live
 
     async def _close(self, parent: Session, handle: str) -> bool:
         found = await self._store.named(_alias(parent, handle))

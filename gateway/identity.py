@@ -65,7 +65,7 @@ class Identity:
         metadata_url: str = "",
     ) -> None:
         self._keys = Digests(
-            (Principal(issuer=API_KEY_ISSUER, subject=name), digest)
+            (Authenticated(Principal(issuer=API_KEY_ISSUER, subject=name)), digest)
             for name, digests in api_keys.items()
             for digest in digests
         )
@@ -79,12 +79,12 @@ class Identity:
         self._has_proxies = auth.proxies is not None
         self._serves_anybody = allow_anonymous and not (self._keys or self._tokens or auth.proxies)
 
-    def known(self, request: Request) -> Principal | None:
+    def known(self, request: Request) -> Authenticated | None:
         """Who sent a request, where there is nothing to find out; else None."""
         if request.forwarded is not None or self._has_proxies:
             return None
         if self._serves_anybody:
-            return ANONYMOUS
+            return _ANYBODY
         scheme, _, credential = request.headers.get("authorization", "").partition(" ")
         if not self._keys or scheme != "Bearer" or (self._tokens is not None and credential.count(".") == 2):
             return None
@@ -128,7 +128,7 @@ class Identity:
         holder = self._keys.holder(key)
         if holder is None:
             raise self._refused("The API key is not valid.", error="invalid_token")
-        return Authenticated(holder)
+        return holder
 
     def _vouched(self, headers: Mapping[str, str]) -> Authenticated | None:
         """What a trusted proxy says; None when it says nothing of who calls."""

@@ -4,8 +4,10 @@ import json
 from collections.abc import MutableMapping
 from typing import TYPE_CHECKING, Any
 
+from gateway.context import correlation_id
+from gateway.observe import CORRELATION
 from gateway.pipeline import available
-from gateway.rules import GRANTED
+from gateway.request_context import RequestContext
 from session_store.context import bound_session
 from transports.base import Era, Refused, Request
 from transports.inbound.http import Guard, Receive, Scope, Send, header_map, peer_of, send_json
@@ -47,7 +49,9 @@ class SessionMiddleware:
             if event["type"] == "http.response.start":
                 kept = [(name, value) for name, value in event.get("headers", ()) if name.lower() != b"cache-control"]
                 event = {**event, "headers": [*kept, *told]}
-            await send(event)
+            # A server may begin the connection's next request in here: it must not begin in this session.
+            with bound_session(None):
+                await send(event)
 
         live = resolved.live
         session = self._gateway.tool_session(live.session)
@@ -70,6 +74,7 @@ class SessionMiddleware:
             secure=self._gateway.guard.is_secure(scope, headers),
         )
         who = await self._gateway.identity.authenticate(headers, peer_of(scope))
-        if who.granted is not None:
-            GRANTED.set(who.granted)
-        return await self._gateway.sessions.resume_or_open(request, who.principal), request
+        correlation = correlation_id(headers, {})
+        CORRELATION.set(correlation)
+        asking = RequestContext(who.principal, who.granted, correlation)
+        return await self._gateway.sessions.resume_or_open(request, asking), request

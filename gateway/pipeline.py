@@ -6,16 +6,15 @@ from collections.abc import Iterator, Mapping
 from gateway.audit import Audit
 from gateway.bridge.legacy_client import LegacyClients
 from gateway.bridge.modern_client import ModernClients
-from gateway.cluster import Forwarded
 from gateway.context import correlation_id
 from gateway.endpoint import Endpoint
 from gateway.errors import TOO_OFTEN, store_full, store_unavailable
-from gateway.identity import Authenticated, Identity
+from gateway.identity import Identity
 from gateway.observe import CORRELATION
 from gateway.reply import ImmediateReply
-from gateway.rules import GRANTED
+from gateway.request_context import RequestContext
 from gateway.watching import Watching
-from session_store import Principal, StoreError, StoreFull
+from session_store import StoreError, StoreFull
 from transports.base import Answer, Era, EventSource, Refused, Request
 
 __all__ = ["Pipeline", "available"]
@@ -42,61 +41,63 @@ class Pipeline:
         self._watching = watching
 
     async def call(self, request: Request) -> Answer:
-        correlation = correlation_id(request.headers, request.meta)
-        if self._watching.tracing is not None:
-            correlation = self._watching.tracing.arrived(request).correlation
-        CORRELATION.set(correlation)
-        principal = None
+        correlation = self._correlation(request)
+        who = None
         try:
-            principal = self._identity.known(request) or await self._principal(request)
+            who = await self._who(request, correlation)
             clients = self._modern if request.era is Era.MODERN else self._legacy
-            answer = await clients.call(request, principal, correlation)
+            answer = await clients.call(request, who)
         except StoreError as error:
             refused = refusal(error)
-            self._watching.refused(request, principal, refused)
+            self._watching.refused(request, None if who is None else who.principal, refused)
             raise refused from None
         except Refused as refused:
-            if refused.code == TOO_OFTEN:
-                self._audit.tell("refused", era=request.era, principal=str(principal), reason=str(refused))
-            self._watching.refused(request, principal, refused)
+            if refused.code == TOO_OFTEN and who is not None:
+                self._audit.tell("refused", era=request.era, principal=str(who.principal), reason=str(refused))
+            self._watching.refused(request, None if who is None else who.principal, refused)
             raise
         if isinstance(answer, ImmediateReply):
-            self._watching.answered(request, principal, answer.error_code)
+            self._watching.answered(request, who.principal, answer.error_code)
         return answer
 
     async def notify(self, request: Request) -> None:
-        principal = await self._principal(request)
+        who = await self._who(request, self._correlation(request))
         if request.era is Era.MODERN:
             return  # MCP 2026-07-28 has no client notifications over HTTP: accepted, and without effect
-        correlation = correlation_id(request.headers, request.meta)
-        CORRELATION.set(correlation)
         with available():
-            await self._legacy.notify(request, principal, correlation)
+            await self._legacy.notify(request, who)
 
     async def respond(self, request: Request) -> None:
         with available():
-            await self._legacy.respond(request, await self._principal(request))
+            await self._legacy.respond(request, await self._who(request, self._correlation(request)))
 
     async def stream(self, request: Request, last_event_id: str | None) -> EventSource:
         with available():
-            return await self._legacy.stream(request, await self._principal(request), last_event_id)
+            who = await self._who(request, self._correlation(request))
+            return await self._legacy.stream(request, who, last_event_id)
 
     async def end(self, request: Request) -> None:
         with available():
-            await self._legacy.end(request, await self._principal(request))
+            await self._legacy.end(request, await self._who(request, self._correlation(request)))
 
-    async def _principal(self, request: Request) -> Principal:
+    def _correlation(self, request: Request) -> str:
+        """The request's correlation id; lines of the log have it from now on."""
+        correlation = correlation_id(request.headers, request.meta)
+        if self._watching.tracing is not None and request.message is not None and request.message.is_request:
+            correlation = self._watching.tracing.arrived(request).correlation
+        CORRELATION.set(correlation)
+        return correlation
+
+    async def _who(self, request: Request, correlation: str) -> RequestContext:
         """Who asks: what the headers prove, or what another replica has found them to."""
-        try:
-            who: Authenticated | Forwarded = request.forwarded or await self._identity.authenticate(
-                request.headers, request.peer
-            )
-        except Refused as refused:
-            self._audit.tell("refused", era=request.era, reason=str(refused))
-            raise
-        if who.granted is not None:
-            GRANTED.set(who.granted)
-        return who.principal
+        who = request.forwarded or self._identity.known(request)
+        if who is None:
+            try:
+                who = await self._identity.authenticate(request.headers, request.peer)
+            except Refused as refused:
+                self._audit.tell("refused", era=request.era, reason=str(refused))
+                raise
+        return RequestContext(who.principal, who.granted, correlation)
 
     async def header_schema(self, endpoint: str, tool: str) -> object:
         return await self._endpoints[endpoint].header_schema(tool)

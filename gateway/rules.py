@@ -6,7 +6,6 @@ Pure. Clients have a say in their workspace only, where neither a claim nor a ru
 import fnmatch
 import functools
 from collections.abc import Mapping, Sequence
-from contextvars import ContextVar
 from typing import Any, Final
 
 import msgspec
@@ -15,7 +14,7 @@ from gateway.errors import bad_context
 from gateway.policy_settings import ClaimNames, RuleSettings
 from session_store import Context, InvalidContext, Principal
 
-__all__ = ["GRANTED", "Granted", "Rules", "granted_by", "normal_trust"]
+__all__ = ["Granted", "Rules", "granted_by", "normal_trust"]
 
 SANDBOXED: Final = "sandboxed"
 _TRUST: Final = frozenset({"direct", SANDBOXED})
@@ -62,9 +61,6 @@ def _at(claims: Mapping[str, Any], path: str) -> Any:
 _HELD: Final = 65_536
 
 _NOTHING: Final = Granted()
-
-GRANTED: ContextVar[Granted | None] = ContextVar("granted", default=None)
-"""What the credential of the request in this task says."""
 
 
 class Rules:

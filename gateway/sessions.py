@@ -24,7 +24,8 @@ from gateway.errors import no_session, session_unknown
 from gateway.live import LiveSession, LiveSessions
 from gateway.quotas import PrincipalQuotas
 from gateway.record_room import RecordRoom
-from gateway.rules import GRANTED, Rules
+from gateway.request_context import RequestContext
+from gateway.rules import Granted, Rules
 from gateway.session_metadata import metadata_of
 from gateway.settings import SessionSettings
 from gateway.warm import WarmStarts
@@ -59,9 +60,11 @@ CHECKED_AT_ONCE: Final = 256
 
 
 class Resolved(msgspec.Struct, frozen=True, kw_only=True):
-    """The session a request belongs to. `cookie_held` says that the client holds its cookie already."""
+    """The session a request belongs to, and the context that its own credential gives it there. `cookie_held` says that
+    the client holds its cookie already."""
 
     live: LiveSession
+    context: Context
     opened: bool = False
     cookie_held: bool = False
 
@@ -106,112 +109,113 @@ class Sessions:
 
     # -- which session
 
-    async def resume(self, request: Request, principal: Principal) -> Resolved | None:
+    async def resume(self, request: Request, who: RequestContext) -> Resolved | None:
         """The session the request carries, in the order of carriers: header, `_meta`, cookie, default session.
 
         Raises:
             Refused: 404 when an explicit carrier does not name a live session of this principal; 503.
         """
         if request.forwarded is not None:
-            return await self._resume_forwarded(request.forwarded, principal, request.era)
+            return await self._resume_forwarded(request.forwarded, who, request.era)
         if (token := explicit_token(request)) is not None:
             session_id = self._carriers.tokens.verify(token)
             if session_id is None:
-                self._audit.tell("refused", era=request.era, principal=str(principal), reason="no token of ours")
+                self._audit.tell("refused", era=request.era, principal=str(who.principal), reason="no token of ours")
                 raise session_unknown()
-            return await self.resume_by_id(session_id, principal, request.era)
-        if (resolved := await self._by_cookie(request, principal)) is not None:
+            return await self.resume_by_id(session_id, who, request.era)
+        if (resolved := await self._by_cookie(request, who)) is not None:
             return resolved
-        alias = self._default_alias(request, principal)
-        return None if alias is None else await self._by_alias(alias, principal)
+        alias = self._default_alias(request, who.principal)
+        return None if alias is None else await self._by_alias(alias, who)
 
-    async def _resume_forwarded(self, forwarded: Forwarded, principal: Principal, era: Era) -> Resolved:
+    async def _resume_forwarded(self, forwarded: Forwarded, who: RequestContext, era: Era) -> Resolved:
         """As `resume_by_id`. What the other replica has just read in the store need not be read again."""
         live = self._live.get(forwarded.session_id)
         if live is not None and not live.ended and live.recovered and self._cluster is not None:
             session = live.session
             here = (session.owner, session.epoch, session.version, session.principal)
-            there = (self.replica, forwarded.epoch, forwarded.version, principal)
-            if here == there and self._cluster.is_fresh and self._is_current(session):
-                return Resolved(live=live)
-        return await self.resume_by_id(forwarded.session_id, principal, era)
+            there = (self.replica, forwarded.epoch, forwarded.version, who.principal)
+            if here == there and self._cluster.is_fresh and self._is_current(session, who.granted):
+                return Resolved(live=live, context=session.context)
+        return await self.resume_by_id(forwarded.session_id, who, era)
 
-    async def resume_by_id(self, session_id: str, principal: Principal, era: Era) -> Resolved:
+    async def resume_by_id(self, session_id: str, who: RequestContext, era: Era) -> Resolved:
         """The session of an id that a token or a sealed `requestState` names.
 
         Raises:
             Refused: 404; the log says why, the answer does not.
         """
-        live = self._live.get(session_id)
-        if live is not None and self._was_just_read(live, principal):
-            return Resolved(live=live)
+        live, principal = self._live.get(session_id), who.principal
+        if live is not None and self._was_just_read(live, who):
+            return Resolved(live=live, context=live.session.context)
         try:
             session = await self._store.resume(session_id, principal, None if live is None else live.session)
         except StoreUnavailable:
-            if live is None or not self._goes_on(live, principal):
+            if live is None or not self._goes_on(live, who):
                 raise
-            return Resolved(live=live)
+            return Resolved(live=live, context=live.session.context)
         if session is None:
             fate = await self._store.fate(session_id)
             reason = "somebody else's" if fate == "live" else fate
             self._audit.tell("refused", session_id=session_id, era=era, principal=str(principal), reason=reason)
             raise session_unknown()
-        if not self._is_current(session):
-            session = await self._renewed(session)
         if live is not None and not live.ended and live.recovered and session.owner == self.replica:
             live.session, live.read_at = session, monotonic()
-            return Resolved(live=live)
-        return Resolved(live=await self.take_up(session))
+            return await self._resolved(live, who.granted)
+        return await self.found(session, who.granted)
 
-    def _was_just_read(self, live: LiveSession, principal: Principal) -> bool:
+    def _was_just_read(self, live: LiveSession, who: RequestContext) -> bool:
         """Whether the store said of the session what has to be known, so little ago that it need not be asked again.
         ends a session elsewhere is heard of, so this is how long at most a lost message goes unnoticed."""
         session = live.session
         return (
             monotonic() - live.read_at < JUST_NOW_S
             and not live.ended
-            and session.principal == principal
+            and session.principal == who.principal
             and (self._cluster is None or (self._cluster.is_fresh and session.id not in self._cluster.released))
-            and self._is_current(session)
+            and self._is_current(session, who.granted)
         )
 
-    def _is_current(self, session: Session) -> bool:
+    def _context(self, session: Session, granted: Granted | None) -> Context:
+        """The context that a session has for a request of its principal, by the credential and the rules of now."""
+        return self._rules.context(session.principal, granted, session.context.workspace)
+
+    def _is_current(self, session: Session, granted: Granted | None) -> bool:
         """Whether the session's context is what its principal's credential and the rules say now."""
-        granted = GRANTED.get()
-        if granted is None and not self._rules.matter:
-            return True
-        return self._rules.context(session.principal, granted, session.context.workspace) == session.context
+        return self._context(session, granted) == session.context
 
-    async def _renewed(self, session: Session) -> Session:
-        """The session after its principal has gained or lost something. Its servers are started anew: what they were
-        told of it holds no more."""
-        context = self._rules.context(session.principal, GRANTED.get(), session.context.workspace)
-        renewed = await self._store.update(session.id, context=context)
-        live = self._live.get(session.id)
-        if live is not None:
+    async def _resolved(self, live: LiveSession, granted: Granted | None) -> Resolved:
+        """The session for a request with that credential. Where its principal has gained or lost something, its servers
+        are started anew: what they were told of it holds no more."""
+        context = self._context(live.session, granted)
+        if context != live.session.context:
+            renewed = await self._store.update(live.session.id, context=context)
+            # Set before anything is waited for: nobody may start a server with what holds no more.
+            live.session = msgspec.structs.replace(live.session, context=context) if renewed is None else renewed
             await live.renew()
-        return session if renewed is None else renewed
+        return Resolved(live=live, context=context)
 
-    def context_of(self, request: Request, principal: Principal) -> Context:
+    def context_of(self, request: Request, who: RequestContext) -> Context:
         """What a session of such a request would have, for those that need none."""
         announced = announced_workspace(request.meta, self._settings.workspace_path)
-        return self._rules.context(principal, GRANTED.get(), announced)
+        return self._rules.context(who.principal, who.granted, announced)
 
-    def _goes_on(self, live: LiveSession, principal: Principal) -> bool:
+    def _goes_on(self, live: LiveSession, who: RequestContext) -> bool:
         """Whether a session is served while the store is silent: ours for as long as the lease is good."""
         session = live.session
         is_ours = self._cluster is not None and self._cluster.is_fresh_for_a_while and session.owner == self.replica
-        return is_ours and not live.ended and session.principal == principal and not session.is_expired(self._clock())
+        is_theirs = session.principal == who.principal and self._is_current(session, who.granted)
+        return is_ours and is_theirs and not live.ended and not session.is_expired(self._clock())
 
-    async def take_up(self, session: Session) -> LiveSession:
-        """The live side of a session that a client came back to; worth telling when this replica had none.
+    async def found(self, session: Session, granted: Granted | None) -> Resolved:
+        """A session that a client came back to; worth telling when this replica had nothing of it.
 
         Raises:
             Elsewhere: another replica owns it.
         """
         unowned = not session.owner
         if self._cluster is not None:
-            session = await self._cluster.own(session, session.principal)
+            session = await self._cluster.own(session, session.principal, granted)
         is_new = self._live.get(session.id) is None
         live = self._live.of(session)
         if is_new:
@@ -219,7 +223,7 @@ class Sessions:
                 live.new_process = "drain"
             self._audit.tell("resumed", session=session)
         await live.recover()
-        return live
+        return await self._resolved(live, granted)
 
     def took_over(self, session: Session) -> None:
         """Its owner is gone, and this replica has claimed it."""
@@ -230,22 +234,22 @@ class Sessions:
         """Another replica has taken it over."""
         self._close_soon(session_id, over=False, lost=True)
 
-    async def require(self, request: Request, principal: Principal) -> Resolved:
+    async def require(self, request: Request, who: RequestContext) -> Resolved:
         """As `resume`, for a legacy message, which has to name its session."""
-        resolved = await self.resume(request, principal)
+        resolved = await self.resume(request, who)
         if resolved is None:
             raise no_session()
         return resolved
 
-    async def resume_or_open(self, request: Request, principal: Principal) -> Resolved:
+    async def resume_or_open(self, request: Request, who: RequestContext) -> Resolved:
         """As `resume`; a modern client without a session gets one."""
-        resolved = await self.resume(request, principal)
+        resolved = await self.resume(request, who)
         if resolved is not None:
             return resolved
         facts = modern_client(request)
-        return await self._open(request, principal, facts, alias=self._default_alias(request, principal))
+        return await self._open(request, who, facts, alias=self._default_alias(request, who.principal))
 
-    async def initialize(self, request: Request, principal: Principal, facts: ClientFacts) -> Resolved:
+    async def initialize(self, request: Request, who: RequestContext, facts: ClientFacts) -> Resolved:
         """The session for a legacy `initialize`: a live one that it names, or where re-attaching is on, else a new one.
 
         A stale token is no error here: the client is about to get a fresh session anyway.
@@ -255,27 +259,25 @@ class Sessions:
         """
         self._room.check_handshake(facts.initialize_params)
         if request.forwarded is not None:
-            return await self.resume_by_id(request.forwarded.session_id, principal, request.era)
-        token = explicit_token(request)
+            return await self.resume_by_id(request.forwarded.session_id, who, request.era)
+        token, principal = explicit_token(request), who.principal
         session = None if token is None else await self._by_token(self._carriers.tokens, token, principal)
         if session is None and "cookie" in self._settings.reattach:
-            by_cookie = await self._by_cookie(request, principal)
+            by_cookie = await self._by_cookie(request, who)
             if by_cookie is not None and same_client(by_cookie.live.session, request, facts):
                 session = by_cookie.live.session
         if session is not None:
-            live = await self.take_up(session)
+            resolved = await self.found(session, who.granted)
             self._audit.tell("resumed", session=session, reason="initialized again")
-            return Resolved(live=live)
+            return resolved
         alias = None
         if "principal" in self._settings.reattach and not principal.is_anonymous:
             alias = json.dumps(["reattach", principal.issuer, principal.subject, facts.name, request.endpoint])
-        return await self._open(request, principal, facts, alias=alias)
+        return await self._open(request, who, facts, alias=alias)
 
-    async def _open(self, request: Request, principal: Principal, facts: ClientFacts, *, alias: str | None) -> Resolved:
-        now = self._clock()
-        settings = self._settings
-        announced = announced_workspace(request.meta, settings.workspace_path)
-        context = self._rules.context(principal, GRANTED.get(), announced)
+    async def _open(self, request: Request, who: RequestContext, facts: ClientFacts, *, alias: str | None) -> Resolved:
+        now, principal, settings = self._clock(), who.principal, self._settings
+        context = self.context_of(request, who)
         session = Session(
             id=new_session_id(),
             principal=principal,
@@ -296,12 +298,12 @@ class Sessions:
         with self._warm.beginning(session) as session:
             kept = await self.keep(session, alias)
             if kept.id != session.id:
-                return Resolved(live=await self.take_up(kept))
+                return await self.found(kept, who.granted)
             self._warm.opened(session)
         self._audit.tell("created", session=session)
         live = self._live.of(kept)
         live.recovered = True  # there is nothing to recover
-        return Resolved(live=live, opened=True)
+        return Resolved(live=live, context=context, opened=True)
 
     async def keep(self, session: Session, alias: str | None) -> Session:
         """The session once it is in the store; where its alias names another one already, that.
@@ -324,19 +326,19 @@ class Sessions:
                 await self._quotas.session_over(session)
         return kept
 
-    async def _by_alias(self, alias: str, principal: Principal) -> Resolved | None:
+    async def _by_alias(self, alias: str, who: RequestContext) -> Resolved | None:
         try:
             found = await self._store.resume_alias(alias)
         except StoreUnavailable:
-            named = [live for live in self._live if live.alias == alias and self._goes_on(live, principal)]
+            named = [live for live in self._live if live.alias == alias and self._goes_on(live, who)]
             if not named:
                 raise
-            return Resolved(live=named[0])
+            return Resolved(live=named[0], context=named[0].session.context)
         if found is None:
             return None
-        live = await self.take_up(found)
-        live.alias = alias
-        return Resolved(live=live)
+        resolved = await self.found(found, who.granted)
+        resolved.live.alias = alias
+        return resolved
 
     async def _by_token(self, codec: TokenCodec, token: str, principal: Principal) -> Session | None:
         session_id = codec.verify(token)
@@ -344,14 +346,15 @@ class Sessions:
             return None
         return await self._store.resume(session_id, principal)
 
-    async def _by_cookie(self, request: Request, principal: Principal) -> Resolved | None:
+    async def _by_cookie(self, request: Request, who: RequestContext) -> Resolved | None:
         """A cookie that is no good is no error: clients return cookies without knowing it."""
         if not self._settings.cookie or not request.same_site:
             return None
         for value in cookies_of(request):
-            session = await self._by_token(self._carriers.cookies, value, principal)
+            session = await self._by_token(self._carriers.cookies, value, who.principal)
             if session is not None:
-                return Resolved(live=await self.take_up(session), cookie_held=True)
+                resolved = await self.found(session, who.granted)
+                return msgspec.structs.replace(resolved, cookie_held=True)
         return None
 
     def _default_alias(self, request: Request, principal: Principal) -> str | None:

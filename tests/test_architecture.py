@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.requirements import requirement
+
 ROOT = Path(__file__).parent.parent
 LAYERS = {
     "gateway": {"gateway", "session_store", "transports"},
@@ -79,3 +81,24 @@ def test_the_tree_names_no_machine() -> None:
         path = ROOT / name
         if path.is_file() and path.suffix != ".png":
             assert not machine.search(path.read_text(encoding="utf-8", errors="replace")), name
+
+
+CONTEXT_VARIABLES = {
+    "gateway/observe.py": "the correlation id of log lines",
+    "gateway/tracing.py": "the span of a request, for who reports its end",
+    "gateway/sdk.py": "the log that an SDK's event store writes to",
+    "session_store/context.py": "current_session(), for the code of tools",
+}
+
+
+@requirement("wall.authority")
+def test_no_context_variable_holds_what_a_credential_says() -> None:
+    """Servers start a connection's next request in the context of the one before: authority travels as an argument."""
+    found = {}
+    for path in SOURCES:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).partition("[")[0].endswith("ContextVar"):
+                found[str(path.relative_to(ROOT))] = ast.unparse(node)
+    assert found.keys() == CONTEXT_VARIABLES.keys()
+    for words in ("granted", "principal", "claim", "credential", "permission", "trust"):
+        assert not any(words in variable.lower() for variable in found.values())

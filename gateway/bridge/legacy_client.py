@@ -26,9 +26,10 @@ from gateway.live import STANDALONE, LiveSession
 from gateway.params import meta_of, text_of
 from gateway.relay import Relay, id_of, message_of, meta_for_upstream
 from gateway.reply import ImmediateReply, StreamReply
+from gateway.request_context import RequestContext
 from gateway.sessions import Resolved, Sessions
 from gateway.sharing import LEVELS
-from session_store import EventLog, Principal, UnknownEvent
+from session_store import EventLog, UnknownEvent
 from transports.base import Answer, Era, EventSource, ReplyQueue, Request, UpstreamUnavailable
 from transports.jsonrpc import (
     Object,
@@ -59,12 +60,12 @@ class LegacyClients:
         self._endpoints = endpoints
         self._events = events
 
-    async def call(self, request: Request, principal: Principal, correlation: str) -> Answer:
+    async def call(self, request: Request, who: RequestContext) -> Answer:
         """Answer a request."""
         message, endpoint = message_of(request), self._endpoints[request.endpoint]
         if message.method == "initialize":
-            return await self._initialize(request, principal, correlation)
-        resolved = await self._sessions.resume(request, principal)
+            return await self._initialize(request, who)
+        resolved = await self._sessions.resume(request, who)
         if resolved is None:
             raise no_session()
         live = resolved.live
@@ -77,14 +78,20 @@ class LegacyClients:
         if self._relay.result_meta:
 
             def shape(exchange: Exchange, result: Object) -> Object:
-                return with_meta(result, self._relay.trace(live, correlation))
+                return with_meta(result, self._relay.trace(live, who.correlation))
 
         exchange = Exchange(
-            method=str(message.method), client_id=id_of(message), live=live, replies=ReplyQueue(), shape=shape
+            method=str(message.method),
+            client_id=id_of(message),
+            live=live,
+            replies=ReplyQueue(),
+            shape=shape,
+            context=resolved.context,
+            granted=who.granted,
         )
-        return await self._relay.send(exchange, endpoint, Era.LEGACY, params, [], correlation, request)
+        return await self._relay.send(exchange, endpoint, Era.LEGACY, params, [], who.correlation, request)
 
-    async def _initialize(self, request: Request, principal: Principal, correlation: str) -> Answer:
+    async def _initialize(self, request: Request, who: RequestContext) -> Answer:
         message, endpoint = message_of(request), self._endpoints[request.endpoint]
         params = negotiable(request.params)
         info = msgspec.json.decode(params.get("clientInfo", b"null"))
@@ -92,13 +99,13 @@ class LegacyClients:
         if "_meta" in params:
             params = params | {"_meta": msgspec.Raw(encode(without_our_keys(meta_of(params))))}
         facts = client_facts(info, version, splice(encode(params)))
-        resolved = await self._sessions.initialize(request, principal, facts)
+        resolved = await self._sessions.initialize(request, who, facts)
         live = resolved.live
         if not resolved.opened:
             await self._sessions.update(live, client=facts)
         live.busy += 1
         try:
-            result = await endpoint.initialize(live, correlation)
+            result = await endpoint.initialize(live, who.correlation)
         except HandshakeRefused as error:
             await self._undo(resolved)
             return ImmediateReply(
@@ -133,10 +140,10 @@ class LegacyClients:
         elif method == "resources/unsubscribe":
             await self._sessions.unsubscribe(live, text_of(params, "uri"))
 
-    async def notify(self, request: Request, principal: Principal, correlation: str) -> None:
+    async def notify(self, request: Request, who: RequestContext) -> None:
         """Act on a notification, or pass it on."""
         message = message_of(request)
-        live = (await self._sessions.require(request, principal)).live
+        live = (await self._sessions.require(request, who)).live
         params = request.params
         method = str(message.method)
         if method == "notifications/cancelled":
@@ -146,9 +153,9 @@ class LegacyClients:
             return
         if method == "notifications/initialized":
             await self._sessions.update(live, initialized=True)
-        meta = meta_for_upstream(params, live, correlation)
+        meta = meta_for_upstream(params, live, who.correlation)
         body = encode(params | {"_meta": msgspec.Raw(encode(meta))})
-        await self._endpoints[request.endpoint].notify(live, method, body, correlation)
+        await self._endpoints[request.endpoint].notify(live, method, body, who.correlation)
 
     @staticmethod
     def _cancel(live: LiveSession, params: Object) -> None:
@@ -157,15 +164,15 @@ class LegacyClients:
             reason = msgspec.json.decode(params.get("reason", b'""'))
             exchange.conversation.cancel(exchange, str(reason or "the client cancelled"))
 
-    async def respond(self, request: Request, principal: Principal) -> None:
+    async def respond(self, request: Request, who: RequestContext) -> None:
         """Give a client's answer to the server that asked."""
-        live = (await self._sessions.require(request, principal)).live
+        live = (await self._sessions.require(request, who)).live
         if not live.answered(message_of(request)):
             logger.info("a client answered a request that nobody waits for")
 
-    async def stream(self, request: Request, principal: Principal, last_event_id: str | None) -> EventSource:
+    async def stream(self, request: Request, who: RequestContext, last_event_id: str | None) -> EventSource:
         """The session's own stream, or what is left of one that broke."""
-        live = (await self._sessions.require(request, principal)).live
+        live = (await self._sessions.require(request, who)).live
         stream = STANDALONE
         if last_event_id is not None:
             try:
@@ -176,9 +183,9 @@ class LegacyClients:
             raise stream_taken()
         return StreamReply(live, stream, last_event_id, events=self._events)
 
-    async def end(self, request: Request, principal: Principal) -> None:
+    async def end(self, request: Request, who: RequestContext) -> None:
         """End the session."""
-        live = (await self._sessions.require(request, principal)).live
+        live = (await self._sessions.require(request, who)).live
         if not await self._sessions.end(live.session.id, "the client ended it"):
             raise session_unknown()
 

@@ -26,8 +26,9 @@ from gateway.exchange import Exchange
 from gateway.params import meta_of
 from gateway.relay import Relay, id_of, message_of
 from gateway.reply import ImmediateReply
+from gateway.request_context import RequestContext
 from gateway.sessions import Resolved, Sessions
-from session_store import Context, Principal
+from session_store import Context
 from transports.base import Answer, Era, Refused, ReplyQueue, Request
 from transports.jsonrpc import METHOD_NOT_FOUND, Message, Object, decode_object, encode, encode_result
 
@@ -49,27 +50,27 @@ class ModernClients:
         self._endpoints = endpoints
         self._seal = seal
 
-    async def call(self, request: Request, principal: Principal, correlation: str) -> Answer:
+    async def call(self, request: Request, who: RequestContext) -> Answer:
         """Answer a request."""
         message, endpoint = message_of(request), self._endpoints[request.endpoint]
         method = str(message.method)
         if method == "server/discover":
-            return await self._discover(message, endpoint, self._sessions.context_of(request, principal))
+            return await self._discover(message, endpoint, self._sessions.context_of(request, who))
         params = request.params
         binding: Binding | None = None
         if method in INPUT_REQUIRED_METHODS:
-            binding = Binding(principal, request.endpoint, functools.partial(request_digest, method, params))
+            binding = Binding(who.principal, request.endpoint, functools.partial(request_digest, method, params))
         if binding is not None and "requestState" in params and bytes(params["requestState"]) != b"null":
             opened = self._seal.open(params["requestState"], binding)
-            found = await self._sessions.resume_by_id(opened.session_id, principal, Era.MODERN)
+            found = await self._sessions.resume_by_id(opened.session_id, who, Era.MODERN)
             if opened.call:
-                return await self._go_on(request, correlation, found, opened, binding)
+                return await self._go_on(request, who, found, opened, binding)
             resolved: Resolved | None = found
             params = with_inner_state(params, opened)
         elif method in _SESSIONLESS:
-            resolved = await self._sessions.resume(request, principal)
+            resolved = await self._sessions.resume(request, who)
         else:
-            resolved = await self._sessions.resume_or_open(request, principal)
+            resolved = await self._sessions.resume_or_open(request, who)
         live = None if resolved is None else resolved.live
         headers = [] if resolved is None else self._sessions.headers(resolved, request)
 
@@ -78,16 +79,17 @@ class ModernClients:
             client_id=id_of(message),
             live=live,
             replies=ReplyQueue(),
-            shape=self._shaping(binding, correlation),
+            shape=self._shaping(binding, who.correlation),
             caller=caller_of_meta(request.meta),
-            context=None if live is not None else self._sessions.context_of(request, principal),
+            context=self._sessions.context_of(request, who) if resolved is None else resolved.context,
+            granted=who.granted,
         )
-        return await self._relay.send(exchange, endpoint, Era.MODERN, params, headers, correlation, request)
+        return await self._relay.send(exchange, endpoint, Era.MODERN, params, headers, who.correlation, request)
 
     async def _go_on(
         self,
         request: Request,
-        correlation: str,
+        who: RequestContext,
         resolved: Resolved,
         opened: OpenedState,
         binding: Binding,
@@ -95,7 +97,7 @@ class ModernClients:
         """Answer a client that comes back to a parked call with what it was asked."""
         live, message = resolved.live, message_of(request)
         headers = self._sessions.headers(resolved, request)
-        shape = self._shaping(binding, correlation)
+        shape = self._shaping(binding, who.correlation)
         responses = decode_object(request.params.get("inputResponses", msgspec.Raw(b"{}")), "inputResponses")
         exchange = live.parked.get(opened.call)
         if exchange is None or exchange.parked is None:
@@ -107,6 +109,8 @@ class ModernClients:
                 replies=ReplyQueue(),
                 shape=shape,
                 caller=caller_of_meta(request.meta),
+                context=resolved.context,
+                granted=who.granted,
             )
             exchange.replay = dict(opened.answers) | {
                 asked: bytes(responses[key]).decode() for key, asked in opened.asked.items() if key in responses
@@ -114,7 +118,7 @@ class ModernClients:
             again = msgspec.structs.replace(request, again=True)
             endpoint = self._endpoints[request.endpoint]
             params = {k: v for k, v in request.params.items() if k not in ("requestState", "inputResponses")}
-            return await self._relay.send(exchange, endpoint, Era.MODERN, params, headers, correlation, again)
+            return await self._relay.send(exchange, endpoint, Era.MODERN, params, headers, who.correlation, again)
         if opened.turn != exchange.parked.turn:
             raise bad_request_state()
         if request.forwarded is not None:
@@ -122,7 +126,7 @@ class ModernClients:
         exchange.client_id = id_of(message)
         exchange.shape = shape
         exchange.progress_token = meta_of(request.params).get("progressToken")
-        reply = self._relay.attach(exchange, headers, request, correlation)
+        reply = self._relay.attach(exchange, headers, request, who.correlation)
         if exchange.replies.is_closed or exchange.conversation is None:
             del live.parked[opened.call]  # it ended while nobody listened; that is the answer
         answer_parked(exchange, responses)

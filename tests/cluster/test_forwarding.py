@@ -27,7 +27,7 @@ class Door:
         self.envelopes = Envelopes(ring, self.clock)
 
     def sealing(self, target: str = "me", body: bytes = b"{}") -> Callable[[], bytes]:
-        route = Route(a_session(self.clock), ALICE)
+        route = Route(a_session(self.clock), ALICE, None)
         return self.envelopes.sealing(
             target, route, method="POST", path="/mcp", secure=True, again=False, headers=HEADERS, body=body
         )

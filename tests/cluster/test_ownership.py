@@ -123,7 +123,7 @@ class Ownership(RuleBasedStateMachine):
         try:
             session = self.do(replica._sessions.resume(self.session.id, ALICE))
             try:
-                self.serve(n, self.do(replica.own(session, ALICE)))
+                self.serve(n, self.do(replica.own(session, ALICE, None)))
             except Elsewhere as elsewhere:
                 self.forward(n, elsewhere.route.session)
         except StoreUnavailable:

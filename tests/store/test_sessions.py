@@ -9,6 +9,7 @@ from gateway.live import LiveSessions
 from gateway.pipeline import available
 from gateway.policy_settings import PolicySettings
 from gateway.quotas import PrincipalQuotas
+from gateway.request_context import RequestContext
 from gateway.rules import Rules
 from gateway.sessions import Sessions
 from gateway.settings import SessionSettings
@@ -19,6 +20,8 @@ from session_store.testing import FakeClock
 from session_store.tokens import Purpose, TokenCodec
 from tests.requirements import requirement
 from transports.base import Era, Refused, Request
+
+NOBODY = RequestContext(ANONYMOUS, None, "")
 
 pytestmark = pytest.mark.anyio
 
@@ -66,11 +69,11 @@ async def test_a_forged_token_is_refused_before_any_store_access() -> None:
     stranger = TokenCodec(KeyRing.ephemeral(), Purpose.TOKEN).sign(new_session_id())
     for token in (stranger, "nonsense", TokenCodec(ring, Purpose.COOKIE).sign(new_session_id())):
         with pytest.raises(Refused) as refused:
-            await sessions(store, ring).resume(request(mcp_session_id=token), ANONYMOUS)
+            await sessions(store, ring).resume(request(mcp_session_id=token), NOBODY)
         assert refused.value.status == 404
     assert store.asked == 0
     forged_cookie = request(cookie=f"mcp_session_id={stranger}")
-    assert await sessions(store, ring).resume(forged_cookie, ANONYMOUS) is None
+    assert await sessions(store, ring).resume(forged_cookie, NOBODY) is None
     assert store.asked == 0
 
 
@@ -79,6 +82,6 @@ async def test_a_store_that_does_not_answer_is_503_and_never_404() -> None:
     good = TokenCodec(ring, Purpose.TOKEN).sign(new_session_id())
     with pytest.raises(Refused) as refused:
         with available():
-            await sessions(store, ring).resume(request(mcp_session_id=good), ANONYMOUS)
+            await sessions(store, ring).resume(request(mcp_session_id=good), NOBODY)
     assert (refused.value.status, refused.value.headers["Retry-After"]) == (503, "1")
     assert store.asked == 1

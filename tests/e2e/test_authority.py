@@ -1,0 +1,270 @@
+"""Whose authority a request has: that of its own credential, and of nothing that came before it on its connection."""
+
+import http.client
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Mount, Route
+
+from gateway.app import Gateway, create_app
+from gateway.middleware import SCOPE_KEY, SessionMiddleware
+from gateway.settings import Settings
+from session_store import NoSession, current_session
+from tests.e2e.conftest import KEYS, bearer, sha256
+from tests.requirements import requirement
+from tests.support.issuer import Issuer, running_issuer
+from tests.support.raw import Legacy, Modern, messages, modern_body, modern_headers, tool_text
+from tests.support.running import PROBE, RunningGateway, running_gateway, server
+
+CLAIMS = {"trust": "trust", "workspace": "team", "permissions": "may"}
+POWERFUL: dict[str, Any] = {"trust": "direct", "team": "red", "may": ["notes.write"]}
+NOTHING = ("sandboxed", "", "")
+
+
+@pytest.fixture(scope="module")
+def issuer() -> Iterator[Issuer]:
+    with running_issuer() as running:
+        yield running
+
+
+def options(issuer: Issuer) -> dict[str, Any]:
+    return {
+        "auth": issuer.settings(claims=CLAIMS),
+        "api_keys": {name: sha256(key) for name, key in KEYS.items()},
+        "session": {"trust": "sandboxed"},
+    }
+
+
+@pytest.fixture(scope="module")
+def gateway(issuer: Issuer) -> Iterator[RunningGateway]:
+    with running_gateway({"probe": server(PROBE)}, options=options(issuer)) as running:
+        yield running
+
+
+class OneConnection:
+    """A client that writes its requests without waiting for answers, and reads these in their order."""
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        assert parts.hostname is not None and parts.port is not None
+        self._host = parts.netloc
+        self._socket = socket.create_connection((parts.hostname, parts.port), timeout=10)
+        self._stream = self._socket.makefile("rb")
+
+    def __enter__(self) -> "OneConnection":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stream.close()
+        self._socket.close()
+
+    def write(self, *requests: bytes) -> None:
+        self._socket.sendall(b"".join(requests))
+
+    def request(self, method: str, path: str, headers: dict[str, str], body: bytes = b"") -> bytes:
+        head = {"Host": self._host, **headers, "Content-Length": str(len(body))}
+        lines = [f"{method} {path} HTTP/1.1", *(f"{name}: {value}" for name, value in head.items()), "", ""]
+        return "\r\n".join(lines).encode() + body
+
+    def rpc(self, body: Any, headers: dict[str, str], path: str = "/mcp") -> bytes:
+        head = {"Content-Type": "application/json", **headers}
+        return self.request("POST", path, head, json.dumps(body).encode())
+
+    def answers(self, number: int) -> list[tuple[int, Any]]:
+        return [self._answer() for _ in range(number)]
+
+    def _answer(self) -> tuple[int, Any]:
+        # The response must not close, nor read ahead of, what all answers share.
+        source = cast("socket.socket", _Shared(self._stream))
+        response = http.client.HTTPResponse(source)
+        response.begin()
+        body = response.read()
+        return response.status, json.loads(body) if body else None
+
+
+class _Shared:
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def makefile(self, *_: object) -> Any:
+        return self
+
+    def close(self) -> None:
+        pass
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def what_am_i() -> tuple[Any, dict[str, str]]:
+    body = modern_body("tools/call", {"name": "env", "arguments": {"prefix": "MCP_SESSION_"}})
+    return body, modern_headers(body)
+
+
+def authority(answer: Any) -> tuple[str, str, str]:
+    """Trust, workspace and permissions, as the server was told them."""
+    told = json.loads(answer["result"]["content"][0]["text"])
+    return told["MCP_SESSION_TRUST"], told["MCP_SESSION_WORKSPACE"], told["MCP_SESSION_PERMISSIONS"]
+
+
+@requirement("wall.authority")
+def test_pipelined_requests_inherit_nothing_of_each_other(gateway: RunningGateway, issuer: Issuer) -> None:
+    body, headers = what_am_i()
+    token, key = bearer(issuer.token("ada", **POWERFUL)), bearer(KEYS["alice"])
+    plain = bearer(issuer.token("eve"))
+    with OneConnection(gateway.url) as client:
+        sent = [token, key, {}, token, plain, token, key]
+        client.write(*(client.rpc(body, {**headers, **credential}) for credential in sent))
+        answers = client.answers(len(sent))
+    assert [status for status, _ in answers] == [200, 200, 401, 200, 200, 200, 200]
+    powerful = ("direct", "red", "notes.write")
+    found = [authority(answer) for status, answer in answers if status == 200]
+    assert found == [powerful, NOTHING, powerful, NOTHING, powerful, NOTHING]
+
+
+@requirement("wall.authority")
+def test_a_kept_alive_connection_inherits_nothing(gateway: RunningGateway, issuer: Issuer) -> None:
+    body, headers = what_am_i()
+    with OneConnection(gateway.url) as client:
+        for credential, expected in (
+            (bearer(issuer.token("ada", **POWERFUL)), ("direct", "red", "notes.write")),
+            (bearer(KEYS["bob"]), NOTHING),
+        ):
+            client.write(client.rpc(body, {**headers, **credential}))
+            [(status, answer)] = client.answers(1)
+            assert status == 200 and authority(answer) == expected
+
+
+@requirement("wall.authority")
+def test_a_batch_inherits_nothing_of_the_request_before_it(
+    gateway: RunningGateway, issuer: Issuer, http: httpx.Client
+) -> None:
+    body, headers = what_am_i()
+    mine = Legacy(gateway.url, http, version="2025-03-26", headers=bearer(KEYS["bob"])).open()
+    call = {
+        "jsonrpc": "2.0",
+        "method": "tools/call",
+        "params": {"name": "env", "arguments": {"prefix": "MCP_SESSION_"}},
+    }
+    batch = [{**call, "id": number} for number in (1, 2)]
+    with OneConnection(gateway.url) as client:
+        token = bearer(issuer.token("ada", **POWERFUL))
+        client.write(
+            client.rpc(body, {**headers, **token}),
+            client.rpc(batch, mine.request_headers()),
+        )
+        (first, _), (second, answers) = client.answers(2)
+    assert (first, second) == (200, 200)
+    assert [authority(answer) for answer in answers] == [NOTHING, NOTHING]
+
+
+@contextmanager
+def embedded(issuer: Issuer) -> Iterator[str]:
+    """An app of its own with the gateway in it, under uvicorn; gives its base URL."""
+    settings = Settings.model_validate({"mcpServers": {"probe": server(PROBE)}, "gateway": options(issuer)})
+    gateway = Gateway(settings)
+
+    async def who(request: Request) -> Response:
+        session = request.scope[SCOPE_KEY]
+        found = {"principal": session.principal, "trust": session.context.trust, "here": current_session().principal}
+        return JSONResponse(found | {"workspace": session.context.workspace, "may": list(session.context.permissions)})
+
+    async def outside(_: Request) -> Response:
+        try:
+            return JSONResponse({"principal": current_session().principal})
+        except NoSession:
+            return JSONResponse({"principal": None})
+
+    inner = SessionMiddleware(Starlette(routes=[Route("/who", who)]), gateway)
+    routes = [Route("/outside", outside), Mount("/in", inner), Mount("/gateway", create_app(settings, gateway=gateway))]
+    app = Starlette(routes=routes, lifespan=gateway.lifespan)
+    running = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning"))
+    thread = threading.Thread(target=running.run, daemon=True)
+    thread.start()
+    deadline = time.monotonic() + 20
+    while not running.started:
+        assert time.monotonic() < deadline and thread.is_alive()
+        time.sleep(0.01)
+    try:
+        port = running.servers[0].sockets[0].getsockname()[1]
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        running.should_exit = True
+        thread.join(20)
+
+
+@requirement("wall.authority")
+def test_an_embedded_apps_requests_inherit_nothing(issuer: Issuer) -> None:
+    token, key = bearer(issuer.token("ada", **POWERFUL)), bearer(KEYS["alice"])
+    body, headers = what_am_i()
+    with embedded(issuer) as base, OneConnection(base) as client:
+        ask = [client.request("GET", "/in/who", credential) for credential in (token, key, {}, token)]
+        inside = client.rpc(body, {**headers, **key}, "/gateway/mcp")
+        # Written at once, and then one by one on the same connection.
+        client.write(*ask, client.request("GET", "/outside", {}), ask[1], inside)
+        answers = client.answers(7)
+        for one in (ask[0], ask[1], inside):
+            client.write(one)
+            answers += client.answers(1)
+    assert [status for status, _ in answers] == [200, 200, 401, 200, 200, 200, 200, 200, 200, 200]
+    ada = {"trust": "direct", "workspace": "red", "may": ["notes.write"]}
+    alice = {"principal": "api-key:alice", "here": "api-key:alice", "trust": "sandboxed", "workspace": "", "may": []}
+    for at in (0, 3, 7):
+        assert ada.items() <= answers[at][1].items()
+    for at in (1, 5, 8):
+        assert answers[at][1] == alice
+    assert answers[4][1] == {"principal": None}, "no session of the request before"
+    assert authority(answers[6][1]) == authority(answers[9][1]) == NOTHING
+
+
+@requirement("wall.authority", "id.refresh")
+def test_a_session_has_the_authority_of_each_request_however_it_is_found(
+    gateway: RunningGateway, issuer: Issuer, http: httpx.Client
+) -> None:
+    """A principal may hold several tokens; one that says less may do less, also in a session that it finds by cookie,
+    by header, by who it is (its default session), or with a handle."""
+    body, _ = what_am_i()
+    less = bearer(issuer.token("zoe"))
+    for carrier in ("none", "cookie", "header", "initialize"):
+        more = bearer(issuer.token("zoe", **POWERFUL))
+        first = Modern(gateway.url, http, headers=more).send(body["method"], body["params"])
+        assert authority(messages(first)[-1]) == ("direct", "red", "notes.write")
+        carried = {
+            "none": {},
+            "cookie": {"Cookie": first.headers["set-cookie"].partition(";")[0]},
+            "header": {"MCP-Gateway-Session": first.headers["mcp-gateway-session"]},
+            "initialize": {},
+        }[carrier]
+        if carrier == "initialize":
+            client = Legacy(gateway.url, http, headers={**more}).open()
+            client.headers = less
+            client.initialize()
+            answer = client.call(body["method"], {"name": "env", "arguments": {"prefix": "MCP_SESSION_"}})
+        else:
+            answer = Modern(gateway.url, http, headers={**less, **carried}).send(body["method"], body["params"])
+        assert authority(messages(answer)[-1])[::2] == NOTHING[::2], carrier
+
+
+@requirement("wall.authority")
+def test_a_handles_session_has_the_authority_of_each_request(issuer: Issuer, http: httpx.Client) -> None:
+    servers = {"probe": server(PROBE, handles=True)}
+    arguments = {"prefix": "MCP_SESSION_"}
+    with running_gateway(servers, options=options(issuer)) as gateway:
+        client = Legacy(gateway.url, http, headers=bearer(issuer.token("ada", **POWERFUL))).open()
+        handle = tool_text(client.tool("open_session"))
+        within = arguments | {"session": handle}
+        assert authority(messages(client.tool("env", within))[-1]) == ("direct", "red", "notes.write")
+        client.headers = bearer(issuer.token("ada"))
+        assert authority(messages(client.tool("env", within))[-1])[::2] == NOTHING[::2]
