@@ -44,6 +44,7 @@ from gateway.rates import RateLimits
 from gateway.record_room import RecordRoom
 from gateway.relay import Relay
 from gateway.rules import Rules
+from gateway.schemas import Schemas
 from gateway.servers import in_process, upstream_of
 from gateway.sessions import ENDED, Sessions
 from gateway.settings import (
@@ -183,7 +184,7 @@ class Gateway:
         timeout = options.limits.call_timeout_s
         handles = Handles(self.sessions, self._backend.sessions, self._audit, clock)
         policy = Policy(options.policy, {u.name: server_policy(u.settings) for u in self.upstreams})
-        calls = ToolCalls(policy, self._audit, check_arguments=options.policy.check_arguments)
+        calls = ToolCalls(policy, self._audit, Schemas(), options.policy)
         endpoints = {ALL: Endpoint(self.upstreams, call_timeout_s=timeout, handles=handles, policy=policy, calls=calls)}
         for u in self.upstreams:
             endpoints[f"/servers/{u.name}/mcp"] = Endpoint(

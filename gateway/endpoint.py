@@ -20,6 +20,7 @@ from gateway.conversation import Conversation
 from gateway.errors import OUTCOME_UNKNOWN, UPSTREAM_UNAVAILABLE
 from gateway.exchange import Exchange
 from gateway.handles import Handles, with_handles
+from gateway.listed import items_of
 from gateway.live import LiveSession
 from gateway.params import text_of
 from gateway.policy import Policy
@@ -180,8 +181,6 @@ class Endpoint:
 
     def _is_plain(self, exchange: Exchange, upstream: ConfiguredUpstream) -> bool:
         """Whether policy leaves alone what the server says."""
-        if self._policy.is_open:
-            return True
         return exchange.method != "tools/list" and upstream.name in self._seen_by(exchange.context)
 
     async def is_repeatable(self, exchange: Exchange, era: Era, params: Object, correlation: str) -> bool:
@@ -258,11 +257,9 @@ class Endpoint:
             params = seen
         await conversation.start(exchange, params, meta)
 
-    def _listing(self, upstream: ConfiguredUpstream, exchange: Exchange) -> Callable[[Exchange, Object], Object] | None:
+    def _listing(self, upstream: ConfiguredUpstream, exchange: Exchange) -> Callable[[Exchange, Object], Object]:
         """A list of tools, as the session may see it."""
         shape = exchange.shape
-        if self._policy.is_open and not upstream.settings.handles:
-            return shape
 
         def shaped(exchange: Exchange, result: Object) -> Object:
             page = msgspec.json.decode(encode(result))
@@ -276,7 +273,7 @@ class Endpoint:
 
     def _show(self, upstream: ConfiguredUpstream, context: Context, page: dict[str, Any]) -> None:
         """A page of tools, as that context sees it; the last one with what handles need."""
-        tools = self._calls.shown(upstream.name, context, page.get("tools", []))
+        tools = self._calls.shown(upstream.name, context, items_of(page, "tools"))
         page["tools"] = with_handles(tools) if upstream.settings.handles and not page.get("nextCursor") else tools
 
     async def _send_to_modern(

@@ -42,6 +42,7 @@ __all__ = [
     "unknown_level",
     "unknown_tool",
     "unreachable",
+    "unusable_tool",
 ]
 
 SESSION_UNKNOWN: Final = -32010
@@ -145,6 +146,12 @@ def too_many_exchanges() -> Refused:
 def unknown_tool(name: str) -> Refused:
     """Not there, or not for this session: one answer."""
     return Refused(200, INVALID_PARAMS, f"Unknown tool: {name[:128]}")
+
+
+def unusable_tool(name: str, fault: str) -> Refused:
+    """The server's fault: nothing checks this tool's arguments."""
+    why = f"Tool {name[:128]} cannot be called: its input schema cannot be used: {fault}"
+    return Refused(200, INVALID_PARAMS, why, data={"reason": "unusable_schema"})
 
 
 def invalid_arguments(tool: str, path: str, problem: str) -> Refused:

@@ -220,6 +220,9 @@ class PolicySettings(_Frozen):
     """Tools that evaluate what they are given: not even listed unless switched on."""
     check_arguments: bool = True
     """Check a call's arguments against the tool's schema before the server sees them."""
+    unusable_schemas: Literal["refuse", "allow"] = "refuse"
+    """What becomes of a tool whose schema checks nothing, for it is wrong, too large, or refers to other places, which
+    are never fetched. `refuse`: it is not listed and not called; `allow`: it is called unchecked."""
     slow_s: Annotated[float, Field(gt=0)] = 10.0
     """A call that takes longer is a warning in the log."""
     sandbox: tuple[str, ...] = ()

@@ -3,77 +3,62 @@
 import logging
 from typing import Any, Final
 
-import jsonschema_rs
 import msgspec
 
 from gateway.audit import Audit
 from gateway.context import fact_of
-from gateway.errors import invalid_arguments, unknown_tool
+from gateway.errors import invalid_arguments, unknown_tool, unusable_tool
 from gateway.exchange import Exchange
+from gateway.listed import Tools
 from gateway.params import text_of
 from gateway.policy import Decision, Policy
+from gateway.policy_settings import PolicySettings
+from gateway.schemas import HELD_BYTES, Schema, Schemas, UnusableSchema
 from session_store import Context, Session
 from session_store.session import redact
 from transports.jsonrpc import Object, decode_object, encode
 
-__all__ = ["ToolCalls", "Tools"]
+__all__ = ["ToolCalls"]
 
 logger = logging.getLogger(__name__)
 
-_MOST_WORDS: Final = 300
 _MOST_NAME: Final = 128
-
-
-class Tools:
-    """The tools of one server, as it has listed them, and what checks their arguments."""
-
-    def __init__(self, listed: list[Any]) -> None:
-        self.listed = [tool for tool in listed if "name" in tool]
-        self.schemas: dict[str, Any] = {tool["name"]: tool.get("inputSchema") for tool in self.listed}
-        self._validators: dict[str, Any] = {}
-
-    def problem(self, tool: str, arguments: Any) -> tuple[str, str] | None:
-        """Where arguments are not what the tool's schema says, and how; None when they are, or it is not known."""
-        if tool not in self._validators:
-            self._validators[tool] = _validator(self.schemas.get(tool), tool)
-        validator = self._validators[tool]
-        if validator is None or validator.is_valid(arguments):
-            return None
-        error = next(iter(validator.iter_errors(arguments)))
-        path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error.instance_path)
-        return f"arguments{path}", str(error.message)[:_MOST_WORDS]
-
-
-def _validator(schema: Any, tool: str) -> Any:
-    if not isinstance(schema, dict):
-        return None
-    try:
-        # What a schema refers to is not fetched: a server must not make us call others.
-        return jsonschema_rs.validator_for(schema)
-    except Exception as error:
-        logger.warning("the input schema of tool %s cannot be used: %s", tool, str(error)[:200])
-        return None
 
 
 class ToolCalls:
     """Applies the policy to the tools of servers."""
 
-    def __init__(self, policy: Policy, audit: Audit, *, check_arguments: bool) -> None:
+    def __init__(self, policy: Policy, audit: Audit, schemas: Schemas, settings: PolicySettings) -> None:
         self._policy = policy
         self._audit = audit
-        self.checks = check_arguments
+        self._schemas = schemas
+        self._checks = settings.check_arguments
+        self._refuses_unusable = settings.check_arguments and settings.unusable_schemas == "refuse"
 
-    def shown(self, server: str, context: Context, tools: list[Any]) -> list[Any]:
+    def shown(self, server: str, context: Context, tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """A list of tools as that context sees it: without those it may not call, and without arguments that are bound
         among the required ones."""
-        if self._policy.is_open:
-            return tools
+        unusable = self.unusable(server, tools) if self._refuses_unusable else {}
         seen = []
         for tool in tools:
-            decision = self._policy.decide(context, server, str(tool.get("name")))
-            if decision.allowed:
+            decision = self._policy.decide(context, server, tool["name"])
+            if decision.allowed and tool["name"] not in unusable:
                 seen.append(_unbound(tool, decision))
         return seen
+
+    def unusable(self, server: str, tools: list[dict[str, Any]]) -> dict[str, str]:
+        """Tools by whose schemas no arguments can be checked; why."""
+        faults, held = {}, 0
+        for tool in tools:
+            schema = Schema.of(tool.get("inputSchema"))
+            try:
+                if held > HELD_BYTES // 2:
+                    raise UnusableSchema("the schemas before it are too large together")
+                held += 0 if schema is None else self._schemas.checker(schema).held
+            except UnusableSchema as fault:
+                faults[tool["name"]] = str(fault)
+                logger.warning("the input schema of tool %s/%s cannot be used: %s", server, tool["name"], fault)
+        return faults
 
     def checked(self, server: str, tools: Tools, exchange: Exchange, params: Object) -> Object:
         """A call's params as the server is to see them; the exchange learns when it is slow.
@@ -97,11 +82,22 @@ class ToolCalls:
         for word in decision.blocked:
             if word.search(bytes(raw).decode("utf-8", "replace")):
                 raise invalid_arguments(name, "arguments", "they contain what is blocked for this tool")
-        if self.checks:
-            problem = tools.problem(name, msgspec.json.decode(raw))
-            if problem is not None:
-                raise invalid_arguments(name, *problem)
+        if self._checks:
+            self._check(tools.schemas.get(name), name, raw)
         return params
+
+    def _check(self, schema: Schema | None, name: str, raw: msgspec.Raw) -> None:
+        if schema is None:
+            return
+        try:
+            checker = self._schemas.checker(schema)
+        except UnusableSchema as fault:
+            if self._refuses_unusable:
+                raise unusable_tool(name, str(fault)) from None
+            return
+        problem = checker.problem(msgspec.json.decode(raw), bytes(raw))
+        if problem is not None:
+            raise invalid_arguments(name, *problem)
 
 
 def _unbound(tool: dict[str, Any], decision: Decision) -> dict[str, Any]:

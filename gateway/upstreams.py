@@ -21,11 +21,11 @@ from gateway.conversation import Conversation
 from gateway.credentials import Credentials, is_template
 from gateway.exchange import Exchange
 from gateway.limit_settings import LimitSettings
+from gateway.listed import Tools, items_of
 from gateway.live import LiveSession
 from gateway.quotas import PrincipalQuotas
 from gateway.routing import IsolatedRouter, SharedRouter
 from gateway.settings import UpstreamSettings
-from gateway.tool_calls import Tools
 from session_store import Session
 from transports.base import AheadLink, AheadUpstream, Era, Given, LinkClosed, Upstream, UpstreamUnavailable
 from transports.jsonrpc import (
@@ -74,7 +74,7 @@ async def _never_linked(_: LiveSession) -> bool:
     return False
 
 
-_NO_TOOLS: Final = Tools([])
+_NO_TOOLS: Final = Tools()
 
 
 @dataclass(slots=True)
@@ -84,8 +84,12 @@ class _Facts:
     discover: bytes | None = None
     initialize: bytes | None = None
     failure: str = ""
-    schemas: dict[str, Any] = field(default_factory=dict)
-    tools: Tools = field(default_factory=lambda: Tools([]))
+    tools: Tools = field(default_factory=Tools)
+
+    @property
+    def schemas(self) -> Mapping[str, Any]:
+        """Input schemas of the tools that mirror arguments in headers (MCP 2026-07-28)."""
+        return self.tools.mirrored
 
     @property
     def discovery(self) -> bytes | None:
@@ -264,12 +268,7 @@ class ConfiguredUpstream:
         return facts
 
     async def _learn_tools(self, facts: _Facts, conversation: Conversation) -> None:
-        """What the server's tools are; and which of them mirror arguments in headers (MCP 2026-07-28)."""
-        listed = [tool async for tool in self._tools(conversation)]
-        facts.tools = Tools(listed)
-        facts.schemas = {
-            name: schema for name, schema in facts.tools.schemas.items() if b'"x-mcp-header"' in encode(schema)
-        }
+        facts.tools = Tools([tool async for tool in self._tools(conversation)])
 
     @property
     def shared(self) -> Iterable[Conversation]:
@@ -289,9 +288,9 @@ class ConfiguredUpstream:
             if not isinstance(answer.result, msgspec.Raw):
                 return
             page = msgspec.json.decode(answer.result)
-            for tool in page.get("tools", ()):
+            for tool in items_of(page, "tools"):
                 yield tool
-            if not page.get("nextCursor"):
+            if not isinstance(page, dict) or not page.get("nextCursor"):
                 return
             params["cursor"] = page["nextCursor"]
 

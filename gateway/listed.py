@@ -1,0 +1,58 @@
+"""What a server lists: its tools, as far as they can be used, bounded. Pure: knows nothing of who may see what."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from gateway.schemas import Schema
+from transports.jsonrpc import encode
+
+__all__ = ["MOST_NAME", "MOST_TOOLS", "Tools", "items_of"]
+
+MOST_NAME: Final = 256
+"""Characters of a name; no request may name a longer one."""
+MOST_TOOLS: Final = 4_096
+"""Of one server. More are left out: nobody can choose among so many, and each is held in memory."""
+MOST_BYTES: Final = 16 << 20
+"""Of one server's tools together."""
+
+
+def items_of(page: Any, key: str, name: str = "name") -> list[dict[str, Any]]:
+    """The items of a list's page that have a name which can be asked for."""
+    items = page.get(key) if isinstance(page, dict) else None
+    return [item for item in items if _is_named(item, name)] if isinstance(items, list) else []
+
+
+def _is_named(item: Any, key: str) -> bool:
+    return isinstance(item, dict) and isinstance(item.get(key), str) and 0 < len(item[key]) <= MOST_NAME
+
+
+class Tools:
+    """The tools of one server, and by what their arguments are checked."""
+
+    def __init__(self, listed: Iterable[dict[str, Any]] = ()) -> None:
+        self.listed: list[dict[str, Any]] = []
+        self.schemas: dict[str, Schema | None] = {}
+        self.mirrored: dict[str, Any] = {}  # input schemas of those that mirror arguments in headers (MCP 2026-07-28)
+        size = 0
+        for tool in listed:
+            size += _size(tool)
+            if len(self.listed) >= MOST_TOOLS or size > MOST_BYTES:
+                break
+            schema = Schema.of(tool.get("inputSchema"))
+            self.listed.append(tool)
+            self.schemas[tool["name"]] = schema
+            if schema is not None and b'"x-mcp-header"' in schema.text:
+                self.mirrored[tool["name"]] = tool["inputSchema"]
+
+    @property
+    def names(self) -> Mapping[str, object]:
+        return self.schemas
+
+
+def _size(tool: dict[str, Any]) -> int:
+    try:
+        return len(encode(tool))
+    except (RecursionError, msgspec.MsgspecError):
+        return MOST_BYTES

@@ -1,0 +1,258 @@
+"""What a server's input schemas may cost us, and what checks arguments by them.
+
+A schema is a stranger's text. Nothing it names is fetched, its patterns run in linear time, and a check is made only
+where its cost has a bound: visits are counted with every reference followed, and multiplied by the arguments' parts. A
+`pattern` with look-around or backreferences is not checked, for no engine runs it in linear time; the rest of its
+schema is.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from typing import Any, Final
+
+import jsonschema_rs
+import msgspec
+from cachetools import LRUCache
+
+from transports.jsonrpc import encode
+
+__all__ = ["HELD_BYTES", "Checker", "Problem", "Schema", "Schemas", "UnusableSchema"]
+
+SCHEMA_BYTES: Final = 128 << 10
+"""A larger schema is not used: compiling one of this size takes 20 ms of everybody's time."""
+MOST_VISITS: Final = 20_000
+"""Of a schema's parts with its references followed. Without a bound, forty lines make 2^30."""
+MOST_DEPTH: Final = 128
+MOST_PATTERNS: Final = 64
+SMALL_PATTERN_BYTES, PATTERN_BYTES, DFA_BYTES = 32 << 10, 1 << 20, 32 << 10
+"""Memory of one compiled pattern: what nearly all need, and the most; and of what it finds out while it runs."""
+MOST_COST: Final = 2_000_000
+"""Visits times parts of the arguments: some 0.1 s, and 1 s where server and client are of one mind to make it slow."""
+MOST_TOLD: Final = 100_000
+"""The same, for saying what is wrong: where a schema refers to itself, errors are searched for without memory."""
+MOST_SCANNED: Final = 32 << 20
+"""Patterns times the bytes of the arguments."""
+HELD_BYTES: Final = 128 << 20
+"""All compiled schemas together. Those of one list may take half of it, or each list would compile them anew."""
+_MOST_WORDS: Final = 300
+_MOST_PATH: Final = 20
+
+_SINGLE: Final = frozenset(
+    "items additionalItems contains unevaluatedItems additionalProperties propertyNames unevaluatedProperties not if "
+    "then else contentSchema".split()
+)
+_LISTS: Final = frozenset("allOf anyOf oneOf prefixItems items".split())
+_MAPS: Final = frozenset("properties patternProperties dependentSchemas dependencies".split())
+_REFERENCES: Final = frozenset({"$ref", "$dynamicRef", "$recursiveRef"})
+
+Problem = tuple[str, str]
+"""Where arguments are wrong, and how."""
+
+
+class UnusableSchema(ValueError):
+    """Arguments cannot be checked by a schema; why."""
+
+
+class _Weight:
+    """A schema's parts, counted with local references followed; one that leads back counts once."""
+
+    def __init__(self, schema: dict[str, Any]) -> None:
+        self._root = schema
+        self._anchors: dict[str, Any] = {}
+        self.unchecked: list[str] = []
+        self.held = 0
+        self._known: dict[int, int] = {}
+        self._open: set[int] = set()
+        self.patterns = 0
+        self.cycles = 0
+        self._look(schema, 0)
+        self.visits = self._weigh(schema, 0)
+
+    def _look(self, value: Any, depth: int) -> None:
+        """Find anchors and patterns, wherever they stand."""
+        if depth > MOST_DEPTH:
+            raise UnusableSchema(f"it is nested more than {MOST_DEPTH} deep")
+        if isinstance(value, dict):
+            for key in ("$anchor", "$dynamicAnchor"):
+                if isinstance(value.get(key), str):
+                    self._anchors[value[key]] = value
+            if depth and isinstance(value.get("$id", value.get("id")), str) and _has_reference(value):
+                raise UnusableSchema("a part of it has an $id of its own, and refers from there")
+            self._count(value)
+        parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+        for part in parts:
+            if isinstance(part, dict | list):
+                self._look(part, depth + 1)
+
+    def _count(self, value: dict[str, Any]) -> None:
+        pattern, properties = value.get("pattern"), value.get("patternProperties")
+        if isinstance(pattern, str) and not self._is_linear(pattern):
+            self.unchecked.append(pattern)
+            del value["pattern"]
+        for name in properties if isinstance(properties, dict) else ():
+            if not self._is_linear(name):
+                raise UnusableSchema(f"the pattern {name[:128]!r} of its patternProperties does not run in linear time")
+
+    def _is_linear(self, pattern: str) -> bool:
+        self.patterns += 1
+        if self.patterns > MOST_PATTERNS:
+            raise UnusableSchema(f"it has more than {MOST_PATTERNS} patterns")
+        for size in (SMALL_PATTERN_BYTES, PATTERN_BYTES):
+            if _compiles(pattern, jsonschema_rs.RegexOptions(size_limit=size, dfa_size_limit=DFA_BYTES)):
+                self.held += size + DFA_BYTES
+                return True
+        if _compiles(pattern, jsonschema_rs.FancyRegexOptions(size_limit=PATTERN_BYTES, dfa_size_limit=DFA_BYTES)):
+            return False
+        raise UnusableSchema(f"the pattern {pattern[:128]!r} is no regular expression, or too large")
+
+    def _weigh(self, node: Any, depth: int) -> int:
+        if not isinstance(node, dict):
+            return 1
+        if id(node) in self._open:
+            self.cycles += 1
+            return 1
+        if id(node) in self._known:
+            return self._known[id(node)]
+        if depth > MOST_DEPTH:
+            raise UnusableSchema(f"it is nested more than {MOST_DEPTH} deep, its references followed")
+        self._open.add(id(node))
+        visits = 1 + len(node) + sum(len(node[key]) for key in ("enum", "required") if isinstance(node.get(key), list))
+        for part in self._parts(node):
+            visits += self._weigh(part, depth + 1)
+            if visits > MOST_VISITS:
+                raise UnusableSchema(f"it has more than {MOST_VISITS} parts, its references followed")
+        self._open.discard(id(node))
+        self._known[id(node)] = visits
+        return visits
+
+    def _parts(self, node: dict[str, Any]) -> Iterator[Any]:
+        for key, value in node.items():
+            if key in _REFERENCES and isinstance(value, str):
+                yield self._referred(value)
+            elif key in _MAPS and isinstance(value, dict):
+                yield from value.values()
+            elif key in _LISTS and isinstance(value, list):
+                yield from value
+            elif key in _SINGLE:
+                yield value
+
+    def _referred(self, reference: str) -> Any:
+        base, _, place = reference.partition("#")
+        if base and base != str(self._root.get("$id", "")).partition("#")[0]:
+            raise UnusableSchema(f"it refers to {reference[:128]!r}, and nothing is fetched for it")
+        if place and not place.startswith("/"):
+            if place not in self._anchors:
+                raise UnusableSchema(f"it refers to {reference[:128]!r}, which it does not have")
+            return self._anchors[place]
+        node: Any = self._root
+        for name in place.split("/")[1:]:
+            key = name.replace("~1", "/").replace("~0", "~")
+            try:
+                node = node[int(key)] if isinstance(node, list) else node[key]
+            except (KeyError, ValueError, IndexError, TypeError):
+                raise UnusableSchema(f"it refers to {reference[:128]!r}, which it does not have") from None
+        return node
+
+
+def _has_reference(value: Any) -> bool:
+    if isinstance(value, dict):
+        return any(key in _REFERENCES for key in value) or any(_has_reference(part) for part in value.values())
+    return isinstance(value, list) and any(_has_reference(part) for part in value)
+
+
+class Checker:
+    """One schema at work."""
+
+    def __init__(self, schema: dict[str, Any], size: int) -> None:
+        weight = _Weight(schema)
+        self._visits, self._patterns = weight.visits, weight.patterns
+        self._cycles = weight.cycles
+        self.held = 1_024 + 16 * size + weight.held
+        self.unchecked = tuple(weight.unchecked)
+        self._validator = _compiled(schema)
+
+    def problem(self, arguments: Any, raw: bytes) -> Problem | None:
+        """Where arguments are not what the schema says; `raw` is their JSON."""
+        parts = len(raw) // 2 + 1
+        if parts * self._visits > MOST_COST:
+            parts = 1 + sum(map(raw.count, (b",", b"[", b"{")))
+        if parts * self._visits > MOST_COST or len(raw) * self._patterns > MOST_SCANNED:
+            return "arguments", "they are too many to be checked by the tool's schema; policy.check_arguments does that"
+        try:
+            if self._validator.is_valid(arguments):
+                return None
+            if self._cycles or parts * self._visits > MOST_TOLD:
+                return "arguments", "they are not what the tool's schema says"
+            error = next(iter(self._validator.iter_errors(arguments)))
+        except (ValueError, RecursionError) as fault:
+            return "arguments", f"they cannot be checked: {str(fault)[:_MOST_WORDS]}"
+        path = [f"[{part}]" if isinstance(part, int) else f".{part}" for part in error.instance_path]
+        return f"arguments{''.join(path[:_MOST_PATH])}"[:_MOST_WORDS], str(error.message)[:_MOST_WORDS]
+
+
+def _compiled(schema: dict[str, Any]) -> Any:
+    patterns = jsonschema_rs.RegexOptions(size_limit=PATTERN_BYTES, dfa_size_limit=DFA_BYTES)
+    try:
+        # `offline`: whatever a schema refers to is not fetched. A server must not make us call others.
+        return jsonschema_rs.validator_for(schema, offline=True, pattern_options=patterns)
+    except Exception as error:
+        raise UnusableSchema(" ".join(str(error).split())[:200]) from None
+
+
+def _compiles(pattern: str, options: Any) -> bool:
+    try:
+        jsonschema_rs.validator_for({"pattern": pattern}, offline=True, pattern_options=options)
+    except jsonschema_rs.ValidationError:
+        return False
+    return True
+
+
+class Schema(msgspec.Struct, frozen=True):
+    """One schema as a server listed it. `text` is empty where it cannot even be written down."""
+
+    text: bytes
+    digest: bytes
+
+    @classmethod
+    def of(cls, listed: Any) -> "Schema | None":
+        """A tool's `inputSchema`; None where it has none."""
+        if listed is None:
+            return None
+        try:
+            text = encode(listed)
+        except RecursionError:
+            text = b""
+        text = text if len(text) <= SCHEMA_BYTES else b""
+        return cls(text, hashlib.sha256(text).digest())
+
+
+class Schemas:
+    """Every schema that servers list, compiled once, however many list it: found by its digest."""
+
+    def __init__(self) -> None:
+        self._held: LRUCache[bytes, Checker | UnusableSchema] = LRUCache(
+            HELD_BYTES, getsizeof=lambda found: found.held if isinstance(found, Checker) else 1_024
+        )
+
+    def checker(self, schema: Schema) -> Checker:
+        """What checks arguments by it.
+
+        Raises:
+            UnusableSchema: nothing can.
+        """
+        found = self._held.get(schema.digest)
+        if found is None:
+            found = self._held[schema.digest] = _made(schema.text)
+        if isinstance(found, UnusableSchema):
+            raise UnusableSchema(str(found))  # a new one: what is raised keeps hold of where it passed
+        return found
+
+
+def _made(text: bytes) -> Checker | UnusableSchema:
+    if not text:
+        return UnusableSchema(f"it is larger than {SCHEMA_BYTES >> 10} KiB, or nested too deep")
+    try:
+        schema = msgspec.json.decode(text)
+        return Checker(schema, len(text)) if isinstance(schema, dict) else UnusableSchema("it is no object")
+    except UnusableSchema as error:
+        return UnusableSchema(str(error))

@@ -1,0 +1,200 @@
+"""What a server's input schemas may make the gateway do: nothing but check arguments, in bounded time."""
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.schemas import Schema, Schemas, UnusableSchema
+from tests.requirements import requirement
+from tests.support.raw import Legacy, Modern, messages, tool_text
+from tests.support.running import LISTING, running_gateway, server
+
+
+class Canary:
+    """Takes connections, and counts them."""
+
+    def __init__(self) -> None:
+        self.seen = 0
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}/schema.json"
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            self.seen += 1
+            time.sleep(3)  # as long as a slow stranger likes
+            connection.close()
+
+    def close(self) -> None:
+        self._listener.close()
+
+
+@pytest.fixture
+def canary() -> Iterator[Canary]:
+    canary = Canary()
+    yield canary
+    canary.close()
+
+
+def tool(name: str, schema: Any) -> dict[str, Any]:
+    return {"name": name, "inputSchema": schema}
+
+
+def doubling(levels: int) -> dict[str, Any]:
+    """A schema of few lines that is 2^levels when its references are followed."""
+    defs: dict[str, Any] = {
+        f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{n + 1}"}, {"$ref": f"#/$defs/d{n + 1}"}]} for n in range(levels)
+    }
+    return {"type": "object", "$ref": "#/$defs/d0", "$defs": {**defs, f"d{levels}": {"type": "object"}}}
+
+
+@requirement("wall.decoded")
+def test_a_schema_makes_the_gateway_fetch_nothing_and_wait_for_nothing(
+    canary: Canary, http: httpx.Client, tmp_path: Path
+) -> None:
+    secret = tmp_path / "secret.json"
+    secret.write_text('{"type": "object", "required": ["only-who-read-the-file-knows"]}')
+    remote, local = canary.url, secret.as_uri()
+    tools = [
+        tool("fine", {"type": "object", "properties": {"n": {"type": "integer"}}}),
+        tool("ref", {"type": "object", "properties": {"a": {"$ref": remote}}}),
+        tool("file", {"$ref": local}),
+        tool("dynamic", {"$dynamicRef": remote}),
+        tool("dialect", {"$schema": remote, "type": "object"}),
+        tool("based", {"$id": remote, "$ref": "other.json"}),
+        tool("hidden", {"type": "object", "properties": {"a": {"$id": remote, "$ref": "#/x"}}}),
+        tool("unused", {"type": "object", "$defs": {"a": {"$ref": remote}}}),
+        tool("doubling", doubling(40)),
+        tool("wrong", {"type": "objekt"}),
+        tool("none", "no schema at all"),
+        tool("relist", {"type": "object", "pattern": "^(?=a)"}),
+    ]
+    lists = tmp_path / "lists.json"
+    lists.write_text(json.dumps({"tools": tools}))
+    with running_gateway({"s": server((*LISTING, str(lists)))}) as gateway:
+        for client in (Legacy(gateway.url, http).open(), Modern(gateway.url, http)):
+            answer = client.call("tools/list") if isinstance(client, Legacy) else client.send("tools/list")
+            assert [t["name"] for t in messages(answer)[-1]["result"]["tools"]] == ["fine", "relist"]
+            for name in (t["name"] for t in tools if t["name"] not in ("fine", "relist")):
+                began = time.monotonic()
+                error = messages(client.tool(name))[-1]["error"]
+                assert error["code"] == -32602 and "input schema cannot be used" in error["message"], error
+                assert "only-who-read" not in error["message"]
+                assert time.monotonic() - began < 1, name
+            assert "did" in tool_text(client.tool("fine", {"n": 1}))
+            assert "Invalid arguments" in messages(client.tool("fine", {"n": "1"}))[-1]["error"]["message"]
+    assert canary.seen == 0
+
+
+@requirement("wall.decoded")
+def test_an_operator_can_allow_tools_whose_schemas_cannot_be_used(
+    canary: Canary, http: httpx.Client, tmp_path: Path
+) -> None:
+    lists = tmp_path / "lists.json"
+    lists.write_text(json.dumps({"tools": [tool("ref", {"$ref": canary.url}), tool("wrong", {"type": "objekt"})]}))
+    options = {"policy": {"unusable_schemas": "allow"}}
+    with running_gateway({"s": server((*LISTING, str(lists)))}, options=options) as gateway:
+        client = Legacy(gateway.url, http).open()
+        assert "did" in tool_text(client.tool("ref")) and "did" in tool_text(client.tool("wrong"))
+        assert len(messages(client.call("tools/list"))[-1]["result"]["tools"]) == 2
+    assert canary.seen == 0
+
+
+NESTED: Any = {}
+for _ in range(24):
+    NESTED = {"a": NESTED}
+UNION = {"anyOf": [{"properties": {"a": {"$ref": "#"}}, "required": ["b"]} for _ in range(3)]}
+PATTERN = {"properties": {"a": {"pattern": "(a+)+$"}}}
+LOOKING = {"properties": {"a": {"pattern": "(?=a)(a+)+$"}}}
+
+
+@requirement("wall.decoded")
+@pytest.mark.parametrize(
+    ("schema", "arguments", "is_good"),
+    [
+        (UNION, NESTED, False),
+        (PATTERN, {"a": "a" * 1_000_000 + "!"}, False),
+        (LOOKING, {"a": "a" * 1_000_000 + "!"}, True),
+        ({"items": {"not": {"anyOf": [{"const": n} for n in range(300)]}}}, [-1] * 100_000, False),
+        ({"properties": {f"p{n}": {"pattern": "x$"} for n in range(60)}}, {"p0": "x" * 3_000_000}, False),
+        ({"minProperties": 1}, json.loads('{"a":' * 900 + "1" + "}" * 900), True),
+        ({"properties": {"a": {"$ref": "#"}}}, json.loads('{"a":' * 900 + "1" + "}" * 900), None),
+    ],
+    ids=["union", "pattern", "look-around", "product", "scanned", "deep", "deep-recursive"],
+)
+def test_a_check_takes_a_bounded_time(schema: Any, arguments: Any, is_good: bool | None) -> None:
+    raw = json.dumps(arguments).encode()
+    checker = Schemas().checker(_schema(schema))
+    began = time.monotonic()
+    problem = checker.problem(arguments, raw)
+    assert time.monotonic() - began < 1
+    assert is_good is None or (problem is None) is is_good
+    assert problem is None or len(problem[0]) + len(problem[1]) <= 600
+
+
+def _schema(listed: Any) -> Schema:
+    schema = Schema.of(listed)
+    assert schema is not None
+    return schema
+
+
+@requirement("wall.decoded")
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": {f"p{n}": {"pattern": f"x{n}"} for n in range(65)}},
+        {"pattern": "((a{1,100}){1,100}){1,100}"},
+        {"pattern": "("},
+        {"description": "x" * (129 << 10)},
+        {"$defs": {"a": {"$ref": "#/$defs/b"}}, "$ref": "#/$defs/a"},
+        {"patternProperties": {"^(?!x)": {}}},
+        ["no", "object"],
+        json.loads('{"not":' * 200 + "{}" + "}" * 200),
+    ],
+    ids=["patterns", "pattern-size", "pattern-syntax", "size", "dangling", "look-around-names", "list", "depth"],
+)
+def test_a_schema_beyond_its_bounds_is_not_used(schema: Any) -> None:
+    began = time.monotonic()
+    with pytest.raises(UnusableSchema):
+        Schemas().checker(_schema(schema))
+    assert time.monotonic() - began < 1
+
+
+KEYWORDS = (
+    "type properties items allOf anyOf not $ref $defs enum const pattern $id $anchor $dynamicRef required".split()
+)
+VALUES = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.text(max_size=8), st.sampled_from(["#", "#/a", "object"])),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=4), st.dictionaries(st.sampled_from([*KEYWORDS, "a"]), inner, max_size=4)
+    ),
+    max_leaves=30,
+)
+
+
+@requirement("wall.decoded")
+@settings(max_examples=300, deadline=2_000)
+@given(schema=VALUES, arguments=VALUES)
+def test_any_schema_is_used_or_refused_and_any_arguments_are_judged(schema: Any, arguments: Any) -> None:
+    listed = Schema.of(schema)
+    if listed is None:
+        return
+    try:
+        checker = Schemas().checker(listed)
+    except UnusableSchema as fault:
+        assert str(fault)
+        return
+    checker.problem(arguments, json.dumps(arguments).encode())
