@@ -12,7 +12,8 @@ run: $(VENV)/.installed ## Serve the demo server on http://127.0.0.1:8080/mcp
 	$(BIN)/mcp-session-gateway run -- $(BIN)/mcp-session-gateway demo-server
 
 test: $(VENV)/.installed-dev ## Set up and run all tests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -m "not alone" -n 4 --dist loadfile
+	$(BIN)/python -m pytest -m alone
 
 check: $(VENV)/.installed-dev ## Format, lint, types, architecture
 	$(BIN)/ruff format --check .

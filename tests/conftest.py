@@ -44,6 +44,15 @@ class NoCookies:
     return_ok = domain_return_ok = path_return_ok = set_ok
 
 
+COLLECTED: list[pytest.Item] = []
+"""All tests of a run, before options like `-m` choose among them."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    COLLECTED[:] = items
+
+
 def named_requirements(items: Iterable[pytest.Item]) -> set[str]:
     """The ids that the collected tests name, unless a test is always skipped."""
     return {

@@ -12,6 +12,8 @@ from bench.tables import Place, policy, stores
 from tests.support.raw import Legacy, tool_text
 from tests.support.redis_server import RunningRedis
 
+pytestmark = pytest.mark.alone
+
 
 @pytest.mark.timeout(180)
 def test_the_gateway_has_not_lost_half_of_its_speed(redis_server: RunningRedis, tmp_path: Path) -> None:

@@ -185,6 +185,7 @@ def own_redis() -> Iterator[RunningRedis]:
         yield server
 
 
+@pytest.mark.alone  # it bounds how long each call takes
 @requirement("rep.store-down", "rep.redis")
 @pytest.mark.parametrize("how", ["stopped", "silent"])
 def test_five_seconds_without_redis_lose_nothing(own_redis: RunningRedis, how: str) -> None:
