@@ -1,6 +1,6 @@
 """Who did what: one structured event for what happens to a session, each refusal and, where wanted, each tool call.
 
-Session events and refusals are lines of the log as well.
+Session events and refusals are lines of the log as well. Refusals that come in numbers are told as sums.
 """
 
 import asyncio
@@ -15,9 +15,11 @@ from typing import Final, Literal
 import msgspec
 
 from gateway.exchange import Exchange
-from gateway.observe import CORRELATION
+from gateway.observe import CLIENT, CORRELATION
+from gateway.repeated import Repeated
 from gateway.settings import AuditSettings
 from session_store import AuditEvent, AuditTrail, Session, StoreUnavailable
+from session_store.audit import part_of
 from session_store.session import redact
 
 __all__ = ["Audit"]
@@ -44,6 +46,8 @@ class Audit:
         self._file = Path(settings.file) if settings.file else None
         self._waiting: deque[AuditEvent] = deque()
         self._for_store: deque[AuditEvent] = deque()
+        # Apart: a stranger who is refused by the thousand takes nothing from what is told of named principals.
+        self._repeated = {"strangers": Repeated(monotonic), "named": Repeated(monotonic)}
         self._dropped = 0
         self._flushing: asyncio.Task[None] | None = None
 
@@ -69,11 +73,19 @@ class Audit:
             reason=reason,
             correlation=CORRELATION.get(),
             tool=tool,
+            client=CLIENT.get() if event == "refused" else "",
         )
         self.told[event] += 1
-        self._add(told)
-        shown = {name: getattr(told, name) for name in ("session", "era", "principal", "tool", "reason")}
-        what = "an operator acted" if event == "operated" else f"session {event}"
+        if event == "refused":
+            whose = "strangers" if part_of(told) == "strangers" else "named"
+            if self._repeated[whose].take(told) is None:
+                return
+        self._tell(told)
+
+    def _tell(self, event: AuditEvent) -> None:
+        self._add(event)
+        shown = {name: getattr(event, name) for name in ("session", "era", "principal", "client", "tool", "reason")}
+        what = "an operator acted" if event.event == "operated" else f"session {event.event}"
         logger.info(what, extra={name: value for name, value in shown.items() if value})
 
     def watch(self, exchange: Exchange, server: str, tool: str) -> None:
@@ -126,15 +138,21 @@ class Audit:
             self.lost += self._dropped
             logger.warning("%d audit events were lost: more came than could be written", self._dropped)
             self._dropped = 0
+        for repeated in self._repeated.values():
+            for summed in repeated.sums():
+                self._tell(summed)
         events, self._waiting = self._waiting, deque()
         if events and (self._file is not None or self._to_stderr):
             self._write(b"".join(msgspec.json.encode(event) + b"\n" for event in events))
         if not self._to_store:
             return
         self._for_store.extend(events)
-        while len(self._for_store) > _MOST_WAITING:
-            self._for_store.popleft()
-            self._dropped += 1
+        if (many := len(self._for_store) - _MOST_WAITING) > 0:
+            # The store is away, and not all can wait for it: what strangers caused goes first, then the oldest.
+            strangers = [place for place, event in enumerate(self._for_store) if part_of(event) == "strangers"]
+            gone = {*strangers[:many], *range(many - len(strangers))}
+            self._for_store = deque(event for place, event in enumerate(self._for_store) if place not in gone)
+            self._dropped += len(gone)
         kept, self._for_store = self._for_store, deque()
         if not kept:
             return

@@ -30,8 +30,9 @@ from gateway.credentials import Credentials
 from gateway.endpoint import Endpoint
 from gateway.envelope import Envelopes
 from gateway.forwarding import Forwarding
+from gateway.guard import guard_of
 from gateway.handles import Handles
-from gateway.identity import Identity, TrustedProxies
+from gateway.identity import Identity
 from gateway.jwt_tokens import JwtTokens
 from gateway.keys import key_ring
 from gateway.live import LiveSession, LiveSessions
@@ -53,7 +54,6 @@ from gateway.settings import (
     Settings,
     UpstreamSettings,
     host_and_port_of,
-    is_loopback,
 )
 from gateway.state_api import StateAccess, state_api
 from gateway.telemetry import flush, tracing
@@ -72,7 +72,6 @@ from session_store import (
 )
 from session_store.context import ToolSession, tool_session
 from transports.base import Upstream
-from transports.inbound.http import Guard
 from transports.inbound.http_sse import HttpSse
 from transports.inbound.streamable_http import StreamableHttp
 from transports.jsonrpc import Message
@@ -131,13 +130,13 @@ class Gateway:
             tokens=JwtTokens(options.auth.jwt, clock),
             metadata_url=self.metadata.url,
         )
-        self.guard = _guard(options, self.identity.proxies)
+        self.guard = guard_of(options, self.identity.proxies)
         self._backend = backend_for(options.store, max_sessions=lives.max_sessions) if store is None else store
         self._events = self._backend.events
         self._live = LiveSessions(self._events)
         if isinstance(self._backend, MemoryBackend):
             self._backend.sessions.in_use = self._live.in_use
-        self._audit = Audit(self._backend.audit, clock, options.audit)
+        self.audit = Audit(self._backend.audit, clock, options.audit)
         self._cluster: Cluster | None = None
         if self._backend.is_shared:
             self._cluster = Cluster(self._backend.directory, self._backend.sessions, lost=self._lost)
@@ -155,7 +154,7 @@ class Gateway:
         self.sessions = Sessions(
             store=self._backend.sessions,
             bus=self._backend.bus,
-            audit=self._audit,
+            audit=self.audit,
             live=self._live,
             ring=ring,
             settings=options.session,
@@ -182,9 +181,9 @@ class Gateway:
             given |= {NAME: gateway_tools(self.sessions, self._backend.sessions)}
         self.upstreams += [self._object(name, server, options) for name, server in given.items()]
         timeout = options.limits.call_timeout_s
-        handles = Handles(self.sessions, self._backend.sessions, self._audit, clock)
+        handles = Handles(self.sessions, self._backend.sessions, self.audit, clock)
         policy = Policy(options.policy, {u.name: server_policy(u.settings) for u in self.upstreams})
-        calls = ToolCalls(policy, self._audit, Schemas(), options.policy)
+        calls = ToolCalls(policy, self.audit, Schemas(), options.policy)
         endpoints = {ALL: Endpoint(self.upstreams, call_timeout_s=timeout, handles=handles, policy=policy, calls=calls)}
         for u in self.upstreams:
             endpoints[f"/servers/{u.name}/mcp"] = Endpoint(
@@ -202,7 +201,7 @@ class Gateway:
         pipeline = Pipeline(
             watching=self.watching,
             identity=self.identity,
-            audit=self._audit,
+            audit=self.audit,
             legacy=LegacyClients(relay=relay, sessions=sessions, endpoints=endpoints, events=events),
             modern=ModernClients(relay=relay, sessions=sessions, endpoints=endpoints, seal=StateSeal(ring, clock)),
             endpoints=endpoints,
@@ -276,9 +275,9 @@ class Gateway:
                 ring,
                 is_secure=lambda request: self.guard.is_secure(request.scope, request.headers),
             ),
-            exposition=Exposition(replica, self._audit),
+            exposition=Exposition(replica, self.audit),
             backend=self._backend,
-            told=lambda reason: self._audit.tell("operated", reason=reason),
+            told=lambda reason: self.audit.tell("operated", reason=reason),
             open_metrics=bool(options.admin.listen),
         )
 
@@ -290,6 +289,7 @@ class Gateway:
         """The session that an HTTP server was told of."""
         session_id = self.assertions.session_of(request.headers.get("authorization", "").removeprefix("Bearer "))
         if session_id is None:
+            self.audit.tell("refused", reason="no assertion of ours, or an old one")
             raise HTTPException(401, f"send the {HEADER} you were sent a minute ago at most as Authorization: Bearer")
         session = await self._backend.sessions.peek(session_id)
         if session is None:
@@ -395,7 +395,7 @@ class Gateway:
         """End what this process holds. The sessions themselves stay, where the store outlives us."""
         with contextlib.suppress(StoreUnavailable):
             await self.sessions.keep_alive()
-            await self._audit.flush()
+            await self.audit.flush()
         held = [live.session for live in self._live]
         closing = [self.sessions.close(session.id, over=False) for session in held]
         await asyncio.gather(
@@ -489,12 +489,3 @@ class Gateway:
                     await asyncio.Event().wait()
             except StoreUnavailable:
                 await asyncio.sleep(self._sweep_every_s)
-
-
-def _guard(options: GatewaySettings, proxies: TrustedProxies) -> Guard:
-    return Guard(
-        proxies=proxies,
-        hosts=frozenset(options.allowed_hosts),
-        origins=frozenset(options.allowed_origins),
-        loopback=is_loopback(options.host),
-    )

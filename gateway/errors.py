@@ -26,6 +26,7 @@ __all__ = [
     "bad_request_state",
     "insufficient_scope",
     "invalid_arguments",
+    "is_bad_request_state",
     "no_session",
     "record_full",
     "session_unknown",
@@ -213,3 +214,8 @@ def bad_context(reason: str) -> Refused:
 def bad_request_state() -> Refused:
     """One answer for forged, expired, foreign and misplaced states (MCP 2026-07-28, Multi Round-Trip Requests)."""
     return Refused(400, INVALID_PARAMS, "Invalid or expired requestState", data={"reason": "invalid_request_state"})
+
+
+def is_bad_request_state(refused: Refused) -> bool:
+    """Whether it is that."""
+    return isinstance(refused.data, dict) and refused.data.get("reason") == "invalid_request_state"

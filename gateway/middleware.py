@@ -5,7 +5,7 @@ from collections.abc import MutableMapping
 from typing import TYPE_CHECKING, Any
 
 from gateway.context import correlation_id
-from gateway.observe import CORRELATION
+from gateway.observe import CLIENT, CORRELATION
 from gateway.pipeline import available
 from gateway.request_context import RequestContext
 from session_store.context import bound_session
@@ -71,9 +71,15 @@ class SessionMiddleware:
             endpoint=scope["path"],
             headers=headers,
             same_site=Guard.same_site(headers),
+            client=self._gateway.guard.client(scope, headers),
             secure=self._gateway.guard.is_secure(scope, headers),
         )
-        who = await self._gateway.identity.authenticate(headers, peer_of(scope))
+        CLIENT.set(request.client)
+        try:
+            who = await self._gateway.identity.authenticate(headers, peer_of(scope))
+        except Refused as refused:
+            self._gateway.audit.tell("refused", era=request.era, reason=str(refused))
+            raise
         correlation = correlation_id(headers, {})
         CORRELATION.set(correlation)
         asking = RequestContext(who.principal, who.granted, correlation)

@@ -9,13 +9,16 @@ from typing import Any, Final
 
 import structlog
 
-__all__ = ["CORRELATION", "configure_logging"]
+__all__ = ["CLIENT", "CORRELATION", "configure_logging"]
 
 CORRELATION: Final[ContextVar[str]] = ContextVar("correlation", default="")
 """The correlation id of the request that this task serves. A request has a task of its own, so nobody resets it."""
 
+CLIENT: Final[ContextVar[str]] = ContextVar("client", default="")
+"""The network address that request comes from: for lines and events of what was refused, never for a decision."""
+
 _KEPT = (
-    *("session", "era", "reason", "principal", "server", "tool", "outcome", "took_s", "took_ms"),
+    *("session", "era", "reason", "principal", "client", "server", "tool", "outcome", "took_s", "took_ms"),
     "correlation",  # of a call that ends, which need not be in the task that its request came with
 )
 

@@ -8,9 +8,9 @@ from gateway.bridge.legacy_client import LegacyClients
 from gateway.bridge.modern_client import ModernClients
 from gateway.context import correlation_id
 from gateway.endpoint import Endpoint
-from gateway.errors import TOO_OFTEN, store_full, store_unavailable
+from gateway.errors import TOO_OFTEN, is_bad_request_state, store_full, store_unavailable
 from gateway.identity import Identity
-from gateway.observe import CORRELATION
+from gateway.observe import CLIENT, CORRELATION
 from gateway.reply import ImmediateReply
 from gateway.request_context import RequestContext
 from gateway.watching import Watching
@@ -52,7 +52,7 @@ class Pipeline:
             self._watching.refused(request, None if who is None else who.principal, refused)
             raise refused from None
         except Refused as refused:
-            if refused.code == TOO_OFTEN and who is not None:
+            if who is not None and (refused.code == TOO_OFTEN or is_bad_request_state(refused)):
                 self._audit.tell("refused", era=request.era, principal=str(who.principal), reason=str(refused))
             self._watching.refused(request, None if who is None else who.principal, refused)
             raise
@@ -81,7 +81,8 @@ class Pipeline:
             await self._legacy.end(request, await self._who(request, self._correlation(request)))
 
     def _correlation(self, request: Request) -> str:
-        """The request's correlation id; lines of the log have it from now on."""
+        """The request's correlation id; lines of the log have it from now on, and where the request came from."""
+        CLIENT.set(request.client)
         correlation = correlation_id(request.headers, request.meta)
         if self._watching.tracing is not None and request.message is not None and request.message.is_request:
             correlation = self._watching.tracing.arrived(request).correlation

@@ -1,7 +1,6 @@
 """Carriers → session: open, resume, re-attach, end. Says which session a request belongs to, and to nobody else's."""
 
 import asyncio
-import json
 import logging
 from collections.abc import Callable
 from time import monotonic
@@ -10,6 +9,7 @@ from typing import Any, Final
 import msgspec
 from msgspec.structs import replace
 
+from gateway.aliases import default_alias, reattach_alias
 from gateway.audit import Audit
 from gateway.carriers import (
     Carriers,
@@ -38,7 +38,6 @@ from session_store import (
     Session,
     SessionStore,
     StoreUnavailable,
-    TokenCodec,
 )
 from session_store.base import SetField
 from session_store.session import new_session_id
@@ -107,6 +106,14 @@ class Sessions:
         self._closing: set[asyncio.Task[None]] = set()
         self._unchecked: list[str] = []
 
+    def _refused(self, era: Era, principal: Principal, reason: str, session_id: str = "") -> None:
+        """What a client brought is not good: the audit trail says why, the answer does not."""
+        self._audit.tell("refused", session_id=session_id, era=era, principal=str(principal), reason=reason)
+
+    async def _refused_id(self, session_id: str, era: Era, principal: Principal) -> None:
+        fate = await self._store.fate(session_id)
+        self._refused(era, principal, "somebody else's" if fate == "live" else fate, session_id)
+
     # -- which session
 
     async def resume(self, request: Request, who: RequestContext) -> Resolved | None:
@@ -120,7 +127,7 @@ class Sessions:
         if (token := explicit_token(request)) is not None:
             session_id = self._carriers.tokens.verify(token)
             if session_id is None:
-                self._audit.tell("refused", era=request.era, principal=str(who.principal), reason="no token of ours")
+                self._refused(request.era, who.principal, "no token of ours")
                 raise session_unknown()
             return await self.resume_by_id(session_id, who, request.era)
         if (resolved := await self._by_cookie(request, who)) is not None:
@@ -155,9 +162,7 @@ class Sessions:
                 raise
             return Resolved(live=live, context=live.session.context)
         if session is None:
-            fate = await self._store.fate(session_id)
-            reason = "somebody else's" if fate == "live" else fate
-            self._audit.tell("refused", session_id=session_id, era=era, principal=str(principal), reason=reason)
+            await self._refused_id(session_id, era, principal)
             raise session_unknown()
         if live is not None and not live.ended and live.recovered and session.owner == self.replica:
             live.session, live.read_at = session, monotonic()
@@ -261,7 +266,7 @@ class Sessions:
         if request.forwarded is not None:
             return await self.resume_by_id(request.forwarded.session_id, who, request.era)
         token, principal = explicit_token(request), who.principal
-        session = None if token is None else await self._by_token(self._carriers.tokens, token, principal)
+        session = None if token is None else await self._by_signed(token, request.era, principal)
         if session is None and "cookie" in self._settings.reattach:
             by_cookie = await self._by_cookie(request, who)
             if by_cookie is not None and same_client(by_cookie.live.session, request, facts):
@@ -271,8 +276,8 @@ class Sessions:
             self._audit.tell("resumed", session=session, reason="initialized again")
             return resolved
         alias = None
-        if "principal" in self._settings.reattach and not principal.is_anonymous:
-            alias = json.dumps(["reattach", principal.issuer, principal.subject, facts.name, request.endpoint])
+        if "principal" in self._settings.reattach:
+            alias = reattach_alias(principal, facts.name, request.endpoint)
         return await self._open(request, who, facts, alias=alias)
 
     async def _open(self, request: Request, who: RequestContext, facts: ClientFacts, *, alias: str | None) -> Resolved:
@@ -340,28 +345,31 @@ class Sessions:
         resolved.live.alias = alias
         return resolved
 
-    async def _by_token(self, codec: TokenCodec, token: str, principal: Principal) -> Session | None:
-        session_id = codec.verify(token)
+    async def _by_signed(self, value: str, era: Era, principal: Principal, *, cookie: bool = False) -> Session | None:
+        """The session that a token or a cookie names. The audit trail has what is no good, but for cookies of sessions
+        that are gone: clients return them without knowing it."""
+        session_id = (self._carriers.cookies if cookie else self._carriers.tokens).verify(value)
         if session_id is None:
+            self._refused(era, principal, "no cookie of ours" if cookie else "no token of ours")
             return None
-        return await self._store.resume(session_id, principal)
+        session = await self._store.resume(session_id, principal)
+        if session is None and not cookie:
+            await self._refused_id(session_id, era, principal)
+        return session
 
     async def _by_cookie(self, request: Request, who: RequestContext) -> Resolved | None:
         """A cookie that is no good is no error: clients return cookies without knowing it."""
         if not self._settings.cookie or not request.same_site:
             return None
         for value in cookies_of(request):
-            session = await self._by_token(self._carriers.cookies, value, who.principal)
+            session = await self._by_signed(value, request.era, who.principal, cookie=True)
             if session is not None:
                 resolved = await self.found(session, who.granted)
                 return msgspec.structs.replace(resolved, cookie_held=True)
         return None
 
     def _default_alias(self, request: Request, principal: Principal) -> str | None:
-        """The name of the default session of (principal, client): modern authenticated clients only."""
-        if request.era is not Era.MODERN or principal.is_anonymous or not self._settings.default_session:
-            return None
-        return json.dumps(["default", principal.issuer, principal.subject, modern_client(request).name])
+        return default_alias(request, principal) if self._settings.default_session else None
 
     # -- its life
 
@@ -405,7 +413,7 @@ class Sessions:
         for child in () if found is None else found.children:
             await self.end(child, f"{reason}, and this session was within it")
         if ended:
-            self._audit.tell("ended", session_id=session_id, reason=reason)
+            self._audit.tell("ended", session=found, session_id=session_id, reason=reason)
             if found is not None:
                 await self._quotas.session_over(found)
         closing = self._close_soon(session_id)
@@ -443,7 +451,9 @@ class Sessions:
         """Keep alive what is or was in use, and end what has ended by itself or elsewhere."""
         await self.keep_alive()
         for gone in await self._store.sweep():
-            self._audit.tell(gone.reason, session_id=gone.session_id)
+            live = self._live.get(gone.session_id)
+            session = None if live is None else live.session
+            self._audit.tell(gone.reason, session=session, session_id=gone.session_id)
             self._close_soon(gone.session_id)
             await self._announce(gone.session_id)
         if not self._unchecked:

@@ -73,6 +73,7 @@ class Event:
 class AuditEvent:
     """Something that happened to a session, or in it: `session` is its id as logs may show it, `at` seconds since the
     epoch. Of a call: which `tool` (server/name), how long it took, and its `outcome`: ok, tool error, or an error code.
+    `client` is the network address of who was refused; `count` how many alike stand together in one event.
     """
 
     at: float
@@ -86,6 +87,8 @@ class AuditEvent:
     tool: str = ""
     outcome: str = ""
     took_s: float = 0.0
+    client: str = ""
+    count: int = 1
 
 
 SetField = Literal["children", "links", "remote", "subscriptions"]
@@ -303,7 +306,7 @@ class Directory(Protocol):
 
 
 class AuditTrail(Protocol):
-    """What happened to sessions: a capped stream, the oldest go first."""
+    """What happened to sessions, in parts (`session_store.audit`): each is capped by itself, the oldest go first."""
 
     async def record(self, events: Sequence[AuditEvent]) -> None:
         """Keep these events."""

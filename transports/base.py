@@ -171,8 +171,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
     `headers` has lower-case names, `params` is the top level of the message's. `same_site` is False when a browser says
     that another site caused the request. `forwarded` is what another process of ours vouches for, where it sent this.
-    `peer` is the address it came from, `arrived_at` when it did, by the monotonic clock (0: nobody looked). `again`: it
-    was given to a process that was lost, and may have taken effect.
+    `peer` is the address it came from, `client` the network of who is behind the proxies that are trusted, `arrived_at`
+    when it did, by the monotonic clock (0: nobody looked). `again`: it was given to a process that was lost, and may
+    have taken effect.
     """
 
     era: Era
@@ -186,6 +187,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     again: bool = False
     same_site: bool = True
     peer: str = ""
+    client: str = ""
     secure: bool = False
     arrived_at: float = 0.0
 

@@ -4,8 +4,8 @@ from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from time import time
-from typing import Final
 
+from session_store.audit import MAX_AUDIT_EVENTS, PARTS, by_part, newest
 from session_store.base import AuditEvent
 from session_store.memory.directory import MemoryDirectory
 from session_store.memory.events import MAX_LOG_BYTES, MAX_LOG_EVENTS, MemoryEventLog
@@ -24,8 +24,6 @@ __all__ = [
     "MemorySessionStore",
     "MemoryStateStore",
 ]
-
-MAX_AUDIT_EVENTS: Final = 10_000
 
 
 class MemoryBus:
@@ -53,13 +51,14 @@ class MemoryAuditTrail:
     """The newest events in this process."""
 
     def __init__(self, max_events: int = MAX_AUDIT_EVENTS) -> None:
-        self._events: deque[AuditEvent] = deque(maxlen=max_events)
+        self._parts = {part: deque[AuditEvent](maxlen=max_events) for part in PARTS}
 
     async def record(self, events: Sequence[AuditEvent]) -> None:
-        self._events.extend(events)
+        for part, found in by_part(events).items():
+            self._parts[part].extend(found)
 
     async def recent(self, limit: int = 100) -> list[AuditEvent]:
-        return list(self._events)[-limit:][::-1]
+        return newest((list(part)[-limit:][::-1] for part in self._parts.values()), limit)
 
 
 class MemoryBackend:

@@ -1,17 +1,18 @@
-"""The audit trail as one capped stream."""
+"""The audit trail as capped streams, one for each of its parts."""
 
+import asyncio
 from collections.abc import Sequence
 from typing import Final
 
 import msgspec
 
+from session_store.audit import MAX_AUDIT_EVENTS, PARTS, Part, by_part, newest
 from session_store.base import AuditEvent
+from session_store.redis import keys
 from session_store.redis.commands import Commands, script
-from session_store.redis.keys import AUDIT
 
 __all__ = ["RedisAuditTrail"]
 
-MAX_AUDIT_EVENTS: Final = 10_000
 _KEPT_S: Final = 30 * 86_400
 _AT_ONCE: Final = 200
 _RECORD: Final = script("record")
@@ -24,12 +25,16 @@ class RedisAuditTrail:
         self._commands = commands
 
     async def record(self, events: Sequence[AuditEvent]) -> None:
-        bodies = [msgspec.json.encode(event) for event in events]
-        for start in range(0, len(bodies), _AT_ONCE):
-            part = bodies[start : start + _AT_ONCE]
-            await self._commands.call(_RECORD, [AUDIT], MAX_AUDIT_EVENTS, _KEPT_S, *part)
+        for part, found in by_part(events).items():
+            bodies = [msgspec.json.encode(event) for event in found]
+            for start in range(0, len(bodies), _AT_ONCE):
+                some = bodies[start : start + _AT_ONCE]
+                await self._commands.call(_RECORD, [keys.audit(part)], MAX_AUDIT_EVENTS, _KEPT_S, *some)
 
     async def recent(self, limit: int = 100) -> list[AuditEvent]:
-        entries = await self._commands.run("XREVRANGE", AUDIT, "+", "-", "COUNT", limit)
+        return newest(await asyncio.gather(*(self._newest(part, limit) for part in PARTS)), limit)
+
+    async def _newest(self, part: Part, limit: int) -> list[AuditEvent]:
+        entries = await self._commands.run("XREVRANGE", keys.audit(part), "+", "-", "COUNT", limit)
         bodies = [values[b"event"] if isinstance(values, dict) else values[1] for _, values in entries]
         return [msgspec.json.decode(body, type=AuditEvent) for body in bodies]

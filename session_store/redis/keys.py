@@ -5,11 +5,13 @@ import hashlib
 import zlib
 from typing import Final
 
+from session_store.audit import Part
+
 __all__ = [
-    "AUDIT",
     "REPLICAS",
     "SHARDS",
     "alias",
+    "audit",
     "fate",
     "lease",
     "lost",
@@ -23,7 +25,6 @@ __all__ = [
 SHARDS: Final = 16
 """Parts of the index of sessions: enough for a cluster's nodes to share it, few enough to ask all of them."""
 
-AUDIT: Final = "mcp:audit"
 REPLICAS: Final = "mcp:replicas"
 
 
@@ -62,6 +63,11 @@ def rate(name: str) -> str:
 def quota(name: str) -> str:
     """What of that name is held. Names may be of principals, who are not to be read here."""
     return f"mcp:{{quota-{hashlib.blake2b(name.encode(), digest_size=16).hexdigest()}}}"
+
+
+def audit(part: Part) -> str:
+    """One part of the audit trail. That of sessions has the name that earlier versions gave to the whole."""
+    return "mcp:audit" if part == "sessions" else f"mcp:audit-{part}"
 
 
 def lease(replica: str) -> str:

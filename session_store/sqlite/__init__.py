@@ -1,18 +1,16 @@
 """The one-machine backend: a SQLite file, which survives restarts. One gateway process at a time."""
 
 import os
-import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from time import time
 from typing import Final
 
-import msgspec
-
-from session_store.base import AuditEvent, StoreError
-from session_store.memory import MAX_AUDIT_EVENTS, MemoryBus
+from session_store.base import StoreError
+from session_store.memory import MemoryBus
 from session_store.memory.directory import MemoryDirectory
 from session_store.rates import MemoryRates
+from session_store.sqlite.audit import SqliteAuditTrail
 from session_store.sqlite.database import Database
 from session_store.sqlite.events import SqliteEventLog
 from session_store.sqlite.quotas import SqliteQuotas
@@ -51,27 +49,6 @@ class SqliteBackend:
 
     async def close(self) -> None:
         await self._database.close()
-
-
-class SqliteAuditTrail:
-    """The newest events, in a table."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
-    async def record(self, events: Sequence[AuditEvent]) -> None:
-        rows = [(msgspec.json.encode(event),) for event in events]
-
-        def work(db: sqlite3.Connection) -> None:
-            db.executemany("INSERT INTO audit (event) VALUES (?)", rows)
-            db.execute("DELETE FROM audit WHERE number <= (SELECT MAX(number) FROM audit) - ?", (MAX_AUDIT_EVENTS,))
-
-        await self._database.run(work)
-
-    async def recent(self, limit: int = 100) -> list[AuditEvent]:
-        query = "SELECT event FROM audit ORDER BY number DESC LIMIT ?"
-        rows = await self._database.run(lambda db: db.execute(query, (limit,)).fetchall())
-        return [msgspec.json.decode(row[0], type=AuditEvent) for row in rows]
 
 
 def keys_beside(path: Path) -> KeyRing:

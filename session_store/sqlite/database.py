@@ -11,9 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from session_store.audit import PARTS, Part
 from session_store.base import StoreError, StoreUnavailable
 
-__all__ = ["TIMEOUT_S", "Database"]
+__all__ = ["TIMEOUT_S", "Database", "audit_table"]
 
 TIMEOUT_S: Final = 1.0
 _MOST_AT_ONCE: Final = 256
@@ -33,8 +34,15 @@ CREATE TABLE IF NOT EXISTS streams (session TEXT NOT NULL, stream TEXT NOT NULL,
     finished INTEGER NOT NULL DEFAULT 0, PRIMARY KEY (session, stream)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS fates (session TEXT PRIMARY KEY, fate TEXT NOT NULL, at REAL NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS quotas (key TEXT NOT NULL, name TEXT NOT NULL, PRIMARY KEY (key, name)) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS audit (number INTEGER PRIMARY KEY AUTOINCREMENT, event BLOB NOT NULL);
 """
+_AUDIT: Final = "CREATE TABLE IF NOT EXISTS {} (number INTEGER PRIMARY KEY AUTOINCREMENT, event BLOB NOT NULL);"
+
+
+def audit_table(part: Part) -> str:
+    """The table of one part of the audit trail. Files of earlier versions have that of sessions."""
+    return "audit" if part == "sessions" else f"audit_{part}"
+
+
 _VERSION: Final = 1
 
 Result = TypeVar("Result")
@@ -104,6 +112,7 @@ class Database:
         # With WAL, NORMAL loses nothing when the process dies; only a power cut may take the last moments.
         connection.executescript(
             f"PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL; PRAGMA foreign_keys=ON; {_SCHEMA}"
+            f"{''.join(_AUDIT.format(audit_table(part)) for part in PARTS)}"
             f"PRAGMA user_version={_VERSION};"
         )
         return connection

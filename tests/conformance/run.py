@@ -26,9 +26,6 @@ SUITE = {"@modelcontextprotocol/conformance": "0.2.0-alpha.12"}
 TIMEOUT_S = 300
 EXTENSIONS = ("tasks-", "sep-2640-")
 EXPECTED = tomllib.loads(Path(__file__).with_name("expected.toml").read_text(encoding="utf-8"))
-# What the suite asks of clients that looks at schemas; the others are about what a client's user sees.
-CLIENT_SCENARIOS = ("json-schema-ref-no-deref",)
-THROUGH = f"{sys.executable} -m tests.conformance.through"
 FOLDER = re.compile(r"server-(.+)-\d{4}-\d\d-\d\dT[\dZ-]+")
 
 
@@ -119,21 +116,6 @@ def run_suite(run: Run) -> tuple[list[Check], str]:
         return list(_checks(Path(folder))), finished.stdout + finished.stderr
 
 
-def run_client_scenario(scenario: str) -> tuple[list[Check], str]:
-    """The suite as a server, with the gateway as its client."""
-    command = [str(node()), str(npm_packages(SUITE) / "node_modules/.bin/conformance"), "client"]
-    with tempfile.TemporaryDirectory() as folder:
-        finished = subprocess.run(
-            [*command, "--command", THROUGH, "--scenario", scenario, "--output-dir", folder],
-            env=node_environment(),
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_S,
-            check=False,
-        )
-        return list(_checks(Path(folder))), finished.stdout + finished.stderr
-
-
 def _checks(folder: Path) -> Iterator[Check]:
     for path in sorted(folder.glob("*/checks.json")):
         name = FOLDER.fullmatch(path.parent.name)
@@ -185,15 +167,8 @@ def main() -> int:
             log = CACHE / f"conformance-{run.name.replace(' ', '-')}.log"
             log.write_text(output, encoding="utf-8")
             print(f"  the suite's own words: {log.relative_to(CACHE.parent)}")
-    scenarios = [scenario for scenario in CLIENT_SCENARIOS if only in f"client {scenario}"]
-    for scenario in scenarios:
-        checks, output = run_client_scenario(scenario)
-        is_good = bool(checks) and passed(checks) == len(checks)
-        good += is_good
-        print(f"client {scenario}: {passed(checks)} of {len(checks)} checks passed{'' if is_good else output}")
-    wanted = len(runs) + len(scenarios)
-    print(f"{good} runs as expected, {wanted - good} not")
-    return int(good != wanted)
+    print(f"{good} runs as expected, {len(runs) - good} not")
+    return int(good != len(runs))
 
 
 if __name__ == "__main__":

@@ -38,7 +38,18 @@ class TestCluster(BackendContract):
 
 @requirement("rep.redis")
 def test_slots_are_those_of_redis(cluster: RunningCluster) -> None:
-    for key in ("", "a", "{a}b", "b{a}", "{}a", "{a", "a}", *keys.of_session("some-session"), keys.AUDIT, "ключ"):
+    for key in (
+        "",
+        "a",
+        "{a}b",
+        "b{a}",
+        "{}a",
+        "{a",
+        "a}",
+        *keys.of_session("some-session"),
+        keys.audit("calls"),
+        "ключ",
+    ):
         assert slot_of(key) == cluster.run(cluster.ports[0], "CLUSTER", "KEYSLOT", key)
 
 

@@ -8,6 +8,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from transports.base import Refused
+from transports.inbound.client_address import client_network
 from transports.inbound.limits import MAX_LABEL_CHARS
 from transports.jsonrpc import INVALID_REQUEST, encode_error
 
@@ -155,6 +156,10 @@ class Guard:
             return True
         peer = peer_of(scope)
         return headers.get("x-forwarded-proto") == "https" and (peer in _LOOPBACK or peer in self.proxies)
+
+    def client(self, scope: Scope, headers: Mapping[str, str]) -> str:
+        """The network of the client, as the connection says, or the proxies that are trusted."""
+        return client_network(peer_of(scope), headers, self.proxies)
 
     @staticmethod
     def same_site(headers: Mapping[str, str]) -> bool:

@@ -164,6 +164,7 @@ class StreamableHttp:
             again=scope.get("mcp.again", False),
             same_site=self._guard.same_site(headers),
             peer=peer_of(scope),
+            client=self._guard.client(scope, headers),
             secure=self._guard.is_secure(scope, headers),
             arrived_at=monotonic(),
         )

@@ -1,0 +1,69 @@
+"""Refusals that come in numbers: the first of a second are told one by one, the rest are counted.
+
+A stranger may send thousands of bad keys a second. Each is in the audit trail, most of them in a sum.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Final
+
+from session_store import AuditEvent
+
+__all__ = ["Repeated"]
+
+FULL_ALIKE: Final = 10
+"""Of one kind and one client, told one by one in a second: enough to see what they are."""
+
+FULL_IN_ALL: Final = 100
+"""Told one by one in a second, whatever they are and whoever caused them."""
+
+SUMS: Final = 64
+"""Sums kept apart in a second. What does not fit is in one sum for all clients, so that many addresses cost no more."""
+
+_REASON_CHARS: Final = 160
+
+Key = tuple[str, str, str]
+
+
+class Repeated:
+    """Takes each refusal, and gives back what is to be told."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._began = float("-inf")
+        self._full: Counter[Key] = Counter()
+        self._told = 0
+        self._sums: dict[Key, AuditEvent] = {}
+
+    def take(self, event: AuditEvent) -> AuditEvent | None:
+        """The event, if it is to be told by itself; None once it is counted."""
+        now = self._clock()
+        if not 0 <= now - self._began < 1.0:
+            self._began, self._told = now, 0
+            self._full.clear()
+        key = (event.reason[:_REASON_CHARS], event.principal, event.client)
+        if self._told < FULL_IN_ALL and self._full[key] < FULL_ALIKE:
+            self._told += 1
+            self._full[key] += 1
+            return event
+        self._count(key, event)
+        return None
+
+    def _count(self, key: Key, event: AuditEvent) -> None:
+        if key not in self._sums and len(self._sums) >= SUMS:
+            key = ("", "", "")
+        summed = self._sums.get(key)
+        if summed is None:
+            reason, principal, client = key
+            summed = replace(
+                event, session="", correlation="", reason=reason, principal=principal, client=client, count=0
+            )
+        self._sums[key] = replace(summed, at=event.at, count=summed.count + event.count)
+
+    def sums(self) -> Iterator[AuditEvent]:
+        """What was counted since the last time, one event for each sum."""
+        sums, self._sums = self._sums, {}
+        for event in sums.values():
+            what = event.reason or "other refusals"
+            yield replace(event, reason=f"{what} (\u00d7{event.count})")

@@ -1,0 +1,153 @@
+"""Nobody flushes the audit trail, and every token that was refused is in it, one by one or in a sum."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from gateway.audit import Audit
+from gateway.repeated import FULL_ALIKE, FULL_IN_ALL, SUMS, Repeated
+from session_store import AuditEvent
+from session_store.memory import MemoryAuditTrail
+from tests.e2e.conftest import KEYS, bearer, sha256
+from tests.requirements import requirement
+from tests.support.flood import flood, request
+from tests.support.procs import eventually
+from tests.support.raw import ACCEPT, Legacy, Modern
+from tests.support.redis_server import RunningRedis
+from tests.support.running import DEMO, ROOT, RunningGateway, running_gateway, server
+
+BAD = 3_000
+SERVERS = {"main": server(DEMO, shared=True)}
+ADMIN = bearer("operator-key")
+
+
+def options(store: str, **more: Any) -> dict[str, Any]:
+    return {
+        "store": store,
+        "api_keys": {"alice": sha256(KEYS["alice"])},
+        "admin": {"keys": {"ops": sha256("operator-key")}},
+        **more,
+    }
+
+
+def kept(gateway: RunningGateway, http: httpx.Client) -> list[Mapping[str, Any]]:
+    found: list[Mapping[str, Any]] = http.get(
+        f"{gateway.base}/admin/api/events", params={"limit": 1_000}, headers=ADMIN
+    ).json()
+    return found
+
+
+def refused(events: list[Mapping[str, Any]], word: str) -> int:
+    return sum(e.get("count", 1) for e in events if e["event"] == "refused" and word in e["reason"])
+
+
+def bad_keys(url: str, many: int) -> Iterator[bytes]:
+    body = b'{"jsonrpc":"2.0","id":1,"method":"ping"}'
+    headers = {"Host": urlsplit(url).netloc, "Content-Type": "application/json", **ACCEPT}
+    for number in range(many):
+        yield request("POST", "/mcp", {**headers, **bearer(f"bad-{number}")}, body)
+
+
+@requirement("wall.audit", "life.events")
+@pytest.mark.parametrize("store", ["memory", "sqlite", "redis"])
+def test_thousands_of_bad_keys_flush_nothing_and_are_all_counted(
+    store: str, redis_server: RunningRedis, http: httpx.Client, tmp_path: Path
+) -> None:
+    url = {"memory": "memory://", "sqlite": f"sqlite:///{tmp_path / 's.db'}", "redis": redis_server.url}[store]
+    redis_server.client().flushall()
+    with running_gateway(SERVERS, options=options(url), env={"MCP_GATEWAY_KEYS": "k" * 40}) as gateway:
+        alice = Legacy(gateway.url, http, headers=bearer(KEYS["alice"])).open()
+        assert alice.delete().status_code == 200
+        assert asyncio.run(flood(gateway.url, bad_keys(gateway.url, BAD))) == {401: BAD}
+        assert eventually(lambda: refused(kept(gateway, http), "API key") == BAD), kept(gateway, http)
+        events = kept(gateway, http)
+        assert {"created", "ended"} <= {e["event"] for e in events if e.get("principal") == "api-key:alice"}
+        of_strangers = [e for e in events if e["event"] == "refused"]
+        assert len(of_strangers) < BAD / 5, "most of them are in sums"
+        assert {e["client"] for e in of_strangers} == {"127.0.0.1"}
+
+
+@requirement("wall.audit")
+def test_a_refused_value_of_every_kind_is_in_the_trail(http: httpx.Client) -> None:
+    proxies = {"networks": ["127.0.0.0/8"]}
+    with running_gateway(SERVERS, options=options("memory://", auth={"proxies": proxies})) as gateway:
+        forged = "f" * 24 + "." + "A" * 43
+        Legacy(gateway.url, http, headers={**bearer(KEYS["alice"]), "Mcp-Session-Id": forged}).initialize()
+        assert eventually(lambda: refused(kept(gateway, http), "no token of ours") == 1)
+        alice = Modern(gateway.url, http, headers=bearer(KEYS["alice"]))
+        assert alice.tool("count", headers={"MCP-Gateway-Session": forged}).status_code == 404
+        assert alice.tool("count", headers={"Cookie": f"mcp_session_id={forged}"}).status_code == 200
+        params = {"name": "count", "arguments": {}, "requestState": forged}
+        assert alice.send("tools/call", params).status_code == 400
+        came_by = {"X-Forwarded-For": "192.0.2.9, 198.51.100.7:4711, 127.0.0.3", **bearer("bad")}
+        assert Modern(gateway.url, http, headers=came_by).tool("count").status_code == 401
+
+        def told() -> bool:
+            events = kept(gateway, http)
+            words = ("no token of ours", "no cookie of ours", "requestState", "API key")
+            return [refused(events, word) for word in words] == [2, 1, 1, 1]
+
+        assert eventually(told), kept(gateway, http)
+        assert [e["client"] for e in kept(gateway, http) if "API key" in e.get("reason", "")] == ["198.51.100.7"]
+
+
+@requirement("wall.audit")
+@pytest.mark.parametrize("modern", [False, True])
+def test_a_forged_token_at_the_stdio_front_is_in_the_trail(modern: bool, tmp_path: Path) -> None:
+    file, config = tmp_path / "audit.jsonl", tmp_path / "mcp.json"
+    config.write_text(json.dumps({"mcpServers": SERVERS, "gateway": {"audit": {"file": str(file)}}}))
+    env = {**os.environ, "MCP_SESSION_TOKEN": "f" * 24 + "." + "A" * 43}
+    params: dict[str, Any] = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "s"}}
+    method = "initialize"
+    if modern:
+        method, spec = "tools/call", "io.modelcontextprotocol/"
+        meta = {f"{spec}protocolVersion": "2026-07-28", f"{spec}clientInfo": {"name": "s", "version": "1"}}
+        params = {"name": "count", "arguments": {}, "_meta": meta | {f"{spec}clientCapabilities": {}}}
+    line = json.dumps({"jsonrpc": "2.0", "id": 1, "method": method, "params": params})
+    command = [sys.executable, "-m", "gateway", "stdio", "--config", str(config)]
+    subprocess.run(
+        command, input=line + "\n", text=True, env=env, cwd=ROOT, timeout=60, check=True, capture_output=True
+    )
+    events = [json.loads(told) for told in file.read_text().splitlines()]
+    assert [e["reason"] for e in events if e["event"] == "refused"] == ["no token of ours"]
+
+
+@requirement("wall.audit")
+def test_refusals_of_many_addresses_cost_a_bounded_number_of_events() -> None:
+    now = 0.0
+    repeated = Repeated(lambda: now)
+    told: list[AuditEvent] = []
+    for number in range(20_000):
+        event = AuditEvent(at=now, event="refused", reason="bad key", client=f"192.0.{number % 250}.{number % 97}")
+        told += filter(None, [repeated.take(event)])
+    assert len(told) == FULL_IN_ALL
+    sums = list(repeated.sums())
+    assert len(sums) == SUMS + 1 and sum(event.count for event in sums) == 20_000 - FULL_IN_ALL
+    assert not list(repeated.sums())
+    now = 1.0
+    alike = AuditEvent(at=now, event="refused", reason="bad key", client="192.0.2.1")
+    assert sum(repeated.take(alike) is not None for _ in range(100)) == FULL_ALIKE
+
+
+@pytest.mark.anyio
+@requirement("wall.audit")
+async def test_while_the_store_is_away_strangers_displace_nobody() -> None:
+    class Away(MemoryAuditTrail):
+        async def record(self, events: Any) -> None:
+            raise ConnectionError
+
+    audit = Audit(Away(), lambda: 0.0)
+    for number in range(30_000):
+        audit.tell("created", session_id=f"s{number}", principal="anonymous" if number > 10 else "api-key:alice")
+    with pytest.raises(ConnectionError):
+        await audit._flush()
+    assert audit._dropped == 10_000
