@@ -13,6 +13,7 @@ from session_store import Session, SessionStore, StateStore
 from session_store.context import ACCESS_VARIABLE, FACTS_VARIABLE, SOCKET_VARIABLE, ToolSession, tool_session
 from transports.base import Given, UpstreamUnavailable
 from transports.inbound.app_server import AppServer
+from transports.inbound.limits import Limits, Refusals
 
 __all__ = ["Grant", "Grants"]
 
@@ -32,10 +33,10 @@ class Grant:
 class Grants:
     """Makes grants. The sockets stand in a folder of this process, which only its user can enter."""
 
-    def __init__(self, sessions: SessionStore, state: StateStore) -> None:
+    def __init__(self, sessions: SessionStore, state: StateStore, limits: Limits, refusals: Refusals) -> None:
         self._sessions = sessions
         self._state = state
-        self._server = AppServer(state_api(by_connection))
+        self._server = AppServer(state_api(by_connection), limits, refusals)
         self._folder = ""
 
     def for_object(self, session: Session) -> Grant:

@@ -167,7 +167,8 @@ class Gateway:
             cluster=self._cluster,
         )
         self._supervisor = Supervisor()
-        self._grants = Grants(self._backend.sessions, self._backend.state)
+        self.limits = options.limits.before_authentication
+        self._grants = Grants(self._backend.sessions, self._backend.state, self.limits, self.metrics.limited)
         self._credentials = Credentials(options.secrets)
         self.assertions = Assertions(ring, issuer=options.issuer, clock=clock)
         self.upstreams = [

@@ -6,15 +6,19 @@ import gc
 import logging
 import socket
 from collections.abc import Iterator
+from dataclasses import replace
+from math import ceil
+from typing import Any
 
 import uvicorn
 
 from gateway.admin.app import ADMIN
 from gateway.app import Gateway, create_app, operators_app
 from gateway.composition import ALL
-from gateway.settings import ConfigurationError, Settings, host_and_port_of
+from gateway.settings import ConfigurationError, Settings, host_and_port_of, is_loopback
 from gateway.workers import inherited_listener, tell_ready, worker_number
-from transports.inbound.lean_http import LeanHttpProtocol
+from transports.inbound.connections import Connections
+from transports.inbound.http_connection import http_connections
 
 __all__ = ["serve"]
 
@@ -23,9 +27,8 @@ logger = logging.getLogger(__name__)
 DRAIN_TIMEOUT_S = 10
 """How long calls in flight may take to finish after SIGTERM."""
 
-KEEP_ALIVE_S = 75
-"""How long an idle connection stays: longer than load balancers keep theirs (60 s is common). Who sends requests should
-be the one who closes it, or a request is lost now and then."""
+OPERATORS_CONNECTIONS = 128
+"""On their own listener: apart from those of clients, so that operators get in when these have taken all of theirs."""
 
 
 class _Beside(uvicorn.Server):
@@ -95,11 +98,11 @@ def serve(settings: Settings) -> None:
         access_log=False,
         lifespan="on",
         ws="none",
-        http=LeanHttpProtocol,
+        http=_connections(gateway, settings),
         server_header=False,
         proxy_headers=False,  # the one we heed is read with the others
         timeout_graceful_shutdown=DRAIN_TIMEOUT_S,
-        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_keep_alive=ceil(options.limits.idle_timeout_s),
     )
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(inherited_listener() or _listener(options.host, options.port))
@@ -110,18 +113,28 @@ def serve(settings: Settings) -> None:
                 beside = stack.enter_context(_listener(host, port and port + worker_number()))
             except OSError as error:
                 raise ConfigurationError(f"gateway.admin.listen: {options.admin.listen}: {error.strerror}") from None
-            operators = (_operators(gateway), beside)
+            operators = (_operators(gateway, settings), beside)
             logger.info("operators are served at %s", _url(host, beside, ADMIN))
         _Server(config, gateway, _url(options.host, listener, ALL), operators).run(sockets=[listener])
 
 
-def _operators(gateway: Gateway) -> _Beside:
+def _connections(gateway: Gateway, settings: Settings, **other: int) -> Any:
+    """How a listener makes its connections."""
+    trusted = gateway.identity.proxies
+    # A reverse proxy's connections are those of many clients. Where none is named, one on this machine may be one.
+    stands_for_many = is_loopback if settings.gateway.auth.proxies is None else trusted.__contains__
+    limits = replace(gateway.limits, **other)
+    return http_connections(Connections(limits, gateway.metrics.limited, uncounted=stands_for_many))
+
+
+def _operators(gateway: Gateway, settings: Settings) -> _Beside:
     config = uvicorn.Config(
         operators_app(gateway),
         log_config=None,
         access_log=False,
         lifespan="off",
         ws="none",
+        http=_connections(gateway, settings, connections=OPERATORS_CONNECTIONS),
         server_header=False,
         proxy_headers=False,
         timeout_graceful_shutdown=2,

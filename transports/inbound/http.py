@@ -240,8 +240,7 @@ def readable_by(send: Send, origin: str) -> Send:
 async def send_json(send: Send, status: int, body: bytes, headers: HeaderList | None = None) -> None:
     """A complete JSON response."""
     head = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    # `whole`: the body follows at once; servers that do not know the key leave it alone.
-    await send({"type": "http.response.start", "status": status, "headers": head + (headers or []), "whole": True})
+    await send({"type": "http.response.start", "status": status, "headers": head + (headers or [])})
     await send({"type": "http.response.body", "body": body})
 
 

@@ -1,0 +1,173 @@
+"""The open connections of a listener: who is let in, who has taken too long, and who makes room.
+
+It looks at all of them now and then and compares what it finds with what it found before, so that a request costs
+nothing here. It knows no HTTP: a connection says itself what it waits for.
+"""
+
+import asyncio
+import enum
+import functools
+import ipaddress
+from collections import Counter, deque
+from collections.abc import Callable, Hashable
+from typing import Final, Protocol
+
+from transports.inbound.limits import Limited, Limits, Refusals
+
+__all__ = ["Connection", "Connections", "Phase"]
+
+_MOST_BETWEEN_LOOKS_S: Final = 1.0
+_LEAVING_S: Final = 2.0
+"""How long the last answer on a connection may take to be fetched: closed at once, it might be lost on its way."""
+
+
+class Phase(enum.Enum):
+    """What a connection waits for."""
+
+    HEAD = enum.auto()
+    """Its first request, or the rest of a head."""
+    BODY = enum.auto()
+    BUSY = enum.auto()
+    """Us."""
+    IDLE = enum.auto()
+    """The next request."""
+    LEAVING = enum.auto()
+    """That the other side has read why it is cut."""
+
+
+class Connection(Protocol):
+    """What is asked of a connection."""
+
+    def standing(self) -> tuple[Phase, int]:
+        """What it waits for, and a number that changes with each step towards it."""
+
+    def unsent(self) -> int:
+        """Bytes that the other side has not taken yet."""
+
+    def cut(self, kind: Limited | None) -> None:
+        """End it, because of that limit; None: nothing was wrong with it, it was only there for long."""
+
+
+class _Seen:
+    __slots__ = ("peer", "since", "standing", "taken_at", "unsent")
+
+    def __init__(self, peer: Hashable, now: float) -> None:
+        self.peer = peer
+        self.standing: tuple[Phase, int] = (Phase.HEAD, 0)
+        self.since = self.taken_at = now
+        self.unsent = 0
+
+
+_KINDS: Final = {Phase.HEAD: Limited.HEAD_TIME, Phase.BODY: Limited.BODY_TIME}
+
+
+class Connections:
+    """Those of one listener, or of several that share their limits. `uncounted` tells peers that stand for many."""
+
+    def __init__(
+        self, limits: Limits, refusals: Refusals, *, uncounted: Callable[[str], bool] = lambda address: False
+    ) -> None:
+        self.limits = limits
+        self.refusals = refusals
+        self._uncounted = uncounted
+        self._open: dict[Connection, _Seen] = {}
+        self._peers: Counter[Hashable] = Counter()
+        self._spare: deque[Connection] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+        self._allowed_s = {
+            Phase.HEAD: limits.head_timeout_s,
+            Phase.BODY: limits.body_timeout_s,
+            Phase.IDLE: limits.idle_timeout_s,
+            Phase.LEAVING: _LEAVING_S,
+        }
+        shortest = min(*self._allowed_s.values(), limits.write_timeout_s)
+        self._looks_s = min(_MOST_BETWEEN_LOOKS_S, shortest / 4)
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def enter(self, connection: Connection, peer: str, *, place: str = "") -> Limited | None:
+        """Let it in, or say at which limit it is refused. `place` stands for the peer where there is no address."""
+        counted: Hashable = place or (None if not peer or self._uncounted(peer) else _network(peer))
+        if counted is not None and self._peers[counted] >= self.limits.peer_connections:
+            return self._refuse(Limited.PEER_CONNECTIONS)
+        if len(self._open) >= self.limits.connections and not self._make_room():
+            return self._refuse(Limited.CONNECTIONS)
+        loop = asyncio.get_running_loop()
+        self._open[connection] = _Seen(counted, loop.time())
+        if counted is not None:
+            self._peers[counted] += 1
+        if self._timer is None:
+            self._timer = loop.call_later(self._looks_s, self._look)
+        return None
+
+    def _refuse(self, kind: Limited) -> Limited:
+        self.refusals[kind] += 1
+        return kind
+
+    def swap(self, connection: Connection, successor: Connection) -> None:
+        """Another one goes on in its place."""
+        self._open[successor] = self._open.pop(connection)
+
+    def leave(self, connection: Connection) -> None:
+        """It is closed. One that was not let in, or has a successor, is not missed."""
+        seen = self._open.pop(connection, None)
+        if seen is None or seen.peer is None:
+            return
+        self._peers[seen.peer] -= 1
+        if not self._peers[seen.peer]:
+            del self._peers[seen.peer]
+
+    def _make_room(self) -> bool:
+        """End one that waits for a request: those that never had one first, then those that wait longest."""
+        while self._spare:
+            connection = self._spare.popleft()
+            seen = self._open.get(connection)
+            if seen is not None and connection.standing() == seen.standing:
+                self.leave(connection)
+                self.refusals[Limited.CONNECTIONS] += 1
+                connection.cut(None)
+                return True
+        return False
+
+    def _look(self) -> None:
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        spare: list[tuple[bool, float, Connection]] = []
+        for connection, seen in tuple(self._open.items()):
+            phase, mark = standing = connection.standing()
+            unsent = connection.unsent()
+            if not unsent or unsent < seen.unsent:
+                seen.taken_at = now
+            seen.unsent = unsent
+            if standing != seen.standing:
+                seen.standing, seen.since = standing, now
+            if unsent and now - seen.taken_at >= self.limits.write_timeout_s:
+                connection.cut(Limited.WRITE_TIME)
+            elif phase is not Phase.BUSY and now - seen.since >= self._allowed_s[phase]:
+                connection.cut(_KINDS.get(phase))
+            elif phase in (Phase.HEAD, Phase.IDLE):
+                spare.append((mark > 0, seen.since, connection))
+        spare.sort(key=lambda entry: entry[:2])
+        self._spare = deque(connection for *_, connection in spare)
+        self._timer = loop.call_later(self._looks_s, self._look) if self._open else None
+
+    def close(self) -> None:
+        """Look no more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+@functools.lru_cache(maxsize=4_096)
+def _network(address: str) -> str:
+    """An IPv4 address, or the network that one IPv6 subscriber has: /64 (RFC 6177)."""
+    try:
+        parsed = ipaddress.ip_address(address)
+    except ValueError:
+        return address
+    if isinstance(parsed, ipaddress.IPv4Address):
+        return address
+    if parsed.ipv4_mapped is not None:
+        return str(parsed.ipv4_mapped)
+    return str(ipaddress.ip_network((parsed.packed[:8] + bytes(8), 64)))

@@ -1,0 +1,314 @@
+"""One HTTP/1.1 connection: uvicorn's on httptools, with bounds, and with one way to end it at each fault.
+
+Bytes are parsed by httptools (llhttp, strict). What it cannot read right is given to h11 with the connection: a head
+with `Upgrade`, whose body httptools would take for another protocol, and HTTP/1.0. docs/adr/0012-the-http-edge.md
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Final, cast
+
+import httptools
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import ServerState
+
+from transports.inbound.connections import Connections, Phase
+from transports.inbound.framing import BadRequest, plain_target
+from transports.inbound.h11_connection import H11Connection
+from transports.inbound.limits import Limited
+
+__all__ = ["HttpConnection", "http_connections"]
+
+_PROGRESS_BITS: Final = 16
+"""A body has made a step with each 64 KiB."""
+
+_MOST_DROPPED: Final = 1 << 20
+"""What is still read from somebody who was told that the connection ends."""
+
+
+class _Unusual(Exception):
+    """A head that h11 has to read."""
+
+
+class _Last(Exception):
+    """The request before was the last one on this connection."""
+
+
+class HttpConnection(HttpToolsProtocol):
+    """`place` stands for the peer's address on a Unix socket."""
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+        *,
+        connections: Connections,
+        place: str = "",
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._others = connections
+        self._limits = connections.limits
+        self._place = place
+        self._running: RequestResponseCycle | None = None
+        self._fault: Exception | None = None
+        self._last_words: bytes | None = None
+        """To be written when the responses under way are; then the connection ends, and nothing is read any more."""
+        self._is_leaving = False
+        self._dropped = 0
+        # The message that is being read.
+        self._in_head = self._in_body = False
+        self._heads = 0
+        self._body_bytes = 0
+        self._overhead = 0
+        # This head, as far as it is here, if nothing else stood before it in what was read with it.
+        self._is_first = False
+        self._head: bytearray | None = None
+        self._head_bytes = 0
+        self._chunk_bytes = 0
+
+    # -- the connection
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(cast("asyncio.Transport", transport))
+        refused = self._others.enter(self, self.client[0] if self.client else "", place=self._place)
+        if refused is not None:
+            self._leave(BadRequest(503, "Too many connections.", refused).response())
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._others.leave(self)
+        super().connection_lost(exc)
+        running = self._running
+        if running is not None and not running.response_complete:
+            running.disconnected = True  # of pipelined requests uvicorn tells the last only
+            running.message_event.set()
+        self.pipeline.clear()
+
+    def data_received(self, data: bytes) -> None:
+        if self._last_words is not None or self._is_leaving or self.transport.is_closing():
+            self._drop(data)
+            return
+        self._is_first = not (self._in_head or self._in_body)
+        self._chunk_bytes = len(data)
+        was_in_body, body_bytes = self._in_body, self._body_bytes
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserError:
+            fault, self._fault = self._fault, None
+            self._end_at(fault, data)
+        except httptools.HttpParserUpgrade:
+            self._refuse(BadRequest(400, "This connection speaks HTTP/1.1 only."))
+        else:
+            if self._in_head:
+                self._keep_head(data)
+            elif self._in_body:
+                self._look_at_body(len(data) if was_in_body and self._body_bytes == body_bytes else 0)
+
+    def _drop(self, data: bytes) -> None:
+        self._dropped += len(data)
+        if self._is_leaving and self._dropped > _MOST_DROPPED:
+            self.transport.abort()
+        elif not self._is_leaving:
+            self.flow.pause_reading()
+
+    # -- the message that is being read
+
+    def on_message_begin(self) -> None:
+        if self.cycle is not None and not self.cycle.keep_alive:
+            self._fault = _Last()
+            raise self._fault
+        super().on_message_begin()
+        self._in_head = True
+        self._head = bytearray() if self._is_first else None
+        self._head_bytes = 0
+        self._is_first = False
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._in_body:
+            return  # a trailer: it is not one of the headers (RFC 9110 §6.5.1), and nobody has checked it
+        if len(self.headers) >= self._limits.headers:
+            self._fault = BadRequest(431, f"More than {self._limits.headers} headers.", Limited.HEAD_SIZE)
+            raise self._fault
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        try:
+            self._check_head()
+        except (BadRequest, _Unusual) as fault:
+            self._fault = fault
+            raise
+        self._head = None
+        self._heads += 1
+        self._in_body = True
+        self._body_bytes = self._overhead = 0
+        super().on_headers_complete()
+
+    def _check_head(self) -> None:
+        method, version = self.parser.get_method().decode("ascii"), self.parser.get_http_version()
+        if version == "1.0" or (self.parser.should_upgrade() and method != "CONNECT"):
+            raise _Unusual
+        if self._head_bytes + self._chunk_bytes > self._limits.head_bytes:
+            size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+            if size > self._limits.head_bytes:
+                raise self._too_long()
+        if len(self.pipeline) >= self._limits.pipelined:
+            raise BadRequest(503, "Too many requests at once on one connection.", Limited.PIPELINE)
+        self.url = plain_target(method, self.url, version, self.headers)
+
+    def _too_long(self) -> BadRequest:
+        return BadRequest(431, f"The headers are larger than {self._limits.head_bytes} bytes.", Limited.HEAD_SIZE)
+
+    def _keep_head(self, data: bytes) -> None:
+        if self._head is not None:
+            self._head += data
+        # Of a head that began behind other things, what was read with them is not counted: 256 KiB at most.
+        if self._head is not None or self._head_bytes:
+            self._head_bytes += len(data)
+        else:
+            self._head_bytes = 1
+        if self._head_bytes > self._limits.head_bytes:
+            self._refuse(self._too_long())
+
+    def on_body(self, body: bytes) -> None:
+        self._body_bytes += len(body)
+        super().on_body(body)
+
+    def _look_at_body(self, overhead: int) -> None:
+        """`overhead`: bytes that came without a byte of the body among them: trailers, extensions of chunks."""
+        self._overhead = self._overhead + overhead if overhead else 0
+        if self._overhead > self._limits.head_bytes:
+            self._refuse(BadRequest(431, "The trailers are too large.", Limited.HEAD_SIZE))
+        elif self._body_bytes > self._limits.body_bytes and self.cycle.response_complete:
+            self._others.refusals[Limited.BODY_SIZE] += 1
+            self._leave(b"")  # it was answered long ago
+
+    def on_message_complete(self) -> None:
+        self._in_body = False
+        super().on_message_complete()
+
+    # -- responses
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def _is_answering(self) -> bool:
+        return self._running is not None and not self._running.response_complete
+
+    def on_response_complete(self) -> None:
+        # In place of uvicorn's, which starts a timer here and stops it with the next byte.
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            return
+        if self.pipeline:
+            self._start_asgi_task(*self.pipeline.pop())
+        elif self._last_words is not None:
+            self._leave(self._last_words)
+        else:
+            self.flow.resume_reading()
+
+    # -- the end
+
+    def _end_at(self, fault: Exception | None, data: bytes) -> None:
+        """The parser has stopped."""
+        if isinstance(fault, _Last):
+            self._last_words = b""  # uvicorn closes the connection with the response
+        elif isinstance(fault, BadRequest):
+            self._refuse(fault)
+        elif not isinstance(fault, _Unusual):
+            self._refuse(BadRequest(400, "This is no HTTP/1.1 request."))
+        elif self._head is None or self._is_answering():
+            # Where it begins in what was read, only the parser knew. No client that means well does this.
+            self._refuse(BadRequest(400, "An Upgrade, or HTTP/1.0, must not follow another request so closely."))
+        else:
+            self._hand_over(bytes(self._head) + data)
+
+    def _hand_over(self, head: bytes) -> None:
+        self.server_state.connections.discard(self)
+        successor = H11Connection(self.config, self.server_state, self.app_state, self.loop, connections=self._others)
+        self._others.swap(self, successor)
+        successor.connection_made(self.transport)
+        self.transport.set_protocol(successor)
+        successor.data_received(head.lstrip(b"\r\n"))
+
+    def _refuse(self, fault: BadRequest) -> None:
+        """Answer nothing else on this connection than what was asked before, and then this."""
+        self._others.refusals[fault.kind] += 1
+        if self._in_body:
+            self._in_body = False
+            cycle = self.cycle
+            if cycle is not self._running:
+                self.pipeline.popleft()  # it is the last one there, and has not begun
+            elif cycle.response_complete:
+                self._leave(b"")  # that was its answer
+                return
+            else:
+                cycle.disconnected = True
+                cycle.message_event.set()
+                if cycle.response_started:
+                    self.transport.abort()
+                else:
+                    self._leave(fault.response())
+                return
+        if self._is_answering():
+            self._last_words = fault.response()
+            self.flow.pause_reading()
+        else:
+            self._leave(fault.response())
+
+    def _leave(self, answer: bytes) -> None:
+        """Write it, and close when it was read: closed at once, what still comes would make it get lost."""
+        self._is_leaving = True
+        self._in_head = self._in_body = False
+        if answer:
+            self.transport.write(answer)
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+            self.flow.resume_reading()
+        else:
+            self.transport.close()
+
+    # -- what the others ask
+
+    def standing(self) -> tuple[Phase, int]:
+        if self._is_leaving:
+            return Phase.LEAVING, 0
+        if self.flow.read_paused or self._last_words is not None:
+            return Phase.BUSY, 0
+        if self._in_head or not self._heads:
+            return Phase.HEAD, self._heads
+        if self._in_body:
+            return Phase.BODY, (self._heads << 40) + (self._body_bytes >> _PROGRESS_BITS)
+        return (Phase.BUSY if self._is_answering() else Phase.IDLE), self._heads
+
+    def unsent(self) -> int:
+        return self.transport.get_write_buffer_size()
+
+    def cut(self, kind: Limited | None) -> None:
+        if kind is Limited.WRITE_TIME or self._is_leaving:
+            if kind is not None:
+                self._others.refusals[kind] += 1
+            self.transport.abort()
+        elif self._in_head or self._in_body:
+            self._refuse(BadRequest(408, "The request did not come in time.", kind or Limited.CONNECTIONS))
+        else:
+            if kind is not None:
+                self._others.refusals[kind] += 1
+            self.transport.close()
+
+
+def http_connections(connections: Connections) -> Callable[..., HttpConnection]:
+    """What uvicorn makes connections with (`Config(http=…)`)."""
+
+    def made(
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> HttpConnection:
+        return HttpConnection(config, server_state, app_state, _loop, connections=connections)
+
+    return made
