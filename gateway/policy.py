@@ -3,14 +3,13 @@
 What one may not see is answered as if it did not exist.
 """
 
-import fnmatch
 import functools
-import re
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
+from gateway.patterns import any_matches, expression, matches
 from gateway.policy_settings import PolicySettings, ToolSettings
 from gateway.settings import UpstreamSettings
 from session_store import Context
@@ -34,7 +33,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     allowed: bool
     reason: str = ""
     operation: str = ""
-    blocked: tuple[re.Pattern[str], ...] = ()
+    blocked: tuple[Any, ...] = ()
     bind: tuple[tuple[str, str], ...] = ()
     slow_s: float = 10.0
 
@@ -48,6 +47,13 @@ class Policy:
         self.is_open = not settings.workspaces and not any(
             server.direct_only or server.permissions or server.tools for server in servers.values()
         )
+        # Compiled once, for what clients send is never to wait for it.
+        self._blocked = {
+            (name, pattern): expression(*found.blocked)
+            for name, server in servers.items()
+            for pattern, found in server.tools.items()
+            if found.blocked
+        }
         self.sees = functools.lru_cache(maxsize=_HELD)(self._sees)
         self.decide = functools.lru_cache(maxsize=_HELD)(self._decide)
 
@@ -59,15 +65,14 @@ class Policy:
         if not set(rules.permissions) <= set(context.permissions):
             return False
         allowed = self._workspace(context)
-        return allowed is None or _any(server, allowed[0])
+        return allowed is None or any_matches(allowed[0], server)
 
     def _decide(self, context: Context, server: str, tool: str) -> Decision:
         """Whether a tool exists for that context, and what holds for its calls."""
-        matching = [
-            found for pattern, found in self._servers[server].tools.items() if fnmatch.fnmatchcase(tool, pattern)
-        ]
+        patterns = {pattern: found for pattern, found in self._servers[server].tools.items() if matches(pattern, tool)}
+        matching = patterns.values()
         operations = [found.operation for found in matching if found.operation is not None]
-        operation = operations[0] if operations else ""
+        operation = "eval" if "eval" in operations else operations[0] if operations else ""
         needed = {name for found in matching for name in found.permissions}
         allowed = self._workspace(context)
         reason = ""
@@ -79,13 +84,13 @@ class Policy:
             reason = "tools that evaluate are switched off"
         elif not needed <= set(context.permissions):
             reason = f"it needs {', '.join(sorted(needed - set(context.permissions)))}"
-        elif allowed is not None and not _any(f"{server}__{tool}", allowed[1]):
+        elif allowed is not None and not any_matches(allowed[1], f"{server}__{tool}"):
             reason = "the workspace does not have it"
         return Decision(
             allowed=not reason,
             reason=reason,
             operation=operation,
-            blocked=tuple(re.compile(word, re.IGNORECASE) for found in matching for word in found.blocked),
+            blocked=tuple(self._blocked[server, pattern] for pattern, found in patterns.items() if found.blocked),
             bind=tuple({name: field for found in matching for name, field in found.bind.items()}.items()),
             slow_s=min((found.slow_s for found in matching if found.slow_s is not None), default=self._settings.slow_s),
         )
@@ -96,7 +101,7 @@ class Policy:
         if not self._settings.workspaces:
             return None
         for pattern, found in self._settings.workspaces.items():
-            if fnmatch.fnmatchcase(context.workspace, pattern):
+            if matches(pattern, context.workspace):
                 return found.servers, found.tools
         return (), ()
 
@@ -104,7 +109,3 @@ class Policy:
 def server_policy(settings: UpstreamSettings) -> ServerPolicy:
     """The part of a server's settings that policy is about."""
     return ServerPolicy(direct_only=settings.direct_only, permissions=settings.permissions, tools=settings.tools)
-
-
-def _any(name: str, patterns: tuple[str, ...]) -> bool:
-    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)

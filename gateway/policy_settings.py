@@ -1,11 +1,12 @@
 """What an operator can set about who calls and what they may do: frozen, validated, units in the names."""
 
 import ipaddress
-import re
 from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from gateway.patterns import expression, usable
 
 __all__ = [
     "AuthSettings",
@@ -25,6 +26,10 @@ Trust = Literal["direct", "sandboxed"]
 ContextField = Literal["session_id", "workspace", "trust", "principal", "agent"]
 # Signatures with a public key only: with a shared secret whoever verifies can also sign.
 Algorithm = Literal["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"]
+
+
+# As in shells: `*`, `?`, `[abc]`, `[!abc]`.
+Pattern = Annotated[str, AfterValidator(usable)]
 
 
 class _Frozen(BaseModel):
@@ -115,9 +120,9 @@ class AuthSettings(_Frozen):
 class RuleSettings(_Frozen):
     """What sessions of some principals, in some workspaces, are given. Patterns as in shells; empty means all."""
 
-    principals: tuple[str, ...] = ()
+    principals: tuple[Pattern, ...] = ()
     """Patterns of the principals it holds for, `api-key:NAME` or `ISSUER:SUBJECT`; empty means all."""
-    workspaces: tuple[str, ...] = ()
+    workspaces: tuple[Pattern, ...] = ()
     """Patterns of the workspaces it holds for; empty means all."""
     trust: Trust | None = None
     """The trust they are given."""
@@ -130,9 +135,9 @@ class RuleSettings(_Frozen):
 class WorkspaceSettings(_Frozen):
     """What one workspace sees: names of servers, and of tools as `server__tool`; patterns as in shells."""
 
-    servers: tuple[str, ...] = ("*",)
+    servers: tuple[Pattern, ...] = ("*",)
     """Patterns of the servers it sees."""
-    tools: tuple[str, ...] = ("*",)
+    tools: tuple[Pattern, ...] = ("*",)
     """Patterns of the tools it sees, as `server__tool`."""
 
 
@@ -146,7 +151,8 @@ class ToolSettings(_Frozen):
     operation: Literal["read", "write", "eval"] | None = None
     """What the tool does; one that evaluates is not there unless `policy.eval_tools` is on."""
     blocked: tuple[str, ...] = ()
-    """Regular expressions that a call's arguments may not contain, whatever their case."""
+    """Regular expressions (RE2) that no string of a call's arguments may contain, key or value, whatever its case;
+    numbers, `true` and `false` count as JSON writes them."""
     bind: dict[str, ContextField] = {}
     """Argument → the session's fact that fills it when the client gives none."""
     slow_s: Annotated[float, Field(gt=0)] | None = None
@@ -156,10 +162,8 @@ class ToolSettings(_Frozen):
     @classmethod
     def _expressions(cls, words: tuple[str, ...]) -> tuple[str, ...]:
         for word in words:
-            try:
-                re.compile(word)
-            except re.error as error:
-                raise ValueError(f"{word!r} is no regular expression: {error}") from None
+            expression(word)
+        expression(*words)
         return words
 
 
@@ -238,5 +242,5 @@ class PolicySettings(_Frozen):
     """How many server processes one principal may have at a time, on all replicas together."""
     rules: tuple[RuleSettings, ...] = ()
     """What sessions of some principals, in some workspaces, are given, in order."""
-    workspaces: dict[str, WorkspaceSettings] = {}
+    workspaces: dict[Pattern, WorkspaceSettings] = {}
     """Pattern of workspace names → what it sees; the first that matches counts. None: every workspace sees all."""

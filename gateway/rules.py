@@ -3,7 +3,6 @@
 Pure. Clients have a say in their workspace only, where neither a claim nor a rule has one.
 """
 
-import fnmatch
 import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -11,6 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from gateway.errors import bad_context
+from gateway.patterns import any_matches
 from gateway.policy_settings import ClaimNames, RuleSettings
 from session_store import Context, InvalidContext, Principal
 
@@ -101,4 +101,4 @@ class Rules:
 
 
 def _matches(value: str, patterns: Sequence[str]) -> bool:
-    return not patterns or any(fnmatch.fnmatchcase(value, pattern) for pattern in patterns)
+    return not patterns or any_matches(patterns, value)

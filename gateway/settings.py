@@ -22,7 +22,14 @@ from pydantic import (
 from gateway.assertion import ISSUER
 from gateway.given import ConfigurationError, Origins, explained, gathered
 from gateway.limit_settings import LimitSettings, Seconds
-from gateway.policy_settings import AuthSettings, PolicySettings, ResourceSettings, SecretSettings, ToolSettings
+from gateway.policy_settings import (
+    AuthSettings,
+    Pattern,
+    PolicySettings,
+    ResourceSettings,
+    SecretSettings,
+    ToolSettings,
+)
 from session_store.connect import check_store_url
 from session_store.metadata import checked_metadata
 
@@ -122,7 +129,7 @@ class UpstreamSettings(BaseModel):
     """Seen by sessions of direct trust only."""
     permissions: tuple[str, ...] = ()
     """Seen by sessions that have all of these permissions only."""
-    tools: dict[str, ToolSettings] = {}
+    tools: dict[Pattern, ToolSettings] = {}
     """Pattern of tool names → what holds for them."""
     resources: ResourceSettings = ResourceSettings()
     """What a child may use."""

@@ -6,6 +6,7 @@ from typing import Any, Final
 import msgspec
 
 from gateway.audit import Audit
+from gateway.blocked import TooMuchText, contains
 from gateway.context import fact_of
 from gateway.errors import invalid_arguments, unknown_tool, unusable_tool
 from gateway.exchange import Exchange
@@ -16,7 +17,7 @@ from gateway.policy_settings import PolicySettings
 from gateway.schemas import HELD_BYTES, Schema, Schemas, UnusableSchema
 from session_store import Context, Session
 from session_store.session import redact
-from transports.jsonrpc import Object, decode_object, encode
+from transports.jsonrpc import Object, encode
 
 __all__ = ["ToolCalls"]
 
@@ -75,18 +76,23 @@ class ToolCalls:
         exchange.tool, exchange.slow_s = name[:_MOST_NAME], decision.slow_s
         if self._audit.calls:
             self._audit.watch(exchange, server, name[:_MOST_NAME])
+        if not (decision.bind or decision.blocked or self._checks):
+            return params
         raw = params.get("arguments", msgspec.Raw(b"{}"))
+        arguments = msgspec.json.decode(raw)
         if decision.bind:
-            raw = _bound(name, decision, session, raw)
-            params = params | {"arguments": raw}
-        for word in decision.blocked:
-            if word.search(bytes(raw).decode("utf-8", "replace")):
-                raise invalid_arguments(name, "arguments", "they contain what is blocked for this tool")
+            arguments = _bound(name, decision, session, arguments)
+        # What is written anew is what was looked at: of a key that stands twice, servers may read the other one.
+        seen = encode(arguments)
+        if seen != bytes(raw):
+            params = params | {"arguments": msgspec.Raw(seen)}
+        if decision.blocked:
+            _refuse_blocked(name, decision, arguments)
         if self._checks:
-            self._check(tools.schemas.get(name), name, raw)
+            self._check(tools.schemas.get(name), name, arguments, seen)
         return params
 
-    def _check(self, schema: Schema | None, name: str, raw: msgspec.Raw) -> None:
+    def _check(self, schema: Schema | None, name: str, arguments: Any, raw: bytes) -> None:
         if schema is None:
             return
         try:
@@ -95,7 +101,7 @@ class ToolCalls:
             if self._refuses_unusable:
                 raise unusable_tool(name, str(fault)) from None
             return
-        problem = checker.problem(msgspec.json.decode(raw), bytes(raw))
+        problem = checker.problem(arguments, raw)
         if problem is not None:
             raise invalid_arguments(name, *problem)
 
@@ -109,17 +115,25 @@ def _unbound(tool: dict[str, Any], decision: Decision) -> dict[str, Any]:
     return tool | {"inputSchema": schema | {"required": [name for name in schema["required"] if name not in bound]}}
 
 
-def _bound(tool: str, decision: Decision, session: Session, raw: msgspec.Raw) -> msgspec.Raw:
+def _refuse_blocked(tool: str, decision: Decision, arguments: Any) -> None:
+    try:
+        found = contains(arguments, decision.blocked)
+    except TooMuchText as error:
+        raise invalid_arguments(tool, "arguments", f"they cannot be looked through: {error}") from None
+    if found:
+        raise invalid_arguments(tool, "arguments", "they contain what is blocked for this tool")
+
+
+def _bound(tool: str, decision: Decision, session: Session, arguments: Any) -> dict[str, Any]:
     """Arguments with the context's values where the client gave none; what it gave stands."""
-    arguments = decode_object(raw, "arguments")
-    is_bound = False
+    if not isinstance(arguments, dict):
+        raise invalid_arguments(tool, "arguments", "they must be an object")
     for name, field in decision.bind:
-        given, fact = bytes(arguments.get(name, b"null")), fact_of(session, field)
-        if given in (b"null", b'""'):
+        given, fact = arguments.get(name), fact_of(session, field)
+        if given is None or given == "":
             if not fact:
                 raise invalid_arguments(tool, f"arguments.{name}", f"it is missing, and the session has no {field}")
-            arguments[name] = msgspec.Raw(encode(fact))
-            is_bound = True
-        elif msgspec.json.decode(given) != fact:
+            arguments[name] = fact
+        elif given != fact:
             logger.info("an argument differs from the session's %s", field, extra={"session": redact(session.id)})
-    return msgspec.Raw(encode(arguments)) if is_bound else raw
+    return arguments

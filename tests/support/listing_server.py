@@ -67,6 +67,8 @@ def main() -> None:
             continue
         modern = "io.modelcontextprotocol/protocolVersion" in params.get("_meta", {})
         found = result(method, params)
+        if method == "tools/call" and params["name"] == "raw":  # what came, to the byte
+            found = {"content": [{"type": "text", "text": line}]}
         send({"id": message["id"], "result": {"resultType": "complete", **found} if modern else found})
 
 

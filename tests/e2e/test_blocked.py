@@ -1,0 +1,123 @@
+"""What arguments may not contain, however JSON and Unicode write it, and what it costs to look."""
+
+import fnmatch
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.blocked import TooMuchText, contains
+from gateway.patterns import expression, matches
+from gateway.settings import ConfigurationError, load_settings
+from tests.requirements import requirement
+from tests.support.raw import ACCEPT, Legacy, messages, tool_text
+from tests.support.running import LISTING, PROBE, RunningGateway, running_gateway, server
+
+BLOCKED = [r"drop\s+table", r'say "no"', r"^(a+)+$", r"\b4111\d{12}\b"]
+EVASIONS = [
+    r'{"sql": "\u0064rop table x"}',
+    r'{"sql": "drop\ntable x"}',
+    r'{"sql": "drop\ttable x"}',
+    r'{"sql": "DROP \r\n TABLE x"}',
+    r'{"sql": "drop\u000btable"}',
+    r'{"sql": "drop\u00a0table"}',
+    r'{"sql": "dr\u200bop ta\u00adble"}',
+    r'{"sql": "\uff44\uff52\uff4f\uff50\u3000\uff54\uff41\uff42\uff4c\uff45"}',
+    r'{"drop table": 1}',
+    r'{"deep": [{"er": ["x", {"drop  table": null}]}]}',
+    r'{"text": "they say \"no\""}',
+    r'{"text": "say \u0022no\u0022"}',
+    r'{"card": 4111111111111111}',
+    r'{"card": 4.111111111111111e15}',
+    r'{"sql": "aaaaaaaaaaaaaaaaaaaa"}',
+]
+
+
+@pytest.fixture(scope="module")
+def gateway() -> Iterator[RunningGateway]:
+    with running_gateway({"probe": server(PROBE, tools={"echo": {"blocked": BLOCKED}})}) as running:
+        yield running
+
+
+def echo(client: Legacy, arguments: str, tool: str = "echo") -> httpx.Response:
+    """A call whose arguments are written just so."""
+    body = f'{{"jsonrpc":"2.0","id":9,"method":"tools/call","params":{{"name":"{tool}","arguments":{arguments}}}}}'
+    headers = {**client.request_headers(), **ACCEPT, "Content-Type": "application/json"}
+    return client.http.post(client.url, content=body.encode(), headers=headers)
+
+
+@requirement("wall.decoded")
+def test_what_is_blocked_is_found_however_it_is_written(gateway: RunningGateway, http: httpx.Client) -> None:
+    client = Legacy(gateway.url, http).open()
+    for arguments in EVASIONS:
+        error = messages(echo(client, arguments))[-1].get("error")
+        assert error is not None and "blocked" in error["message"], arguments
+    for good in ('{"sql": "select 1"}', '{"drop": "table"}', '{"b": ["drop", "table"]}', '{"n": 411111111111111}'):
+        assert tool_text(echo(client, good)), good
+
+
+@requirement("wall.decoded")
+def test_the_server_sees_what_was_looked_at(http: httpx.Client, tmp_path: Path) -> None:
+    """A key that stands twice: a server that takes the first one would get what nobody looked at."""
+    lists = tmp_path / "lists.json"
+    lists.write_text(json.dumps({"tools": [{"name": "raw", "inputSchema": {"type": "object"}}]}))
+    for tools in ({"raw": {"blocked": BLOCKED}}, {}):
+        with running_gateway({"s": server((*LISTING, str(lists)), tools=tools)}) as running:
+            client = Legacy(running.url, http).open()
+            line = tool_text(echo(client, '{"sql": "drop table x", "n": 1.50, "sql": "select 1"}', "raw"))
+            assert "drop" not in line and json.loads(line)["params"]["arguments"] == {"sql": "select 1", "n": 1.5}
+
+
+@requirement("wall.decoded")
+def test_looking_costs_a_bounded_time(gateway: RunningGateway, http: httpx.Client) -> None:
+    client = Legacy(gateway.url, http).open()
+    for text in ("a" * 2_000_000 + "!", "drop " * 400_000, "a" + "\u0316\u0301" * 100_000, "\ufdfa" * 300_000):
+        began = time.monotonic()
+        answer = messages(echo(client, json.dumps({"sql": text}, ensure_ascii=False)))[-1]
+        assert time.monotonic() - began < 1.5
+        assert "result" in answer if text.isascii() else "cannot be looked through" in answer["error"]["message"]
+    many = messages(echo(client, json.dumps(["x"] * 100_000)))[-1]
+    assert "more than 20000 strings" in many["error"]["message"]
+
+
+@requirement("wall.decoded")
+@pytest.mark.parametrize("word", ["(?=a)b", r"(a)\1", "(", "a{2000}", "(?<!x)y"])
+def test_an_expression_that_is_not_linear_is_a_configuration_error(word: str, tmp_path: Path) -> None:
+    file = tmp_path / "gateway.json"
+    file.write_text(json.dumps({"mcpServers": {"s": {"command": "x", "tools": {"run": {"blocked": ["fine", word]}}}}}))
+    with pytest.raises(ConfigurationError, match=r"mcpServers\.s\.tools\.run\.blocked.*RE2"):
+        load_settings(file)
+
+
+@requirement("wall.decoded")
+def test_names_are_compared_in_linear_time() -> None:
+    began = time.monotonic()
+    assert not matches("*a" * 100 + "*b", "a" * 256)
+    assert time.monotonic() - began < 0.5
+
+
+@requirement("wall.decoded")
+@settings(max_examples=500)
+@given(pattern=st.text("ab*?[]!-^\\.|\n", max_size=7), name=st.text("ab[]!-^\\.\n", max_size=4))
+def test_patterns_of_names_mean_what_they_mean_in_shells(pattern: str, name: str) -> None:
+    try:
+        found = matches(pattern, name)
+    except ValueError:
+        return  # a range that ends before it begins: said when the configuration is read
+    assert found == fnmatch.fnmatchcase(name, pattern)
+
+
+@requirement("wall.decoded")
+@settings(max_examples=200, deadline=2_000)
+@given(arguments=st.recursive(st.one_of(st.text(), st.integers(), st.floats(), st.none()), st.lists, max_leaves=20))
+def test_any_arguments_can_be_looked_through(arguments: Any) -> None:
+    try:
+        contains(arguments, (expression("x", "y+"),))
+    except TooMuchText as error:
+        assert str(error)
