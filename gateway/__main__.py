@@ -1,4 +1,7 @@
-"""The command. The demo server is chosen before anything heavy is imported, because clients wait for its start."""
+"""The command. The demo server is chosen before anything heavy is imported, because clients wait for its start.
+
+The gateway itself is closed to other processes of its user before anything else happens.
+"""
 
 import sys
 
@@ -9,6 +12,10 @@ def main() -> None:
 
         demo()
         return
+    from gateway import own_process, private_environment
+
+    own_process.hide()
+    private_environment.take()
     from gateway.cli import app
 
     app()

@@ -37,6 +37,7 @@ from gateway.jwt_tokens import JwtTokens
 from gateway.keys import key_ring
 from gateway.live import LiveSession, LiveSessions
 from gateway.metrics import Metrics
+from gateway.own_process import hide, why_in_sight
 from gateway.pipeline import Pipeline
 from gateway.policy import Policy, server_policy
 from gateway.protected_resource import ProtectedResource
@@ -341,6 +342,9 @@ class Gateway:
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Start the servers' probe and the sweeper; at the end, leave no process behind."""
+        hide()  # an app that embeds us has not been closed to the servers yet
+        if any(entry.settings.command for entry in self.upstreams) and (why := why_in_sight()):
+            logger.warning("servers without a sandbox can read this process's memory and environment: %s", why)
         await self._open_store()
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(self._backend.close)

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
+from gateway import private_environment
 from gateway.settings import ConfigurationError, Settings
 
 __all__ = ["LISTENER", "inherited_listener", "run_workers", "tell_ready", "worker_number"]
@@ -39,7 +40,8 @@ def run_workers(settings: Settings, arguments: Sequence[str], count: int) -> int
     with _listening(settings) as (listener, url), contextlib.ExitStack() as stack:
         lifeline, held = os.pipe()
         ready, told = os.pipe()
-        for end in (lifeline, held, ready, told):
+        environment = private_environment.kept(os.environ)
+        for end in (lifeline, held, ready, told, environment):
             stack.callback(os.close, end)
         given = {LISTENER: str(listener.fileno()), _READY: str(told), _LIFELINE: str(lifeline)}
         stopping = threading.Event()
@@ -47,8 +49,8 @@ def run_workers(settings: Settings, arguments: Sequence[str], count: int) -> int
         def start(number: int) -> subprocess.Popen[bytes]:
             return subprocess.Popen(
                 [sys.executable, "-m", "gateway", *arguments],
-                env={**os.environ, **given, _NUMBER: str(number)},
-                pass_fds=[listener.fileno(), told, lifeline],
+                env={**private_environment.in_sight(os.environ, environment), **given, _NUMBER: str(number)},
+                pass_fds=[listener.fileno(), told, lifeline, environment],
             )
 
         for kind in (signal.SIGTERM, signal.SIGINT):
@@ -112,6 +114,8 @@ def inherited_listener() -> socket.socket | None:
     if not number:
         return None
     lifeline = int(os.environ.pop(_LIFELINE))
+    for mine in (int(number), lifeline, int(os.environ[_READY])):
+        os.set_inheritable(mine, False)
     threading.Thread(target=_until_orphaned, args=(lifeline,), daemon=True).start()
     return socket.socket(fileno=int(number))
 

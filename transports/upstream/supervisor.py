@@ -35,6 +35,7 @@ from typing import Any, Final, NoReturn
 __all__ = ["main"]
 
 _PR_SET_PDEATHSIG: Final = 1
+_PR_SET_DUMPABLE: Final = 4
 _PR_SET_CHILD_SUBREAPER: Final = 36
 _RESCAN_MS: Final = 20  # a process forked while we were looking sends us no SIGCHLD: look again this soon,
 _RESCAN_MAX_MS: Final = 1_000  # and ever less often for one that will not die (uninterruptible sleep, another user's)
@@ -384,6 +385,9 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)  # only the end of our sockets ends us
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    # A keeper reads what its server's environment is to be, secrets included: no other server of this user may look
+    # into it. Inherited through fork(2), and undone by the server's exec(2).
+    _prctl(_PR_SET_DUMPABLE, 0)
     while (fd := os.open(os.devnull, os.O_RDWR)) < 3:  # a gateway that closed its stderr left us a gap there
         pass
     os.close(fd)
