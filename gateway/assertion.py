@@ -59,6 +59,7 @@ class Assertions:
             "exp": now + GOOD_FOR_S,
             "session_id": session.id,
             "workspace": session.context.workspace,
+            "workspace_provenance": session.context.provenance.workspace,
             "trust": session.context.trust,
             "permissions": list(session.context.permissions),
             "agent": session.client.name,

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from gateway.cli_doctor import doctor
 from gateway.cli_operate import app as replicas_app
@@ -119,6 +120,7 @@ def check(
     config: Annotated[Path, typer.Option("--config", "-c", help="The file to check.")], as_json: JsonOption = False
 ) -> None:
     """Check a configuration and say what is wrong where."""
+    from gateway.doctor.workspaces import check_workspaces
     from gateway.keys import key_ring
 
     try:
@@ -130,9 +132,11 @@ def check(
         typer.echo(json.dumps({"good": False, "faults": str(error).splitlines()}, ensure_ascii=False))
         raise typer.Exit(2) from None
     names = ", ".join(settings.mcpServers) or "no servers"
-    typer.echo(
-        json.dumps({"good": True, "servers": [*settings.mcpServers]}) if as_json else f"{config}: good ({names})"
-    )
+    warnings = [f"{one.what}; {one.do}" for one in check_workspaces(settings) if one.state != "good"]
+    found = {"good": True, "servers": [*settings.mcpServers], "warnings": warnings}
+    typer.echo(json.dumps(found) if as_json else f"{config}: good ({names})")
+    for warning in () if as_json else warnings:
+        _err.print(f"[bold yellow]warning[/] {escape(warning)}", highlight=False)
 
 
 @app.command("manifest")

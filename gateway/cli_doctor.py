@@ -73,8 +73,9 @@ async def _of(settings: Settings) -> AsyncIterator[Finding]:
     from gateway.doctor.here import check_access, check_keys, check_limits
     from gateway.doctor.servers import check_servers
     from gateway.doctor.stores import check_store
+    from gateway.doctor.workspaces import check_workspaces
 
-    for check in (check_keys, check_access, check_limits):
+    for check in (check_keys, check_access, check_workspaces, check_limits):
         for finding in check(settings):
             yield finding
     url = settings.gateway.store

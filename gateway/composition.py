@@ -162,7 +162,7 @@ class Gateway:
             room=RecordRoom(options.limits.record_bytes, self.metrics.limited),
             clock=clock,
             closed=self._forget,
-            rules=Rules(options.policy.rules, lives.trust),
+            rules=Rules(options.policy.rules, lives.trust, trust_announced=options.policy.trust_announced_workspace),
             quotas=self._quotas,
             warm=self._warm,
             cluster=self._cluster,

@@ -86,6 +86,7 @@ def fact_of(session: Session, name: str) -> str:
 _FACTS: Final[Mapping[str, Callable[[Session], str]]] = {
     "session_id": lambda session: session.id,
     "workspace": lambda session: session.context.workspace,
+    "workspace_provenance": lambda session: session.context.provenance.workspace,
     "trust": lambda session: session.context.trust,
     "principal": lambda session: str(session.principal),
     "agent": lambda session: session.client.name,
@@ -117,6 +118,7 @@ def _told(session_id: str, principal: Principal, agent: str, context: Context) -
     facts = {
         "session_id": session_id,
         "workspace": context.workspace,
+        "workspace_provenance": context.provenance.workspace,
         "trust": context.trust,
         "principal": str(principal),
         "agent": agent,

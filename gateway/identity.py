@@ -10,7 +10,7 @@ from gateway.digests import Digests
 from gateway.errors import insufficient_scope, unauthenticated
 from gateway.jwt_tokens import InsufficientScope, InvalidToken, JwtTokens
 from gateway.policy_settings import AuthSettings, ProxySettings
-from gateway.rules import Granted, granted_by, normal_trust
+from gateway.rules import Granted, granted_by, granted_in_headers
 from session_store import ANONYMOUS, Principal
 from transports.base import Request
 
@@ -138,14 +138,8 @@ class Identity:
         subject = headers.get(settings.subject_header.lower(), "")
         if not subject:
             return None
-        trust = headers.get(settings.trust_header.lower()) if settings.trust_header else None
-        permissions = headers.get(settings.permissions_header.lower(), "") if settings.permissions_header else ""
-        granted = Granted(
-            trust=None if trust is None else normal_trust(trust),
-            workspace=headers.get(settings.workspace_header.lower()) if settings.workspace_header else None,
-            permissions=tuple(sorted(permissions.replace(",", " ").split())),
-        )
-        return Authenticated(Principal(issuer=settings.issuer, subject=subject), granted)
+        principal = Principal(issuer=settings.issuer, subject=subject)
+        return Authenticated(principal, granted_in_headers(headers, settings))
 
     def _refused(self, reason: str, *, error: str = "") -> Exception:
         return unauthenticated(reason, self._challenge(error, self._scope))

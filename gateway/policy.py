@@ -4,19 +4,21 @@ What one may not see is answered as if it did not exist.
 """
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
 
 from gateway.patterns import any_matches, expression, matches
-from gateway.policy_settings import PolicySettings, ToolSettings
+from gateway.policy_settings import PolicySettings, ToolSettings, WorkspaceSettings
+from gateway.rules import is_catch_all
 from gateway.settings import UpstreamSettings
 from session_store import Context
 
 __all__ = ["Decision", "Policy", "ServerPolicy", "server_policy"]
 
 _HELD: Final = 65_536
+_NOTHING: Final = WorkspaceSettings(servers=(), tools=())
 
 
 class ServerPolicy(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,8 +66,7 @@ class Policy:
             return False
         if not set(rules.permissions) <= set(context.permissions):
             return False
-        allowed = self._workspace(context)
-        return allowed is None or any_matches(allowed[0], server)
+        return all(any_matches(entry.servers, server) for entry in self._entries(context))
 
     def _decide(self, context: Context, server: str, tool: str) -> Decision:
         """Whether a tool exists for that context, and what holds for its calls."""
@@ -74,7 +75,6 @@ class Policy:
         operations = [found.operation for found in matching if found.operation is not None]
         operation = "eval" if "eval" in operations else operations[0] if operations else ""
         needed = {name for found in matching for name in found.permissions}
-        allowed = self._workspace(context)
         reason = ""
         if not self.sees(context, server):
             reason = "the server is not for this session"
@@ -84,7 +84,7 @@ class Policy:
             reason = "tools that evaluate are switched off"
         elif not needed <= set(context.permissions):
             reason = f"it needs {', '.join(sorted(needed - set(context.permissions)))}"
-        elif allowed is not None and not any_matches(allowed[1], f"{server}__{tool}"):
+        elif not all(any_matches(entry.tools, f"{server}__{tool}") for entry in self._entries(context)):
             reason = "the workspace does not have it"
         return Decision(
             allowed=not reason,
@@ -95,15 +95,22 @@ class Policy:
             slow_s=min((found.slow_s for found in matching if found.slow_s is not None), default=self._settings.slow_s),
         )
 
-    def _workspace(self, context: Context) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
-        """The servers and tools of a workspace; None where workspaces are not restricted. One that no pattern names
-        has nothing."""
-        if not self._settings.workspaces:
-            return None
-        for pattern, found in self._settings.workspaces.items():
-            if matches(pattern, context.workspace):
-                return found.servers, found.tools
-        return (), ()
+    def _entries(self, context: Context) -> Sequence[WorkspaceSettings]:
+        """What restricts the context's workspace: the first entry that names it, none where workspaces are not
+        restricted. One that no entry names has nothing. One that is only announced has what all that it could be named
+        have in common, so that nobody gains by a name (docs/adr/0013-provenance.md)."""
+        workspaces = self._settings.workspaces
+        if not workspaces:
+            return ()
+        if context.provenance.workspace != "announced" or self._settings.trust_announced_workspace:
+            named = (found for pattern, found in workspaces.items() if matches(pattern, context.workspace))
+            return (next(named, _NOTHING),)
+        entries = []
+        for pattern, found in workspaces.items():
+            entries.append(found)
+            if is_catch_all(pattern):
+                return entries
+        return (*entries, _NOTHING)
 
 
 def server_policy(settings: UpstreamSettings) -> ServerPolicy:

@@ -123,7 +123,8 @@ class RuleSettings(_Frozen):
     principals: tuple[Pattern, ...] = ()
     """Patterns of the principals it holds for, `api-key:NAME` or `ISSUER:SUBJECT`; empty means all."""
     workspaces: tuple[Pattern, ...] = ()
-    """Patterns of the workspaces it holds for; empty means all."""
+    """Patterns of the workspaces it holds for; empty means all. To a workspace that is only announced it gives nothing,
+    and `sandboxed` holds for all of these (`policy.trust_announced_workspace`)."""
     trust: Trust | None = None
     """The trust they are given."""
     workspace: str | None = None
@@ -243,4 +244,8 @@ class PolicySettings(_Frozen):
     rules: tuple[RuleSettings, ...] = ()
     """What sessions of some principals, in some workspaces, are given, in order."""
     workspaces: dict[Pattern, WorkspaceSettings] = {}
-    """Pattern of workspace names → what it sees; the first that matches counts. None: every workspace sees all."""
+    """Pattern of workspace names → what it sees; the first that matches counts. None: every workspace sees all. A
+    session whose workspace is only announced sees what every one of them sees."""
+    trust_announced_workspace: bool = False
+    """Whether a workspace that a client announces counts in `rules` and `workspaces` like one that a credential or a
+    rule says. Then whoever may connect may take any workspace, and what it grants: for where all clients are yours."""

@@ -181,18 +181,14 @@ class Sessions:
             and self._is_current(session, who.granted)
         )
 
-    def _context(self, session: Session, granted: Granted | None) -> Context:
-        """The context that a session has for a request of its principal, by the credential and the rules of now."""
-        return self._rules.context(session.principal, granted, session.context.workspace)
-
     def _is_current(self, session: Session, granted: Granted | None) -> bool:
         """Whether the session's context is what its principal's credential and the rules say now."""
-        return self._context(session, granted) == session.context
+        return self._rules.renewed(session, granted) == session.context
 
     async def _resolved(self, live: LiveSession, granted: Granted | None) -> Resolved:
         """The session for a request with that credential. Where its principal has gained or lost something, its servers
         are started anew: what they were told of it holds no more."""
-        context = self._context(live.session, granted)
+        context = self._rules.renewed(live.session, granted)
         if context != live.session.context:
             renewed = await self._store.update(live.session.id, context=context)
             # Set before anything is waited for: nobody may start a server with what holds no more.

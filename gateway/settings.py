@@ -57,7 +57,9 @@ DEFAULT_CONTEXT_ENV = {
 
 METADATA_FIELDS = ("principal", "agent", "workspace", "trust", "endpoint")
 
-ContextField = Literal["session_id", "workspace", "trust", "principal", "agent", "permissions", "correlation_id"]
+ContextField = Literal[
+    "session_id", "workspace", "workspace_provenance", "trust", "principal", "agent", "permissions", "correlation_id"
+]
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 

@@ -118,6 +118,7 @@ async def _session(_: Request, access: StateAccess) -> Response:
             "principal": session.principal,
             "agent": session.agent,
             "workspace": session.context.workspace,
+            "workspace_provenance": session.context.provenance.workspace,
             "trust": session.context.trust,
             "permissions": list(session.context.permissions),
             "metadata": dict(await session.metadata()),

@@ -24,7 +24,16 @@ from session_store.context import MISSING, NoSession, SessionState, ToolSession,
 from session_store.limits import InvalidState
 from session_store.memory import MemoryBackend, MemoryEventLog, MemorySessionStore
 from session_store.metadata import InvalidMetadata
-from session_store.session import ANONYMOUS, ClientFacts, Context, InvalidContext, Principal, Session
+from session_store.session import (
+    ANONYMOUS,
+    ClientFacts,
+    Context,
+    InvalidContext,
+    Principal,
+    Provenance,
+    Session,
+    Source,
+)
 from session_store.tokens import InvalidKeyRing, KeyRing, Purpose, TokenCodec
 
 __all__ = [
@@ -50,6 +59,7 @@ __all__ = [
     "MemorySessionStore",
     "NoSession",
     "Principal",
+    "Provenance",
     "Purpose",
     "Quotas",
     "Rates",
@@ -57,6 +67,7 @@ __all__ = [
     "SessionGone",
     "SessionState",
     "SessionStore",
+    "Source",
     "StateStore",
     "StoreError",
     "StoreFull",

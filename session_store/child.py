@@ -21,7 +21,7 @@ from session_store.context import (
     ToolSession,
 )
 from session_store.limits import InvalidState, check_key
-from session_store.session import Context
+from session_store.session import Context, Provenance
 
 __all__ = ["SocketState", "child_session"]
 
@@ -126,7 +126,10 @@ def child_session() -> ToolSession:
             principal=facts["principal"],
             agent=facts["agent"],
             context=Context(
-                workspace=facts["workspace"], trust=facts["trust"], permissions=tuple(facts["permissions"].split())
+                workspace=facts["workspace"],
+                trust=facts["trust"],
+                permissions=tuple(facts["permissions"].split()),
+                provenance=Provenance(workspace=facts.get("workspace_provenance", "announced")),
             ),
             state=SessionState(state),
             read_metadata=state.metadata,

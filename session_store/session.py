@@ -3,7 +3,7 @@
 import re
 import secrets
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 
@@ -14,7 +14,9 @@ __all__ = [
     "Context",
     "InvalidContext",
     "Principal",
+    "Provenance",
     "Session",
+    "Source",
     "new_session_id",
     "redact",
 ]
@@ -56,10 +58,24 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
 ANONYMOUS: Final = Principal(issuer="anonymous", subject="")
 
 
-class Context(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
-    """What tools are told of a session.
+Source = Literal["authenticated", "configured", "announced"]
+"""Where a fact comes from: a credential says it, the operator's configuration does, or the client does."""
 
-    `workspace` may be announced by the client; everything else comes from the operator or the authenticated principal.
+
+class Provenance(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
+    """Where each fact of a context comes from. Records that say nothing of it are read as if the client had named the
+    workspace, which grants nothing."""
+
+    workspace: Source = "announced"
+    trust: Source = "configured"
+    permissions: Source = "configured"
+
+
+class Context(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
+    """What tools are told of a session, and where each fact comes from.
+
+    `workspace` may be announced by the client; everything else comes from the operator or the authenticated principal,
+    unless the operator has said that an announced workspace grants as well.
 
     Raises:
         InvalidContext: the workspace is too long or holds control characters.
@@ -68,6 +84,7 @@ class Context(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     workspace: str = ""
     trust: str = "direct"
     permissions: tuple[str, ...] = ()
+    provenance: Provenance = Provenance()
 
     def __post_init__(self) -> None:
         if len(self.workspace) > MAX_WORKSPACE_CHARS:

@@ -254,7 +254,7 @@ def test_a_session_has_the_authority_of_each_request_however_it_is_found(
             answer = client.call(body["method"], {"name": "env", "arguments": {"prefix": "MCP_SESSION_"}})
         else:
             answer = Modern(gateway.url, http, headers={**less, **carried}).send(body["method"], body["params"])
-        assert authority(messages(answer)[-1])[::2] == NOTHING[::2], carrier
+        assert authority(messages(answer)[-1]) == NOTHING, carrier
 
 
 @requirement("wall.authority")
@@ -267,4 +267,4 @@ def test_a_handles_session_has_the_authority_of_each_request(issuer: Issuer, htt
         within = arguments | {"session": handle}
         assert authority(messages(client.tool("env", within))[-1]) == ("direct", "red", "notes.write")
         client.headers = bearer(issuer.token("ada"))
-        assert authority(messages(client.tool("env", within))[-1])[::2] == NOTHING[::2]
+        assert authority(messages(client.tool("env", within))[-1]) == NOTHING

@@ -136,7 +136,8 @@ def test_a_workspace_sees_what_is_for_it_and_an_unknown_one_nothing(http: httpx.
         "all": {},
     }
     servers = {"demo": server(DEMO), "probe": server(PROBE)}
-    with running_gateway(servers, options={"policy": {"workspaces": workspaces}}) as gateway:
+    policy = {"workspaces": workspaces, "trust_announced_workspace": True}
+    with running_gateway(servers, options={"policy": policy}) as gateway:
 
         def at(workspace: str) -> Legacy:
             return Legacy(gateway.url, http).open(meta={"orbit": {"workspace": workspace}})

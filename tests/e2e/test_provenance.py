@@ -1,0 +1,218 @@
+"""Where the facts of a session come from: what a client announces selects and fills in, and never grants."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.doctor.workspaces import check_workspaces
+from gateway.policy import Policy, ServerPolicy
+from gateway.policy_settings import PolicySettings, RuleSettings, WorkspaceSettings
+from gateway.rules import Granted, Rules
+from gateway.settings import Settings
+from session_store import Context, Principal, Provenance
+from session_store.record import from_fields, to_fields
+from session_store.testing import FakeClock, a_session
+from tests.e2e.conftest import KEYS, bearer, sha256
+from tests.requirements import requirement
+from tests.support.issuer import running_issuer
+from tests.support.raw import Legacy, messages, tool_text
+from tests.support.running import DEMO, PROBE, ROOT, RunningGateway, running_gateway, server
+
+GUEST = Principal(issuer="api-key", subject="guest")
+BOSS = "team-boss"
+RULES = [
+    {"workspaces": ["team-*"], "trust": "direct", "permissions": ["notes.write"]},
+    {"principals": ["api-key:bob"], "workspace": BOSS},
+]
+SERVERS = {
+    "probe": server(PROBE, tools={"noise": {"permissions": ["notes.write"]}, "echo": {"bind": {"id": "workspace"}}}),
+    "inner": server(DEMO, direct_only=True),
+}
+
+
+def told(client: Legacy) -> dict[str, str]:
+    answer = messages(client.tool("probe__env", {"prefix": "MCP_SESSION_"}))[-1]
+    found: dict[str, str] = json.loads(answer["result"]["content"][0]["text"])
+    return {name.removeprefix("MCP_SESSION_").lower(): value for name, value in found.items()}
+
+
+def listed(client: Legacy) -> set[str]:
+    return {tool["name"] for tool in messages(client.call("tools/list"))[-1]["result"]["tools"]}
+
+
+def opened(gateway: RunningGateway, http: httpx.Client, headers: dict[str, str], workspace: str = BOSS) -> Legacy:
+    return Legacy(gateway.url, http, headers=headers).open(meta={"orbit": {"workspace": workspace}})
+
+
+def keyed(**policy: Any) -> dict[str, Any]:
+    keys = {"guest": sha256(KEYS["alice"]), "bob": sha256(KEYS["bob"])}
+    return {"api_keys": keys, "session": {"trust": "sandboxed"}, "policy": {"rules": RULES, **policy}}
+
+
+@requirement("wall.provenance")
+def test_a_guest_gains_nothing_by_the_workspace_it_announces(http: httpx.Client) -> None:
+    with running_gateway(SERVERS, options=keyed()) as gateway:
+        guest = opened(gateway, http, bearer(KEYS["alice"]))
+        facts = told(guest)
+        assert (facts["workspace"], facts["trust"], facts["permissions"]) == (BOSS, "sandboxed", "")
+        assert not any(name == "probe__noise" or name.startswith("inner__") for name in listed(guest))
+        assert "Unknown tool" in messages(guest.tool("probe__noise"))[-1]["error"]["message"]
+        assert json.loads(tool_text(guest.tool("probe__echo"))) == {"id": BOSS}, "it fills in what a client may choose"
+        bob = opened(gateway, http, bearer(KEYS["bob"]), "elsewhere")
+        facts = told(bob)
+        assert (facts["workspace"], facts["trust"], facts["permissions"]) == (BOSS, "direct", "notes.write")
+        assert "probe__noise" in listed(bob), "a rule has said its workspace"
+    with running_gateway(SERVERS, options=keyed(trust_announced_workspace=True)) as gateway:
+        facts = told(opened(gateway, http, bearer(KEYS["alice"])))
+        assert (facts["trust"], facts["permissions"]) == ("direct", "notes.write"), "the operator has said so"
+
+
+@requirement("wall.provenance")
+def test_servers_and_tools_of_a_workspace_are_not_for_who_announces_it(http: httpx.Client) -> None:
+    workspaces = {
+        "team-*": {"servers": ["probe", "demo"]},
+        "guests": {"servers": ["demo"], "tools": ["demo__count"]},
+        "*": {"servers": ["demo"], "tools": ["demo__*"]},
+    }
+    servers = {"probe": server(PROBE), "demo": server(DEMO)}
+    options = keyed(workspaces=workspaces)
+    with running_gateway(servers, options=options) as gateway:
+        for announced in (BOSS, "guests", "anything", ""):
+            guest = opened(gateway, http, bearer(KEYS["alice"]), announced)
+            assert listed(guest) == {"demo__count"}, f"what all of them have, whatever is announced: {announced!r}"
+        assert {"probe__pid", "demo__ask"} <= listed(opened(gateway, http, bearer(KEYS["bob"])))
+
+
+NAMES = st.sampled_from(["", "a", "b", "team-a", "team-b", "c"])
+PATTERNS = st.lists(st.sampled_from(["", "a", "team-*", "?*", "*", "**", "c"]), max_size=2).map(tuple)
+RULE = st.builds(
+    RuleSettings,
+    workspaces=PATTERNS,
+    trust=st.sampled_from([None, "direct", "sandboxed"]),
+    permissions=st.lists(st.sampled_from(["p", "q"]), max_size=2).map(tuple),
+)
+ENTRIES = st.dictionaries(
+    st.sampled_from(["a", "team-*", "?*", "*", "b"]),
+    st.builds(
+        WorkspaceSettings,
+        servers=st.lists(st.sampled_from(["x", "y", "*"]), max_size=2).map(tuple),
+        tools=st.lists(st.sampled_from(["x__t", "y__*", "*"]), max_size=2).map(tuple),
+    ),
+    max_size=4,
+)
+TOOLS = [(server, tool) for server in ("x", "y") for tool in ("t", "u")]
+
+
+@requirement("wall.provenance")
+@given(st.lists(RULE, max_size=5), st.sampled_from(["direct", "sandboxed"]), ENTRIES, NAMES, NAMES)
+def test_no_name_that_is_announced_gives_more_than_any_other(
+    rules: list[RuleSettings], default: str, entries: dict[str, WorkspaceSettings], one: str, other: str
+) -> None:
+    """Neither by naming a workspace that is granted something, nor by not naming one that is restricted."""
+
+    def may(announced: str, *, trusted: bool) -> set[Any]:
+        context = Rules(rules, default, trust_announced=trusted).context(GUEST, None, announced)
+        policy = PolicySettings(workspaces=entries, trust_announced_workspace=trusted)
+        decide = Policy(policy, {"x": ServerPolicy(), "y": ServerPolicy()}).decide
+        tools = {pair for pair in TOOLS if decide(context, *pair).allowed}
+        return {*context.permissions, *tools, *({"direct"} if context.trust == "direct" else ())}
+
+    mine = may(one, trusted=False)
+    assert mine == may(other, trusted=False), "the name makes no difference"
+    assert mine <= may(one, trusted=True) & may(other, trusted=True), "and none of them would give less"
+
+
+@requirement("wall.provenance")
+def test_each_fact_says_where_it_comes_from() -> None:
+    rules = [RuleSettings(principals=("api-key:fixed",), workspace="w", permissions=("p",))]
+    rules.append(RuleSettings(workspaces=("team-*",), trust="direct", permissions=("q",)))
+
+    def found(principal: Principal, granted: Granted | None, announced: str, *, trusted: bool = False) -> Provenance:
+        return Rules(rules, "sandboxed", trust_announced=trusted).context(principal, granted, announced).provenance
+
+    announced, configured, authenticated = "announced", "configured", "authenticated"
+    fixed = Principal(issuer="api-key", subject="fixed")
+    everything = Granted("direct", "w", ("p",), True)
+    for provenance, expected in (
+        (found(GUEST, None, BOSS), (announced, configured, configured)),
+        (found(GUEST, None, BOSS, trusted=True), (announced, announced, announced)),
+        (found(fixed, None, BOSS), (configured, configured, configured)),
+        (found(GUEST, everything, BOSS), (authenticated, authenticated, authenticated)),
+        (found(GUEST, Granted(names_workspace=True), BOSS), (authenticated, configured, configured)),
+    ):
+        assert (provenance.workspace, provenance.trust, provenance.permissions) == expected
+
+
+@requirement("wall.provenance")
+def test_records_keep_where_facts_come_from_and_old_ones_are_read_as_announced() -> None:
+    context = Context(workspace="w", provenance=Provenance(workspace="authenticated"))
+    record = to_fields(a_session(FakeClock(), context=context))
+    assert from_fields(record).context.provenance.workspace == "authenticated"
+    old = json.loads(record["context"])
+    del old["provenance"]
+    assert from_fields({**record, "context": json.dumps(old).encode()}).context.provenance.workspace == "announced"
+
+
+@requirement("wall.provenance")
+def test_a_workspace_that_a_credential_no_longer_says_is_gone(http: httpx.Client) -> None:
+    claims = {"trust": "trust", "workspace": "team", "permissions": ""}
+    rules = {"rules": [{"workspaces": ["team-*"], "permissions": ["notes.write"]}]}
+    with running_issuer() as issuer:
+        options = {"auth": issuer.settings(claims=claims), "policy": rules}
+        with running_gateway(SERVERS, options=options) as gateway:
+            client = opened(gateway, http, bearer(issuer.token(trust="direct", team=BOSS)), "other")
+            assert told(client) == told(client) | {"workspace": BOSS, "trust": "direct", "permissions": "notes.write"}
+            client.headers = bearer(issuer.token(trust="direct", jti="2"))
+            assert told(client) == told(client) | {"workspace": "", "trust": "direct", "permissions": ""}
+            client.headers = bearer(issuer.token(team=BOSS, jti="3"))
+            assert told(client) == told(client) | {"workspace": BOSS, "trust": "sandboxed"}, "nothing said of its trust"
+            guest = opened(gateway, http, bearer(issuer.token("guest")))
+            assert told(guest) == told(guest) | {"workspace": "", "trust": "sandboxed", "permissions": ""}
+
+
+@requirement("wall.provenance")
+def test_what_a_proxy_does_not_say_grants_nothing(http: httpx.Client) -> None:
+    names = {"trust_header": "X-Trust", "workspace_header": "X-Team", "permissions_header": "X-May"}
+    proxies = {"networks": ["127.0.0.0/8"], "subject_header": "X-User", **names}
+    with running_gateway(SERVERS, options={"auth": {"proxies": proxies}}) as gateway:
+        silent = opened(gateway, http, {"X-User": "ada"})
+        assert told(silent) == told(silent) | {"workspace": "", "trust": "sandboxed", "permissions": ""}
+        says = {"X-User": "bob", "X-Trust": "direct", "X-Team": "red", "X-May": "a, b"}
+        speaking = opened(gateway, http, says)
+        assert told(speaking) == told(speaking) | {"workspace": "red", "trust": "direct", "permissions": "a b"}
+        empty = opened(gateway, http, {"X-User": "eve", "X-Trust": "", "X-Team": "", "X-May": ""})
+        assert told(empty) == told(empty) | {"workspace": "", "trust": "sandboxed", "permissions": ""}
+
+
+@requirement("wall.provenance")
+@pytest.mark.parametrize(
+    ("policy", "words"),
+    [
+        ({"trust_announced_workspace": True}, "any client may take any workspace"),
+        ({"rules": [{"workspaces": ["team-*"], "trust": "direct"}]}, "policy.rules[0].workspaces"),
+        ({"workspaces": {"a": {}, "*": {}}}, "policy.workspaces.a"),
+        ({"rules": [{"workspaces": ["team-*"]}, {"principals": ["api-key:*"], "workspace": "team-a"}]}, ""),
+        ({"rules": [{"workspaces": ["*"], "trust": "direct"}]}, ""),
+    ],
+)
+def test_what_announced_workspaces_do_is_found_out(policy: Any, words: str) -> None:
+    [finding] = check_workspaces(Settings.model_validate({"gateway": {"policy": policy}}))
+    assert (finding.state, words in finding.what) == ("doubtful" if words else "good", True)
+
+
+@requirement("wall.provenance")
+@pytest.mark.parametrize("asked", ["check", "doctor"])
+def test_check_and_doctor_warn_of_trust_in_announced_workspaces(asked: str, tmp_path: Path) -> None:
+    config = tmp_path / "mcp.json"
+    policy = {"trust_announced_workspace": True}
+    config.write_text(json.dumps({"mcpServers": {"demo": server(DEMO)}, "gateway": {"policy": policy}}), "utf-8")
+    typed = [sys.executable, "-m", "gateway", asked, "--config", str(config)]
+    done = subprocess.run(typed, capture_output=True, text=True, timeout=60, check=False, cwd=ROOT)
+    assert done.returncode == 0 and "any client may take any workspace" in done.stdout + done.stderr
