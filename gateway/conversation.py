@@ -18,8 +18,8 @@ from msgspec.structs import replace
 from gateway.access import Grant
 from gateway.bridge.handshake import HandshakeRefused
 from gateway.bridge.log_level import want_log_level
-from gateway.bridge.parked import give_up_parked
-from gateway.errors import CALL_TIMED_OUT, CANCELLED, OUTCOME_UNKNOWN, UPSTREAM_UNAVAILABLE
+from gateway.calls import Calls, look_after
+from gateway.errors import CANCELLED, OUTCOME_UNKNOWN, UPSTREAM_UNAVAILABLE
 from gateway.exchange import Exchange
 from gateway.own_requests import OwnRequests
 from session_store.context import bound_session
@@ -60,10 +60,10 @@ class Conversation:
     """
 
     # Without a dictionary each: there are as many as there are sessions.
-    __slots__ = """__weakref__ _call_timeout_s _closing _ended _grant _granted _handshake _idle _idle_stop_s _known
+    __slots__ = """__weakref__ _closing _ended _grant _granted _handshake _idle _idle_stop_s _known
         _last_number _linked _loss _opening _own _resending _restarts _restore _retired _router
-        _start_timeout_s _tick_s _ticking _to_tell _upstream _was_open _went_on era initialize_result
-        last_words link log_level name park_s pending restarts users""".split()
+        _start_timeout_s _tick_s _ticking _to_tell _upstream _was_open _went_on call_timeout_s calls era
+        initialize_result last_words link log_level name park_s restarts users""".split()
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class Conversation:
         self.name = name
         self.era = era
         self.initialize_result: bytes | None = None
-        self.pending: dict[int, Exchange] = {}
+        self.calls = Calls()
         self._upstream = upstream
         self._router = router
         self._grant = grant
@@ -100,7 +100,7 @@ class Conversation:
         self._retired: list[Link] = []
         self._restarts = restarts
         self._start_timeout_s = start_timeout_s
-        self._call_timeout_s = call_timeout_s
+        self.call_timeout_s = call_timeout_s
         self._idle_stop_s = idle_stop_s
         self.park_s = park_s  # how long a call of a modern client waits for it
         self.log_level = ""  # what a legacy server was asked for, on behalf of modern clients
@@ -253,7 +253,8 @@ class Conversation:
         await self.join(exchange.live)
         for last in (False, True):
             await self.ready()
-            if exchange.replies.abandoned:
+            if exchange.replies.abandoned or exchange.replies.is_closed:
+                self.calls.end(exchange)  # nobody waits for it any more
                 return
             if self.era is Era.LEGACY and exchange.caller is not None and exchange.caller.log_level:
                 want_log_level(self, exchange.caller.log_level)
@@ -284,8 +285,23 @@ class Conversation:
         exchange.number = number
         exchange.conversation = self
         exchange.sent = (params, meta)
-        self.pending[number] = exchange
+        self.calls.send(exchange)
         self._watch(exchange)
+        exchange.written_at = exchange.heard_at
+
+    def wait(self, exchange: Exchange) -> None:
+        """The server needs more before it answers: the call stays in flight, with a deadline and signs of life."""
+        self.calls.wait(exchange)
+        self._watch(exchange)
+
+    def end(self, exchange: Exchange) -> bool:
+        """The call is in flight no more, and what its client was asked for it is asked no more; False: it was not."""
+        if not self.calls.end(exchange):
+            return False
+        if exchange.live is not None:
+            exchange.live.unask(exchange)
+        self._rest()
+        return True
 
     async def join(self, live: "LiveSession | None") -> None:
         """The first call of a session. Remembered before it is sent: what is not remembered could be lost silently."""
@@ -336,18 +352,15 @@ class Conversation:
 
     def cancel(self, exchange: Exchange, reason: str, code: int = CANCELLED) -> None:
         """The client gave a call up: tell the server, and answer what is still waiting."""
-        if self.pending.pop(exchange.number, None) is None:
+        if not self.end(exchange):
             return
         self.notify("notifications/cancelled", encode({"requestId": exchange.number, "reason": reason}))
-        self._rest()
         exchange.fail(code, f"Cancelled: {reason}")
 
-    def give_up(self, exchange: Exchange, *, lost: bool) -> bool:
-        """Answer a call of a session that is `lost` to another replica; False when it is not."""
-        if lost and exchange.number in self.pending:
-            reason = "another gateway has taken the session over; whether the call took effect is unknown"
-            self._fail(exchange, OUTCOME_UNKNOWN, reason)
-        return lost
+    def fail(self, exchange: Exchange, code: int, reason: str) -> None:
+        """Answer a call with an error of ours; the server hears nothing of it."""
+        self.end(exchange)
+        exchange.fail(code, reason)
 
     # -- hearing (LinkEvents)
 
@@ -360,14 +373,14 @@ class Conversation:
             self._router.told(self, message)
 
     def unreadable(self, request_id: int | str | None, reason: str) -> None:
-        for exchange in [e for number, e in self.pending.items() if request_id in (None, number)]:
-            self._fail(exchange, OUTCOME_UNKNOWN, reason)
+        for exchange in [e for number, e in self.calls.sent.items() if request_id in (None, number)]:
+            self.fail(exchange, OUTCOME_UNKNOWN, reason)
         self._own.fail(request_id, LinkClosed(reason))
 
     def refused(self, request_id: int | str, reason: str) -> None:
         self._own.fail(request_id, UpstreamUnavailable(reason))
-        if isinstance(request_id, int) and request_id in self.pending:
-            self._fail(self.pending[request_id], UPSTREAM_UNAVAILABLE, reason)
+        if isinstance(request_id, int) and request_id in self.calls.sent:
+            self.fail(self.calls.sent[request_id], UPSTREAM_UNAVAILABLE, reason)
 
     def unsent(self, link: Link, request_id: int | str | None, reason: str) -> None:
         if link is self.link:
@@ -378,21 +391,23 @@ class Conversation:
             self._loss = FORGOTTEN
         if request_id is not None:
             self._own.fail(request_id, LinkClosed(reason))
-        exchange = self.pending.pop(request_id, None) if isinstance(request_id, int) else None
+        exchange = self.calls.sent.get(request_id) if isinstance(request_id, int) else None
         if exchange is not None and exchange.sent is not None:
             again, exchange.sent = exchange.sent, None
+            self.calls.wait(exchange)
             task = asyncio.create_task(self._send_again(exchange, *again))
             self._resending.add(task)
             task.add_done_callback(self._resending.discard)
         elif exchange is not None:
-            exchange.fail(UPSTREAM_UNAVAILABLE, reason)
+            self.fail(exchange, UPSTREAM_UNAVAILABLE, reason)
 
     async def _send_again(self, exchange: Exchange, params: Object, meta: Object) -> None:
         try:
             await self.start(exchange, params, meta, again=True)
         except UpstreamUnavailable as error:
-            exchange.fail(UPSTREAM_UNAVAILABLE, str(error))
+            self.fail(exchange, UPSTREAM_UNAVAILABLE, str(error))
         except HandshakeRefused as error:
+            self.end(exchange)
             exchange.finish(Message(jsonrpc="2.0", id=0, error=error.error))
 
     def closed(self, reason: str) -> None:
@@ -402,33 +417,30 @@ class Conversation:
         self._granted = Grant()
         if self._was_open and not self._loss:
             self._loss = CRASHED
-        if self.pending or self._own:
-            logger.warning("%s with %d calls in flight", reason, len(self.pending))
+        if self.calls.sent or self._own:
+            logger.warning("%s with %d calls in flight", reason, len(self.calls.sent))
         unknown = f"{reason} before it answered; whether the call took effect is unknown"
-        for exchange in list(self.pending.values()):
-            self._fail(exchange, OUTCOME_UNKNOWN, unknown)
+        for exchange in list(self.calls.sent.values()):  # the others need no more than a link for their next round
+            self.fail(exchange, OUTCOME_UNKNOWN, unknown)
         self._own.fail(None, LinkClosed(reason))
         self._router.lost(self)
 
     def _settle(self, message: Message) -> None:
         if self._own.settle(message):
             return
-        number = message.id
-        exchange = self.pending.pop(number, None) if isinstance(number, int) else None
+        exchange = self.calls.take(message.id, is_alone=not self._own)
         if exchange is None:
             logger.debug("server %s answered a request nobody waits for", self.name)
             return
-        self._rest()
         restarted = None if message.result is msgspec.UNSET else self._to_tell.pop(exchange.live, None)
         try:
             exchange.finish(message, restarted)
-        except (msgspec.MsgspecError, ValueError):
-            exchange.fail(OUTCOME_UNKNOWN, f"server {self.name!r} answered with a result that is no object")
-
-    def _fail(self, exchange: Exchange, code: int, reason: str) -> None:
-        self.pending.pop(exchange.number, None)
+        except Exception as error:  # whatever it is that the server has sent, its call must not wait for ever
+            if not isinstance(error, msgspec.MsgspecError | ValueError):
+                logger.exception("an answer of server %s could not be passed on", self.name)
+            self.end(exchange)
+            exchange.fail(OUTCOME_UNKNOWN, f"server {self.name!r} answered with a result that cannot be read")
         self._rest()
-        exchange.fail(code, reason)
 
     # -- time
 
@@ -436,7 +448,7 @@ class Conversation:
         if self._idle is not None:
             self._idle.cancel()
             self._idle = None
-        exchange.heard_at = exchange.written_at = monotonic()
+        exchange.heard_at = monotonic()
         # One timer for all calls: one for each would cost more than writing the call.
         if self._ticking is None:
             self._ticking = asyncio.get_running_loop().call_later(self._tick_s, self._tick)
@@ -444,24 +456,11 @@ class Conversation:
     def _tick(self) -> None:
         loop = asyncio.get_running_loop()
         now = monotonic()
-        self._ticking = loop.call_later(self._tick_s, self._tick) if self.pending else None
-        for exchange in list(self.pending.values()):
-            exchange.replies.tick(now)
-            if exchange.is_parked:
-                if now >= exchange.parked_until:
-                    give_up_parked(exchange, self)
-                continue
-            if now - exchange.heard_at >= self._call_timeout_s and not exchange.is_subscription:
-                params = {"requestId": exchange.number, "reason": "timed out"}
-                self.notify("notifications/cancelled", encode(params))
-                self._fail(
-                    exchange,
-                    CALL_TIMED_OUT,
-                    f"server {self.name!r} did not answer within {self._call_timeout_s:g} s; it was told to stop",
-                )
+        self._ticking = loop.call_later(self._tick_s, self._tick) if self.calls else None
+        look_after(self, now)
 
     def _rest(self) -> None:
-        if self._idle_stop_s is None or self.pending or self.link is None:
+        if self._idle_stop_s is None or self.calls or self.link is None:
             return
         if self._idle is not None:
             self._idle.cancel()
@@ -469,7 +468,7 @@ class Conversation:
 
     def _stop_idle(self) -> None:
         self._idle = None
-        if self.pending or self._own or self.link is None:
+        if self.calls or self._own or self.link is None:
             return
         self._loss = STOPPED
         self._discard()
@@ -488,8 +487,8 @@ class Conversation:
             if timer is not None:
                 timer.cancel()
         self._ticking = None
-        for exchange in list(self.pending.values()):
-            self._fail(exchange, UPSTREAM_UNAVAILABLE, "The session has ended.")
+        for exchange in self.calls:
+            self.fail(exchange, UPSTREAM_UNAVAILABLE, "The session has ended.")
         if self._opening is not None:
             self._opening.cancel()
         waiting = [task for task in (self._opening, self._closing, *self._resending) if task is not None]

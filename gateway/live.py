@@ -44,6 +44,8 @@ _UNKNOWN: Final = (
     "The gateway that served this session is gone without an answer; whether the call took effect is unknown"
 )
 
+_TAKEN_OVER: Final = "another gateway has taken the session over; whether the call took effect is unknown"
+
 MAX_TOLD: Final = 256
 """What may wait to be told to a client while the store does not answer."""
 
@@ -204,7 +206,9 @@ class LiveSession:
         answered: Callable[[Message], None],
     ) -> None:
         """As `ask`, for a question that came as a result."""
-        if not self._put(conversation, b"", exchange, method, params, answered):
+        if len(self._questions) >= MAX_QUESTIONS:
+            conversation.cancel(exchange, "too many requests wait for this client already")
+        elif not self._put(conversation, b"", exchange, method, params, answered):
             conversation.cancel(exchange, "the client does not read its messages")
 
     def _put(
@@ -241,6 +245,8 @@ class LiveSession:
     def withdraw(self, conversation: Conversation, params: Object) -> None:
         """The server gave up a request of its own: tell the client, by the id the client knows."""
         server_id = bytes(params.get("requestId", b""))
+        if not server_id:
+            return
         withdraw_parked(self, conversation, server_id)
         for number, question in list(self._questions.items()):
             if question.conversation is conversation and question.server_id == server_id:
@@ -250,11 +256,20 @@ class LiveSession:
                 if question.exchange is None or not question.exchange.emit(frame):
                     self.tell(frame)
 
+    def unask(self, exchange: Exchange) -> None:
+        """A call is over: what came as a result of it needs no answer any more."""
+        for number, question in list(self._questions.items()):
+            if question.exchange is exchange and not question.server_id:
+                del self._questions[number]
+                frame = encode_notification("notifications/cancelled", encode({"requestId": number}))
+                if not exchange.emit(frame):
+                    self.tell(frame)
+
     def lost(self, conversation: Conversation) -> None:
-        """What that server asked needs no answer any more."""
+        """What that server asked needs no answer any more. What came as a result may be brought to its next process."""
         withdraw_parked(self, conversation, None)
         for number, question in list(self._questions.items()):
-            if question.conversation is conversation:
+            if question.conversation is conversation and question.server_id:
                 self.withdraw(conversation, {"requestId": msgspec.Raw(question.server_id)})
                 self._questions.pop(number, None)
 
@@ -287,7 +302,9 @@ class LiveSession:
         self.leave()
         reason = "the session has ended" if over else "the gateway stops"
         for exchange in list(self.exchanges.values()):
-            if exchange.conversation is not None and not exchange.conversation.give_up(exchange, lost=lost):
+            if exchange.conversation is not None and lost:
+                exchange.conversation.fail(exchange, OUTCOME_UNKNOWN, _TAKEN_OVER)
+            elif exchange.conversation is not None:
                 exchange.conversation.cancel(exchange, reason)
         for question in self._questions.values():
             if question.server_id:

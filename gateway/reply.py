@@ -59,7 +59,7 @@ class CallReply:
         self.replies = exchange.replies
         self._exchange = exchange
         self._events = events
-        self._recorded = False
+        self._stream = ""
         self._cluster = cluster
         self._live = live = exchange.live  # the call may move to a session within it
         if live is not None:
@@ -92,7 +92,8 @@ class CallReply:
         live = self._live
         if self._events is None or live is None or live.ended:
             return None
-        self._recorded = True
+        # Named once: its number is another one after each question of a modern server's.
+        self._stream = self._stream or self._named(live)
         try:
             return await self._events.append(live.session.id, self._stream, frame)
         except StoreUnavailable:
@@ -113,16 +114,14 @@ class CallReply:
         if live.exchanges.get(self._exchange.client_id) is self._exchange:
             del live.exchanges[self._exchange.client_id]
         live.used = True
-        if self._recorded and self._events is not None and not live.ended:
+        if self._stream and self._events is not None and not live.ended:
             with contextlib.suppress(StoreUnavailable):
                 await self._events.finish(live.session.id, self._stream)
 
-    @property
-    def _stream(self) -> str:
+    def _named(self, live: LiveSession) -> str:
         exchange = self._exchange
-        assert self._live is not None
         upstream = "" if exchange.conversation is None else exchange.conversation.name
-        return stream_of_call(self._live.session, exchange.number, upstream, exchange.client_id)
+        return stream_of_call(live.session, exchange.number, upstream, exchange.client_id)
 
 
 class StreamReply:

@@ -174,12 +174,12 @@ def _is_wanted(exchange: Exchange, params: Object) -> bool:
 
 
 def _calls(conversation: Conversation) -> list[Exchange]:
-    return [exchange for exchange in conversation.pending.values() if not exchange.is_subscription]
+    return [exchange for exchange in conversation.calls.sent.values() if not exchange.is_subscription]
 
 
 def _progress(conversation: Conversation, params: Object) -> None:
     number = decode_id(params.get("progressToken", msgspec.Raw(b"null")))
-    exchange = conversation.pending.get(number) if isinstance(number, int) else None
+    exchange = conversation.calls.sent.get(number) if isinstance(number, int) else None
     if exchange is None:
         return
     exchange.heard()
@@ -194,7 +194,7 @@ def _subscribed(conversation: Conversation, method: str, params: Object) -> bool
     if SUBSCRIPTION_ID not in meta:
         return False
     number = decode_id(meta[SUBSCRIPTION_ID])
-    exchange = conversation.pending.get(number) if isinstance(number, int) else None
+    exchange = conversation.calls.sent.get(number) if isinstance(number, int) else None
     if exchange is not None:
         exchange.emit(encode_notification(method, splice(encode(tagged(params, exchange.client_id)))))
     return True

@@ -91,7 +91,7 @@ def question_digest(method: str, params: Object) -> str:
 def ask_modern(live: "LiveSession", conversation: "Conversation", message: Message, *, unclear: bool = True) -> None:
     """Put a legacy server's request to the modern client whose call it belongs to."""
     server_id, method = encode(message.id), str(message.method)
-    calls = [e for e in conversation.pending.values() if e.method in INPUT_REQUIRED_METHODS]
+    calls = [e for e in conversation.calls.sent.values() if e.method in INPUT_REQUIRED_METHODS]
     active = [e for e in calls if not e.is_parked]
     if not calls:
         reason = f"{method} can be asked during a call only, and no call is in progress."
@@ -133,7 +133,7 @@ def _gathered(exchange: "Exchange") -> None:
     parked, conversation = exchange.parked, exchange.conversation
     assert parked is not None
     parked.is_gathering = False
-    if parked.questions and conversation is not None and exchange.number in conversation.pending:
+    if parked.questions and conversation is not None and conversation.calls.is_sent(exchange):
         put_questions(exchange, conversation.park_s)
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from gateway.bridge.input_required import is_input_required
+from gateway.bridge.parked import MAX_QUESTIONS
 from gateway.bridge.results import legacy_result
 from gateway.errors import OUTCOME_UNKNOWN
 from transports.base import LinkClosed, UpstreamUnavailable
@@ -51,7 +52,12 @@ class ToModern:
         return None
 
     def _ask(self, exchange: "Exchange", result: Object) -> None:
-        requests = decode_object(result.get("inputRequests", msgspec.Raw(b"{}")), "inputRequests")
+        requests = {key: _question(raw) for key, raw in _object(result, "inputRequests").items()}
+        if len(requests) > MAX_QUESTIONS:
+            exchange.fail(INTERNAL_ERROR, f"The server asked for more than {MAX_QUESTIONS} things at once.")
+            return
+        # In flight until it is answered, though the server has nothing of it.
+        self._conversation.wait(exchange)
         more: Object = {"requestState": result["requestState"]} if "requestState" in result else {}
         if not requests or exchange.live is None:
             asyncio.get_running_loop().call_later(_POLL_S, self._again, exchange, more)
@@ -61,18 +67,14 @@ class ToModern:
         def answered(key: str, message: Message) -> None:
             if isinstance(message.error, msgspec.Raw):
                 # The modern era has no word for it: the call ends with what the client said.
+                self._conversation.end(exchange)
                 exchange.settle(message)
             elif isinstance(message.result, msgspec.Raw):
                 responses[key] = message.result
                 if len(responses) == len(requests):
                     self._again(exchange, more | {"inputResponses": msgspec.Raw(encode(responses))})
 
-        for key, request in requests.items():
-            asked = decode_object(request, "an input request")
-            method = msgspec.json.decode(asked["method"], type=str)
-            params = decode_object(asked.get("params", msgspec.Raw(b"{}")), "params")
-            if method == "elicitation/create" and bytes(params.get("mode", b"")) == b'"url"':
-                params = params | {"elicitationId": msgspec.Raw(encode(secrets.token_urlsafe(12)))}
+        for key, (method, params) in requests.items():
             exchange.live.put(self._conversation, exchange, method, params, functools.partial(answered, key))
 
     def _again(self, exchange: "Exchange", more: Object) -> None:
@@ -84,4 +86,19 @@ class ToModern:
         try:
             await self._conversation.start(exchange, params, self._meta)
         except (UpstreamUnavailable, LinkClosed) as error:
+            self._conversation.end(exchange)
             exchange.fail(OUTCOME_UNKNOWN, str(error))
+
+
+def _question(raw: msgspec.Raw) -> tuple[str, Object]:
+    """Method and params of an input request, as a legacy client is asked. Raises `ValueError`, `MsgspecError`."""
+    asked = decode_object(raw, "an input request")
+    method = msgspec.json.decode(asked.get("method", b"null"), type=str)
+    params = _object(asked, "params")
+    if method == "elicitation/create" and bytes(params.get("mode", b"")) == b'"url"':
+        params = params | {"elicitationId": msgspec.Raw(encode(secrets.token_urlsafe(12)))}
+    return method, params
+
+
+def _object(outer: Object, name: str) -> Object:
+    return decode_object(outer.get(name, msgspec.Raw(b"{}")), name)

@@ -57,7 +57,10 @@ class HttpProbe:
         elif "id" not in message:
             await self._send(send, 202)
         elif method == "tools/list":
-            tools = [{"name": name, "inputSchema": {"type": "object"}} for name in ("count", "echo", "reset", "drip")]
+            tools = [
+                {"name": name, "inputSchema": {"type": "object"}}
+                for name in ("count", "echo", "reset", "drip", "broken")
+            ]
             await self._result(send, message, {"tools": tools})
         else:
             await self._call(message, session, send)
@@ -66,6 +69,16 @@ class HttpProbe:
         name, arguments = message["params"]["name"], message["params"].get("arguments", {})
         self.executed.append(name)
         self.sessions[session] += 1
+        if name == "broken":
+            head = [(b"content-type", arguments["kind"].encode())]
+            await send({"type": "http.response.start", "status": 200, "headers": head})
+            line = arguments["line"].replace("ID", str(message["id"])).replace("DEEP", "[" * 5_000 + "]" * 5_000)
+            # As a stream it stays open; as a body it ends.
+            more = arguments["kind"] == "text/event-stream"
+            body = f"data: {line}\n\n" if more else line
+            await send({"type": "http.response.body", "body": body.encode(), "more_body": more})
+            await asyncio.sleep(20 if more else 0)
+            return
         if name == "reset":
             await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"100")]})
             await send({"type": "http.response.body", "body": b'{"jsonrpc"', "more_body": True})

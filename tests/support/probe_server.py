@@ -1,7 +1,7 @@
 """A stdio server for tests: tells what it was told, and misbehaves on order. Speaks both eras, checks nothing.
 
 Standard library only, so that it starts fast. `argv[1:]` may hold `refuse` (the handshake), `ignore-term`,
-`legacy-only`, or `mirror` (an argument in a header).
+`legacy-only`, `modern-only`, or `mirror` (an argument in a header).
 """
 
 import json
@@ -134,6 +134,17 @@ def ask(arguments: dict[str, Any], _: dict[str, Any]) -> Any:
     return heard
 
 
+def want(arguments: dict[str, Any], params: dict[str, Any]) -> Any:
+    """As a modern server asks: by a result, as often as it is told to; what was answered."""
+    rounds = int(params.get("requestState", 0))
+    if rounds < int(arguments.get("rounds", 1)):
+        asked = {"message": f"question {rounds}", "requestedSchema": {"type": "object", "properties": {}}}
+        question = {"method": "elicitation/create", "params": asked}
+        questions = {f"q{number}": question for number in range(int(arguments.get("questions", 1)))}
+        return {"resultType": "input_required", "inputRequests": questions, "requestState": str(rounds + 1)}
+    return params.get("inputResponses", "nobody answered")
+
+
 # Arguments and params → what to answer; None for no answer at all.
 TOOLS: dict[str, Callable[[dict[str, Any], dict[str, Any]], Any]] = {
     "env": env,
@@ -160,6 +171,8 @@ TOOLS: dict[str, Callable[[dict[str, Any], dict[str, Any]], Any]] = {
     "files": files,
     "ask_again": ask,
     "ask_once": ask,
+    "want": want,
+    "broken": lambda *_: None,
 }
 
 
@@ -193,6 +206,8 @@ def result(message: dict[str, Any]) -> dict[str, Any] | None:
         return {"tools": tools, "ttlMs": 0, "cacheScope": "public"}
     if method == "tools/call":
         told = TOOLS[params["name"]](params.get("arguments") or {}, params)
+        if isinstance(told, dict) and "resultType" in told:
+            return told
         failed = {"isError": True} if params["name"] == "fail" else {}
         return None if told is None else text(told) | failed
     settings(method, params)
@@ -217,8 +232,16 @@ def serve(message: dict[str, Any]) -> None:
     if message["method"] == "server/discover" and "legacy-only" in sys.argv:
         send({"id": message["id"], "error": {"code": -32601, "message": "Method not found"}})
         return
+    if message["method"] == "initialize" and "modern-only" in sys.argv:
+        send({"id": message["id"], "error": {"code": -32601, "message": "Method not found"}})
+        return
     if message["method"] == "initialize" and "refuse" in sys.argv:
         send({"id": message["id"], "error": {"code": -32099, "message": "not today"}})
+        return
+    if message["method"] == "tools/call" and message["params"]["name"] == "broken":
+        # A line as it is told to, with ID and DEEP filled in.
+        line = message["params"]["arguments"]["line"].replace("ID", str(message["id"]))
+        write(line.replace("DEEP", "[" * 5_000 + "]" * 5_000).encode("latin-1") + b"\n")
         return
     answer = result(message)
     if answer is not None:

@@ -1,0 +1,84 @@
+"""The calls of one conversation that have no answer yet, and what becomes of those that are late.
+
+A call is either *sent*, which is to say that the server has it under a number, or it *waits*: its client is asked
+something on the server's behalf, or it is about to be sent again. It is in flight in both, and it is in one of them.
+"""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from gateway.bridge.parked import give_up_parked
+from gateway.errors import CALL_TIMED_OUT
+from transports.jsonrpc import encode
+
+if TYPE_CHECKING:
+    from gateway.conversation import Conversation
+    from gateway.exchange import Exchange
+
+__all__ = ["Calls", "look_after"]
+
+
+class Calls:
+    """Iterates over all of them; it may be changed meanwhile."""
+
+    __slots__ = ("_waiting", "sent")
+
+    def __init__(self) -> None:
+        self.sent: dict[int, Exchange] = {}
+        self._waiting: dict[Exchange, None] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self.sent or self._waiting)
+
+    def __len__(self) -> int:
+        return len(self.sent) + len(self._waiting)
+
+    def __iter__(self) -> "Iterator[Exchange]":
+        return iter([*self.sent.values(), *self._waiting])
+
+    def send(self, exchange: "Exchange") -> None:
+        """The server has it, under the exchange's number."""
+        if self._waiting:
+            self._waiting.pop(exchange, None)
+        self.sent[exchange.number] = exchange
+
+    def wait(self, exchange: "Exchange") -> None:
+        """The server has nothing of it now, and will get more."""
+        if self.sent.get(exchange.number) is exchange:
+            del self.sent[exchange.number]
+        self._waiting[exchange] = None
+
+    def is_sent(self, exchange: "Exchange") -> bool:
+        """Whether the server has it."""
+        return self.sent.get(exchange.number) is exchange
+
+    def take(self, number: object, *, is_alone: bool) -> "Exchange | None":
+        """The call that the server has under that number; it is not in flight any more. None is the number of an error
+        about what the server could not read: of the only call that it has, if it has nothing else of us (`is_alone`).
+        """
+        if number is None and is_alone and len(self.sent) == 1:
+            return self.sent.popitem()[1]
+        return self.sent.pop(number, None) if isinstance(number, int) else None
+
+    def end(self, exchange: "Exchange") -> bool:
+        """It is not in flight any more; False when it was not."""
+        if self.sent.get(exchange.number) is exchange:
+            del self.sent[exchange.number]
+            return True
+        return exchange in self._waiting and self._waiting.pop(exchange) is None
+
+
+def look_after(conversation: "Conversation", now: float) -> None:
+    """Give a sign of life to clients that wait, and an end to calls that are late; `now` by the monotonic clock."""
+    limit_s = conversation.call_timeout_s
+    for exchange in conversation.calls:
+        exchange.replies.tick(now)
+        if exchange.is_parked:
+            if now >= exchange.parked_until:
+                give_up_parked(exchange, conversation)
+        elif now - exchange.heard_at >= limit_s and not exchange.is_subscription:
+            is_sent = conversation.calls.is_sent(exchange)
+            late = f"server {conversation.name!r} did not answer" if is_sent else "the client did not answer the server"
+            told = encode({"requestId": exchange.number, "reason": "timed out"})
+            conversation.notify("notifications/cancelled", told)
+            conversation.fail(exchange, CALL_TIMED_OUT, f"{late} within {limit_s:g} s; it was told to stop")
