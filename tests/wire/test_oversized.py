@@ -1,9 +1,9 @@
-"""Whose answer a line was that was too long to keep: told from its ends, and never guessed."""
+"""Whose answer a line was that was too long to keep or could not be read: told from what stands there, not guessed."""
 
 import pytest
 
 from tests.requirements import requirement
-from transports.upstream.stdio import answered_by
+from transports.upstream.unreadable import answered_by, meant_by
 
 
 @requirement("proc.noise")
@@ -19,8 +19,44 @@ from transports.upstream.stdio import answered_by
         (b'{"jsonrpc":"2.0","method":"notifications/message","params":{"id":7', b'"id":7}}', (False, None)),
         (b'{"jsonrpc":"2.0","id":7,"method":"sampling/createMessage","params":{', b"}}", (False, None)),
         (b'{"jsonrpc":"2.0","id":"seven","result":{', b"}}", (True, None)),
-        (b"xxxx", b"xxxx", (True, None)),
+        (b'{"jsonrpc":"2.0","id":7,"error":{"id":3', b'"id":4}}', (True, 7)),
+        (b'{"result":[{"id":3},', b'{"id":5}],"jsonrpc":"2.0","id":7}', (True, 7)),
+        (b'{"result":[{"id":3},', b'{"x":1,"id":5}', (None, None)),
+        (b'{"jsonrpc":"2.0","params":{"id":7', b'"id":7},"method":"notifications/message"}', (False, None)),
+        (b'{"level":"error","id":7,"error":"', b'"}', (None, None)),
+        (b"xxxx", b"xxxx", (None, None)),
     ],
 )
-def test_an_answer_is_found_by_its_own_id_only(head: bytes, tail: bytes, told: tuple[bool, int | None]) -> None:
+def test_an_answer_is_found_by_its_own_id_only(head: bytes, tail: bytes, told: tuple[bool | None, int | None]) -> None:
     assert answered_by(head, tail) == told
+
+
+DEEP = b"[" * 5_000 + b"]" * 5_000
+
+
+@requirement("proc.noise")
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        (b'{"jsonrpc":"2.0","id":7,"result":' + DEEP + b"}", (True, 7)),
+        (b'{"result":' + DEEP + b',"jsonrpc":"2.0","id":7}', (True, 7)),
+        (b'{"result":' + DEEP + b',"id":7,"jsonrpc":"2.0"}', (True, 7)),
+        (b'{"jsonrpc":"2.0","id":7,"result":{"x":NaN}}', (True, 7)),
+        (b'{"jsonrpc":"2.0","id":7,"result":{"text":"\xff"}}', (True, 7)),
+        (b'{"jsonrpc":"2.0","id":7,"result":{"cut', (True, 7)),
+        (b'{"jsonrpc":"2.0","id":7}', (True, 7)),
+        (b'{"jsonrpc":"1.0","id":7,"result":{}}', (True, 7)),
+        (b'{"id":7,"result":{}}', (True, 7)),
+        (b'{"jsonrpc":"2.0","id":null,"result":{}}', (True, None)),
+        (b'{"jsonrpc":"2.0","id":null,"method":"x"}', (False, None)),
+        (b'{"level":"error","id":7,"error":"no route"}', (None, None)),
+        (b'{"neither":"is this a message"}', (None, None)),
+        (b"this is no JSON", (None, None)),
+        (b"null", (None, None)),
+        (b"[" + b'{"jsonrpc":"2.0","id":7,"result":{}}' + b"]", (None, None)),
+    ],
+)
+def test_a_line_that_is_no_message_harms_the_call_it_answers_and_no_other(
+    line: bytes, told: tuple[bool | None, int | None]
+) -> None:
+    assert meant_by(line) == told

@@ -7,7 +7,7 @@ from typing import Any, Final, Self
 
 import anyio
 from mcp.shared.message import SessionMessage
-from mcp_types.jsonrpc import jsonrpc_message_adapter
+from mcp_types.jsonrpc import JSONRPCError, JSONRPCResponse, jsonrpc_message_adapter
 
 from transports.base import Given, LinkClosed, LinkEvents
 from transports.jsonrpc import InvalidMessage, parse_lenient
@@ -79,11 +79,16 @@ class InProcessLink:
         await asyncio.gather(self._task, return_exceptions=True)
 
     def _heard(self, message: SessionMessage) -> None:
-        line = message.message.model_dump_json(by_alias=True, exclude_unset=True).encode()
         try:
-            self._events.message(parse_lenient(line))
-        except InvalidMessage as error:
+            line = message.message.model_dump_json(by_alias=True, exclude_unset=True).encode()
+            heard = parse_lenient(line)
+        except (InvalidMessage, ValueError, RecursionError) as error:
             logger.warning("server %s sent what is no message: %s", self._name, error)
+            if isinstance(message.message, JSONRPCResponse | JSONRPCError):
+                reason = f"server {self._name!r} answered with what cannot be read"
+                self._events.unreadable(message.message.id, reason)
+            return
+        self._events.message(heard)
 
     def _ended(self, task: "asyncio.Task[None]") -> None:
         error = None if task.cancelled() else task.exception()

@@ -6,15 +6,15 @@ thrown away.
 
 import logging
 import os
-import re
 from collections.abc import Mapping
 from typing import Final
 
 from transports.base import Given, Link, LinkClosed, LinkEvents, UpstreamUnavailable
 from transports.jsonrpc import InvalidMessage, Message, parse_lenient
 from transports.upstream.process import Command, Process, ProcessFailed, Supervisor
+from transports.upstream.unreadable import answered_by, meant_by
 
-__all__ = ["INHERITED", "StdioLink", "StdioUpstream", "answered_by"]
+__all__ = ["INHERITED", "StdioLink", "StdioUpstream"]
 
 logger = logging.getLogger(__name__)
 
@@ -23,10 +23,6 @@ INHERITED: Final = ("HOME", "LANG", "LC_ALL", "LC_CTYPE", "LOGNAME", "PATH", "SH
 
 MAX_UNREAD_BYTES: Final = 16 << 20
 """What may wait for a child that does not read its stdin."""
-
-# Where the id of an answer stands in what is left of a line: first, or last. Ids deeper inside are somebody else's.
-_FIRST = re.compile(rb'\s*\{\s*(?:"jsonrpc"\s*:\s*"2\.0"\s*,\s*)?"(id|method)"\s*:\s*(?:(\d{1,18})\s*,\s*("method")?)?')
-_LAST = re.compile(rb'[}\]]\s*,\s*"id"\s*:\s*(\d{1,18})\s*(?:,\s*"jsonrpc"\s*:\s*"2\.0"\s*)?\}\s*$')
 
 
 class StdioUpstream:
@@ -126,17 +122,21 @@ class StdioLink:
     def line(self, line: bytes) -> None:
         try:
             message = parse_lenient(line)
-        except InvalidMessage:
+        except InvalidMessage as error:
             logger.warning("server %s wrote a line to stdout that is no message: %.80r", self._name, line)
+            meant = meant_by(line)
+            if meant.is_answer:
+                reason = f"server {self._name!r} answered with what cannot be read: {error}"
+                self._events.unreadable(meant.request_id, reason)
             return
         self._events.message(message)
 
     def oversized(self, head: bytes, tail: bytes) -> None:
         reason = f"server {self._name!r} wrote a message beyond the line limit; it was thrown away"
         logger.warning(reason)
-        is_answer, request_id = answered_by(head, tail)
-        if is_answer:
-            self._events.unreadable(request_id, reason)
+        meant = answered_by(head, tail)
+        if meant.is_answer is not False:  # so much is hardly ever said for people
+            self._events.unreadable(meant.request_id, reason)
 
     def exited(self, code: int | None) -> None:
         how = "ended" if code is None else f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
@@ -168,14 +168,3 @@ class _Unheard:
 
     def closed(self, reason: str) -> None:
         self.said = True
-
-
-def answered_by(head: bytes, tail: bytes) -> tuple[bool, int | None]:
-    """Whether a line, of which both ends are left, may be an answer; and to which request, where that can be told."""
-    first = _FIRST.match(head)
-    if first is not None and (first[1] == b"method" or first[3]):
-        return False, None  # a notification or a request of the server's
-    if first is not None and first[2]:
-        return True, int(first[2])
-    last = _LAST.search(tail)
-    return True, int(last[1]) if last else None

@@ -15,8 +15,9 @@ import msgspec
 from mcp.shared.inbound import encode_header_value, mcp_param_headers, x_mcp_header_map
 
 from transports.base import Given, LinkClosed, LinkEvents
-from transports.jsonrpc import InvalidMessage, Message, Object, parse, parse_lenient
+from transports.jsonrpc import InvalidMessage, Message, Object, decode_id, parse, parse_lenient
 from transports.sse import Event, EventDecoder, TooLarge
+from transports.upstream.unreadable import meant_by
 
 __all__ = ["HttpLink", "HttpUpstream"]
 
@@ -112,17 +113,14 @@ class HttpLink:
             modern = _MODERN.encode() in bytes(params.get("_meta", b""))
             work = self._ask_modern(frame, message, params) if modern else self._ask(frame, message)
             self._run(message.id, work)
-        elif message.method == _CANCELLED and self._is_modern_call(params):
-            self._cancel(msgspec.json.decode(params.get("requestId", b"null")))
+        elif message.method == _CANCELLED and not self._version:
+            # A request of the modern era is cancelled by closing its stream; where there is none, nothing is in flight.
+            self._cancel(decode_id(params.get("requestId", msgspec.Raw(b"null"))))
         else:
             # What is told keeps its order, and comes before what is asked later.
             self._told = self._run(object(), self._tell(frame, self._told))
             if message.method == "notifications/initialized":
                 self._run("stream", self._follow(self._told))
-
-    def _is_modern_call(self, params: Object) -> bool:
-        """A request of the modern era is cancelled by closing its stream."""
-        return not self._version and msgspec.json.decode(params.get("requestId", b"null")) in self._tasks
 
     def _cancel(self, request_id: object) -> None:
         task = self._tasks.get(request_id)
@@ -192,6 +190,9 @@ class HttpLink:
             self._events.unreadable(message.id, f"server {name!r} broke off: {_words(error)}")
         except TooLarge as error:
             self._events.unreadable(message.id, f"server {name!r}: {error}")
+        except Exception:  # whatever it is that the server has sent, the call must not wait for ever
+            logger.exception("an answer of server %s could not be read", name)
+            self._events.unreadable(message.id, f"server {name!r} answered with what cannot be read")
 
     async def _hear(self, response: httpx2.Response, message: Message) -> None:
         assert isinstance(message.id, int | str)
@@ -231,7 +232,7 @@ class HttpLink:
             parts.append(chunk)
         return b"".join(parts)
 
-    async def _events_of(self, response: httpx2.Response, request_id: object) -> str | None:
+    async def _events_of(self, response: httpx2.Response, request_id: int | str | None) -> str | None:
         """Pass on what an event stream brings. None when the answer was in it, else the id of its last event."""
         last = ""
         async for event in _decoded(response, self._upstream.max_event_bytes):
@@ -240,12 +241,17 @@ class HttpLink:
                 return None
         return last
 
-    def _pass_on(self, data: bytes, request_id: object) -> bool:
+    def _pass_on(self, data: bytes, request_id: int | str | None) -> bool:
         try:
             message = parse_lenient(data)
         except InvalidMessage as error:
             logger.warning("server %s sent what is no message: %s", self._upstream.name, error)
-            return False
+            meant = meant_by(data)
+            if request_id is None or not meant.is_answer or meant.request_id not in (None, request_id):
+                return False
+            reason = f"server {self._upstream.name!r} answered with what cannot be read: {error}"
+            self._events.unreadable(request_id, reason)
+            return True
         is_answer = message.is_response and message.id == request_id
         if is_answer and isinstance(message.result, msgspec.Raw) and not self._version:
             result = msgspec.json.decode(message.result)

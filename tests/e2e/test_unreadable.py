@@ -1,0 +1,101 @@
+"""Answers of servers that cannot be read: their calls end at once, and honestly, and no other call is harmed."""
+
+import contextlib
+import functools
+import threading
+import time
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.e2e.test_asked_back import Call
+from tests.requirements import requirement
+from tests.support.http_probe import running_http_probe
+from tests.support.procs import eventually
+from tests.support.raw import Legacy, Modern, messages, tool_text
+from tests.support.running import RunningGateway, running_gateway
+
+NAMED = [
+    '{"jsonrpc":"2.0","id":ID,"result":DEEP}',
+    '{"result":DEEP,"jsonrpc":"2.0","id":ID}',
+    '{"jsonrpc":"2.0","id":ID,"result":{"x":NaN}}',
+    '{"jsonrpc":"2.0","id":ID,"result":{"text":"\xff"}}',
+    '{"jsonrpc":"2.0","id":ID,"result":{"cut',
+    '{"jsonrpc":"2.0","id":ID}',
+    '{"jsonrpc":"2.0","id":ID,"result":[1]}',
+]
+NAMELESS = ['{"jsonrpc":"2.0","result":{"x":DEEP}}', '{"jsonrpc":"2.0","id":"ID","result":DEEP}']
+NO_ANSWERS = ["{'jsonrpc': '2.0', 'id': ID}", '{"level":"error","id":ID,"error":"no route"}', "ID", "[ID"]
+
+
+def failed(answer: Any, code: int = -32014) -> bool:
+    error = answer["error"]
+    return error["code"] == code and "cannot be read" in error["message"]
+
+
+@requirement("rep.honest", "proc.noise")
+@pytest.mark.parametrize("line", [*NAMED, *NAMELESS])
+def test_a_process_that_answers_unreadably_fails_its_call_at_once(
+    probe: RunningGateway, http: httpx.Client, line: str
+) -> None:
+    for client in (
+        Legacy(f"{probe.base}/servers/probe/mcp", http).open(),
+        Modern(f"{probe.base}/servers/probe/mcp", http),
+    ):
+        began = time.monotonic()
+        assert failed(messages(client.tool("broken", {"line": line}))[-1])
+        assert time.monotonic() - began < 5
+        assert tool_text(client.tool("echo", {"a": 1})) == '{"a": 1}'
+
+
+@requirement("rep.honest")
+def test_an_error_about_nothing_in_particular_is_that_of_the_only_call(
+    probe: RunningGateway, http: httpx.Client
+) -> None:
+    client = Legacy(f"{probe.base}/servers/probe/mcp", http).open()
+    line = '{"jsonrpc":"2.0","id":null,"error":{"code":-32700,"message":"cannot parse this"}}'
+    assert client.tool("broken", {"line": line}).json()["error"]["message"] == "cannot parse this"
+
+
+@requirement("rep.honest", "proc.noise")
+def test_only_calls_that_may_be_meant_fail(probe: RunningGateway, http: httpx.Client) -> None:
+    client = Legacy(f"{probe.base}/servers/probe/mcp", http).open()
+    hanging = Call(client, "hang", {"say": True})
+    assert hanging.next()["method"] == "notifications/message"
+    for line in NO_ANSWERS:
+        # It answers nobody: the call waits, and so does the other one.
+        told = probe.stderr().count("that is no message") + 1
+        noisy = threading.Thread(target=quietly, args=(client, line), daemon=True)
+        noisy.start()
+        assert eventually(functools.partial(is_told, probe, told), 10)
+        assert tool_text(client.tool("echo", {"a": 1})) == '{"a": 1}'
+        assert noisy.is_alive() and hanging.is_quiet
+    assert failed(client.tool("broken", {"line": NAMED[0]}).json()), "the one that is named, and no other"
+    assert tool_text(client.tool("echo", {"a": 1})) == '{"a": 1}'
+    assert failed(client.tool("broken", {"line": NAMELESS[0]}).json())
+    assert failed(hanging.next()), "which of them it was is not known: both are told so"
+
+
+def is_told(gateway: RunningGateway, times: int) -> bool:
+    return gateway.stderr().count("that is no message") >= times
+
+
+def quietly(client: Legacy, line: str) -> None:
+    with httpx.Client(timeout=30) as http, contextlib.suppress(httpx.HTTPError):
+        body = {"jsonrpc": "2.0", "id": f"noisy {line}", "method": "tools/call"}
+        params = {"name": "broken", "arguments": {"line": line}}
+        http.post(client.url, json={**body, "params": params}, headers=client.request_headers())
+
+
+@requirement("rep.honest")
+@pytest.mark.parametrize("kind", ["application/json", "text/event-stream"])
+def test_a_server_behind_a_url_that_answers_unreadably_fails_its_call_at_once(http: httpx.Client, kind: str) -> None:
+    with running_http_probe() as remote, running_gateway({"remote": {"url": remote.url}}) as gateway:
+        client = Legacy(gateway.url, http).open()
+        for line in (*NAMED[:3], *NAMED[4:6], *NAMELESS):
+            began = time.monotonic()
+            answer = messages(client.tool("broken", {"line": line, "kind": kind}))[-1]
+            assert answer["error"]["code"] == -32014, answer
+            assert time.monotonic() - began < 5
+        assert tool_text(client.tool("echo", {"text": "hi"})) == "hi"

@@ -1,0 +1,64 @@
+"""What a server wrote that is no message, or too long to keep: whether it was meant as an answer, and to which request.
+
+Pure. Told from what stands there, never guessed: a log line on stdout must harm no call.
+"""
+
+import re
+from typing import Final, NamedTuple
+
+import msgspec
+
+from transports.jsonrpc import Object
+
+__all__ = ["EXCERPT_BYTES", "Meant", "answered_by", "meant_by"]
+
+EXCERPT_BYTES: Final = 512
+"""How much of either end is looked at."""
+
+_OWN_KEYS: Final = frozenset({"jsonrpc", "id", "result", "error"})
+
+# What stands before the first key that says what kind of message it is. Ids deeper inside are somebody else's.
+_HEAD: Final = re.compile(
+    rb"\s*\{\s*"
+    rb'(?:"jsonrpc"\s*:\s*"[^"\\]{0,16}"\s*,\s*|"id"\s*:\s*(?P<id>\d{1,18}|null|"[^"\\]{0,64}")\s*,\s*){0,2}'
+    rb'"(?P<kind>method|params|result|error)"'
+)
+_VERSION: Final = rb'(?:\s*,\s*"jsonrpc"\s*:\s*"2\.0")?'
+_TAIL: Final = re.compile(rb"[}\]]" + _VERSION + rb'\s*,\s*"id"\s*:\s*(\d{1,18})\s*' + _VERSION + rb"\s*\}\s*$")
+
+
+class Meant(NamedTuple):
+    """`is_answer` is None where that cannot be told; `request_id` None where it is none of ours, or cannot be told."""
+
+    is_answer: bool | None
+    request_id: int | None = None
+
+
+_UNKNOWN: Final = Meant(None)
+
+
+def meant_by(line: bytes) -> Meant:
+    """For a whole line that is no message."""
+    try:
+        found = msgspec.json.decode(line, type=Object)
+    except (msgspec.MsgspecError, RecursionError):
+        return answered_by(line[:EXCERPT_BYTES], line[-EXCERPT_BYTES:])
+    if "method" in found:
+        return Meant(False)
+    if "jsonrpc" not in found and not ("id" in found and len(found) > 1 and found.keys() <= _OWN_KEYS):
+        return _UNKNOWN
+    name = bytes(found.get("id", b""))
+    return Meant(True, int(name) if name.isdigit() and len(name) <= 18 else None)
+
+
+def answered_by(head: bytes, tail: bytes) -> Meant:
+    """For a line that is no JSON, or of which both ends are left."""
+    first = _HEAD.match(head)
+    if first is not None and first["kind"] in (b"method", b"params"):
+        return Meant(False)
+    if first is not None and first["id"] is not None:
+        return Meant(True, int(first["id"]) if first["id"].isdigit() else None)
+    last = _TAIL.search(tail) if first is not None else None
+    if last is not None:
+        return Meant(True, int(last[1]))
+    return Meant(True) if first is not None and b'"jsonrpc"' in head + tail else _UNKNOWN
