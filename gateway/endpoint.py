@@ -131,15 +131,6 @@ class Endpoint:
             raise Refused(503, UPSTREAM_UNAVAILABLE, failure, headers={"Retry-After": "5"})
         return None
 
-    async def header_schema(self, tool: str) -> Any:
-        """The input schema of a tool that mirrors arguments in headers, or None."""
-        for upstream in self._upstreams.values():
-            inner = tool if self._only is not None else tool.removeprefix(f"{upstream.name}__")
-            facts = await upstream.facts()
-            if inner in facts.schemas and (self._only is not None or inner != tool):
-                return facts.schemas[inner]
-        return None
-
     # -- relaying
 
     async def relay(self, exchange: Exchange, era: Era, params: Object, meta: Object, correlation: str) -> None:
@@ -236,7 +227,7 @@ class Endpoint:
                 return
             params = seen
         if exchange.method == "tools/call":
-            params = self._calls.checked(upstream.name, upstream.tools, exchange, params)
+            params = self._calls.checked(upstream.name, (await upstream.facts()).tools, exchange, params)
         elif exchange.method == "tools/list":
             exchange.shape = self._listing(upstream, exchange)
         theirs = await upstream.era_for(era)

@@ -76,6 +76,7 @@ class Exchange:
     correlation = ""
     span: "CallSpan | None" = None
     watchers: "tuple[Watcher, ...]" = ()
+    check_mirrored: Callable[[object], None] | None = None  # of the request (`transports.base.Request`)
 
     def __init__(
         self,

@@ -100,9 +100,6 @@ class Pipeline:
                 raise
         return RequestContext(who.principal, who.granted, correlation)
 
-    async def header_schema(self, endpoint: str, tool: str) -> object:
-        return await self._endpoints[endpoint].header_schema(tool)
-
 
 @contextlib.contextmanager
 def available() -> Iterator[None]:

@@ -69,6 +69,7 @@ class Relay:
         if live is not None and self._rates.matter:
             await self._rates.check(live.session)
         meta = self._watching.begin(exchange, request, meta_for_upstream(params, live, correlation), correlation)
+        exchange.check_mirrored = request.check_mirrored
         events = self._events if era is Era.LEGACY else None
         reply = CallReply(exchange, headers, events=events, cluster=self._cluster)
         try:

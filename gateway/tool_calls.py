@@ -73,6 +73,8 @@ class ToolCalls:
         if not decision.allowed:
             self._audit.tell("refused", session=session, reason=decision.reason, tool=f"{server}/{name[:_MOST_NAME]}")
             raise unknown_tool(name)
+        if exchange.check_mirrored is not None and name in tools.mirrored:
+            exchange.check_mirrored(tools.mirrored[name])
         exchange.tool, exchange.slow_s = name[:_MOST_NAME], decision.slow_s
         if self._audit.calls:
             self._audit.watch(exchange, server, name[:_MOST_NAME])

@@ -87,11 +87,6 @@ class _Facts:
     tools: Tools = field(default_factory=Tools)
 
     @property
-    def schemas(self) -> Mapping[str, Any]:
-        """Input schemas of the tools that mirror arguments in headers (MCP 2026-07-28)."""
-        return self.tools.mirrored
-
-    @property
     def discovery(self) -> bytes | None:
         """What modern clients are told."""
         return discovery_of(self.initialize) if self.initialize is not None else self.discover
@@ -160,7 +155,7 @@ class ConfiguredUpstream:
     @property
     def schemas(self) -> Mapping[str, Any]:
         """Input schemas of the tools that mirror arguments in headers, as far as they are known."""
-        return {} if self._facts is None else self._facts.schemas
+        return {} if self._facts is None else self._facts.tools.mirrored
 
     def probe(self) -> asyncio.Task[_Facts]:
         """Find out, in the background, what the server speaks. One probe at a time."""

@@ -173,7 +173,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     that another site caused the request. `forwarded` is what another process of ours vouches for, where it sent this.
     `peer` is the address it came from, `client` the network of who is behind the proxies that are trusted, `arrived_at`
     when it did, by the monotonic clock (0: nobody looked). `again`: it was given to a process that was lost, and may
-    have taken effect.
+    have taken effect. `check_mirrored` is for a tool whose schema mirrors arguments in headers, once it is known who
+    asks and what they may see: given the schema, it raises `Refused` where headers and arguments disagree.
     """
 
     era: Era
@@ -190,6 +191,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     client: str = ""
     secure: bool = False
     arrived_at: float = 0.0
+    check_mirrored: Callable[[Any], None] | None = None
 
 
 class Frame(msgspec.Struct, frozen=True):
@@ -349,7 +351,7 @@ class Forwarder(Protocol):
 
 
 class Handler(Protocol):
-    """What an inbound wire calls. Every method may raise `Refused`; but for `header_schema`, also `Elsewhere`."""
+    """What an inbound wire calls. Every method may raise `Refused` and `Elsewhere`."""
 
     async def call(self, request: Request) -> Answer:
         """A client's request."""
@@ -369,8 +371,4 @@ class Handler(Protocol):
 
     async def end(self, request: Request) -> None:
         """A legacy client's DELETE."""
-        ...
-
-    async def header_schema(self, endpoint: str, tool: str) -> Any:
-        """The input schema of a tool whose arguments a modern client mirrors in headers, or None."""
         ...

@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.e2e.conftest import bearer, sha256
 from tests.requirements import requirement
 from tests.support.procs import eventually
 from tests.support.raw import ACCEPT, Modern, events, messages, modern_body, modern_headers, tool_text
@@ -194,3 +195,21 @@ def test_mirrored_arguments_are_checked_against_the_tools_schema(http: httpx.Cli
         for headers in ({}, {"Mcp-Param-Region": "us"}):
             answer = client.tool("echo", {"region": "eu"}, headers=headers)
             assert (answer.status_code, answer.json()["error"]["code"]) == (400, -32020)
+
+
+@requirement("wall.before-auth")
+def test_headers_of_a_hidden_tool_tell_nothing_of_it(http: httpx.Client) -> None:
+    """Neither a stranger nor somebody who may not see it can tell it from a tool that is not there."""
+    tools = {"echo": {"permissions": ["echo.use"]}}
+    options = {"api_keys": {"eve": sha256("eve-key")}}
+    with running_gateway({"p": server((*PROBE, "mirror"), tools=tools)}, options=options) as gateway:
+        for headers in ({}, {"Mcp-Param-Region": "us"}, {"Mcp-Param-Region": "eu"}):
+            stranger = Modern(gateway.url, http)
+            answers = [stranger.tool(name, {"region": "eu"}, headers=headers) for name in ("echo", "nothing", "env")]
+            assert {answer.status_code for answer in answers} == {401}
+            assert len({answer.text for answer in answers}) == 1
+            eve = Modern(gateway.url, http, headers=bearer("eve-key"))
+            hidden = eve.tool("echo", {"region": "eu"}, headers=headers)
+            assert hidden.status_code == 200
+            assert hidden.json()["error"] == {"code": -32602, "message": "Unknown tool: echo"}
+        assert eve.tool("env", {"region": "eu"}, headers={"Mcp-Param-Region": "us"}).status_code == 400

@@ -66,7 +66,7 @@ def check_notification(headers: Mapping[str, str]) -> None:
         raise _refused(rejection)
 
 
-def check_param_headers(schema: Any, params: Object, raw_headers: list[tuple[bytes, bytes]]) -> None:
+def check_param_headers(params: Object, raw_headers: list[tuple[bytes, bytes]], schema: Any) -> None:
     """Raises `Refused` when an `Mcp-Param-*` header and the argument that it mirrors disagree."""
     arguments = msgspec.json.decode(params.get("arguments", b"null"))
     mirrored: dict[str, str] = {}

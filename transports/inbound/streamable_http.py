@@ -221,10 +221,9 @@ class StreamableHttp:
             return
         params = request.params
         check_request(message, params, meta, request.headers, raw_headers)
-        if message.method == "tools/call" and "name" in params:
-            schema = await self._handler.header_schema(self._endpoint, str(msgspec.json.decode(params["name"])))
-            if schema is not None:
-                check_param_headers(schema, params, raw_headers)
+        if message.method == "tools/call":
+            check = functools.partial(check_param_headers, params, raw_headers)
+            request = msgspec.structs.replace(request, check_mirrored=check)
         answer = await self._handler.call(request)
         # Leaving is how the modern era cancels (MCP 2026-07-28, Cancellation).
         watch = ClientWatch(receive, lambda: answer.cancel("the client disconnected"))
