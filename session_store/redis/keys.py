@@ -36,16 +36,17 @@ def of_session(session_id: str) -> tuple[str, str, str, str]:
 
 
 def fate(session_id: str) -> str:
-    """What became of a session, for a while."""
+    """What became of a session, until its part of the index says so."""
     return f"mcp:{{{session_id}}}:fate"
 
 
-def shard(number: int) -> tuple[str, str]:
-    """Deadlines and ids of one part of the index."""
-    return f"mcp:{{index-{number}}}:deadlines", f"mcp:{{index-{number}}}:ids"
+def shard(number: int) -> tuple[str, str, str]:
+    """Deadlines, ids, and what became of ids, of one part of the index."""
+    tag = f"mcp:{{index-{number}}}:"
+    return tag + "deadlines", tag + "ids", tag + "fates"
 
 
-def shard_of(session_id: str) -> tuple[str, str]:
+def shard_of(session_id: str) -> tuple[str, str, str]:
     """The part of the index that session is in."""
     return shard(zlib.crc32(session_id.encode()) % SHARDS)
 

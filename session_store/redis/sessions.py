@@ -22,7 +22,13 @@ from session_store.session import Principal, Session
 
 __all__ = ["RedisSessionStore"]
 
-FATE_KEPT_MS: Final = 3_600_000
+FATE_KEPT_S: Final = 3_600
+_FATES_HELD: Final = 640
+"""In each part of the index: with all parts about as many as the memory store holds. Anonymous clients make many."""
+
+_FATE_TOLD_MS: Final = 2_000
+"""Between a session's end and the index hearing of it."""
+
 _ALIASES_HELD: Final = 10_000
 _RECENT_HELD_BYTES: Final = 4 << 20
 _SWEPT_AT_ONCE: Final = 200
@@ -84,8 +90,8 @@ class RedisSessionStore:
         await self._commands.call(
             _CREATE, keys.of_session(session.id)[:1], self.now(), repr(session.expires_at), *record
         )
-        most_ms = math.ceil((session.max_age_s + FATE_KEPT_MS / 1_000) * 1_000)
-        await self._commands.call(_INDEX, keys.shard_of(session.id), session.id, repr(session.expires_at), most_ms)
+        most_ms = math.ceil((session.max_age_s + FATE_KEPT_S) * 1_000)
+        await self._commands.call(_INDEX, keys.shard_of(session.id)[:2], session.id, repr(session.expires_at), most_ms)
 
     async def _forget(self, session_id: str) -> None:
         await self._commands.call(_UNINDEX, keys.shard_of(session_id), session_id)
@@ -166,11 +172,16 @@ class RedisSessionStore:
 
     async def end(self, session_id: str) -> bool:
         ended = await self._commands.call(
-            _END, [keys.fate(session_id), *keys.of_session(session_id)], self.now(), FATE_KEPT_MS
+            _END, [keys.fate(session_id), *keys.of_session(session_id)], self.now(), _FATE_TOLD_MS
         )
         if ended:
-            await self._commands.call(_UNINDEX, keys.shard_of(session_id), session_id)
+            await self._unindex(session_id, "ended")
         return bool(ended)
+
+    async def _unindex(self, session_id: str, fate: str) -> bool:
+        """It is gone; True for the one caller that took it out of the index, which remembers what became of it."""
+        facts = (session_id, self.now(), fate, _FATES_HELD, FATE_KEPT_S)
+        return bool(await self._commands.call(_UNINDEX, keys.shard_of(session_id), *facts))
 
     async def page(self, *, after: str = "", limit: int = 100) -> list[Session]:
         found: list[Session] = []
@@ -202,10 +213,16 @@ class RedisSessionStore:
         if await self.peek(session_id) is not None:
             return "live"
         kept = await self._commands.run("GET", keys.fate(session_id))
-        if kept is None:
-            indexed = await self._commands.run("ZSCORE", keys.shard_of(session_id)[0], session_id)
-            return "unknown" if indexed is None else "expired"
-        return cast("Fate", kept.decode())
+        if kept is not None:
+            return cast("Fate", kept.decode())
+        deadlines, _, fates = keys.shard_of(session_id)
+        if await self._commands.run("ZSCORE", deadlines, session_id) is not None:
+            return "expired"
+        became: tuple[Fate, ...] = ("ended", "expired")
+        for fate in became:
+            if await self._commands.run("ZSCORE", fates, f"{session_id}:{fate}") is not None:
+                return fate
+        return "unknown"
 
     async def sweep(self) -> list[Gone]:
         now = self.now() or repr(await self._server_time())
@@ -221,14 +238,13 @@ class RedisSessionStore:
 
     async def _settle(self, session_id: str) -> Gone | None:
         """Of a session whose deadline in the index has come: a new deadline, or its end, told to one caller only."""
-        deadlines, ids = keys.shard_of(session_id)
         outcome = await self._commands.call(
-            _SETTLE, [keys.fate(session_id), *keys.of_session(session_id)], self.now(), FATE_KEPT_MS
+            _SETTLE, [keys.fate(session_id), *keys.of_session(session_id)], self.now(), _FATE_TOLD_MS
         )
         if outcome not in (b"ended", b"expired"):
-            await self._commands.run("ZADD", deadlines, "XX", outcome, session_id)
+            await self._commands.run("ZADD", keys.shard_of(session_id)[0], "XX", outcome, session_id)
             return None
-        removed = await self._commands.call(_UNINDEX, [deadlines, ids], session_id)
+        removed = await self._unindex(session_id, outcome.decode())
         return Gone(session_id=session_id, reason="expired") if removed and outcome == b"expired" else None
 
     async def _server_time(self) -> float:

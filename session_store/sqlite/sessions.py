@@ -16,6 +16,7 @@ from session_store.sqlite.database import Database
 __all__ = ["SqliteSessionStore", "SqliteStateStore"]
 
 FATE_KEPT_S: Final = 3_600
+_FATES_HELD: Final = 10_000
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(Session).decode
@@ -134,6 +135,9 @@ class SqliteSessionStore:
             for session_id in ids:
                 self._forget(db, session_id, "expired")
             db.execute("DELETE FROM fates WHERE at < ?", (now - FATE_KEPT_S,))
+            newest = "SELECT session FROM fates ORDER BY at DESC LIMIT ?"
+            if db.execute("SELECT COUNT(*) FROM fates").fetchone()[0] > _FATES_HELD:
+                db.execute(f"DELETE FROM fates WHERE session NOT IN ({newest})", (_FATES_HELD,))
             return [Gone(session_id=session_id, reason="expired") for session_id in ids]
 
         return await self._database.run(work)
