@@ -7,6 +7,7 @@ is asked for, and its RSS (and Redis's memory and keys) must be where they were,
 import argparse
 import asyncio
 import contextlib
+import functools
 import json
 import random
 import string
@@ -246,6 +247,10 @@ def measured(many: int, *, warm: int, redis: RunningRedis | None = None, seed: i
     return found
 
 
+def _opens(client: Legacy) -> bool:
+    return client.initialize().status_code == 200
+
+
 async def _fill_the_audit_trail(url: str) -> None:
     """With as many events as it keeps, so that what is measured is what displaces them."""
     backend = backend_for(url)
@@ -263,7 +268,7 @@ def _sessions(gateway: RunningGateway, http: httpx.Client) -> list[str]:
     for name, key in KEYS.items():
         client = Legacy(gateway.base + "/servers/demo/mcp", http, headers=bearer(key))
         # What the hostile requests have opened in its name may have used up its quota; it is idle, and ends in time.
-        assert eventually(lambda client=client: client.initialize().status_code == 200, 20.0)
+        assert eventually(functools.partial(_opens, client), 20.0)
         opened.append(f"{name} {client.session}")
     return opened
 
