@@ -170,7 +170,7 @@ class Gateway:
         self._supervisor = Supervisor()
         self.limits = options.limits.before_authentication
         self._grants = Grants(self._backend.sessions, self._backend.state, self.limits, self.metrics.limited)
-        self._credentials = Credentials(options.secrets)
+        self._credentials = Credentials(options.secrets, options.issuers)
         self.assertions = Assertions(ring, issuer=options.issuer, clock=clock)
         self.upstreams = [
             self._configured(name, entry, upstream_of(name, entry, options.limits, self._supervisor), options)

@@ -8,10 +8,12 @@ import asyncio
 import logging
 import os
 import re
-import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
+from urllib.parse import quote
+
+from cachetools import TTLCache
 
 from gateway.policy_settings import SecretSettings
 from session_store import Principal
@@ -25,8 +27,11 @@ COMMAND_S: Final = 10.0
 REMEMBERED_S: Final = 60.0
 _MOST_BYTES: Final = 64 << 10
 _TEMPLATE: Final = re.compile(r"\$\{secret:([A-Za-z0-9_.-]+)\}")
-# What may stand in a path, a variable's name or a command's argument without meaning more than a name.
-_NAME: Final = re.compile(r"[A-Za-z0-9_@+-][A-Za-z0-9_.@+-]{0,127}")
+# What may stand in a path, a variable's name or a command's argument without meaning more than a name: commands read
+# what begins with `-`, `+` or `@` otherwise.
+_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@+-]{0,127}")
+_OURS: Final = "MCP_GATEWAY_"
+_KNOWN: Final = 1_024
 
 
 def is_template(value: str) -> bool:
@@ -35,11 +40,15 @@ def is_template(value: str) -> bool:
 
 
 class Credentials:
-    """Fills in secrets, by principal. What a command gave is remembered for a minute."""
+    """Fills in secrets, by principal: (issuer, subject), since a name alone may be somebody else's with another issuer.
 
-    def __init__(self, secrets: Mapping[str, SecretSettings]) -> None:
+    What a command gave is remembered for a minute. `issuers` are all that can say who calls.
+    """
+
+    def __init__(self, secrets: Mapping[str, SecretSettings], issuers: Sequence[str]) -> None:
         self._secrets = secrets
-        self._known: dict[tuple[str, str], tuple[float, str]] = {}
+        self._only = issuers[0] if len(issuers) == 1 else ""
+        self._known: TTLCache[tuple[str, Principal], str] = TTLCache(_KNOWN, REMEMBERED_S)
 
     async def fill(self, values: Mapping[str, str], principal: Principal) -> dict[str, str]:
         """The values with their secrets.
@@ -57,15 +66,12 @@ class Credentials:
 
     async def _secret(self, name: str, principal: Principal) -> str:
         settings = self._secrets.get(name)
-        subject = principal.subject
-        if settings is None or (settings.is_personal and not _NAME.fullmatch(subject)):
+        if settings is None or not self._is_for(settings, principal):
             raise UpstreamUnavailable(f"there is no credential {name!r} for this principal")
-        key = (name, str(principal) if settings.is_personal else "")
-        until, known = self._known.get(key, (0.0, ""))
-        if time.monotonic() < until:
+        if (known := self._known.get((name, principal))) is not None:
             return known
         try:
-            found = await self._read(settings, subject)
+            found = await self._read(settings, principal)
         except (OSError, ValueError, TimeoutError) as error:
             # The error's text may hold what a command has printed.
             logger.warning("credential %s cannot be had: %s", name, type(error).__name__)
@@ -73,17 +79,34 @@ class Credentials:
         if not found:
             raise UpstreamUnavailable(f"there is no credential {name!r} for this principal")
         if settings.command:
-            self._known[key] = (time.monotonic() + REMEMBERED_S, found)
+            self._known[name, principal] = found
         return found
 
-    async def _read(self, settings: SecretSettings, subject: str) -> str:
+    def _is_for(self, settings: SecretSettings, principal: Principal) -> bool:
+        """Whether a principal may have that secret, and can be named where it comes from."""
+        if settings.issuer and settings.issuer != principal.issuer:
+            return False
+        if not settings.is_personal:
+            return not (settings.has("{issuer}") and principal.is_anonymous)
+        named = settings.issuer or settings.has("{issuer}") or self._only == principal.issuer
+        return bool(named) and _NAME.fullmatch(principal.subject) is not None
+
+    async def _read(self, settings: SecretSettings, principal: Principal) -> str:
+        # An issuer is a URL more often than not: encoded it is one part of a path, and still like no other.
+        issuer = quote(principal.issuer, safe="")
+
+        def filled(text: str) -> str:
+            return text.replace("{issuer}", issuer).replace("{subject}", principal.subject)
+
         if settings.file:
-            path = Path(settings.file.replace("{subject}", subject))
+            path = Path(filled(settings.file))
             return (await asyncio.to_thread(path.read_bytes))[:_MOST_BYTES].decode().strip("\r\n")
         if settings.env:
-            return os.environ.get(settings.env.replace("{subject}", subject), "")
+            variable = filled(settings.env)
+            is_ours = settings.env != variable and variable.startswith(_OURS)
+            return "" if is_ours else os.environ.get(variable, "")
         process = await asyncio.create_subprocess_exec(
-            *(part.replace("{subject}", subject) for part in settings.command),
+            *map(filled, settings.command),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,

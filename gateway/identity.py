@@ -9,14 +9,12 @@ import msgspec
 from gateway.digests import Digests
 from gateway.errors import insufficient_scope, unauthenticated
 from gateway.jwt_tokens import InsufficientScope, InvalidToken, JwtTokens
-from gateway.policy_settings import AuthSettings, ProxySettings
+from gateway.policy_settings import API_KEY_ISSUER, AuthSettings, ProxySettings
 from gateway.rules import Granted, granted_by, granted_in_headers
 from session_store import ANONYMOUS, Principal
 from transports.base import Request
 
 __all__ = ["API_KEY_ISSUER", "Authenticated", "Identity", "TrustedProxies"]
-
-API_KEY_ISSUER: Final = "api-key"
 
 
 class Authenticated(msgspec.Struct, frozen=True):

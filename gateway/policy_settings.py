@@ -1,7 +1,8 @@
 """What an operator can set about who calls and what they may do: frozen, validated, units in the names."""
 
 import ipaddress
-from typing import Annotated, Literal, Self
+import itertools
+from typing import Annotated, Final, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -9,6 +10,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validat
 from gateway.patterns import expression, usable
 
 __all__ = [
+    "API_KEY_ISSUER",
     "AuthSettings",
     "ClaimNames",
     "JwtSettings",
@@ -22,6 +24,8 @@ __all__ = [
     "WorkspaceSettings",
 ]
 
+API_KEY_ISSUER: Final = "api-key"
+_OURS: Final = (API_KEY_ISSUER, "anonymous")
 Trust = Literal["direct", "sandboxed"]
 ContextField = Literal["session_id", "workspace", "trust", "principal", "agent"]
 # Signatures with a public key only: with a shared secret whoever verifies can also sign.
@@ -114,7 +118,20 @@ class AuthSettings(_Frozen):
         issuers = [entry.issuer for entry in self.jwt]
         if len(set(issuers)) != len(issuers):
             raise ValueError("jwt names an issuer twice")
+        issuers = [*_OURS, *issuers, *([self.proxies.issuer] if self.proxies is not None else ())]
+        for one, other in itertools.permutations(issuers, 2):
+            if one == other or one.startswith(f"{other}:"):
+                raise ValueError(
+                    f"issuer {one!r} cannot be told from {other!r}: their principals could have the same name, as "
+                    "ISSUER:SUBJECT; give proxies another issuer, or serve one of them by a gateway of its own"
+                )
         return self
+
+    @property
+    def issuers(self) -> tuple[str, ...]:
+        """Who vouches for principals, beside API keys."""
+        proxied = self.proxies is not None and self.proxies.subject_header
+        return (*(entry.issuer for entry in self.jwt), *([self.proxies.issuer] if self.proxies and proxied else ()))
 
 
 class RuleSettings(_Frozen):
@@ -189,24 +206,35 @@ class ResourceSettings(_Frozen):
 
 
 class SecretSettings(_Frozen):
-    """Where a secret comes from. `{subject}` stands for the principal's: then everybody has their own."""
+    """Where a secret comes from, and whose it is. With `{subject}` in it everybody has their own."""
 
     file: str = ""
-    """The file it is in. `{subject}` stands for the principal's name: then everybody has their own."""
+    """The file it is in. `{subject}` stands for the principal's name, so that everybody has their own; `{issuer}` for
+    who vouches for that name, percent-encoded."""
     env: str = ""
-    """The gateway's variable it is in; `{subject}` as in `file`."""
+    """The gateway's variable it is in; `{subject}` and `{issuer}` as in `file`. It has to begin with words of yours."""
     command: tuple[str, ...] = ()
-    """The command that prints it, good for a minute; `{subject}` as in `file`."""
+    """The command that prints it, good for a minute; `{subject}` and `{issuer}` as in `file`."""
+    issuer: str = ""
+    """Whose principals have it: `api-key`, the `issuer` of proxies, or one of `auth.jwt`; nobody else has. It has to be
+    given with `{subject}` where several can say who calls and `{issuer}` is not there: the same name is another
+    principal with each of them."""
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
         if sum(map(bool, (self.file, self.env, self.command))) != 1:
             raise ValueError("give one of file, env and command")
+        if self.env.startswith("{subject}"):
+            raise ValueError("env begins with {subject}: principals could name other variables of the gateway")
         return self
 
     @property
     def is_personal(self) -> bool:
-        return any("{subject}" in part for part in (self.file, self.env, *self.command))
+        return self.has("{subject}")
+
+    def has(self, placeholder: str) -> bool:
+        """Whether it stands somewhere in the source."""
+        return any(placeholder in part for part in (self.file, self.env, *self.command))
 
 
 class RateSettings(_Frozen):

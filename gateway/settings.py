@@ -23,6 +23,7 @@ from gateway.assertion import ISSUER
 from gateway.given import ConfigurationError, Origins, explained, gathered
 from gateway.limit_settings import LimitSettings, Seconds
 from gateway.policy_settings import (
+    API_KEY_ISSUER,
     AuthSettings,
     Pattern,
     PolicySettings,
@@ -354,6 +355,25 @@ class GatewaySettings(_Frozen):
                 f"host is {self.host}, and nobody has to say who they are: give api_keys or auth, or anonymous = true "
                 "if everybody who reaches it may use it"
             )
+        return self
+
+    @property
+    def issuers(self) -> tuple[str, ...]:
+        """Who vouches for principals: API keys are one of them."""
+        return (*([API_KEY_ISSUER] if self.api_keys else ()), *self.auth.issuers)
+
+    @model_validator(mode="after")
+    def _secrets_have_one_owner(self) -> Self:
+        issuers = self.issuers
+        for name, secret in self.secrets.items():
+            if secret.issuer and secret.issuer not in issuers:
+                known = ", ".join(issuers) or "nobody"
+                raise ValueError(f"secrets.{name}: issuer is {secret.issuer!r}, and callers are vouched for by {known}")
+            if secret.is_personal and not secret.issuer and not secret.has("{issuer}") and len(issuers) > 1:
+                raise ValueError(
+                    f"secrets.{name}: {{subject}} is another principal with each of {', '.join(issuers)}: say with "
+                    "issuer whose it is, or put {issuer} into its source"
+                )
         return self
 
 
