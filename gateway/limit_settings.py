@@ -56,7 +56,7 @@ class LimitSettings(BaseModel):
     peer_connections: Annotated[int, Field(ge=0)] = 0
     """Connections from one address (IPv6: one /64 network), so that no single client fills the gateway; 503 beyond. 0:
     half of `connections`. Trusted proxies do not count, nor, where none are configured, peers on this machine."""
-    batch_messages: Annotated[int, Field(ge=1)] = 64
+    batch_messages: Annotated[int, Field(ge=1, le=1_024)] = 64
     """Messages in one JSON-RPC batch; a larger one is refused before any of it starts."""
     name_chars: Annotated[int, Field(ge=16)] = 256
     """Names that clients give: of tools, prompts, methods, clients."""

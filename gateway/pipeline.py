@@ -60,6 +60,10 @@ class Pipeline:
             self._watching.answered(request, who.principal, answer.error_code)
         return answer
 
+    async def negotiated(self, request: Request) -> str:
+        with available():
+            return await self._legacy.negotiated(request, await self._who(request, self._correlation(request)))
+
     async def notify(self, request: Request) -> None:
         who = await self._who(request, self._correlation(request))
         if request.era is Era.MODERN:

@@ -357,6 +357,10 @@ class Handler(Protocol):
         """A client's request."""
         ...
 
+    async def negotiated(self, request: Request) -> str:
+        """The protocol version that the session of a legacy request has negotiated, before anything of it is done."""
+        ...
+
     async def notify(self, request: Request) -> None:
         """A client's notification."""
         ...

@@ -19,6 +19,7 @@ __all__ = [
     "merge_handshakes",
     "negotiable",
     "server_info_of",
+    "version_of",
 ]
 
 HANDSHAKE_VERSIONS: Final = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
@@ -54,6 +55,12 @@ def at_most(result: bytes, version: str) -> bytes:
     if version not in HANDSHAKE_VERSIONS or negotiated not in HANDSHAKE_VERSIONS or negotiated <= version:
         return result
     return encode(decoded | {"protocolVersion": msgspec.Raw(encode(version))})
+
+
+def version_of(result: bytes) -> str:
+    """What an `initialize` result says was negotiated; empty where it says nothing."""
+    version = msgspec.json.decode(result, type=Object).get("protocolVersion", b"")
+    return bytes(version).strip(b'"').decode("ascii", "replace")[:32]
 
 
 _MODERN_CAPABILITIES: Final = ("completions", "experimental", "logging", "prompts", "resources", "tools")

@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from gateway.bridge.handshake import HandshakeRefused, at_most, negotiable
+from gateway.bridge.handshake import HandshakeRefused, at_most, negotiable, version_of
 from gateway.carriers import client_facts
 from gateway.context import with_meta, without_our_keys
 from gateway.endpoint import Endpoint
@@ -105,7 +105,9 @@ class LegacyClients:
             await self._sessions.update(live, client=facts)
         live.busy += 1
         try:
-            result = await endpoint.initialize(live, who.correlation)
+            result = at_most(await endpoint.initialize(live, who.correlation), version)
+            if (negotiated := version_of(result)) != version:
+                await self._sessions.update(live, client=msgspec.structs.replace(facts, protocol_version=negotiated))
         except HandshakeRefused as error:
             await self._undo(resolved)
             return ImmediateReply(
@@ -121,7 +123,6 @@ class LegacyClients:
         finally:
             live.busy -= 1
         live.used = True
-        result = at_most(result, version)
         return ImmediateReply(encode_result(encode(message.id), result), self._sessions.headers(resolved, request))
 
     async def _undo(self, resolved: Resolved) -> None:
@@ -139,6 +140,10 @@ class LegacyClients:
             await self._sessions.subscribe(live, text_of(params, "uri"))
         elif method == "resources/unsubscribe":
             await self._sessions.unsubscribe(live, text_of(params, "uri"))
+
+    async def negotiated(self, request: Request, who: RequestContext) -> str:
+        """The protocol version of the session that a request names. Raises `Refused` where it names none."""
+        return (await self._sessions.require(request, who)).live.session.client.protocol_version
 
     async def notify(self, request: Request, who: RequestContext) -> None:
         """Act on a notification, or pass it on."""

@@ -104,6 +104,14 @@ def test_a_batch_is_taken_in_2025_03_26_and_refused_later(demo: RunningGateway, 
     assert old.post([]).status_code == 400
     new = Legacy(demo.url, http).open()
     assert new.post(batch).status_code == 400
+    assert new.post(batch, headers={"MCP-Protocol-Version": "2025-03-26"}).status_code == 400, (
+        "it did not negotiate that"
+    )
+    unsaid = {name: value for name, value in old.request_headers().items() if name != "MCP-Protocol-Version"}
+    assert http.post(demo.url, json=batch[:1], headers=unsaid).json()[0]["result"] == {}
+    unsaid["Mcp-Session-Id"] = new.session
+    assert http.post(demo.url, json=batch[:1], headers=unsaid).status_code == 400
+    assert http.post(demo.url, json=batch[:1], headers=ACCEPT).status_code == 400, "no session"
 
 
 @requirement("spec.legacy", "spec.complete")

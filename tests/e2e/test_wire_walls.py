@@ -1,15 +1,18 @@
 """The wire above HTTP, as strangers use it: versions, tokens that are not enough, batches."""
 
+import json
+import time
 from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import pytest
 
-from tests.e2e.conftest import bearer
+from tests.e2e.conftest import KEYS, bearer, sha256
 from tests.requirements import requirement
 from tests.support.issuer import Issuer, running_issuer
 from tests.support.raw import Legacy, Modern, tool_text
-from tests.support.running import DEMO, RunningGateway, running_gateway, server
+from tests.support.running import DEMO, PROBE, RunningGateway, running_gateway, server
 
 
 @pytest.fixture(scope="module")
@@ -59,3 +62,84 @@ def test_a_token_that_is_bound_to_a_key_is_no_bearer_token(
     answer = Modern(tokens.url, http, headers=bearer(issuer.token(cnf=bound))).tool("whoami")
     assert answer.status_code == 401 and 'error="invalid_token"' in answer.headers["www-authenticate"]
     assert "bound to a key" in answer.text
+
+
+@pytest.fixture(scope="module")
+def batches() -> Iterator[RunningGateway]:
+    """The probe, for those who have a key; of a result no more than 16 MiB is passed on."""
+    with running_gateway({"p": server(PROBE)}, options={"api_keys": {"alice": sha256(KEYS["alice"])}}) as running:
+        yield running
+
+
+@pytest.fixture
+def old(batches: RunningGateway, http: httpx.Client) -> Legacy:
+    return Legacy(batches.url, http, version="2025-03-26", headers=bearer(KEYS["alice"])).open()
+
+
+def ping(number: Any) -> dict[str, Any]:
+    return {"jsonrpc": "2.0", "id": number, "method": "ping"}
+
+
+def call(number: Any, tool: str, **arguments: Any) -> dict[str, Any]:
+    params = {"name": tool, "arguments": arguments}
+    return {"jsonrpc": "2.0", "id": number, "method": "tools/call", "params": params}
+
+
+@requirement("wall.before-auth")
+def test_a_batch_that_is_too_long_is_refused_before_any_of_it_is_read_or_done(
+    batches: RunningGateway, http: httpx.Client, old: Legacy
+) -> None:
+    assert len(old.post([ping(number) for number in range(64)]).json()) == 64
+    for size in (65, 85_000):
+        work = [call("first", "state", touched="yes"), *(ping(number) for number in range(size - 1))]
+        began = time.monotonic()
+        refused = old.post(work)
+        took_s = time.monotonic() - began
+        assert refused.status_code == 400 and "64 messages at most" in refused.json()["error"]["message"]
+        assert took_s < 1
+    assert json.loads(tool_text(old.tool("state"))) == {}, "nothing of it was done"
+
+
+@requirement("wall.before-auth")
+def test_nothing_of_a_batch_is_done_for_somebody_who_may_not_send_it(
+    batches: RunningGateway, http: httpx.Client, old: Legacy
+) -> None:
+    work = [ping(1), call(2, "state", touched="yes")]
+    for wrong, status in (
+        ({"Authorization": "Bearer nobody"}, 401),
+        ({"Mcp-Session-Id": "x" * 22 + "." + "y" * 43}, 404),
+    ):
+        assert old.post(work, headers=wrong).status_code == status
+    assert json.loads(tool_text(old.tool("state"))) == {}
+
+
+@requirement("wall.before-auth", "spec.legacy")
+def test_each_message_of_a_batch_is_answered_on_its_own(old: Legacy) -> None:
+    mixed: list[Any] = [
+        ping(1),
+        7,
+        [ping(2)],
+        {"jsonrpc": "2.0", "id": 3, "method": "ping", "params": [1]},
+        {"jsonrpc": "1.0", "id": 4, "method": "ping"},
+        {"jsonrpc": "2.0", "id": 5, "method": "initialize", "params": {}},
+        call(6, "state", touched="yes"),
+        call("n" * 2_000, "echo"),
+        {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": [1]}},
+        {"jsonrpc": "2.0", "id": 9, "result": {}},
+        call(8, "echo", a=1),
+    ]
+    answer = old.post(mixed)
+    assert answer.status_code == 200
+    answers = answer.json()
+    good = {m["id"]: m["result"] for m in answers if "result" in m}
+    bad = [m["id"] for m in answers if "error" in m]
+    assert good.keys() == {1, 6, 8} and json.loads(good[8]["content"][0]["text"]) == {"a": 1}
+    assert sorted(map(str, bad)) == ["3", "4", "5", "None", "None", "None"]
+    assert json.loads(tool_text(old.tool("state"))) == {"touched": "yes"}
+
+
+@requirement("wall.before-auth")
+def test_the_answers_of_a_batch_are_bounded_together(old: Legacy) -> None:
+    answers = old.post([call(number, "giant", size=6 << 20) for number in range(4)]).json()
+    assert sorted("result" in answer for answer in answers) == [False, False, True, True]
+    assert all("all answers of a batch" in answer["error"]["message"] for answer in answers if "error" in answer)

@@ -3,7 +3,6 @@
 MCP 2025-03-26 … 2025-11-25 and 2026-07-28, Transports §Streamable HTTP.
 """
 
-import asyncio
 import functools
 import logging
 from collections.abc import Callable, Mapping
@@ -14,6 +13,7 @@ import msgspec
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, MODERN_PROTOCOL_VERSIONS
 
 from transports.base import Answer, Elsewhere, Era, Forwarder, Handler, Refused, Request
+from transports.inbound.batch import BATCHES, Batches
 from transports.inbound.event_stream import follow, next_or_quiet, stream_answer
 from transports.inbound.http import (
     ClientWatch,
@@ -47,14 +47,12 @@ from transports.jsonrpc import (
     Message,
     Object,
     encode,
-    encode_error,
 )
 
 __all__ = ["StreamableHttp"]
 
 logger = logging.getLogger(__name__)
 
-_BATCHES: Final = "2025-03-26"
 _PRIMING: Final = "2025-11-25"
 _MOST_TRIES: Final = 6
 """How often a request is looked for a place for while its session changes hands."""
@@ -80,6 +78,7 @@ class StreamableHttp:
         self._guard = guard
         self._body_limit = body_limit
         self._sizes = Sizes(limits, refusals)
+        self._batches = Batches(handler, self._sizes, limits, refusals)
         self._poll_after_s = poll_after_s
         self._forwarder = forwarder
 
@@ -158,7 +157,7 @@ class StreamableHttp:
             headers=headers,
             message=message,
             params=params or {},
-            protocol_version=version or headers.get(VERSION_HEADER, _BATCHES),
+            protocol_version=version or headers.get(VERSION_HEADER, BATCHES),
             meta=meta or {},
             forwarded=scope.get("mcp.forwarded"),
             again=scope.get("mcp.again", False),
@@ -253,48 +252,13 @@ class StreamableHttp:
         await send_status(send, 202)
 
     async def _batch(self, scope: Scope, headers: Mapping[str, str], body: bytes, send: Send) -> None:
-        """Several messages in one body: only in 2025-03-26, where a server must take them (Transports §Sending)."""
-        if headers.get(VERSION_HEADER, _BATCHES) != _BATCHES:
+        if headers.get(VERSION_HEADER, BATCHES) != BATCHES:
             raise Refused(400, INVALID_REQUEST, "The body must be a single JSON-RPC message.")
-        try:
-            parts = msgspec.json.decode(body, type=list[msgspec.Raw])
-        except (msgspec.MsgspecError, RecursionError) as error:
-            raise Refused(400, INVALID_REQUEST, f"not a JSON-RPC batch: {error}") from None
-        messages = [self._sizes.parse(bytes(part)) for part in parts]
-        if not messages or any(m.method == "initialize" for m in messages):
-            raise Refused(400, INVALID_REQUEST, "A batch must not be empty, nor contain initialize.")
-        requests = [self._request(scope, headers, Era.LEGACY, m, _params_of(m)) for m in messages]
-        answers = await asyncio.gather(*(self._one_of_batch(request) for request in requests))
-        results = [answer for answer in answers if answer is not None]
-        if results:
-            await send_json(send, 200, b"[" + b",".join(results) + b"]")
-        else:
+        answers = await self._batches.answer(body, self._request(scope, headers, Era.LEGACY))
+        if answers is None:
             await send_status(send, 202)
-
-    async def _one_of_batch(self, request: Request) -> bytes | None:
-        """The final frame of a request. What else belongs to it is kept on its stream, as for a client that left."""
-        message = request.message
-        assert message is not None
-        if message.is_notification:
-            await self._handler.notify(request)
-            return None
-        if message.is_response:
-            await self._handler.respond(request)
-            return None
-        try:
-            answer = await self._handler.call(request)
-        except Refused as refused:
-            if refused.status != 200:
-                raise
-            return encode_error(_id_of(message), refused.error())
-        try:
-            while (frame := await answer.replies.next()) is not None:
-                if frame.final:
-                    return frame.data
-                await answer.record(frame.data)
-        finally:
-            await answer.done()
-        return encode_error(_id_of(message), {"code": INTERNAL_ERROR, "message": "The call ended without an answer."})
+        else:
+            await send_json(send, 200, answers)
 
     # -- GET
 
@@ -359,7 +323,7 @@ def _check_legacy(headers: Mapping[str, str], message: Message) -> None:
 
 
 def _check_version(headers: Mapping[str, str]) -> None:
-    version = headers.get(VERSION_HEADER, _BATCHES)
+    version = headers.get(VERSION_HEADER, BATCHES)
     if version not in HANDSHAKE_PROTOCOL_VERSIONS:
         supported = ", ".join((*HANDSHAKE_PROTOCOL_VERSIONS, *MODERN_PROTOCOL_VERSIONS))
         raise Refused(400, INVALID_REQUEST, f"Unsupported MCP-Protocol-Version. Supported: {supported}.")

@@ -1,0 +1,157 @@
+"""JSON-RPC batches: several messages in one body, each of them answered on its own.
+
+MCP 2025-03-26 only, where a server must take them (Transports §Sending Messages to the Server). Knows no HTTP: what a
+batch comes with, and what becomes of its answers, is `streamable_http`'s.
+"""
+
+import asyncio
+import functools
+import logging
+from typing import Annotated, Any, Final
+
+import msgspec
+
+from transports.base import MAX_QUEUED_BYTES, Elsewhere, Handler, Refused, Request
+from transports.inbound.limits import MAX_ID_CHARS, Limited, Limits, Refusals
+from transports.inbound.sizes import Sizes
+from transports.jsonrpc import (
+    INTERNAL_ERROR,
+    INVALID_REQUEST,
+    PARSE_ERROR,
+    InvalidMessage,
+    Message,
+    encode,
+    encode_error,
+)
+
+__all__ = ["BATCHES", "Batches"]
+
+logger = logging.getLogger(__name__)
+
+BATCHES: Final = "2025-03-26"
+"""The one revision that has them, and the one that is meant where no revision is named."""
+
+
+class Batches:
+    """Takes batches of a bounded length."""
+
+    def __init__(self, handler: Handler, sizes: Sizes, limits: Limits, refusals: Refusals) -> None:
+        self._handler = handler
+        self._sizes = sizes
+        self._most = limits.batch_messages
+        self._refusals = refusals
+
+    async def answer(self, body: bytes, request: Request) -> bytes | None:
+        """The answers to a batch as one array, or None where nothing in it wants one. `request` is what it came with.
+
+        Raises:
+            Refused: none of it was started: it is too long, no array, or its client may not send it.
+            Elsewhere: the same, because another process has the session.
+        """
+        parts = self._split(body)
+        version = await self._handler.negotiated(request)
+        if version != BATCHES:
+            raise Refused(
+                400, INVALID_REQUEST, "The body must be a single JSON-RPC message in this session's revision."
+            )
+        room = _Room()
+        answers = await asyncio.gather(*(self._answer(part, request, room) for part in parts))
+        given = [answer for answer in answers if answer is not None]
+        return b"[" + b",".join(given) + b"]" if given else None
+
+    def _split(self, body: bytes) -> list[msgspec.Raw]:
+        """The messages, none of them read yet. One too many ends the reading, so that a long array costs no more."""
+        try:
+            parts = _decoder(self._most).decode(body)
+        except msgspec.ValidationError:
+            self._refusals[Limited.BATCH] += 1
+            raise Refused(400, INVALID_REQUEST, f"A batch holds {self._most} messages at most.") from None
+        except (msgspec.MsgspecError, RecursionError) as error:
+            raise Refused(400, PARSE_ERROR, f"not a JSON-RPC batch: {error}") from None
+        found: list[msgspec.Raw] = [part for part in msgspec.structs.astuple(parts) if part is not msgspec.UNSET]
+        if not found:
+            raise Refused(400, INVALID_REQUEST, "A batch must not be empty.")
+        return found
+
+    async def _answer(self, part: msgspec.Raw, request: Request, room: "_Room") -> bytes | None:
+        """One message's answer: whatever is wrong with it is its own fault only."""
+        message: Message | None = None
+        error: dict[str, Any]
+        try:
+            message = self._sizes.parse(bytes(part))
+            answer = await self._one(message, request)
+        except Refused as refused:
+            error = refused.error()
+        except (InvalidMessage, msgspec.MsgspecError) as invalid:
+            code = invalid.code if isinstance(invalid, InvalidMessage) else INVALID_REQUEST
+            error = {"code": code, "message": str(invalid)}
+        except Elsewhere:
+            error = {"code": INTERNAL_ERROR, "message": "The session is changing hands. Nothing was done: try again."}
+        except Exception:
+            logger.exception("a message of a batch failed")
+            error = {"code": INTERNAL_ERROR, "message": "The gateway failed at this. Its outcome is unknown."}
+        else:
+            if answer is None or room.takes(answer):
+                return answer
+            error = {"code": INTERNAL_ERROR, "message": f"Done, but all answers of a batch hold {room.MOST} bytes."}
+        if message is not None and not message.is_request:
+            return None
+        return encode_error(_id_in(part), error)
+
+    async def _one(self, message: Message, request: Request) -> bytes | None:
+        """The final frame of a request. What else belongs to it is kept on its stream, as for a client that left."""
+        if message.method == "initialize":
+            raise Refused(200, INVALID_REQUEST, "initialize must not be part of a batch.")
+        params = message.params_object() if message.method is not msgspec.UNSET else {}
+        self._sizes.check(params, None)
+        request = msgspec.structs.replace(request, message=message, params=params)
+        if message.is_notification:
+            await self._handler.notify(request)
+            return None
+        if message.is_response:
+            await self._handler.respond(request)
+            return None
+        answer = await self._handler.call(request)
+        try:
+            while (frame := await answer.replies.next()) is not None:
+                if frame.final:
+                    return (await answer.confirmed(frame) if answer.is_doubtful else frame).data
+                await answer.record(frame.data)
+        finally:
+            await answer.done()
+        raise Refused(500, INTERNAL_ERROR, "The call ended without an answer.")
+
+
+class _Room:
+    """What the answers to one batch may hold together: all of them are held until the last one is there."""
+
+    MOST: Final = MAX_QUEUED_BYTES
+
+    def __init__(self) -> None:
+        self._taken = 0
+
+    def takes(self, answer: bytes) -> bool:
+        """Whether there is room for one more."""
+        if self._taken + len(answer) > self.MOST:
+            return False
+        self._taken += len(answer)
+        return True
+
+
+@functools.lru_cache(maxsize=4)
+def _decoder(most: int) -> msgspec.json.Decoder[Any]:
+    """Of an array of `most` messages at most. A list with a greatest length would be built before it is counted."""
+    fields = [(f"message_{number}", msgspec.Raw | msgspec.UnsetType, msgspec.UNSET) for number in range(most)]
+    return msgspec.json.Decoder(msgspec.defstruct("Batch", fields, array_like=True, forbid_unknown_fields=True))
+
+
+class _Named(msgspec.Struct):
+    id: Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)] | Annotated[str, msgspec.Meta(max_length=MAX_ID_CHARS)]
+
+
+def _id_in(part: msgspec.Raw) -> bytes:
+    """The id of a message that may be none, encoded; null where it has none that can be repeated."""
+    try:
+        return encode(msgspec.json.decode(part, type=_Named).id)
+    except (msgspec.MsgspecError, RecursionError):
+        return b"null"
