@@ -73,7 +73,8 @@ class Origins:
         return self._naming(setting)[-1]
 
     def _naming(self, setting: str) -> list[str]:
-        named = (self._file, f"the variable MCP_GATEWAY_{setting.upper().replace('.', '__')}", "the command line")
+        variable = f"the variable MCP_GATEWAY_{setting.upper().replace('.', '__')}"
+        named = (self._file, variable, f"--{setting} on the command line")
         return [name for name, given in zip(named, self._places, strict=True) if _has(given, setting)]
 
 

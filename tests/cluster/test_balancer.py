@@ -65,7 +65,8 @@ def test_the_compose_file_starts_this_topology() -> None:
     assert set(re.findall(r"\$\{(\w+)\}", config)) == set(balancer["environment"])
     for name in ("gateway1", "gateway2", "gateway3"):
         service = compose["services"][name]
-        assert service["environment"]["MCP_GATEWAY_ADVERTISE"] == f"{name}:9000"
+        assert service["environment"]["MCP_GATEWAY_ADVERTISE"] == f"{name}.internal:9000"
+        assert service["networks"]["store"]["aliases"] == [f"{name}.internal"]
         assert (ROOT / service["build"]["dockerfile"]).exists()
     dockerfile = (ROOT / "deploy/Dockerfile").read_text(encoding="utf-8")
     for source in re.findall(r"^COPY (.+) /src", dockerfile, re.MULTILINE):
@@ -77,7 +78,7 @@ def test_the_compose_file_starts_this_topology() -> None:
 def test_the_manifests_agree_with_the_gateway_and_with_each_other() -> None:
     text = (ROOT / "deploy/kubernetes.yaml").read_text(encoding="utf-8")
     parts = {part["kind"]: part for part in yaml.safe_load_all(text)}
-    assert parts.keys() == {"Deployment", "Service", "PodDisruptionBudget", "HorizontalPodAutoscaler"}
+    assert parts.keys() == {"Deployment", "Service", "PodDisruptionBudget", "HorizontalPodAutoscaler", "NetworkPolicy"}
     pod = parts["Deployment"]["spec"]["template"]
     for selector in ("Service", "PodDisruptionBudget"):
         found = parts[selector]["spec"]["selector"]
@@ -89,6 +90,7 @@ def test_the_manifests_agree_with_the_gateway_and_with_each_other() -> None:
     given = {entry["name"]: entry.get("value", "secret") for entry in container["env"]}
     ports = {port["name"]: port["containerPort"] for port in container["ports"]}
     assert given["MCP_GATEWAY_ADVERTISE"].endswith(f":{ports['internal']}") and "MCP_GATEWAY_KEYS" in given
-    options = {"host": "0.0.0.0", "store": given["MCP_GATEWAY_STORE"], "advertise": "10.0.0.1:9000", "anonymous": True}
+    assert given["MCP_GATEWAY_STORE"] == "secret"
+    options = {"host": "0.0.0.0", "store": "redis://redis:6379/0", "advertise": "10.0.0.1:9000", "anonymous": True}
     checked = load_settings(None, options)
     assert checked.gateway.port == ports["http"]

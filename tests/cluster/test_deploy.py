@@ -1,0 +1,322 @@
+"""What `deploy/` and docker-compose.yml set up is safe as it is: the files say so, and their command lines and load
+balancers, started as plain processes, do so."""
+
+import contextlib
+import json
+import os
+import re
+import secrets
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+from tests.e2e.conftest import KEYS, bearer, sha256
+from tests.requirements import requirement
+from tests.support.raw import Modern, modern_body, modern_headers, tool_text
+from tests.support.redis_server import free_port
+from tests.support.running import DEMO, ROOT, RunningGateway, running_gateway, server
+from tests.support.topology import running_balancer
+from tests.tools.programs import program
+
+COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))
+GATEWAYS = ("gateway1", "gateway2", "gateway3")
+MANIFESTS = {
+    part["kind"]: part for part in yaml.safe_load_all((ROOT / "deploy/kubernetes.yaml").read_text(encoding="utf-8"))
+}
+POD = MANIFESTS["Deployment"]["spec"]["template"]["spec"]
+
+
+# -- what the files say
+
+
+@requirement("wall.defaults", "ops.deploy")
+@pytest.mark.parametrize("name", COMPOSE["services"])
+def test_no_container_of_the_compose_file_has_more_than_it_needs(name: str) -> None:
+    service = COMPOSE["services"][name]
+    assert service["read_only"] and service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert all(port.startswith("127.0.0.1:") for port in service.get("ports", ())), "published at loopback only"
+    assert not service.get("privileged") and "network_mode" not in service
+
+
+@requirement("wall.defaults", "ops.deploy")
+def test_redis_is_reached_by_gateways_only_and_by_its_password() -> None:
+    redis = COMPOSE["services"]["redis"]
+    assert "ports" not in redis and redis["networks"] == ["store"]
+    assert COMPOSE["networks"]["store"] == {"internal": True}
+    on_it = {name for name, service in COMPOSE["services"].items() if "store" in service.get("networks", ())}
+    assert on_it == {"redis", *GATEWAYS}
+    assert "requirepass $$REDISCLI_AUTH" in redis["command"][-1] and ":?" in redis["environment"]["REDISCLI_AUTH"]
+    assert "requirepass" not in " ".join(redis["command"][:-1])
+
+
+@requirement("wall.defaults", "ops.deploy")
+def test_the_gateways_of_the_compose_file_believe_the_balancer_only() -> None:
+    balancer = COMPOSE["services"]["balancer"]["networks"]["front"]["ipv4_address"]
+    for name in GATEWAYS:
+        environment = COMPOSE["services"][name]["environment"]
+        assert json.loads(environment["MCP_GATEWAY_AUTH__PROXIES"]) == {"networks": [f"{balancer}/32"]}
+        assert "MCP_GATEWAY_ANONYMOUS" not in environment, "it would win over a configuration"
+        arguments = COMPOSE["services"][name]["command"]
+        assert "--anonymous" in arguments and arguments.count("--allowed-host") == 2
+
+
+@requirement("wall.defaults", "ops.deploy")
+def test_a_pod_has_no_more_than_it_needs() -> None:
+    container = POD["containers"][0]
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert POD["securityContext"]["runAsNonRoot"] and POD["securityContext"]["seccompProfile"]
+    assert POD["automountServiceAccountToken"] is False, "servers would have it"
+    given = {entry["name"]: entry for entry in container["env"]}
+    assert {"MCP_GATEWAY_KEYS", "MCP_GATEWAY_STORE"} == {n for n, e in given.items() if "secretKeyRef" in str(e)}
+    assert not any("ANONYMOUS" in name for name in given) and "--anonymous" not in container["args"]
+    assert json.loads(given["MCP_GATEWAY_ALLOWED_HOSTS"]["value"])
+    assert json.loads(given["MCP_GATEWAY_AUTH__PROXIES__NETWORKS"]["value"])
+    policy = MANIFESTS["NetworkPolicy"]["spec"]
+    reached = {port["port"]: rule.get("from") for rule in policy["ingress"] for port in rule["ports"]}
+    assert reached["http"] is None and policy["podSelector"]["matchLabels"] == {"app": "mcp-session-gateway"}
+    assert reached["internal"] == [{"podSelector": policy["podSelector"]}] and reached["operators"]
+
+
+# -- what their command lines do
+
+
+def environment_of(name: str, **outside: str) -> dict[str, str]:
+    """A service's variables, with what docker compose fills in, and places of this machine."""
+    filled = {}
+    for variable, value in COMPOSE["services"][name]["environment"].items():
+        text = re.sub(r"\$\{(\w+)(?::[-?]([^}]*))?\}", lambda m: outside.get(m[1], "" if ":-" in m[0] else m[0]), value)
+        filled[variable] = text.replace("172.31.84.2", "127.0.0.1")
+    del filled["MCP_GATEWAY_TRACING"]
+    return filled | {"MCP_GATEWAY_ADMIN__LISTEN": "", "MCP_GATEWAY_ADVERTISE": f"127.0.0.1:{free_port()}"}
+
+
+@contextlib.contextmanager
+def redis_with(password: str) -> Iterator[str]:
+    """Redis, started as the compose file does; HOST:PORT."""
+    port = free_port()
+    with tempfile.TemporaryDirectory() as folder:
+        line = COMPOSE["services"]["redis"]["command"][-1].replace("$$", "$")
+        line = line.replace("redis-server", f"exec {program('redis-server', 'redis-server')}")
+        command = ["sh", "-c", f"{line} --port {port} --bind 127.0.0.1 --dir {folder} --loglevel warning"]
+        env = {**os.environ, "REDISCLI_AUTH": password}
+        process = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL)
+        try:
+            wait_for(port)
+            yield f"127.0.0.1:{port}"
+        finally:
+            process.terminate()
+            process.wait(10)
+
+
+@contextlib.contextmanager
+def composed(arguments: list[str], **more: str) -> Iterator[tuple[str, list[RunningGateway]]]:
+    """The three gateways behind the balancer; its URL."""
+    password = secrets.token_urlsafe(32)
+    with contextlib.ExitStack() as stack:
+        redis = stack.enter_context(redis_with(password))
+        gateways = []
+        for name in GATEWAYS:
+            env = environment_of(name, MCP_GATEWAY_KEYS="k" * 40, REDIS_PASSWORD=password)
+            env["MCP_GATEWAY_STORE"] = env["MCP_GATEWAY_STORE"].replace("redis:6379", redis)
+            assert password in env["MCP_GATEWAY_STORE"]
+            running = running_gateway(command=DEMO, env={**env, **more}, arguments=arguments, must_stop=False)
+            gateways.append(stack.enter_context(running))
+        ports = [gateway.base.rpartition(":")[2] for gateway in gateways]
+        url = stack.enter_context(running_balancer([f"127.0.0.1:{port}" for port in ports]))
+        yield f"{url}/mcp", gateways
+
+
+def demo_arguments() -> list[str]:
+    arguments: list[str] = COMPOSE["services"]["gateway1"]["command"]
+    return arguments[1 : arguments.index("--")]
+
+
+@requirement("wall.defaults", "ops.deploy")
+def test_the_demo_serves_names_of_this_machine_and_no_others(http: httpx.Client) -> None:
+    with composed(demo_arguments()) as (url, _):
+        who = json.loads(tool_text(Modern(url, http).tool("whoami")))
+        assert who["principal"] == "anonymous"
+        body = modern_body("server/discover")
+        answer = http.post(url, json=body, headers={**modern_headers(body), "Host": "rebound.example"})
+        assert answer.status_code == 421
+
+
+@requirement("wall.defaults", "ops.deploy")
+def test_with_keys_nobody_is_served_without_one(http: httpx.Client) -> None:
+    keys = {"MCP_GATEWAY_API_KEYS": json.dumps({"alice": sha256(KEYS["alice"])})}
+    asked = [sys.executable, "-m", "gateway", "run", *demo_arguments(), "--port", "0", "--", *DEMO]
+    ran = subprocess.run(
+        asked, capture_output=True, text=True, timeout=60, check=False, cwd=ROOT, env={**os.environ, **keys}
+    )
+    assert ran.returncode == 2 and "--anonymous" in ran.stderr and "MCP_GATEWAY_API_KEYS" in ran.stderr, ran.stderr
+    with composed([word for word in demo_arguments() if word != "--anonymous"], **keys) as (url, gateways):
+        for place in (url, *(gateway.url for gateway in gateways)):
+            place = place.replace("0.0.0.0", "127.0.0.1")
+            assert Modern(place, http).tool("whoami").status_code == 401
+        answer = Modern(url, http, headers=bearer(KEYS["alice"])).tool("whoami")
+        assert json.loads(tool_text(answer))["principal"] == "api-key:alice"
+
+
+@requirement("wall.defaults", "ops.deploy")
+def test_the_manifests_start_nothing_that_asks_nobody(tmp_path: Path, http: httpx.Client) -> None:
+    container = POD["containers"][0]
+    given = {entry["name"]: entry["value"] for entry in container["env"] if "value" in entry}
+    given |= {"MCP_GATEWAY_STORE": "memory://", "MCP_GATEWAY_ADVERTISE": "", "MCP_GATEWAY_ADMIN__LISTEN": ""}
+    config = tmp_path / "mcp.json"
+    arguments = [*container["args"][1:-2], "--config", str(config), "--port", "0"]
+    for options, starts in (({}, False), ({"api_keys": {"alice": sha256(KEYS["alice"])}}, True)):
+        config.write_text(json.dumps({"mcpServers": {"demo": server(DEMO)}, "gateway": options}), encoding="utf-8")
+        if not starts:
+            asked = [sys.executable, "-m", "gateway", "run", *arguments]
+            ran = subprocess.run(
+                asked, capture_output=True, text=True, timeout=60, check=False, cwd=ROOT, env={**os.environ, **given}
+            )
+            assert ran.returncode == 2 and "nobody has to say who they are" in ran.stderr
+            continue
+        with running_gateway(options=options, env=given, arguments=container["args"][1:-2]) as gateway:
+            url = gateway.url.replace("0.0.0.0", "127.0.0.1")
+            host = {"Host": "mcp-session-gateway"}
+            assert Modern(url, http, headers=host).tool("whoami").status_code == 401
+            assert Modern(url, http, headers=host | bearer(KEYS["alice"])).tool("whoami").status_code == 200
+            assert Modern(url, http, headers=bearer(KEYS["alice"])).tool("whoami").status_code == 421
+            assert httpx.get(url.replace("/mcp", "/readyz")).status_code == 200, "probes name no host of ours"
+
+
+# -- what their load balancers pass on
+
+
+class Recorder:
+    """In a gateway's place: keeps each request's head and body as it came."""
+
+    def __init__(self, listener: socket.socket) -> None:
+        self.requests: list[tuple[str, bytes]] = []
+        self._listener = listener
+        self.port = int(listener.getsockname()[1])
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = self._listener.accept()
+                threading.Thread(target=self._answer, args=(connection,), daemon=True).start()
+
+    def _answer(self, connection: socket.socket) -> None:
+        with connection, contextlib.suppress(OSError):
+            data = b""
+            while b"\r\n\r\n" not in data:
+                data += connection.recv(65_536) or b"\r\n\r\n"
+            head, _, body = data.partition(b"\r\n\r\n")
+            length = re.search(rb"(?i)^content-length: *(\d+)", head, re.MULTILINE)
+            while length and len(body) < int(length[1]):
+                body += connection.recv(65_536)
+            if b"/readyz" not in head.split(b"\r\n")[0]:
+                self.requests.append((head.decode("latin-1"), body))
+            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nok")
+
+
+@contextlib.contextmanager
+def nginx(place: str) -> Iterator[int]:
+    """nginx with the configuration we ship, before that one."""
+    port = free_port()
+    config = (ROOT / "deploy/nginx.conf").read_text(encoding="utf-8")
+    config = re.sub(r"server gateway\d:8080;", f"server {place};", config).replace(
+        "listen 8080;", f"listen 127.0.0.1:{port};"
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        temporary = "".join(f"{kind}_temp_path {folder}; " for kind in ("proxy", "fastcgi", "uwsgi", "scgi"))
+        whole = (
+            f"pid {folder}/pid; error_log {folder}/error.log; worker_processes 1; daemon off; "
+            f"events {{ worker_connections 256; }} http {{ access_log off; client_body_temp_path {folder}; "
+            f"{temporary}\n{config} }}"
+        )
+        path = Path(folder, "nginx.conf")
+        path.write_text(whole, encoding="utf-8")
+        process = subprocess.Popen([program("nginx", "nginx-light"), "-c", str(path)], stderr=subprocess.DEVNULL)
+        try:
+            wait_for(port)
+            yield port
+        finally:
+            process.terminate()
+            process.wait(10)
+
+
+@contextlib.contextmanager
+def balancer(kind: str, recorder: Recorder) -> Iterator[int]:
+    place = f"127.0.0.1:{recorder.port}"
+    if kind == "nginx":
+        with nginx(place) as port:
+            yield port
+    else:
+        with running_balancer([place] * 3) as url:
+            yield int(url.rpartition(":")[2])
+
+
+def wait_for(port: int) -> None:
+    for _ in range(400):
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+            return
+        threading.Event().wait(0.02)
+    raise AssertionError("it does not listen")
+
+
+def said(port: int, head: str, body: bytes = b"") -> bytes:
+    """What comes back on one connection."""
+    with socket.create_connection(("127.0.0.1", port), 5) as connection:
+        connection.sendall(head.replace("\n", "\r\n").encode("latin-1") + b"\r\n\r\n" + body)
+        connection.settimeout(5)
+        answer = b""
+        with contextlib.suppress(TimeoutError):
+            while b"\r\n\r\n" not in answer and (piece := connection.recv(65_536)):
+                answer += piece
+        return answer
+
+
+@requirement("wall.defaults", "wall.framing", "ops.deploy")
+@pytest.mark.parametrize("kind", ["nginx", "haproxy"])
+def test_a_load_balancer_passes_on_no_upgrade_and_no_word_that_is_its_own(kind: str) -> None:
+    inner = b"GET /hidden HTTP/1.1\r\nHost: x\r\n\r\n"
+    offered: list[tuple[str, Any]] = [
+        ("Connection: Upgrade\nUpgrade: websocket", inner),
+        ("Connection: Upgrade, HTTP2-Settings\nUpgrade: h2c\nHTTP2-Settings: AAMAAABk", inner),
+        ("X-Forwarded-For: 9.9.9.9\nX-Forwarded-Proto: https\nForwarded: for=9.9.9.9", b""),
+    ]
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        recorder = Recorder(listener)
+        with balancer(kind, recorder) as port:
+            for headers, body in offered:
+                answer = said(port, f"POST /mcp HTTP/1.1\nHost: a\nContent-Length: {len(body)}\n{headers}", body)
+                assert answer.startswith(b"HTTP/1.1 200"), answer
+            mangled = said(port, "GET /mcp HTTP/1.1\nHost: a\nX_Forwarded_For: 9.9.9.9\nConnection: close")
+    assert [body for _, body in recorder.requests[:3]] == [inner, inner, b""], "a body is a body"
+    for head, _ in recorder.requests:
+        assert not re.search(r"(?im)^(upgrade|http2-settings|forwarded):", head), head
+        assert "9.9.9.9" not in head and re.search(r"(?im)^x-forwarded-for: 127\.0\.0\.1\r?$", head), head
+        assert re.search(r"(?im)^x-forwarded-proto: http\r?$", head), head
+        assert not re.search(r"(?im)^connection:.*upgrade", head), head
+    assert mangled.startswith(b"HTTP/1.1 200" if kind == "nginx" else b"HTTP/1.1 403"), mangled
+    assert len(recorder.requests) == (4 if kind == "nginx" else 3)
+
+
+@requirement("wall.defaults", "ops.deploy")
+def test_nginx_passes_on_one_spelling_of_a_path() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        recorder = Recorder(listener)
+        with nginx(f"127.0.0.1:{recorder.port}") as port:
+            for path in ("/x/../mcp", "//mcp", "/%6dcp", "/./mcp?a=%2F"):
+                said(port, f"GET {path} HTTP/1.1\nHost: a\nConnection: close")
+    paths = [head.split(" ")[1] for head, _ in recorder.requests]
+    assert paths == ["/mcp", "/mcp", "/mcp", "/mcp?a=%2F"]
