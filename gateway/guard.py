@@ -14,4 +14,5 @@ def guard_of(options: GatewaySettings, proxies: TrustedProxies) -> Guard:
         hosts=frozenset(options.allowed_hosts),
         origins=frozenset(options.allowed_origins),
         loopback=is_loopback(options.host),
+        single=frozenset() if options.auth.proxies is None else frozenset(options.auth.proxies.headers),
     )

@@ -11,6 +11,7 @@ from gateway.errors import insufficient_scope, unauthenticated
 from gateway.jwt_tokens import InsufficientScope, InvalidToken, JwtTokens
 from gateway.policy_settings import API_KEY_ISSUER, AuthSettings, ProxySettings
 from gateway.rules import Granted, granted_by, granted_in_headers
+from gateway.subjects import named_in_header, unusable
 from session_store import ANONYMOUS, Principal
 from transports.base import Request
 
@@ -136,8 +137,14 @@ class Identity:
         subject = headers.get(settings.subject_header.lower(), "")
         if not subject:
             return None
-        principal = Principal(issuer=settings.issuer, subject=subject)
-        return Authenticated(principal, granted_in_headers(headers, settings))
+        try:
+            subject = named_in_header(subject)
+            granted = granted_in_headers(headers, settings)
+        except ValueError:
+            raise self._refused("What the proxy says of the caller is not UTF-8.") from None
+        if why := unusable(subject):
+            raise self._refused(f"The name that the proxy gives the caller cannot be used: {why}.")
+        return Authenticated(Principal(issuer=settings.issuer, subject=subject), granted)
 
     def _refused(self, reason: str, *, error: str = "") -> Exception:
         return unauthenticated(reason, self._challenge(error, self._scope))

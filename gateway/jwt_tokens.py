@@ -12,6 +12,7 @@ import httpx2
 import jwt
 
 from gateway.policy_settings import JwtSettings
+from gateway.subjects import unusable
 from session_store import Principal
 
 __all__ = ["InsufficientScope", "InvalidToken", "JwtTokens"]
@@ -38,6 +39,23 @@ class InsufficientScope(InvalidToken):
     def __init__(self, needed: Sequence[str], missing: Collection[str]) -> None:
         super().__init__(f"it lacks the scope {' '.join(sorted(missing))}")
         self.needed = " ".join(needed)
+
+
+def is_access_token(header: Mapping[str, Any], claims: Mapping[str, Any]) -> bool:
+    """Whether a token was made for calling with, as far as it says. Issuers sign others with the same keys: identity
+    tokens (OpenID Connect Core §2), refresh, logout and security event tokens.
+
+    A header `typ` of `at+jwt` (RFC 9068 §2.1) says so. With `JWT` or none the claims decide: no hash of an identity
+    token, no `events`, `typ` is Bearer or not there (Keycloak), `token_use` is access or not there (Cognito), and no
+    `nonce` unless one of these two says access. Any other header `typ` is something else.
+    """
+    kind = str(header.get("typ", "JWT")).lower().removeprefix("application/")
+    if kind != "jwt":
+        return kind == "at+jwt"
+    marks = [str(claims[name]).lower() for name in ("typ", "token_use") if name in claims]
+    if any(name in claims for name in ("at_hash", "c_hash", "s_hash", "events")):
+        return False
+    return all(mark in ("bearer", "access") for mark in marks) and (bool(marks) or "nonce" not in claims)
 
 
 class JwtTokens:
@@ -69,6 +87,8 @@ class JwtTokens:
         issuer = self._issuers.get(str(unverified.get("iss", "")))
         if issuer is None:
             raise InvalidToken("its issuer is not trusted here")
+        if not is_access_token(header, unverified):
+            raise InvalidToken("it is no access token (RFC 9068)")
         claims = issuer.checked(token, await issuer.key(str(header.get("kid", "")), header), self._clock())
         principal = Principal(issuer=issuer.settings.issuer, subject=str(claims["sub"]))
         until = min(float(claims["exp"]), self._clock() + REMEMBERED_S)
@@ -135,6 +155,8 @@ class _Issuer:
             # Good only together with a proof of a key (RFC 7800; `jkt`: RFC 9449 §7.1, `x5t#S256`: RFC 8705 §3), which
             # is not checked here: as a bearer token it would be good for whoever has stolen it.
             raise InvalidToken("it is bound to a key, and is no bearer token: ask for one without DPoP or mutual TLS")
+        if why := unusable(claims["sub"]):
+            raise InvalidToken(f"its subject cannot be used: {why}")
         missing = set(settings.scopes) - set(str(claims.get("scope", "")).split())
         if missing:
             raise InsufficientScope(settings.scopes, missing)

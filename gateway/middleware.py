@@ -10,7 +10,7 @@ from gateway.pipeline import available
 from gateway.request_context import RequestContext
 from session_store.context import bound_session
 from transports.base import Era, Refused, Request
-from transports.inbound.http import Guard, Receive, Scope, Send, header_map, peer_of, send_json
+from transports.inbound.http import Guard, Receive, Scope, Send, peer_of, send_json
 
 if TYPE_CHECKING:
     from gateway.composition import Gateway
@@ -65,7 +65,7 @@ class SessionMiddleware:
             live.used = True
 
     async def _resolve(self, scope: Scope) -> Any:
-        headers = header_map(scope["headers"])
+        headers = self._gateway.guard.headers(scope)
         request = Request(
             era=Era.MODERN,  # an app has no handshake: its requests say who they are one by one
             endpoint=scope["path"],

@@ -2,6 +2,7 @@
 
 import ipaddress
 import itertools
+import re
 from typing import Annotated, Final, Literal, Self
 from urllib.parse import urlsplit
 
@@ -26,6 +27,7 @@ __all__ = [
 
 API_KEY_ISSUER: Final = "api-key"
 _OURS: Final = (API_KEY_ISSUER, "anonymous")
+_HEADER: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")  # RFC 9110 §5.1
 Trust = Literal["direct", "sandboxed"]
 ContextField = Literal["session_id", "workspace", "trust", "principal", "agent"]
 # Signatures with a public key only: with a shared secret whoever verifies can also sign.
@@ -94,6 +96,27 @@ class ProxySettings(_Frozen):
     """The header that says the workspace."""
     permissions_header: str = ""
     """The header that lists the permissions, separated by commas or spaces."""
+
+    @property
+    def headers(self) -> tuple[str, ...]:
+        """The headers that say who calls and what they may, in lower case."""
+        names = (self.subject_header, self.trust_header, self.workspace_header, self.permissions_header)
+        return tuple(name.lower() for name in names if name)
+
+    @field_validator("subject_header", "trust_header", "workspace_header", "permissions_header")
+    @classmethod
+    def _is_header(cls, name: str) -> str:
+        if name and not _HEADER.fullmatch(name):
+            raise ValueError(f"{name!r} is no name of a header")
+        return name
+
+    @model_validator(mode="after")
+    def _names_the_principal(self) -> Self:
+        if self.headers and not self.subject_header:
+            raise ValueError("give subject_header: what proxies say of a caller they do not name would not count")
+        if len(set(self.headers)) != len(self.headers):
+            raise ValueError("each fact needs a header of its own")
+        return self
 
     @field_validator("networks")
     @classmethod

@@ -14,6 +14,7 @@ import msgspec
 from gateway.errors import bad_context
 from gateway.patterns import any_matches
 from gateway.policy_settings import ClaimNames, ProxySettings, RuleSettings
+from gateway.subjects import named_in_header
 from session_store import Context, InvalidContext, Principal, Provenance, Session, Source
 
 __all__ = [
@@ -62,11 +63,16 @@ def granted_by(claims: Mapping[str, Any], names: ClaimNames) -> Granted:
 
 
 def granted_in_headers(headers: Mapping[str, str], names: ProxySettings) -> Granted:
-    """As `granted_by`, of what a trusted proxy says."""
+    """As `granted_by`, of what a trusted proxy says.
+
+    Raises:
+        ValueError: it is not UTF-8.
+    """
     permissions = headers.get(names.permissions_header.lower(), "") if names.permissions_header else ""
+    workspace = headers.get(names.workspace_header.lower(), "") if names.workspace_header else ""
     return Granted(
         trust=normal_trust(headers.get(names.trust_header.lower())) if names.trust_header else None,
-        workspace=(headers.get(names.workspace_header.lower()) or None) if names.workspace_header else None,
+        workspace=named_in_header(workspace) or None,
         permissions=tuple(sorted(set(permissions.replace(",", " ").split()))),
         names_workspace=bool(names.workspace_header),
     )

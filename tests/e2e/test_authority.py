@@ -1,14 +1,11 @@
 """Whose authority a request has: that of its own credential, and of nothing that came before it on its connection."""
 
-import http.client
 import json
-import socket
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, cast
-from urllib.parse import urlsplit
+from typing import Any
 
 import httpx
 import pytest
@@ -25,6 +22,7 @@ from session_store import NoSession, current_session
 from tests.e2e.conftest import KEYS, bearer, sha256
 from tests.requirements import requirement
 from tests.support.issuer import Issuer, running_issuer
+from tests.support.one_connection import OneConnection
 from tests.support.raw import Legacy, Modern, messages, modern_body, modern_headers, tool_text
 from tests.support.running import PROBE, RunningGateway, running_gateway, server
 
@@ -51,61 +49,6 @@ def options(issuer: Issuer) -> dict[str, Any]:
 def gateway(issuer: Issuer) -> Iterator[RunningGateway]:
     with running_gateway({"probe": server(PROBE)}, options=options(issuer)) as running:
         yield running
-
-
-class OneConnection:
-    """A client that writes its requests without waiting for answers, and reads these in their order."""
-
-    def __init__(self, url: str) -> None:
-        parts = urlsplit(url)
-        assert parts.hostname is not None and parts.port is not None
-        self._host = parts.netloc
-        self._socket = socket.create_connection((parts.hostname, parts.port), timeout=10)
-        self._stream = self._socket.makefile("rb")
-
-    def __enter__(self) -> "OneConnection":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stream.close()
-        self._socket.close()
-
-    def write(self, *requests: bytes) -> None:
-        self._socket.sendall(b"".join(requests))
-
-    def request(self, method: str, path: str, headers: dict[str, str], body: bytes = b"") -> bytes:
-        head = {"Host": self._host, **headers, "Content-Length": str(len(body))}
-        lines = [f"{method} {path} HTTP/1.1", *(f"{name}: {value}" for name, value in head.items()), "", ""]
-        return "\r\n".join(lines).encode() + body
-
-    def rpc(self, body: Any, headers: dict[str, str], path: str = "/mcp") -> bytes:
-        head = {"Content-Type": "application/json", **headers}
-        return self.request("POST", path, head, json.dumps(body).encode())
-
-    def answers(self, number: int) -> list[tuple[int, Any]]:
-        return [self._answer() for _ in range(number)]
-
-    def _answer(self) -> tuple[int, Any]:
-        # The response must not close, nor read ahead of, what all answers share.
-        source = cast("socket.socket", _Shared(self._stream))
-        response = http.client.HTTPResponse(source)
-        response.begin()
-        body = response.read()
-        return response.status, json.loads(body) if body else None
-
-
-class _Shared:
-    def __init__(self, stream: Any) -> None:
-        self._stream = stream
-
-    def makefile(self, *_: object) -> Any:
-        return self
-
-    def close(self) -> None:
-        pass
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
 
 
 def what_am_i() -> tuple[Any, dict[str, str]]:

@@ -59,30 +59,36 @@ _KNOWN: Final = {
 }
 
 
-def header_map(raw: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
-    """Headers by lower-case name.
+def header_map(raw: Iterable[tuple[bytes, bytes]], single: Container[str] = ()) -> dict[str, str]:
+    """Headers by lower-case name. Those of `single` may stand once, as the ones may that we know.
 
     Raises:
         Refused: 400, a header that may stand once stands twice: two readers would disagree on which one counts; 431.
     """
     raw = list(raw)
     # White space around a value is not part of it (RFC 9110 §5.5); some parsers leave it there.
-    headers = {_KNOWN.get(name) or name.decode("latin-1"): value.decode("latin-1").strip(" \t") for name, value in raw}
+    headers = {
+        _KNOWN.get(name) or name.decode("latin-1").lower(): value.decode("latin-1").strip(" \t") for name, value in raw
+    }
     if sum(map(len, headers.values())) > MAX_HEADER_BYTES:
         raise Refused(431, INVALID_REQUEST, f"The headers are larger than {MAX_HEADER_BYTES} bytes.")
-    return headers if len(headers) == len(raw) else _merged(raw)
+    return headers if len(headers) == len(raw) else _merged(raw, single)
 
 
-def _merged(raw: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
+def _name(raw: bytes) -> str:
+    return raw.decode("latin-1").lower()
+
+
+def _merged(raw: Iterable[tuple[bytes, bytes]], single: Container[str]) -> dict[str, str]:
     """Headers of which some stand more than once."""
     if sum(len(name) + len(value) for name, value in raw) > MAX_HEADER_BYTES:
         raise Refused(431, INVALID_REQUEST, f"The headers are larger than {MAX_HEADER_BYTES} bytes.")
     headers: dict[str, str] = {}
     for name_bytes, value_bytes in raw:
-        name, value = name_bytes.decode("latin-1"), value_bytes.decode("latin-1").strip(" \t")
+        name, value = _name(name_bytes), value_bytes.decode("latin-1").strip(" \t")
         if name not in headers:
             headers[name] = value
-        elif name in _SINGLE:
+        elif name in _SINGLE or name in single:
             raise Refused(400, INVALID_REQUEST, f"The {name} header appears more than once.")
         else:
             headers[name] += ("; " if name == "cookie" else ", ") + value
@@ -122,13 +128,23 @@ class Guard:
     """Which Host and Origin are served: what keeps web pages from reaching a server on the user's own machine.
 
     MCP 2025-11-25, Transports §Security Warning (DNS rebinding). `hosts` empty means any host, or with `loopback` the
-    loopback names only. What `proxies` say of how a client came is believed.
+    loopback names only. What `proxies` say of how a client came is believed. A header of `single` may stand once: two
+    of those that say who calls would be two callers.
     """
 
     hosts: frozenset[str] = frozenset()
     origins: frozenset[str] = frozenset()
     loopback: bool = True
     proxies: Container[str] = ()
+    single: frozenset[str] = frozenset()
+
+    def headers(self, scope: Scope) -> dict[str, str]:
+        """The request's headers, by lower-case name.
+
+        Raises:
+            Refused: 400, 431: as `header_map`.
+        """
+        return header_map(scope["headers"], self.single)
 
     def check(self, headers: Mapping[str, str]) -> None:
         """Raises `Refused`: 421 for a host that is not ours, 403 for an origin that is not let in."""

@@ -15,7 +15,7 @@ import msgspec
 
 from transports.base import Refused
 from transports.inbound.connected import Connected
-from transports.inbound.http import Guard, Receive, Scope, Send, header_map, read_body, send_refusal, send_status
+from transports.inbound.http import Guard, Receive, Scope, Send, read_body, send_refusal, send_status
 from transports.inbound.inside import Inside
 from transports.jsonrpc import INVALID_REQUEST
 from transports.sse import COMMENT, encode_event
@@ -57,7 +57,7 @@ class HttpSse:
         self._body_limit = body_limit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = header_map(scope["headers"])
+        headers = self._guard.headers(scope)
         try:
             self._guard.check(headers)
             if scope["method"] == "GET" and not scope["path"].endswith("/messages"):

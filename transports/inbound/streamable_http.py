@@ -21,7 +21,6 @@ from transports.inbound.http import (
     Receive,
     Scope,
     Send,
-    header_map,
     peer_of,
     read_body,
     readable_by,
@@ -84,7 +83,7 @@ class StreamableHttp:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            headers = header_map(scope["headers"])
+            headers = self._guard.headers(scope)
             self._guard.check(headers)
             if "origin" in headers:
                 send = readable_by(send, headers["origin"])
