@@ -51,8 +51,9 @@ class LimitSettings(BaseModel):
     """A client that takes nothing of what was written to it for so long is cut, whatever kind of answer it is, and what
     it did not read is thrown away."""
     connections: Annotated[int, Field(ge=0)] = 0
-    """Connections in all. 0: half of the files this process may open, since servers of sessions need some as well. When
-    all are taken, the connection that has been idle longest makes room; if none is idle, the new one gets 503."""
+    """Connections in all, for each worker. 0: half of the files this process may open, since servers of sessions need
+    some as well. When all are taken, the connection that has been idle longest makes room; if none is idle, the new one
+    gets 503."""
     peer_connections: Annotated[int, Field(ge=0)] = 0
     """Connections from one address (IPv6: one /64 network), so that no single client fills the gateway; 503 beyond. 0:
     half of `connections`. Trusted proxies do not count, nor, where none are configured, peers on this machine."""

@@ -5,16 +5,19 @@ nothing here. It knows no HTTP: a connection says itself what it waits for.
 """
 
 import asyncio
+import contextlib
 import enum
 import functools
 import ipaddress
+import socket
+import struct
 from collections import Counter, deque
 from collections.abc import Callable, Hashable
 from typing import Final, Protocol
 
 from transports.inbound.limits import Limited, Limits, Refusals
 
-__all__ = ["Connection", "Connections", "Phase"]
+__all__ = ["Connection", "Connections", "Phase", "reset"]
 
 _MOST_BETWEEN_LOOKS_S: Final = 1.0
 _LEAVING_S: Final = 2.0
@@ -157,6 +160,15 @@ class Connections:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+def reset(transport: asyncio.Transport) -> None:
+    """End a connection so that nothing of what was written to it is kept, by the kernel neither."""
+    sock = transport.get_extra_info("socket")
+    if sock is not None and sock.family != socket.AF_UNIX:
+        with contextlib.suppress(OSError):
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    transport.abort()
 
 
 @functools.lru_cache(maxsize=4_096)

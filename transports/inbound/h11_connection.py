@@ -11,7 +11,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-from transports.inbound.connections import Connections, Phase
+from transports.inbound.connections import Connections, Phase, reset
 from transports.inbound.framing import BadRequest, plain_target
 from transports.inbound.http import Receive, Scope, Send
 from transports.inbound.limits import Limited
@@ -123,7 +123,7 @@ class H11Connection(H11Protocol):
     def cut(self, kind: Limited | None) -> None:
         if kind is Limited.WRITE_TIME:
             self._others.refusals[kind] += 1
-            self.transport.abort()
+            reset(self.transport)
         elif kind is None:
             self.transport.close()
         else:

@@ -1,0 +1,356 @@
+"""What a stranger may cost before anybody knows who it is: on the public port, the operators', and a child's socket."""
+
+import contextlib
+import json
+import socket
+import struct
+import time
+from collections.abc import Iterator
+from typing import Final
+
+import httpx
+import psutil
+import pytest
+
+from tests.requirements import requirement
+from tests.support.procs import eventually
+from tests.support.raw import ACCEPT, Legacy, modern_body, modern_headers, tool_text
+from tests.support.raw_http import Listener, answers, connected, listener_of, post, read_answers
+from tests.support.running import PROBE, RunningGateway, running_gateway, server
+
+SHORT: Final = {
+    "head_timeout_s": 0.6,
+    "body_timeout_s": 0.6,
+    "idle_timeout_s": 0.8,
+    "write_timeout_s": 1.0,
+    "head_bytes": 16_384,
+    "headers": 32,
+}
+GET: Final = b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+H2C: Final = b"Connection: Upgrade\r\nUpgrade: h2c\r\n"
+
+
+def operators(gateway: RunningGateway) -> str:
+    line = next(line for line in gateway.stderr().splitlines() if "operators are served at" in line)
+    return line[line.index("http://") :].partition("/admin")[0]
+
+
+def limited(gateway: RunningGateway, kind: str) -> int:
+    """What the metric says."""
+    text = httpx.get(f"{operators(gateway)}/metrics").text
+    label = f'mcp_gateway_limited_total{{limit="{kind}"}} '
+    return int(float(next(line for line in text.splitlines() if line.startswith(label)).removeprefix(label)))
+
+
+@contextlib.contextmanager
+def started(**limits: object) -> Iterator[RunningGateway]:
+    """With these limits. This machine's addresses count as peers."""
+    options = {
+        "admin": {"listen": "127.0.0.1:0"},
+        "auth": {"proxies": {"networks": ["192.0.2.0/24"]}},
+        "limits": limits,
+        "anonymous": True,
+    }
+    with running_gateway({"probe": server(PROBE)}, options=options) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def gateway() -> Iterator[RunningGateway]:
+    with started(**SHORT) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def places(gateway: RunningGateway) -> dict[str, Listener]:
+    with httpx.Client() as http:
+        env = json.loads(tool_text(Legacy(gateway.url, http).open().tool("env", {"prefix": "MCP_SESSION_"})))
+    return {
+        "main": listener_of(gateway.url),
+        "admin": listener_of(operators(gateway)),
+        "state": env["MCP_SESSION_SOCKET"],
+    }
+
+
+@pytest.fixture(params=["main", "admin", "state"])
+def place(request: pytest.FixtureRequest, places: dict[str, Listener]) -> Listener:
+    return places[request.param]
+
+
+def closed_after(sock: socket.socket, within_s: float) -> tuple[float, bytes]:
+    """How long until the other side closed, and what it said."""
+    began, said = time.monotonic(), b""
+    sock.settimeout(within_s)
+    with contextlib.suppress(ConnectionError):
+        while data := sock.recv(1 << 16):
+            said += data
+    return time.monotonic() - began, said
+
+
+# -- heads
+
+
+@requirement("wall.before-auth")
+@pytest.mark.parametrize("offer", [b"", GET + H2C + b"\r\n"], ids=["httptools", "h11"])
+def test_a_head_without_end_is_refused_at_its_bound(place: Listener, offer: bytes) -> None:
+    with connected(place) as sock:
+        sock.sendall(offer)
+        if offer:
+            assert sock.recv(1 << 16)
+        sent = 0
+        with contextlib.suppress(ConnectionError):
+            sock.sendall(GET + b"X: ")
+            while sent < 64 << 20:
+                sock.sendall(b"a" * 4_096)
+                sent += 4_096
+        assert sent < 16 << 20, "nobody reads on"
+        took, said = closed_after(sock, 5)
+        assert took < 5 and (not said or b" 431 " in said or b" 400 " in said)
+
+
+@requirement("wall.before-auth")
+@pytest.mark.parametrize(("request_", "status"), [
+    (GET + b"X: " + b"a" * 20_000 + b"\r\n\r\n", 431),
+    (GET + b"X: " + b"a" * 15_000 + b"\r\n\r\n", 200),
+    (GET + b"a: b\r\n" * 40 + b"\r\n", 431),
+    (GET + b"a: b\r\n" * 31 + b"\r\n", 200),
+    (GET + H2C + b"a: b\r\n" * 40 + b"\r\n", 431),
+    (GET.replace(b"healthz", b"healthz?" + b"a" * 20_000) + b"\r\n", 431),
+])  # fmt: skip
+def test_heads_have_a_size_and_a_number_of_headers(places: dict[str, Listener], request_: bytes, status: int) -> None:
+    ways: list[list[bytes | float]] = [[request_], [request_[:5_000], 0.05, request_[5_000:]]]
+    for chunks in ways:
+        assert answers(places["main"], chunks, quiet_s=0.1).statuses == [status]
+
+
+@requirement("wall.before-auth")
+@pytest.mark.parametrize("start", [b"", b"G", GET, GET + H2C, GET + H2C + b"\r\n" + GET], ids=repr)
+def test_a_head_that_does_not_come_ends_the_connection(place: Listener, start: bytes) -> None:
+    with connected(place) as sock:
+        sock.sendall(start)
+        took, said = closed_after(sock, 6)
+        assert took < 3
+        if (start and not start.endswith(GET)) or start == GET:
+            assert read_answers(said, closed=True).statuses[-1:] == [408]
+
+
+@requirement("wall.before-auth")
+def test_a_head_that_dribbles_has_no_longer_than_one_that_stands_still(place: Listener) -> None:
+    began = time.monotonic()
+    with connected(place) as sock:
+        sock.sendall(GET + b"X: ")
+        with contextlib.suppress(OSError):
+            while time.monotonic() - began < 6:
+                sock.sendall(b"a")
+                time.sleep(0.05)
+    assert time.monotonic() - began < 4
+
+
+@requirement("wall.before-auth")
+def test_a_connection_that_is_idle_is_closed_and_one_that_waits_for_an_answer_is_not(
+    gateway: RunningGateway, places: dict[str, Listener]
+) -> None:
+    for offer in (b"", H2C):
+        with connected(places["main"]) as sock:
+            sock.sendall(GET + offer + b"\r\n")
+            took, said = closed_after(sock, 6)
+            assert 0.6 < took < 4 and read_answers(said, closed=True).statuses == [200]
+    with httpx.Client() as http:
+        began = time.monotonic()
+        assert Legacy(gateway.url, http).open().tool("sleep", {"seconds": 2.5}).status_code == 200
+        assert time.monotonic() - began > 2.4
+
+
+# -- bodies
+
+
+def upload(size: int) -> tuple[bytes, bytes]:
+    message = modern_body("tools/call", {"name": "echo", "arguments": {"pad": "x" * size}})
+    named = [f"{name}: {value}" for name, value in modern_headers(message).items()]
+    body = json.dumps(message).encode()
+    request = post("/mcp", body, "Host: 127.0.0.1", "Content-Type: application/json", *named)
+    return request[: -len(body)], body
+
+
+@requirement("wall.before-auth")
+@pytest.mark.parametrize("offer", [b"", H2C], ids=["httptools", "h11"])
+def test_a_body_that_trickles_is_cut_and_one_that_is_slow_is_not(places: dict[str, Listener], offer: bytes) -> None:
+    head, body = upload(700_000)
+    head = head[:-2] + offer + b"\r\n"
+    began = time.monotonic()
+    with connected(places["main"]) as sock:
+        sock.sendall(head + body[:100_000])
+        with contextlib.suppress(OSError):
+            while time.monotonic() - began < 8:
+                sock.sendall(b"x")
+                time.sleep(0.05)
+    assert time.monotonic() - began < 5, "a byte now and then is no progress"
+    slow: list[bytes | float] = [head]
+    for at in range(0, len(body), 100_000):
+        slow += [body[at : at + 100_000], 0.25]
+    heard = answers(places["main"], slow)
+    assert heard.statuses == [200] and len(heard.answers[0].body) > 700_000, "as long as it comes, however long"
+
+
+@requirement("wall.before-auth")
+@pytest.mark.parametrize("offer", [b"", H2C], ids=["httptools", "h11"])
+def test_what_is_no_body_has_a_bound_as_well(places: dict[str, Listener], offer: bytes) -> None:
+    """Trailers and extensions of chunks."""
+    for endless in (b"0\r\nX: ", b"1;x="):
+        with connected(places["main"]) as sock:
+            sent = 0
+            with contextlib.suppress(ConnectionError):
+                sock.sendall(GET + offer + b"Transfer-Encoding: chunked\r\n\r\n" + endless)
+                while sent < 64 << 20:
+                    sock.sendall(b"a" * 65_536)
+                    sent += 65_536
+            assert sent < 64 << 20
+
+
+@requirement("wall.before-auth")
+def test_a_body_behind_its_answer_is_read_up_to_the_bound_of_bodies(places: dict[str, Listener]) -> None:
+    for offer in (b"", H2C):
+        with connected(places["main"]) as sock:
+            sent = 0
+            with contextlib.suppress(ConnectionError):
+                sock.sendall(GET + offer + b"Content-Length: 9999999999\r\n\r\n")
+                while sent < 256 << 20:
+                    sock.sendall(b"a" * 65_536)
+                    sent += 65_536
+            assert sent < 64 << 20
+
+
+@requirement("wall.before-auth")
+def test_so_many_requests_wait_on_one_connection(gateway: RunningGateway, places: dict[str, Listener]) -> None:
+    before = limited(gateway, "pipeline")
+    heard = answers(places["main"], (GET + b"\r\n") * 2_000, expected=18)
+    assert heard.statuses == [200] * (len(heard.statuses) - 1) + [503] and 16 <= len(heard.statuses) <= 20
+    assert heard.closed and limited(gateway, "pipeline") == before + 1
+
+
+# -- answers
+
+
+@requirement("wall.before-auth")
+@pytest.mark.parametrize("offer", [b"", H2C], ids=["httptools", "h11"])
+@pytest.mark.parametrize("kind", ["json", "sse"])
+def test_clients_that_do_not_read_are_cut_and_hold_nothing(
+    gateway: RunningGateway, http: httpx.Client, kind: str, offer: bytes
+) -> None:
+    client = Legacy(gateway.url, http).open()
+    before, memory = limited(gateway, "write_time"), psutil.Process(gateway.pid).memory_info().rss
+    params = {"name": "giant", "arguments": {"size": 12_000_000}}
+    if kind == "sse":
+        params = {"name": "flood", "arguments": {"megabytes": 20}}
+    body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}).encode()
+    named = [f"{name}: {value}" for name, value in {**ACCEPT, **client.request_headers()}.items()]
+    request = post("/mcp", body, "Host: 127.0.0.1", "Content-Type: application/json", *named)
+    request = request.replace(b"\r\nHost", b"\r\n" + offer + b"Host", 1)
+    number = 6 if kind == "json" else 1
+    with contextlib.ExitStack() as stack:
+        deaf = [stack.enter_context(connected(listener_of(gateway.url))) for _ in range(number)]
+        for sock in deaf:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+            sock.sendall(request)
+        assert eventually(lambda: limited(gateway, "write_time") == before + number, 15)
+        # Not even the kernel keeps what they did not read.
+        assert eventually(lambda: psutil.Process(gateway.pid).memory_info().rss - memory < 60 << 20, 5)
+        assert all(len(closed_after(sock, 10)[1]) < 11_000_000 for sock in deaf)
+    assert tool_text(Legacy(gateway.url, http).open().tool("echo", {"a": 1})) == '{"a": 1}'
+
+
+@requirement("wall.before-auth")
+def test_a_client_that_reads_slowly_gets_all_of_a_large_answer(gateway: RunningGateway) -> None:
+    head, body = upload(3_000_000)
+    with connected(listener_of(gateway.url)) as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65_536)
+        sock.sendall(head[:-2] + b"Connection: close\r\n\r\n" + body)
+        received = b""
+        while data := sock.recv(60_000):
+            received += data
+            time.sleep(0.03)
+    assert read_answers(received, closed=True).answers[0].complete and len(received) > 3_000_000
+
+
+# -- connections
+
+
+def served(listener: Listener, source: str = "127.0.0.1") -> bool:
+    """Whether somebody at that address is."""
+    assert not isinstance(listener, str)
+    with contextlib.suppress(OSError), socket.create_connection(listener, 5, source_address=(source, 0)) as sock:
+        sock.sendall(GET + b"Connection: close\r\n\r\n")
+        return b" 200 " in sock.recv(1 << 16)
+    return False
+
+
+@requirement("wall.before-auth")
+def test_nobody_takes_all_connections() -> None:
+    with started(connections=20, peer_connections=8, head_timeout_s=30) as gateway, contextlib.ExitStack() as stack:
+        main, admin = listener_of(gateway.url), listener_of(operators(gateway))
+
+        assert not isinstance(main, str)
+
+        def taken(source: str, data: bytes) -> socket.socket:
+            sock = stack.enter_context(socket.create_connection(main, 5, source_address=(source, 0)))
+            sock.sendall(data)
+            return sock
+
+        for _ in range(8):
+            taken("127.0.0.1", b"GET /")
+        assert not served(main) and served(main, "127.0.0.2"), "one address has its part and no more"
+        heard = answers(main, GET + b"\r\n")
+        assert heard.statuses in ([503], []) and heard.closed
+        assert limited(gateway, "peer_connections") >= 2
+        held = [taken(f"127.0.0.{n}", b"") for n in range(3, 15)]
+        # All are taken: who has waited longest for nothing makes room, and whoever comes is served.
+        assert eventually(lambda: all(served(main, f"127.0.0.{n}") for n in range(21, 26)), 5)
+        assert limited(gateway, "connections") >= 5 and served(admin, "127.0.0.1"), "operators have their own"
+        del held
+
+
+@requirement("wall.before-auth")
+def test_when_all_connections_work_a_new_one_is_told_to_come_back() -> None:
+    with started(connections=6, peer_connections=6) as gateway, httpx.Client() as http, contextlib.ExitStack() as stack:
+        client = Legacy(gateway.url, http).open()
+        params = {"name": "sleep", "arguments": {"seconds": 4}}
+        body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}).encode()
+        named = [f"{name}: {value}" for name, value in client.request_headers().items()]
+        request = post("/mcp", body, "Host: 127.0.0.1", "Content-Type: application/json", *named)
+        http.close()
+        working = [stack.enter_context(connected(listener_of(gateway.url))) for _ in range(6)]
+        for sock in working:
+            sock.sendall(request)
+        assert eventually(lambda: not served(listener_of(gateway.url), "127.0.0.9"), 3)
+        assert all(b" 200 " in sock.recv(1 << 16) for sock in working), "those that work are left alone"
+        assert limited(gateway, "connections") >= 1
+
+
+@requirement("wall.before-auth")
+def test_a_peer_that_resets_its_connections_leaves_nothing(gateway: RunningGateway) -> None:
+    for _ in range(200):
+        sock = connected(listener_of(gateway.url))
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        sock.sendall(GET)
+        sock.close()
+    open_ = psutil.Process(gateway.pid)
+    assert eventually(lambda: len([c for c in open_.net_connections() if c.status == "ESTABLISHED"]) < 20, 5)
+
+
+@requirement("wall.before-auth")
+def test_an_endless_head_and_half_sent_heads_are_not_felt_by_others(gateway: RunningGateway) -> None:
+    with httpx.Client() as http, contextlib.ExitStack() as stack:
+        client = Legacy(gateway.url, http).open()
+        client.tool("pid")
+        for _ in range(200):
+            stack.enter_context(connected(listener_of(gateway.url))).sendall(GET + b"X: ")
+        endless = stack.enter_context(connected(listener_of(gateway.url)))
+        endless.setblocking(False)
+        took = []
+        for _ in range(60):
+            with contextlib.suppress(OSError):
+                endless.send(b"GET /" + b"a" * 1_000_000)
+            began = time.monotonic()
+            assert client.tool("pid").status_code == 200
+            took.append(time.monotonic() - began)
+        assert sorted(took)[30] < 0.25, took
