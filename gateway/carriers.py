@@ -71,8 +71,9 @@ class Carriers:
         self._gives_cookies = cookie
 
     def token(self, session: Session) -> str:
-        """The session token, the form of the id that may leave us."""
-        return self.tokens.sign(session.id)
+        """The session token, the form of the id that may leave us. A session within another one has a handle: what its
+        client carries is the one around it."""
+        return self.tokens.sign(session.parent or session.id)
 
     def headers(self, session: Session, request: Request, *, cookie_held: bool) -> list[tuple[bytes, bytes]]:
         """How the client learns of its session (legacy: on the answer to `initialize` only)."""
@@ -82,6 +83,6 @@ class Carriers:
             headers.append((LEGACY_HEADER.encode(), token))
         if self._gives_cookies and not cookie_held:
             name, extra = (SECURE_COOKIE, "; Secure") if request.secure else (COOKIE, "")
-            value = self.cookies.sign(session.id)
+            value = self.cookies.sign(session.parent or session.id)
             headers.append((b"set-cookie", f"{name}={value}; Path=/; HttpOnly; SameSite=Strict{extra}".encode()))
         return headers

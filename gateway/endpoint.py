@@ -222,7 +222,7 @@ class Endpoint:
         correlation: str,
     ) -> None:
         if upstream.settings.handles:
-            seen = await self._handles.handle(exchange, era, params)
+            seen = await self._handles.handle(exchange, era, params, (await upstream.facts()).tools)
             if seen is None:
                 return
             params = seen

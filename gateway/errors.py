@@ -160,9 +160,14 @@ def invalid_arguments(tool: str, path: str, problem: str) -> Refused:
     return Refused(200, INVALID_PARAMS, f"Invalid arguments for {tool[:128]}: {path}: {problem}", data={"path": path})
 
 
-def unknown_handle(handle: str) -> Refused:
-    """Unknown, closed, expired or somebody else's: one answer."""
-    return Refused(200, INVALID_PARAMS, f"No session {handle[:32]!r} of yours. open_session gives one.")
+def unknown_handle(tool: str, given: object) -> Refused:
+    """Unknown, closed, expired, misspelt or somebody else's: one answer."""
+    shown = repr(given[:32]) if isinstance(given, str) else f"({type(given).__name__})"
+    return Refused(
+        200,
+        INVALID_PARAMS,
+        f"{tool[:64]}: no session {shown} of yours. open_session gives one; leave `session` out to work in your own.",
+    )
 
 
 def too_many_handles(most: int) -> Refused:

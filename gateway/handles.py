@@ -12,11 +12,11 @@ from typing import Any, Final
 import msgspec
 
 from gateway.audit import Audit
-from gateway.errors import too_many_handles, unknown_handle
+from gateway.errors import session_unknown, too_many_handles, unknown_handle
 from gateway.exchange import Exchange
+from gateway.listed import Tools, arguments_of
 from gateway.live import LiveSession
 from gateway.params import text_of
-from gateway.rules import Granted
 from gateway.sessions import Sessions
 from session_store import Session, SessionStore
 from session_store.session import new_session_id
@@ -53,11 +53,10 @@ def with_handles(tools: list[Any]) -> list[Any]:
 
 
 def _with_argument(tool: dict[str, Any]) -> dict[str, Any]:
-    schema = tool.get("inputSchema") or {"type": "object"}
-    properties = schema.get("properties") or {}
-    if ARGUMENT in properties:
+    schema, properties = tool.get("inputSchema") or {"type": "object"}, arguments_of(tool)
+    if ARGUMENT in properties or not isinstance(schema, dict):
         return tool
-    return tool | {"inputSchema": schema | {"properties": properties | {ARGUMENT: _SCHEMA}}}
+    return tool | {"inputSchema": schema | {"properties": {**properties, ARGUMENT: _SCHEMA}}}
 
 
 class Handles:
@@ -69,12 +68,13 @@ class Handles:
         self._audit = audit
         self._clock = clock
 
-    async def handle(self, exchange: Exchange, era: Era, params: Object) -> Object | None:
+    async def handle(self, exchange: Exchange, era: Era, params: Object, tools: Tools) -> Object | None:
         """A tool call's params as the server is to see them, the exchange moved to the child it names. None when the
-        call was one of ours, and is answered.
+        call was one of ours, and is answered. Only a call that names no session at all is for the parent: what was
+        meant for a child must never be done there.
 
         Raises:
-            Refused: no such child.
+            Refused: no such child, or no handle.
             Elsewhere: another replica has it.
         """
         live = exchange.live
@@ -85,18 +85,27 @@ class Handles:
         if name == OPEN:
             _answer(exchange, era, {ARGUMENT: await self._open(live.session)})
             return None
-        given = msgspec.json.decode(arguments.get(ARGUMENT, b"null"))
-        if not isinstance(given, str) or not given.startswith(_PREFIX):
+        if name != CLOSE and (ARGUMENT not in arguments or tools.takes(name, ARGUMENT)):
             return params
+        given = msgspec.json.decode(arguments.get(ARGUMENT, b"null"))
+        if not isinstance(given, str):
+            raise unknown_handle(name, given)
         if name == CLOSE:
             _answer(exchange, era, {"closed": await self._close(live.session, given)})
             return None
-        if not live.session.parent:  # else the call was passed on to the replica that has the child
-            _move(exchange, await self._child(live.session, given, exchange.granted))
+        found = await self._store.resume_alias(_alias(live.session, given)) if given.startswith(_PREFIX) else None
+        if found is None:
+            raise unknown_handle(name, given)
+        if found.id != live.session.id:  # else the call was passed on to the replica that has the child
+            _move(exchange, (await self._sessions.found(found, exchange.granted)).live)
         rest = {key: value for key, value in arguments.items() if key != ARGUMENT}
         return params | {"arguments": msgspec.Raw(encode(rest))}
 
-    async def _open(self, parent: Session) -> str:
+    async def _open(self, within: Session) -> str:
+        # A session within another one opens others beside itself: so the limit is one for all of them.
+        parent = await self._store.peek(within.parent) if within.parent else within
+        if parent is None:
+            raise session_unknown()
         if len(parent.children) >= MAX_CHILDREN:
             raise too_many_handles(MAX_CHILDREN)
         handle, now = _PREFIX + secrets.token_hex(6), self._clock()
@@ -120,12 +129,6 @@ class Handles:
         await self._store.change_set(parent.id, "children", add=child.id)
         return handle
 
-    async def _child(self, parent: Session, handle: str, granted: Granted | None) -> LiveSession:
-        found = await self._store.resume_alias(_alias(parent, handle))
-        if found is None:
-            raise unknown_handle(handle)
-        return (await self._sessions.found(found, granted)).live
-
     async def _close(self, parent: Session, handle: str) -> bool:
         found = await self._store.named(_alias(parent, handle))
         if found is None:
@@ -134,10 +137,10 @@ class Handles:
         return await self._sessions.end(found.id, "its handle was closed")
 
 
-def _alias(parent: Session, handle: str) -> str:
+def _alias(within: Session, handle: str) -> str:
     """An authenticated principal's handles are good in all of its sessions, an anonymous one's only in the one."""
-    principal = parent.principal
-    whose = [parent.id] if principal.is_anonymous else [principal.issuer, principal.subject]
+    principal = within.principal
+    whose = [within.parent or within.id] if principal.is_anonymous else [principal.issuer, principal.subject]
     return json.dumps(["handle", *whose, handle])
 
 

@@ -8,7 +8,7 @@ import msgspec
 from gateway.schemas import Schema
 from transports.jsonrpc import encode
 
-__all__ = ["MOST_NAME", "MOST_TOOLS", "Tools", "items_of"]
+__all__ = ["MOST_NAME", "MOST_TOOLS", "Tools", "arguments_of", "items_of"]
 
 MOST_NAME: Final = 256
 """Characters of a name; no request may name a longer one."""
@@ -28,6 +28,13 @@ def _is_named(item: Any, key: str) -> bool:
     return isinstance(item, dict) and isinstance(item.get(key), str) and 0 < len(item[key]) <= MOST_NAME
 
 
+def arguments_of(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The arguments that a tool's schema names, as far as it can be read."""
+    schema = tool.get("inputSchema")
+    properties = schema.get("properties") if isinstance(schema, dict) else None
+    return properties if isinstance(properties, dict) else {}
+
+
 class Tools:
     """The tools of one server, and by what their arguments are checked."""
 
@@ -45,6 +52,10 @@ class Tools:
             self.schemas[tool["name"]] = schema
             if schema is not None and b'"x-mcp-header"' in schema.text:
                 self.mirrored[tool["name"]] = tool["inputSchema"]
+
+    def takes(self, name: str, argument: str) -> bool:
+        """Whether the tool of that name has such an argument of its own."""
+        return any(tool["name"] == name and argument in arguments_of(tool) for tool in self.listed)
 
     @property
     def names(self) -> Mapping[str, object]:

@@ -69,7 +69,7 @@ class ToolCalls:
         """
         assert exchange.live is not None
         session, name = exchange.live.session, text_of(params, "name")
-        decision = self._policy.decide(session.context, server, name)
+        decision = self._policy.decide(exchange.context, server, name)
         if not decision.allowed:
             self._audit.tell("refused", session=session, reason=decision.reason, tool=f"{server}/{name[:_MOST_NAME]}")
             raise unknown_tool(name)

@@ -1,11 +1,14 @@
 """Several isolated sessions of one unmodified server, held by one client."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import psutil
 import pytest
 
+from gateway.handles import with_handles
+from gateway.listed import Tools
 from tests.e2e.conftest import KEYS, bearer, sha256
 from tests.requirements import requirement
 from tests.support.procs import gone
@@ -53,7 +56,6 @@ def test_the_tools_say_how_and_the_server_never_sees_it(gateway: RunningGateway,
         assert "session" in tools["echo"]["inputSchema"]["properties"]
         handle = tool_text(client.tool("open_session"))
         assert tool_text(client.tool("echo", {"a": 1, "session": handle})) == '{"a": 1}'
-        assert tool_text(client.tool("echo", {"session": "mine"})) == '{"session": "mine"}', "not a handle of ours"
 
 
 @requirement("id.bound", "life.end", "proc.gone")
@@ -62,11 +64,11 @@ def test_closed_foreign_and_ended_handles_are_unknown(gateway: RunningGateway, h
     client, stranger = Legacy(url, http).open(), Legacy(url, http).open()
     one, two = (tool_text(client.tool("open_session")) for _ in range(2))
     children = [psutil.Process(int(tool_text(client.tool("pid", {"session": handle})))) for handle in (one, two)]
-    assert "No session" in messages(stranger.tool("pid", {"session": one}))[-1]["error"]["message"]
+    assert "no session" in messages(stranger.tool("pid", {"session": one}))[-1]["error"]["message"]
     assert tool_text(stranger.tool("close_session", {"session": one})) == "False"
     assert tool_text(client.tool("close_session", {"session": one})) == "True"
     assert (
-        gone([children[0]]) and "No session" in messages(client.tool("pid", {"session": one}))[-1]["error"]["message"]
+        gone([children[0]]) and "no session" in messages(client.tool("pid", {"session": one}))[-1]["error"]["message"]
     )
     client.delete()
     assert gone([children[1]]), "what is within a session ends with it"
@@ -87,4 +89,43 @@ def test_a_principals_handles_are_good_wherever_it_calls_from(redis_server: Runn
             client = Modern(urls[n % 2], http, headers=mine)
             assert tool_text(client.tool("count", {"session": handle})) == str(n)
         stranger = Modern(urls[0], http, headers=other)
-        assert "No session" in messages(stranger.tool("count", {"session": handle}))[-1]["error"]["message"]
+        assert "no session" in messages(stranger.tool("count", {"session": handle}))[-1]["error"]["message"]
+
+
+@requirement("wall.authority")
+def test_a_call_that_names_a_session_is_never_done_in_another_one(gateway: RunningGateway, http: httpx.Client) -> None:
+    for client in clients(gateway, http, "demo"):
+        handle = tool_text(client.tool("open_session"))
+        assert tool_text(client.tool("count", {"session": handle})) == "1"
+        others: list[Any] = ["hs-", "mine", "", None, 0, 7, True, [handle], {}]
+        for wrong in (handle[:-1], handle.upper(), f" {handle}", *others):
+            error = messages(client.tool("count", {"session": wrong}))[-1]["error"]
+            assert error["code"] == -32602 and error["message"].startswith("count: no session"), wrong
+        assert messages(client.tool("close_session", {}))[-1]["error"]["code"] == -32602
+        assert tool_text(client.tool("count", {"session": handle})) == "2"
+        assert tool_text(client.tool("count")) == "1", "only absence means the session around it"
+
+
+@requirement("wall.authority")
+def test_a_tool_with_such_an_argument_of_its_own_keeps_it(http: httpx.Client) -> None:
+    mine = {"type": "object", "properties": {"session": {"type": "string"}}}
+    listed = [{"name": "named", "inputSchema": mine}, {"name": "plain", "inputSchema": {"type": "object"}}]
+    assert with_handles(listed)[0] == listed[0] and "session" in with_handles(listed)[1]["inputSchema"]["properties"]
+    tools = Tools(listed)
+    assert tools.takes("named", "session") and not tools.takes("plain", "session")
+    odd: list[Any] = [[], "object", {"properties": []}, None]
+    for schema in odd:
+        assert not Tools([{"name": "odd", "inputSchema": schema}]).takes("odd", "session")
+        assert with_handles([{"name": "odd", "inputSchema": schema}])
+
+
+@requirement("wall.authority", "id.carriers")
+def test_what_a_client_carries_is_the_session_around_the_one_it_names(
+    gateway: RunningGateway, http: httpx.Client
+) -> None:
+    client = Modern(f"{gateway.base}/servers/demo/mcp", http)
+    first = client.tool("open_session")
+    carried = {"MCP-Gateway-Session": first.headers["mcp-gateway-session"]}
+    within = client.tool("count", {"session": tool_text(first)}, headers=carried)
+    told = messages(within)[-1]["result"]["_meta"]["io.github.mcp-session-gateway/session"]
+    assert told == within.headers["mcp-gateway-session"] == carried["MCP-Gateway-Session"]
