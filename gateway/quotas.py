@@ -52,7 +52,7 @@ class PrincipalQuotas:
             Refused: 429, its principal has as many as it may.
         """
         if self._sessions_most is not None:
-            key = f"sessions/{session.principal}"
+            key = f"sessions/{session.principal.key}"
             if not await self._held(key, _named(session), self._sessions_most, self._over(session.created_at)):
                 raise too_many("sessions", self._sessions_most)
 
@@ -60,7 +60,7 @@ class PrincipalQuotas:
         """It has ended, or was never kept. Where the store is silent, that is found out when the quota looks full."""
         if self._sessions_most is not None:
             with contextlib.suppress(StoreUnavailable):
-                await self._quotas.give_back(f"sessions/{session.principal}", [_named(session)])
+                await self._quotas.give_back(f"sessions/{session.principal.key}", [_named(session)])
 
     def _over(self, now: float) -> Callable[[list[str]], Awaitable[list[str]]]:
         async def over(names: list[str]) -> list[str]:
@@ -77,7 +77,7 @@ class PrincipalQuotas:
         """
         if self._processes_most is None:
             return _nothing
-        key, name = f"processes/{principal}", f"{self._run}/{secrets.token_urlsafe(9)}"
+        key, name = f"processes/{principal.key}", f"{self._run}/{secrets.token_urlsafe(9)}"
         if not await self._held(key, name, self._processes_most, self._ended_with_their_gateway):
             raise too_many("server processes", self._processes_most)
         return lambda: self._give_back(key, name)

@@ -64,7 +64,7 @@ class RateLimits:
         principal = session.principal
         # Nobody in particular must not use up what others have.
         if self._principal is not None and not principal.is_anonymous:
-            account = self._accounts.get(principal) or self._account(principal, f"principal/{principal}")
+            account = self._accounts.get(principal) or self._account(principal, f"principal/{principal.key}")
             if not account.spend(now) and (wait := await self._ask(account, self._principal)):
                 raise too_often("principal", math.ceil(wait))
 

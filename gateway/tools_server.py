@@ -11,10 +11,10 @@ from mcp.server import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 
 from gateway.sessions import Sessions
-from session_store import ANONYMOUS, Session, SessionStore, current_session
+from session_store import Session, SessionStore, current_session
 from session_store.session import redact
 
-__all__ = ["NAME", "gateway_tools"]
+__all__ = ["NAME", "gateway_tools", "own_sessions"]
 
 NAME: Final = "gateway"
 _PAGE: Final = 500
@@ -29,34 +29,33 @@ def gateway_tools(sessions: Sessions, store: SessionStore) -> Any:
     @server.tool(name="list_sessions", annotations={"readOnlyHint": True})  # type: ignore[arg-type]  # or a mapping
     async def list_sessions() -> list[dict[str, Any]]:
         """Your live sessions."""
-        return [_shown(session) for session in await _own(store)]
+        return [_shown(session) for session in await own_sessions(store)]
 
     @server.tool(name="show_session", annotations={"readOnlyHint": True})  # type: ignore[arg-type]  # or a mapping
     async def show_session(session: str = "") -> dict[str, Any]:
         """One of your sessions, by how its id begins; not needed if there is but one."""
-        return _shown(_chosen(await _own(store), session))
+        return _shown(_chosen(await own_sessions(store), session))
 
     @server.tool(name="end_session", annotations={"idempotentHint": True})  # type: ignore[arg-type]  # or a mapping
     async def end_session(session: str) -> str:
         """End another one of your sessions, with its processes, by how its id begins."""
-        found = _chosen([own for own in await _own(store) if own.id != current_session().id], session)
+        found = _chosen([own for own in await own_sessions(store) if own.id != current_session().id], session)
         await sessions.end(found.id, "its owner ended it")
         return f"ended {redact(found.id)}"
 
     return server
 
 
-async def _own(store: SessionStore) -> list[Session]:
+async def own_sessions(store: SessionStore) -> list[Session]:
     """The sessions of whoever calls; of somebody without a name, the one the call is made in."""
-    here = current_session()
-    if here.principal == str(ANONYMOUS):
-        found = await store.peek(here.id)
-        return [] if found is None else [found]
+    here = await store.peek(current_session().id)
+    if here is None or here.principal.is_anonymous:
+        return [] if here is None else [here]
     own: list[Session] = []
     after = ""
     for _ in range(_MOST // _PAGE):
         page = await store.page(after=after, limit=_PAGE)
-        own += [session for session in page if str(session.principal) == here.principal]
+        own += [session for session in page if session.principal == here.principal]
         if len(page) < _PAGE:
             break
         after = page[-1].id

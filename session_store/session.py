@@ -1,5 +1,6 @@
 """What a session is: frozen values, limits, redaction and the rules of expiry. Pure: no I/O, no clock of its own."""
 
+import json
 import re
 import secrets
 from collections.abc import Mapping
@@ -49,6 +50,12 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
 
     def __str__(self) -> str:
         return f"{self.issuer}:{self.subject}" if self.subject else self.issuer
+
+    @property
+    def key(self) -> str:
+        """As a key, or a part of one. Like no other principal's, which the text for people need not be: `a:b` and `c`
+        read as `a` and `b:c` do."""
+        return json.dumps([self.issuer, self.subject])
 
     @property
     def is_anonymous(self) -> bool:

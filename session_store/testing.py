@@ -12,7 +12,7 @@ import pytest
 from session_store.base import AuditEvent, Backend, EventLog, SessionGone, SessionStore, UnknownEvent
 from session_store.limits import MAX_INTEGER, MAX_KEY_BYTES, MAX_STATE_BYTES, MAX_VALUE_BYTES, InvalidState
 from session_store.metadata import MAX_METADATA_BYTES, InvalidMetadata
-from session_store.session import ANONYMOUS, ClientFacts, Context, Principal, Session, new_session_id
+from session_store.session import ANONYMOUS, ClientFacts, Context, Principal, Provenance, Session, new_session_id
 
 __all__ = ["BackendContract", "EventLogContract", "FakeClock", "SessionStoreContract", "a_session"]
 
@@ -45,7 +45,7 @@ def a_session(clock: FakeClock, **fields: Any) -> Session:
         "idle_ttl_s": 100.0,
         "max_age_s": 1_000.0,
         "client": ClientFacts(name="tests", version="1", protocol_version="2025-11-25", initialize_params=b"{}"),
-        "context": Context(workspace="w", permissions=("read",)),
+        "context": Context(workspace="w", permissions=("read",), provenance=Provenance(workspace="authenticated")),
     }
     return Session(**(values | fields))
 
