@@ -30,7 +30,7 @@ chaos: $(VENV)/.installed-dev ## Kill, pause and cut off gateways and Redis unde
 cluster: $(VENV)/.installed-dev ## Redis, three gateways and HAProxy as processes
 	$(BIN)/python -m tests.cluster.run
 
-attack: $(VENV)/.installed-dev ## Attacks tried, and what became of them
+attack: $(VENV)/.installed-dev ## Attacks tried, what came back, what others felt (6 minutes)
 	$(BIN)/python -m tests.attack.run
 
 matrix: $(VENV)/.installed-dev ## Every feature in every cell of the era matrix

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.attack.run import ROOT, attacks
+from tests.attack.tests import ROOT, attacks
 
 NAMED = [test for attack in attacks() for test in attack["tests"]]
 

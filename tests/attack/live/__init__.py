@@ -1,0 +1,1 @@
+"""Attacks on a gateway that runs: direct, behind nginx and behind HAProxy, with honest clients beside them."""
