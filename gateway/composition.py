@@ -222,6 +222,7 @@ class Gateway:
                 took_over=self.sessions.took_over,
                 is_secure=self.guard.is_secure,
                 watching=self.watching,
+                limits=self.limits,
             )
         self.endpoints |= {
             path: StreamableHttp(

@@ -6,7 +6,7 @@ import hmac
 import secrets
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -14,7 +14,7 @@ from gateway.cluster import Route
 from gateway.rules import Granted
 from session_store import KeyRing, Purpose
 
-__all__ = ["Envelope", "Envelopes", "Refusal"]
+__all__ = ["Envelope", "Envelopes", "Opened", "Refusal"]
 
 GOOD_FOR_S: Final = 10.0
 _MAC_BYTES: Final = 32
@@ -49,6 +49,13 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     nonce: str
     expires: float
     granted: Granted | None = None
+
+
+class Opened(NamedTuple):
+    """An envelope whose seal is good, and the headers as they came with it."""
+
+    envelope: Envelope
+    packed: bytes
 
 
 class Envelopes:
@@ -101,8 +108,8 @@ class Envelopes:
 
         return seal
 
-    def open(self, replica: str, head: bytes, body: bytes) -> tuple[Envelope, Headers] | Refusal:
-        """What came in one of ours, meant for this replica, fresh, and not seen before."""
+    def open(self, replica: str, head: bytes) -> Opened | Refusal:
+        """What came in one of ours, meant for this replica and fresh. Of what goes with it nothing is known yet."""
         size = int.from_bytes(head[_MAC_BYTES : _MAC_BYTES + 4], "big")
         data, packed = head[_MAC_BYTES + 4 :][:size], head[_MAC_BYTES + 4 + size :]
         macs = (hmac.digest(key, data, "sha256") for key in self._keys)
@@ -110,20 +117,28 @@ class Envelopes:
             return Refusal.INVALID
         try:
             envelope = msgspec.msgpack.decode(data, type=Envelope)
-            headers = msgspec.msgpack.decode(packed, type=Headers)
+        except msgspec.MsgspecError:
+            return Refusal.INVALID
+        if self._clock() >= envelope.expires:
+            return Refusal.INVALID
+        return Opened(envelope, packed) if envelope.target == replica else Refusal.SOMEBODY_ELSE
+
+    def take(self, opened: Opened, body: bytes) -> Headers | Refusal:
+        """The headers that were sealed, if headers and body are what was sealed and nobody has taken them before."""
+        envelope = opened.envelope
+        if _digest(opened.packed, body) != envelope.digest:
+            return Refusal.INVALID
+        try:
+            headers = msgspec.msgpack.decode(opened.packed, type=Headers)
         except msgspec.MsgspecError:
             return Refusal.INVALID
         now = self._clock()
-        if now >= envelope.expires or _digest(packed, body) != envelope.digest:
-            return Refusal.INVALID
-        if envelope.target != replica:
-            return Refusal.SOMEBODY_ELSE
         if now >= self._turns_at:
             self._seen, self._seen_before, self._turns_at = set(), self._seen, now + _REMEMBERED_S
         if envelope.nonce in self._seen or envelope.nonce in self._seen_before:
             return Refusal.SEEN
         self._seen.add(envelope.nonce)
-        return envelope, headers
+        return headers
 
 
 def _digest(headers: bytes, body: bytes) -> bytes:

@@ -15,14 +15,16 @@ from typing import Any, Final
 import msgspec
 
 from gateway.cluster import LEASE_S, Cluster, Forwarded, Route
-from gateway.envelope import Envelopes, Refusal
+from gateway.envelope import Envelope, Envelopes, Opened, Refusal
 from gateway.errors import store_unavailable, unreachable
 from gateway.tracing import HOP_HEADER
 from gateway.watching import Watching
 from session_store import Principal, Session, StoreUnavailable
 from transports.base import Elsewhere, Refused
-from transports.hop import Hop, HopBroken, HopPool, HopRefused, HopServer, HopSilent, Incoming
+from transports.hop import Hop, HopBroken, HopPool, HopRefused, HopSilent
+from transports.hop_server import HopBounds, HopServer, HopUnknown, Incoming
 from transports.inbound.http import ClientWatch, Receive, Scope, Send, header_map
+from transports.inbound.limits import Limited, Limits
 from transports.inbound.resumed import continued
 from transports.inbound.streamable_http import StreamableHttp
 
@@ -31,6 +33,9 @@ __all__ = ["Forwarding"]
 logger = logging.getLogger(__name__)
 
 _MOST_TRIES: Final = 3
+_ENVELOPE_BYTES: Final = 64 << 10
+"""What an envelope may hold beside a request's headers: claims of a credential, names."""
+
 _MOVED_S: Final = 0.02
 """What a session that changes hands may take to have a new owner in the store."""
 
@@ -65,6 +70,7 @@ class Forwarding:
         took_over: Callable[[Session], None],
         is_secure: Callable[[Scope, Mapping[str, str]], bool],
         watching: Watching,
+        limits: Limits,
     ) -> None:
         self._cluster = cluster
         self._envelopes = envelopes
@@ -73,7 +79,13 @@ class Forwarding:
         self._is_secure = is_secure
         self._watching = watching
         self._pool = HopPool()
-        self._server = HopServer(self._arrived, lambda: logger.exception("a forwarded request failed"))
+        self._server = HopServer(
+            self._arrived,
+            lambda: logger.exception("a forwarded request failed"),
+            opening=self._opening,
+            refused=lambda: watching.metrics.limited.update((Limited.HOP,)),
+            bounds=HopBounds(head_bytes=limits.head_bytes + _ENVELOPE_BYTES, body_bytes=limits.body_bytes),
+        )
 
     # -- to the owner
 
@@ -278,15 +290,19 @@ class Forwarding:
         """Let the others in, inside the block; gives the port."""
         return self._server.listening(host, port)
 
-    async def _arrived(self, incoming: Incoming) -> None:
-        opened = self._envelopes.open(self._cluster.replica, incoming.head, incoming.body)
+    def _opening(self, head: bytes) -> Opened:
+        opened = self._envelopes.open(self._cluster.replica, head)
         if isinstance(opened, Refusal):
-            await incoming.send(b"r", opened.value.encode())
-            return
-        envelope, headers = opened
+            raise HopUnknown(opened.value.encode())
+        return opened
+
+    async def _arrived(self, incoming: Incoming) -> None:
+        envelope: Envelope = incoming.opened.envelope
+        headers = self._envelopes.take(incoming.opened, incoming.body)
         endpoint = self._endpoints.get(envelope.path)
-        if endpoint is None:
-            await incoming.send(b"r", Refusal.INVALID.value.encode())
+        if isinstance(headers, Refusal) or endpoint is None:
+            refusal = headers if isinstance(headers, Refusal) else Refusal.INVALID
+            await incoming.send(b"r", refusal.value.encode())
             return
         outlet = _Outlet(incoming)
         forwarded = Forwarded(

@@ -3,16 +3,14 @@
 A frame is a kind (one byte), a length (four, big endian) and a payload. The caller sends one `q`: the length of its
 head (four bytes), head, body. What comes back is the handler's, but for `p`: it is at work. A connection carries one
 request at a time, so a slow reader holds up nobody else; whoever closes it gives the request up. HTTP in its place cost
-five times as much (docs/adr/0007-the-hop.md).
+five times as much (docs/adr/0007-the-hop.md). Here is the side that asks; `hop_server.py` has the other.
 """
 
 import asyncio
-import contextlib
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Final, cast
 
-__all__ = ["Hop", "HopBroken", "HopPool", "HopRefused", "HopServer", "HopSilent", "Incoming"]
+__all__ = ["HEAD_BYTES", "SIGN_OF_LIFE_S", "Hop", "HopBroken", "HopPool", "HopRefused", "HopSilent", "Wire", "frame"]
 
 CONNECT_S: Final = 1.0
 SIGN_OF_LIFE_S: Final = 0.5
@@ -25,8 +23,8 @@ MAX_FRAME_BYTES: Final = 1 << 30
 _MAX_UNREAD: Final = 1 << 20
 _IDLE_S: Final = 30.0
 _MAX_IDLE: Final = 256
-_HEAD: Final = 5
-_ALIVE: Final = b"p\x00\x00\x00\x00"
+HEAD_BYTES: Final = 5
+"""Of a frame: its kind, and the length of the rest."""
 
 
 class HopRefused(Exception):
@@ -46,40 +44,15 @@ def frame(kind: bytes, payload: bytes = b"") -> bytes:
     return kind + len(payload).to_bytes(4, "big") + payload
 
 
-class _Wire(asyncio.Protocol):
-    """Frames on one connection, in both directions."""
+class Wire(asyncio.Protocol):
+    """One connection: its end, and how fast it is written to."""
 
     def __init__(self) -> None:
         self.transport: asyncio.Transport | None = None
-        self._rest = bytearray()
-        self._need = 0
         self._may_write: asyncio.Future[None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)
-
-    def data_received(self, data: bytes) -> None:
-        if self._rest:
-            self._rest += data
-            if len(self._rest) < self._need:
-                return
-            data, self._rest = bytes(self._rest), bytearray()
-        at, end, self._need = 0, len(data), _HEAD
-        while end - at >= _HEAD:
-            size = int.from_bytes(data[at + 1 : at + _HEAD], "big")
-            if size > MAX_FRAME_BYTES:
-                self.abort()
-                return
-            if end - at < _HEAD + size:
-                self._need = _HEAD + size
-                break
-            self.heard(data[at : at + 1], data[at + _HEAD : at + _HEAD + size])
-            at += _HEAD + size
-        if at < end:
-            self._rest += data[at:]
-
-    def heard(self, kind: bytes, payload: bytes) -> None:
-        raise NotImplementedError
 
     def pause_writing(self) -> None:
         self._may_write = asyncio.get_running_loop().create_future()
@@ -109,7 +82,7 @@ class _Wire(asyncio.Protocol):
 # -- who asks
 
 
-class Hop(_Wire):
+class Hop(Wire):
     """One connection of the asking side."""
 
     def __init__(self, pool: "HopPool", address: str) -> None:
@@ -122,6 +95,8 @@ class Hop(_Wire):
         self._unread = 0
         self._is_paused = False
         self._waiter: asyncio.Future[None] | None = None
+        self._rest = bytearray()
+        self._need = 0
 
     def ask(self, head: bytes, body: bytes) -> None:
         """Send the request."""
@@ -131,7 +106,28 @@ class Hop(_Wire):
         if self.transport is not None:
             self.transport.write(b"".join((b"q", (4 + len(head) + len(body)).to_bytes(4, "big"), size, head, body)))
 
+    def data_received(self, data: bytes) -> None:
+        if self._rest:
+            self._rest += data
+            if len(self._rest) < self._need:
+                return
+            data, self._rest = bytes(self._rest), bytearray()
+        at, end, self._need = 0, len(data), HEAD_BYTES
+        while end - at >= HEAD_BYTES:
+            size = int.from_bytes(data[at + 1 : at + HEAD_BYTES], "big")
+            if size > MAX_FRAME_BYTES:
+                self.abort()
+                return
+            if end - at < HEAD_BYTES + size:
+                self._need = HEAD_BYTES + size
+                break
+            self.heard(data[at : at + 1], data[at + HEAD_BYTES : at + HEAD_BYTES + size])
+            at += HEAD_BYTES + size
+        if at < end:
+            self._rest += data[at:]
+
     def heard(self, kind: bytes, payload: bytes) -> None:
+        """A frame has come."""
         self.heard_at = asyncio.get_running_loop().time()
         if kind == b"p":
             return
@@ -267,95 +263,3 @@ class HopPool:
             self._timer.cancel()
         for hop in [*self._active, *(hop for idle in self._idle.values() for hop in idle)]:
             hop.abort()
-
-
-# -- who answers
-
-
-class Incoming(_Wire):
-    """One connection of the answering side: the request it carries, and what is sent back."""
-
-    def __init__(self, server: "HopServer") -> None:
-        super().__init__()
-        self._server = server
-        self._working: asyncio.Task[None] | None = None
-        self._left: asyncio.Future[None] | None = None
-        self.head = b""
-        self.body = b""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(transport)
-        self._server.connections.add(self)
-
-    def heard(self, kind: bytes, payload: bytes) -> None:
-        if kind != b"q" or len(payload) < 4 or self._working is not None:
-            self.abort()  # nobody of ours
-            return
-        size = int.from_bytes(payload[:4], "big")
-        self.head, self.body = payload[4 : 4 + size], payload[4 + size :]
-        self._server.active.add(self)
-        self._working = asyncio.ensure_future(self._work())
-
-    async def _work(self) -> None:
-        try:
-            await self._server.handler(self)
-        except Exception:
-            self._server.failed()
-            self.abort()
-        finally:
-            self._working = None
-            self._server.active.discard(self)
-
-    async def send(self, kind: bytes, payload: bytes = b"") -> None:
-        """Send a frame, and wait where the other side is slow. To one that has left nothing is sent."""
-        await self.write(frame(kind, payload))
-
-    def sign_of_life(self) -> None:
-        """Say that it is being worked on; not to one that does not read."""
-        if self.transport is not None and self._may_write is None:
-            self.transport.write(_ALIVE)
-
-    async def left(self) -> None:
-        """Until the other side gives the request up."""
-        if self.transport is None:
-            return
-        if self._left is None:
-            self._left = asyncio.get_running_loop().create_future()
-        await asyncio.shield(self._left)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        super().connection_lost(exc)
-        self._server.connections.discard(self)
-        if self._left is not None and not self._left.done():
-            self._left.set_result(None)
-
-
-class HopServer:
-    """Listens for requests of other processes. `handler` answers one; what it raises is told to `failed`."""
-
-    def __init__(self, handler: Callable[[Incoming], Awaitable[None]], failed: Callable[[], None]) -> None:
-        self.handler = handler
-        self.failed = failed
-        self.connections: set[Incoming] = set()
-        self.active: set[Incoming] = set()
-
-    @contextlib.asynccontextmanager
-    async def listening(self, host: str, port: int) -> AsyncIterator[int]:
-        """Listen inside the block; gives the port (0 takes a free one). Raises `OSError`: it cannot be had."""
-        loop = asyncio.get_running_loop()
-        server = await loop.create_server(lambda: Incoming(self), host, port)
-        signs = asyncio.create_task(self._signs_of_life())
-        try:
-            yield server.sockets[0].getsockname()[1]
-        finally:
-            server.close()
-            signs.cancel()
-            for connection in tuple(self.connections):
-                connection.abort()
-            await asyncio.sleep(0)  # a connection that is cut is closed with the loop's next turn
-
-    async def _signs_of_life(self) -> None:
-        while True:
-            await asyncio.sleep(SIGN_OF_LIFE_S)
-            for connection in tuple(self.active):
-                connection.sign_of_life()

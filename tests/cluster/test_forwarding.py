@@ -12,7 +12,9 @@ from gateway.envelope import Envelope, Envelopes, Refusal
 from session_store import KeyRing
 from session_store.testing import ALICE, FakeClock, a_session
 from tests.requirements import requirement
-from transports.hop import Hop, HopBroken, HopPool, HopRefused, HopServer, HopSilent, Incoming
+from transports import hop_server
+from transports.hop import Hop, HopBroken, HopPool, HopRefused, HopSilent, frame
+from transports.hop_server import HopBounds, HopServer, HopUnknown, Incoming
 
 pytestmark = pytest.mark.anyio
 RING = KeyRing.ephemeral()
@@ -33,7 +35,11 @@ class Door:
         )
 
     def open(self, head: bytes, body: bytes = b"{}") -> tuple[Envelope, Any] | Refusal:
-        return self.envelopes.open("me", head, body)
+        opened = self.envelopes.open("me", head)
+        if isinstance(opened, Refusal):
+            return opened
+        headers = self.envelopes.take(opened, body)
+        return headers if isinstance(headers, Refusal) else (opened.envelope, headers)
 
 
 @requirement("id.purpose", "rep.any")
@@ -76,7 +82,7 @@ async def answering(handler: Callable[[Incoming], Awaitable[None]]) -> AsyncIter
     """A pool, and the address of a server."""
     failures: list[bool] = []
     pool = HopPool()
-    async with HopServer(handler, lambda: failures.append(True)).listening("127.0.0.1", 0) as port:
+    async with HopServer(handler, lambda: failures.append(True), opening=bytes).listening("127.0.0.1", 0) as port:
         try:
             yield pool, f"127.0.0.1:{port}"
         finally:
@@ -92,7 +98,7 @@ async def asked(pool: HopPool, address: str, body: bytes) -> Hop:
 @requirement("rep.any")
 async def test_frames_of_any_size_arrive_whole_and_connections_are_used_again() -> None:
     async def echo(incoming: Incoming) -> None:
-        assert incoming.head == b"head"
+        assert incoming.opened == b"head"
         await incoming.send(b"b", incoming.body)
         await incoming.send(b"e")
 
@@ -188,3 +194,110 @@ async def test_who_leaves_is_noticed_on_both_sides() -> None:
             await (await asked(pool, address, b"break")).next()
     with pytest.raises(HopRefused):
         await HopPool().open(address)
+
+
+# -- strangers at the internal listener
+
+
+def _only_heads(head: bytes) -> bytes:
+    if head != b"head":
+        raise HopUnknown(b"invalid")
+    return head
+
+
+@contextlib.asynccontextmanager
+async def guarded(bounds: HopBounds | None = None) -> AsyncIterator[tuple[HopPool, HopServer, int, list[bool]]]:
+    """A server that knows one head, and echoes; what it refused."""
+    refused: list[bool] = []
+
+    async def echo(incoming: Incoming) -> None:
+        await incoming.send(b"e", incoming.body)
+
+    server = HopServer(
+        echo, lambda: None, opening=_only_heads, refused=lambda: refused.append(True), bounds=bounds or HopBounds()
+    )
+    pool = HopPool()
+    async with server.listening("127.0.0.1", 0) as port:
+        yield pool, server, port, refused
+        pool.close()
+
+
+async def _ended(reader: asyncio.StreamReader) -> bytes:
+    """What it said until it closed."""
+    said = b""
+    async with asyncio.timeout(5):
+        with contextlib.suppress(ConnectionError):
+            while data := await reader.read(1 << 16):
+                said += data
+    return said
+
+
+@requirement("wall.before-auth")
+@pytest.mark.parametrize("start", [
+    b"q" + (1 << 30).to_bytes(4, "big") + (4).to_bytes(4, "big") + b"head",  # a body of 1 GiB
+    b"q" + (1 << 29).to_bytes(4, "big") + (1 << 28).to_bytes(4, "big"),  # a head of 256 MiB
+    b"q" + (8).to_bytes(4, "big") + (200).to_bytes(4, "big"),  # a head longer than its frame
+    b"GET /mcp HTTP/1.1\r\n",
+    b"e" + bytes(8),
+])  # fmt: skip
+async def test_a_stranger_that_announces_much_is_cut_at_once(start: bytes) -> None:
+    async with guarded() as (_, server, port, refused):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(start)
+        assert await _ended(reader) == b"" and refused == [True] and not server.active
+        writer.close()
+
+
+@requirement("wall.before-auth")
+async def test_nothing_of_a_body_is_kept_before_its_head_is_known() -> None:
+    async with guarded(HopBounds(body_bytes=1 << 26)) as (pool, server, port, refused):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"q" + ((1 << 25) + 8).to_bytes(4, "big") + (4).to_bytes(4, "big") + b"none")
+        assert await reader.readexactly(12) == frame(b"r", b"invalid") and refused == [True]
+        for _ in range(16):
+            writer.write(b"x" * (1 << 20))
+            await writer.drain()
+        assert not any(connection.held_bytes for connection in server.connections)
+        writer.close()
+        hop = await pool.open(f"127.0.0.1:{port}")
+        hop.ask(b"head", b"x" * (1 << 24))
+        assert await hop.next() == (b"e", b"x" * (1 << 24)), "one of ours has room for it"
+
+
+@requirement("wall.before-auth")
+async def test_a_stranger_that_says_nothing_has_seconds_and_one_of_ours_may_be_idle(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(hop_server, "HEAD_WITHIN_S", 0.2)
+    monkeypatch.setattr(hop_server, "BODY_WITHIN_S", 0.2)
+    async with guarded() as (pool, _, port, refused):
+        hop = await pool.open(f"127.0.0.1:{port}")
+        hop.ask(b"head", b"")
+        assert await hop.next() == (b"e", b"")
+        for start in (b"", b"q\0\0\0", b"q\0\0\0\x68\0\0\0\x04head" + b"x" * 10):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(start)
+            assert await _ended(reader) == b""
+            writer.close()
+        assert len(refused) == 3
+        hop.ask(b"head", b"again")
+        assert await hop.next() == (b"e", b"again")
+        monkeypatch.setattr(hop_server, "IDLE_S", 0.2)
+        with pytest.raises(HopBroken):
+            await hop.next()
+        assert len(refused) == 3
+
+
+@requirement("wall.before-auth")
+async def test_strangers_in_any_number_leave_room_for_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hop_server, "MOST_UNKNOWN", 8)
+    async with guarded() as (pool, server, port, refused), contextlib.AsyncExitStack() as stack:
+        for _ in range(40):
+            _reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            stack.callback(writer.close)
+            writer.write(b"q")
+        hops = [await pool.open(f"127.0.0.1:{port}") for _ in range(4)]
+        for hop in hops:
+            hop.ask(b"head", b"in")
+            assert await hop.next() == (b"e", b"in")
+        assert len(server.connections) <= 8 + len(hops) and len(refused) >= 32
