@@ -4,6 +4,8 @@ import json
 from collections.abc import MutableMapping
 from typing import TYPE_CHECKING, Any
 
+from msgspec import structs
+
 from gateway.context import correlation_id
 from gateway.observe import CLIENT, CORRELATION
 from gateway.pipeline import available
@@ -54,7 +56,7 @@ class SessionMiddleware:
                 await send(event)
 
         live = resolved.live
-        session = self._gateway.tool_session(live.session)
+        session = self._gateway.tool_session(structs.replace(live.session, context=resolved.context))
         scope[SCOPE_KEY] = session
         live.busy += 1
         try:

@@ -29,7 +29,10 @@ PURE = [
     "gateway/catalog.py",
     "gateway/context.py",
     "gateway/params.py",
+    "gateway/request_context.py",
+    "gateway/rules.py",
     "gateway/sharing.py",
+    "gateway/subjects.py",
     "gateway/bridge/results.py",
     "gateway/bridge/handshake.py",
 ]

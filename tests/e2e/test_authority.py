@@ -24,6 +24,7 @@ from tests.requirements import requirement
 from tests.support.issuer import Issuer, running_issuer
 from tests.support.one_connection import OneConnection
 from tests.support.raw import Legacy, Modern, messages, modern_body, modern_headers, tool_text
+from tests.support.redis_server import RunningRedis
 from tests.support.running import PROBE, RunningGateway, running_gateway, server
 
 CLAIMS = {"trust": "trust", "workspace": "team", "permissions": "may"}
@@ -211,3 +212,29 @@ def test_a_handles_session_has_the_authority_of_each_request(issuer: Issuer, htt
         assert authority(messages(client.tool("env", within))[-1]) == ("direct", "red", "notes.write")
         client.headers = bearer(issuer.token("ada"))
         assert authority(messages(client.tool("env", within))[-1]) == NOTHING
+
+
+@requirement("wall.authority", "rep.any")
+def test_a_request_keeps_its_own_authority_on_its_way_to_another_replica(
+    redis_server: RunningRedis, issuer: Issuer, http: httpx.Client
+) -> None:
+    more, less = bearer(issuer.token("kay", **POWERFUL)), bearer(issuer.token("kay"))
+    servers = {"probe": server(PROBE, handles=True)}
+    env = {"MCP_GATEWAY_KEYS": "k" * 40}
+    settings = options(issuer) | {"store": redis_server.url}
+    with (
+        running_gateway(servers, options=settings, env=env, must_stop=False) as owner,
+        running_gateway(servers, options=settings, env=env, must_stop=False) as other,
+    ):
+        client = Legacy(owner.url, http, headers=more).open()
+        handle = tool_text(client.tool("open_session"))
+        for within in ({}, {"session": handle}):
+            arguments = {"prefix": "MCP_SESSION_"} | within
+            for url, credential, expected in (
+                (owner.url, more, ("direct", "red", "notes.write")),
+                (other.url, less, NOTHING),
+                (other.url, more, ("direct", "red", "notes.write")),
+                (owner.url, less, NOTHING),
+            ):
+                client.url, client.headers = url, credential
+                assert authority(messages(client.tool("env", arguments))[-1]) == expected

@@ -4,7 +4,7 @@ import itertools
 from typing import Any, Final
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gateway.policy_settings import PolicySettings
@@ -23,6 +23,7 @@ ALIKE: Final = (Principal(issuer="a:b", subject="c"), Principal(issuer="a", subj
 
 
 @requirement("wall.authority")
+@example([("a:b", "c"), ("a", "b:c")])
 @given(st.lists(st.tuples(st.text('a:"\\,[ ]', max_size=4), st.text('a:"\\,[ ]', max_size=4)), unique=True, max_size=8))
 def test_no_two_principals_have_one_key(names: list[tuple[str, str]]) -> None:
     keys = {Principal(issuer=issuer, subject=subject).key for issuer, subject in names}
