@@ -57,12 +57,17 @@ class Place:
     ) -> Subject:
         name = secrets.token_hex(4)
         entries = servers or {"echo": {"command": str(echo_server()), "env": env}}
-        gateway = {"store": store or self.redis, **(options or {})}
+        given = dict(options or {})
+        # What is measured here is one client that hammers: no default is to stand in its way.
+        gateway = {"store": store or self.redis, **given, "policy": {**UNLIMITED, **given.get("policy", {})}}
         file = self.folder / f"{name}.json"
         file.write_text(json.dumps({"mcpServers": entries, "gateway": gateway}))
         return Subject(command=(*PYTHON, "gateway", "run", "--port", "0", "--config", str(file), *more), env=self.env)
 
 
+UNLIMITED: Final = dict.fromkeys(
+    ("session_rate", "principal_rate", "opening_rate", "principal_sessions", "principal_processes"), 0
+)
 KEYS: Final = {"MCP_GATEWAY_KEYS": secrets.token_hex(32)}
 
 

@@ -141,10 +141,13 @@ class Gateway:
         self._cluster: Cluster | None = None
         if self._backend.is_shared:
             self._cluster = Cluster(self._backend.directory, self._backend.sessions, lost=self._lost)
+        self.rates = RateLimits(options.policy, self._backend.rates)
         self._quotas = PrincipalQuotas(
             options.policy,
             self._backend.quotas,
             self._backend.sessions,
+            rates=self.rates,
+            kept_s=lives.max_age_s,
             run="" if self._cluster is None else self._cluster.replica,
             runs=self._backend.directory.replicas,
         )
@@ -195,13 +198,14 @@ class Gateway:
             events=self._events,
             result_meta=options.result_meta,
             max_exchanges=options.limits.exchanges,
-            rates=RateLimits(options.policy, self._backend.rates),
+            rates=self.rates,
             cluster=self._cluster,
             watching=self.watching,
         )
         sessions, events = self.sessions, self._events
         pipeline = Pipeline(
             watching=self.watching,
+            rates=self.rates,
             identity=self.identity,
             audit=self.audit,
             legacy=LegacyClients(relay=relay, sessions=sessions, endpoints=endpoints, events=events),

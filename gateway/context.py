@@ -113,7 +113,7 @@ def context_meta(session: Session, correlation: str) -> msgspec.Raw:
     )
 
 
-@functools.lru_cache(maxsize=4_096)
+@functools.lru_cache(maxsize=2_048)
 def _told(session_id: str, principal: Principal, agent: str, context: Context) -> bytes:
     facts = {
         "session_id": session_id,

@@ -37,7 +37,7 @@ __all__ = ["Endpoint"]
 logger = logging.getLogger(__name__)
 
 
-_HELD: Final = 4_096
+_HELD: Final = 1_024
 
 _REPEATABLE: Final = frozenset(LISTS) | {
     "completion/complete",

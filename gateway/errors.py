@@ -178,7 +178,7 @@ def too_often(what: str, wait_s: int) -> Refused:
     return Refused(
         429,
         TOO_OFTEN,
-        f"Too many requests of this {what}. Try again in {wait_s} s.",
+        f"Too many {what}. Try again in {wait_s} s.",
         data={"retryAfter": wait_s},
         headers={"Retry-After": str(wait_s)},
     )

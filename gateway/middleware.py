@@ -82,6 +82,7 @@ class SessionMiddleware:
         except Refused as refused:
             self._gateway.audit.tell("refused", era=request.era, reason=str(refused))
             raise
+        await self._gateway.rates.message(who.principal, request.client)
         correlation = correlation_id(headers, {})
         CORRELATION.set(correlation)
         asking = RequestContext(who.principal, who.granted, correlation)

@@ -11,6 +11,7 @@ from gateway.endpoint import Endpoint
 from gateway.errors import TOO_OFTEN, is_bad_request_state, store_full, store_unavailable
 from gateway.identity import Identity
 from gateway.observe import CLIENT, CORRELATION
+from gateway.rates import RateLimits
 from gateway.reply import ImmediateReply
 from gateway.request_context import RequestContext
 from gateway.watching import Watching
@@ -32,6 +33,7 @@ class Pipeline:
         modern: ModernClients,
         endpoints: Mapping[str, Endpoint],
         watching: Watching,
+        rates: RateLimits,
     ) -> None:
         self._identity = identity
         self._audit = audit
@@ -39,6 +41,7 @@ class Pipeline:
         self._modern = modern
         self._endpoints = endpoints
         self._watching = watching
+        self._rates = rates
 
     async def call(self, request: Request) -> Answer:
         correlation = self._correlation(request)
@@ -101,6 +104,12 @@ class Pipeline:
                 who = await self._identity.authenticate(request.headers, request.peer)
             except Refused as refused:
                 self._audit.tell("refused", era=request.era, reason=str(refused))
+                raise
+        if request.forwarded is None:  # else it was counted where it came from
+            try:
+                await self._rates.message(who.principal, request.client)
+            except Refused as refused:
+                self._audit.tell("refused", era=request.era, principal=str(who.principal), reason=str(refused))
                 raise
         return RequestContext(who.principal, who.granted, correlation)
 

@@ -17,7 +17,7 @@ from session_store import Context
 
 __all__ = ["Decision", "Policy", "ServerPolicy", "server_policy"]
 
-_HELD: Final = 65_536
+_HELD: Final = 4_096
 _NOTHING: Final = WorkspaceSettings(servers=(), tools=())
 
 

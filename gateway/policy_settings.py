@@ -3,10 +3,10 @@
 import ipaddress
 import itertools
 import re
-from typing import Annotated, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from gateway.patterns import expression, usable
 
@@ -269,6 +269,15 @@ class RateSettings(_Frozen):
     """Requests at once."""
 
 
+def _off(value: Any) -> Any:
+    """0, "off" and null switch a limit off."""
+    return None if value in (0, "0", "off", "") else value
+
+
+Rate = Annotated[RateSettings | None, BeforeValidator(_off)]
+Quota = Annotated[Annotated[int, Field(ge=1, le=10_000)] | None, BeforeValidator(_off)]
+
+
 class PolicySettings(_Frozen):
     """What may be done, whoever calls."""
 
@@ -284,14 +293,23 @@ class PolicySettings(_Frozen):
     sandbox: tuple[str, ...] = ()
     """What starts the servers of sandboxed sessions. `{socket}` is that of the session's state, `{session_id}` its
     id."""
-    session_rate: RateSettings | None = None
-    """How often one session may ask."""
-    principal_rate: RateSettings | None = None
-    """How often one principal may ask, over all its sessions."""
-    principal_sessions: Annotated[int, Field(ge=1, le=10_000)] | None = None
-    """How many sessions one principal may have at a time, on all replicas together."""
-    principal_processes: Annotated[int, Field(ge=1, le=10_000)] | None = None
-    """How many server processes one principal may have at a time, on all replicas together."""
+    session_rate: Rate = RateSettings(per_s=100, burst=1_000)
+    """How often one session may ask; 0: as often as it likes. An agent makes a few calls a second and a script of one
+    some dozens; a process relays thousands, so no single session takes more than a small part of that."""
+    principal_rate: Rate = RateSettings(per_s=500, burst=5_000)
+    """How often one principal may send anything, over all its sessions; 0: as often as it likes. Enough for a hundred
+    busy agents under one name. Anonymous clients are counted by the address they come from (IPv6: the /64 network),
+    behind `auth.proxies` by the last address in `X-Forwarded-For` that is no trusted proxy."""
+    opening_rate: Rate = RateSettings(per_s=10, burst=200)
+    """How often one principal, or one anonymous address, may open a session; 0: as often as it likes. Hosts that open
+    one for every call open a few a second at most; and unconfirmed sessions live for a minute, so that one address has
+    800 of them, and never all that the memory store holds."""
+    principal_sessions: Quota = 5_000
+    """How many sessions one principal, or one anonymous address, may have at a time, on all replicas together; 0: any
+    number. A host that opens a session for every call and ends none has 3,600 after an hour, one a second."""
+    principal_processes: Quota = 256
+    """How many server processes one principal, or one anonymous address, may have at a time, on all replicas together;
+    0: any number. They take some 30 MB each: 8 GB at most, and more than thirty sessions of eight servers."""
     rules: tuple[RuleSettings, ...] = ()
     """What sessions of some principals, in some workspaces, are given, in order."""
     workspaces: dict[Pattern, WorkspaceSettings] = {}

@@ -1,14 +1,18 @@
-"""How many sessions and processes a principal may have, on all replicas together. Those without a name count as one."""
+"""How many sessions and processes a principal may have, on all replicas together; who has no name, by address."""
 
 import asyncio
 import contextlib
 import logging
+import random
 import secrets
 from collections.abc import Awaitable, Callable, Collection
 
+from cachetools import TTLCache
+
 from gateway.errors import too_many
 from gateway.policy_settings import PolicySettings
-from session_store import Principal, Quotas, Session, SessionStore, StoreUnavailable
+from gateway.rates import RateLimits
+from session_store import Quotas, Session, SessionStore, StoreUnavailable
 
 __all__ = ["PrincipalQuotas"]
 
@@ -17,14 +21,18 @@ logger = logging.getLogger(__name__)
 _OPENING_S = 5.0
 """A session that began less than this ago may be about to be kept: it counts."""
 
-_KEPT_S = 366 * 86_400.0
-"""No session lives longer; what is left of a principal that comes no more is forgotten then."""
+_FULL_FOR_S = 2.0
+"""A quota that was full is not looked through again so soon: those who are refused must not cost a search each."""
+
+_LOOKED_THROUGH = 256
+"""Names of a full quota that are looked up at a time: the rest has its turn with the next who is refused."""
 
 
 class PrincipalQuotas:
     """Applies the operator's quotas. What is gone without a word (a session by its age, a process with its replica) is
     found out when a quota looks full, and never counted against anybody.
 
+    `kept_s`: no session lives longer; what is left of a principal that comes no more is forgotten then.
     `run` is this gateway process among those that `runs` names; only a process of one of these still runs.
     """
 
@@ -34,6 +42,8 @@ class PrincipalQuotas:
         quotas: Quotas,
         sessions: SessionStore,
         *,
+        rates: RateLimits,
+        kept_s: float,
         run: str,
         runs: Callable[[], Awaitable[Collection[str]]],
     ) -> None:
@@ -43,33 +53,40 @@ class PrincipalQuotas:
         self._sessions = sessions
         self._run = run or secrets.token_urlsafe(9)
         self._runs = runs
+        self._rates = rates
+        self._kept_s = kept_s + _OPENING_S
+        self._full: TTLCache[str, bool] = TTLCache(4_096, _FULL_FOR_S)
         self._returning: set[asyncio.Task[None]] = set()
 
     async def session(self, session: Session) -> None:
         """Count a session that is about to be opened.
 
         Raises:
-            Refused: 429, its principal has as many as it may.
+            Refused: 429, its principal has as many as it may, or opens them too often.
         """
+        await self._rates.opening(session)
         if self._sessions_most is not None:
-            key = f"sessions/{session.principal.key}"
+            key = f"sessions/{session.counted_as}"
             if not await self._held(key, _named(session), self._sessions_most, self._over(session.created_at)):
                 raise too_many("sessions", self._sessions_most)
 
     async def session_over(self, session: Session) -> None:
         """It has ended, or was never kept. Where the store is silent, that is found out when the quota looks full."""
         if self._sessions_most is not None:
+            key = f"sessions/{session.counted_as}"
+            self._full.pop(key, None)
             with contextlib.suppress(StoreUnavailable):
-                await self._quotas.give_back(f"sessions/{session.principal.key}", [_named(session)])
+                await self._quotas.give_back(key, [_named(session)])
 
     def _over(self, now: float) -> Callable[[list[str]], Awaitable[list[str]]]:
         async def over(names: list[str]) -> list[str]:
             kept = {name.partition("/")[0]: name for name in names if float(name.partition("/")[2]) < now - _OPENING_S}
-            return [kept[session_id] for session_id in await self._sessions.gone(list(kept))]
+            some = random.sample(sorted(kept), min(len(kept), _LOOKED_THROUGH))
+            return [kept[session_id] for session_id in await self._sessions.gone(some)]
 
         return over
 
-    async def process(self, principal: Principal) -> Callable[[], None]:
+    async def process(self, session: Session) -> Callable[[], None]:
         """Count a process that is about to be started; what is to be called when it has ended.
 
         Raises:
@@ -77,7 +94,7 @@ class PrincipalQuotas:
         """
         if self._processes_most is None:
             return _nothing
-        key, name = f"processes/{principal.key}", f"{self._run}/{secrets.token_urlsafe(9)}"
+        key, name = f"processes/{session.counted_as}", f"{self._run}/{secrets.token_urlsafe(9)}"
         if not await self._held(key, name, self._processes_most, self._ended_with_their_gateway):
             raise too_many("server processes", self._processes_most)
         return lambda: self._give_back(key, name)
@@ -85,13 +102,17 @@ class PrincipalQuotas:
     async def _held(
         self, key: str, name: str, most: int, gone: Callable[[list[str]], Awaitable[Collection[str]]]
     ) -> bool:
+        if key in self._full:
+            return False
         try:
-            held = await self._quotas.hold(key, name, most, for_s=_KEPT_S)
+            held = await self._quotas.hold(key, name, most, for_s=self._kept_s)
             if held and (over := await gone(held)):
                 await self._quotas.give_back(key, list(over))
-                held = await self._quotas.hold(key, name, most, for_s=_KEPT_S)
+                held = await self._quotas.hold(key, name, most, for_s=self._kept_s)
         except StoreUnavailable:
             return True  # its owner goes on while the store is away; so does the session
+        if len(held) > _LOOKED_THROUGH:
+            self._full[key] = True
         return not held
 
     async def _ended_with_their_gateway(self, names: list[str]) -> list[str]:
@@ -99,6 +120,7 @@ class PrincipalQuotas:
         return [name for name in names if name.partition("/")[0] not in running]
 
     def _give_back(self, key: str, name: str) -> None:
+        self._full.pop(key, None)
         task = asyncio.create_task(self._given_back(key, name))
         self._returning.add(task)
         task.add_done_callback(self._returning.discard)

@@ -1,4 +1,7 @@
-"""How often a session and its principal may ask: 429 beyond, the same on every replica."""
+"""How often a session, its principal, and who opens sessions may ask: 429 beyond, the same on every replica.
+
+Whoever has named nobody is counted by the network they come from: strangers must not use up what others have.
+"""
 
 import asyncio
 import math
@@ -13,63 +16,82 @@ from session_store import Principal, Rates, Session, StoreUnavailable
 __all__ = ["RateLimits"]
 
 _AHEAD_S: Final = 0.1
-"""A replica takes from the common account what a rate allows in so long, and spends it without asking again."""
+"""A replica takes from the common account what a rate allows in so long, and spends it without asking again; and it
+spends as much before it asks, which it settles when it does. So few calls wait for the store."""
 
 _GOOD_S: Final = 1.0
 """What is not spent by then is lost: it must not make a burst of its own later."""
 
 _HELD: Final = 10_000
 
+Key = tuple[str, str]
+
 
 class _Account:
-    """What this replica has taken for one key and not spent yet."""
+    """What this replica has taken for one key and not spent yet; below 0, what it has spent and not taken yet."""
 
-    __slots__ = ("asking", "key", "left", "until")
+    __slots__ = ("asking", "credit", "key", "left", "until")
 
-    def __init__(self, key: str) -> None:
+    def __init__(self, key: str, rate: RateSettings) -> None:
         self.key = key
         self.left = 0
         self.until = 0.0
+        ahead = _ahead(rate)
+        self.credit = ahead if ahead > 1 else 0
         self.asking: asyncio.Task[float] | None = None
 
     def spend(self, now: float) -> bool:
         """Once, if there is something left."""
-        if self.left == 0 or now > self.until:
+        if self.left > 0 and now > self.until:
+            self.left = 0
+        if self.left <= -self.credit:
             return False
         self.left -= 1
         return True
 
 
+def _ahead(rate: RateSettings) -> int:
+    return max(1, min(rate.burst // 4, int(rate.per_s * _AHEAD_S)))
+
+
 class RateLimits:
-    """Applies the operator's rates. `matter`: there are any."""
+    """Applies the operator's rates."""
 
     def __init__(self, settings: PolicySettings, rates: Rates) -> None:
         self._session = settings.session_rate
         self._principal = settings.principal_rate
+        self._opening = settings.opening_rate
         self._rates = rates
-        self._accounts: OrderedDict[str | Principal, _Account] = OrderedDict()
-        self.matter = bool(self._session or self._principal)
+        self._accounts: OrderedDict[Key, _Account] = OrderedDict()
 
-    async def check(self, session: Session) -> None:
-        """Count a request.
+    async def message(self, principal: Principal, client: str) -> None:
+        """Count a message of a client, whatever it is; `client` is the network it comes from.
 
         Raises:
             Refused: 429, with the time to wait.
         """
-        now = monotonic()
-        if self._session is not None:
-            account = self._accounts.get(session.id) or self._account(session.id, f"session/{session.id}")
-            if not account.spend(now) and (wait := await self._ask(account, self._session)):
-                raise too_often("session", math.ceil(wait))
-        principal = session.principal
-        # Nobody in particular must not use up what others have.
-        if self._principal is not None and not principal.is_anonymous:
-            account = self._accounts.get(principal) or self._account(principal, f"principal/{principal.key}")
-            if not account.spend(now) and (wait := await self._ask(account, self._principal)):
-                raise too_often("principal", math.ceil(wait))
+        if self._principal is not None:
+            who = _who(principal, client)
+            await self._count("principal", who, self._principal, f"requests of this {_kind(principal)}")
 
-    def _account(self, whose: str | Principal, key: str) -> _Account:
-        account = self._accounts[whose] = _Account(key)
+    async def call(self, session: Session) -> None:
+        """Count what a session asks for. Raises as `message`."""
+        if self._session is not None:
+            await self._count("session", session.id, self._session, "requests of this session")
+
+    async def opening(self, session: Session) -> None:
+        """Count a session that is about to be opened. Raises as `message`."""
+        if self._opening is not None:
+            await self._count("opening", session.counted_as, self._opening, "sessions opened: keep one for many calls")
+
+    async def _count(self, what: str, who: str, rate: RateSettings, told: str) -> None:
+        key = (what, who)
+        account = self._accounts.get(key) or self._account(key, rate)
+        if not account.spend(monotonic()) and (wait := await self._ask(account, rate)):
+            raise too_often(told, math.ceil(wait))
+
+    def _account(self, key: Key, rate: RateSettings) -> _Account:
+        account = self._accounts[key] = _Account(f"{key[0]}/{key[1]}", rate)
         if len(self._accounts) > _HELD:
             self._accounts.popitem(last=False)
         return account
@@ -86,15 +108,23 @@ class RateLimits:
         return 0.0
 
     async def _take(self, account: _Account, rate: RateSettings) -> float:
-        ahead = max(1, min(rate.burst // 4, int(rate.per_s * _AHEAD_S)))
+        ahead, owed = _ahead(rate), max(0, -account.left)
         try:
-            wait = await self._rates.take(account.key, rate.per_s, rate.burst, ahead)
+            wait = await self._rates.take(account.key, rate.per_s, rate.burst, ahead + owed)
             if wait > 0 and ahead > 1:
-                ahead, wait = 1, await self._rates.take(account.key, rate.per_s, rate.burst)
+                ahead, wait = 1, await self._rates.take(account.key, rate.per_s, rate.burst, 1 + owed)
         except StoreUnavailable:
             wait = 0.0  # its owner goes on while the store is away; so does the session
         finally:
             account.asking = None
         if wait <= 0:
-            account.left, account.until = ahead, monotonic() + _GOOD_S
+            account.left, account.until = account.left + owed + ahead, monotonic() + _GOOD_S
         return wait
+
+
+def _who(principal: Principal, client: str) -> str:
+    return f"anonymous@{client}" if principal.is_anonymous else principal.key
+
+
+def _kind(principal: Principal) -> str:
+    return "address" if principal.is_anonymous else "principal"

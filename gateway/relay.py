@@ -66,8 +66,8 @@ class Relay:
         live = exchange.live
         if live is not None and live.busy >= self._max_exchanges:
             raise too_many_exchanges()
-        if live is not None and self._rates.matter:
-            await self._rates.check(live.session)
+        if live is not None:
+            await self._rates.call(live.session)
         meta = self._watching.begin(exchange, request, meta_for_upstream(params, live, correlation), correlation)
         exchange.check_mirrored = request.check_mirrored
         events = self._events if era is Era.LEGACY else None
@@ -86,6 +86,10 @@ class Relay:
             await reply.done()
             raise
         return reply
+
+    async def count(self, live: LiveSession) -> None:
+        """Count what a session asks for that is no call. Raises `Refused`: 429."""
+        await self._rates.call(live.session)
 
     def attach(
         self, exchange: Exchange, headers: list[tuple[bytes, bytes]], request: Request, correlation: str

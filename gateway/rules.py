@@ -90,7 +90,7 @@ def _at(claims: Mapping[str, Any], path: str) -> Any:
     return value
 
 
-_HELD: Final = 4_096
+_HELD: Final = 1_024
 """Contexts that are remembered. Clients name workspaces: what they fill has to be small."""
 
 _NOTHING: Final = Granted()

@@ -40,7 +40,7 @@ from session_store import (
     StoreUnavailable,
 )
 from session_store.base import SetField
-from session_store.session import new_session_id
+from session_store.session import new_session_id, origin_of
 from transports.base import Era, Refused, Request
 
 __all__ = ["ENDED", "Resolved", "Sessions"]
@@ -290,6 +290,7 @@ class Sessions:
             max_age_s=settings.max_age_s,
             unconfirmed_ttl_s=settings.unconfirmed_ttl_s,
             confirmed=not principal.is_anonymous,
+            origin=origin_of(request.client) if principal.is_anonymous else "",
             client=facts,
             context=context,
             owner=self.replica,
@@ -450,6 +451,8 @@ class Sessions:
             live = self._live.get(gone.session_id)
             session = None if live is None else live.session
             self._audit.tell(gone.reason, session=session, session_id=gone.session_id)
+            if session is not None:
+                await self._quotas.session_over(session)
             self._close_soon(gone.session_id)
             await self._announce(gone.session_id)
         if not self._unchecked:

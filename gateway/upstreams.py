@@ -350,7 +350,7 @@ class ConfiguredUpstream:
             return self._grants.for_object(live.session)
         session = live.session
         env = await self._environment(session, correlation)
-        ended = await self._quotas.process(session.principal)
+        ended = await self._quotas.process(session)
         try:
             granted = await self._ahead(session, env) or await self._for_child(session, env, correlation)
         except BaseException:

@@ -6,7 +6,7 @@ from typing import Final
 
 __all__ = ["MemoryRates"]
 
-_HELD: Final = 100_000
+_HELD: Final = 20_000
 
 
 class MemoryRates:
@@ -24,6 +24,7 @@ class MemoryRates:
             return wait
         self._due[key] = due + every * times
         self._due.move_to_end(key)
-        if len(self._due) > _HELD:
+        # What is due no more is as if it had never been.
+        while self._due and (len(self._due) > _HELD or next(iter(self._due.values())) <= now):
             self._due.popitem(last=False)
         return 0.0

@@ -1,5 +1,6 @@
 """What a session is: frozen values, limits, redaction and the rules of expiry. Pure: no I/O, no clock of its own."""
 
+import hashlib
 import json
 import re
 import secrets
@@ -19,6 +20,7 @@ __all__ = [
     "Session",
     "Source",
     "new_session_id",
+    "origin_of",
     "redact",
 ]
 
@@ -35,6 +37,11 @@ def new_session_id() -> str:
     while (session_id := secrets.token_urlsafe(18)).startswith("-"):
         pass
     return session_id
+
+
+def origin_of(network: str) -> str:
+    """By what a client without a name is told apart from others: its network, which is not to be read in a record."""
+    return hashlib.blake2b(network.encode(), digest_size=8).hexdigest() if network else ""
 
 
 def redact(session_id: str) -> str:
@@ -117,8 +124,9 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
 
     `links` are the upstreams it has used, so that a later process knows what it cannot give back. `remote` are its
     sessions at upstreams that keep such themselves, for a later process to go on with. A session that was opened within
-    another one names its `parent`, which has it among its `children`. `owner` and `epoch`
-    are the directory's. `version` is the store's, to know whether a caller's copy of the record is current.
+    another one names its `parent`, which has it among its `children`. `origin` tells clients without a name apart.
+    `owner` and `epoch` are the directory's. `version` is the store's, to know whether a caller's copy of the record is
+    current.
     """
 
     id: str
@@ -138,12 +146,20 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
     subscriptions: tuple[str, ...] = ()
     links: tuple[str, ...] = ()
     remote: tuple[str, ...] = ()
+    origin: str = ""
     parent: str = ""
     children: tuple[str, ...] = ()
     metadata: Mapping[str, str] = msgspec.field(default_factory=dict)
     owner: str = ""
     epoch: int = 0
     version: int = 0
+
+    @property
+    def counted_as(self) -> str:
+        """Whose it is for rates and quotas: its principal's, or where nobody has a name, its origin's."""
+        if self.principal.is_anonymous and self.origin:
+            return f"{self.principal.key}@{self.origin}"
+        return self.principal.key
 
     @property
     def expires_at(self) -> float:

@@ -19,7 +19,7 @@ from itsdangerous import BadSignature, Signer
 __all__ = ["MIN_KEY_CHARS", "InvalidKeyRing", "KeyRing", "Purpose", "TokenCodec", "generate_key", "is_canonical"]
 
 MIN_KEY_CHARS: Final = 32
-_VERIFIED_HELD: Final = 16_384
+_VERIFIED_HELD: Final = 4_096
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{16,64}\.[A-Za-z0-9_-]{43}")
 
 

@@ -70,6 +70,7 @@ class LegacyClients:
             raise no_session()
         live = resolved.live
         if message.method == "ping":
+            await self._relay.count(live)
             return ImmediateReply(encode_result(encode(message.id), b"{}"))
         params = request.params
         if message.method in _REMEMBERED:
@@ -149,6 +150,7 @@ class LegacyClients:
         """Act on a notification, or pass it on."""
         message = message_of(request)
         live = (await self._sessions.require(request, who)).live
+        await self._relay.count(live)
         params = request.params
         method = str(message.method)
         if method == "notifications/cancelled":
@@ -178,6 +180,7 @@ class LegacyClients:
     async def stream(self, request: Request, who: RequestContext, last_event_id: str | None) -> EventSource:
         """The session's own stream, or what is left of one that broke."""
         live = (await self._sessions.require(request, who)).live
+        await self._relay.count(live)
         stream = STANDALONE
         if last_event_id is not None:
             try:

@@ -1,6 +1,6 @@
 """Sessions and their state in this process. Bounded; gone when the process ends."""
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from heapq import nsmallest
 from time import time
@@ -45,7 +45,7 @@ class MemorySessionStore:
         if alias is not None and (existing := self._named(alias)) is not None:
             return self._use(existing)
         if len(self._sessions) >= self._max_sessions:
-            self._make_room()
+            self._make_room(session)
         self._sessions[session.id] = session
         if alias is not None:
             self._aliases[alias] = session.id
@@ -160,13 +160,31 @@ class MemorySessionStore:
         if len(self._fates) > _FATES_KEPT:
             self._fates.popitem(last=False)
 
-    def _make_room(self) -> None:
-        victim = next((s for s in self._sessions.values() if not self.in_use(s.id)), None)
+    def _make_room(self, newcomer: Session) -> None:
+        victim = _least_missed([s for s in self._sessions.values() if not self.in_use(s.id)], newcomer)
         if victim is None:
             raise StoreFull(f"all {self._max_sessions} sessions of the memory store are in use")
         reason: Literal["expired", "evicted"] = "expired" if victim.is_expired(self._clock()) else "evicted"
         self._forget(victim.id, reason)
         self._evicted.append(Gone(session_id=victim.id, reason=reason))
+
+
+def _least_missed(idle: Sequence[Session], newcomer: Session) -> Session | None:
+    """Which idle session makes room, from the least recently used on: one that nobody came back to before one of an
+    anonymous client, that before one of a named principal, and among those one of whoever has most. A session of a
+    stranger's never makes a named principal's go."""
+    held = Counter(session.counted_as for session in idle)
+    classes: tuple[Callable[[Session], bool], ...] = (
+        lambda s: s.principal.is_anonymous and not s.confirmed,
+        lambda s: s.principal.is_anonymous,
+        lambda s: not newcomer.principal.is_anonymous,
+    )
+    for belongs in classes:
+        found = [session for session in idle if belongs(session)]
+        if found:
+            most = max(held[session.counted_as] for session in found)
+            return next(session for session in found if held[session.counted_as] == most)
+    return None
 
 
 class MemoryStateStore:

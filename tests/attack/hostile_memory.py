@@ -28,7 +28,7 @@ from tests.support.flood import flood, request
 from tests.support.procs import eventually
 from tests.support.raw import ACCEPT, VERSION, Legacy, modern_body
 from tests.support.redis_server import RunningRedis, running_redis
-from tests.support.running import DEMO, RunningGateway, running_gateway, server
+from tests.support.running import DEMO, UNLIMITED, RunningGateway, running_gateway, server
 
 __all__ = ["GROWTH", "Measured", "measured"]
 
@@ -46,8 +46,7 @@ OPTIONS: Final[dict[str, Any]] = {
     "session": {"idle_ttl_s": 2.0, "max_sessions": 200},
     "log_calls_per_s": 0,
     "policy": {
-        "session_rate": None,
-        "principal_rate": None,
+        **UNLIMITED,
         "principal_sessions": 50,
         "rules": [{"principals": ["api-key:client-1"], "permissions": ["x"]}],
         "workspaces": {"w*": {}, "*": {"tools": ["demo__*", "desk__*"]}},
@@ -300,7 +299,7 @@ def _facts(gateway: RunningGateway, redis: RunningRedis | None) -> dict[str, int
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--requests", type=int, default=100_000)
-    parser.add_argument("--warm", type=int, default=0, help="as many before it is measured; a third if not given")
+    parser.add_argument("--warm", type=int, default=0, help="as many before it is measured; half if not given")
     parser.add_argument("--store", choices=["memory", "redis"], action="append")
     given = parser.parse_args()
     good = True
@@ -308,7 +307,7 @@ def main() -> int:
         began = time.monotonic()
         with contextlib.ExitStack() as stack:
             redis = stack.enter_context(running_redis()) if store == "redis" else None
-            found = measured(given.requests, warm=given.warm or given.requests // 3, redis=redis)
+            found = measured(given.requests, warm=given.warm or given.requests // 2, redis=redis)
         print(f"{store}: {given.requests} hostile requests, {time.monotonic() - began:.0f} s, {dict(found.statuses)}")
         for name in found.before:
             before, after, grown = found.before[name], found.after[name], found.grown[name] - 1

@@ -29,7 +29,7 @@ from tests.cluster.load import Load, LoadSession, Outcome
 from tests.support.partition import running_relay
 from tests.support.procs import eventually
 from tests.support.redis_server import RunningRedis, free_port, running_redis
-from tests.support.running import RunningGateway, running_gateway
+from tests.support.running import UNLIMITED, RunningGateway, running_gateway
 from tests.support.sentinels import Sentinels, running_sentinels
 from tests.support.topology import KEYS, running_balancer
 
@@ -68,6 +68,7 @@ class Arena:
             "internal": f"127.0.0.1:{self._internal[n]}",
             "advertise": f"127.0.0.1:{self._advertised[n]}",
             "log_level": "warning",
+            "policy": UNLIMITED,
         }
         running = running_gateway(servers, options=options, env=KEYS, must_stop=False, port=self.ports[n])
         return self._stack.enter_context(running)

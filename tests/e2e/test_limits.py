@@ -31,7 +31,8 @@ def test_a_session_that_asks_too_often_is_told_when_to_come_back(http: httpx.Cli
         greedy, other = (Legacy(gateway.url, http).open() for _ in range(2))
         answers = [greedy.tool("count") for _ in range(12)]
         good = [answer for answer in answers if answer.status_code == 200]
-        assert 5 <= len(good) <= 8 and [tool_text(a) for a in good] == [str(n) for n in range(1, len(good) + 1)]
+        # What it says after its handshake counts as well.
+        assert 4 <= len(good) <= 7 and [tool_text(a) for a in good] == [str(n) for n in range(1, len(good) + 1)]
         refused = next(answer for answer in answers if answer.status_code == 429)
         error = messages(refused)[-1]["error"]
         assert refused.headers["retry-after"] == "1" and error["code"] == -32018 and error["data"] == {"retryAfter": 1}

@@ -9,6 +9,7 @@ from gateway.live import LiveSessions
 from gateway.pipeline import available
 from gateway.policy_settings import PolicySettings
 from gateway.quotas import PrincipalQuotas
+from gateway.rates import RateLimits
 from gateway.request_context import RequestContext
 from gateway.rules import Rules
 from gateway.sessions import Sessions
@@ -54,7 +55,15 @@ def sessions(store: Any, ring: KeyRing) -> Sessions:
         closed=lambda _: None,
         rules=Rules((), "direct"),
         warm=WarmStarts(lambda *_: []),
-        quotas=PrincipalQuotas(PolicySettings(), backend.quotas, held, run="", runs=backend.directory.replicas),
+        quotas=PrincipalQuotas(
+            PolicySettings(),
+            backend.quotas,
+            held,
+            rates=RateLimits(PolicySettings(), backend.rates),
+            kept_s=60.0,
+            run="",
+            runs=backend.directory.replicas,
+        ),
     )
 
 

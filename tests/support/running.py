@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["DEMO", "LISTING", "PROBE", "TOOL", "RunningGateway", "running_gateway", "server"]
+__all__ = ["DEMO", "LISTING", "PROBE", "TOOL", "UNLIMITED", "RunningGateway", "running_gateway", "server"]
 
 READY_WITHIN_S = 30.0
 DEMO = (sys.executable, "-m", "gateway", "demo-server")
@@ -20,6 +20,10 @@ TOOL = (sys.executable, "-m", "tests.support.session_tool")
 PROBE = (sys.executable, str(Path(__file__).with_name("probe_server.py")))
 LISTING = (sys.executable, str(Path(__file__).with_name("listing_server.py")))
 ROOT = Path(__file__).parents[2]
+UNLIMITED = dict.fromkeys(
+    ("session_rate", "principal_rate", "opening_rate", "principal_sessions", "principal_processes"), 0
+)
+"""Rates and quotas switched off, for what sends more than any honest agent and measures something else."""
 
 
 def server(command: Sequence[str], **more: Any) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 
 from tests.support.redis_server import RunningRedis, free_port, running_redis
-from tests.support.running import ROOT, RunningGateway, running_gateway
+from tests.support.running import ROOT, UNLIMITED, RunningGateway, running_gateway
 from tests.tools.programs import program
 
 __all__ = ["KEYS", "Topology", "running_balancer", "running_topology"]
@@ -33,7 +33,7 @@ def running_topology(servers: Mapping[str, Any], options: Mapping[str, Any] | No
     """Everything, until the block ends."""
     with contextlib.ExitStack() as stack:
         redis = stack.enter_context(running_redis())
-        options = {**(options or {}), "store": redis.url}
+        options = {"policy": UNLIMITED, **(options or {}), "store": redis.url}
         gateways = [
             stack.enter_context(running_gateway(servers, options=options, env=KEYS, must_stop=False)) for _ in range(3)
         ]
