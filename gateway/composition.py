@@ -140,7 +140,9 @@ class Gateway:
         self.audit = Audit(self._backend.audit, clock, options.audit)
         self._cluster: Cluster | None = None
         if self._backend.is_shared:
-            self._cluster = Cluster(self._backend.directory, self._backend.sessions, lost=self._lost)
+            self._cluster = Cluster(
+                self._backend.directory, self._backend.sessions, lost=lambda session_id: self.sessions.lost(session_id)
+            )
         self.rates = RateLimits(options.policy, self._backend.rates)
         self._quotas = PrincipalQuotas(
             options.policy,
@@ -391,9 +393,6 @@ class Gateway:
         self._cluster.address = self._advertised or f"{host}:{bound}"
         with contextlib.suppress(StoreUnavailable):
             await self._cluster.beat()
-
-    def _lost(self, session_id: str) -> None:
-        self.sessions.lost(session_id)
 
     @contextlib.asynccontextmanager
     async def lifespan(self, _: Any) -> AsyncIterator[None]:

@@ -24,7 +24,7 @@ _GOOD_S: Final = 1.0
 
 _HELD: Final = 10_000
 
-Key = tuple[str, str]
+Key = tuple[str, str | Principal]
 
 
 class _Account:
@@ -71,27 +71,31 @@ class RateLimits:
             Refused: 429, with the time to wait.
         """
         if self._principal is not None:
-            who = _who(principal, client)
-            await self._count("principal", who, self._principal, f"requests of this {_kind(principal)}")
+            if principal.is_anonymous:
+                await self._count(("address", client), self._principal, "requests of this address")
+            else:
+                await self._count(("principal", principal), self._principal, "requests of this principal")
 
     async def call(self, session: Session) -> None:
         """Count what a session asks for. Raises as `message`."""
         if self._session is not None:
-            await self._count("session", session.id, self._session, "requests of this session")
+            await self._count(("session", session.id), self._session, "requests of this session")
 
     async def opening(self, session: Session) -> None:
         """Count a session that is about to be opened. Raises as `message`."""
         if self._opening is not None:
-            await self._count("opening", session.counted_as, self._opening, "sessions opened: keep one for many calls")
+            key = ("opening", session.counted_as)
+            await self._count(key, self._opening, "sessions opened: keep one for many calls")
 
-    async def _count(self, what: str, who: str, rate: RateSettings, told: str) -> None:
-        key = (what, who)
+    async def _count(self, key: Key, rate: RateSettings, told: str) -> None:
         account = self._accounts.get(key) or self._account(key, rate)
         if not account.spend(monotonic()) and (wait := await self._ask(account, rate)):
             raise too_often(told, math.ceil(wait))
 
     def _account(self, key: Key, rate: RateSettings) -> _Account:
-        account = self._accounts[key] = _Account(f"{key[0]}/{key[1]}", rate)
+        what, whose = key
+        text = whose.key if isinstance(whose, Principal) else whose
+        account = self._accounts[key] = _Account(f"{what}/{text}", rate)
         if len(self._accounts) > _HELD:
             self._accounts.popitem(last=False)
         return account
@@ -120,11 +124,3 @@ class RateLimits:
         if wait <= 0:
             account.left, account.until = account.left + owed + ahead, monotonic() + _GOOD_S
         return wait
-
-
-def _who(principal: Principal, client: str) -> str:
-    return f"anonymous@{client}" if principal.is_anonymous else principal.key
-
-
-def _kind(principal: Principal) -> str:
-    return "address" if principal.is_anonymous else "principal"

@@ -11,7 +11,7 @@ from gateway.policy_settings import PolicySettings
 from gateway.quotas import PrincipalQuotas
 from gateway.rates import RateLimits
 from gateway.tools_server import own_sessions
-from session_store import MemoryBackend, Principal
+from session_store import MemoryBackend, Principal, Session
 from session_store.context import bound_session, tool_session
 from session_store.testing import FakeClock, a_session
 from tests.requirements import requirement
@@ -38,15 +38,22 @@ async def test_quotas_and_rates_are_each_principals_own() -> None:
     settings = PolicySettings.model_validate(
         {"principal_sessions": 1, "principal_processes": 1, "principal_rate": rate}
     )
-    quotas = PrincipalQuotas(settings, backend.quotas, backend.sessions, run="", runs=backend.directory.replicas)
     rates = RateLimits(settings, backend.rates)
+    replicas = backend.directory.replicas
+    quotas = PrincipalQuotas(
+        settings, backend.quotas, backend.sessions, rates=rates, kept_s=60.0, run="", runs=replicas
+    )
+
+    async def message(session: Session) -> None:
+        await rates.message(session.principal, "")
+
     sessions = [a_session(clock, principal=principal) for principal in ALIKE]
     for session in sessions:
         await quotas.session(await backend.sessions.create(session))
-        await quotas.process(session.principal)
-        await rates.check(session)
+        await quotas.process(session)
+        await message(session)
     for session in sessions:
-        for count in (lambda one: quotas.process(one.principal), rates.check):
+        for count in (quotas.process, message):
             with pytest.raises(Refused):
                 await count(session)
 
