@@ -66,6 +66,7 @@ from session_store import (
     Backend,
     KeyRing,
     MemoryBackend,
+    Purpose,
     Session,
     StoreError,
     StoreUnavailable,
@@ -73,6 +74,7 @@ from session_store import (
 )
 from session_store.context import ToolSession, tool_session
 from transports.base import Upstream
+from transports.inbound.addresses import Addresses
 from transports.inbound.http_sse import HttpSse
 from transports.inbound.streamable_http import StreamableHttp
 from transports.jsonrpc import Message
@@ -248,9 +250,11 @@ class Gateway:
             for path in endpoints:
                 front = HttpSse(
                     self.endpoints[path],
+                    pipeline,
                     path,
                     self._backend.bus,
                     guard=guard,
+                    addresses=Addresses(ring.derive(Purpose.CONNECTION)),
                     body_limit=options.limits.body_bytes,
                 )
                 old = path.removesuffix("/mcp") + "/sse"

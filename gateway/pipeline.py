@@ -1,6 +1,7 @@
 """bytes → inbound → identify → resume → decide → resolve → exchange → reply: who asks, and in which era."""
 
 import contextlib
+import hashlib
 from collections.abc import Iterator, Mapping
 
 from gateway.audit import Audit
@@ -17,6 +18,7 @@ from gateway.request_context import RequestContext
 from gateway.watching import Watching
 from session_store import StoreError, StoreFull
 from transports.base import Answer, Era, EventSource, Refused, Request
+from transports.jsonrpc import encode
 
 __all__ = ["Pipeline", "available"]
 
@@ -62,6 +64,11 @@ class Pipeline:
         if isinstance(answer, ImmediateReply):
             self._watching.answered(request, who.principal, answer.error_code)
         return answer
+
+    async def admit(self, request: Request) -> str:
+        principal = (await self._who(request, self._correlation(request))).principal
+        named = encode([principal.issuer, principal.subject])
+        return hashlib.sha256(named).hexdigest()
 
     async def negotiated(self, request: Request) -> str:
         with available():

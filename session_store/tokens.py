@@ -36,6 +36,7 @@ class Purpose(StrEnum):
     FORWARD = "forwarded-request"
     ASSERTION = "context-assertion"
     OPERATOR = "operator-cookie"
+    CONNECTION = "http-sse-address"
 
 
 def is_canonical(text: str) -> bool:

@@ -357,6 +357,10 @@ class Handler(Protocol):
         """A client's request."""
         ...
 
+    async def admit(self, request: Request) -> str:
+        """Who sends a request, before anything is opened for it or revealed: a name, the same for the same client."""
+        ...
+
     async def negotiated(self, request: Request) -> str:
         """The protocol version that the session of a legacy request has negotiated, before anything of it is done."""
         ...

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 import msgspec
+from mcp.shared.inbound import encode_header_value
 
 from transports.inbound.inside import Inside, Reply
 from transports.jsonrpc import (
@@ -16,6 +17,7 @@ from transports.jsonrpc import (
     PARSE_ERROR,
     InvalidMessage,
     Message,
+    decode_id,
     encode,
     encode_error,
     encode_request,
@@ -36,7 +38,8 @@ _SESSIONLESS: Final = frozenset(
 
 
 class Connected:
-    """`write` gives the client one message; `token` names the session to go on with; `headers` go with all requests."""
+    """`write` gives the client one message; `token` names the session to go on with; `headers` go with all requests,
+    which come from the address `peer`."""
 
     def __init__(
         self,
@@ -45,8 +48,10 @@ class Connected:
         *,
         token: str = "",
         headers: dict[str, str] | None = None,
+        peer: str = "",
     ) -> None:
         self._inside = inside
+        self._peer = peer
         self._write = write
         self._headers = headers or {}
         self._token = token
@@ -59,12 +64,12 @@ class Connected:
         self._opening = asyncio.Lock()
         self._told: asyncio.Task[None] | None = None
 
-    async def heard(self, line: bytes, headers: dict[str, str] | None = None) -> None:
-        """A message of the client's, and the headers that came with it, if any."""
+    async def heard(self, line: bytes, headers: dict[str, str] | None = None, peer: str = "") -> None:
+        """A message of the client's, and the headers that came with it and from where, if any."""
         if not line.strip():
             return
         if headers is not None:
-            self._headers = headers
+            self._headers, self._peer = headers, peer
         try:
             message = parse(line)
             params = message.params_object()
@@ -80,13 +85,16 @@ class Connected:
         else:
             await self._legacy(message, line)
 
+    def _ask(self, method: str, headers: dict[str, str], body: bytes = b"") -> Reply:
+        return self._inside.ask(method, headers, body, self._peer)
+
     # -- the modern era
 
     def _modern(self, message: Message, line: bytes, meta: dict[str, Any], params: Any) -> None:
         method = str(message.method)
         headers = {**self._headers, "mcp-protocol-version": str(meta[_MODERN]), "mcp-method": method}
         if method in _NAMED and _NAMED[method] in params:
-            headers["mcp-name"] = str(msgspec.json.decode(params[_NAMED[method]]))
+            headers["mcp-name"] = encode_header_value(str(msgspec.json.decode(params[_NAMED[method]])))
         if message.is_request:
             self._background(self._modern_call(message, line, headers))
 
@@ -103,7 +111,7 @@ class Connected:
 
     def _begin_modern(self, message: Message, line: bytes, headers: dict[str, str]) -> Reply:
         carried = {"mcp-gateway-session": self._token} if self._token else {}
-        reply = self._inside.ask("POST", {**headers, **carried}, line)
+        reply = self._ask("POST", {**headers, **carried}, line)
         task = asyncio.current_task()
         assert task is not None
         self._calls[message.id] = (reply, task)
@@ -131,18 +139,18 @@ class Connected:
         if message.is_request:
             if self._told is not None:
                 await self._told
-            self._call(message, self._inside.ask("POST", headers, line))
+            self._call(message, self._ask("POST", headers, line))
             return
-        before, reply = self._told, self._inside.ask("POST", headers, line)
+        before, reply = self._told, self._ask("POST", headers, line)
         self._told = self._background(self._tell(reply, before))
         if message.method == "notifications/initialized":
             await self._told
-            self._stream = self._inside.ask("GET", headers)
+            self._stream = self._ask("GET", headers)
             self._background(self._pass_on(self._stream))
 
     def _cancel_modern(self, message: Message) -> bool:
         """A modern call is given up by leaving it; a notification does that here."""
-        call = self._calls.get(msgspec.json.decode(message.params_object().get("requestId", b"null")))
+        call = self._calls.get(decode_id(message.params_object().get("requestId", msgspec.Raw(b"null"))))
         if call is None or self._session:
             return False
         self._background(call[0].leave())
@@ -155,7 +163,7 @@ class Connected:
             headers["mcp-session-id"], self._token = self._token, ""
         if self._stream is not None:
             await self._stream.leave()
-        reply = self._inside.ask("POST", headers, line)
+        reply = self._ask("POST", headers, line)
         async for frame in reply.frames():
             self._session = reply.headers.get("mcp-session-id", "")
             answer = parse(frame)
@@ -168,7 +176,7 @@ class Connected:
         info = {"name": "stdio", "version": "0"}
         params = encode({"protocolVersion": _LATEST, "capabilities": {}, "clientInfo": info})
         headers = {**self._headers, **({"mcp-session-id": self._token} if self._token else {})}
-        reply = self._inside.ask("POST", headers, encode_request(0, "initialize", params))
+        reply = self._ask("POST", headers, encode_request(0, "initialize", params))
         async for _ in reply.frames():
             self._session = reply.headers.get("mcp-session-id", "")
 
@@ -214,7 +222,7 @@ class Connected:
             await self._stream.leave()
         if self._session and not self._is_named:  # the one that was named goes on without us
             headers = {**self._headers, "mcp-session-id": self._session, "mcp-protocol-version": self._version}
-            await self._inside.ask("DELETE", headers).begun()
+            await self._ask("DELETE", headers).begun()
         for reply, _ in list(self._calls.values()):
             await reply.leave()
         for task in tuple(self._tasks):

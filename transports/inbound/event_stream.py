@@ -9,7 +9,7 @@ from transports.base import Answer, EventSource, Frame
 from transports.inbound.http import HeaderList, Receive, Send
 from transports.sse import COMMENT, encode_event
 
-__all__ = ["KEEPALIVE_S", "follow", "next_or_quiet", "stream_answer"]
+__all__ = ["KEEPALIVE_S", "Stream", "follow", "next_or_quiet", "stream_answer"]
 
 KEEPALIVE_S: Final = 15.0
 """How long a stream may be quiet: proxies cut silent connections, often after 60 s, clients give up after 300 s."""
@@ -28,7 +28,9 @@ _HEADERS: Final[HeaderList] = [
 ]
 
 
-class _Stream:
+class Stream:
+    """An event stream on its way to one client; `gone` once that reads no more."""
+
     def __init__(self, send: Send) -> None:
         self._send = send
         self.gone = False
@@ -66,7 +68,7 @@ async def stream_answer(
     Frames are kept for replay before they are written, and go on being kept when the client is gone: a dropped
     connection is no cancellation in the era that has replay (MCP 2025-11-25, Transports §Resumability).
     """
-    stream = _Stream(send)
+    stream = Stream(send)
     await stream.start(headers)
     if priming:
         await stream.write(encode_event(b"", await answer.record(b""), RETRY_MS))
@@ -90,7 +92,7 @@ async def stream_answer(
 
 async def follow(send: Send, receive: Receive, source: EventSource) -> None:
     """A legacy client's GET stream, until it ends or the client leaves."""
-    stream = _Stream(send)
+    stream = Stream(send)
     await stream.start(source.headers)
     # Something at once, so that proxies pass the head on; and soon after, to see whether they pass on what follows.
     await stream.write(COMMENT)

@@ -5,31 +5,45 @@ stream does not matter.
 """
 
 import asyncio
-import secrets
-from collections.abc import Awaitable, Callable, Mapping
+import hashlib
+import logging
+from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import Final, Protocol
 from urllib.parse import parse_qs
 
 import msgspec
 
-from transports.base import Refused
+from transports.base import Era, Frame, Handler, Refused, ReplyQueue, Request
+from transports.inbound.addresses import Addresses
 from transports.inbound.connected import Connected
-from transports.inbound.http import Guard, Receive, Scope, Send, read_body, send_refusal, send_status
+from transports.inbound.event_stream import Stream
+from transports.inbound.http import (
+    Guard,
+    Receive,
+    Scope,
+    Send,
+    peer_of,
+    read_body,
+    send_refusal,
+    send_status,
+)
 from transports.inbound.inside import Inside
-from transports.jsonrpc import INVALID_REQUEST
+from transports.jsonrpc import INTERNAL_ERROR, INVALID_REQUEST
 from transports.sse import COMMENT, encode_event
 
 __all__ = ["HttpSse", "Mail"]
 
+logger = logging.getLogger(__name__)
+
 KEEPALIVE_S: Final = 15.0
-MAX_UNREAD: Final = 1_024
-_HEADERS: Final = [
-    (b"content-type", b"text/event-stream"),
-    (b"cache-control", b"no-store"),
-    (b"x-accel-buffering", b"no"),
-]
-_PASSED_ON: Final = ("authorization", "traceparent", "user-agent")
+LONGEST_ADDRESS: Final = 128
+
+_NOT_PASSED_ON: Final = frozenset(
+    """accept accept-encoding connection content-encoding content-length content-type cookie expect keep-alive
+    last-event-id origin te trailer transfer-encoding upgrade""".split()
+)
+"""What is of one request of HTTP, or names a session in another way than this wire does; `Mcp-…` is so too."""
 
 
 class Mail(Protocol):
@@ -41,90 +55,147 @@ class Mail(Protocol):
 
 
 class _Posted(msgspec.Struct):
-    """A message on its way to its stream."""
+    """A message on its way to its stream, with what shows who has sent it."""
 
     headers: dict[str, str]
+    peer: str
     body: bytes
 
 
 class HttpSse:
-    """One endpoint as an ASGI app: GET opens the stream, POST to `…/messages` says something on it."""
+    """One endpoint as an ASGI app: GET opens the stream, POST to `…/messages` says something on it.
 
-    def __init__(self, app: object, endpoint: str, mail: Mail, *, guard: Guard, body_limit: int) -> None:
+    Who asks is found out by `handler` before anything is opened or answered; every message says it again, and is
+    checked once more by `app`, which serves the endpoint itself.
+    """
+
+    def __init__(
+        self,
+        app: object,
+        handler: Handler,
+        endpoint: str,
+        mail: Mail,
+        *,
+        guard: Guard,
+        addresses: Addresses,
+        body_limit: int,
+    ) -> None:
         self._inside = Inside(app, endpoint)
+        self._handler = handler
+        self._endpoint = endpoint
         self._mail = mail
         self._guard = guard
+        self._addresses = addresses
         self._body_limit = body_limit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = self._guard.headers(scope)
+        begun = False
+
+        async def sending(event: object) -> None:
+            nonlocal begun
+            begun = True
+            await send(event)  # type: ignore[arg-type]  # as it came
+
         try:
-            self._guard.check(headers)
-            if scope["method"] == "GET" and not scope["path"].endswith("/messages"):
-                if not self._guard.same_site(headers):
-                    raise Refused(403, INVALID_REQUEST, "Event streams are not served to other sites.")
-                await self._stream(scope, receive, send)
-            elif scope["method"] == "POST" and scope["path"].endswith("/messages"):
-                await self._post(scope, headers, receive, send)
-            else:
-                await send_status(send, 405, [(b"allow", b"GET" if "/messages" not in scope["path"] else b"POST")])
+            await self._serve(scope, receive, sending)
         except Refused as refused:
             await send_refusal(send, refused)
+        except Exception:
+            logger.exception("a request of HTTP+SSE failed")
+            if not begun:
+                await send_refusal(send, Refused(500, INTERNAL_ERROR, "The gateway failed at this."))
 
-    async def _stream(self, scope: Scope, receive: Receive, send: Send) -> None:
-        name = secrets.token_urlsafe(18)
-        unsent: asyncio.Queue[bytes] = asyncio.Queue(MAX_UNREAD)
-        heard: asyncio.Queue[bytes] = asyncio.Queue(MAX_UNREAD)
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = self._guard.headers(scope)
+        self._guard.check(headers)
+        is_message = scope["path"].endswith("/messages")
+        allowed = "POST" if is_message else "GET"
+        if scope["method"] != allowed:
+            await send_status(send, 405, [(b"allow", allowed.encode())])
+            return
+        if not is_message and not self._guard.same_site(headers):
+            raise Refused(403, INVALID_REQUEST, "Event streams are not served to other sites.")
+        if is_message and headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+            raise Refused(415, INVALID_REQUEST, "The Content-Type must be application/json.")
+        caller = await self._handler.admit(
+            Request(
+                era=Era.LEGACY,
+                endpoint=self._endpoint,
+                headers=headers,
+                peer=peer_of(scope),
+                client=self._guard.client(scope, headers),
+                secure=self._guard.is_secure(scope, headers),
+            )
+        )
+        if is_message:
+            await self._post(scope, headers, caller, receive, send)
+        else:
+            await self._stream(scope, headers, caller, receive, send)
+
+    async def _stream(
+        self, scope: Scope, headers: Mapping[str, str], caller: str, receive: Receive, send: Send
+    ) -> None:
+        name = self._addresses.new(caller)
+        # Both are bounded by bytes: who sends more than is served, or reads less than comes, loses the stream.
+        heard, unsent, stream = ReplyQueue(), ReplyQueue(), Stream(send)
 
         def hear(data: bytes | None) -> None:
-            if data is not None and not heard.full():
-                heard.put_nowait(data)
+            if data is not None:
+                heard.push(Frame(data))
 
         async def write(line: bytes) -> None:
-            await unsent.put(encode_event(line))
+            unsent.push(Frame(encode_event(line)))
 
-        connected = Connected(self._inside, write)
+        connected = Connected(self._inside, write, headers=_passed_on(headers), peer=peer_of(scope))
         async with self._mail.listening(_topic(name), hear):
-            head = [
-                (b"content-type", b"text/event-stream"),
-                (b"cache-control", b"no-store"),
-                (b"x-accel-buffering", b"no"),
-            ]
-            await send({"type": "http.response.start", "status": 200, "headers": head})
+            await stream.start([])
             path = f"{scope.get('root_path', '')}{scope['path'].removeprefix(scope.get('root_path', ''))}"
-            address = f"event: endpoint\ndata: {path}/messages?connection={name}\n\n".encode()
-            await send({"type": "http.response.body", "body": address, "more_body": True})
+            await stream.write(f"event: endpoint\ndata: {path}/messages?connection={name}\n\n".encode())
             tasks = [
                 asyncio.ensure_future(work)
-                for work in (_left(receive), _pump(unsent, send), self._work(heard, connected))
+                for work in (_left(receive), _pump(unsent, stream), self._work(heard, connected))
             ]
             try:
-                await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                for task in ended:
+                    task.result()
             finally:
                 for task in tasks:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
                 await connected.close(answering=False)
+            await stream.write(b"", more=False)
 
-    async def _work(self, heard: asyncio.Queue[bytes], connected: Connected) -> None:
-        while True:
-            posted = msgspec.msgpack.decode(await heard.get(), type=_Posted)
-            await connected.heard(posted.body, posted.headers)
+    async def _work(self, heard: ReplyQueue, connected: Connected) -> None:
+        while (frame := await heard.next()) is not None:
+            posted = msgspec.msgpack.decode(frame.data, type=_Posted)
+            await connected.heard(posted.body, posted.headers, posted.peer)
 
-    async def _post(self, scope: Scope, headers: Mapping[str, str], receive: Receive, send: Send) -> None:
+    async def _post(self, scope: Scope, headers: Mapping[str, str], caller: str, receive: Receive, send: Send) -> None:
         names = parse_qs(scope.get("query_string", b"").decode("latin-1")).get("connection", [])
-        if len(names) != 1 or not 16 <= len(names[0]) <= 64:
+        if len(names) != 1 or len(names[0]) > LONGEST_ADDRESS:
             raise Refused(400, INVALID_REQUEST, "Post to the address that the event stream began with.")
+        if not self._addresses.is_of(names[0], caller):
+            raise Refused(404, INVALID_REQUEST, "No event stream of yours has this address.")
         body = await read_body(receive, headers, self._body_limit)
         if body is None:
             return
-        passed = {name: headers[name] for name in _PASSED_ON if name in headers}
-        await self._mail.publish(_topic(names[0]), msgspec.msgpack.encode(_Posted(headers=passed, body=body)))
+        posted = _Posted(headers=_passed_on(headers), peer=peer_of(scope), body=body)
+        await self._mail.publish(_topic(names[0]), msgspec.msgpack.encode(posted))
         await send_status(send, 202)
 
 
 def _topic(name: str) -> str:
-    return f"mcp:sse:{name}"
+    return f"mcp:sse:{hashlib.sha256(name.encode()).hexdigest()}"
+
+
+def _passed_on(headers: Mapping[str, str]) -> dict[str, str]:
+    """What a message says of its sender, as the endpoint itself would see it."""
+    return {
+        name: value
+        for name, value in headers.items()
+        if name not in _NOT_PASSED_ON and not name.startswith(("mcp-", "sec-fetch-"))
+    }
 
 
 async def _left(receive: Receive) -> None:
@@ -132,11 +203,14 @@ async def _left(receive: Receive) -> None:
         pass
 
 
-async def _pump(unsent: asyncio.Queue[bytes], send: Callable[..., Awaitable[None]]) -> None:
-    while True:
+async def _pump(unsent: ReplyQueue, stream: Stream) -> None:
+    while not stream.gone:
         try:
             async with asyncio.timeout(KEEPALIVE_S):
-                data = await unsent.get()
+                frame = await unsent.next()
         except TimeoutError:
-            data = COMMENT
-        await send({"type": "http.response.body", "body": data, "more_body": True})
+            await stream.write(COMMENT)
+            continue
+        if frame is None:
+            return
+        await stream.write(frame.data)

@@ -81,8 +81,8 @@ class Inside:
         self._app = app
         self._path = path
 
-    def ask(self, method: str, headers: Mapping[str, str], body: bytes = b"") -> Reply:
-        """Begin a request."""
+    def ask(self, method: str, headers: Mapping[str, str], body: bytes = b"", peer: str = "") -> Reply:
+        """Begin a request, which came from the address `peer`."""
         accept = "text/event-stream" if method == "GET" else _ACCEPT
         full = {"host": "localhost", "accept": accept, "content-type": "application/json", **headers}
         scope = {
@@ -91,8 +91,8 @@ class Inside:
             "path": self._path,
             "root_path": "",
             "scheme": "http",
-            "client": None,
-            "headers": [(name.encode(), value.encode("latin-1")) for name, value in full.items()],
+            "client": (peer, 0) if peer else None,
+            "headers": [(name.encode(), value.encode("latin-1", "replace")) for name, value in full.items()],
         }
         reply, given = Reply(), False
 

@@ -1,0 +1,36 @@
+"""Addresses of event streams of HTTP+SSE: random, signed, and good for the caller only whose stream it is.
+
+Knows neither streams nor who a caller is. Signed with HMAC-SHA256 through itsdangerous, so that any process that has
+the keys can tell whose an address is without asking anybody.
+"""
+
+import hashlib
+import secrets
+from collections.abc import Sequence
+
+from itsdangerous import BadSignature, Signer
+
+__all__ = ["Addresses"]
+
+
+class Addresses:
+    """`keys`: newest first; the first signs, all verify."""
+
+    def __init__(self, keys: Sequence[bytes]) -> None:
+        self._keys = list(reversed(keys))  # itsdangerous signs with the last of them
+
+    def new(self, caller: str) -> str:
+        """An address that nobody can guess."""
+        return self._signer(caller).sign(secrets.token_urlsafe(18)).decode()
+
+    def is_of(self, address: str, caller: str) -> bool:
+        """Whether it was made for that caller."""
+        try:
+            self._signer(caller).unsign(address)
+        except BadSignature:
+            return False
+        return True
+
+    def _signer(self, caller: str) -> Signer:
+        salt = f"http+sse:{caller}".encode()
+        return Signer(self._keys, salt=salt, sep=".", key_derivation="hmac", digest_method=hashlib.sha256)
