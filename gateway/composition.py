@@ -43,6 +43,7 @@ from gateway.policy import Policy, server_policy
 from gateway.protected_resource import ProtectedResource
 from gateway.quotas import PrincipalQuotas
 from gateway.rates import RateLimits
+from gateway.readiness import Readiness
 from gateway.record_room import RecordRoom
 from gateway.relay import Relay
 from gateway.rules import Rules
@@ -135,6 +136,7 @@ class Gateway:
         )
         self.guard = guard_of(options, self.identity.proxies)
         self._backend = backend_for(options.store, max_sessions=lives.max_sessions) if store is None else store
+        self.is_ready = Readiness(lambda: self.is_running and not self.is_draining, self._backend.try_write).is_ready
         self._events = self._backend.events
         self._live = LiveSessions(self._events)
         if isinstance(self._backend, MemoryBackend):
@@ -459,16 +461,6 @@ class Gateway:
             # Calls end in many places; a look now and then is simpler than hearing of each.
             while not await self.sessions.release_idle() and asyncio.get_running_loop().time() < until:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)  # calls end in many places, and this is over in seconds
-
-    async def is_ready(self) -> bool:
-        """Whether new requests can be served."""
-        if self.is_draining:
-            return False
-        try:
-            await self._backend.ping()
-        except StoreUnavailable:
-            return False
-        return True
 
     async def _sweep(self) -> None:
         silent = False

@@ -388,6 +388,10 @@ class Backend(Protocol):
         """Raises `StoreUnavailable` when the store does not answer."""
         ...
 
+    async def try_write(self) -> None:
+        """Write something small that is nobody's. Raises `StoreUnavailable` when the store takes nothing or is gone."""
+        ...
+
     async def close(self) -> None:
         """Give everything back."""
         ...

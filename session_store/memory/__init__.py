@@ -83,5 +83,8 @@ class MemoryBackend:
     async def ping(self) -> None:
         """It is always there."""
 
+    async def try_write(self) -> None:
+        """It takes what there is room for."""
+
     async def close(self) -> None:
         """It goes with the process."""

@@ -11,6 +11,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
 from session_store.base import StoreError, StoreUnavailable
+from session_store.redis import keys
 from session_store.redis.audit import RedisAuditTrail
 from session_store.redis.bus import RedisBus
 from session_store.redis.cluster import ClusterCommands
@@ -65,6 +66,9 @@ class RedisBackend:
 
     async def ping(self) -> None:
         await self.commands.run("PING")
+
+    async def try_write(self) -> None:
+        await self.commands.run("SET", keys.READY, b"1", "EX", 10)
 
     async def close(self) -> None:
         await self.bus.close()

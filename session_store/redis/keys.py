@@ -8,6 +8,7 @@ from typing import Final
 from session_store.audit import Part
 
 __all__ = [
+    "READY",
     "REPLICAS",
     "SHARDS",
     "alias",
@@ -26,6 +27,9 @@ SHARDS: Final = 16
 """Parts of the index of sessions: enough for a cluster's nodes to share it, few enough to ask all of them."""
 
 REPLICAS: Final = "mcp:replicas"
+
+READY: Final = "mcp:ready"
+"""Written to find out whether anything can be."""
 
 
 @functools.lru_cache(maxsize=4_096)

@@ -11,7 +11,7 @@ from session_store.memory import MemoryBus
 from session_store.memory.directory import MemoryDirectory
 from session_store.rates import MemoryRates
 from session_store.sqlite.audit import SqliteAuditTrail
-from session_store.sqlite.database import Database
+from session_store.sqlite.database import FORMAT, Database
 from session_store.sqlite.events import SqliteEventLog
 from session_store.sqlite.quotas import SqliteQuotas
 from session_store.sqlite.sessions import SqliteSessionStore, SqliteStateStore
@@ -46,6 +46,10 @@ class SqliteBackend:
 
     async def ping(self) -> None:
         await self._database.run(lambda db: db.execute("SELECT 1").fetchone())
+
+    async def try_write(self) -> None:
+        # Writes the first page anew as it is.
+        await self._database.run(lambda db: db.execute(f"PRAGMA user_version={FORMAT}").fetchone())
 
     async def close(self) -> None:
         await self._database.close()

@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 from session_store.audit import PARTS, Part
 from session_store.base import StoreError, StoreUnavailable
 
-__all__ = ["TIMEOUT_S", "Database", "audit_table"]
+__all__ = ["FORMAT", "TIMEOUT_S", "Database", "audit_table"]
 
 TIMEOUT_S: Final = 1.0
 _MOST_AT_ONCE: Final = 256
@@ -43,7 +43,7 @@ def audit_table(part: Part) -> str:
     return "audit" if part == "sessions" else f"audit_{part}"
 
 
-_VERSION: Final = 1
+FORMAT: Final = 1
 
 Result = TypeVar("Result")
 Work = Callable[[sqlite3.Connection], Any]
@@ -106,14 +106,14 @@ class Database:
             self.path, timeout=TIMEOUT_S / 2, isolation_level=None, check_same_thread=False, cached_statements=256
         )
         version = connection.execute("PRAGMA user_version").fetchone()[0]
-        if version not in (0, _VERSION):
+        if version not in (0, FORMAT):
             connection.close()
             raise StoreError(f"{self.path}: was written by another version of the gateway (format {version})")
         # With WAL, NORMAL loses nothing when the process dies; only a power cut may take the last moments.
         connection.executescript(
             f"PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL; PRAGMA foreign_keys=ON; {_SCHEMA}"
             f"{''.join(_AUDIT.format(audit_table(part)) for part in PARTS)}"
-            f"PRAGMA user_version={_VERSION};"
+            f"PRAGMA user_version={FORMAT};"
         )
         return connection
 

@@ -1,0 +1,96 @@
+"""Ready means that a request would be served: on the public listener, and on that of operators."""
+
+import re
+import resource
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+
+from tests.requirements import requirement
+from tests.support.procs import eventually
+from tests.support.raw import Legacy
+from tests.support.redis_server import RunningRedis, running_redis
+from tests.support.running import DEMO, RunningGateway, running_gateway, server
+
+KEYS = {"MCP_GATEWAY_KEYS": "k" * 40}
+SERVERS = {"demo": server(DEMO)}
+
+
+def opens(gateway: RunningGateway, http: httpx.Client) -> bool:
+    return Legacy(gateway.url, http).initialize().status_code == 200
+
+
+def agrees(gateway: RunningGateway, http: httpx.Client, bases: list[str], is_ready: bool) -> None:
+    """Every listener says so within seconds, and so it is."""
+    status = 200 if is_ready else 503
+    for base in bases:
+        assert eventually(lambda base=base: http.get(f"{base}/readyz").status_code == status, 10), base  # type: ignore[misc]
+    assert opens(gateway, http) is is_ready
+
+
+@requirement("wall.ready")
+def test_a_redis_that_takes_no_writes_is_not_ready(http: httpx.Client) -> None:
+    def full(redis: Any) -> Callable[[], Any]:
+        redis.config_set("maxmemory-policy", "noeviction")
+        redis.config_set("maxmemory", "1mb")
+        return lambda: redis.config_set("maxmemory", "0")
+
+    def read_only(redis: Any) -> Callable[[], Any]:
+        redis.execute_command("REPLICAOF", "127.0.0.1", "1")
+        return lambda: redis.execute_command("REPLICAOF", "NO", "ONE")
+
+    def lonely(redis: Any) -> Callable[[], Any]:
+        redis.config_set("min-replicas-to-write", "3")
+        return lambda: redis.config_set("min-replicas-to-write", "0")
+
+    with running_redis() as store:
+        options = {"store": store.url, "admin": {"listen": "127.0.0.1:0"}}
+        with running_gateway(SERVERS, options=options, env=KEYS) as gateway:
+            bases = [gateway.base, operators(gateway)]
+            agrees(gateway, http, bases, True)
+            for spoil in (full, read_only, lonely):
+                mend = spoil(store.client())
+                agrees(gateway, http, bases, False)
+                assert http.get(f"{gateway.base}/healthz").status_code == 200, "to be restarted would not help"
+                mend()
+                agrees(gateway, http, bases, True)
+
+
+@requirement("wall.ready")
+def test_a_file_on_a_full_disk_is_not_ready(tmp_path: Path, http: httpx.Client) -> None:
+    options = {"store": f"sqlite:///{tmp_path / 'sessions.db'}", "admin": {"listen": "127.0.0.1:0"}}
+    with running_gateway(SERVERS, options=options) as gateway:
+        bases = [gateway.base, operators(gateway)]
+        agrees(gateway, http, bases, True)
+        process = psutil.Process(gateway.pid)
+        most = process.rlimit(resource.RLIMIT_FSIZE)
+        # As on a full disk: what is there can be read and written over, and no file grows.
+        process.rlimit(resource.RLIMIT_FSIZE, ((tmp_path / "sessions.db-wal").stat().st_size, most[1]))
+        agrees(gateway, http, bases, False)
+        process.rlimit(resource.RLIMIT_FSIZE, most)
+        agrees(gateway, http, bases, True)
+
+
+@requirement("wall.ready", "wall.before-auth")
+def test_probes_of_strangers_cost_the_store_nothing(http: httpx.Client) -> None:
+    with running_redis() as store:
+        with running_gateway(SERVERS, options={"store": store.url}, env=KEYS) as gateway:
+            written, began = sets(store), time.monotonic()
+            for _ in range(300):
+                assert http.get(f"{gateway.base}/readyz").status_code == 200
+            # One a second, and as many of the gateway's own, which says that it lives.
+            assert sets(store) - written <= 2 * (time.monotonic() - began) + 10
+
+
+def operators(gateway: RunningGateway) -> str:
+    found = re.search(r"operators are served at (http://[^/]+)", gateway.stderr())
+    assert found is not None, gateway.stderr()
+    return found[1]
+
+
+def sets(store: RunningRedis) -> int:
+    return int(store.client().info("commandstats").get("cmdstat_set", {}).get("calls", 0))

@@ -1,0 +1,29 @@
+"""What a probe asks of the store, and what it is told from memory."""
+
+import pytest
+
+from gateway.readiness import Readiness
+from session_store import StoreUnavailable
+from tests.requirements import requirement
+
+
+@requirement("wall.ready")
+@pytest.mark.anyio
+async def test_one_write_tells_all_who_ask_at_once_and_a_process_that_does_not_run_asks_nobody() -> None:
+    runs, asked, fails = False, 0, False
+
+    async def try_write() -> None:
+        nonlocal asked
+        asked += 1
+        if fails:
+            raise StoreUnavailable("full")
+
+    assert not await Readiness(lambda: runs, try_write).is_ready()
+    assert asked == 0
+    runs = True
+    readiness = Readiness(lambda: runs, try_write)
+    assert all([await readiness.is_ready() for _ in range(100)]) and asked == 1
+    runs = False
+    assert not await readiness.is_ready(), "at once"
+    runs = fails = True
+    assert not await Readiness(lambda: runs, try_write).is_ready()
