@@ -9,9 +9,11 @@ __all__ = ["guard_of"]
 
 def guard_of(options: GatewaySettings, proxies: TrustedProxies) -> Guard:
     """For all listeners of clients."""
+    names = options.allowed_hosts
     return Guard(
         proxies=proxies,
-        hosts=frozenset(options.allowed_hosts),
+        hosts=frozenset(names),
+        domains=tuple(name[1:] for name in names if name.startswith("*.")),
         origins=frozenset(options.allowed_origins),
         loopback=is_loopback(options.host),
         single=frozenset() if options.auth.proxies is None else frozenset(options.auth.proxies.headers),

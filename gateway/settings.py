@@ -21,6 +21,7 @@ from pydantic import (
 
 from gateway.assertion import ISSUER
 from gateway.given import ConfigurationError, Origins, explained, gathered
+from gateway.host_names import host_names
 from gateway.limit_settings import LimitSettings, Seconds
 from gateway.policy_settings import (
     API_KEY_ISSUER,
@@ -279,7 +280,9 @@ class GatewaySettings(_Frozen):
     loopback. `true` beside `api_keys`, `auth.jwt` or a `subject_header` of `auth.proxies` is refused: one of them would
     undo the other."""
     allowed_hosts: tuple[str, ...] = ()
-    """Host names requests may ask for. Empty: loopback names when bound to loopback, else any."""
+    """Host names requests may ask for, without ports; `*.example.com` for all below a domain, `*` for any. Empty:
+    loopback names when bound to loopback, else any; but a gateway elsewhere that serves everybody has to say them,
+    because a web page can call what its visitor's browser reaches under a name of the page's own (DNS rebinding)."""
     allowed_origins: tuple[str, ...] = ()
     """Origins of web pages that may call, beside the gateway's own, and loopback when bound to loopback."""
     issuer: str = ISSUER
@@ -317,6 +320,7 @@ class GatewaySettings(_Frozen):
     _one_or_several = field_validator("api_keys", mode="before")(one_or_several)
     _digests = field_validator("api_keys")(digests)
     _host_and_port = field_validator("advertise", "internal")(host_and_port)
+    _host_names = field_validator("allowed_hosts")(host_names)
 
     @field_validator("store")
     @classmethod
@@ -354,6 +358,17 @@ class GatewaySettings(_Frozen):
             raise ValueError(
                 f"host is {self.host}, and nobody has to say who they are: give api_keys or auth, or anonymous = true "
                 "if everybody who reaches it may use it"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _everybody_by_a_name(self) -> Self:
+        if self.allows_anonymous and not self.allowed_hosts and not is_loopback(self.host):
+            raise ValueError(
+                f"host is {self.host}, and nobody has to say who they are: any web page could call this gateway by way "
+                "of a browser that reaches it (DNS rebinding). Say by which names it is asked for, as in allowed_hosts "
+                '= ["mcp.example.com"] (MCP_GATEWAY_ALLOWED_HOSTS=\'["mcp.example.com"]\', --allowed-host '
+                'mcp.example.com), or ["*"] if any name will do'
             )
         return self
 

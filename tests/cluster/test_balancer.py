@@ -91,6 +91,7 @@ def test_the_manifests_agree_with_the_gateway_and_with_each_other() -> None:
     ports = {port["name"]: port["containerPort"] for port in container["ports"]}
     assert given["MCP_GATEWAY_ADVERTISE"].endswith(f":{ports['internal']}") and "MCP_GATEWAY_KEYS" in given
     assert given["MCP_GATEWAY_STORE"] == "secret"
-    options = {"host": "0.0.0.0", "store": "redis://redis:6379/0", "advertise": "10.0.0.1:9000", "anonymous": True}
+    options: dict[str, Any] = {"host": "0.0.0.0", "store": "redis://redis:6379/0", "advertise": "10.0.0.1:9000"}
+    options |= {"anonymous": True, "allowed_hosts": ["*"]}
     checked = load_settings(None, options)
     assert checked.gateway.port == ports["http"]

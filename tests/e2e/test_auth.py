@@ -171,7 +171,7 @@ def test_only_trusted_proxies_say_who_calls(http: httpx.Client) -> None:
 def test_nobody_is_served_by_accident() -> None:
     with pytest.raises(ConfigurationError, match="nobody has to say who they are"):
         load_settings(None, {"host": "0.0.0.0", "advertise": "10.0.0.1:9000"})
-    for more in ({"anonymous": True}, {"api_keys": {"a": "0" * 64}}):
+    for more in ({"anonymous": True, "allowed_hosts": ["mcp.example"]}, {"api_keys": {"a": "0" * 64}}):
         assert load_settings(None, {"host": "0.0.0.0", **more})
     for jwks_url in ("http://id.example/jwks.json", "ftp://id.example"):
         entry = {"issuer": "https://id.example", "audience": "a", "jwks_url": jwks_url}

@@ -128,11 +128,13 @@ class Guard:
     """Which Host and Origin are served: what keeps web pages from reaching a server on the user's own machine.
 
     MCP 2025-11-25, Transports §Security Warning (DNS rebinding). `hosts` empty means any host, or with `loopback` the
-    loopback names only. What `proxies` say of how a client came is believed. A header of `single` may stand once: two
-    of those that say who calls would be two callers.
+    loopback names only; `*` in it means any. `domains` are ends of names that are let in as well, with their dot. What
+    `proxies` say of how a client came is believed. A header of `single` may stand once: two of those that say who calls
+    would be two callers.
     """
 
     hosts: frozenset[str] = frozenset()
+    domains: tuple[str, ...] = ()
     origins: frozenset[str] = frozenset()
     loopback: bool = True
     proxies: Container[str] = ()
@@ -158,7 +160,7 @@ class Guard:
 
     def _knows(self, host: str) -> bool:
         if self.hosts:
-            return host in self.hosts
+            return host in self.hosts or "*" in self.hosts or host.endswith(self.domains)
         return not self.loopback or host in _LOOPBACK
 
     def _lets_in(self, origin: str, headers: Mapping[str, str]) -> bool:

@@ -1,0 +1,78 @@
+"""Names under which a gateway is asked for: web pages reach none of their own (DNS rebinding)."""
+
+import socket
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from gateway.settings import ConfigurationError, load_settings
+from tests.requirements import requirement
+from tests.support.raw import Legacy
+from tests.support.running import DEMO, RunningGateway, running_gateway, server
+
+PUBLIC = {"host": "0.0.0.0", "advertise": "10.0.0.1:9000"}
+NAMES = ["mcp.example", "*.pages.example", "[2001:db8::1]"]
+
+
+@requirement("wall.defaults", "spec.origin")
+def test_who_serves_everybody_in_reach_says_by_which_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    for host in ("0.0.0.0", "::", "192.168.0.7", "mcp.example"):
+        with pytest.raises(ConfigurationError, match=r"rebinding.*allowed_hosts = \[.*--allowed-host.*\[\"\*\"\]"):
+            load_settings(None, {**PUBLIC, "host": host, "anonymous": True})
+    for names in (["mcp.example"], ["*"], ["*.example"]):
+        assert load_settings(None, {**PUBLIC, "anonymous": True, "allowed_hosts": names})
+    assert load_settings(None, {**PUBLIC, "api_keys": {"a": "0" * 64}}), "with credentials any name is fine"
+    for host in ("127.0.0.1", "localhost", "::1"):
+        assert load_settings(None, {"host": host, "anonymous": True})
+    monkeypatch.setenv("MCP_GATEWAY_ALLOWED_HOSTS", '["MCP.example"]')
+    assert load_settings(None, {**PUBLIC, "anonymous": True}).gateway.allowed_hosts == ("mcp.example",)
+
+
+@requirement("wall.defaults", "ops.config")
+@pytest.mark.parametrize(
+    "name",
+    ["", "https://mcp.example", "mcp.example:80", "mcp.example/mcp", "mcp.*.example", "*example", "**", "a b", "."],
+)
+def test_a_name_that_would_match_nothing_is_refused(name: str) -> None:
+    with pytest.raises(ConfigurationError, match="is no host name"):
+        load_settings(None, {"allowed_hosts": [name]})
+
+
+@pytest.fixture(scope="module")
+def public() -> Iterator[RunningGateway]:
+    options = {"host": "0.0.0.0", "anonymous": True, "allowed_hosts": NAMES}
+    with running_gateway({"demo": server(DEMO)}, options=options) as running:
+        running.url = running.url.replace("0.0.0.0", "127.0.0.1")
+        yield running
+
+
+@requirement("wall.defaults", "spec.origin")
+def test_a_page_that_has_its_name_point_here_is_not_served(public: RunningGateway, http: httpx.Client) -> None:
+    port = public.base.rpartition(":")[2]
+    for name in (
+        "evil.example",
+        "pages.example",
+        "evilpages.example",
+        "mcp.example.evil.example",
+        "127.0.0.1",
+        "[::1]",
+        "*",
+    ):
+        host = f"{name}:{port}"
+        # What a browser sends after rebinding: to it the page and the gateway are of one origin.
+        rebound = {"Host": host, "Origin": f"http://{host}", "Sec-Fetch-Site": "same-origin"}
+        assert Legacy(public.url, http, headers=rebound).initialize().status_code == 421, name
+    for name in ("mcp.example", "MCP.example", "a.pages.example", "a.b.pages.example", "[2001:db8::1]"):
+        assert Legacy(public.url, http, headers={"Host": f"{name}:{port}"}).initialize().status_code == 200, name
+    with socket.create_connection(("127.0.0.1", int(port)), timeout=10) as raw:
+        raw.sendall(b"GET /healthz HTTP/1.1\r\nHost: 10.1.2.3:8080\r\nConnection: close\r\n\r\n")
+        assert b" 200 " in raw.recv(4096), "probes ask by address"
+
+
+@requirement("wall.defaults")
+def test_any_name_is_served_only_where_that_is_spelled_out(http: httpx.Client) -> None:
+    options = {"host": "0.0.0.0", "anonymous": True, "allowed_hosts": ["*"]}
+    with running_gateway({"demo": server(DEMO)}, options=options) as gateway:
+        url = gateway.url.replace("0.0.0.0", "127.0.0.1")
+        assert Legacy(url, http, headers={"Host": "whatever.example"}).initialize().status_code == 200
