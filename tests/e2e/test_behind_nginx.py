@@ -1,0 +1,101 @@
+"""Behind nginx as it is set up for WebSockets, with connections kept to the gateway: nobody gets another's answer."""
+
+import contextlib
+import json
+import subprocess
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.e2e.conftest import KEYS, bearer, sha256
+from tests.requirements import requirement
+from tests.support.procs import eventually
+from tests.support.raw import Legacy, tool_text
+from tests.support.raw_http import connected, post, read_answers
+from tests.support.redis_server import free_port
+from tests.support.running import PROBE, RunningGateway, running_gateway, server
+from tests.tools.programs import program
+
+ROUNDS = 6
+
+
+@contextlib.contextmanager
+def nginx(gateway: RunningGateway, buffering: str) -> Iterator[int]:
+    """With the map of nginx's own documentation (nginx.org/en/docs/http/websocket.html), and upstream keepalive."""
+    port = free_port()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        config = folder / "nginx.conf"
+        paths = " ".join(f"{kind}_temp_path {folder};" for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi"))
+        config.write_text(
+            f"pid {folder}/pid; error_log {folder}/error.log; worker_processes 1; daemon off;"
+            f"events {{ worker_connections 256; }} http {{ access_log off; {paths}"
+            "map $http_upgrade $connection_upgrade { default upgrade; '' ''; }"
+            f"upstream gateway {{ server {gateway.base.removeprefix('http://')}; keepalive 1; }}"
+            f"server {{ listen 127.0.0.1:{port}; location / {{ proxy_pass http://gateway; proxy_http_version 1.1;"
+            " proxy_set_header Upgrade $http_upgrade; proxy_set_header Connection $connection_upgrade;"
+            f" proxy_set_header Host $http_host; proxy_request_buffering {buffering}; }} }} }}",
+            encoding="utf-8",
+        )
+        process = subprocess.Popen([program("nginx", "nginx-light"), "-c", str(config)], stderr=subprocess.DEVNULL)
+        try:
+            assert eventually(lambda: _serves(port), 10)
+            yield port
+        finally:
+            process.terminate()
+            process.wait(10)
+
+
+def _serves(port: int) -> bool:
+    with contextlib.suppress(OSError):
+        connected(("127.0.0.1", port)).close()
+        return True
+    return False
+
+
+def call(client: Legacy, said: str, *headers: str) -> bytes:
+    """A call as this client sends it, in bytes."""
+    params = {"name": "echo", "arguments": {"text": said}}
+    body = json.dumps({"jsonrpc": "2.0", "id": 7, "method": "tools/call", "params": params}).encode()
+    named = [f"{name}: {value}" for name, value in client.request_headers().items()]
+    return post("/mcp", body, "Host: 127.0.0.1", "Content-Type: application/json", *named, *headers)
+
+
+@requirement("wall.framing")
+@pytest.mark.parametrize("buffering", ["on", "off"])
+@pytest.mark.parametrize("offer", [
+    ("Connection: Upgrade", "Upgrade: websocket"),
+    ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABkAARAAAAAAAIAAAAA"),
+])  # fmt: skip
+def test_two_principals_never_get_each_others_answers(buffering: str, offer: tuple[str, ...]) -> None:
+    keys = {name: sha256(KEYS[name]) for name in ("alice", "bob")}
+    with (
+        running_gateway({"probe": server(PROBE)}, options={"api_keys": keys}) as gateway,
+        nginx(gateway, buffering) as port,
+        httpx.Client() as one,
+        httpx.Client() as other,
+    ):
+        url = f"http://127.0.0.1:{port}/mcp"
+        alice = Legacy(url, one, headers=bearer(KEYS["alice"])).open()
+        bob = Legacy(url, other, headers=bearer(KEYS["bob"])).open()
+        for n in range(ROUNDS):
+            hidden = call(alice, f"hidden-{n}")
+            outer = post("/mcp", hidden, "Host: 127.0.0.1", "Content-Type: application/json", *offer)
+            head, _, body = outer.partition(b"\r\n\r\n")
+            with connected(("127.0.0.1", port)) as sock:
+                sock.sendall(head + b"\r\n\r\n")
+                threading.Event().wait(0.05)  # as the attack has it: the head arrives alone
+                sock.sendall(body)
+                said = sock.recv(1 << 16)
+                mine = [json.loads(tool_text(bob.tool("echo", {"text": f"bob-{n}-{k}"})))["text"] for k in range(3)]
+                assert mine == [f"bob-{n}-{k}" for k in range(3)]
+            assert len(read_answers(said, closed=True).statuses) == 1 and b"hidden" not in said
+            # An honest offer, with its body, beside it.
+            with connected(("127.0.0.1", port)) as sock:
+                sock.sendall(call(alice, f"alice-{n}", *offer))
+                said = sock.recv(1 << 16)
+                assert b" 200 " in said and f"alice-{n}".encode() in said, said
