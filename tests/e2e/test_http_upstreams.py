@@ -153,13 +153,11 @@ def test_of_two_servers_one_that_is_killed_mid_call_is_back_with_the_next(http: 
 def test_the_server_is_told_whose_call_it_is_and_reaches_that_sessions_state(
     gateway: RunningGateway, remote: HttpProbe, http: httpx.Client
 ) -> None:
-    client = Legacy(gateway.url, http, headers={"MCP-Gateway-Context": "forged"}).open(
-        meta={"orbit": {"workspace": "w-1"}}
-    )
-    other = Legacy(gateway.url, http).open(meta={"orbit": {"workspace": "w-2"}})
+    client, other = Legacy(gateway.url, http, headers={"MCP-Gateway-Context": "forged"}), Legacy(gateway.url, http)
     tokens = []
-    for each in (client, other):
-        each.tool("count")
+    for each, workspace in ((client, "w-1"), (other, "w-2")):
+        # One after the other: a session's own stream may be opened after its first call has been answered.
+        each.open(meta={"orbit": {"workspace": workspace}}).tool("count")
         tokens.append(remote.headers[-1]["mcp-gateway-context"])
     jwks = jwt.PyJWKSet.from_dict(http.get(f"{gateway.base}/.well-known/jwks.json").json())
     claims = [
@@ -167,6 +165,7 @@ def test_the_server_is_told_whose_call_it_is_and_reaches_that_sessions_state(
         for token in tokens
     ]
     assert [c["workspace"] for c in claims] == ["w-1", "w-2"] and claims[0]["exp"] - claims[0]["iat"] <= 60
+    assert {c["workspace_provenance"] for c in claims} == {"announced"}
     with pytest.raises(jwt.InvalidAudienceError):
         jwt.decode(tokens[0], jwks.keys[0].key, algorithms=["EdDSA"], audience="https://elsewhere.example/mcp")
     mine, theirs = ({"Authorization": f"Bearer {token}"} for token in tokens)
