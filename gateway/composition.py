@@ -5,6 +5,7 @@ import contextlib
 import logging
 import secrets
 from collections.abc import AsyncIterator, Callable, Mapping
+from functools import partial
 from time import time
 from typing import Any
 
@@ -20,6 +21,7 @@ from gateway.admin.asking import Asking
 from gateway.admin.exposition import Exposition
 from gateway.admin.operations import Operations
 from gateway.admin.replica import Replica
+from gateway.admission import Admission
 from gateway.assertion import HEADER, Assertions
 from gateway.audit import Audit
 from gateway.bridge.input_required import StateSeal
@@ -191,15 +193,15 @@ class Gateway:
 
             given |= {NAME: gateway_tools(self.sessions, self._backend.sessions)}
         self.upstreams += [self._object(name, server, options) for name, server in given.items()]
-        timeout = options.limits.call_timeout_s
         handles = Handles(self.sessions, self._backend.sessions, self.audit, clock)
-        policy = Policy(options.policy, {u.name: server_policy(u.settings) for u in self.upstreams})
-        calls = ToolCalls(policy, self.audit, Schemas(), options.policy)
-        endpoints = {ALL: Endpoint(self.upstreams, call_timeout_s=timeout, handles=handles, policy=policy, calls=calls)}
+        self.policy = Policy(options.policy, {u.name: server_policy(u.settings) for u in self.upstreams})
+        self.calls = ToolCalls(self.policy, self.audit, Schemas(), options.policy)
+        admission = Admission(self.policy, self.calls)
+        timeout = options.limits.call_timeout_s
+        serving = partial(Endpoint, call_timeout_s=timeout, handles=handles, policy=self.policy, admission=admission)
+        endpoints = {ALL: serving(self.upstreams)} | {f"/servers/{u.name}/mcp": serving([u]) for u in self.upstreams}
         for u in self.upstreams:
-            endpoints[f"/servers/{u.name}/mcp"] = Endpoint(
-                [u], call_timeout_s=timeout, handles=handles, policy=policy, calls=calls
-            )
+            u.permits = partial(admission.permitted, u.name)
         relay = Relay(
             events=self._events,
             result_meta=options.result_meta,
@@ -216,7 +218,6 @@ class Gateway:
             audit=self.audit,
             legacy=LegacyClients(relay=relay, sessions=sessions, endpoints=endpoints, events=events),
             modern=ModernClients(relay=relay, sessions=sessions, endpoints=endpoints, seal=StateSeal(ring, clock)),
-            endpoints=endpoints,
         )
         guard = self.guard
         self._advertised = options.advertise

@@ -36,6 +36,7 @@ from transports.jsonrpc import (
 )
 
 if TYPE_CHECKING:
+    from gateway.inventory import Lists
     from gateway.live import LiveSession
     from gateway.routing import Router
 
@@ -63,7 +64,7 @@ class Conversation:
     __slots__ = """__weakref__ _closing _ended _grant _granted _handshake _idle _idle_stop_s _known
         _last_number _linked _loss _opening _own _resending _restarts _restore _retired _router
         _start_timeout_s _tick_s _ticking _to_tell _upstream _was_open _went_on call_timeout_s calls era
-        initialize_result last_words link log_level name park_s restarts users""".split()
+        initialize_result last_words link lists log_level name park_s restarts users""".split()
 
     def __init__(
         self,
@@ -104,6 +105,7 @@ class Conversation:
         self._idle_stop_s = idle_stop_s
         self.park_s = park_s  # how long a call of a modern client waits for it
         self.log_level = ""  # what a legacy server was asked for, on behalf of modern clients
+        self.lists: Lists | None = None
         self._own = OwnRequests()
         self.link: Link | None = None
         self.restarts = 0

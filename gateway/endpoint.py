@@ -10,6 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from gateway import __version__
+from gateway.admission import Admission
 from gateway.bridge.handshake import HandshakeRefused, handshake_of, merge_discoveries, merge_handshakes
 from gateway.bridge.hearing import caller_of
 from gateway.bridge.results import list_result
@@ -20,13 +21,11 @@ from gateway.conversation import Conversation
 from gateway.errors import OUTCOME_UNKNOWN, UPSTREAM_UNAVAILABLE
 from gateway.exchange import Exchange
 from gateway.handles import Handles, with_handles
-from gateway.listed import items_of
 from gateway.live import LiveSession
 from gateway.params import text_of
 from gateway.policy import Policy
 from gateway.sharing import considerate
 from gateway.subscriptions import hear_changes, listen
-from gateway.tool_calls import ToolCalls
 from gateway.upstreams import ConfiguredUpstream
 from session_store import Context
 from transports.base import Era, LinkClosed, Refused, UpstreamUnavailable
@@ -61,13 +60,13 @@ class Endpoint:
         call_timeout_s: float,
         handles: Handles,
         policy: Policy,
-        calls: ToolCalls,
+        admission: Admission,
     ) -> None:
         self._upstreams: Mapping[str, ConfiguredUpstream] = {u.name: u for u in upstreams}
         self._call_timeout_s = call_timeout_s
         self._handles = handles
         self._policy = policy
-        self._calls = calls
+        self._admission = admission
         self._only: ConfiguredUpstream | None = upstreams[0] if len(upstreams) == 1 else None
         self._seen_by = functools.lru_cache(maxsize=_HELD)(self._find_seen)
 
@@ -161,18 +160,17 @@ class Endpoint:
             upstream, params = self._upstreams[name], params | {"name": msgspec.Raw(encode(inner))}
         if upstream is None or upstream.settings.shared or live is None or live.ended or upstream.settings.handles:
             return False
-        if upstream.era_now(era) is not era or not self._is_plain(exchange, upstream):
+        if upstream.era_now(era) is not era or upstream.name not in self._seen_by(exchange.context):
             return False
         conversation = upstream.conversation(live, era, correlation)
         if not conversation.is_open_to(live):
             return False
-        if exchange.method == "tools/call":
-            params = self._calls.checked(upstream.name, upstream.tools, exchange, params)
-        return conversation.start_now(exchange, params, meta)
+        admitted = self._admission.admit_now(upstream, conversation, exchange, params)
+        return admitted is not None and conversation.start_now(exchange, admitted, meta)
 
-    def _is_plain(self, exchange: Exchange, upstream: ConfiguredUpstream) -> bool:
-        """Whether policy leaves alone what the server says."""
-        return exchange.method != "tools/list" and upstream.name in self._seen_by(exchange.context)
+    def may_hear(self, context: Context, uri: str) -> bool:
+        """Whether a session may subscribe to a resource, at whatever server has it."""
+        return any(upstream.permits(context, frozenset({uri})) for upstream in self._seen_by(context).values())
 
     async def is_repeatable(self, exchange: Exchange, era: Era, params: Object, correlation: str) -> bool:
         """Whether a call that may have taken effect already can be made once more.
@@ -194,6 +192,8 @@ class Endpoint:
         for upstream in self._seen_by(live.session.context).values():
             if live.ended:
                 return
+            if not self._admission.passes(upstream, method):
+                continue
             if await upstream.era_for(Era.LEGACY) is Era.LEGACY:
                 upstream.conversation(live, Era.LEGACY, correlation).notify(method, params)
             elif method == "notifications/initialized":
@@ -226,9 +226,8 @@ class Endpoint:
             if seen is None:
                 return
             params = seen
-        if exchange.method == "tools/call":
-            params = self._calls.checked(upstream.name, (await upstream.facts()).tools, exchange, params)
-        elif exchange.method == "tools/list":
+        params = await self._admission.admit(upstream, exchange, era, params, correlation)
+        if self._admission.shapes(upstream, exchange.method):
             exchange.shape = self._listing(upstream, exchange)
         theirs = await upstream.era_for(era)
         conversation = await upstream.conversation_for(exchange, era, correlation)
@@ -249,23 +248,26 @@ class Endpoint:
         await conversation.start(exchange, params, meta)
 
     def _listing(self, upstream: ConfiguredUpstream, exchange: Exchange) -> Callable[[Exchange, Object], Object]:
-        """A list of tools, as the session may see it."""
-        shape = exchange.shape
+        """A list, as the session may see it."""
+        shape, method = exchange.shape, exchange.method
+        key = LISTS[method]
 
         def shaped(exchange: Exchange, result: Object) -> Object:
             page = msgspec.json.decode(encode(result))
-            self._show(upstream, exchange.context, page)
-            result = result | {"tools": msgspec.Raw(encode(page["tools"]))}
+            upstream.inventory.seen(method, exchange.conversation, page)
+            self._show(upstream, exchange.context, method, page)
+            result = result | {key: msgspec.Raw(encode(page.get(key, [])))}
             if "cacheScope" in result:
                 result["cacheScope"] = msgspec.Raw(b'"private"')
             return result if shape is None else shape(exchange, result)
 
         return shaped
 
-    def _show(self, upstream: ConfiguredUpstream, context: Context, page: dict[str, Any]) -> None:
-        """A page of tools, as that context sees it; the last one with what handles need."""
-        tools = self._calls.shown(upstream.name, context, items_of(page, "tools"))
-        page["tools"] = with_handles(tools) if upstream.settings.handles and not page.get("nextCursor") else tools
+    def _show(self, upstream: ConfiguredUpstream, context: Context, method: str, page: dict[str, Any]) -> None:
+        """A page of a list, as that context sees it; the last one of tools with what handles need."""
+        self._admission.show(upstream, context, method, page)
+        if method == "tools/list" and upstream.settings.handles and not page.get("nextCursor"):
+            page["tools"] = with_handles(page["tools"])
 
     async def _send_to_modern(
         self,
@@ -341,8 +343,7 @@ class Endpoint:
             page = await self._page(self._upstreams[name], exchange.method, ask, exchange, era, correlation, meta)
             if page is None:
                 continue
-            if exchange.method == "tools/list":
-                self._show(self._upstreams[name], exchange.context, page)
+            self._show(self._upstreams[name], exchange.context, exchange.method, page)
             pages.append((name, page))
             if page.get("nextCursor"):
                 cursor = next_cursor(name, page["nextCursor"])
@@ -381,7 +382,12 @@ class Endpoint:
         except (UpstreamUnavailable, HandshakeRefused, LinkClosed, TimeoutError) as error:
             logger.warning("server %s is left out of %s: %s", upstream.name, method, error)
             return None
-        return msgspec.json.decode(answer.result) if isinstance(answer.result, msgspec.Raw) else None
+        page = msgspec.json.decode(answer.result) if isinstance(answer.result, msgspec.Raw) else None
+        if not isinstance(page, dict):
+            return None
+        if method in LISTS:
+            upstream.inventory.seen(method, conversation, page)
+        return page
 
     async def _ask_all(self, exchange: Exchange, era: Era, params: Object, meta: Object, correlation: str) -> None:
         for upstream in self._seen_by(exchange.context).values():

@@ -41,6 +41,9 @@ __all__ = [
     "unknown_event",
     "unknown_handle",
     "unknown_level",
+    "unknown_method",
+    "unknown_prompt",
+    "unknown_resource",
     "unknown_tool",
     "unreachable",
     "unusable_tool",
@@ -147,6 +150,21 @@ def too_many_exchanges() -> Refused:
 def unknown_tool(name: str) -> Refused:
     """Not there, or not for this session: one answer."""
     return Refused(200, INVALID_PARAMS, f"Unknown tool: {name[:128]}")
+
+
+def unknown_prompt(name: str) -> Refused:
+    """Not there, or not for this session: one answer."""
+    return Refused(200, INVALID_PARAMS, f"Unknown prompt: {name[:128]}")
+
+
+def unknown_resource(uri: str) -> Refused:
+    """Not there, or not for this session: one answer."""
+    return Refused(200, INVALID_PARAMS, f"Resource not found: {uri[:256]}", data={"uri": uri[:256]})
+
+
+def unknown_method(method: str) -> Refused:
+    """Nobody here serves it."""
+    return Refused(200, METHOD_NOT_FOUND, f"Method not found: {method[:128]}")
 
 
 def unusable_tool(name: str, fault: str) -> Refused:

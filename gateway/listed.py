@@ -1,6 +1,7 @@
-"""What a server lists: its tools, as far as they can be used, bounded. Pure: knows nothing of who may see what."""
+"""What a server lists, as far as it can be used, bounded. Pure: knows nothing of who may see what."""
 
 from collections.abc import Iterable, Mapping
+from itertools import islice
 from typing import Any, Final
 
 import msgspec
@@ -8,10 +9,11 @@ import msgspec
 from gateway.schemas import Schema
 from transports.jsonrpc import encode
 
-__all__ = ["MOST_NAME", "MOST_TOOLS", "Tools", "arguments_of", "items_of"]
+__all__ = ["MOST_NAME", "MOST_TOOLS", "Names", "Tools", "arguments_of", "items_of"]
 
 MOST_NAME: Final = 256
 """Characters of a name; no request may name a longer one."""
+MOST_URI: Final = 8_192
 MOST_TOOLS: Final = 4_096
 """Of one server. More are left out: nobody can choose among so many, and each is held in memory."""
 MOST_BYTES: Final = 16 << 20
@@ -25,7 +27,17 @@ def items_of(page: Any, key: str, name: str = "name") -> list[dict[str, Any]]:
 
 
 def _is_named(item: Any, key: str) -> bool:
-    return isinstance(item, dict) and isinstance(item.get(key), str) and 0 < len(item[key]) <= MOST_NAME
+    most = MOST_NAME if key == "name" else MOST_URI
+    return isinstance(item, dict) and isinstance(item.get(key), str) and 0 < len(item[key]) <= most
+
+
+class Names(frozenset[str]):
+    """The names of a server's prompts, or the URIs of its resources or templates."""
+
+    @classmethod
+    def of(cls, items: Iterable[dict[str, Any]], key: str) -> "Names":
+        """Of the first so many of a list."""
+        return cls(item[key] for item in islice(items, MOST_TOOLS))
 
 
 def arguments_of(tool: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -57,9 +69,13 @@ class Tools:
         """Whether the tool of that name has such an argument of its own."""
         return any(tool["name"] == name and argument in arguments_of(tool) for tool in self.listed)
 
-    @property
-    def names(self) -> Mapping[str, object]:
-        return self.schemas
+    def __contains__(self, name: object) -> bool:
+        return name in self.schemas
+
+    def has(self, tool: dict[str, Any]) -> bool:
+        """Whether that tool is among them, with the same schema."""
+        name = tool["name"]
+        return name in self.schemas and self.schemas[name] == Schema.of(tool.get("inputSchema"))
 
 
 def _size(tool: dict[str, Any]) -> int:

@@ -2,13 +2,12 @@
 
 import contextlib
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from gateway.audit import Audit
 from gateway.bridge.legacy_client import LegacyClients
 from gateway.bridge.modern_client import ModernClients
 from gateway.context import correlation_id
-from gateway.endpoint import Endpoint
 from gateway.errors import TOO_OFTEN, is_bad_request_state, store_full, store_unavailable
 from gateway.identity import Identity
 from gateway.observe import CLIENT, CORRELATION
@@ -33,7 +32,6 @@ class Pipeline:
         audit: Audit,
         legacy: LegacyClients,
         modern: ModernClients,
-        endpoints: Mapping[str, Endpoint],
         watching: Watching,
         rates: RateLimits,
     ) -> None:
@@ -41,7 +39,6 @@ class Pipeline:
         self._audit = audit
         self._legacy = legacy
         self._modern = modern
-        self._endpoints = endpoints
         self._watching = watching
         self._rates = rates
 

@@ -4,21 +4,24 @@ What one may not see is answered as if it did not exist.
 """
 
 import functools
-from collections.abc import Mapping, Sequence
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
 
 from gateway.patterns import any_matches, expression, matches
-from gateway.policy_settings import PolicySettings, ToolSettings, WorkspaceSettings
+from gateway.policy_settings import ItemSettings, PolicySettings, ToolSettings, WorkspaceSettings
 from gateway.rules import is_catch_all
 from gateway.settings import UpstreamSettings
+from gateway.uris import forms, with_plain_host
 from session_store import Context
 
 __all__ = ["Decision", "Policy", "ServerPolicy", "server_policy"]
 
 _HELD: Final = 4_096
-_NOTHING: Final = WorkspaceSettings(servers=(), tools=())
+_ALL: Final = ("*",)
+_NOTHING: Final = WorkspaceSettings(servers=(), tools=(), prompts=(), resources=())
 
 
 class ServerPolicy(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,6 +30,8 @@ class ServerPolicy(msgspec.Struct, frozen=True, kw_only=True):
     direct_only: bool = False
     permissions: tuple[str, ...] = ()
     tools: Mapping[str, ToolSettings] = msgspec.field(default_factory=dict)
+    prompts: Mapping[str, ItemSettings] = msgspec.field(default_factory=dict)
+    resources: Mapping[str, ItemSettings] = msgspec.field(default_factory=dict)
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,14 +46,18 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Policy:
-    """Compiled from the settings. `is_open`: nothing is restricted, nothing is bound."""
+    """Compiled from the settings. `is_open`: every session sees every server.
+
+    Decisions are kept for names that servers list; nothing that only a client has said is a key here.
+    """
 
     def __init__(self, settings: PolicySettings, servers: Mapping[str, ServerPolicy]) -> None:
         self._settings = settings
         self._servers = servers
         self.is_open = not settings.workspaces and not any(
-            server.direct_only or server.permissions or server.tools for server in servers.values()
+            server.direct_only or server.permissions for server in servers.values()
         )
+        self._restricted = {name: self._kinds(name) for name in servers}
         # Compiled once, for what clients send is never to wait for it.
         self._blocked = {
             (name, pattern): expression(*found.blocked)
@@ -58,6 +67,21 @@ class Policy:
         }
         self.sees = functools.lru_cache(maxsize=_HELD)(self._sees)
         self.decide = functools.lru_cache(maxsize=_HELD)(self._decide)
+        self.allows_prompt = functools.lru_cache(maxsize=_HELD)(self._allows_prompt)
+        self.allows_listed_uri = functools.lru_cache(maxsize=_HELD)(self.allows_uri)
+
+    def _kinds(self, server: str) -> frozenset[str]:
+        rules = self._servers[server]
+        named = {
+            "tools": bool(rules.tools) or any(w.tools != _ALL for w in self._settings.workspaces.values()),
+            "prompts": bool(rules.prompts) or any(w.prompts != _ALL for w in self._settings.workspaces.values()),
+            "resources": bool(rules.resources) or any(w.resources != _ALL for w in self._settings.workspaces.values()),
+        }
+        return frozenset(kind for kind, is_restricted in named.items() if is_restricted)
+
+    def restricts(self, server: str) -> frozenset[str]:
+        """Of what at that server sessions may see a part only: `tools`, `prompts`, `resources`."""
+        return self._restricted[server]
 
     def _sees(self, context: Context, server: str) -> bool:
         """Whether a server exists for that context."""
@@ -70,7 +94,12 @@ class Policy:
 
     def _decide(self, context: Context, server: str, tool: str) -> Decision:
         """Whether a tool exists for that context, and what holds for its calls."""
-        patterns = {pattern: found for pattern, found in self._servers[server].tools.items() if matches(pattern, tool)}
+        names = {tool, unicodedata.normalize("NFKC", tool)}
+        patterns = {
+            pattern: found
+            for pattern, found in self._servers[server].tools.items()
+            if any(matches(pattern, name) for name in names)
+        }
         matching = patterns.values()
         operations = [found.operation for found in matching if found.operation is not None]
         operation = "eval" if "eval" in operations else operations[0] if operations else ""
@@ -95,6 +124,23 @@ class Policy:
             slow_s=min((found.slow_s for found in matching if found.slow_s is not None), default=self._settings.slow_s),
         )
 
+    def _allows_prompt(self, context: Context, server: str, prompt: str) -> bool:
+        """Whether a prompt exists for that context."""
+        found = _meant(self._servers[server].prompts, (prompt, unicodedata.normalize("NFKC", prompt)))
+        in_workspace = all(any_matches(entry.prompts, f"{server}__{prompt}") for entry in self._entries(context))
+        return self.sees(context, server) and in_workspace and all(_is_for(context, item) for item in found)
+
+    def allows_uri(self, context: Context, server: str, uri: str) -> bool:
+        """Whether a resource or template exists for that context: in every form in which a server may read its URI."""
+        written = forms(uri)
+        if written is None:
+            return False
+        found = _meant(self._servers[server].resources, (*written, *map(with_plain_host, written)))
+        in_workspace = all(
+            any_matches(entry.resources, f"{server}__{form}") for entry in self._entries(context) for form in written
+        )
+        return self.sees(context, server) and in_workspace and all(_is_for(context, item) for item in found)
+
     def _entries(self, context: Context) -> Sequence[WorkspaceSettings]:
         """What restricts the context's workspace: the first entry that names it, none where workspaces are not
         restricted. One that no entry names has nothing. One that is only announced has what all that it could be named
@@ -113,6 +159,23 @@ class Policy:
         return (*entries, _NOTHING)
 
 
+def _meant(rules: Mapping[str, ItemSettings], forms: Iterable[str]) -> list[ItemSettings]:
+    names = set(forms)
+    return [found for pattern, found in rules.items() if any(matches(pattern, name) for name in names)]
+
+
+def _is_for(context: Context, item: ItemSettings) -> bool:
+    if item.direct_only and context.trust != "direct":
+        return False
+    return set(item.permissions) <= set(context.permissions)
+
+
 def server_policy(settings: UpstreamSettings) -> ServerPolicy:
     """The part of a server's settings that policy is about."""
-    return ServerPolicy(direct_only=settings.direct_only, permissions=settings.permissions, tools=settings.tools)
+    return ServerPolicy(
+        direct_only=settings.direct_only,
+        permissions=settings.permissions,
+        tools=settings.tools,
+        prompts=settings.prompts,
+        resources=settings.resource_uris,
+    )

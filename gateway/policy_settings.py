@@ -14,6 +14,7 @@ __all__ = [
     "API_KEY_ISSUER",
     "AuthSettings",
     "ClaimNames",
+    "ItemSettings",
     "JwtSettings",
     "PolicySettings",
     "ProxySettings",
@@ -174,12 +175,25 @@ class RuleSettings(_Frozen):
 
 
 class WorkspaceSettings(_Frozen):
-    """What one workspace sees: names of servers, and of tools as `server__tool`; patterns as in shells."""
+    """What one workspace sees; patterns as in shells."""
 
     servers: tuple[Pattern, ...] = ("*",)
     """Patterns of the servers it sees."""
     tools: tuple[Pattern, ...] = ("*",)
     """Patterns of the tools it sees, as `server__tool`."""
+    prompts: tuple[Pattern, ...] = ("*",)
+    """Patterns of the prompts it sees, as `server__prompt`."""
+    resources: tuple[Pattern, ...] = ("*",)
+    """Patterns of the resources and templates it sees, as `server__URI`."""
+
+
+class ItemSettings(_Frozen):
+    """What holds for the prompts or resources of a server that a pattern names; all patterns that match add up."""
+
+    direct_only: bool = False
+    """For sessions of direct trust only."""
+    permissions: tuple[str, ...] = ()
+    """For sessions that have all of these permissions only."""
 
 
 class ToolSettings(_Frozen):

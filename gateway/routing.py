@@ -14,6 +14,7 @@ from gateway.bridge.listening import SUBSCRIPTION_ID, tagged
 from gateway.bridge.parked import ask_modern
 from gateway.conversation import Conversation
 from gateway.exchange import Exchange
+from gateway.inventory import Lists
 from gateway.live import LiveSession
 from gateway.params import meta_of
 from gateway.sharing import LEVELS
@@ -80,6 +81,9 @@ class _Router(ABC):
         method = str(message.method)
         try:
             params = message.params_object()
+            if method.endswith("/list_changed"):
+                conversation.lists = conversation.lists or Lists()
+                conversation.lists.forget(method.split("/")[1])
             if method == "notifications/progress":
                 _progress(conversation, params)
             elif method == "notifications/cancelled":

@@ -26,6 +26,7 @@ from gateway.limit_settings import LimitSettings, Seconds
 from gateway.policy_settings import (
     API_KEY_ISSUER,
     AuthSettings,
+    ItemSettings,
     Pattern,
     PolicySettings,
     ResourceSettings,
@@ -135,6 +136,11 @@ class UpstreamSettings(BaseModel):
     """Seen by sessions that have all of these permissions only."""
     tools: dict[Pattern, ToolSettings] = {}
     """Pattern of tool names → what holds for them."""
+    prompts: dict[Pattern, ItemSettings] = {}
+    """Pattern of prompt names → what holds for them, and for completions of their arguments."""
+    resource_uris: dict[Pattern, ItemSettings] = {}
+    """Pattern of URIs → what holds for the resources and templates that have them: listing, reading, subscribing and
+    completing."""
     resources: ResourceSettings = ResourceSettings()
     """What a child may use."""
     sandbox: tuple[str, ...] = ()

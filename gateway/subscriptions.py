@@ -39,7 +39,8 @@ async def hear_changes(
         del live.hearing[upstream.name]
         if hearing.conversation is not None:
             hearing.conversation.cancel(hearing, "the subscriptions have changed")
-    wanted = everything(live.session.subscriptions).honoured(await upstream.capabilities())
+    uris = upstream.permits(live.session.context, frozenset(live.session.subscriptions))
+    wanted = everything(uris).honoured(await upstream.capabilities())
     if not wanted:
         return
     hearing = live.hearing[upstream.name] = hearing_for(live, upstream.name)
@@ -72,7 +73,7 @@ async def listen(upstreams: Iterable[ConfiguredUpstream], exchange: Exchange, pa
             if conversation.era is Era.MODERN:
                 honoured |= await attended.listen(upstream, conversation, exchange)
             else:
-                honoured |= await attended.subscribe(conversation)
+                honoured |= await attended.subscribe(upstream, conversation)
         except (UpstreamUnavailable, HandshakeRefused, LinkClosed) as error:
             logger.warning("server %s is not listened to: %s", upstream.name, error)
     listening.acknowledge(honoured)
@@ -89,18 +90,22 @@ class _Attended:
 
     async def listen(self, upstream: ConfiguredUpstream, conversation: Conversation, exchange: Exchange) -> Filter:
         """At a modern server; what it will do of what is wanted."""
-        part = self._listening.wanted.honoured(await upstream.capabilities())
+        part = self._wanted(upstream).honoured(await upstream.capabilities())
         if part:
             child = child_of(exchange)
             self._children.append(child)
             await conversation.start(child, _params(part), exchange.caller.meta("") if exchange.caller else {})
         return part
 
-    async def subscribe(self, conversation: Conversation) -> Filter:
+    def _wanted(self, upstream: ConfiguredUpstream) -> Filter:
+        wanted = self._listening.wanted
+        return msgspec.structs.replace(wanted, uris=upstream.permits(self._live.session.context, wanted.uris))
+
+    async def subscribe(self, upstream: ConfiguredUpstream, conversation: Conversation) -> Filter:
         """At a legacy server, which tells everybody of its lists."""
         await conversation.join(self._live)
         await conversation.ready()
-        part = self._listening.wanted.honoured(capabilities_of(conversation.initialize_result))
+        part = self._wanted(upstream).honoured(capabilities_of(conversation.initialize_result))
         for uri in sorted(part.uris):
             self._subscribed.append((conversation, uri))
             conversation.request("resources/subscribe", encode({"uri": uri}))

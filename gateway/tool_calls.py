@@ -26,6 +26,9 @@ logger = logging.getLogger(__name__)
 _MOST_NAME: Final = 128
 
 
+_UNLISTED: Final = Decision(allowed=False, reason="the server does not list it")
+
+
 class ToolCalls:
     """Applies the policy to the tools of servers."""
 
@@ -69,7 +72,11 @@ class ToolCalls:
         """
         assert exchange.live is not None
         session, name = exchange.live.session, text_of(params, "name")
-        decision = self._policy.decide(exchange.context, server, name)
+        is_listed = name in tools
+        # Where names matter, one that is not listed is not there; elsewhere the decision is the same for all.
+        decision = self._policy.decide(exchange.context, server, name if is_listed else "")
+        if decision.allowed and not is_listed and "tools" in self._policy.restricts(server):
+            decision = _UNLISTED
         if not decision.allowed:
             self._audit.tell("refused", session=session, reason=decision.reason, tool=f"{server}/{name[:_MOST_NAME]}")
             raise unknown_tool(name)

@@ -5,7 +5,7 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, cast
 
@@ -20,13 +20,14 @@ from gateway.context import child_environment, facts_of, new_correlation_id
 from gateway.conversation import Conversation
 from gateway.credentials import Credentials, is_template
 from gateway.exchange import Exchange
+from gateway.inventory import Inventory
 from gateway.limit_settings import LimitSettings
-from gateway.listed import Tools, items_of
+from gateway.listed import Tools
 from gateway.live import LiveSession
 from gateway.quotas import PrincipalQuotas
 from gateway.routing import IsolatedRouter, SharedRouter
 from gateway.settings import UpstreamSettings
-from session_store import Session
+from session_store import Context, Session
 from transports.base import AheadLink, AheadUpstream, Era, Given, LinkClosed, Upstream, UpstreamUnavailable
 from transports.jsonrpc import (
     INVALID_REQUEST,
@@ -43,7 +44,6 @@ __all__ = ["ConfiguredUpstream", "Prepared"]
 logger = logging.getLogger(__name__)
 
 _MODERN: Final = "2026-07-28"
-_PAGES: Final = 100
 _NO_HANDSHAKE: Final = frozenset({METHOD_NOT_FOUND, INVALID_REQUEST, -32022})
 """How a server says that it knows no `initialize`: no such method, no such request, no such version."""
 PROBE_TIMEOUT_S: Final = 9.0
@@ -72,9 +72,6 @@ async def _ignored(_: str) -> None:
 async def _never_linked(_: LiveSession) -> bool:
     """What a server behind a URL holds in memory outlives our processes."""
     return False
-
-
-_NO_TOOLS: Final = Tools()
 
 
 @dataclass(slots=True)
@@ -143,6 +140,11 @@ class ConfiguredUpstream:
         self._started_ahead = started_ahead
         self._secret_env = {name: value for name, value in settings.env.items() if is_template(value)}
         self._secret_headers = {name: value for name, value in settings.headers.items() if is_template(value)}
+        self.inventory = Inventory(name, limits.start_timeout_s, _META)
+        self.inventory.first = lambda: None if self._facts is None or self._facts.failure else self._facts.tools
+        self.permits: Callable[[Context, frozenset[str]], frozenset[str]] = lambda _, uris: (
+            uris
+        )  # `Admission.permitted`
         self._facts: _Facts | None = None
         self._probing: asyncio.Task[_Facts] | None = None
         self._probe_again_at = 0.0
@@ -238,7 +240,7 @@ class ConfiguredUpstream:
                 answer = await conversation.ask("server/discover", encode({"_meta": _META}))
             if isinstance(answer.result, msgspec.Raw):
                 facts = _Facts(discover=splice(answer.result))
-                await self._learn_tools(facts, conversation)
+                facts.tools = Tools(await self.inventory.items("tools/list", conversation))
                 return facts
         except (UpstreamUnavailable, HandshakeRefused) as error:
             logger.warning("probe: %s", error)
@@ -259,40 +261,18 @@ class ConfiguredUpstream:
         facts = _Facts(initialize=conversation.initialize_result)
         with contextlib.suppress(LinkClosed, TimeoutError, msgspec.MsgspecError):
             async with asyncio.timeout(self._limits.start_timeout_s):
-                await self._learn_tools(facts, conversation)
+                facts.tools = Tools(await self.inventory.items("tools/list", conversation))
         return facts
-
-    async def _learn_tools(self, facts: _Facts, conversation: Conversation) -> None:
-        facts.tools = Tools([tool async for tool in self._tools(conversation)])
 
     @property
     def shared(self) -> Iterable[Conversation]:
         """Those that belong to no session."""
         return self._shared.values()
 
-    @property
-    def tools(self) -> Tools:
-        """The server's tools, as the probe has found them."""
-        return _NO_TOOLS if self._facts is None else self._facts.tools
-
-    async def _tools(self, conversation: Conversation) -> AsyncIterator[Any]:
-        """All tools of the server, page by page."""
-        params: dict[str, Any] = {"_meta": _META} if conversation.era is Era.MODERN else {}
-        for _ in range(_PAGES):
-            answer = await conversation.ask("tools/list", encode(params))
-            if not isinstance(answer.result, msgspec.Raw):
-                return
-            page = msgspec.json.decode(answer.result)
-            for tool in items_of(page, "tools"):
-                yield tool
-            if not isinstance(page, dict) or not page.get("nextCursor"):
-                return
-            params["cursor"] = page["nextCursor"]
-
     async def is_repeatable(self, tool: str, conversation: Conversation) -> bool:
         """Whether a tool says of itself that calling it twice does no more than calling it once (ToolAnnotations)."""
         await conversation.ready()
-        async for listed in self._tools(conversation):
+        for listed in await self.inventory.items("tools/list", conversation):
             if listed["name"] == tool:
                 hints = listed.get("annotations") or {}
                 return bool(hints.get("readOnlyHint") or hints.get("idempotentHint"))
@@ -306,6 +286,12 @@ class ConfiguredUpstream:
         if exchange.live is None:
             return self.sessionless(era)
         return self.conversation(exchange.live, era, correlation, exchange.caller)
+
+    def open_with(self, live: LiveSession) -> Conversation | None:
+        """The conversation that a session has already, in whatever era; None while it has none."""
+        if self.settings.shared:
+            return next(iter(self._shared.values()), None)
+        return next((held for (name, *_), held in live.conversations.items() if name == self.name), None)
 
     def sessionless(self, era: Era) -> Conversation:
         """The conversation that serves lists to clients which have no session yet."""
@@ -331,7 +317,7 @@ class ConfiguredUpstream:
                 IsolatedRouter(live),
                 grant=lambda: self._grant(live, correlation, key),
                 handshake=lambda: told.initialize_params() if told else live.session.client.initialize_params,
-                restore=lambda: _restore(live),
+                restore=lambda: _restore(live, self.permits),
                 went_on=lambda resume: self._remember(live, key, resume),
             )
         return conversation
@@ -471,18 +457,20 @@ async def _nothing() -> Grant:
     return Grant()
 
 
-def _restore(live: LiveSession) -> list[bytes]:
+def _restore(live: LiveSession, permits: Callable[[Context, frozenset[str]], frozenset[str]]) -> list[bytes]:
     """What a legacy server has to hear again after the handshake was replayed."""
     session = live.session
     frames = [encode_notification("notifications/initialized", None)]
     if session.era == Era.MODERN:
-        uris = sorted(set().union(*(listening.wanted.uris for listening in live.listening)))
+        heard = frozenset().union(*(listening.wanted.uris for listening in live.listening))
+        uris = sorted(permits(session.context, heard))
         return frames + [encode_request(f"restore-{uri}", "resources/subscribe", encode({"uri": uri})) for uri in uris]
     if not session.initialized:
         return []
     if session.log_level:
         frames.append(encode_request("restore-log-level", "logging/setLevel", encode({"level": session.log_level})))
     frames += [
-        encode_request(f"restore-{uri}", "resources/subscribe", encode({"uri": uri})) for uri in session.subscriptions
+        encode_request(f"restore-{uri}", "resources/subscribe", encode({"uri": uri}))
+        for uri in sorted(permits(session.context, frozenset(session.subscriptions)))
     ]
     return frames

@@ -20,6 +20,7 @@ from gateway.errors import (
     stream_taken,
     unknown_event,
     unknown_level,
+    unknown_resource,
 )
 from gateway.exchange import Exchange
 from gateway.live import STANDALONE, LiveSession
@@ -73,6 +74,10 @@ class LegacyClients:
             await self._relay.count(live)
             return ImmediateReply(encode_result(encode(message.id), b"{}"))
         params = request.params
+        if message.method == "resources/subscribe" and not endpoint.may_hear(
+            live.session.context, text_of(params, "uri")
+        ):
+            raise unknown_resource(text_of(params, "uri"))
         if message.method in _REMEMBERED:
             await self._remember(live, str(message.method), params)
         shape = None

@@ -209,7 +209,8 @@ def test_headers_of_a_hidden_tool_tell_nothing_of_it(http: httpx.Client) -> None
             assert {answer.status_code for answer in answers} == {401}
             assert len({answer.text for answer in answers}) == 1
             eve = Modern(gateway.url, http, headers=bearer("eve-key"))
-            hidden = eve.tool("echo", {"region": "eu"}, headers=headers)
-            assert hidden.status_code == 200
+            hidden, nothing = (eve.tool(name, {"region": "eu"}, headers=headers) for name in ("echo", "gone"))
+            assert hidden.status_code == nothing.status_code == 200
+            assert hidden.text.replace("echo", "gone") == nothing.text
             assert hidden.json()["error"] == {"code": -32602, "message": "Unknown tool: echo"}
         assert eve.tool("env", {"region": "eu"}, headers={"Mcp-Param-Region": "us"}).status_code == 400

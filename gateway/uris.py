@@ -1,0 +1,66 @@
+"""Which resource a URI means: in the forms that servers may read it in, and by which template. Pure."""
+
+import functools
+import re
+import unicodedata
+from typing import Any, Final
+from urllib.parse import unquote
+
+import re2
+
+__all__ = ["forms", "is_of", "with_plain_host"]
+
+_UNWRAPPED: Final = 4
+_EXPRESSION: Final = re.compile(r"\{([+#./;?&]?)[^{}]*\}")
+_ONE: Final = {"": r"[^/?#]*", ".": r"[^/?#]*", ";": r"[^/?#]*"}
+
+
+def forms(uri: str) -> tuple[str, ...] | None:
+    """A URI as it is written, and as it reads with percent-encoding undone, dots and doubled slashes followed, and
+    lookalikes made plain. None for one that hides what it means: encoded over and over."""
+    plain = uri
+    for _ in range(_UNWRAPPED):
+        decoded = unicodedata.normalize("NFKC", unquote(plain))
+        if decoded == plain:
+            break
+        plain = decoded
+    else:
+        return None
+    scheme, separator, rest = plain.partition("://")
+    if separator:
+        host, slash, path = rest.replace("\\", "/").partition("/")
+        plain = f"{scheme}://{host}{slash}{_followed(path)}"
+    return (uri,) if plain == uri else (uri, plain)
+
+
+def with_plain_host(uri: str) -> str:
+    """A URI with scheme and host in lower case (RFC 3986, 6.2.2.1)."""
+    scheme, separator, rest = uri.partition("://")
+    host, slash, path = rest.partition("/")
+    return f"{scheme.lower()}{separator}{host.lower()}{slash}{path}" if separator else uri
+
+
+def _followed(path: str) -> str:
+    parts: list[str] = []
+    for part in path.split("/"):
+        if part == "..":
+            del parts[-1:]
+        elif part not in (".", ""):
+            parts.append(part)
+    return "/".join(parts) + ("/" if path.endswith("/") and parts else "")
+
+
+def is_of(uri: str, template: str) -> bool:
+    """Whether a URI can be made of a template (RFC 6570)."""
+    return _expression(template).fullmatch(uri.encode("utf-8", "replace")) is not None
+
+
+@functools.lru_cache(maxsize=4_096)  # by what servers list
+def _expression(template: str) -> Any:
+    pieces, at = [], 0
+    for found in _EXPRESSION.finditer(template):
+        pieces += [re2.escape(template[at : found.start()]), _ONE.get(found[1], ".*")]
+        at = found.end()
+    options = re2.Options()
+    options.log_errors = False
+    return re2.compile(("(?s)" + "".join(pieces) + re2.escape(template[at:])).encode("utf-8", "replace"), options)

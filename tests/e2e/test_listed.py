@@ -1,0 +1,242 @@
+"""Policy decides on what a server lists, and on methods that are known; the same for tools, prompts and resources."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from mcp.shared.inbound import NAME_BEARING_METHODS, encode_header_value
+from mcp_types.methods import CLIENT_NOTIFICATIONS, CLIENT_REQUESTS
+
+from gateway.protocol.methods import METHODS
+from gateway.uris import forms, is_of
+from tests.e2e.conftest import KEYS, bearer, sha256
+from tests.requirements import requirement
+from tests.support.procs import eventually
+from tests.support.raw import Legacy, Modern, messages, modern_body, modern_headers, tool_text
+from tests.support.running import LISTING, RunningGateway, running_gateway, server
+
+SCHEMA = {"type": "object"}
+LISTS: dict[str, Any] = {
+    "tools": [{"name": n, "inputSchema": SCHEMA} for n in ("read", "delete_all", "\uff45rase", "relist")],
+    "prompts": [{"name": "greet"}, {"name": "secret_plan"}],
+    "resources": [{"uri": "note://open/a", "name": "a"}, {"uri": "note://secret/b", "name": "b"}],
+    "resourceTemplates": [
+        {"uriTemplate": "note://open/{id}", "name": "open"},
+        {"uriTemplate": "note://secret/{id}", "name": "secret"},
+        {"uriTemplate": "file:///pub/{+path}", "name": "files"},
+    ],
+}
+BOSS = {"permissions": ["boss"]}
+RULES = {
+    "tools": {"delete_*": BOSS, "erase": BOSS},
+    "prompts": {"secret_*": BOSS},
+    "resource_uris": {"note://secret/*": BOSS, "file:///etc*": BOSS, "file:///pub/private*": BOSS},
+}
+OPTIONS = {
+    "api_keys": {name: sha256(key) for name, key in KEYS.items()},
+    "policy": {"rules": [{"principals": ["api-key:alice"], "permissions": ["boss"]}]},
+}
+Send = Callable[[str, dict[str, Any]], Any]
+
+
+@pytest.fixture(scope="module", params=["legacy server", "modern server", "two servers"])
+def gateway(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningGateway]:
+    lists = tmp_path_factory.mktemp("lists") / "lists.json"
+    lists.write_text(json.dumps(LISTS))
+    more = ["modern"] if request.param == "modern server" else []
+    servers = {"s": server((*LISTING, str(lists), *more), **RULES)}
+    if request.param == "two servers":
+        empty = lists.with_name("empty.json")
+        empty.write_text("{}")
+        servers["t"] = server((*LISTING, str(empty)), **RULES)
+    with running_gateway(servers, options=OPTIONS) as running:
+        running.prefix = "s__" if request.param == "two servers" else ""  # type: ignore[attr-defined]
+        yield running
+
+
+@pytest.fixture(params=["legacy", "modern"])
+def senders(request: pytest.FixtureRequest, gateway: RunningGateway, http: httpx.Client) -> tuple[Send, Send, str]:
+    """A client that may all, one that may not, and what stands before names."""
+
+    def sender(who: str) -> Send:
+        headers = bearer(KEYS[who])
+        if request.param == "legacy":
+            legacy = Legacy(gateway.url, http, headers=headers).open()
+            return lambda method, params: messages(legacy.call(method, params))[-1]
+        modern = Modern(gateway.url, http, headers=headers)
+
+        def send(method: str, params: dict[str, Any]) -> Any:
+            name = params.get("name", params.get("uri", ""))
+            named = {"Mcp-Name": encode_header_value(name)} if method in NAME_BEARING_METHODS else {}
+            return messages(modern.send(method, params, headers=named))[-1]
+
+        return send
+
+    return sender("alice"), sender("bob"), gateway.prefix  # type: ignore[attr-defined]
+
+
+@requirement("wall.decoded")
+def test_only_what_is_listed_and_allowed_is_there(senders: tuple[Send, Send, str]) -> None:
+    alice, bob, prefix = senders
+
+    def call(send: Send, name: str) -> Any:
+        return send("tools/call", {"name": prefix + name, "arguments": {}})
+
+    assert "result" in call(alice, "read") and "result" in call(alice, "delete_all") and "result" in call(bob, "read")
+    for name in ("delete_all", "Delete_All", "delete_all ", "de\uff4cete_all", "unlisted", "\uff45rase", "erase"):
+        error = call(bob, name)["error"]
+        assert error == {"code": -32602, "message": f"Unknown tool: {name}"}
+    # What nobody has listed is not there for those who may all either.
+    assert "Unknown tool" in call(alice, "Delete_All")["error"]["message"]
+    for name in ("secret_plan", "unlisted", "SECRET_plan"):
+        assert bob("prompts/get", {"name": prefix + name})["error"]["message"] == f"Unknown prompt: {name}"
+    assert "result" in bob("prompts/get", {"name": prefix + "greet"})
+    assert "result" in alice("prompts/get", {"name": prefix + "secret_plan"})
+
+
+@requirement("wall.decoded")
+def test_lists_have_what_may_be_asked_for(senders: tuple[Send, Send, str]) -> None:
+    alice, bob, prefix = senders
+    wanted = {
+        "tools/list": ("tools", "name", {"read", "relist"}),
+        "prompts/list": ("prompts", "name", {"greet"}),
+        "resources/list": ("resources", "uri", {"note://open/a"}),
+        "resources/templates/list": ("resourceTemplates", "uriTemplate", {"note://open/{id}", "file:///pub/{+path}"}),
+    }
+    for method, (key, name, seen) in wanted.items():
+        told = {item[name].removeprefix(prefix) for item in bob(method, {})["result"][key]}
+        assert told == seen, method
+        assert len(alice(method, {})["result"][key]) == len(LISTS[key])
+
+
+@requirement("wall.decoded")
+def test_a_resource_is_what_its_uri_means(senders: tuple[Send, Send, str]) -> None:
+    alice, bob, _ = senders
+    for uri in ("note://open/a", "note://open/new", "file:///pub/a/b"):
+        assert "result" in bob("resources/read", {"uri": uri}), uri
+    hidden = [
+        "note://secret/b",
+        "note://secret/new",
+        "NOTE://secret/b",
+        "note://open/%2e%2e/x",
+        "file:///pub/../etc/passwd",
+        "file:///pub/%2e%2e/etc/passwd",
+        "file:///pub/%252e%252e/etc/passwd",
+        "file:///pub//private/x",
+        "file:///pub/./private/x",
+        "file:///pub/\uff50rivate/x",
+        "file:///pub/%2525252525252e/x",
+        "other://thing",
+    ]
+    for uri in hidden:
+        error = bob("resources/read", {"uri": uri})["error"]
+        assert error["code"] in (-32602, -32002) and error["message"] == f"Resource not found: {uri}", uri
+    assert "result" in alice("resources/read", {"uri": "note://secret/new"})
+    assert "result" in alice("resources/read", {"uri": "file:///pub/../etc/passwd"})
+
+
+@requirement("wall.decoded")
+def test_a_completion_follows_what_it_completes(senders: tuple[Send, Send, str]) -> None:
+    alice, bob, prefix = senders
+    argument = {"name": "id", "value": "x"}
+
+    def complete(send: Send, ref: dict[str, str]) -> Any:
+        return send("completion/complete", {"ref": ref, "argument": argument})
+
+    secret = {"type": "ref/prompt", "name": prefix + "secret_plan"}
+    template = {"type": "ref/resource", "uri": "note://secret/{id}"}
+    assert complete(bob, secret)["error"]["message"] == "Unknown prompt: secret_plan"
+    assert complete(bob, template)["error"]["message"] == "Resource not found: note://secret/{id}"
+    for ref in (secret, template):
+        assert "result" in complete(alice, ref)
+    assert "result" in complete(bob, {"type": "ref/prompt", "name": prefix + "greet"})
+    assert "result" in complete(bob, {"type": "ref/resource", "uri": "note://open/{id}"})
+    assert "error" in complete(bob, {"type": "ref/other", "name": "x"})
+
+
+@requirement("wall.decoded")
+def test_methods_that_nobody_knows_do_not_pass(senders: tuple[Send, Send, str]) -> None:
+    alice, bob, _ = senders
+    for send in (alice, bob):
+        for method in ("tools/run", "TOOLS/CALL", "resources/get", "x"):
+            assert send(method, {"name": "delete_all", "uri": "note://secret/b"})["error"]["code"] == -32601, method
+
+
+@requirement("wall.decoded")
+def test_nobody_hears_of_resources_that_are_hidden(gateway: RunningGateway, http: httpx.Client) -> None:
+    bob = Legacy(gateway.url, http, headers=bearer(KEYS["bob"])).open()
+    error = messages(bob.call("resources/subscribe", {"uri": "note://secret/b"}))[-1]["error"]
+    assert error["message"] == "Resource not found: note://secret/b"
+    assert "result" in messages(bob.call("resources/subscribe", {"uri": "note://open/a"}))[-1]
+    wanted = {"notifications": {"resourceSubscriptions": ["note://open/a", "note://secret/b"]}}
+    body = modern_body("subscriptions/listen", wanted)
+    headers = {**modern_headers(body), **bearer(KEYS["bob"])}
+    with http.stream("POST", gateway.url, json=body, headers=headers) as response:
+        for line in response.iter_lines():
+            if line.startswith("data: {"):
+                acknowledged = json.loads(line.removeprefix("data: "))["params"]["notifications"]
+                assert acknowledged["resourceSubscriptions"] == ["note://open/a"]
+                return
+    raise AssertionError("nothing was acknowledged")
+
+
+@requirement("wall.decoded")
+@pytest.mark.parametrize("era", ["legacy", "modern"])
+def test_lists_that_change_are_read_anew(era: str, http: httpx.Client, tmp_path: Path) -> None:
+    lists = tmp_path / "lists.json"
+    tools = [{"name": "relist", "inputSchema": SCHEMA}]
+    lists.write_text(json.dumps({"tools": tools}))
+    with running_gateway({"s": server((*LISTING, str(lists)), tools={"delete_*": BOSS})}) as gateway:
+        client = Legacy(gateway.url, http).open() if era == "legacy" else Modern(gateway.url, http)
+        assert "Unknown tool" in messages(client.tool("newcomer"))[-1]["error"]["message"]
+        strict = {"type": "object", "required": ["n"]}
+        lists.write_text(json.dumps({"tools": [*tools, {"name": "newcomer", "inputSchema": strict}]}))
+        if isinstance(client, Legacy):
+            assert "did" in tool_text(client.tool("relist"))  # the server says so
+        else:
+            client.send("tools/list")  # a client without a session sees the new list, and the gateway with it
+        assert eventually(lambda: "did" in client.tool("newcomer", {"n": 1}).text, within_s=10)
+        assert "Invalid arguments" in messages(client.tool("newcomer"))[-1]["error"]["message"]
+
+
+@requirement("wall.decoded")
+def test_a_workspace_has_its_prompts_and_resources(http: httpx.Client, tmp_path: Path) -> None:
+    lists = tmp_path / "lists.json"
+    lists.write_text(json.dumps(LISTS))
+    entry = {"tools": ["s__read"], "prompts": ["s__greet"], "resources": ["s__note://open/*"]}
+    options = {
+        "api_keys": {"bob": sha256("bob-key")},
+        "policy": {"rules": [{"principals": ["*"], "workspace": "w"}], "workspaces": {"w": entry}},
+    }
+    with running_gateway({"s": server((*LISTING, str(lists)))}, options=options) as gateway:
+        bob = Legacy(gateway.url, http, headers=bearer("bob-key")).open()
+        for method, key, name, seen in (
+            ("tools/list", "tools", "name", {"read"}),
+            ("prompts/list", "prompts", "name", {"greet"}),
+            ("resources/list", "resources", "uri", {"note://open/a"}),
+            ("resources/templates/list", "resourceTemplates", "uriTemplate", {"note://open/{id}"}),
+        ):
+            assert {item[name] for item in messages(bob.call(method))[-1]["result"][key]} == seen
+        for uri in ("note://secret/b", "note://open/../secret/b", "file:///pub/x"):
+            assert "not found" in messages(bob.call("resources/read", {"uri": uri}))[-1]["error"]["message"]
+
+
+@requirement("wall.decoded")
+def test_the_table_has_every_method_of_every_revision() -> None:
+    for table, is_request in ((CLIENT_REQUESTS, True), (CLIENT_NOTIFICATIONS, False)):
+        for method, revision in table:
+            row = METHODS[method]
+            assert row.is_request is is_request
+            assert ("modern" if revision >= "2026-07-28" else "legacy") in row.eras, (method, revision)
+
+
+@requirement("wall.decoded")
+def test_a_uri_is_read_in_every_form() -> None:
+    assert forms("file:///a/%2e%2e/etc/%70asswd") == ("file:///a/%2e%2e/etc/%70asswd", "file:///etc/passwd")
+    assert forms("note:x") == ("note:x",) and forms("note:%41") == ("note:%41", "note:A")
+    assert forms("%2525252525252541") is None
+    assert is_of("db://t/1", "db://t/{id}") and not is_of("db://t/1/x", "db://t/{id}")
+    assert is_of("db://t/1/x", "db://t/{+id}") and not is_of("db://t", "db://t/{id}")
