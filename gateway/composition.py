@@ -286,11 +286,7 @@ class Gateway:
         )
         self.operator_routes = operator_routes(
             operations=operations,
-            access=Access(
-                options.admin.keys,
-                ring,
-                is_secure=lambda request: self.guard.is_secure(request.scope, request.headers),
-            ),
+            access=Access(options.admin.keys, ring, guard=self.guard, marks=self._backend.marks, audit=self.audit),
             exposition=Exposition(replica, self.audit),
             backend=self._backend,
             told=lambda reason: self.audit.tell("operated", reason=reason),

@@ -240,8 +240,8 @@ class AuditSettings(_Frozen):
     """Where audit events go, beside the log: the store, which keeps the newest; stderr; a file, as lines of JSON."""
 
     to: tuple[Literal["store", "stderr"], ...] = ("store",)
-    """`store` (which keeps the newest 10,000 of each part: what operators did, sessions of named principals, what those
-    were refused, their calls, and what strangers caused) and `stderr`, beside the log."""
+    """`store` (which keeps the newest 10,000 of each part, in memory 2,000: what operators did, sessions of named
+    principals, what those were refused, their calls, and what strangers caused) and `stderr`, beside the log."""
     file: str = ""
     """A file of lines of JSON as well, opened anew for each round, so that it can be rotated."""
     calls: bool = False

@@ -17,6 +17,7 @@ __all__ = [
     "EventLog",
     "Fate",
     "Gone",
+    "Marks",
     "Quotas",
     "Rates",
     "SessionGone",
@@ -343,6 +344,22 @@ class Quotas(Protocol):
         ...
 
 
+class Marks(Protocol):
+    """Names that stand for a while, the same for all who share the store. All may raise `StoreUnavailable`."""
+
+    async def set(self, name: str, for_s: float) -> None:
+        """Let it stand for so many seconds from now."""
+        ...
+
+    async def has(self, name: str) -> bool:
+        """Whether it stands."""
+        ...
+
+    async def drop(self, name: str) -> None:
+        """Take it away at once; harmless where there is none."""
+        ...
+
+
 class Backend(Protocol):
     """All that one URL gives."""
 
@@ -379,6 +396,9 @@ class Backend(Protocol):
 
     @property
     def quotas(self) -> Quotas: ...
+
+    @property
+    def marks(self) -> Marks: ...
 
     async def open(self) -> None:
         """Be ready for use. Raises `StoreError` with what is wrong and what to do."""

@@ -9,6 +9,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from gateway.admin.access import Access
+from gateway.admin.attempts import TooManyAttempts
 from gateway.admin.console import Console
 from gateway.admin.exposition import Exposition
 from gateway.admin.operations import Operations
@@ -44,7 +45,13 @@ def _metrics(
     access: Access, exposition: Exposition, backend: Backend, *, is_open: bool
 ) -> Callable[[Request], Awaitable[Response]]:
     async def metrics(request: Request) -> Response:
-        if not is_open and access.operator(request) is None:
+        try:
+            is_refused = not is_open and await access.operator(request) is None
+        except TooManyAttempts as error:
+            return JSONResponse({"detail": str(error)}, 429, {"Retry-After": f"{error.wait_s:.0f}"})
+        except StoreUnavailable:
+            return JSONResponse({"detail": "the session store does not answer; send a key, not a cookie"}, 503)
+        if is_refused:
             challenge = {"WWW-Authenticate": 'Bearer realm="mcp-session-gateway operators"'}
             return JSONResponse({"detail": "send Authorization: Bearer with an operator's key"}, 401, challenge)
         began = perf_counter()

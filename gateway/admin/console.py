@@ -5,20 +5,22 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from time import monotonic, time
 from typing import Any, Final
-from urllib.parse import urlencode
+from urllib.parse import parse_qs, urlencode
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
+from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from gateway.admin.access import Access
+from gateway.admin.attempts import TooManyAttempts
 from gateway.admin.charts import charts_of
 from gateway.admin.operations import ONLY, Ambiguous, NoSuch, Operations, Page
 from gateway.admin.words import amount, clock, span
 from session_store import StoreUnavailable
-from transports.inbound.http import Guard
+from transports.base import Refused
+from transports.inbound.http import Guard, read_body
 
 __all__ = ["Console"]
 
@@ -38,6 +40,8 @@ _HEADERS: Final = {
 }
 
 View = Callable[["Console", Request], Awaitable[dict[str, Any]]]
+Work = Callable[[Request], Awaitable[Response]]
+_LONGEST_FORM: Final = 16 << 10
 
 
 class Console:
@@ -59,13 +63,13 @@ class Console:
     @property
     def routes(self) -> list[Route | Mount]:
         """For Starlette."""
-        pages = [Route(path, self._page(name), methods=["GET"]) for path, name in _PAGES.items()]
-        lives = [Route(f"{path}/live", self._live(name), methods=["GET"]) for path, name in _PAGES.items()]
+        pages = [Route(path, _told_why(self._page(name)), methods=["GET"]) for path, name in _PAGES.items()]
+        lives = [Route(f"{path}/live", _told_why(self._live(name)), methods=["GET"]) for path, name in _PAGES.items()]
         return [
-            Route("/admin/sign-in", self._sign_in, methods=["GET", "POST"]),
-            Route("/admin/sign-out", self._sign_out, methods=["POST"]),
-            Route("/admin/sessions/{session}/end", self._end, methods=["POST"]),
-            Route("/admin/replicas/{replica}/{deed}", self._drain, methods=["POST"]),
+            Route("/admin/sign-in", _told_why(self._sign_in), methods=["GET", "POST"]),
+            Route("/admin/sign-out", _told_why(self._sign_out), methods=["POST"]),
+            Route("/admin/sessions/{session}/end", _told_why(self._end), methods=["POST"]),
+            Route("/admin/replicas/{replica}/{deed}", _told_why(self._drain), methods=["POST"]),
             Mount("/admin/static", StaticFiles(packages=[("gateway.admin", "static")])),
             *lives,
             *pages,
@@ -75,7 +79,7 @@ class Console:
 
     def _page(self, name: str) -> Callable[[Request], Awaitable[Response]]:
         async def page(request: Request) -> Response:
-            operator = self._access.operator(request)
+            operator = await self._access.operator(request)
             if operator is None:
                 return RedirectResponse(f"{_root(request)}/admin/sign-in", 303, headers=_HEADERS)
             status = 200
@@ -99,7 +103,7 @@ class Console:
 
     def _live(self, name: str) -> Callable[[Request], Awaitable[Response]]:
         async def live(request: Request) -> Response:
-            if self._access.operator(request) is None:
+            if await self._access.operator(request) is None:
                 return Response(status_code=401, headers=_HEADERS)
             stream = self._changes(name, request)
             return StreamingResponse(
@@ -111,10 +115,14 @@ class Console:
     async def _changes(self, name: str, request: Request) -> AsyncIterator[str]:
         """The page's live part, when it is not what it was. A replica that drains ends it: the browser comes back."""
         before = ""
-        while self._access.operator(request) is not None:
+        while True:
             began = monotonic()
             try:
+                if await self._access.operator(request) is None:
+                    return
                 shown = self._render(f"{name}_live.html", request, **await _VIEWS[name](self, request))
+            except TooManyAttempts:
+                return
             except (NoSuch, Ambiguous) as error:
                 shown = self._render("gone_live.html", request, words=str(error))
             except StoreUnavailable:
@@ -178,22 +186,20 @@ class Console:
     async def _sign_in(self, request: Request) -> Response:
         wrong = False
         if request.method == "POST" and Guard.same_site(request.headers):
-            form = await request.form()
             response: Response = RedirectResponse(f"{_root(request)}/admin", 303, headers=_HEADERS)
-            if self._access.sign_in(request, response, str(form.get("key", "")).strip()):
+            if await self._access.sign_in(request, response, await _key_of(request)):
                 return response
             wrong = True
-            self._told("somebody tried to sign in to the console with a key that is none")
         shown = self._render("sign_in.html", request, wrong=wrong, operator=None, page="sign_in", live="")
         return HTMLResponse(shown, 403 if wrong else 200, headers=_HEADERS)
 
     async def _sign_out(self, request: Request) -> Response:
         response = RedirectResponse(f"{_root(request)}/admin/sign-in", 303, headers=_HEADERS)
-        self._access.sign_out(request, response)
+        await self._access.sign_out(request, response)
         return response
 
     async def _end(self, request: Request) -> Response:
-        operator = self._access.operator(request)
+        operator = await self._access.operator(request)
         if operator is None:
             return Response(status_code=403, headers=_HEADERS)
         try:
@@ -203,7 +209,7 @@ class Console:
         return RedirectResponse(f"{_root(request)}/admin/sessions", 303, headers=_HEADERS)
 
     async def _drain(self, request: Request) -> Response:
-        operator, deed = self._access.operator(request), request.path_params["deed"]
+        operator, deed = await self._access.operator(request), request.path_params["deed"]
         if operator is None or deed not in ("drain", "admit"):
             return Response(status_code=403 if operator is None else 404, headers=_HEADERS)
         try:
@@ -231,6 +237,30 @@ _VIEWS: Final[dict[str, View]] = {
     "session": Console._session,
     "events": Console._events,
 }
+
+
+def _told_why(work: Work) -> Work:
+    """The same, where nobody can come in now: as plain text, because no page is for whoever that is."""
+
+    async def endpoint(request: Request) -> Response:
+        try:
+            return await work(request)
+        except TooManyAttempts as error:
+            more = {"Retry-After": f"{error.wait_s:.0f}"}
+            return PlainTextResponse(f"{str(error).capitalize()}.", 429, headers=_HEADERS | more)
+        except StoreUnavailable:
+            text = "The session store does not answer: whether you are signed in cannot be known. Try again."
+            return PlainTextResponse(text, 503, headers=_HEADERS | {"Retry-After": "1"})
+        except Refused as refused:
+            return PlainTextResponse(str(refused), refused.status, headers=_HEADERS)
+
+    return endpoint
+
+
+async def _key_of(request: Request) -> str:
+    """What the form of the sign-in page holds. Raises `Refused`: more than such a form has."""
+    body = await read_body(request.receive, request.headers, _LONGEST_FORM)
+    return parse_qs((body or b"").decode("utf-8", "replace")).get("key", [""])[0].strip()
 
 
 def _root(request: Request) -> str:

@@ -12,6 +12,7 @@ from starlette.routing import Route
 
 from gateway import __version__
 from gateway.admin.access import Access
+from gateway.admin.attempts import TooManyAttempts
 from gateway.admin.operations import ONLY, Ambiguous, NoSuch, Operations, Page
 from gateway.admin.reports import ReplicaReport, SessionRow
 from session_store import StoreUnavailable
@@ -72,7 +73,7 @@ class Rest:
     def _endpoint(self, ways: dict[str, _Operation]) -> Callable[[Request], Awaitable[Response]]:
         async def endpoint(request: Request) -> Response:
             try:
-                operator = self.access.operator(request)
+                operator = await self.access.operator(request)
                 if operator is None:
                     raise Problem(401, "send Authorization: Bearer with a key of gateway.admin.keys")
                 operation = ways["GET" if request.method == "HEAD" else request.method]
@@ -83,6 +84,8 @@ class Rest:
                 return _problem(404, str(error))
             except Ambiguous as error:
                 return _problem(409, str(error))
+            except TooManyAttempts as error:
+                return _problem(429, str(error), {"Retry-After": f"{error.wait_s:.0f}"})
             except StoreUnavailable:
                 return _problem(503, "the session store does not answer; try again", {"Retry-After": "1"})
             if isinstance(answer, Response):

@@ -4,9 +4,11 @@ from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from time import time
+from typing import Final
 
-from session_store.audit import MAX_AUDIT_EVENTS, PARTS, by_part, newest
+from session_store.audit import PARTS, by_part, newest
 from session_store.base import AuditEvent
+from session_store.marks import MemoryMarks
 from session_store.memory.directory import MemoryDirectory
 from session_store.memory.events import MAX_LOG_BYTES, MAX_LOG_EVENTS, MemoryEventLog
 from session_store.memory.sessions import MAX_SESSIONS, MemorySessionStore, MemoryStateStore
@@ -24,6 +26,10 @@ __all__ = [
     "MemorySessionStore",
     "MemoryStateStore",
 ]
+
+
+_AUDIT_HELD: Final = 2_000
+"""Events of each part of the audit trail: they take memory of this process, and are gone with it."""
 
 
 class MemoryBus:
@@ -50,7 +56,7 @@ class MemoryBus:
 class MemoryAuditTrail:
     """The newest events in this process."""
 
-    def __init__(self, max_events: int = MAX_AUDIT_EVENTS) -> None:
+    def __init__(self, max_events: int = _AUDIT_HELD) -> None:
         self._parts = {part: deque[AuditEvent](maxlen=max_events) for part in PARTS}
 
     async def record(self, events: Sequence[AuditEvent]) -> None:
@@ -76,6 +82,7 @@ class MemoryBackend:
         self.audit = MemoryAuditTrail()
         self.rates = MemoryRates(clock)
         self.quotas = MemoryQuotas()
+        self.marks = MemoryMarks(clock)
 
     async def open(self) -> None:
         """There is nothing to open."""

@@ -19,6 +19,7 @@ from session_store.redis.commands import TIMEOUT_S, Commands
 from session_store.redis.connection import ServerError
 from session_store.redis.directory import RedisDirectory
 from session_store.redis.events import RedisEventLog
+from session_store.redis.marks import RedisMarks
 from session_store.redis.quotas import RedisQuotas
 from session_store.redis.rates import RedisRates
 from session_store.redis.sessions import RedisSessionStore
@@ -50,6 +51,7 @@ class RedisBackend:
         self.directory = RedisDirectory(self.commands, self.sessions)
         self.audit = RedisAuditTrail(self.commands)
         self.quotas = RedisQuotas(self.commands)
+        self.marks = RedisMarks(self.commands)
         self.rates = RedisRates(self.commands, self.sessions)
 
     async def open(self) -> None:

@@ -16,6 +16,7 @@ __all__ = [
     "fate",
     "lease",
     "lost",
+    "mark",
     "of_session",
     "quota",
     "rate",
@@ -73,6 +74,11 @@ def quota(name: str) -> str:
 def audit(part: Part) -> str:
     """One part of the audit trail. That of sessions has the name that earlier versions gave to the whole."""
     return "mcp:audit" if part == "sessions" else f"mcp:audit-{part}"
+
+
+def mark(name: str) -> str:
+    """A mark of that name."""
+    return f"mcp:{{mark-{hashlib.blake2b(name.encode(), digest_size=16).hexdigest()}}}"
 
 
 def lease(replica: str) -> str:

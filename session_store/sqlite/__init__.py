@@ -7,6 +7,7 @@ from time import time
 from typing import Final
 
 from session_store.base import StoreError
+from session_store.marks import MemoryMarks
 from session_store.memory import MemoryBus
 from session_store.memory.directory import MemoryDirectory
 from session_store.rates import MemoryRates
@@ -39,6 +40,7 @@ class SqliteBackend:
         self.directory = MemoryDirectory(self.sessions, clock=clock)
         self.audit = SqliteAuditTrail(self._database)
         self.rates = MemoryRates(clock)  # one process has the file
+        self.marks = MemoryMarks(clock)
         self.quotas = SqliteQuotas(self._database)
 
     async def open(self) -> None:

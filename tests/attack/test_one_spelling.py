@@ -1,5 +1,6 @@
 """What we sign has one spelling: with another last character, whose spare bits decoders pass over, it is refused."""
 
+import asyncio
 import string
 from collections.abc import Callable
 
@@ -10,12 +11,14 @@ from starlette.responses import Response
 
 from gateway.admin.access import Access
 from gateway.assertion import Assertions
+from gateway.audit import Audit
 from gateway.bridge.input_required import Binding, StateSeal
-from session_store import ANONYMOUS, KeyRing, Purpose, Session, TokenCodec
+from session_store import ANONYMOUS, KeyRing, MemoryBackend, Purpose, Session, TokenCodec
 from session_store.session import new_session_id
 from tests.e2e.conftest import sha256
 from tests.requirements import requirement
 from transports.base import Refused
+from transports.inbound.http import Guard
 
 ALPHABET = string.ascii_letters + string.digits + "-_"
 Kind = tuple[str, Callable[[str], bool]]
@@ -58,13 +61,16 @@ def assertion() -> Kind:
 
 
 def operator_cookie() -> Kind:
-    access = Access({"ops": [sha256("key")]}, KeyRing.ephemeral(), is_secure=lambda _: False)
+    backend = MemoryBackend()
+    audit = Audit(backend.audit, lambda: 0.0)
+    access = Access({"ops": [sha256("key")]}, KeyRing.ephemeral(), guard=Guard(), marks=backend.marks, audit=audit)
     response = Response()
-    assert access.sign_in(Request({"type": "http", "headers": []}), response, "key")
+    assert asyncio.run(access.sign_in(Request({"type": "http", "headers": []}), response, "key"))
     name, _, cookie = response.headers["set-cookie"].partition(";")[0].partition("=")
 
     def lets_in(text: str) -> bool:
-        return access.operator(Request({"type": "http", "headers": [(b"cookie", f"{name}={text}".encode())]})) == "ops"
+        request = Request({"type": "http", "headers": [(b"cookie", f"{name}={text}".encode())]})
+        return asyncio.run(access.operator(request)) == "ops"
 
     return cookie, lets_in
 

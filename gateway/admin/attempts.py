@@ -1,0 +1,46 @@
+"""Wrong keys of operators: after some from one network the next is waited for, each time longer. No I/O."""
+
+from collections.abc import Callable
+from time import monotonic
+from typing import Final
+
+from cachetools import TTLCache
+
+__all__ = ["Attempts", "TooManyAttempts"]
+
+FREE: Final = 10
+"""Wrong keys before anybody has to wait: a script with an old key, or a person with the wrong one in the clipboard."""
+
+LONGEST_S: Final = 60.0
+"""Operators may share an address with whoever guesses; those who are signed in are not kept waiting."""
+
+_FORGOTTEN_S: Final = 900.0
+_HELD: Final = 4_096
+
+
+class TooManyAttempts(Exception):
+    """Wrong keys came from there: no key is looked at for `wait_s` more seconds."""
+
+    def __init__(self, wait_s: float) -> None:
+        super().__init__(f"too many wrong keys came from your address: try again in {wait_s:.0f} s")
+        self.wait_s = wait_s
+
+
+class Attempts:
+    """Counts them by network, on this replica."""
+
+    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
+        self._clock = clock
+        self._wrong: TTLCache[str, tuple[int, float]] = TTLCache(_HELD, _FORGOTTEN_S, timer=clock)
+
+    def check(self, network: str) -> None:
+        """Raises `TooManyAttempts`."""
+        _, until = self._wrong.get(network, (0, 0.0))
+        if (wait := until - self._clock()) > 0:
+            raise TooManyAttempts(max(1.0, wait))
+
+    def wrong(self, network: str) -> None:
+        """One more."""
+        count = self._wrong.get(network, (0, 0.0))[0] + 1
+        wait = min(LONGEST_S, 2.0 ** min(count - FREE, 16)) if count >= FREE else 0.0
+        self._wrong[network] = (count, self._clock() + wait)
