@@ -71,6 +71,7 @@ async def _all(config: Path | None, url: str, token: str) -> AsyncIterator[Findi
 
 async def _of(settings: Settings) -> AsyncIterator[Finding]:
     from gateway.doctor.here import check_access, check_keys, check_limits
+    from gateway.doctor.replicas import check_replicas
     from gateway.doctor.servers import check_servers
     from gateway.doctor.stores import check_store
     from gateway.doctor.workspaces import check_workspaces
@@ -85,6 +86,8 @@ async def _of(settings: Settings) -> AsyncIterator[Finding]:
         yield bad("store", str(error), "correct gateway.store")
     else:
         async for finding in check_store(url, backend):
+            yield finding
+        async for finding in check_replicas(settings, backend_for(url, exclusive=False)):
             yield finding
     async for finding in check_servers(settings):
         yield finding

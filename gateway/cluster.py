@@ -12,7 +12,9 @@ from time import monotonic
 from typing import Final
 
 import msgspec
+from cachetools import TTLCache
 
+from gateway.errors import not_found_by_others
 from gateway.rules import Granted
 from session_store import Directory, Principal, Session, SessionStore, StoreUnavailable
 from transports.base import Elsewhere
@@ -25,6 +27,8 @@ BEAT_S: Final = 1.0
 LEASE_S: Final = 5.0
 _KNOWN_S: Final = 0.4
 _MARGIN_S: Final = 1.0
+_CONTESTED_S: Final = 60.0
+_MOST_CONTESTED: Final = 10_000
 
 
 class Route(msgspec.Struct, frozen=True):
@@ -61,6 +65,12 @@ class Cluster:
         self._lease_until = 0.0
         self._reachable_since: float | None = None
         self.is_leaving = False
+        self.is_reachable = True
+        """Whether others find this replica at its address: one they do not find owns nothing."""
+        self.doubted = asyncio.Event()
+        """Set when a session was taken from this replica while it lived: perhaps it is not found."""
+        self._taken: TTLCache[str, None] = TTLCache(_MOST_CONTESTED, _CONTESTED_S, timer=lambda: monotonic())
+        self._refusing: dict[str, tuple[str, float]] = {}
         self.released: set[str] = set()
         self._known: dict[str, tuple[float, tuple[str | None, bool]]] = {}
 
@@ -71,6 +81,7 @@ class Cluster:
         while True:
             try:
                 await self.beat()
+                await self._look_after_the_refusing()
             except StoreUnavailable:
                 self._reachable_since = None
             await asyncio.sleep(BEAT_S)
@@ -78,19 +89,40 @@ class Cluster:
     async def beat(self) -> None:
         """Take the lease anew."""
         began = monotonic()
-        lost = await self._directory.beat(self.replica, self.address, LEASE_S)
+        lived = began < self._lease_until
+        lost = await self._directory.beat(self.replica, self.address if self.is_reachable else "", LEASE_S)
         self._lease_until = began + LEASE_S
         if self._reachable_since is None:
             self._reachable_since = began
         for session_id in lost:
             logger.warning("another replica has taken over a session", extra={"session": session_id[:8]})
             self._lost(session_id)
+            if lived:
+                self._taken[session_id] = None
+                self.doubted.set()
+
+    async def _look_after_the_refusing(self) -> None:
+        """Who was taken for dead because its address refused us, and is not: somebody has to mend that address."""
+        for replica, (address, since) in tuple(self._refusing.items()):
+            if monotonic() - since > LEASE_S + BEAT_S:
+                del self._refusing[replica]
+                if await self._directory.address(replica) is not None:
+                    logger.error(
+                        "replica %s lives, and does not answer at %s: its gateway.advertise leads elsewhere, or not at "
+                        "all, from here (%s). What it served was taken over",
+                        *(replica, address, self.address),
+                    )
 
     async def leave(self) -> None:
         """Be known no more."""
         await self._directory.leave(self.replica)
 
     # -- owning
+
+    def check_reachable(self) -> None:
+        """Raises `Refused`: others do not find this replica, so it begins nothing."""
+        if not self.is_reachable:
+            raise not_found_by_others()
 
     async def own(self, session: Session, principal: Principal, granted: Granted | None) -> Session:
         """The session, owned by this replica.
@@ -99,7 +131,7 @@ class Cluster:
             Elsewhere: another replica owns it, or has to, because this one leaves.
         """
         while session.owner != self.replica:
-            if session.owner or self.is_leaving:
+            if session.owner or self.is_leaving or not self.is_reachable:
                 raise Elsewhere(Route(session, principal, granted))
             claimed = await self.claim(session)
             if claimed is None:
@@ -119,6 +151,21 @@ class Cluster:
     def let_go(self, session: Session) -> None:
         """About to be released: from now on it is served elsewhere."""
         self.released.add(session.id)
+
+    async def is_contested(self, session: Session) -> bool:
+        """Whether the replica that is not found now, and has a lease, took that session from this one while it lived:
+        then both live, neither finds the other, and the session would go back and forth."""
+        await self.beat()  # what was taken a moment ago is known from now on
+        return session.id in self._taken
+
+    def refused_by(self, replica: str, address: str) -> None:
+        """Nobody of that name answers there, and its lease is good: it died a moment ago, or its address is wrong."""
+        self._refusing.setdefault(replica, (address, monotonic()))
+
+    def found(self, session_id: str) -> None:
+        """The owner of that session has answered: when it does not the next time, it has died."""
+        if self._taken:
+            self._taken.pop(session_id, None)
 
     async def take(self, session: Session, *, leased: bool) -> Session | None:
         """As `claim`, from an owner that cannot be reached.
@@ -170,7 +217,8 @@ class Cluster:
 
     async def another(self) -> tuple[str, str] | None:
         """Some other live replica and its address."""
-        others = [(name, at) for name, at in (await self._directory.replicas()).items() if name != self.replica]
+        live = await self._directory.replicas()
+        others = [(name, at) for name, at in live.items() if at and name != self.replica]
         return secrets.choice(others) if others else None
 
     @property

@@ -138,7 +138,7 @@ class Gateway:
         )
         self.guard = guard_of(options, self.identity.proxies)
         self._backend = backend_for(options.store, max_sessions=lives.max_sessions) if store is None else store
-        self.is_ready = Readiness(lambda: self.is_running and not self.is_draining, self._backend.try_write).is_ready
+        self.is_ready = Readiness(self._may_serve, self._backend.try_write).is_ready
         self._events = self._backend.events
         self._live = LiveSessions(self._events)
         if isinstance(self._backend, MemoryBackend):
@@ -363,8 +363,8 @@ class Gateway:
             await self._join(stack)
             probes = [upstream.probe() for upstream in self.upstreams]
             work = [self._sweep(), self._listen(), self._take_times()]
-            if self._cluster is not None:
-                work += [self._cluster.live(), self._asking.listen()]
+            if self._cluster is not None and self._forwarding is not None:
+                work += [self._cluster.live(), self._forwarding.reaching.keep_looking(), self._asking.listen()]
             background = [asyncio.create_task(one) for one in work]
             try:
                 # A client's first discover finds the cache filled; a slow server holds up the start for 10 s at most.
@@ -394,6 +394,7 @@ class Gateway:
             )
         bound = await stack.enter_async_context(self._forwarding.listening(host, port))
         self._cluster.address = self._advertised or f"{host}:{bound}"
+        await self._forwarding.reaching.look()
         with contextlib.suppress(StoreUnavailable):
             await self._cluster.beat()
 
@@ -458,6 +459,10 @@ class Gateway:
             # Calls end in many places; a look now and then is simpler than hearing of each.
             while not await self.sessions.release_idle() and asyncio.get_running_loop().time() < until:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)  # calls end in many places, and this is over in seconds
+
+    def _may_serve(self) -> bool:
+        is_found = self._cluster is None or self._cluster.is_reachable
+        return self.is_running and is_found and not self.is_draining
 
     async def _sweep(self) -> None:
         silent = False

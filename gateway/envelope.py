@@ -14,12 +14,15 @@ from gateway.cluster import Route
 from gateway.rules import Granted
 from session_store import KeyRing, Purpose
 
-__all__ = ["Envelope", "Envelopes", "Opened", "Refusal"]
+__all__ = ["GREETING", "Envelope", "Envelopes", "Opened", "Refusal"]
 
 GOOD_FOR_S: Final = 10.0
 _MAC_BYTES: Final = 32
 _REMEMBERED_S: Final = 2 * GOOD_FOR_S
 """How long a nonce is remembered at least: a copy may be sealed a few seconds after the first."""
+
+GREETING: Final = "greeting"
+"""The path of what only asks who answers: no endpoint's, for those begin with a slash."""
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -100,13 +103,34 @@ class Envelopes:
             granted=route.granted,
         )
 
-        def seal() -> bytes:
-            good = msgspec.structs.replace(envelope, expires=self._clock() + GOOD_FOR_S)
-            data = msgspec.msgpack.encode(good)
-            mac = hmac.digest(self._keys[0], data, "sha256")
-            return b"".join((mac, len(data).to_bytes(4, "big"), data, packed))
+        return lambda: self._sealed(envelope, packed)
 
-        return seal
+    def greeting(self, target: str) -> bytes:
+        """The head of a request that asks a replica whether it is the one: about no session, at no path."""
+        packed = msgspec.msgpack.encode([])
+        return self._sealed(
+            Envelope(
+                target=target,
+                session="",
+                epoch=0,
+                version=0,
+                issuer="",
+                subject="",
+                method="",
+                path=GREETING,
+                secure=False,
+                again=False,
+                digest=_digest(packed, b""),
+                nonce=secrets.token_urlsafe(12),
+                expires=0.0,
+            ),
+            packed,
+        )
+
+    def _sealed(self, envelope: Envelope, packed: bytes) -> bytes:
+        data = msgspec.msgpack.encode(msgspec.structs.replace(envelope, expires=self._clock() + GOOD_FOR_S))
+        mac = hmac.digest(self._keys[0], data, "sha256")
+        return b"".join((mac, len(data).to_bytes(4, "big"), data, packed))
 
     def open(self, replica: str, head: bytes) -> Opened | Refusal:
         """What came in one of ours, meant for this replica and fresh. Of what goes with it nothing is known yet."""

@@ -28,6 +28,7 @@ __all__ = [
     "invalid_arguments",
     "is_bad_request_state",
     "no_session",
+    "not_found_by_others",
     "record_full",
     "session_unknown",
     "store_full",
@@ -139,6 +140,16 @@ def unreachable() -> Refused:
         503,
         STORE_UNAVAILABLE,
         "The gateway that serves your session does not answer. Your session is not lost: try again.",
+        headers={"Retry-After": "1"},
+    )
+
+
+def not_found_by_others() -> Refused:
+    """Nothing is begun at a gateway that would lose it to those that do not find it."""
+    return Refused(
+        503,
+        STORE_UNAVAILABLE,
+        "This gateway is not ready: the others cannot reach it at the address it gives. Try again.",
         headers={"Retry-After": "1"},
     )
 

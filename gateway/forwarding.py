@@ -15,8 +15,9 @@ from typing import Any, Final
 import msgspec
 
 from gateway.cluster import LEASE_S, Cluster, Forwarded, Route
-from gateway.envelope import Envelope, Envelopes, Opened, Refusal
+from gateway.envelope import GREETING, Envelope, Envelopes, Opened, Refusal
 from gateway.errors import store_unavailable, unreachable
+from gateway.reaching import Reaching
 from gateway.tracing import HOP_HEADER
 from gateway.watching import Watching
 from session_store import Principal, Session, StoreUnavailable
@@ -38,6 +39,8 @@ _ENVELOPE_BYTES: Final = 64 << 10
 
 _MOVED_S: Final = 0.02
 """What a session that changes hands may take to have a new owner in the store."""
+
+_TOLD_EVERY_S: Final = 60.0
 
 _NOT_PASSED_ON: Final = frozenset(
     {b"authorization", b"connection", b"content-length", b"transfer-encoding", HOP_HEADER.encode()}
@@ -78,6 +81,8 @@ class Forwarding:
         self._took_over = took_over
         self._is_secure = is_secure
         self._watching = watching
+        self.reaching = Reaching(cluster, envelopes)
+        self._told_contested_at = -_TOLD_EVERY_S
         self._pool = HopPool()
         self._server = HopServer(
             self._arrived,
@@ -101,17 +106,49 @@ class Forwarding:
         try:
             if owner in ("", self._cluster.replica):
                 return await self._hand_over(passing, route, scope, body, receive)
-            address, _ = await self._cluster.address_of(owner)
+            address, leased = await self._cluster.address_of(owner)
             outcome = _Outcome.GONE
-            if address is not None:
+            if address:
                 outcome = await self._ask(passing, owner, address, route, scope, body, receive)
+            elif leased:
+                outcome = _Outcome.CUT_OFF  # it knows that nobody finds it
             if outcome in (_Outcome.GONE, _Outcome.CUT_OFF):
-                claimed = await self._cluster.take(route.session, leased=outcome is _Outcome.CUT_OFF)
-                if claimed is not None and claimed.owner == self._cluster.replica:
-                    self._took_over(claimed)
+                if not self._cluster.is_reachable and not passing.started:
+                    return await self._hand_over(passing, route, scope, body, receive)
+                await self._take(route.session, outcome, address if leased else None)
+            else:
+                self._cluster.found(route.session.id)
         except StoreUnavailable:
             raise store_unavailable() from None
         return await self._after(outcome, passing, scope)
+
+    async def _take(self, session: Session, outcome: _Outcome, refusing: str | None) -> None:
+        """Have the session of an owner that is not found. `refusing`: its address, where its lease is good.
+
+        Raises:
+            Refused: 503, it took the session from us, and lives.
+        """
+        if not self._cluster.is_reachable:
+            return
+        if outcome is _Outcome.GONE and refusing:
+            if await self._cluster.is_contested(session):
+                self._tell_contested(session.owner, refusing)
+                raise unreachable()
+            self._cluster.refused_by(session.owner, refusing)
+        claimed = await self._cluster.take(session, leased=outcome is _Outcome.CUT_OFF)
+        if claimed is not None and claimed.owner == self._cluster.replica:
+            self._took_over(claimed)
+
+    def _tell_contested(self, owner: str, address: str) -> None:
+        now = monotonic()
+        if now - self._told_contested_at < _TOLD_EVERY_S:
+            return
+        self._told_contested_at = now
+        logger.error(
+            "replica %s took sessions over from this one, and does not answer at %s, although it lives: two gateways "
+            "do not find each other. Their requests get 503 here. Correct gateway.advertise: there, or here (%s)",
+            *(owner, address, self._cluster.address),
+        )
 
     async def _hand_over(
         self, passing: "_Passing", route: Route, scope: Scope, body: bytes, receive: Receive
@@ -299,6 +336,9 @@ class Forwarding:
     async def _arrived(self, incoming: Incoming) -> None:
         envelope: Envelope = incoming.opened.envelope
         headers = self._envelopes.take(incoming.opened, incoming.body)
+        if envelope.path == GREETING and not isinstance(headers, Refusal):
+            await incoming.send(b"e")
+            return
         endpoint = self._endpoints.get(envelope.path)
         if isinstance(headers, Refusal) or endpoint is None:
             refusal = headers if isinstance(headers, Refusal) else Refusal.INVALID

@@ -277,6 +277,8 @@ class Sessions:
         return await self._open(request, who, facts, alias=alias)
 
     async def _open(self, request: Request, who: RequestContext, facts: ClientFacts, *, alias: str | None) -> Resolved:
+        if self._cluster is not None:
+            self._cluster.check_reachable()
         now, principal, settings = self._clock(), who.principal, self._settings
         context = self.context_of(request, who)
         session = Session(

@@ -1,5 +1,6 @@
 """The doctor finds what is planted, says what to do about it, and finds nothing where nothing is wrong."""
 
+import asyncio
 import contextlib
 import json
 import os
@@ -16,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from session_store import backend_for
 from tests.requirements import requirement
 from tests.support.redis_server import RunningRedis, free_port, running_redis
 from tests.support.running import DEMO, ROOT, running_gateway, server
@@ -77,6 +79,22 @@ def no_keys(doctor: Doctor, redis: RunningRedis, _: contextlib.ExitStack) -> Non
 
 def no_store(doctor: Doctor, _: RunningRedis, __: contextlib.ExitStack) -> None:
     doctor.gateway["store"] = f"redis://:hush@127.0.0.1:{free_port()}/0"
+
+
+def anonymous_beside_keys(doctor: Doctor, _: RunningRedis, __: contextlib.ExitStack) -> None:
+    doctor.gateway |= {"api_keys": {"ada": "0" * 64}, "anonymous": False}
+    doctor.env["MCP_GATEWAY_ANONYMOUS"] = "true"
+
+
+def unreachable_replica(doctor: Doctor, redis: RunningRedis, _: contextlib.ExitStack) -> None:
+    async def lives() -> None:
+        backend = backend_for(redis.url)
+        await backend.open()
+        await backend.directory.beat("abc123", f"127.0.0.1:{free_port()}", 60.0)
+        await backend.close()
+
+    doctor.gateway["store"] = redis.url
+    asyncio.run(lives())
 
 
 def eviction(doctor: Doctor, redis: RunningRedis, stack: contextlib.ExitStack) -> None:
@@ -147,6 +165,8 @@ PLANTED: list[tuple[Plant, str, str]] = [
     (unknown_setting, "configuration", "no such setting"),
     (no_keys, "keys", "MCP_GATEWAY_KEYS"),
     (no_store, "store", "cannot be reached"),
+    (anonymous_beside_keys, "configuration", "MCP_GATEWAY_ANONYMOUS"),
+    (unreachable_replica, "replicas", "gateway.advertise"),
     (eviction, "store eviction", "noeviction"),
     (no_persistence, "store persistence", "appendonly yes"),
     (old_version, "store version", "6.2"),
@@ -221,12 +241,17 @@ def between(port: int, changed: Callable[[bytes], bytes]) -> Iterator[int]:
                     sink.sendall(change(data))
             with contextlib.suppress(OSError):
                 sink.shutdown(socket.SHUT_WR)
+            source.close()  # the other direction has its own source
 
         def accept() -> None:
             with contextlib.suppress(OSError):
                 while True:
                     ours, _ = listener.accept()
-                    theirs = socket.create_connection(("127.0.0.1", port))
+                    try:
+                        theirs = socket.create_connection(("127.0.0.1", port))
+                    except OSError:
+                        ours.close()
+                        raise
                     threading.Thread(target=pump, args=(ours, theirs, bytes), daemon=True).start()
                     threading.Thread(target=pump, args=(theirs, ours, changed), daemon=True).start()
 

@@ -1,0 +1,186 @@
+"""Replicas whose advertised address leads nowhere, or elsewhere: they say so and own nothing, and no session is served
+by two processes in turn."""
+
+import contextlib
+import socket
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from gateway import reaching
+from gateway.app import create_app
+from gateway.cluster import LEASE_S, Cluster
+from gateway.composition import Gateway
+from gateway.envelope import Envelopes
+from gateway.settings import Settings
+from session_store import KeyRing, MemoryBackend
+from session_store.testing import FakeClock, a_session
+from tests.requirements import requirement
+from tests.support.partition import running_relay
+from tests.support.raw import Legacy, modern_body, modern_headers, tool_text
+from tests.support.redis_server import RunningRedis, free_port, running_redis
+from tests.support.running import DEMO, RunningGateway, running_gateway, server
+from transports.hop import HopRefused
+
+KEYS = {"MCP_GATEWAY_KEYS": "k" * 40}
+
+
+@contextlib.contextmanager
+def replica(redis: RunningRedis, **options: Any) -> Any:
+    options = {"store": redis.url, **options}
+    with running_gateway({"demo": server(DEMO)}, options=options, env=KEYS, must_stop=False) as gateway:
+        yield gateway
+
+
+def ready(gateway: RunningGateway) -> bool:
+    return httpx.get(f"{gateway.base}/readyz").status_code == 200
+
+
+def eventually(true: Callable[[], bool], within_s: float = 15.0) -> bool:
+    deadline = time.monotonic() + within_s
+    while not true():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+@requirement("rep.takeover", "wall.ready")
+def test_a_replica_that_is_not_found_at_its_address_is_not_ready_and_owns_nothing(http: httpx.Client) -> None:
+    nowhere = f"127.0.0.1:{free_port()}"
+    with running_redis() as redis, replica(redis, advertise=nowhere, internal="127.0.0.1:0") as lost:
+        assert not ready(lost)
+        assert nowhere in lost.stderr() and "gateway.advertise" in lost.stderr()
+        alone = Legacy(lost.url, http).initialize()
+        assert alone.status_code == 503 and alone.headers["retry-after"], (alone.text, lost.stderr())
+        with replica(redis) as found:
+            assert ready(found)
+            client, counts = Legacy(found.url, http).open(), []
+            for n in range(6):
+                client.url = (lost, found)[n % 2].url
+                counts.append(tool_text(client.tool("count")))
+            assert counts == ["1", "2", "3", "4", "5", "6"], "one process serves it"
+            assert "taken over" not in lost.stderr() + found.stderr()
+
+
+@requirement("rep.takeover")
+def test_a_replica_that_is_found_no_longer_says_so_and_never_takes_back(http: httpx.Client) -> None:
+    port = free_port()
+    with running_redis() as redis, running_relay(port) as relay:
+        behind = {"advertise": f"127.0.0.1:{relay.port}", "internal": f"127.0.0.1:{port}"}
+        with replica(redis, **behind) as one, replica(redis) as other:
+            assert ready(one)
+            client = Legacy(one.url, http).open()
+            assert tool_text(client.tool("count")) == "1"
+            relay.close()  # what listened there is gone: who connects is refused
+            client.url = other.url
+            taken = client.tool("count")
+            assert tool_text(taken) == "1", "a new process, at a replica that can be found"
+            assert eventually(lambda: not ready(one)), one.stderr()
+            assert f"cannot reach this one at 127.0.0.1:{relay.port}" in one.stderr()
+            counts = []
+            for n in range(6):
+                client.url = (one, other)[n % 2].url
+                counts.append(tool_text(client.tool("count")))
+            assert counts == ["2", "3", "4", "5", "6", "7"]
+            assert eventually(lambda: "its gateway.advertise leads elsewhere" in other.stderr(), LEASE_S + 5)
+
+
+@contextlib.asynccontextmanager
+async def inside(redis: RunningRedis) -> AsyncIterator[tuple[Gateway, httpx.AsyncClient]]:
+    options = {"store": redis.url}
+    settings = Settings.model_validate({"mcpServers": {"demo": server(DEMO)}, "gateway": options})
+    gateway = Gateway(settings, ring=KeyRing(["k" * 40]))
+    app = create_app(settings, gateway=gateway)
+    transport = httpx.ASGITransport(app=app)
+    async with gateway.running(), httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        yield gateway, client
+
+
+async def counted(client: httpx.AsyncClient, session: str) -> httpx.Response:
+    body = modern_body("tools/call", {"name": "count", "arguments": {}})
+    carried = {"MCP-Gateway-Session": session} if session else {}
+    return await client.post("/mcp", json=body, headers={**modern_headers(body), **carried})
+
+
+@requirement("rep.takeover", "rep.fence")
+@pytest.mark.anyio
+async def test_two_that_do_not_find_each_other_do_not_take_a_session_in_turn(
+    redis_server: RunningRedis, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As with `advertise = "127.0.0.1:…"` on two machines: each finds itself there."""
+    async with inside(redis_server) as (one, at_one), inside(redis_server) as (other, at_other):
+        opened = await counted(at_one, "")
+        session = opened.headers["mcp-gateway-session"]
+        for gateway in (one, other):
+            assert gateway._forwarding is not None
+
+            async def refused(address: str) -> Any:
+                raise HopRefused
+
+            monkeypatch.setattr(gateway._forwarding._pool, "open", refused)
+        assert tool_text(await counted(at_other, session)) == "1", "it may have died: it is taken over at once"
+        epochs = []
+        for _ in range(4):
+            back = await counted(at_one, session)
+            assert back.status_code == 503 and back.headers["retry-after"]
+            there = await counted(at_other, session)
+            epochs.append(tool_text(there))
+        assert epochs == ["2", "3", "4", "5"], "one process serves it"
+        assert await one.is_ready() and await other.is_ready()
+    told = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert len(told) == 1 and "do not find each other" in told[0] and "gateway.advertise" in told[0]
+
+
+@requirement("rep.takeover")
+@pytest.mark.anyio
+async def test_what_was_taken_is_contested_until_the_other_has_answered_or_its_lease_is_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = FakeClock()
+    monkeypatch.setattr("gateway.cluster.monotonic", clock)
+    backend = MemoryBackend(clock=clock)
+    lost: list[str] = []
+    one, other = (Cluster(backend.directory, backend.sessions, lost=lost.append) for _ in range(2))
+    session = await backend.sessions.create(a_session(clock, idle_ttl_s=1e9, max_age_s=1e9))
+    for cluster in (one, other):
+        cluster.address = f"{cluster.replica}:1"
+        await cluster.beat()
+    mine = await one.own(session, session.principal, None)
+    theirs = await other.take(mine, leased=False)
+    assert theirs is not None and theirs.owner == other.replica
+    assert not one.doubted.is_set()
+    assert await one.is_contested(theirs) and lost == [session.id] and one.doubted.is_set()
+    one.found(session.id)
+    assert not await one.is_contested(theirs), "it has been found since: when it refuses now, it has died"
+    # One that slept through its lease was taken over for good reason.
+    back = await one.take(theirs, leased=False)
+    assert back is not None
+    clock.pass_time(LEASE_S + 1)
+    await other.beat()
+    assert not await other.is_contested(back) and not other.doubted.is_set()
+    one.is_reachable = False
+    await one.beat()
+    assert (await other.address_of(one.replica))[0] == "", "the others hear that nobody finds it"
+    assert await other.another() is None, "nothing is handed to it"
+
+
+@requirement("rep.takeover")
+@pytest.mark.anyio
+async def test_a_gateway_says_why_it_is_not_found(redis_server: RunningRedis) -> None:
+    ring = KeyRing(["k" * 40])
+    async with inside(redis_server) as (one, _), inside(redis_server) as (other, _):
+        assert one._cluster is not None and other._cluster is not None
+        address, name = one._cluster.address, one._cluster.replica
+        assert await reaching.why_not_found(address, name, Envelopes(ring)) == ""
+        asked = reaching.why_not_found(other._cluster.address, name, Envelopes(ring))
+        assert await asked == "another gateway process answers there"
+        foreign = Envelopes(KeyRing(["x" * 40]))
+        assert "other keys" in await reaching.why_not_found(address, name, foreign)
+        assert await reaching.why_not_found(f"127.0.0.1:{free_port()}", name, Envelopes(ring)) == "nobody listens there"
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        port = mute.getsockname()[1]
+        assert "no answer" in await reaching.why_not_found(f"127.0.0.1:{port}", name, Envelopes(ring))
