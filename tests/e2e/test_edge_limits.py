@@ -302,6 +302,12 @@ def test_nobody_takes_all_connections() -> None:
         heard = answers(main, GET + b"\r\n")
         assert heard.statuses in ([503], []) and heard.closed
         assert limited(gateway, "peer_connections") >= 2
+        files = psutil.Process(gateway.pid).num_fds
+        before = files()
+        refused = [taken("127.0.0.1", b"") for _ in range(60)]
+        assert eventually(lambda: limited(gateway, "peer_connections") >= 62, 5)
+        assert eventually(lambda: files() - before < 10, 1), "refused ones are gone, whatever the other side does"
+        del refused
         held = [taken(f"127.0.0.{n}", b"") for n in range(3, 15)]
         # All are taken: who has waited longest for nothing makes room, and whoever comes is served.
         assert eventually(lambda: all(served(main, f"127.0.0.{n}") for n in range(21, 26)), 5)

@@ -3,6 +3,7 @@
 Pure: it reads no bytes of a connection. Parsers have split the head already; what they let through differs.
 """
 
+import functools
 import re
 from typing import Final
 from urllib.parse import urlsplit
@@ -23,6 +24,10 @@ _REASONS: Final = {
     505: "HTTP Version Not Supported",
 }
 _WATCHED: Final = frozenset({b"host", b"transfer-encoding", b"content-length", b"expect"})
+_HOST_BYTES: Final = 261
+"""A name of 255 and a port."""
+
+_PLAIN: Final = ([b"host", b"content-length"], [b"host"])
 _HOST: Final = re.compile(rb"[A-Za-z0-9._~!$&'()*+,;=%-]*(?::[0-9]*)?|\[[0-9A-Fa-f:.]+\](?::[0-9]*)?")
 """RFC 9110 §7.2 and RFC 3986 §3.2.2, without the address forms of the future."""
 
@@ -64,12 +69,20 @@ def plain_target(method: str, target: bytes, version: str, headers: HeaderList) 
     if method == "CONNECT":
         raise BadRequest(501, "This server is no proxy: it knows no CONNECT.")
     watched = [header for header in headers if header[0] in _WATCHED]
-    _check(watched, version)
+    # Nearly all requests have a Host and perhaps a length, and neither twice.
+    names = [name for name, _ in watched]
+    if names not in _PLAIN or len(watched[0][1]) > _HOST_BYTES or not _is_host(watched[0][1]):
+        _check(watched, version)
     if target.startswith(b"/") and b"#" not in target:
         return target
     if target == b"*" and method == "OPTIONS":
         return target
     return _absolute(target, headers)
+
+
+@functools.lru_cache(maxsize=256)
+def _is_host(value: bytes) -> bool:
+    return _HOST.fullmatch(value) is not None
 
 
 def _check(watched: HeaderList, version: str) -> None:
@@ -80,7 +93,7 @@ def _check(watched: HeaderList, version: str) -> None:
     # RFC 9112 §3.2: 400 for a request of HTTP/1.1 without Host, and for any with two.
     if len(hosts) > 1 or not (hosts or version == "1.0"):
         raise BadRequest(400, "A request has one Host header.")
-    if hosts and not _HOST.fullmatch(hosts[0]):
+    if hosts and (len(hosts[0]) > _HOST_BYTES or not _is_host(hosts[0])):
         raise BadRequest(400, "The Host header is not a host name.")
     codings = values[b"transfer-encoding"]
     if codings:

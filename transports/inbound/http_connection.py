@@ -75,7 +75,10 @@ class HttpConnection(HttpToolsProtocol):
         super().connection_made(cast("asyncio.Transport", transport))
         refused = self._others.enter(self, self.client[0] if self.client else "", place=self._place)
         if refused is not None:
-            self._leave(BadRequest(503, "Too many connections.", refused).response())
+            # Nobody looks at it any more, so it must not stay for its answer to be read.
+            self._is_leaving = True
+            self.transport.write(BadRequest(503, "Too many connections.", refused).response())
+            self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._others.leave(self)
@@ -131,7 +134,10 @@ class HttpConnection(HttpToolsProtocol):
         if len(self.headers) >= self._limits.headers:
             self._fault = BadRequest(431, f"More than {self._limits.headers} headers.", Limited.HEAD_SIZE)
             raise self._fault
-        super().on_header(name, value)
+        name = name.lower()
+        if name == b"expect":
+            self.expect_100_continue = value.lower() == b"100-continue"
+        self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         self._in_head = False
