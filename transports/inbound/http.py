@@ -35,6 +35,9 @@ HeaderList = list[tuple[bytes, bytes]]
 MAX_HEADER_BYTES: Final = 64 << 10
 """Beyond what browsers and proxies send."""
 
+STRANGER_BODY_BYTES: Final = 64 << 10
+"""What is read of a body before its sender is known. With a body limit of megabytes, strangers would fill memory."""
+
 _WATCH_AFTER_S: Final = 0.05
 _LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 _SINGLE: Final = frozenset(
@@ -95,18 +98,27 @@ def _merged(raw: Iterable[tuple[bytes, bytes]], single: Container[str]) -> dict[
     return headers
 
 
-async def read_body(receive: Receive, headers: Mapping[str, str], limit: int) -> bytes | None:
+async def read_body(
+    receive: Receive, headers: Mapping[str, str], limit: int, admit: Callable[[], Awaitable[object]] | None = None
+) -> bytes | None:
     """The request's body, or None when the client left before its end.
 
+    `admit` finds out whether the caller may call. It is asked before more than `STRANGER_BODY_BYTES` are read: a
+    smaller body is read first, because most are here already.
+
     Raises:
-        Refused: 413 beyond `limit` bytes, without reading on.
+        Refused: 413 beyond `limit` bytes, without reading on; whatever `admit` raises.
     """
     declared = headers.get("content-length", "")
-    if declared.isdigit() and int(declared) > limit:
+    length = int(declared) if declared.isdigit() else 0
+    if length > limit:
         raise _too_large(limit)
     chunks: list[bytes] = []
     size = 0
     while True:
+        if admit is not None and max(length, size) > STRANGER_BODY_BYTES:
+            await admit()
+            admit = None
         event = await receive()
         if event["type"] == "http.disconnect":
             return None

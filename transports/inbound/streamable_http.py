@@ -90,7 +90,8 @@ class StreamableHttp:
             body = b""
             if scope["method"] == "POST":
                 _check_post(headers)
-                read = await read_body(receive, headers, self._body_limit)
+                admit = functools.partial(self._admit, scope, headers)
+                read = await read_body(receive, headers, self._body_limit, admit)
                 if read is None:
                     return
                 body = read
@@ -102,6 +103,11 @@ class StreamableHttp:
         except Exception:
             logger.exception("a request failed")
             await send_refusal(send, _failed())
+
+    async def _admit(self, scope: Scope, headers: Mapping[str, str]) -> None:
+        """Raises `Refused`: the caller may not call. What another replica forwards comes from a known caller."""
+        if "mcp.forwarded" not in scope:
+            await self._handler.admit(self._request(scope, headers, _era_of_header(headers)))
 
     async def _serve_somewhere(
         self, scope: Scope, headers: Mapping[str, str], body: bytes, receive: Receive, send: Send
