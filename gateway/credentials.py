@@ -18,6 +18,7 @@ from cachetools import TTLCache
 from gateway.policy_settings import SecretSettings
 from session_store import Principal
 from transports.base import UpstreamUnavailable
+from transports.upstream.stdio import INHERITED
 
 __all__ = ["Credentials", "is_template"]
 
@@ -107,6 +108,7 @@ class Credentials:
             return "" if is_ours else os.environ.get(variable, "")
         process = await asyncio.create_subprocess_exec(
             *map(filled, settings.command),
+            env={name: os.environ[name] for name in (*INHERITED, *settings.pass_env) if name in os.environ},
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,

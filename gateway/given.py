@@ -12,6 +12,8 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
+from gateway.secret_file import UnusableSecret, secret_in
+
 __all__ = ["ConfigurationError", "Origins", "explained", "gathered"]
 
 
@@ -28,6 +30,7 @@ class _Environment(BaseSettings):
     host: Any = None
     port: Any = None
     store: Any = None
+    store_file: Any = None
     advertise: Any = None
     internal: Any = None
     api_keys: Any = None
@@ -95,9 +98,24 @@ def gathered(path: Path | None, overrides: dict[str, Any]) -> tuple[dict[str, An
     document: dict[str, Any] = {} if path is None else _read(path)
     environment = {k: _maybe_json(v) for k, v in _Environment().model_dump(exclude_none=True).items()}
     gateway = document.get("gateway", {})
+    origins = Origins(str(path), gateway, environment, overrides)
     if isinstance(gateway, dict):
-        document = document | {"gateway": _merge(_merge(gateway, environment), overrides)}
-    return document, Origins(str(path), gateway, environment, overrides)
+        document = document | {"gateway": _with_store(_merge(_merge(gateway, environment), overrides), origins)}
+    return document, origins
+
+
+def _with_store(gateway: dict[str, Any], origins: Origins) -> dict[str, Any]:
+    """With the store's URL out of its file, where it is in one."""
+    file = gateway.get("store_file")
+    if not file or not isinstance(file, str):
+        return gateway
+    if gateway.get("store"):
+        places = f"store (from {origins.of('store')}) and store_file (from {origins.of('store_file')})"
+        raise ConfigurationError(f"gateway: {places} are both given: give the URL in one of them")
+    try:
+        return gateway | {"store": secret_in(Path(file), "gateway.store_file")}
+    except UnusableSecret as error:
+        raise ConfigurationError(str(error)) from None
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -252,6 +252,9 @@ class SecretSettings(_Frozen):
     """The gateway's variable it is in; `{subject}` and `{issuer}` as in `file`. It has to begin with words of yours."""
     command: tuple[str, ...] = ()
     """The command that prints it, good for a minute; `{subject}` and `{issuer}` as in `file`."""
+    pass_env: tuple[str, ...] = ()
+    """Variables of the gateway that the command is given, beside those that servers inherit. None: servers without a
+    sandbox can read what it was given while it runs."""
     issuer: str = ""
     """Whose principals have it: `api-key`, the `issuer` of proxies, or one of `auth.jwt`; nobody else has. It has to be
     given with `{subject}` where several can say who calls and `{issuer}` is not there: the same name is another
@@ -261,6 +264,8 @@ class SecretSettings(_Frozen):
     def _one_source(self) -> Self:
         if sum(map(bool, (self.file, self.env, self.command))) != 1:
             raise ValueError("give one of file, env and command")
+        if self.pass_env and not self.command:
+            raise ValueError("pass_env is for a command")
         if self.env.startswith("{subject}"):
             raise ValueError("env begins with {subject}: principals could name other variables of the gateway")
         return self

@@ -273,6 +273,8 @@ class GatewaySettings(_Frozen):
     """Port to listen on; 0 takes a free one."""
     store: str = "memory://"
     """Where sessions are kept, as a URL ([stores](configuration.md#stores))."""
+    store_file: str = ""
+    """Instead of `store`: a file that holds the URL, for one with a password in it."""
     advertise: str = ""
     """`HOST:PORT` where other gateways on the same store reach this one. Empty: `host`, at a free port; it has to be
     given with `0.0.0.0`."""

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Final
 
 from gateway.doctor.findings import Finding, bad, doubtful, good
-from gateway.keys import key_ring
+from gateway.keys import KEYS_FILE, key_file, key_ring
+from gateway.secret_file import others_can_read
 from gateway.settings import ConfigurationError, Settings, is_loopback
 
 __all__ = ["check_access", "check_keys", "check_limits"]
@@ -27,7 +28,11 @@ def check_keys(settings: Settings) -> Iterator[Finding]:
     except ConfigurationError as error:
         yield bad("keys", str(error), "give all gateways the same MCP_GATEWAY_KEYS, kept where secrets are kept")
         return
-    if settings.gateway.store == "memory://" and not os.environ.get("MCP_GATEWAY_KEYS"):
+    store_file = settings.gateway.store_file
+    for name, file in ((KEYS_FILE, key_file()), ("gateway.store_file", Path(store_file) if store_file else None)):
+        if file is not None and others_can_read(file):
+            yield doubtful("secrets", f"{name}: {file} can be read by others than its owner", f"chmod 600 {file}")
+    if settings.gateway.store == "memory://" and key_file() is None and not os.environ.get("MCP_GATEWAY_KEYS"):
         yield good("keys", "made at each start: sessions in memory do not outlive it either")
     else:
         yield good("keys", "they can be used")

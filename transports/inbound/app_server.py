@@ -3,9 +3,11 @@
 import asyncio
 import contextlib
 import os
+import socket
+import struct
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import uvicorn
 from uvicorn.server import ServerState
@@ -21,6 +23,26 @@ _OF_ONE_SOCKET: Final = 64
 """Connections: a child has one or a few, and may be anybody's."""
 
 
+def may_connect(peer: socket.socket) -> bool:
+    """Whether a process of this user is at the other end, or of root's: file modes say it already, and may be changed.
+
+    Unix sockets know it on Linux (unix(7), SO_PEERCRED); elsewhere the modes have to do.
+    """
+    if not hasattr(socket, "SO_PEERCRED"):
+        return True
+    _, uid, _ = struct.unpack("3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+    return uid in (os.geteuid(), 0)
+
+
+class _OwnUsers(HttpConnection):
+    """A connection of this user's processes."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        if not may_connect(transport.get_extra_info("socket")):
+            cast("asyncio.Transport", transport).abort()
+
+
 class AppServer:
     """Serves one app on many sockets; `scope["state"]` tells the app on which."""
 
@@ -33,7 +55,7 @@ class AppServer:
             self._config.load()
         config, server_state, loop = self._config, ServerState(), asyncio.get_running_loop()
         return (
-            lambda: HttpConnection(config, server_state, dict(state), loop, connections=self._connections, place=path),
+            lambda: _OwnUsers(config, server_state, dict(state), loop, connections=self._connections, place=path),
             server_state,
         )
 
