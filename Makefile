@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help run test check conformance cluster chaos attack matrix bench bench-peers reference clean
+.PHONY: help run test check conformance cluster chaos attack fuzz matrix bench bench-peers reference clean
 
 help: ## List the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -32,6 +32,9 @@ cluster: $(VENV)/.installed-dev ## Redis, three gateways and HAProxy as processe
 
 attack: $(VENV)/.installed-dev ## Attacks tried, what came back, what others felt (6 minutes)
 	$(BIN)/python -m tests.attack.run
+
+fuzz: $(VENV)/.installed-dev ## What strangers reach first, fuzzed for a minute beside h11 and json
+	$(BIN)/python -m tests.attack.fuzz --minutes 1
 
 matrix: $(VENV)/.installed-dev ## Every feature in every cell of the era matrix
 	$(BIN)/python -m tests.matrix.run

@@ -92,8 +92,10 @@ def decode_object(raw: msgspec.Raw | bytes, what: str) -> Object:
     """The top level of a JSON object, its values left raw; null is the empty object."""
     try:
         return _objects.decode(raw) or {}
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise InvalidMessage(INVALID_PARAMS, f"{what} must be an object: {error}") from None
+    except RecursionError:
+        raise InvalidMessage(INVALID_PARAMS, f"{what} must be an object: it is nested too deeply") from None
 
 
 def decode_id(raw: msgspec.Raw) -> Any:
