@@ -1,6 +1,7 @@
 """What policy lets through to a server, and what of its lists: by the names that the server lists, and by methods that
 are known (`gateway.protocol.methods`). What is hidden is answered as what is not there."""
 
+import logging
 from typing import Any
 
 import msgspec
@@ -12,23 +13,28 @@ from gateway.inventory import key_of
 from gateway.listed import Names, Tools, items_of
 from gateway.params import text_of
 from gateway.policy import Policy
+from gateway.policy_settings import PolicySettings
 from gateway.protocol.methods import METHODS
+from gateway.review import unmatched
 from gateway.tool_calls import ToolCalls
 from gateway.upstreams import ConfiguredUpstream
 from gateway.uris import is_of
 from session_store import Context
-from transports.base import Era, Refused
+from transports.base import Era, Refused, UpstreamUnavailable
 from transports.jsonrpc import INVALID_PARAMS, Object, encode
 
 __all__ = ["Admission"]
+
+logger = logging.getLogger(__name__)
 
 
 class Admission:
     """Of all servers."""
 
-    def __init__(self, policy: Policy, calls: ToolCalls) -> None:
+    def __init__(self, policy: Policy, calls: ToolCalls, settings: PolicySettings) -> None:
         self._policy = policy
         self._calls = calls
+        self._refuses_unmatched = settings.unmatched_patterns == "refuse"
 
     # -- requests
 
@@ -42,6 +48,7 @@ class Admission:
             tools = upstream.inventory.known("tools/list", conversation)
             if not isinstance(tools, Tools) or ("tools" in restricted and text_of(params, "name") not in tools):
                 return None
+            self._compare(upstream, tools)
             return self._calls.checked(upstream.name, tools, exchange, params)
         if exchange.method == "tools/list" or (restricted and (row is None or row.kind != "none")):
             return None
@@ -61,6 +68,7 @@ class Admission:
         if method == "tools/call":
             name = text_of(params, "name")
             tools = await self._tools(upstream, exchange, era, name if "tools" in restricted else "", correlation)
+            self._compare(upstream, tools)
             return self._calls.checked(upstream.name, tools, exchange, params)
         if row is None and restricted:
             raise unknown_method(method)
@@ -78,6 +86,21 @@ class Admission:
         else:
             await asking.resource(text_of(params, row.named))
         return params
+
+    def _compare(self, upstream: ConfiguredUpstream, tools: Tools) -> None:
+        """A server that could not be asked at the start is compared with its patterns when it is called first. Raises
+        `UpstreamUnavailable`: one of them names nothing, so that nobody knows what it was to protect."""
+        if upstream.is_reviewed or not self._refuses_unmatched:
+            return
+        if tools.unmatched is None:
+            where = f"mcpServers.{upstream.name}.tools"
+            tools.unmatched = unmatched(where, upstream.settings.tools, tools.schemas, "tool")
+        if tools.unmatched:
+            logger.error("server %s is not called: %s", upstream.name, "; ".join(tools.unmatched))
+            raise UpstreamUnavailable(
+                f"server {upstream.name!r} is not served: its policy names tools it does not list"
+            )
+        upstream.is_reviewed = True
 
     async def _tools(
         self, upstream: ConfiguredUpstream, exchange: Exchange, era: Era, name: str, correlation: str

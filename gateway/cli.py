@@ -117,15 +117,18 @@ def _with_command(settings: Settings, command: list[str] | None) -> Settings:
 
 @app.command()
 def check(
-    config: Annotated[Path, typer.Option("--config", "-c", help="The file to check.")], as_json: JsonOption = False
+    config: Annotated[Path, typer.Option("--config", "-c", help="The file to check.")],
+    as_json: JsonOption = False,
+    offline: Annotated[bool, typer.Option("--offline", help="Start no server and ask none what it lists.")] = False,
 ) -> None:
-    """Check a configuration and say what is wrong where."""
+    """Check a configuration, and whether its policy fits what its servers list; say what is wrong where."""
     from gateway.doctor.workspaces import check_workspaces
     from gateway.keys import key_ring
 
     try:
         settings = load_settings(config)
         key_ring(settings.gateway.store)
+        unasked = [] if offline else asyncio.run(_compared(settings))
     except ConfigurationError as error:
         if not as_json:
             raise _fail(str(error)) from None
@@ -133,10 +136,30 @@ def check(
         raise typer.Exit(2) from None
     names = ", ".join(settings.mcpServers) or "no servers"
     warnings = [f"{one.what}; {one.do}" for one in check_workspaces(settings) if one.state != "good"]
+    warnings += [f"server {name} could not be asked what it lists; see doctor" for name in unasked]
     found = {"good": True, "servers": [*settings.mcpServers], "warnings": warnings}
     typer.echo(json.dumps(found) if as_json else f"{config}: good ({names})")
     for warning in () if as_json else warnings:
         _err.print(f"[bold yellow]warning[/] {escape(warning)}", highlight=False)
+
+
+async def _compared(settings: Settings) -> list[str]:
+    """Servers that could not be asked. Raises `ConfigurationError`: the policy does not fit what the others list."""
+    from gateway.composition import Gateway
+    from gateway.observe import configure_logging
+    from gateway.review import asking, review
+    from session_store import KeyRing, MemoryBackend
+
+    configure_logging("critical")
+    gateway = Gateway(asking(settings), store=MemoryBackend(), ring=KeyRing.ephemeral())
+    async with gateway.running():
+        policy = settings.gateway.policy
+        found = await review(gateway.upstreams, policy.workspaces, gateway.calls)
+    refused = found.unmatched if policy.unmatched_patterns == "refuse" else []
+    refused += found.unusable if policy.unusable_schemas == "refuse" and policy.check_arguments else []
+    if refused:
+        raise ConfigurationError("\n".join(refused))
+    return found.unasked
 
 
 @app.command("manifest")

@@ -48,6 +48,7 @@ from gateway.rates import RateLimits
 from gateway.readiness import Readiness
 from gateway.record_room import RecordRoom
 from gateway.relay import Relay
+from gateway.review import compare
 from gateway.rules import Rules
 from gateway.schemas import Schemas
 from gateway.servers import in_process, upstream_of
@@ -196,7 +197,8 @@ class Gateway:
         handles = Handles(self.sessions, self._backend.sessions, self.audit, clock)
         self.policy = Policy(options.policy, {u.name: server_policy(u.settings) for u in self.upstreams})
         self.calls = ToolCalls(self.policy, self.audit, Schemas(), options.policy)
-        admission = Admission(self.policy, self.calls)
+        self._rules = options.policy
+        admission = Admission(self.policy, self.calls, options.policy)
         timeout = options.limits.call_timeout_s
         serving = partial(Endpoint, call_timeout_s=timeout, handles=handles, policy=self.policy, admission=admission)
         endpoints = {ALL: serving(self.upstreams)} | {f"/servers/{u.name}/mcp": serving([u]) for u in self.upstreams}
@@ -210,14 +212,13 @@ class Gateway:
             cluster=self._cluster,
             watching=self.watching,
         )
-        sessions, events = self.sessions, self._events
         pipeline = Pipeline(
             watching=self.watching,
             rates=self.rates,
             identity=self.identity,
             audit=self.audit,
-            legacy=LegacyClients(relay=relay, sessions=sessions, endpoints=endpoints, events=events),
-            modern=ModernClients(relay=relay, sessions=sessions, endpoints=endpoints, seal=StateSeal(ring, clock)),
+            legacy=LegacyClients(relay=relay, sessions=self.sessions, endpoints=endpoints, events=self._events),
+            modern=ModernClients(relay=relay, sessions=self.sessions, endpoints=endpoints, seal=StateSeal(ring, clock)),
         )
         guard = self.guard
         self._advertised = options.advertise
@@ -370,6 +371,7 @@ class Gateway:
                 # A client's first discover finds the cache filled; a slow server holds up the start for 10 s at most.
                 if probes:
                     await asyncio.wait(probes, timeout=10.0)
+                await compare(self.upstreams, self._rules, self.calls)
                 self.is_running = True
                 yield
             finally:

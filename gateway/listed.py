@@ -54,6 +54,7 @@ class Tools:
         self.listed: list[dict[str, Any]] = []
         self.schemas: dict[str, Schema | None] = {}
         self.mirrored: dict[str, Any] = {}  # input schemas of those that mirror arguments in headers (MCP 2026-07-28)
+        self.unmatched: list[str] | None = None  # patterns of the configuration that name none of them, once compared
         size = 0
         for tool in listed:
             size += _size(tool)

@@ -4,7 +4,7 @@ from typing import Any
 
 from gateway.catalog import named
 from gateway.composition import Gateway
-from gateway.policy import Policy, server_policy
+from gateway.review import asking
 from gateway.settings import Settings
 from session_store import Context, KeyRing, MemoryBackend
 
@@ -17,8 +17,7 @@ async def manifest(settings: Settings) -> dict[str, Any]:
     Raises:
         ConfigurationError: the settings cannot be served.
     """
-    gateway = Gateway(settings, store=MemoryBackend(), ring=KeyRing.ephemeral())
-    policy = Policy(settings.gateway.policy, {u.name: server_policy(u.settings) for u in gateway.upstreams})
+    gateway = Gateway(asking(settings), store=MemoryBackend(), ring=KeyRing.ephemeral())
     tools, failed = [], {}
     async with gateway.running():
         for upstream in gateway.upstreams:
@@ -26,7 +25,7 @@ async def manifest(settings: Settings) -> dict[str, Any]:
             if facts.failure:
                 failed[upstream.name] = facts.failure
             for tool in facts.tools.listed:
-                decision = policy.decide(Context(trust="direct"), upstream.name, tool["name"])
+                decision = gateway.policy.decide(Context(trust="direct"), upstream.name, tool["name"])
                 hints = tool.get("annotations") or {}
                 operation = decision.operation or ("read" if hints.get("readOnlyHint") else "write")
                 shown = named(upstream.name, tool) if len(gateway.upstreams) > 1 else tool

@@ -307,6 +307,11 @@ class PolicySettings(_Frozen):
     unusable_schemas: Literal["refuse", "allow"] = "refuse"
     """What becomes of a tool whose schema checks nothing, for it is wrong, too large, or refers to other places, which
     are never fetched. `refuse`: it is not listed and not called; `allow`: it is called unchecked."""
+    unmatched_patterns: Literal["refuse", "allow"] = "refuse"
+    """What becomes of patterns of `tools`, `prompts`, `resource_uris` and `workspaces` that name nothing which servers
+    list, as misspelt ones do: they protect nothing. `refuse`: the gateway does not start, and the tools of a server
+    that answers only later are not called; `allow`: a line in the log, for servers whose lists differ by session or
+    grow."""
     slow_s: Annotated[float, Field(gt=0)] = 10.0
     """A call that takes longer is a warning in the log."""
     sandbox: tuple[str, ...] = ()

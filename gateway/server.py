@@ -93,7 +93,7 @@ def serve(settings: Settings) -> None:
     # Before anything listens, and where an error still reaches the person who started it.
     asyncio.run(gateway.try_store())
     config = uvicorn.Config(
-        create_app(settings, gateway=gateway),
+        _remembering(create_app(settings, gateway=gateway), refused := list[ConfigurationError]()),
         host=options.host,
         port=options.port,
         log_config=None,
@@ -117,7 +117,30 @@ def serve(settings: Settings) -> None:
                 raise ConfigurationError(f"gateway.admin.listen: {options.admin.listen}: {error.strerror}") from None
             operators = (_operators(gateway, settings), beside)
             logger.info("operators are served at %s", _url(host, beside, ADMIN))
-        _Server(config, gateway, _url(options.host, listener, ALL), operators).run(sockets=[listener])
+        try:
+            _Server(config, gateway, _url(options.host, listener, ALL), operators).run(sockets=[listener])
+        except SystemExit:
+            if not refused:
+                raise
+        if refused:
+            raise refused[0]
+
+
+def _remembering(app: Any, refused: list[ConfigurationError]) -> Any:
+    """The app; what stops its start is kept for the person who started it."""
+
+    async def remembering(scope: Any, receive: Any, send: Any) -> None:
+        async def telling(message: Any) -> None:
+            # What failed is told in full, and once, by whoever started this.
+            await send(message | {"message": ""} if message["type"] == "lifespan.startup.failed" else message)
+
+        try:
+            await app(scope, receive, telling if scope["type"] == "lifespan" else send)
+        except ConfigurationError as error:
+            refused.append(error)
+            raise
+
+    return remembering
 
 
 def _connections(gateway: Gateway, settings: Settings, **other: int) -> Any:

@@ -142,6 +142,7 @@ class ConfiguredUpstream:
         self._secret_headers = {name: value for name, value in settings.headers.items() if is_template(value)}
         self.inventory = Inventory(name, limits.start_timeout_s, _META)
         self.inventory.first = lambda: None if self._facts is None or self._facts.failure else self._facts.tools
+        self.is_reviewed = not settings.tools  # whether its patterns are known to name what it lists
         self.permits: Callable[[Context, frozenset[str]], frozenset[str]] = lambda _, uris: (
             uris
         )  # `Admission.permitted`
@@ -158,6 +159,11 @@ class ConfiguredUpstream:
     def schemas(self) -> Mapping[str, Any]:
         """Input schemas of the tools that mirror arguments in headers, as far as they are known."""
         return {} if self._facts is None else self._facts.tools.mirrored
+
+    @property
+    def has_answered(self) -> bool:
+        """Whether it is known what the server lists."""
+        return self._facts is not None and not self._facts.failure and self._facts.discovery is not None
 
     def probe(self) -> asyncio.Task[_Facts]:
         """Find out, in the background, what the server speaks. One probe at a time."""

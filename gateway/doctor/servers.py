@@ -6,6 +6,7 @@ from typing import Final
 
 from gateway.composition import Gateway
 from gateway.doctor.findings import Finding, bad, doubtful, good
+from gateway.review import asking, review
 from gateway.settings import ConfigurationError, Settings
 from session_store import KeyRing, MemoryBackend
 
@@ -16,7 +17,7 @@ _SLOW_START_S: Final = 1.0
 
 async def check_servers(settings: Settings) -> AsyncIterator[Finding]:
     """Start each command, reach each URL, and ask for its tools."""
-    quiet = settings.model_copy(update={"gateway": settings.gateway.model_copy(update={"tracing": False})})
+    quiet = asking(settings)
     try:
         gateway = Gateway(quiet, store=MemoryBackend(), ring=KeyRing.ephemeral())
     except ConfigurationError as error:
@@ -43,3 +44,15 @@ async def check_servers(settings: Settings) -> AsyncIterator[Finding]:
                 yield doubtful(check, what, f"set mcpServers.{upstream.name}.warm to start some ahead")
             else:
                 yield good(check, words)
+        async for finding in _policy(gateway, quiet):
+            yield finding
+
+
+async def _policy(gateway: Gateway, settings: Settings) -> AsyncIterator[Finding]:
+    found = await review(gateway.upstreams, settings.gateway.policy.workspaces, gateway.calls)
+    for fault in found.unmatched:
+        yield bad("policy", fault, "correct the pattern: what it was to protect is not protected")
+    for fault in found.unusable:
+        yield bad("policy", fault, "mend the server; until then the tool is left out (policy.unusable_schemas)")
+    if not found.unmatched and not found.unusable:
+        yield good("policy", "its patterns name what servers list, and their schemas can be used")

@@ -1,0 +1,93 @@
+"""A policy that does not fit what servers list is told before anybody is served."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.requirements import requirement
+from tests.support.raw import Legacy, messages
+from tests.support.running import LISTING, ROOT, running_gateway, server
+
+TOOLS = [{"name": "evaluate", "inputSchema": {"type": "object"}}, {"name": "read", "inputSchema": {"type": "object"}}]
+LISTS: dict[str, Any] = {
+    "tools": TOOLS,
+    "prompts": [{"name": "greet"}],
+    "resources": [{"uri": "note://a", "name": "a"}],
+}
+
+
+def told(tmp_path: Path, arguments: list[str], entry: dict[str, Any], policy: dict[str, Any]) -> tuple[int, str]:
+    """What a command says of a configuration: its exit code and all its words."""
+    lists, file = tmp_path / "lists.json", tmp_path / "gateway.json"
+    if not lists.exists():
+        lists.write_text(json.dumps(LISTS))
+    servers = {"s": server((*LISTING, str(lists)), **entry)}
+    file.write_text(json.dumps({"mcpServers": servers, "gateway": {"port": 0, "policy": policy}}))
+    command = [sys.executable, "-m", "gateway", *arguments, "--config", str(file)]
+    finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    return finished.returncode, " ".join((finished.stdout + finished.stderr).split())
+
+
+MISSPELT: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+    ({"tools": {"evalute": {"operation": "eval"}}}, {}, "mcpServers.s.tools: 'evalute' names no tool"),
+    ({"prompts": {"great": {"direct_only": True}}}, {}, "mcpServers.s.prompts: 'great' names no prompt"),
+    ({"resource_uris": {"note//*": {"direct_only": True}}}, {}, "mcpServers.s.resource_uris: 'note//*' names no"),
+    ({}, {"workspaces": {"w": {"tools": ["s__evalute"]}}}, "workspaces.w.tools: 's__evalute' names no tool"),
+    ({}, {"workspaces": {"w": {"servers": ["t"]}}}, "workspaces.w.servers: 't' names no server"),
+]
+
+
+@requirement("wall.decoded")
+@pytest.mark.parametrize(("entry", "policy", "fault"), MISSPELT, ids=["tool", "prompt", "uri", "workspace", "server"])
+def test_a_pattern_that_names_nothing_stops_the_start(
+    entry: dict[str, Any], policy: dict[str, Any], fault: str, tmp_path: Path
+) -> None:
+    for command, code in ((["check"], 2), (["run"], 2)):
+        found, words = told(tmp_path, command, entry, policy)
+        assert found == code and fault in words, (command, words)
+    assert told(tmp_path, ["check", "--offline"], entry, policy)[0] == 0
+    assert told(tmp_path, ["check"], entry, policy | {"unmatched_patterns": "allow"})[0] == 0
+
+
+@requirement("wall.decoded")
+def test_the_doctor_tells_of_patterns_and_schemas(tmp_path: Path) -> None:
+    wrong = {"name": "wrong", "inputSchema": {"type": "objekt"}}
+    (tmp_path / "lists.json").write_text(json.dumps(LISTS | {"tools": [*TOOLS, wrong]}))
+    found, words = told(tmp_path, ["doctor"], MISSPELT[0][0], {})
+    assert found == 1 and MISSPELT[0][2] in words and "input schema of tool 'wrong' cannot be used" in words
+    found, words = told(tmp_path, ["check"], {}, {})
+    assert found == 2 and "input schema of tool 'wrong' cannot be used" in words
+    assert told(tmp_path, ["check"], {}, {"unusable_schemas": "allow"})[0] == 0
+
+
+@requirement("wall.decoded")
+def test_a_policy_that_fits_is_good(tmp_path: Path) -> None:
+    entry = {
+        "tools": {"eval*": {"operation": "eval"}, "*": {"slow_s": 1}},
+        "prompts": {"greet": {"direct_only": True}},
+        "resource_uris": {"note://*": {"direct_only": True}},
+    }
+    policy = {"workspaces": {"w": {"servers": ["s"], "tools": ["s__read"], "prompts": ["s__*"]}}}
+    found, words = told(tmp_path, ["check"], entry, policy)
+    assert found == 0 and "good (s)" in words
+
+
+@requirement("wall.decoded")
+def test_a_server_that_answers_only_later_is_compared_then(http: httpx.Client, tmp_path: Path) -> None:
+    lists = tmp_path / "lists.json"
+    broken = tmp_path / "start"
+    broken.write_text("exit 1")
+    command = ("sh", "-c", f". {broken}; exec {sys.executable} {LISTING[1]} {lists}")
+    lists.write_text(json.dumps(LISTS))
+    with running_gateway({"s": server(command, tools={"evalute": {"operation": "eval"}})}) as gateway:
+        broken.write_text("")
+        client = Legacy(gateway.url, http).open()
+        for tool in ("evaluate", "read"):
+            error = messages(client.tool(tool))[-1]["error"]
+            assert "its policy names tools it does not list" in error["message"]
+        assert "'evalute' names no tool" in gateway.stderr()
