@@ -18,6 +18,7 @@ from gateway.exchange import Exchange
 from gateway.observe import CLIENT, CORRELATION
 from gateway.repeated import Repeated
 from gateway.settings import AuditSettings
+from gateway.visible import visible_json
 from session_store import AuditEvent, AuditTrail, Session, StoreUnavailable
 from session_store.audit import part_of
 from session_store.session import redact
@@ -164,7 +165,7 @@ class Audit:
 
     def _write(self, lines: bytes) -> None:
         if self._to_stderr:
-            sys.stderr.write(lines.decode())
+            sys.stderr.write(visible_json(lines.decode()))
             sys.stderr.flush()
         if self._file is not None:
             try:

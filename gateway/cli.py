@@ -1,15 +1,12 @@
 """The command line. What operators watch and do is in files of its own; `demo-server` is started by `__main__`."""
 
 import asyncio
-import json
 import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 
 from gateway.cli_doctor import doctor
 from gateway.cli_operate import app as replicas_app
@@ -17,6 +14,9 @@ from gateway.cli_operate import tail, top
 from gateway.cli_sessions import JsonOption
 from gateway.cli_sessions import app as sessions_app
 from gateway.settings import ConfigurationError, Settings, load_settings
+from gateway.terminal import Terminal
+from gateway.visible import as_json as to_json
+from gateway.visible import visible_line
 
 __all__ = ["app"]
 
@@ -32,7 +32,7 @@ app.add_typer(replicas_app, name="replicas")
 app.command("top")(top)
 app.command("tail")(tail)
 app.command("doctor")(doctor)
-_err = Console(stderr=True, soft_wrap=True)
+_err = Terminal(stderr=True)
 
 ConfigOption = Annotated[
     Path | None, typer.Option("--config", "-c", help="JSON or TOML file with mcpServers, and gateway beside it.")
@@ -41,7 +41,7 @@ ConfigOption = Annotated[
 
 def _fail(message: str) -> typer.Exit:
     for line in message.splitlines():
-        _err.print(f"[bold red]error[/] {line}", highlight=False)
+        _err.complain("error", line)
     return typer.Exit(2)
 
 
@@ -132,15 +132,15 @@ def check(
     except ConfigurationError as error:
         if not as_json:
             raise _fail(str(error)) from None
-        typer.echo(json.dumps({"good": False, "faults": str(error).splitlines()}, ensure_ascii=False))
+        typer.echo(to_json({"good": False, "faults": str(error).splitlines()}))
         raise typer.Exit(2) from None
     names = ", ".join(settings.mcpServers) or "no servers"
     warnings = [f"{one.what}; {one.do}" for one in check_workspaces(settings) if one.state != "good"]
     warnings += [f"server {name} could not be asked what it lists; see doctor" for name in unasked]
     found = {"good": True, "servers": [*settings.mcpServers], "warnings": warnings}
-    typer.echo(json.dumps(found) if as_json else f"{config}: good ({names})")
+    typer.echo(to_json(found) if as_json else visible_line(f"{config}: good ({names})"))
     for warning in () if as_json else warnings:
-        _err.print(f"[bold yellow]warning[/] {escape(warning)}", highlight=False)
+        _err.complain("warning", warning)
 
 
 async def _compared(settings: Settings) -> list[str]:
@@ -176,7 +176,7 @@ def show_manifest(
     try:
         settings = _with_command(load_settings(config), command)
         configure_logging("error")
-        typer.echo(json.dumps(asyncio.run(manifest(settings)), indent=2, ensure_ascii=False))
+        typer.echo(to_json(asyncio.run(manifest(settings)), indent=2))
     except ConfigurationError as error:
         raise _fail(str(error)) from None
 

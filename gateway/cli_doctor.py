@@ -1,22 +1,24 @@
 """`mcp-session-gateway doctor`: looks everything over, and says what to do."""
 
 import asyncio
-import json
 from collections.abc import AsyncIterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Final
 
 import typer
-from rich.console import Console
+from rich.text import Text
 
 from gateway.doctor.findings import Finding, bad, good
 from gateway.settings import ConfigurationError, Settings, load_settings
+from gateway.terminal import Terminal
+from gateway.visible import as_json as to_json
+from gateway.visible import visible
 from session_store import StoreError, backend_for
 
 __all__ = ["doctor"]
 
-_MARKS: Final = {"good": "[green]good    [/]", "doubtful": "[yellow]doubtful[/]", "bad": "[red]bad     [/]"}
+_MARKS: Final = {"good": "green", "doubtful": "yellow", "bad": "red"}
 
 
 def doctor(
@@ -33,22 +35,22 @@ def doctor(
     from gateway.observe import configure_logging
 
     configure_logging("critical")
-    out = Console(soft_wrap=True)
+    out = Terminal()
 
     async def look() -> list[Finding]:
         findings = []
         async for finding in _all(config, url, token):
             findings.append(finding)
             if not as_json:
-                out.print(f"{_MARKS[finding.state]} {finding.check}: ", end="")
-                out.print(finding.what, markup=False, highlight=False)
+                mark = (f"{finding.state:<8}", _MARKS[finding.state])
+                out.print(Text.assemble(mark, f" {finding.check}: {visible(finding.what)}"))
                 if finding.do:
-                    out.print(f"         → {finding.do}", markup=False, highlight=False)
+                    out.print(f"         → {finding.do}")
         return findings
 
     findings = asyncio.run(look())
     if as_json:
-        typer.echo(json.dumps([asdict(finding) for finding in findings], ensure_ascii=False))
+        typer.echo(to_json([asdict(finding) for finding in findings]))
     raise typer.Exit(1 if any(finding.state == "bad" for finding in findings) else 0)
 
 

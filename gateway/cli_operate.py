@@ -1,24 +1,25 @@
 """`replicas`, `top` and `tail`: what operators watch and do, by a running gateway's REST interface."""
 
 import asyncio
-import json
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Any, Final
 
 import typer
-from rich.console import Console, Group
+from rich.console import Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
 from gateway.admin.words import amount, readable
-from gateway.cli_sessions import JsonOption, KeyOption, UrlOption, complain, console, print_event, sessions_table
+from gateway.cli_sessions import JsonOption, KeyOption, UrlOption, complain, print_event, sessions_table
 from gateway.cli_sources import Mistake, RestSource
+from gateway.terminal import Terminal
+from gateway.visible import as_json, visible_line
 
 __all__ = ["app", "tail", "top"]
 
 app = typer.Typer(help="Look at replicas, drain them, and admit them again.", no_args_is_help=True)
-_out = console()
+_out = Terminal()
 _EVERY_S: Final = 2.0
 _MOST: Final = 15
 
@@ -48,9 +49,10 @@ def _replicas_table(replicas: list[dict[str, Any]]) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     for one in replicas:
         if one["silent"]:
-            table.add_row(one["replica"], "[red]silent[/]", one["address"])
+            table.add_row(one["replica"], Text("silent", style="red"), one["address"])
             continue
-        state = "draining" if one["draining"] else "ready" if one["ready"] else "[red]not ready[/]"
+        not_ready = Text("not ready", style="red")
+        state = Text("draining") if one["draining"] else Text("ready") if one["ready"] else not_ready
         _, calls, failed, p50, p99 = one["history"][-1] if one["history"] else (0, 0, 0, 0.0, 0.0)
         counts = (one["sessions"], one["processes"], one["in_flight"], calls, failed)
         times = (readable(p50, "s"), readable(p99, "s"), amount(one["memory_bytes"]))
@@ -60,13 +62,13 @@ def _replicas_table(replicas: list[dict[str, Any]]) -> Table:
 
 
 @app.command("list")
-def list_replicas(url: UrlOption = "", key: KeyOption = "", as_json: JsonOption = False) -> None:
+def list_replicas(url: UrlOption = "", key: KeyOption = "", in_json: JsonOption = False) -> None:
     """List live replicas; * is the one that answers."""
 
     async def work(source: RestSource) -> None:
         found = await source.replicas()
-        if as_json:
-            typer.echo(json.dumps(found))
+        if in_json:
+            typer.echo(as_json(found))
         else:
             _out.print(_replicas_table(found))
 
@@ -74,24 +76,24 @@ def list_replicas(url: UrlOption = "", key: KeyOption = "", as_json: JsonOption 
 
 
 @app.command("drain")
-def drain(replica: NameArgument, url: UrlOption = "", key: KeyOption = "", as_json: JsonOption = False) -> None:
+def drain(replica: NameArgument, url: UrlOption = "", key: KeyOption = "", in_json: JsonOption = False) -> None:
     """Have a replica hand its sessions to the others and be not ready."""
 
     async def work(source: RestSource) -> None:
-        with Console(stderr=True).status(f"{replica} hands over its sessions"):
+        with Terminal(stderr=True).status(f"{replica} hands over its sessions"):
             answer = await source.ask("POST", f"replicas/{replica}/drain")
-        typer.echo(json.dumps(answer) if as_json else f"drained {answer['drained']}")
+        typer.echo(as_json(answer) if in_json else visible_line(f"drained {answer['drained']}"))
 
     _run(url, key, work)
 
 
 @app.command("admit")
-def admit(replica: NameArgument, url: UrlOption = "", key: KeyOption = "", as_json: JsonOption = False) -> None:
+def admit(replica: NameArgument, url: UrlOption = "", key: KeyOption = "", in_json: JsonOption = False) -> None:
     """Have a drained replica take sessions again."""
 
     async def work(source: RestSource) -> None:
         answer = await source.ask("DELETE", f"replicas/{replica}/drain")
-        typer.echo(json.dumps(answer) if as_json else f"admitted {answer['admitted']}")
+        typer.echo(as_json(answer) if in_json else visible_line(f"admitted {answer['admitted']}"))
 
     _run(url, key, work)
 
@@ -100,7 +102,7 @@ def top(
     url: UrlOption = "",
     key: KeyOption = "",
     once: Annotated[bool, typer.Option("--once", help="Print it once, and end.")] = False,
-    as_json: JsonOption = False,
+    in_json: JsonOption = False,
 ) -> None:
     """Replicas, and the sessions that fail and are busy, as they change."""
 
@@ -114,8 +116,8 @@ def top(
 
     async def work(source: RestSource) -> None:
         seen = await look(source)
-        if as_json:
-            typer.echo(json.dumps(seen, ensure_ascii=False))
+        if in_json:
+            typer.echo(as_json(seen))
         elif once:
             _out.print(_screen(seen))
         else:
@@ -139,13 +141,13 @@ def tail(
     url: UrlOption = "",
     key: KeyOption = "",
     session: Annotated[str, typer.Option(help="Of this session only: how its id begins, 8 characters.")] = "",
-    as_json: JsonOption = False,
+    in_json: JsonOption = False,
 ) -> None:
     """What happens to sessions on all replicas, as it happens; calls as well with gateway.audit.calls."""
 
     async def work(source: RestSource) -> None:
         async for event in source.follow(session):
-            print_event(event, as_json=as_json)
+            print_event(event, in_json=in_json)
         raise Mistake("the stream has ended: that gateway drains or stops; ask another")
 
     _run(url, key, work)

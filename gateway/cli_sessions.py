@@ -2,34 +2,28 @@
 
 import asyncio
 import json
-import sys
 import time
 from collections.abc import Awaitable, Callable
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from gateway.admin.operations import ONLY
 from gateway.admin.words import span
 from gateway.cli_sources import Mistake, Source, opened
+from gateway.terminal import Terminal
+from gateway.visible import as_json, visible_line
 from session_store import StoreError
 
-__all__ = ["JsonOption", "KeyOption", "UrlOption", "app", "complain", "console", "print_event", "sessions_table"]
+__all__ = ["JsonOption", "KeyOption", "UrlOption", "app", "complain", "print_event", "sessions_table"]
 
 app = typer.Typer(help="Look at sessions, and end them.", no_args_is_help=True)
-_WIDE: Final = 220
 
 
-def console() -> Console:
-    """Stdout: as wide as it needs where no terminal bounds it."""
-    return Console(soft_wrap=True, width=None if sys.stdout.isatty() else _WIDE)
-
-
-_out = console()
-_err = Console(stderr=True, soft_wrap=True)
+_out = Terminal()
+_err = Terminal(stderr=True)
 
 StoreOption = Annotated[
     str, typer.Option("--store", envvar="MCP_GATEWAY_STORE", help="The store's URL, as the gateway has it.")
@@ -50,7 +44,7 @@ IdArgument = Annotated[
 def complain(error: Exception) -> typer.Exit:
     """Tell the person at the terminal what is wrong."""
     for line in str(error).splitlines():
-        _err.print(f"[bold red]error[/] {line}", highlight=False)
+        _err.complain("error", line)
     return typer.Exit(2)
 
 
@@ -79,12 +73,12 @@ def sessions_table(rows: list[dict[str, Any]]) -> Table:
             table.add_column(name, justify="right", no_wrap=True)
         table.add_column("last failure", no_wrap=True)
     for row in rows:
-        cells = [escape(row[name]) for name in ("session", "principal", "endpoint", "era", "client")]
+        cells: list[str | Text] = [row[name] for name in ("session", "principal", "endpoint", "era", "client")]
         cells += [span(row[name]) for name in ("age_s", "idle_s", "expires_in_s")]
         if counted:
-            failed = f"[red]{row['failed']}[/]" if row["failed"] else "0"
+            failed = Text(str(row["failed"]), style="red") if row["failed"] else "0"
             last = [f"{one['name']}: {one['why'] or one['outcome']}" for one in row["failures"][:1]]
-            cells += [str(row["calls"]), failed, escape("".join(last))]
+            cells += [str(row["calls"]), failed, "".join(last)]
         table.add_row(*cells)
     return table
 
@@ -98,7 +92,7 @@ def list_sessions(
     after: Annotated[str, typer.Option(help="Begin behind this one: the last of the page before.")] = "",
     query: Annotated[str, typer.Option("--find", help="Words in id, principal, client, workspace, servers …")] = "",
     only: Annotated[str, typer.Option(help="all, failing or busy; the last two with --url.")] = "all",
-    as_json: JsonOption = False,
+    in_json: JsonOption = False,
 ) -> None:
     """List live sessions, in order of id."""
 
@@ -106,12 +100,12 @@ def list_sessions(
         if only not in ONLY:
             raise Mistake(f"--only: must be one of {', '.join(ONLY)}")
         page = await source.page(query=query, only=ONLY[only], limit=limit, after=after)
-        if as_json:
-            typer.echo(json.dumps(page | {"after": page["after"] or None}, ensure_ascii=False))
+        if in_json:
+            typer.echo(as_json(page | {"after": page["after"] or None}))
             return
         _out.print(sessions_table(page["sessions"]))
         if page["after"]:
-            _out.print(f"more: --after {page['after']}", highlight=False)
+            _out.print(f"more: --after {page['after']}")
 
     _run(store, url, key, work)
 
@@ -122,18 +116,18 @@ def show_session(
     url: UrlOption = "",
     key: KeyOption = "",
     session_id: IdArgument = "",
-    as_json: JsonOption = False,
+    in_json: JsonOption = False,
 ) -> None:
     """Show one session: its record, the keys of its state, and with --url its processes and failures."""
 
     async def work(source: Source) -> None:
         facts = await source.show(session_id)
-        if as_json:
-            typer.echo(json.dumps(facts, ensure_ascii=False))
+        if in_json:
+            typer.echo(as_json(facts))
             return
         table = Table(box=None, show_header=False)
         for name, value in facts.items():
-            table.add_row(name, json.dumps(value, ensure_ascii=False) if isinstance(value, list | dict) else str(value))
+            table.add_row(name, as_json(value) if isinstance(value, list | dict) else str(value))
         _out.print(table)
 
     _run(store, url, key, work)
@@ -145,13 +139,13 @@ def end_session(
     url: UrlOption = "",
     key: KeyOption = "",
     session_id: IdArgument = "",
-    as_json: JsonOption = False,
+    in_json: JsonOption = False,
 ) -> None:
     """End one session at once, on every replica."""
 
     async def work(source: Source) -> None:
         ended = await source.end(session_id)
-        typer.echo(json.dumps({"ended": ended}) if as_json else f"ended {ended}")
+        typer.echo(json.dumps({"ended": ended}) if in_json else f"ended {ended}")
 
     _run(store, url, key, work)
 
@@ -162,24 +156,24 @@ def events(
     url: UrlOption = "",
     key: KeyOption = "",
     limit: Annotated[int, typer.Option(min=1, max=10_000, help="How many to show.")] = 50,
-    as_json: JsonOption = False,
+    in_json: JsonOption = False,
 ) -> None:
     """What happened to sessions lately, newest first."""
 
     async def work(source: Source) -> None:
         for event in await source.events(limit):
-            print_event(event, as_json=as_json)
+            print_event(event, in_json=in_json)
 
     _run(store, url, key, work)
 
 
-def print_event(event: dict[str, Any], *, as_json: bool) -> None:
+def print_event(event: dict[str, Any], *, in_json: bool) -> None:
     """One line."""
-    if as_json:
-        typer.echo(json.dumps(event, ensure_ascii=False))
+    if in_json:
+        typer.echo(as_json(event))
         return
     at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(event["at"]))
     took = f"{event['took_s'] * 1_000:.1f} ms" if event.get("outcome") else ""
     facts = [event.get(name, "") for name in ("session", "principal", "endpoint", "tool", "outcome")]
     words = (at, event["event"], *facts, took, event.get("reason", ""))
-    _out.print("  ".join(word for word in words if word), highlight=False, markup=False)
+    _out.print("  ".join(visible_line(word) for word in words if word))

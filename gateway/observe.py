@@ -9,6 +9,8 @@ from typing import Any, Final
 
 import structlog
 
+from gateway.visible import visible, visible_line
+
 __all__ = ["CLIENT", "CORRELATION", "configure_logging"]
 
 CORRELATION: Final[ContextVar[str]] = ContextVar("correlation", default="")
@@ -28,7 +30,7 @@ _RENDERERS: Final[Mapping[str, Callable[[], Any]]] = {
     "logfmt": partial(
         structlog.processors.LogfmtRenderer, key_order=["timestamp", "level", "event"], bool_as_flag=False
     ),
-    "pretty": structlog.dev.ConsoleRenderer,
+    "pretty": partial(structlog.dev.ConsoleRenderer, exception_formatter=structlog.dev.plain_traceback),
 }
 
 
@@ -51,7 +53,8 @@ def configure_logging(level: str, form: str = "auto") -> None:
             foreign_pre_chain=shared,
             processors=[
                 structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-                *([] if form == "pretty" else [structlog.processors.format_exc_info]),
+                structlog.processors.format_exc_info,
+                *([] if form == "json" else [_visible]),
                 _RENDERERS[form](),
             ],
         )
@@ -61,6 +64,18 @@ def configure_logging(level: str, form: str = "auto") -> None:
     root.setLevel(level.upper())
     for noisy in ("uvicorn.access", "uvicorn.error", "asyncio", "httpcore2", "httpx2"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
+
+
+def _visible(_: object, __: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+    """What strangers have said cannot steer the terminal of whoever reads it, nor begin a line of its own."""
+    return {
+        name: visible(value)
+        if name == "exception"
+        else visible_line(value if isinstance(value, str) else str(value))
+        if not isinstance(value, int | float | None)
+        else value
+        for name, value in event.items()
+    }
 
 
 def _correlated(_: object, __: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:

@@ -1,0 +1,45 @@
+"""Text of strangers in a form that cannot steer a terminal: control characters as escapes that can be read. Pure."""
+
+import json
+from typing import Any, Final
+
+__all__ = ["as_json", "visible", "visible_json", "visible_line"]
+
+# Controls, and what turns the order of the text around it: Cc, Cf but for the joiners of scripts and emoji, Zl, Zp.
+_POINTS: Final = (
+    *(*range(0x20), *range(0x7F, 0xA0), 0xAD, *range(0x600, 0x606), 0x61C, 0x180E, 0x200B, 0x200E, 0x200F),
+    *(*range(0x2028, 0x202F), *range(0x2060, 0x2070), 0xFEFF, *range(0xFFF9, 0xFFFC), *range(0xE0000, 0xE0080)),
+)
+
+
+def _utf_16(character: str) -> list[int]:
+    data = character.encode("utf-16-be")
+    return [int.from_bytes(data[at : at + 2], "big") for at in range(0, len(data), 2)]
+
+
+_LINE: Final = {
+    point: f"\\x{point:02x}" if point < 0x100 else f"\\u{point:04x}" if point < 0x10000 else f"\\U{point:08x}"
+    for point in _POINTS
+}
+_TEXT: Final = {point: escape for point, escape in _LINE.items() if chr(point) not in "\t\n"}
+_JSON: Final = {point: "".join(f"\\u{unit:04x}" for unit in _utf_16(chr(point))) for point in _POINTS if point >= 0x7F}
+
+
+def visible(text: str) -> str:
+    """Text whose control characters are escapes that can be read; line breaks and tabs stay."""
+    return text.translate(_TEXT)
+
+
+def visible_line(text: str) -> str:
+    """As `visible`, on one line."""
+    return text.translate(_LINE)
+
+
+def as_json(value: Any, indent: int | None = None) -> str:
+    """JSON that means the same and can be shown."""
+    return visible_json(json.dumps(value, indent=indent, ensure_ascii=False))
+
+
+def visible_json(text: str) -> str:
+    """The same JSON, its control characters escaped as JSON has it; line breaks between values stay."""
+    return text.translate(_JSON)
