@@ -59,6 +59,19 @@ def test_every_link_leads_somewhere() -> None:
                 assert anchor[1:] in _anchors(there), f"{path.name}: {target}{anchor}"
 
 
+def test_each_claim_of_the_security_model_names_a_test_that_exists() -> None:
+    """The threat model promises nothing that no test shows."""
+    text = (ROOT / "docs/security.md").read_text(encoding="utf-8").partition("## What does not hold")[0]
+    claims = [row for row in re.findall(r"^\| (?!threat |---)(.*) \|$", text, re.MULTILINE) if row.count(" | ") >= 2]
+    assert len(claims) >= 30
+    for claim in claims:
+        named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", claim.rpartition(" | ")[2])
+        assert named, f"no test is named: {claim}"
+        for file, name in named:
+            found = re.search(rf"^(?:async )?def {name}\(", (ROOT / file).read_text(encoding="utf-8"), re.MULTILINE)
+            assert found, f"{file} has no {name}"
+
+
 def _anchors(path: Path) -> set[str]:
     headings = re.findall(r"^#+ (.*)$", path.read_text(encoding="utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
