@@ -14,7 +14,7 @@ import msgspec
 from cachetools import LRUCache
 
 from gateway.conversation import Conversation
-from gateway.listed import MOST_TOOLS, Names, Tools, items_of
+from gateway.listed import MOST_BYTES, MOST_TOOLS, Names, Tools, items_of
 from gateway.protocol.methods import METHODS
 from transports.base import Era, UpstreamUnavailable
 from transports.jsonrpc import encode
@@ -24,7 +24,7 @@ __all__ = ["Inventory", "Listed", "Lists", "key_of"]
 AGAIN_S: Final = 5.0
 """How long an answer stands when something is asked for that is not in it: servers need not say that lists changed."""
 _PAGES: Final = 100
-_HELD: Final = 256
+_HELD_BYTES: Final = 16 << 20
 _KEYS: Final = {"resources/list": "uri", "resources/templates/list": "uriTemplate"}
 
 Listed = Tools | Names
@@ -63,7 +63,7 @@ class Inventory:
         self._timeout_s = timeout_s
         self._meta = meta
         # Sessions that hear the same hold the same.
-        self._same: LRUCache[bytes, Listed] = LRUCache(_HELD)
+        self._same: LRUCache[bytes, Listed] = LRUCache(_HELD_BYTES, getsizeof=lambda found: 1_024 + found.size)
         self.first: Callable[[], Tools | None] = lambda: None
 
     def known(self, method: str, conversation: Conversation | None) -> Listed | None:
@@ -128,13 +128,17 @@ class Inventory:
         """All that is listed, page by page. Raises `LinkClosed`."""
         params: dict[str, Any] = {"_meta": self._meta} if conversation.era is Era.MODERN else {}
         items: list[dict[str, Any]] = []
+        size = 0
         for _ in range(_PAGES):
             answer = await conversation.ask(method, encode(params))
             if not isinstance(answer.result, msgspec.Raw):
                 break
+            size += len(bytes(answer.result))
             page = msgspec.json.decode(answer.result)
             items += items_of(page, METHODS[method].listed, key_of(method))
-            if not isinstance(page, dict) or not page.get("nextCursor") or len(items) > MOST_TOOLS:
+            if not isinstance(page, dict) or not page.get("nextCursor"):
+                break
+            if len(items) > MOST_TOOLS or size > 2 * MOST_BYTES:  # what comes after is not kept
                 break
             params["cursor"] = page["nextCursor"]
         return items

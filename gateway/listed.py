@@ -9,15 +9,15 @@ import msgspec
 from gateway.schemas import Schema
 from transports.jsonrpc import encode
 
-__all__ = ["MOST_NAME", "MOST_TOOLS", "Names", "Tools", "arguments_of", "items_of"]
+__all__ = ["MOST_BYTES", "MOST_NAME", "MOST_TOOLS", "Names", "Tools", "arguments_of", "items_of"]
 
 MOST_NAME: Final = 256
 """Characters of a name; no request may name a longer one."""
 MOST_URI: Final = 8_192
 MOST_TOOLS: Final = 4_096
 """Of one server. More are left out: nobody can choose among so many, and each is held in memory."""
-MOST_BYTES: Final = 16 << 20
-"""Of one server's tools together."""
+MOST_BYTES: Final = 4 << 20
+"""Of one list of one server."""
 
 
 def items_of(page: Any, key: str, name: str = "name") -> list[dict[str, Any]]:
@@ -37,7 +37,17 @@ class Names(frozenset[str]):
     @classmethod
     def of(cls, items: Iterable[dict[str, Any]], key: str) -> "Names":
         """Of the first so many of a list."""
-        return cls(item[key] for item in islice(items, MOST_TOOLS))
+        names, left = [], MOST_BYTES
+        for item in islice(items, MOST_TOOLS):
+            left -= len(item[key])
+            if left < 0:
+                break
+            names.append(item[key])
+        return cls(names)
+
+    @property
+    def size(self) -> int:
+        return sum(map(len, self))
 
 
 def arguments_of(tool: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -55,11 +65,12 @@ class Tools:
         self.schemas: dict[str, Schema | None] = {}
         self.mirrored: dict[str, Any] = {}  # input schemas of those that mirror arguments in headers (MCP 2026-07-28)
         self.unmatched: list[str] | None = None  # patterns of the configuration that name none of them, once compared
-        size = 0
+        self.size = 0
         for tool in listed:
-            size += _size(tool)
-            if len(self.listed) >= MOST_TOOLS or size > MOST_BYTES:
+            size = _size(tool)
+            if len(self.listed) >= MOST_TOOLS or self.size + size > MOST_BYTES:
                 break
+            self.size += size
             schema = Schema.of(tool.get("inputSchema"))
             self.listed.append(tool)
             self.schemas[tool["name"]] = schema
@@ -83,4 +94,4 @@ def _size(tool: dict[str, Any]) -> int:
     try:
         return len(encode(tool))
     except (RecursionError, msgspec.MsgspecError):
-        return MOST_BYTES
+        return MOST_BYTES + 1

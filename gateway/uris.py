@@ -11,6 +11,8 @@ import re2
 __all__ = ["forms", "is_of", "with_plain_host"]
 
 _UNWRAPPED: Final = 4
+_HELD, _MEMORY = 256, 256 << 10
+"""Templates that are kept compiled, and the most that one of them may take."""
 _EXPRESSION: Final = re.compile(r"\{([+#./;?&]?)[^{}]*\}")
 _ONE: Final = {"": r"[^/?#]*", ".": r"[^/?#]*", ";": r"[^/?#]*"}
 
@@ -52,10 +54,13 @@ def _followed(path: str) -> str:
 
 def is_of(uri: str, template: str) -> bool:
     """Whether a URI can be made of a template (RFC 6570)."""
-    return _expression(template).fullmatch(uri.encode("utf-8", "replace")) is not None
+    try:
+        return _expression(template).fullmatch(uri.encode("utf-8", "replace")) is not None
+    except re2.error:  # larger than anybody needs
+        return False
 
 
-@functools.lru_cache(maxsize=4_096)  # by what servers list
+@functools.lru_cache(maxsize=_HELD)  # by what servers list
 def _expression(template: str) -> Any:
     pieces, at = [], 0
     for found in _EXPRESSION.finditer(template):
@@ -63,4 +68,5 @@ def _expression(template: str) -> Any:
         at = found.end()
     options = re2.Options()
     options.log_errors = False
+    options.max_mem = _MEMORY
     return re2.compile(("(?s)" + "".join(pieces) + re2.escape(template[at:])).encode("utf-8", "replace"), options)

@@ -10,6 +10,7 @@ import pytest
 from mcp.shared.inbound import NAME_BEARING_METHODS, encode_header_value
 from mcp_types.methods import CLIENT_NOTIFICATIONS, CLIENT_REQUESTS
 
+from gateway.listed import MOST_BYTES, MOST_TOOLS, Names, Tools, items_of
 from gateway.protocol.methods import METHODS
 from gateway.uris import forms, is_of
 from tests.e2e.conftest import KEYS, bearer, sha256
@@ -37,7 +38,10 @@ RULES = {
 }
 OPTIONS = {
     "api_keys": {name: sha256(key) for name, key in KEYS.items()},
-    "policy": {"rules": [{"principals": ["api-key:alice"], "permissions": ["boss"]}]},
+    "policy": {
+        "rules": [{"principals": ["api-key:alice"], "permissions": ["boss"]}],
+        "unmatched_patterns": "allow",  # some are for names that only an attacker uses
+    },
 }
 Send = Callable[[str, dict[str, Any]], Any]
 
@@ -189,7 +193,8 @@ def test_lists_that_change_are_read_anew(era: str, http: httpx.Client, tmp_path:
     lists = tmp_path / "lists.json"
     tools = [{"name": "relist", "inputSchema": SCHEMA}]
     lists.write_text(json.dumps({"tools": tools}))
-    with running_gateway({"s": server((*LISTING, str(lists)), tools={"delete_*": BOSS})}) as gateway:
+    entry = server((*LISTING, str(lists)), tools={"delete_*": BOSS})
+    with running_gateway({"s": entry}, options={"policy": {"unmatched_patterns": "allow"}}) as gateway:
         client = Legacy(gateway.url, http).open() if era == "legacy" else Modern(gateway.url, http)
         assert "Unknown tool" in messages(client.tool("newcomer"))[-1]["error"]["message"]
         strict = {"type": "object", "required": ["n"]}
@@ -240,3 +245,16 @@ def test_a_uri_is_read_in_every_form() -> None:
     assert forms("%2525252525252541") is None
     assert is_of("db://t/1", "db://t/{id}") and not is_of("db://t/1/x", "db://t/{id}")
     assert is_of("db://t/1/x", "db://t/{+id}") and not is_of("db://t", "db://t/{id}")
+
+
+@requirement("wall.memory", "wall.decoded")
+def test_what_a_server_lists_is_kept_within_bounds() -> None:
+    many = [{"name": f"t{n}", "inputSchema": SCHEMA} for n in range(10_000)]
+    large = [{"name": f"t{n}", "description": "x" * (1 << 20), "inputSchema": SCHEMA} for n in range(20)]
+    assert len(Tools(many).listed) == MOST_TOOLS
+    assert Tools(large).size <= MOST_BYTES and len(Tools(large).listed) == 3
+    assert Names.of([{"uri": f"{n}" + "x" * 8_000} for n in range(4_000)], "uri").size <= MOST_BYTES
+    assert items_of({"tools": [{"name": "x" * 257}, {"name": 7}, {}, "x", {"name": "good"}]}, "tools") == [
+        {"name": "good"}
+    ]
+    assert not is_of("xy" * 9, "{a}y" * 2_000)
