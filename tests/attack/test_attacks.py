@@ -1,16 +1,33 @@
-"""The table of attacks names tests that exist."""
+"""The table of attacks names tests that exist, and has a row for everything that was found."""
 
 import re
 from pathlib import Path
 
 import pytest
 
+from tests.attack.live.rows import DOORS
+from tests.attack.live.run import all_attacks
 from tests.attack.tests import ROOT, attacks
 
 NAMED = [test for attack in attacks() for test in attack["tests"]]
+FOUND = range(1, 35)
+BY_TESTS_ONLY = {3, 7, 9, 10, 30, 31, 33}
+"""What a client cannot reach over HTTP: images, files, processes, schemas of servers, replicas."""
 
 
 @pytest.mark.parametrize("test", NAMED)
 def test_an_attack_has_its_test(test: str) -> None:
     file, _, name = test.partition("::")
     assert re.search(rf"^(async )?def {name}\(", Path(ROOT, file).read_text(encoding="utf-8"), re.MULTILINE)
+
+
+def test_everything_that_was_found_is_tried() -> None:
+    by_tests = {attack["item"] for attack in attacks() if "item" in attack}
+    live = {attack.item for attack in all_attacks()}
+    assert by_tests == set(FOUND) and live == set(FOUND) - BY_TESTS_ONLY
+
+
+def test_most_of_it_is_tried_behind_both_proxies() -> None:
+    everywhere = [attack for attack in all_attacks() if set(DOORS) <= set(attack.doors)]
+    assert len(everywhere) > len(all_attacks()) / 2
+    assert len({attack.name for attack in all_attacks()}) == len(all_attacks())

@@ -102,7 +102,10 @@ def signed_in(door: Door, key: str) -> Answer:
 
 @attack(26, "the console's cookie after its owner has signed out; a row of wrong keys")
 def signed_out_is_out(world: World, door: Door) -> Outcome:
-    answer = signed_in(door, OPERATOR)
+    answer, until = signed_in(door, OPERATOR), time.monotonic() + 10
+    while answer.status == 429 and time.monotonic() < until:  # of the wrong keys at the door before
+        time.sleep(0.2)
+        answer = signed_in(door, OPERATOR)
     cookie = answer.headers.get("set-cookie", "").partition(";")[0]
     page = {
         "Host": f"localhost:{door.port}",
