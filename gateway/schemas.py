@@ -68,21 +68,23 @@ class _Weight:
         self._look(schema, 0)
         self.visits = self._weigh(schema, 0)
 
-    def _look(self, value: Any, depth: int) -> None:
-        """Find anchors and patterns, wherever they stand."""
+    def _look(self, value: dict[str, Any] | list[Any], depth: int) -> bool:
+        """Find anchors and patterns, wherever they stand. Returns whether a reference stands anywhere in `value`."""
         if depth > MOST_DEPTH:
             raise UnusableSchema(f"it is nested more than {MOST_DEPTH} deep")
+        refers = False
         if isinstance(value, dict):
             for key in ("$anchor", "$dynamicAnchor"):
                 if isinstance(value.get(key), str):
                     self._anchors[value[key]] = value
-            if depth and isinstance(value.get("$id", value.get("id")), str) and _has_reference(value):
-                raise UnusableSchema("a part of it has an $id of its own, and refers from there")
             self._count(value)
-        parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-        for part in parts:
-            if isinstance(part, dict | list):
-                self._look(part, depth + 1)
+            refers = not _REFERENCES.isdisjoint(value)
+        for part in value.values() if isinstance(value, dict) else value:
+            if isinstance(part, dict | list) and self._look(part, depth + 1):
+                refers = True
+        if refers and depth and isinstance(value, dict) and isinstance(value.get("$id", value.get("id")), str):
+            raise UnusableSchema("a part of it has an $id of its own, and refers from there")
+        return refers
 
     def _count(self, value: dict[str, Any]) -> None:
         pattern, properties = value.get("pattern"), value.get("patternProperties")
@@ -152,12 +154,6 @@ class _Weight:
             except (KeyError, ValueError, IndexError, TypeError):
                 raise UnusableSchema(f"it refers to {reference[:128]!r}, which it does not have") from None
         return node
-
-
-def _has_reference(value: Any) -> bool:
-    if isinstance(value, dict):
-        return any(key in _REFERENCES for key in value) or any(_has_reference(part) for part in value.values())
-    return isinstance(value, list) and any(_has_reference(part) for part in value)
 
 
 class Checker:
@@ -256,3 +252,5 @@ def _made(text: bytes) -> Checker | UnusableSchema:
         return Checker(schema, len(text)) if isinstance(schema, dict) else UnusableSchema("it is no object")
     except UnusableSchema as error:
         return UnusableSchema(str(error))
+    except RecursionError:
+        return UnusableSchema(f"it is nested more than {MOST_DEPTH} deep")

@@ -163,13 +163,23 @@ def _schema(listed: Any) -> Schema:
         {"patternProperties": {"^(?!x)": {}}},
         ["no", "object"],
         json.loads('{"not":' * 200 + "{}" + "}" * 200),
+        {"x": {"$id": "x", "y": json.loads('{"a":' * 600 + "1" + "}" * 600)}},
     ],
-    ids=["patterns", "pattern-size", "pattern-syntax", "size", "dangling", "look-around-names", "list", "depth"],
+    ids=["patterns", "pattern-size", "pattern-syntax", "size", "dangling", "look-around-names", "list", "depth", "ids"],
 )
 def test_a_schema_beyond_its_bounds_is_not_used(schema: Any) -> None:
     began = time.monotonic()
     with pytest.raises(UnusableSchema):
         Schemas().checker(_schema(schema))
+    assert time.monotonic() - began < 1
+
+
+def test_identifiers_in_one_another_are_looked_at_once() -> None:
+    schema: Any = {"enum": [[]] * 40_000}
+    for _ in range(120):
+        schema = {"$id": "a", "a": schema}
+    began = time.monotonic()
+    assert Schemas().checker(_schema({"a": schema})).problem({}, b"{}") is None
     assert time.monotonic() - began < 1
 
 
