@@ -9,6 +9,7 @@ from gateway.errors import OUTCOME_UNKNOWN
 from gateway.exchange import Exchange
 from gateway.live import STANDALONE, LiveSession, stream_of_call
 from session_store import EventLog, StoreUnavailable
+from session_store.memory import MAX_LOG_BYTES
 from transports.base import Frame, ReplyQueue
 from transports.jsonrpc import encode, encode_error
 
@@ -34,7 +35,7 @@ class ImmediateReply:
     async def confirmed(self, frame: Frame) -> Frame:
         return frame
 
-    async def record(self, frame: bytes) -> str | None:
+    async def record(self, frame: Frame) -> str | None:
         return None
 
     async def done(self) -> None:
@@ -88,16 +89,30 @@ class CallReply:
         error = encode_error(encode(self._exchange.client_id), {"code": OUTCOME_UNKNOWN, "message": reason})
         return Frame(error, final=True, error_code=OUTCOME_UNKNOWN)
 
-    async def record(self, frame: bytes) -> str | None:
+    async def record(self, frame: Frame) -> str | None:
         live = self._live
         if self._events is None or live is None or live.ended:
             return None
         # Named once: its number is another one after each question of a modern server's.
         self._stream = self._stream or self._named(live)
         try:
-            return await self._events.append(live.session.id, self._stream, frame)
+            kept = self._kept(frame)
+            return None if kept is None else await self._events.append(live.session.id, self._stream, kept)
         except StoreUnavailable:
             return None  # the client gets it all the same; only a replay would miss it
+
+    def _kept(self, frame: Frame) -> bytes | None:
+        """What a replay gives, None where it gives nothing: one frame must not take more than the log of a session may
+        hold. A client that lost a larger result is told so."""
+        if len(frame.data) <= MAX_LOG_BYTES:
+            return frame.data
+        if not frame.final:
+            return None
+        reason = (
+            f"The call was done, but its result of {len(frame.data)} bytes is larger than a replay can be "
+            f"({MAX_LOG_BYTES} bytes). Make the call again if that does no harm."
+        )
+        return encode_error(encode(self._exchange.client_id), {"code": OUTCOME_UNKNOWN, "message": reason})
 
     async def done(self) -> None:
         live = self._live

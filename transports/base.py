@@ -309,7 +309,7 @@ class Answer(Protocol):
         """What may leave instead of the frame: itself, or an error when the session has passed to another process."""
         ...
 
-    async def record(self, frame: bytes) -> str | None:
+    async def record(self, frame: Frame) -> str | None:
         """Keep an SSE frame for replay and return its event id; None where this wire has no replay."""
         ...
 

@@ -9,7 +9,7 @@ import pytest
 from tests.requirements import requirement
 from tests.support.procs import eventually
 from tests.support.raw import ACCEPT, Legacy, events, messages, tool_text
-from tests.support.running import DEMO, RunningGateway, running_gateway, server
+from tests.support.running import DEMO, PROBE, RunningGateway, running_gateway, server
 
 
 def at(gateway: RunningGateway, name: str) -> str:
@@ -130,6 +130,20 @@ def test_progress_makes_an_event_stream_with_ids_to_resume_from(demo: RunningGat
     old = Legacy(demo.url, http, version="2025-06-18").open()
     first = next(events(old.tool("slow", {"steps": 1, "interval_s": 0}, meta={"progressToken": 7}).text))
     assert first[1] != "", "older clients choke on a priming event"
+
+
+@requirement("spec.legacy", "wall.memory")
+def test_a_result_that_is_too_large_to_be_kept_is_told_in_a_replay(http: httpx.Client) -> None:
+    with running_gateway({"probe": server(PROBE)}) as gateway:
+        client = Legacy(gateway.url, http).open()
+        answer = client.tool("giant", {"size": 1_500_000, "say": True})
+        seen = list(events(answer.text))
+        assert len(json.loads(seen[-1][1])["result"]["content"][0]["text"]) == 1_500_000, "the client gets it whole"
+        with client.get(last_event_id=seen[0][0]) as resumed:
+            replayed = list(events("".join(resumed.iter_text())))
+        assert [event_id for event_id, _ in replayed] == [event_id for event_id, _ in seen[1:]]
+        error = json.loads(replayed[-1][1])["error"]
+        assert error["code"] == -32014 and "larger than a replay can be" in error["message"]
 
 
 @requirement("spec.legacy")

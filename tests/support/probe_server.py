@@ -63,6 +63,12 @@ def hang(arguments: dict[str, Any], _: dict[str, Any]) -> None:
         send({"method": "notifications/message", "params": {"level": "info", "data": "hanging"}})
 
 
+def giant(arguments: dict[str, Any], _: dict[str, Any]) -> str:
+    if arguments.get("say"):
+        send({"method": "notifications/message", "params": {"level": "info", "data": "it is large"}})
+    return "g" * int(arguments["size"])
+
+
 def noise(arguments: dict[str, Any], _: dict[str, Any]) -> str:
     write(b'this is no JSON\n{"neither": "is this a message"}\n\xff\xfe\n\n[]\nnull\n')
     os.write(2, b"x" * int(arguments.get("stderr", 0)))
@@ -154,7 +160,7 @@ TOOLS: dict[str, Callable[[dict[str, Any], dict[str, Any]], Any]] = {
     "pid": lambda *_: str(os.getpid()),
     "fail": fail,
     "echo": lambda arguments, _: arguments,
-    "giant": lambda arguments, _: "g" * int(arguments["size"]),
+    "giant": giant,
     "cancelled": lambda *_: _cancelled,
     "set": lambda *_: _set,
     "state": state,

@@ -116,7 +116,7 @@ class Batches:
             while (frame := await answer.replies.next()) is not None:
                 if frame.final:
                     return (await answer.confirmed(frame) if answer.is_doubtful else frame).data
-                await answer.record(frame.data)
+                await answer.record(frame)
         finally:
             await answer.done()
         raise Refused(500, INTERNAL_ERROR, "The call ended without an answer.")

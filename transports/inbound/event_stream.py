@@ -71,7 +71,7 @@ async def stream_answer(
     stream = Stream(send)
     await stream.start(headers)
     if priming:
-        await stream.write(encode_event(b"", await answer.record(b""), RETRY_MS))
+        await stream.write(encode_event(b"", await answer.record(Frame(b"")), RETRY_MS))
     closes_at = monotonic() + poll_after_s if priming and poll_after_s else math.inf
     frame: Frame | TimeoutError | None = first
     while frame is not None:
@@ -80,7 +80,7 @@ async def stream_answer(
         else:
             if answer.is_doubtful:
                 frame = await answer.confirmed(frame)
-            await stream.write(encode_event(frame.data, await answer.record(frame.data)))
+            await stream.write(encode_event(frame.data, await answer.record(frame)))
             if frame.final:
                 break
         frame = await next_or_quiet(answer, closes_at)
