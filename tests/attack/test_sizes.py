@@ -107,7 +107,7 @@ def test_an_open_subscription_names_so_much_and_no_more(gateway: RunningGateway,
 @requirement("wall.memory")
 def test_headers_that_are_looked_up_are_of_a_bounded_length(gateway: RunningGateway, http: httpx.Client) -> None:
     client = Legacy(gateway.url, http).open()
-    assert client.post({}, headers={"Host": "h" * 513}).status_code == 421
+    assert client.post({}, headers={"Host": "h" * 513}).status_code == 400, "before anybody looks who is asked"
     assert client.post({}, headers={"Origin": "http://" + "o" * 513}).status_code == 403
     with client.get("0-" + "9" * 600) as stream:
         stream.read()

@@ -25,7 +25,7 @@ def attacks() -> list[dict[str, Any]]:
 
 
 def outcomes(tests: list[str]) -> dict[str, str]:
-    """Test → refused, OPEN or not tried."""
+    """Test → refused, OPEN, `not here` where it was skipped, or nothing where it was not run."""
     by_file: dict[str, list[str]] = defaultdict(list)
     for test in dict.fromkeys(tests):
         by_file[test.partition("::")[0]].append(test)
@@ -54,5 +54,5 @@ def _read(report: Path, found: dict[str, str]) -> None:
         file = case.attrib["classname"].replace(".", "/") + ".py"
         name = f"{file}::{case.attrib['name'].partition('[')[0]}"
         kinds = {child.tag for child in case}
-        bad = "OPEN" if kinds & {"failure", "error"} else "not tried" if "skipped" in kinds else "refused"
-        found[name] = max(bad, found.get(name, ""), key=("", "refused", "not tried", "OPEN").index)
+        bad = "OPEN" if kinds & {"failure", "error"} else "not here" if "skipped" in kinds else "refused"
+        found[name] = max(bad, found.get(name, ""), key=("", "refused", "not here", "OPEN").index)
