@@ -1,5 +1,6 @@
 """What a stranger may cost before anybody knows who it is: on the public port, the operators', and a child's socket."""
 
+import asyncio
 import contextlib
 import json
 import socket
@@ -17,6 +18,7 @@ from tests.support.procs import eventually
 from tests.support.raw import ACCEPT, Legacy, modern_body, modern_headers, tool_text
 from tests.support.raw_http import Listener, answers, connected, listener_of, post, read_answers
 from tests.support.running import PROBE, RunningGateway, running_gateway, server
+from transports.inbound.connections import drop
 
 SHORT: Final = {
     "head_timeout_s": 0.6,
@@ -313,6 +315,41 @@ def test_nobody_takes_all_connections() -> None:
         assert eventually(lambda: all(served(main, f"127.0.0.{n}") for n in range(21, 26)), 5)
         assert limited(gateway, "connections") >= 5 and served(admin, "127.0.0.1"), "operators have their own"
         del held
+
+
+@requirement("wall.before-auth")
+@pytest.mark.parametrize("start", [GET, GET + b"\r\nG", GET + H2C + b"\r\n" + GET], ids=["first", "second", "h11"])
+def test_a_connection_that_makes_room_is_gone_though_its_client_does_not_close(start: bytes) -> None:
+    with started(connections=8, peer_connections=200, head_timeout_s=60) as gateway, contextlib.ExitStack() as stack:
+        files = psutil.Process(gateway.pid).num_fds
+        before = files()
+
+        def evicted() -> int:
+            stack.enter_context(connected(listener_of(gateway.url))).sendall(start)
+            return limited(gateway, "connections")
+
+        # Which connections may make room is found out once a second, so some of the new ones are refused.
+        assert eventually(lambda: evicted() >= 40, 20)
+        assert eventually(lambda: files() - before <= 12, 2), files() - before
+
+
+@requirement("wall.before-auth")
+def test_a_connection_that_makes_room_waits_for_nobody_to_read() -> None:
+    async def drops() -> None:
+        closed = asyncio.Event()
+
+        async def serve(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(bytes(32 << 20))
+            drop(writer.transport)  # type: ignore[arg-type]  # of a socket
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
+            closed.set()
+
+        async with await asyncio.start_server(serve, "127.0.0.1", 0) as server_:
+            with socket.create_connection(server_.sockets[0].getsockname()):
+                await asyncio.wait_for(closed.wait(), 5)
+
+    asyncio.run(drops())
 
 
 @requirement("wall.before-auth")

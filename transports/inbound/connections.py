@@ -17,7 +17,7 @@ from typing import Final, Protocol
 
 from transports.inbound.limits import Limited, Limits, Refusals
 
-__all__ = ["Connection", "Connections", "Phase", "reset"]
+__all__ = ["Connection", "Connections", "Phase", "drop", "reset"]
 
 _MOST_BETWEEN_LOOKS_S: Final = 1.0
 _LEAVING_S: Final = 2.0
@@ -49,6 +49,9 @@ class Connection(Protocol):
 
     def cut(self, kind: Limited | None) -> None:
         """End it, because of that limit; None: nothing was wrong with it, it was only there for long."""
+
+    def drop(self) -> None:
+        """End it now, to make room. It must not wait for the other side: it is not looked at any more."""
 
 
 class _Seen:
@@ -129,7 +132,7 @@ class Connections:
             if seen is not None and connection.standing() == seen.standing:
                 self.leave(connection)
                 self.refusals[Limited.CONNECTIONS] += 1
-                connection.cut(None)
+                connection.drop()
                 return True
         return False
 
@@ -169,6 +172,14 @@ def reset(transport: asyncio.Transport) -> None:
         with contextlib.suppress(OSError):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     transport.abort()
+
+
+def drop(transport: asyncio.Transport) -> None:
+    """End a connection now. What the other side has not taken is thrown away, so that nothing waits for it."""
+    if transport.get_write_buffer_size():
+        reset(transport)
+    else:
+        transport.abort()
 
 
 @functools.lru_cache(maxsize=4_096)

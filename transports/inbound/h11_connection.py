@@ -11,7 +11,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-from transports.inbound.connections import Connections, Phase, reset
+from transports.inbound.connections import Connections, Phase, drop, reset
 from transports.inbound.framing import BadRequest, plain_target
 from transports.inbound.http import Receive, Scope, Send
 from transports.inbound.limits import Limited
@@ -128,3 +128,6 @@ class H11Connection(H11Protocol):
             self.transport.close()
         else:
             self._refuse(BadRequest(408, "The request did not come in time.", kind))
+
+    def drop(self) -> None:
+        drop(self.transport)

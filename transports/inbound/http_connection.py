@@ -13,7 +13,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from transports.inbound.connections import Connections, Phase, reset
+from transports.inbound.connections import Connections, Phase, drop, reset
 from transports.inbound.framing import BadRequest, plain_target
 from transports.inbound.h11_connection import H11Connection
 from transports.inbound.limits import Limited
@@ -298,12 +298,15 @@ class HttpConnection(HttpToolsProtocol):
             if kind is not None:
                 self._others.refusals[kind] += 1
             reset(self.transport)
-        elif self._in_head or self._in_body:
-            self._refuse(BadRequest(408, "The request did not come in time.", kind or Limited.CONNECTIONS))
+        elif kind is not None and (self._in_head or self._in_body):
+            self._refuse(BadRequest(408, "The request did not come in time.", kind))
         else:
             if kind is not None:
                 self._others.refusals[kind] += 1
             self.transport.close()
+
+    def drop(self) -> None:
+        drop(self.transport)
 
 
 def http_connections(connections: Connections) -> Callable[..., HttpConnection]:
