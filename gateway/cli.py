@@ -128,15 +128,14 @@ def check(
     try:
         settings = load_settings(config)
         key_ring(settings.gateway.store)
-        unasked = [] if offline else asyncio.run(_compared(settings))
+        warnings = [f"{one.what}; {one.do}" for one in check_workspaces(settings) if one.state != "good"]
+        warnings += [] if offline else asyncio.run(_compared(settings))
     except ConfigurationError as error:
         if not as_json:
             raise _fail(str(error)) from None
         typer.echo(to_json({"good": False, "faults": str(error).splitlines()}))
         raise typer.Exit(2) from None
     names = ", ".join(settings.mcpServers) or "no servers"
-    warnings = [f"{one.what}; {one.do}" for one in check_workspaces(settings) if one.state != "good"]
-    warnings += [f"server {name} could not be asked what it lists; see doctor" for name in unasked]
     found = {"good": True, "servers": [*settings.mcpServers], "warnings": warnings}
     typer.echo(to_json(found) if as_json else visible_line(f"{config}: good ({names})"))
     for warning in () if as_json else warnings:
@@ -144,7 +143,7 @@ def check(
 
 
 async def _compared(settings: Settings) -> list[str]:
-    """Servers that could not be asked. Raises `ConfigurationError`: the policy does not fit what the others list."""
+    """Warnings about what servers list. Raises `ConfigurationError`: the policy does not fit it."""
     from gateway.composition import Gateway
     from gateway.observe import configure_logging
     from gateway.review import asking, review
@@ -159,7 +158,8 @@ async def _compared(settings: Settings) -> list[str]:
     refused += found.unusable if policy.unusable_schemas == "refuse" and policy.check_arguments else []
     if refused:
         raise ConfigurationError("\n".join(refused))
-    return found.unasked
+    warnings = [f"server {name} could not be asked what it lists; see doctor" for name in found.unasked]
+    return warnings + (found.unchecked if policy.check_arguments else [])
 
 
 @app.command("manifest")

@@ -23,6 +23,7 @@ __all__ = ["Reviewed", "asking", "compare", "review", "unmatched"]
 logger = logging.getLogger(__name__)
 
 _WAIT_S: Final = 10.0
+_MOST_SHOWN: Final = 128
 
 _LISTS: Final = {
     "tools": ("tools/list",),
@@ -32,11 +33,13 @@ _LISTS: Final = {
 
 
 class Reviewed:
-    """What was found. `unasked`: servers that could not say what they list."""
+    """What was found. `unusable`: schemas that check nothing; `unchecked`: patterns of the other schemas that check
+    nothing. `unasked`: servers that could not say what they list."""
 
     def __init__(self) -> None:
         self.unmatched: list[str] = []
         self.unusable: list[str] = []
+        self.unchecked: list[str] = []
         self.unasked: list[str] = []
 
 
@@ -78,6 +81,8 @@ async def review(
         tools = facts.tools.listed
         for tool, fault in calls.unusable(server, tools).items():
             found.unusable.append(f"mcpServers.{server}: the input schema of tool {tool!r} cannot be used: {fault}")
+        for tool, patterns in calls.unchecked(tools).items():
+            found.unchecked += [f"mcpServers.{server}: {_unchecked(tool, pattern)}" for pattern in patterns]
         wanted = {"prompts": bool(settings.prompts), "resources": bool(settings.resource_uris)}
         for entry in workspaces.values():
             wanted = {kind: is_wanted or getattr(entry, kind) != ("*",) for kind, is_wanted in wanted.items()}
@@ -94,6 +99,13 @@ async def review(
     if not found.unasked:
         found.unmatched += _of_workspaces(workspaces, names)
     return found
+
+
+def _unchecked(tool: str, pattern: str) -> str:
+    return (
+        f"the pattern {pattern[:_MOST_SHOWN]!r} in the input schema of tool {tool!r} is not checked: it has "
+        "look-around or backreferences, which no engine runs in linear time"
+    )
 
 
 def unmatched(where: str, patterns: Iterable[str], names: Iterable[str], what: str) -> list[str]:

@@ -1,9 +1,11 @@
 """What holds for tools and their calls: which are there, what their arguments may be, and what is put into them."""
 
+import contextlib
 import logging
 from typing import Any, Final
 
 import msgspec
+from cachetools import LRUCache
 
 from gateway.audit import Audit
 from gateway.blocked import TooMuchText, contains
@@ -24,7 +26,7 @@ __all__ = ["ToolCalls"]
 logger = logging.getLogger(__name__)
 
 _MOST_NAME: Final = 128
-
+_MOST_WARNED: Final = 10_000
 
 _UNLISTED: Final = Decision(allowed=False, reason="the server does not list it")
 
@@ -38,6 +40,8 @@ class ToolCalls:
         self._schemas = schemas
         self._checks = settings.check_arguments
         self._refuses_unusable = settings.check_arguments and settings.unusable_schemas == "refuse"
+        # Servers, tools and digests of schemas of which the log has a warning: every list of every session has them.
+        self._warned: LRUCache[tuple[str, str, bytes], None] = LRUCache(_MOST_WARNED)
 
     def shown(self, server: str, context: Context, tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """A list of tools as that context sees it: without those it may not call, and without arguments that are bound
@@ -51,7 +55,7 @@ class ToolCalls:
         return seen
 
     def unusable(self, server: str, tools: list[dict[str, Any]]) -> dict[str, str]:
-        """Tools by whose schemas no arguments can be checked; why."""
+        """Tools by whose schemas no arguments can be checked; why. The log has a warning for each of them, once."""
         faults, held = {}, 0
         for tool in tools:
             schema = Schema.of(tool.get("inputSchema"))
@@ -61,8 +65,24 @@ class ToolCalls:
                 held += 0 if schema is None else self._schemas.checker(schema).held
             except UnusableSchema as fault:
                 faults[tool["name"]] = str(fault)
-                logger.warning("the input schema of tool %s/%s cannot be used: %s", server, tool["name"], fault)
+                self._warn(server, tool["name"], schema, fault)
         return faults
+
+    def _warn(self, server: str, tool: str, schema: Schema | None, fault: UnusableSchema) -> None:
+        key = (server, tool, b"" if schema is None else schema.digest)
+        if key not in self._warned:
+            self._warned[key] = None
+            logger.warning("the input schema of tool %s/%s cannot be used: %s", server, tool, fault)
+
+    def unchecked(self, tools: list[dict[str, Any]]) -> dict[str, tuple[str, ...]]:
+        """Tools whose schemas have patterns that no arguments are checked by, and those patterns."""
+        found: dict[str, tuple[str, ...]] = {}
+        for tool in tools:
+            schema = Schema.of(tool.get("inputSchema"))
+            with contextlib.suppress(UnusableSchema):
+                if schema is not None and (patterns := self._schemas.checker(schema).unchecked):
+                    found[tool["name"]] = patterns
+        return found
 
     def checked(self, server: str, tools: Tools, exchange: Exchange, params: Object) -> Object:
         """A call's params as the server is to see them; the exchange learns when it is slow.

@@ -49,10 +49,13 @@ async def check_servers(settings: Settings) -> AsyncIterator[Finding]:
 
 
 async def _policy(gateway: Gateway, settings: Settings) -> AsyncIterator[Finding]:
-    found = await review(gateway.upstreams, settings.gateway.policy.workspaces, gateway.calls)
+    policy = settings.gateway.policy
+    found = await review(gateway.upstreams, policy.workspaces, gateway.calls)
     for fault in found.unmatched:
         yield bad("policy", fault, "correct the pattern: what it was to protect is not protected")
     for fault in found.unusable:
         yield bad("policy", fault, "mend the server; until then the tool is left out (policy.unusable_schemas)")
+    for fault in found.unchecked if policy.check_arguments else ():
+        yield doubtful("policy", fault, "let the server check what matches it, or write it without look-around")
     if not found.unmatched and not found.unusable:
         yield good("policy", "its patterns name what servers list, and their schemas can be used")

@@ -66,6 +66,17 @@ def test_the_doctor_tells_of_patterns_and_schemas(tmp_path: Path) -> None:
 
 
 @requirement("wall.decoded")
+def test_a_pattern_that_is_not_checked_is_a_warning(tmp_path: Path) -> None:
+    schema = {"type": "object", "properties": {"id": {"type": "string", "pattern": "^(?!admin)[a-z]+$"}}}
+    (tmp_path / "lists.json").write_text(json.dumps({"tools": [{"name": "find", "inputSchema": schema}]}))
+    fault = "the pattern '^(?!admin)[a-z]+$' in the input schema of tool 'find' is not checked"
+    found, words = told(tmp_path, ["check"], {}, {})
+    assert found == 0 and f"warning mcpServers.s: {fault}" in words
+    assert fault in told(tmp_path, ["doctor"], {}, {})[1]
+    assert fault not in told(tmp_path, ["check"], {}, {"check_arguments": False})[1]
+
+
+@requirement("wall.decoded")
 def test_a_policy_that_fits_is_good(tmp_path: Path) -> None:
     entry = {
         "tools": {"eval*": {"operation": "eval"}, "*": {"slow_s": 1}},
