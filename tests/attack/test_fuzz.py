@@ -27,6 +27,28 @@ def test_streams_of_requests_are_read_as_h11_reads_them(first: int) -> None:
 
 
 @requirement("wall.framing")
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 25\r\n\r\n\r\n00000000000000000000\r\n1",  # zeros of a body
+        b"PRI / HTTP/0.9\r\n\r\n",
+    ],
+)
+def test_what_only_looks_different_is_no_finding(sent: bytes) -> None:
+    assert differences([sent], "reads")[0] == []
+
+
+@requirement("wall.framing")
+@pytest.mark.parametrize("behaviour", BEHAVIOURS)
+def test_nothing_is_written_behind_the_last_answer(behaviour: str, caplog: pytest.LogCaptureFixture) -> None:
+    """A client that is refused in the middle of a body whose `100 Continue` was not asked for yet."""
+    head = b"POST / HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nTransfer-Encoding: chunked\r\n\r\n"
+    read = gateway_reads([head + b"zz\r\n"], behaviour)
+    assert read.statuses == [400] and read.failed == ""
+    assert not caplog.records, "the app is not told of a fault by an exception"
+
+
+@requirement("wall.framing")
 @pytest.mark.parametrize("behaviour", BEHAVIOURS)
 def test_a_request_in_the_body_of_an_upgrade_is_a_body(behaviour: str) -> None:
     assert differences(UPGRADE, behaviour)[0] == []

@@ -269,6 +269,9 @@ class HttpConnection(HttpToolsProtocol):
         """Write it, and close when it was read: closed at once, what still comes would make it get lost."""
         self._is_leaving = True
         self._in_head = self._in_body = False
+        for cycle in (self._running, self.cycle):
+            if cycle is not None:
+                cycle.waiting_for_100_continue = False  # an app that reads on would write behind the last answer
         if answer:
             self.transport.write(answer)
         if self.transport.can_write_eof():

@@ -121,10 +121,8 @@ def _verdict(value: Any) -> str:
     if not isinstance(value, dict) or value.get("jsonrpc") != "2.0":
         return _INVALID
     has_id, request_id = "id" in value, value.get("id")
-    if isinstance(request_id, bool) or not isinstance(request_id, int | str | float | None):
-        return _INVALID
-    if isinstance(request_id, float) and not request_id.is_integer():
-        return _INVALID
+    if isinstance(request_id, bool) or not isinstance(request_id, int | str | None):
+        return _INVALID  # 1.0 is a number with a fraction as well (JSON-RPC 2.0 §4)
     if "method" in value:
         named = isinstance(value["method"], str)
         good = named and "result" not in value and "error" not in value and (not has_id or request_id is not None)

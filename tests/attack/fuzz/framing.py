@@ -40,6 +40,8 @@ TOLERATED: Final = {
     "folding, methods and versions it does not know, two lengths that agree, CONNECT, a target that is no path.",
     "waits": "h11 refuses at once what the gateway waits for the rest of. Nothing is answered; the deadline of the "
     "head or the body ends it.",
+    "preface": "`PRI` begins the preface of HTTP/2 (RFC 9113 §3.4): nothing is answered, and the deadline of the head "
+    "ends it.",
     "closes": "The gateway ends the connection without a word: the request had its answer before its body was bad.",
 }
 """The differences that are no findings, and why."""
@@ -81,7 +83,7 @@ def _origin(target: str) -> str:
 
 def referee_reads(segments: Sequence[bytes]) -> Read:
     """As h11 does, which answers each request with nothing. How it arrives in pieces makes no difference to it."""
-    found, rest = Read(), _ZEROS.sub(b"", b"".join(segments))
+    found, rest = Read(), b"".join(segments)
     while rest := _as_rfc_9112_lets(rest):
         connection = h11.Connection(h11.SERVER, max_incomplete_event_size=64 << 10)
         connection.receive_data(rest)
@@ -295,7 +297,18 @@ def gateway_reads(segments: Sequence[bytes], behaviour: str, made: Any = None) -
 
 def differences(segments: Sequence[bytes], behaviour: str, made: Any = None) -> tuple[list[str], str]:
     """Findings, and which tolerated difference there was, if any."""
-    ours, theirs = gateway_reads(segments, behaviour, made), referee_reads(segments)
+    ours = gateway_reads(segments, behaviour, made)
+    found, tolerated = _compared(ours, referee_reads(segments))
+    shorter = _ZEROS.sub(b"", b"".join(segments))
+    if found and len(shorter) < sum(map(len, segments)):
+        # Only where it makes a difference: the same digits may stand in a body, which would become shorter.
+        found_in_shorter, _ = _compared(ours, referee_reads([shorter]))
+        if not found_in_shorter:
+            return [], "zeros"
+    return found, tolerated
+
+
+def _compared(ours: Read, theirs: Read) -> tuple[list[str], str]:
     found = [f"it fails: {ours.failed}"] if ours.failed else []
     for number, request in enumerate(ours.requests):
         if number >= len(theirs.requests):
@@ -315,6 +328,8 @@ def differences(segments: Sequence[bytes], behaviour: str, made: Any = None) -> 
             tolerated = "stricter"
         elif ours.closed:
             tolerated = "closes"
+        elif theirs.requests[len(ours.requests)].method == "PRI":
+            tolerated = "preface"
         else:
             found.append(
                 f"h11 reads {complete} requests, the gateway {len(ours.requests)} and says nothing: {answered}"
