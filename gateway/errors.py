@@ -76,7 +76,9 @@ class ErrorKind(NamedTuple):
 
 ERRORS: Final[dict[int, ErrorKind]] = {
     PARSE_ERROR: ErrorKind("not JSON", (400,), "client", "no"),
-    INVALID_REQUEST: ErrorKind("no request that can be served", (400, 403, 406, 413, 415, 421, 431), "client", "no"),
+    INVALID_REQUEST: ErrorKind(
+        "no request that can be served", (200, 400, 403, 404, 406, 413, 415, 421, 431), "client", "no"
+    ),
     METHOD_NOT_FOUND: ErrorKind("no such method", (200, 404), "client", "no"),
     INVALID_PARAMS: ErrorKind("parameters that cannot be used", (200, 400, 404, 409), "client", "no"),
     INTERNAL_ERROR: ErrorKind("the gateway failed", (500, 503), "gateway", "if repeatable"),
