@@ -9,6 +9,7 @@ import contextlib
 import enum
 import functools
 import ipaddress
+import logging
 import socket
 import struct
 from collections import Counter, deque
@@ -18,6 +19,8 @@ from typing import Final, Protocol
 from transports.inbound.limits import Limited, Limits, Refusals
 
 __all__ = ["Connection", "Connections", "Phase", "drop", "reset"]
+
+logger = logging.getLogger(__name__)
 
 _MOST_BETWEEN_LOOKS_S: Final = 1.0
 _LEAVING_S: Final = 2.0
@@ -51,7 +54,8 @@ class Connection(Protocol):
         """End it, because of that limit; None: nothing was wrong with it, it was only there for long."""
 
     def drop(self) -> None:
-        """End it now, to make room. It must not wait for the other side: it is not looked at any more."""
+        """End it now, to make room or because it cannot be cut. It must not wait for the other side: it is not looked at
+        any more."""
 
 
 class _Seen:
@@ -141,22 +145,35 @@ class Connections:
         now = loop.time()
         spare: list[tuple[bool, float, Connection]] = []
         for connection, seen in tuple(self._open.items()):
-            phase, mark = standing = connection.standing()
-            unsent = connection.unsent()
-            if not unsent or unsent < seen.unsent:
-                seen.taken_at = now
-            seen.unsent = unsent
-            if standing != seen.standing:
-                seen.standing, seen.since = standing, now
-            if unsent and now - seen.taken_at >= self.limits.write_timeout_s:
-                connection.cut(Limited.WRITE_TIME)
-            elif phase is not Phase.BUSY and now - seen.since >= self._allowed_s[phase]:
-                connection.cut(_KINDS.get(phase))
-            elif phase in (Phase.HEAD, Phase.IDLE):
-                spare.append((mark > 0, seen.since, connection))
+            try:
+                is_spare = self._has_time(connection, seen, now)
+            except Exception:
+                # A fault of one connection must not end the deadlines of all others.
+                logger.exception("a connection that could not be looked at is ended")
+                connection.drop()
+            else:
+                if is_spare:
+                    spare.append((seen.standing[1] > 0, seen.since, connection))
         spare.sort(key=lambda entry: entry[:2])
         self._spare = deque(connection for *_, connection in spare)
         self._timer = loop.call_later(self._looks_s, self._look) if self._open else None
+
+    def _has_time(self, connection: Connection, seen: _Seen, now: float) -> bool:
+        """Cut it if it has taken too long; else, whether it is one that waits for a request."""
+        standing, unsent = connection.standing(), connection.unsent()
+        if not unsent or unsent < seen.unsent:
+            seen.taken_at = now
+        seen.unsent = unsent
+        if standing != seen.standing:
+            seen.standing, seen.since = standing, now
+        phase = standing[0]
+        if unsent and now - seen.taken_at >= self.limits.write_timeout_s:
+            connection.cut(Limited.WRITE_TIME)
+        elif phase is not Phase.BUSY and now - seen.since >= self._allowed_s[phase]:
+            connection.cut(_KINDS.get(phase))
+        else:
+            return phase in (Phase.HEAD, Phase.IDLE)
+        return False
 
     def close(self) -> None:
         """Look no more."""

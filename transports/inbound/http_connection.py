@@ -274,11 +274,15 @@ class HttpConnection(HttpToolsProtocol):
                 cycle.waiting_for_100_continue = False  # an app that reads on would write behind the last answer
         if answer:
             self.transport.write(answer)
-        if self.transport.can_write_eof():
-            self.transport.write_eof()
-            self.flow.resume_reading()
-        else:
+        if not self.transport.can_write_eof():
             self.transport.close()
+            return
+        try:
+            self.transport.write_eof()
+        except OSError:  # it was reset, and the loop has not told yet
+            self.transport.abort()
+        else:
+            self.flow.resume_reading()
 
     # -- what the others ask
 

@@ -1,0 +1,51 @@
+"""The deadlines of connections, where looking at one of them fails."""
+
+import asyncio
+from collections import Counter
+
+from tests.requirements import requirement
+from transports.inbound.connections import Connections, Phase
+from transports.inbound.limits import Limited, Limits
+
+
+class Waiting:
+    """A connection whose head does not come. One that is broken cannot be ended in the ordinary way."""
+
+    def __init__(self, *, is_broken: bool) -> None:
+        self.is_broken = is_broken
+        self.cut_for: Limited | None = None
+        self.was_dropped = False
+        self.over = asyncio.Event()
+
+    def standing(self) -> tuple[Phase, int]:
+        return Phase.HEAD, 0
+
+    def unsent(self) -> int:
+        return 0
+
+    def cut(self, kind: Limited | None) -> None:
+        if self.is_broken:
+            raise OSError(107, "Transport endpoint is not connected")
+        self.cut_for = kind
+        self.over.set()
+
+    def drop(self) -> None:
+        self.was_dropped = True
+        self.over.set()
+
+
+@requirement("wall.before-auth")
+def test_a_connection_that_cannot_be_cut_ends_no_deadline_of_others() -> None:
+    """A peer that resets a connection in the very moment when it is cut: the socket refuses to be shut down."""
+    asyncio.run(_each_is_ended_in_time())
+
+
+async def _each_is_ended_in_time() -> None:
+    connections = Connections(Limits(head_timeout_s=0.1), Counter())
+    for is_broken in (True, False):  # the second is let in after the first was looked at
+        waiting = Waiting(is_broken=is_broken)
+        connections.enter(waiting, "192.0.2.1")
+        async with asyncio.timeout(5):
+            await waiting.over.wait()
+        assert (waiting.was_dropped, waiting.cut_for) == (is_broken, None if is_broken else Limited.HEAD_TIME)
+    connections.close()
