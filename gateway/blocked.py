@@ -5,11 +5,10 @@ after NFKC, without characters that nobody sees and with every kind of space as 
 looked at as JSON writes them.
 """
 
-import functools
-import re
-import unicodedata
 from collections.abc import Iterator
 from typing import Any, Final
+
+from gateway.normal import TooManyMarks, normal
 
 __all__ = ["MOST_TEXTS", "TooMuchText", "contains"]
 
@@ -17,8 +16,6 @@ MOST_TEXTS: Final = 20_000
 """Strings and numbers of one call: 0.1 s."""
 MOST_FOREIGN: Final = 128 << 10
 """Characters of strings that are not all ASCII: 0.1 s, and 0.5 s of those that take longest."""
-MOST_MARKS: Final = 64
-"""On one character. To put them into order takes a time that grows with their square."""
 _GROWING: Final = (("\ufdfa", 18), ("\ufdfb", 8))
 """What becomes more than four characters."""
 _UNSEEN: Final = (
@@ -78,19 +75,13 @@ def _forms(arguments: Any) -> Iterator[str]:
             left -= len(text) + sum(grown * text.count(character) for character, grown in _GROWING)
             if left < 0:
                 raise TooMuchText(f"they have more than {MOST_FOREIGN >> 10} Ki characters that are not ASCII")
-            if _marks().search(text) is not None:
-                raise TooMuchText(f"a character has more than {MOST_MARKS} marks")
-            plain = unicodedata.normalize("NFKC", text)
+            try:
+                plain = normal(text)
+            except TooManyMarks as error:
+                raise TooMuchText(str(error)) from None
         plain = plain.translate(_PLAIN)
         if plain != text:
             yield plain
-
-
-@functools.cache
-def _marks() -> re.Pattern[str]:
-    """Too many characters in a row that are ordered by NFKC. One class, repeated: nothing is tried twice."""
-    marks = "".join(character for character in map(chr, range(0x300, 0x1F000)) if unicodedata.combining(character))
-    return re.compile(f"[{marks}]{{{MOST_MARKS + 1}}}")
 
 
 def _texts(arguments: Any) -> Iterator[str]:

@@ -2,11 +2,12 @@
 
 import functools
 import re
-import unicodedata
 from typing import Any, Final
 from urllib.parse import unquote
 
 import re2
+
+from gateway.normal import TooManyMarks, normal
 
 __all__ = ["forms", "is_of", "with_plain_host"]
 
@@ -19,10 +20,13 @@ _ONE: Final = {"": r"[^/?#]*", ".": r"[^/?#]*", ";": r"[^/?#]*"}
 
 def forms(uri: str) -> tuple[str, ...] | None:
     """A URI as it is written, and as it reads with percent-encoding undone, dots and doubled slashes followed, and
-    lookalikes made plain. None for one that hides what it means: encoded over and over."""
+    lookalikes made plain. None for one that hides what it means: encoded over and over, or under heaps of marks."""
     plain = uri
     for _ in range(_UNWRAPPED):
-        decoded = unicodedata.normalize("NFKC", unquote(plain))
+        try:
+            decoded = normal(unquote(plain))
+        except TooManyMarks:
+            return None
         if decoded == plain:
             break
         plain = decoded

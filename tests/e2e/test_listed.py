@@ -1,6 +1,7 @@
 """Policy decides on what a server lists, and on methods that are known; the same for tools, prompts and resources."""
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -243,8 +244,17 @@ def test_a_uri_is_read_in_every_form() -> None:
     assert forms("file:///a/%2e%2e/etc/%70asswd") == ("file:///a/%2e%2e/etc/%70asswd", "file:///etc/passwd")
     assert forms("note:x") == ("note:x",) and forms("note:%41") == ("note:%41", "note:A")
     assert forms("%2525252525252541") is None
+    assert forms("note:e%CC%81") == ("note:e%CC%81", "note:é")
     assert is_of("db://t/1", "db://t/{id}") and not is_of("db://t/1/x", "db://t/{id}")
     assert is_of("db://t/1/x", "db://t/{+id}") and not is_of("db://t", "db://t/{id}")
+
+
+@requirement("wall.decoded")
+@pytest.mark.parametrize("heap", ["\u0301" * 16_000 + "\u0323" * 16_000, "\u0f73" * 32_000, "%CC%81%CC%A3" * 8_000])
+def test_a_uri_is_read_in_a_bounded_time(heap: str) -> None:
+    began = time.monotonic()
+    assert forms(f"note://x/{heap}") is None
+    assert time.monotonic() - began < 0.5
 
 
 @requirement("wall.memory", "wall.decoded")
