@@ -290,7 +290,14 @@ def test_host_and_origin_are_checked(demo: RunningGateway, http: httpx.Client) -
     port = demo.base.rpartition(":")[2]
     for host, status in ((f"localhost:{port}", 400), ("evil.example", 421), ("127.0.0.1.evil.example", 421)):
         assert http.post(demo.url, json=body, headers={**ACCEPT, "Host": host}).status_code == status
-    for origin in ("https://evil.example", "null", "http://localhost.evil.example", "file://"):
+    for origin in (
+        "https://evil.example",
+        "null",
+        "http://localhost.evil.example",
+        "file://",
+        "http://[",
+        "http://[::1",
+    ):
         assert http.post(demo.url, json=body, headers={**ACCEPT, "Origin": origin}).status_code == 403
     assert http.post(demo.url, json=body, headers={**ACCEPT, "Origin": f"http://localhost:{port}"}).status_code == 400
     assert demo.url.startswith("http://127.0.0.1:"), "a local default binds to loopback"

@@ -178,7 +178,7 @@ class Guard:
     def _lets_in(self, origin: str, headers: Mapping[str, str]) -> bool:
         if origin in self.origins or is_same_origin(headers):
             return True
-        return self.loopback and not self.hosts and _hostname(urlsplit(origin).netloc) in _LOOPBACK
+        return self.loopback and not self.hosts and _hostname(_netloc(origin)) in _LOOPBACK
 
     def is_secure(self, scope: Scope, headers: Mapping[str, str]) -> bool:
         """Whether the client came by TLS, as the connection says, or a proxy that is trusted or on this machine."""
@@ -236,11 +236,16 @@ def is_same_origin(headers: Mapping[str, str]) -> bool:
     origin = headers.get("origin", "")
     if len(origin) > MAX_LABEL_CHARS:
         return False
-    try:
-        netloc = urlsplit(origin).netloc
-    except ValueError:
-        return False
+    netloc = _netloc(origin)
     return bool(netloc) and netloc.lower() == headers.get("host", "").lower()
+
+
+def _netloc(url: str) -> str:
+    """Empty where it is no URL."""
+    try:
+        return urlsplit(url).netloc
+    except ValueError:
+        return ""
 
 
 @functools.lru_cache(maxsize=256)
