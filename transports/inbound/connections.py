@@ -54,8 +54,8 @@ class Connection(Protocol):
         """End it, because of that limit; None: nothing was wrong with it, it was only there for long."""
 
     def drop(self) -> None:
-        """End it now, to make room or because it cannot be cut. It must not wait for the other side: it is not looked at
-        any more."""
+        """End it now, to make room, or where it cannot be cut. It must not wait for the other side, and is not looked
+        at any more."""
 
 
 class _Seen:
