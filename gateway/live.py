@@ -32,7 +32,7 @@ from transports.jsonrpc import (
     splice,
 )
 
-__all__ = ["STANDALONE", "Failure", "LiveSession", "LiveSessions", "stream_of_call"]
+__all__ = ["MAX_SERVER_ID_BYTES", "STANDALONE", "Failure", "LiveSession", "LiveSessions", "stream_of_call"]
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +53,10 @@ _STORE_AGAIN_S: Final = 0.5
 
 MAX_QUESTIONS: Final = 256
 """What a server may ask of one client without getting an answer."""
+
+
+MAX_SERVER_ID_BYTES: Final = 1_024
+"""The id of a server's request, and the token of its progress, as JSON: each is kept while its client is asked."""
 
 
 def stream_of_call(session: Session, number: int, upstream: str, client_id: RequestId) -> str:
@@ -324,6 +328,11 @@ def _with_progress_token(params: Object, number: int) -> tuple[Object, msgspec.R
     token = meta.get("progressToken")
     if token is None:
         return params, None
+    if len(memoryview(token)) > MAX_SERVER_ID_BYTES:
+        del meta["progressToken"]
+        return params | {"_meta": msgspec.Raw(encode(meta))}, None
+    # A copy: what was cut out of a message keeps all of it.
+    token = msgspec.Raw(bytes(token))
     return params | {"_meta": msgspec.Raw(encode(meta | {"progressToken": msgspec.Raw(encode(number))}))}, token
 
 

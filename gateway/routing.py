@@ -15,11 +15,12 @@ from gateway.bridge.parked import ask_modern
 from gateway.conversation import Conversation
 from gateway.exchange import Exchange
 from gateway.inventory import Lists
-from gateway.live import LiveSession
+from gateway.live import MAX_SERVER_ID_BYTES, LiveSession
 from gateway.params import meta_of
 from gateway.sharing import LEVELS
 from transports.base import Era
 from transports.jsonrpc import (
+    INVALID_REQUEST,
     METHOD_NOT_FOUND,
     InvalidMessage,
     Message,
@@ -63,6 +64,11 @@ class _Router(ABC):
         server_id = encode(message.id)
         if message.method == "ping":
             conversation.acknowledge(server_id)
+            return
+        if len(server_id) > MAX_SERVER_ID_BYTES:
+            # Kept until the client answers, which may be never.
+            reason = f"The id of a request is longer than {MAX_SERVER_ID_BYTES} bytes."
+            conversation.refuse(server_id, INVALID_REQUEST, reason)
             return
         live, exchange = self._meant(conversation)
         if conversation.era is Era.MODERN or live is None:
