@@ -7,8 +7,6 @@ nothing here. It knows no HTTP: a connection says itself what it waits for.
 import asyncio
 import contextlib
 import enum
-import functools
-import ipaddress
 import logging
 import socket
 import struct
@@ -16,6 +14,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Hashable
 from typing import Final, Protocol
 
+from transports.inbound.client_address import network_of
 from transports.inbound.limits import Limited, Limits, Refusals
 
 __all__ = ["Connection", "Connections", "Phase", "drop", "reset"]
@@ -98,7 +97,7 @@ class Connections:
 
     def enter(self, connection: Connection, peer: str, *, place: str = "") -> Limited | None:
         """Let it in, or say at which limit it is refused. `place` stands for the peer where there is no address."""
-        counted: Hashable = place or (None if not peer or self._uncounted(peer) else _network(peer))
+        counted: Hashable = place or (None if not peer or self._uncounted(peer) else network_of(peer) or peer)
         if counted is not None and self._peers[counted] >= self.limits.peer_connections:
             return self._refuse(Limited.PEER_CONNECTIONS)
         if len(self._open) >= self.limits.connections and not self._make_room():
@@ -197,17 +196,3 @@ def drop(transport: asyncio.Transport) -> None:
         reset(transport)
     else:
         transport.abort()
-
-
-@functools.lru_cache(maxsize=4_096)
-def _network(address: str) -> str:
-    """An IPv4 address, or the network that one IPv6 subscriber has: /64 (RFC 6177)."""
-    try:
-        parsed = ipaddress.ip_address(address)
-    except ValueError:
-        return address
-    if isinstance(parsed, ipaddress.IPv4Address):
-        return address
-    if parsed.ipv4_mapped is not None:
-        return str(parsed.ipv4_mapped)
-    return str(ipaddress.ip_network((parsed.packed[:8] + bytes(8), 64)))
