@@ -126,6 +126,13 @@ def test_heads_have_a_size_and_a_number_of_headers(places: dict[str, Listener], 
 
 
 @requirement("wall.before-auth")
+def test_the_size_of_heads_is_the_operators_on_every_path() -> None:
+    with started(head_bytes=200_000) as gateway, httpx.Client() as http:
+        client = Legacy(gateway.url, http, headers={"X": "a" * 150_000}).open()
+        assert tool_text(client.tool("pid"))
+
+
+@requirement("wall.before-auth")
 @pytest.mark.parametrize("start", [b"", b"G", GET, GET + H2C, GET + H2C + b"\r\n" + GET], ids=repr)
 def test_a_head_that_does_not_come_ends_the_connection(place: Listener, start: bytes) -> None:
     with connected(place) as sock:
