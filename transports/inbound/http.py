@@ -37,6 +37,8 @@ STRANGER_BODY_BYTES: Final = 64 << 10
 
 _WATCH_AFTER_S: Final = 0.05
 _LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
+_NOT_OUR_NAME: Final = "The Host header does not name this server: its operator gives its names as allowed_hosts."
+_NOT_LET_IN: Final = "The Origin of this request is not allowed: the operator gives those that are as allowed_origins."
 _SINGLE: Final = frozenset(
     {"authorization", "content-type", "host", "last-event-id", "mcp-gateway-session", "mcp-session-id", "origin"}
 )
@@ -166,10 +168,10 @@ class Guard:
         # Looked at before it is parsed: what parses it remembers what it has seen.
         named = headers.get("host", "")
         if len(named) > MAX_LABEL_CHARS or not self._knows(_hostname(named)):
-            raise Refused(421, INVALID_REQUEST, "The Host header does not name this server.")
+            raise Refused(421, INVALID_REQUEST, _NOT_OUR_NAME)
         origin = headers.get("origin")
         if origin is not None and (len(origin) > MAX_LABEL_CHARS or not self._lets_in(origin, headers)):
-            raise Refused(403, INVALID_REQUEST, "The Origin of this request is not allowed.")
+            raise Refused(403, INVALID_REQUEST, _NOT_LET_IN)
 
     def _knows(self, host: str) -> bool:
         if self.hosts:
