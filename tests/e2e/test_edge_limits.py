@@ -325,6 +325,16 @@ def test_nobody_takes_all_connections() -> None:
 
 
 @requirement("wall.before-auth")
+def test_nobody_takes_all_connections_of_the_operators() -> None:
+    with started() as gateway, contextlib.ExitStack() as stack:
+        admin = listener_of(operators(gateway))
+        uploading = b"POST /admin/sign-in HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 9\r\n\r\n1"
+        for _ in range(130):
+            stack.enter_context(connected(admin)).sendall(uploading)
+        assert not served(admin) and served(admin, "127.0.0.2")
+
+
+@requirement("wall.before-auth")
 @pytest.mark.parametrize("start", [GET, GET + b"\r\nG", GET + H2C + b"\r\n" + GET], ids=["first", "second", "h11"])
 def test_a_connection_that_makes_room_is_gone_though_its_client_does_not_close(start: bytes) -> None:
     with started(connections=8, peer_connections=200, head_timeout_s=60) as gateway, contextlib.ExitStack() as stack:
