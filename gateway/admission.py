@@ -18,7 +18,7 @@ from gateway.protocol.methods import METHODS
 from gateway.review import unmatched
 from gateway.tool_calls import ToolCalls
 from gateway.upstreams import ConfiguredUpstream
-from gateway.uris import is_of_any
+from gateway.uris import is_of
 from session_store import Context
 from transports.base import Era, Refused, UpstreamUnavailable
 from transports.jsonrpc import INVALID_PARAMS, Object, encode
@@ -69,7 +69,7 @@ class Admission:
             name = text_of(params, "name")
             tools = await self._tools(upstream, exchange, era, name if "tools" in restricted else "", correlation)
             self._compare(upstream, tools)
-            return self._calls.checked(upstream.name, tools, exchange, params)
+            return await self._calls.checked_in_turns(upstream.name, tools, exchange, params)
         if row is None and restricted:
             raise unknown_method(method)
         if row is None or not row.named:
@@ -191,9 +191,10 @@ class _Asking:
                 return
         elif self._policy.allows_uri(context, server, uri):
             # Of a template: then that has to be there as well.
-            templates = await self._names("resources/templates/list", uri)
-            if is_of_any(uri, (t for t in templates if self._policy.allows_listed_uri(context, server, t))):
-                return
+            for template in await self._names("resources/templates/list", uri):
+                is_meant = template == uri or is_of(uri, template)
+                if is_meant and self._policy.allows_listed_uri(context, server, template):
+                    return
         raise unknown_resource(uri)
 
     async def _names(self, method: str, name: str) -> Names:

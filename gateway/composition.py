@@ -232,7 +232,7 @@ class Gateway:
                 envelopes,
                 self.endpoints,
                 took_over=self.sessions.took_over,
-                guard=self.guard,
+                is_secure=self.guard.is_secure,
                 watching=self.watching,
                 limits=self.limits,
             )

@@ -34,6 +34,7 @@ from transports.jsonrpc import (
     encode_result,
     splice,
 )
+from transports.turns import LARGE_BYTES, others_first
 
 if TYPE_CHECKING:
     from gateway.inventory import Lists
@@ -255,14 +256,15 @@ class Conversation:
         await self.join(exchange.live)
         for last in (False, True):
             await self.ready()
+            number, frame = self._frame(exchange, params, meta)
+            await others_first(len(frame) > LARGE_BYTES)
             if exchange.replies.abandoned or exchange.replies.is_closed:
                 self.calls.end(exchange)  # nobody waits for it any more
                 return
             if self.era is Era.LEGACY and exchange.caller is not None and exchange.caller.log_level:
                 want_log_level(self, exchange.caller.log_level)
             try:
-                self._write(exchange, params, meta)
-                exchange.sent = None if again else exchange.sent  # once is enough
+                self._write(exchange, number, frame, None if again else (params, meta))  # twice is enough
                 return
             except LinkClosed as error:
                 if last:
@@ -276,17 +278,16 @@ class Conversation:
     def start_now(self, exchange: Exchange, params: Object, meta: Object) -> bool:
         """As `start`, where nothing has to be waited for; else False, and nothing was done."""
         try:
-            self._write(exchange, params, meta)
+            self._write(exchange, *self._frame(exchange, params, meta), (params, meta))
         except LinkClosed:
             return False
         return True
 
-    def _write(self, exchange: Exchange, params: Object, meta: Object) -> None:
-        number = self._next_number()
-        self._link_or_fail().send(self._frame(exchange, number, params, meta))
+    def _write(self, exchange: Exchange, number: int, frame: bytes, sent: tuple[Object, Object] | None) -> None:
+        self._link_or_fail().send(frame)
         exchange.number = number
         exchange.conversation = self
-        exchange.sent = (params, meta)
+        exchange.sent = sent
         self.calls.send(exchange)
         self._watch(exchange)
         exchange.written_at = exchange.heard_at
@@ -319,12 +320,12 @@ class Conversation:
             self.users.discard(live)
             raise
 
-    def _frame(self, exchange: Exchange, number: int, params: Object, meta: Object) -> bytes:
-        exchange.progress_token = meta.get("progressToken")
+    def _frame(self, exchange: Exchange, params: Object, meta: Object) -> tuple[int, bytes]:
+        number, exchange.progress_token = self._next_number(), meta.get("progressToken")
         if exchange.progress_token is not None:
             meta = meta | {"progressToken": msgspec.Raw(encode(number))}
         body = encode({**params, "_meta": meta} if meta else params) if meta or params else None
-        return splice(encode_request(number, exchange.method, body))
+        return number, splice(encode_request(number, exchange.method, body))
 
     def notify(self, method: str, params: bytes | None) -> None:
         """Pass a notification on, if there is anyone to hear it."""
@@ -457,9 +458,8 @@ class Conversation:
 
     def _tick(self) -> None:
         loop = asyncio.get_running_loop()
-        now = monotonic()
         self._ticking = loop.call_later(self._tick_s, self._tick) if self.calls else None
-        look_after(self, now)
+        look_after(self, monotonic())
 
     def _rest(self) -> None:
         if self._idle_stop_s is None or self.calls or self.link is None:

@@ -30,6 +30,7 @@ from gateway.upstreams import ConfiguredUpstream
 from session_store import Context
 from transports.base import Era, LinkClosed, Refused, UpstreamUnavailable
 from transports.jsonrpc import INVALID_PARAMS, METHOD_NOT_FOUND, Message, Object, encode
+from transports.turns import is_large, others_first
 
 __all__ = ["Endpoint"]
 
@@ -227,6 +228,7 @@ class Endpoint:
                 return
             params = seen
         params = await self._admission.admit(upstream, exchange, era, params, correlation)
+        await others_first(is_large(params))
         if self._admission.shapes(upstream, exchange.method):
             exchange.shape = self._listing(upstream, exchange)
         theirs = await upstream.era_for(era)

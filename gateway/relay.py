@@ -19,6 +19,7 @@ from session_store import EventLog
 from session_store.session import redact
 from transports.base import Answer, Era, LinkClosed, Request, UpstreamUnavailable
 from transports.jsonrpc import Message, Object, RequestId, encode
+from transports.turns import is_large
 
 __all__ = ["Relay", "id_of", "message_of", "meta_for_upstream"]
 
@@ -79,7 +80,7 @@ class Relay:
                 return reply
             if forwarded is not None:
                 await forwarded.started()
-            if not endpoint.relay_now(exchange, era, params, meta, correlation):
+            if is_large(params) or not endpoint.relay_now(exchange, era, params, meta, correlation):
                 await endpoint.relay(exchange, era, params, meta, correlation)
         except BaseException:
             self._watching.forget(exchange)

@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+from collections.abc import Generator
 from typing import Any, Final
 
 import msgspec
@@ -20,6 +21,7 @@ from gateway.schemas import HELD_BYTES, Schema, Schemas, UnusableSchema
 from session_store import Context, Session
 from session_store.session import redact
 from transports.jsonrpc import Object, encode
+from transports.turns import at_once, in_turns, is_large
 
 __all__ = ["ToolCalls"]
 
@@ -90,6 +92,14 @@ class ToolCalls:
         Raises:
             Refused: no such tool, as far as this session goes; or its arguments are not good.
         """
+        return at_once(self._steps(server, tools, exchange, params))
+
+    async def checked_in_turns(self, server: str, tools: Tools, exchange: Exchange, params: Object) -> Object:
+        """As `checked`; of large arguments in steps, with others served in between."""
+        steps = self._steps(server, tools, exchange, params)
+        return await in_turns(steps) if is_large(params) else at_once(steps)
+
+    def _steps(self, server: str, tools: Tools, exchange: Exchange, params: Object) -> Generator[None, None, Object]:
         assert exchange.live is not None
         session, name = exchange.live.session, text_of(params, "name")
         is_listed = name in tools
@@ -109,14 +119,17 @@ class ToolCalls:
             return params
         raw = params.get("arguments", msgspec.Raw(b"{}"))
         arguments = msgspec.json.decode(raw)
+        yield
         if decision.bind:
             arguments = _bound(name, decision, session, arguments)
         # What is written anew is what was looked at: of a key that stands twice, servers may read the other one.
         seen = encode(arguments)
         if seen != bytes(raw):
             params = params | {"arguments": msgspec.Raw(seen)}
+        yield
         if decision.blocked:
             _refuse_blocked(name, decision, arguments)
+            yield
         if self._checks:
             self._check(tools.schemas.get(name), name, arguments, seen)
         return params

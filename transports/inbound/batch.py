@@ -55,8 +55,12 @@ class Batches:
                 400, INVALID_REQUEST, "The body must be a single JSON-RPC message in this session's revision."
             )
         room = _Room()
-        answers = await asyncio.gather(*(self._answer(part, request, room) for part in parts))
-        given = [answer for answer in answers if answer is not None]
+        answers: list[asyncio.Task[bytes | None]] = []
+        async with asyncio.TaskGroup() as group:
+            for part in parts:
+                answers.append(group.create_task(self._answer(part, request, room)))
+                await asyncio.sleep(0)  # other clients have their turns between the messages of this one
+        given = [answer for answer in (task.result() for task in answers) if answer is not None]
         return b"[" + b",".join(given) + b"]" if given else None
 
     def _split(self, body: bytes) -> list[msgspec.Raw]:

@@ -47,6 +47,7 @@ from transports.jsonrpc import (
     Object,
     encode,
 )
+from transports.turns import LARGE_BYTES, others_first
 
 __all__ = ["StreamableHttp"]
 
@@ -95,6 +96,7 @@ class StreamableHttp:
                 if read is None:
                     return
                 body = read
+                await others_first(len(body) > LARGE_BYTES)
             await self._serve_somewhere(scope, headers, body, receive, send)
         except Refused as refused:
             await send_refusal(send, refused)
@@ -181,6 +183,7 @@ class StreamableHttp:
                 await self._batch(scope, headers, body, send)
                 return
             message = self._sizes.parse(body)
+            await others_first(len(body) > LARGE_BYTES)
         except InvalidMessage as error:
             raise Refused(400, error.code, str(error)) from None
         try:

@@ -1,0 +1,49 @@
+"""Large messages are worked on in steps, with others served in between."""
+
+import asyncio
+from collections.abc import Generator
+
+import msgspec
+import pytest
+
+from transports.turns import LARGE_BYTES, at_once, in_turns, is_large, others_first
+
+
+def steps(count: int) -> Generator[None, None, str]:
+    for _ in range(count):
+        yield
+    return "done"
+
+
+async def turns_of_others(work: object) -> int:
+    """How often somebody else had a turn while that was done."""
+    turns, ended = 0, False
+
+    async def other() -> None:
+        nonlocal turns
+        while not ended:
+            turns += 1
+            await asyncio.sleep(0)
+
+    task = asyncio.create_task(other())
+    await work  # type: ignore[misc]  # an awaitable
+    ended = True
+    await task
+    return turns
+
+
+@pytest.mark.anyio
+async def test_others_have_a_turn_between_steps() -> None:
+    assert await turns_of_others(in_turns(steps(5))) >= 5
+    assert await turns_of_others(others_first(True)) >= 1
+    assert at_once(steps(5)) == await in_turns(steps(5)) == "done"
+
+
+@pytest.mark.anyio
+async def test_what_is_small_waits_for_nobody() -> None:
+    assert await turns_of_others(others_first(False)) <= 1
+
+
+def test_a_value_is_large_or_not() -> None:
+    large, small = msgspec.Raw(b"1" * (LARGE_BYTES + 1)), msgspec.Raw(b"1")
+    assert is_large({"a": small, "b": large}) and not is_large({"a": small}) and not is_large({})
