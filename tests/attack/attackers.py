@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -32,6 +33,7 @@ KINDS: Final = {
     "keys": "500 bad keys a second",
 }
 _AUTHORIZED: Final = "mallory-key-0123456789"
+_STATUS: Final = re.compile(rb"HTTP/1\.1 (\d{3}) ")
 _COUNTS: Final = {"heads": 2_000, "readers": 200}
 
 
@@ -46,8 +48,9 @@ class _Target:
 class _Connection(asyncio.Protocol):
     """Sends what it is given; reads, unless it is told not to; knows when it is cut."""
 
-    def __init__(self, first: bytes, reads: bool = True) -> None:
+    def __init__(self, first: bytes, heard: Callable[[bytes], None], reads: bool = True) -> None:
         self._first = first
+        self._heard = heard
         self._reads = reads
         self.lost = asyncio.get_running_loop().create_future()
         self.data = b""
@@ -62,6 +65,7 @@ class _Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self.data = (self.data + data)[-65_536:]
+        self._heard(data)
         self.came.set()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -89,10 +93,14 @@ class _Work:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks.clear()
 
-    async def _connect(self, first: bytes, source: str, *, reads: bool = True) -> _Connection:
+    async def _connect(self, name: str, first: bytes, source: str, *, reads: bool = True) -> _Connection:
+        def heard(data: bytes) -> None:
+            for status in _STATUS.findall(data):  # one that is cut in two is not counted
+                self.done[f"{name} {status.decode()}"] += 1
+
         loop = asyncio.get_running_loop()
         _, connection = await loop.create_connection(
-            lambda: _Connection(first, reads), "127.0.0.1", self._target.port, local_addr=(source, 0)
+            lambda: _Connection(first, heard, reads), "127.0.0.1", self._target.port, local_addr=(source, 0)
         )
         return connection
 
@@ -103,7 +111,7 @@ class _Work:
         while True:
             connection: _Connection | None = None
             try:
-                connection = await self._connect(first, source, reads=reads)
+                connection = await self._connect(name, first, source, reads=reads)
                 self.done[name] += 1
                 await connection.lost
                 self.done[f"{name} cut"] += 1
@@ -128,7 +136,9 @@ class _Work:
         while True:
             connection = None
             try:
-                connection = await self._connect(b"GET /mcp HTTP/1.1\r\nHost: localhost\r\nX-Long: ", "127.0.6.1")
+                connection = await self._connect(
+                    "header", b"GET /mcp HTTP/1.1\r\nHost: localhost\r\nX-Long: ", "127.0.6.1"
+                )
                 self.done["header"] += 1
                 while not connection.lost.done():
                     if connection.transport.get_write_buffer_size() < 1 << 16:
@@ -151,7 +161,9 @@ class _Work:
     async def _batches(self) -> None:
         key = {"Authorization": f"Bearer {_AUTHORIZED}"}
         info = {"protocolVersion": "2025-03-26", "capabilities": {}, "clientInfo": {"name": "b", "version": "1"}}
-        opened = await self._connect(post(json.dumps(legacy_body("initialize", info)).encode(), key), "127.0.6.2")
+        opened = await self._connect(
+            "batch session", post(json.dumps(legacy_body("initialize", info)).encode(), key), "127.0.6.2"
+        )
         await opened.came.wait()
         head = opened.data.partition(b"\r\n\r\n")[0].decode().lower().split("\r\n")
         token = next((line.partition(": ")[2] for line in head if line.startswith("mcp-session-id")), "")
@@ -165,7 +177,7 @@ class _Work:
 
     async def _bodies(self) -> None:
         key = {"Authorization": f"Bearer {_AUTHORIZED}"}
-        request = rpc(call_body("echo", {"text": "t" * (4_000_000)}), key)
+        request = rpc(call_body("count", {"text": "t" * 4_000_000}), key)
         await self._paced("bodies", request, 2 * self._target.scale)
 
     async def _keys(self) -> None:
@@ -179,7 +191,7 @@ class _Work:
             while True:
                 if connection is None or connection.lost.done():
                     with contextlib.suppress(OSError):
-                        connection = await self._connect(b"", "127.0.6.3")
+                        connection = await self._connect(name, b"", "127.0.6.3")
                 due = int((time.monotonic() - begin) * per_s)
                 if connection is not None and connection.transport.get_write_buffer_size() < 1 << 23:
                     for _ in range(due - sent):

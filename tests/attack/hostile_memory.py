@@ -200,7 +200,9 @@ class Hostile:
         return self._ping({"Authorization": "Bearer " + self.label()})
 
     def _host(self) -> bytes:
-        return self._ping({self._random.choice(("Host", "Origin")): "http://" + self.label()})
+        if self._random.random() < 0.5:
+            return self._ping({"Host": self.label()})
+        return self._ping({"Origin": "http://" + self.label()})
 
     def _accept(self) -> bytes:
         return self._ping({"Accept": f"{ACCEPT['Accept']}, x/{self.label()}"})
