@@ -103,7 +103,8 @@ class Handles:
 
     async def _open(self, within: Session) -> str:
         # A session within another one opens others beside itself: so the limit is one for all of them.
-        parent = await self._store.peek(within.parent) if within.parent else within
+        # Read anew: what this replica has of the record may be from before the last handle was opened or closed.
+        parent = await self._store.peek(within.parent or within.id)
         if parent is None:
             raise session_unknown()
         if len(parent.children) >= MAX_CHILDREN:
@@ -126,7 +127,10 @@ class Handles:
         )
         await self._sessions.keep(child, _alias(parent, handle))
         self._audit.tell("created", session=child, reason="within another session")
-        await self._store.change_set(parent.id, "children", add=child.id)
+        grown = await self._store.change_set(parent.id, "children", add=child.id)
+        if grown is None or len(grown.children) > MAX_CHILDREN:  # the parent has ended, or others were opened meanwhile
+            await self._close(parent, handle)
+            raise session_unknown() if grown is None else too_many_handles(MAX_CHILDREN)
         return handle
 
     async def _close(self, parent: Session, handle: str) -> bool:

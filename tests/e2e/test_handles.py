@@ -1,13 +1,14 @@
 """Several isolated sessions of one unmodified server, held by one client."""
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
 import psutil
 import pytest
 
-from gateway.handles import with_handles
+from gateway.handles import MAX_CHILDREN, with_handles
 from gateway.listed import Tools
 from tests.e2e.conftest import KEYS, bearer, sha256
 from tests.requirements import requirement
@@ -45,6 +46,18 @@ def test_one_client_holds_three_sessions_of_an_unmodified_server(gateway: Runnin
         assert tool_text(client.tool("recall", {"key": "k", "session": handles[0]})) == "one"
         assert tool_text(client.tool("recall", {"key": "k", "session": handles[1]})) != "one"
         assert tool_text(client.tool("recall", {"key": "k"})) != "one"
+
+
+@requirement("id.carriers")
+def test_sessions_that_are_opened_at_the_same_time_have_one_bound(gateway: RunningGateway, http: httpx.Client) -> None:
+    client = Legacy(f"{gateway.base}/servers/demo/mcp", http).open()
+    with ThreadPoolExecutor(16) as pool:
+        answers = [messages(answer)[-1] for answer in pool.map(client.tool, ["open_session"] * (MAX_CHILDREN + 40))]
+    opened = [answer["result"]["structuredContent"]["session"] for answer in answers if "result" in answer]
+    assert 0 < len(opened) <= MAX_CHILDREN and len(opened) < len(answers)
+    assert tool_text(client.tool("count", {"session": opened[-1]})) == "1"
+    assert tool_text(client.tool("close_session", {"session": opened[-1]})) == "True"
+    assert tool_text(client.tool("open_session"))
 
 
 @requirement("id.carriers", "spec.complete")
