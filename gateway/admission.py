@@ -88,8 +88,8 @@ class Admission:
         return params
 
     def _compare(self, upstream: ConfiguredUpstream, tools: Tools) -> None:
-        """A server that could not be asked at the start is compared with its patterns when it is called first. Raises
-        `UpstreamUnavailable`: one of them names nothing, so that nobody knows what it was to protect."""
+        """Compare a server that could not be asked at the start with its patterns, at its first call. Raises
+        `UpstreamUnavailable`: a pattern matches no tool, so it is unknown what it was to protect."""
         if upstream.is_reviewed or not self._refuses_unmatched:
             return
         if tools.unmatched is None:

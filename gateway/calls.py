@@ -1,7 +1,7 @@
 """The calls of one conversation that have no answer yet, and what becomes of those that are late.
 
-A call is either *sent*, which is to say that the server has it under a number, or it *waits*: its client is asked
-something on the server's behalf, or it is about to be sent again. It is in flight in both, and it is in one of them.
+A call in flight is in one of two states. *Sent*: the server has it, under a number. *Waiting*: its client is asked
+something on the server's behalf, or it is about to be sent again.
 """
 
 from collections.abc import Iterator
@@ -43,7 +43,7 @@ class Calls:
         self.sent[exchange.number] = exchange
 
     def wait(self, exchange: "Exchange") -> None:
-        """The server has nothing of it now, and will get more."""
+        """The server has answered this round with a question, or has not taken the call; another round follows."""
         if self.sent.get(exchange.number) is exchange:
             del self.sent[exchange.number]
         self._waiting[exchange] = None
@@ -53,15 +53,14 @@ class Calls:
         return self.sent.get(exchange.number) is exchange
 
     def take(self, number: object, *, is_alone: bool) -> "Exchange | None":
-        """The call that the server has under that number; it is not in flight any more. None is the number of an error
-        about what the server could not read: of the only call that it has, if it has nothing else of us (`is_alone`).
-        """
+        """Remove and return the call that the server has under that number. An error response whose id is None is about
+        a message that the server could not read: the only call sent, if nothing else was sent (`is_alone`)."""
         if number is None and is_alone and len(self.sent) == 1:
             return self.sent.popitem()[1]
         return self.sent.pop(number, None) if isinstance(number, int) else None
 
     def end(self, exchange: "Exchange") -> bool:
-        """It is not in flight any more; False when it was not."""
+        """Remove a call. False when it was not in flight."""
         if self.sent.get(exchange.number) is exchange:
             del self.sent[exchange.number]
             return True

@@ -102,7 +102,7 @@ class Cluster:
                 self.doubted.set()
 
     async def _look_after_the_refusing(self) -> None:
-        """Who was taken for dead because its address refused us, and is not: somebody has to mend that address."""
+        """Log each replica whose address refused a connection and whose lease is good still: the address is wrong."""
         for replica, (address, since) in tuple(self._refusing.items()):
             if monotonic() - since > LEASE_S + BEAT_S:
                 del self._refusing[replica]
@@ -153,17 +153,17 @@ class Cluster:
         self.released.add(session.id)
 
     async def is_contested(self, session: Session) -> bool:
-        """Whether the replica that is not found now, and has a lease, took that session from this one while it lived:
-        then both live, neither finds the other, and the session would go back and forth."""
+        """Whether a session that is to be taken over was itself taken from this replica while this one was alive. Then
+        both replicas live and cannot reach each other, and the session would move back and forth."""
         await self.beat()  # what was taken a moment ago is known from now on
         return session.id in self._taken
 
     def refused_by(self, replica: str, address: str) -> None:
-        """Nobody of that name answers there, and its lease is good: it died a moment ago, or its address is wrong."""
+        """Note that a replica with a valid lease refuses connections: it has just died, or its address is wrong."""
         self._refusing.setdefault(replica, (address, monotonic()))
 
     def found(self, session_id: str) -> None:
-        """The owner of that session has answered: when it does not the next time, it has died."""
+        """Note that the owner of that session has answered: if it is unreachable later, it may be taken over from."""
         if self._taken:
             self._taken.pop(session_id, None)
 

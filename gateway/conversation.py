@@ -298,7 +298,7 @@ class Conversation:
         self._watch(exchange)
 
     def end(self, exchange: Exchange) -> bool:
-        """The call is in flight no more, and what its client was asked for it is asked no more; False: it was not."""
+        """Remove a call, and withdraw what its client was asked for it. False when it was not in flight."""
         if not self.calls.end(exchange):
             return False
         if exchange.live is not None:

@@ -1,8 +1,8 @@
-"""Whether a gateway is found at the address by which the others know it.
+"""Whether a gateway can be reached at the address that it advertises to the other replicas.
 
-A replica that the others do not find must own nothing: its address refuses them, so they take its sessions over, while
-it goes on serving those who land on it. It asks itself at that address, the way another would, now and then and
-whenever a session was taken from it although it lives.
+A replica that the others cannot reach must own no session: its address refuses connections, so the others take its
+sessions over while it still serves the clients that reach it directly. It sends itself a request at that address, as
+another replica would: periodically, and whenever a session was taken from it although it is alive.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ _REFUSED: Final = {
 
 
 async def why_not_found(address: str, replica: str, envelopes: Envelopes) -> str:
-    """Why that replica does not answer at that address, in words; empty: it does."""
+    """Why that replica does not answer at that address, in words; empty where it does."""
     pool = HopPool()  # a connection of its own: an old one would say nothing of new ones
     try:
         async with asyncio.timeout(_PATIENCE_S):
@@ -61,7 +61,7 @@ class Reaching:
         self._failed = 0
 
     async def look(self) -> None:
-        """Ask once. One silence means nothing: a machine may be busy."""
+        """Ask once. The first timeout changes nothing, because the machine may be busy; it is asked again soon."""
         cluster = self._cluster
         why = await why_not_found(cluster.address, cluster.replica, self._envelopes)
         is_first_silence = why == _SILENT and not self._was_silent

@@ -27,9 +27,9 @@ MOST_PATTERNS: Final = 64
 SMALL_PATTERN_BYTES, PATTERN_BYTES, DFA_BYTES = 32 << 10, 1 << 20, 32 << 10
 """Memory of one compiled pattern: what nearly all need, and the most; and of what it finds out while it runs."""
 MOST_COST: Final = 2_000_000
-"""Visits times parts of the arguments: some 0.1 s, and 1 s where server and client are of one mind to make it slow."""
+"""Visits times parts of the arguments: some 0.1 s, and 1 s at worst."""
 MOST_TOLD: Final = 100_000
-"""The same, for saying what is wrong: where a schema refers to itself, errors are searched for without memory."""
+"""The same, for finding the error to report, which repeats work where a schema refers to itself."""
 MOST_SCANNED: Final = 32 << 20
 """Patterns times the bytes of the arguments."""
 HELD_BYTES: Final = 128 << 20
@@ -173,7 +173,10 @@ class Checker:
         if parts * self._visits > MOST_COST:
             parts = 1 + sum(map(raw.count, (b",", b"[", b"{")))
         if parts * self._visits > MOST_COST or len(raw) * self._patterns > MOST_SCANNED:
-            return "arguments", "they are too many to be checked by the tool's schema; policy.check_arguments does that"
+            return (
+                "arguments",
+                "they are too large to be checked against the tool's schema in a bounded time (policy.check_arguments)",
+            )
         try:
             if self._validator.is_valid(arguments):
                 return None

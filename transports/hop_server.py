@@ -1,4 +1,4 @@
-"""The answering side of the hop: requests of other processes, bounded until it is known that they are ours.
+"""The answering side of the hop: requests of other processes, bounded until the sender is known to be a replica.
 
 The head of a request is small, comes within seconds, and says who sent it. Only then is there room for its body. What a
 head has to be is not known here: `opening` is asked.
@@ -25,8 +25,8 @@ IDLE_S: Final = 60.0
 """Twice what the asking side keeps a connection for."""
 
 MOST_UNKNOWN: Final = 256
-"""Connections that have not shown a good head yet; beyond, the oldest is cut, of whoever has more than half of them if
-somebody has. Ours show theirs within a millisecond."""
+"""Connections that have not sent a valid head yet. Beyond, the oldest is cut: of the peer that has more than half of
+them, if there is one. Replicas send theirs within a millisecond."""
 
 _SIZE: Final = 4
 _PREFIX: Final = HEAD_BYTES + _SIZE
@@ -34,7 +34,7 @@ _ALIVE: Final = b"p\x00\x00\x00\x00"
 
 
 class HopUnknown(Exception):
-    """The head is not one of ours, or not for us. `told` is the answer to it."""
+    """The head is not a replica's, or for another process. `told` is the answer to it."""
 
     def __init__(self, told: bytes) -> None:
         super().__init__(told.decode())
@@ -201,7 +201,7 @@ class HopServer:
         self._peers: Counter[str] = Counter()
 
     def entered(self, connection: Incoming) -> None:
-        """A connection has come, of whomever."""
+        """Register a new connection, whose sender is not known yet."""
         self.connections.add(connection)
         self._unknown[connection] = None
         self._peers[connection.peer] += 1
@@ -214,7 +214,7 @@ class HopServer:
             oldest.abort()
 
     def known(self, connection: Incoming) -> None:
-        """It is one of ours, or on its way out."""
+        """Count a connection among the unknown ones no more: its head is valid, or it is being closed."""
         if connection in self._unknown:
             del self._unknown[connection]
             self._peers[connection.peer] -= 1

@@ -240,7 +240,7 @@ _VIEWS: Final[dict[str, View]] = {
 
 
 def _told_why(work: Work) -> Work:
-    """The same, where nobody can come in now: as plain text, because no page is for whoever that is."""
+    """The same work; a refusal that comes before sign-in is known is answered as plain text."""
 
     async def endpoint(request: Request) -> Response:
         try:

@@ -1,7 +1,7 @@
-"""The open connections of a listener: who is let in, who has taken too long, and who makes room.
+"""The open connections of a listener: which are accepted, which have exceeded a deadline, and which make room.
 
-It looks at all of them now and then and compares what it finds with what it found before, so that a request costs
-nothing here. It knows no HTTP: a connection says itself what it waits for.
+All connections are checked periodically, and their state is compared with that of the check before, so that a request
+costs nothing here. This module knows no HTTP: a connection reports what it waits for.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 _MOST_BETWEEN_LOOKS_S: Final = 1.0
 _MOST_CUT_AT_ONCE: Final = 32
 _LEAVING_S: Final = 2.0
-"""How long the last answer on a connection may take to be fetched: closed at once, it might be lost on its way."""
+"""How long a client has to read the last response on a connection. Closing at once could lose it (RFC 9112 §9.6)."""
 
 
 class Phase(enum.Enum):
@@ -35,28 +35,28 @@ class Phase(enum.Enum):
     """Its first request, or the rest of a head."""
     BODY = enum.auto()
     BUSY = enum.auto()
-    """Us."""
+    """The gateway."""
     IDLE = enum.auto()
     """The next request."""
     LEAVING = enum.auto()
-    """That the other side has read why it is cut."""
+    """The client's reading of the last response."""
 
 
 class Connection(Protocol):
     """What is asked of a connection."""
 
     def standing(self) -> tuple[Phase, int]:
-        """What it waits for, and a number that changes with each step towards it."""
+        """What the connection waits for, and a number that changes whenever there is progress."""
 
     def unsent(self) -> int:
         """Bytes that the other side has not taken yet."""
 
     def cut(self, kind: Limited | None) -> None:
-        """End it, because of that limit; None: nothing was wrong with it, it was only there for long."""
+        """End the connection because it exceeded that limit; None: it was idle for too long, which is no fault."""
 
     def drop(self) -> None:
-        """End it now, to make room, or where it cannot be cut. It must not wait for the other side, and is not looked
-        at any more."""
+        """End the connection now, to make room or because `cut` failed. It is not checked any more, so its end must not
+        depend on the client."""
 
 
 class _Seen:
@@ -73,7 +73,8 @@ _KINDS: Final = {Phase.HEAD: Limited.HEAD_TIME, Phase.BODY: Limited.BODY_TIME}
 
 
 class Connections:
-    """Those of one listener, or of several that share their limits. `uncounted` tells peers that stand for many."""
+    """The connections of one listener, or of several that share their limits. `uncounted` says which peers are proxies
+    of many clients; those are not counted by address."""
 
     def __init__(
         self, limits: Limits, refusals: Refusals, *, uncounted: Callable[[str], bool] = lambda address: False
@@ -98,7 +99,8 @@ class Connections:
         return len(self._open)
 
     def enter(self, connection: Connection, peer: str, *, place: str = "") -> Limited | None:
-        """Let it in, or say at which limit it is refused. `place` stands for the peer where there is no address."""
+        """Accept a connection, or return the limit at which it is refused. On a listener without addresses `place` is
+        counted instead of the peer."""
         counted: Hashable = place or (None if not peer or self._uncounted(peer) else _network(peer))
         if counted is not None and self._peers[counted] >= self.limits.peer_connections:
             return self._refuse(Limited.PEER_CONNECTIONS)
@@ -117,11 +119,11 @@ class Connections:
         return kind
 
     def swap(self, connection: Connection, successor: Connection) -> None:
-        """Another one goes on in its place."""
+        """Replace a connection by the one that takes over its transport."""
         self._open[successor] = self._open.pop(connection)
 
     def leave(self, connection: Connection) -> None:
-        """It is closed. One that was not let in, or has a successor, is not missed."""
+        """Forget a closed connection. Does nothing for one that was refused or replaced."""
         seen = self._open.pop(connection, None)
         if seen is None or seen.peer is None:
             return
@@ -130,7 +132,7 @@ class Connections:
             del self._peers[seen.peer]
 
     def _make_room(self) -> bool:
-        """End one that waits for a request: those that never had one first, then those that wait longest."""
+        """End one connection that waits for a request: one that never sent any, else the one that waits longest."""
         while self._spare:
             connection = self._spare.popleft()
             seen = self._open.get(connection)
@@ -194,14 +196,14 @@ class Connections:
             connection.drop()
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop checking."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
 
 def reset(transport: asyncio.Transport) -> None:
-    """End a connection so that nothing of what was written to it is kept, by the kernel neither."""
+    """End a connection with a TCP reset, so that neither this process nor the kernel keeps unsent data."""
     sock = transport.get_extra_info("socket")
     if sock is not None and sock.family != socket.AF_UNIX:
         with contextlib.suppress(OSError):
@@ -210,7 +212,7 @@ def reset(transport: asyncio.Transport) -> None:
 
 
 def drop(transport: asyncio.Transport) -> None:
-    """End a connection now. What the other side has not taken is thrown away, so that nothing waits for it."""
+    """End a connection now. Unsent data is discarded."""
     if transport.get_write_buffer_size():
         reset(transport)
     else:

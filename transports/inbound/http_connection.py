@@ -1,4 +1,4 @@
-"""One HTTP/1.1 connection: uvicorn's on httptools, with bounds, and with one way to end it at each fault.
+"""One HTTP/1.1 connection: uvicorn's on httptools, with limits, and with one defined end for each fault.
 
 Bytes are parsed by httptools (llhttp, strict). What it cannot read right is given to h11 with the connection: a head
 with `Upgrade`, whose body httptools would take for another protocol, and HTTP/1.0. docs/adr/0012-the-http-edge.md
@@ -24,7 +24,7 @@ _PROGRESS_BITS: Final = 16
 """A body has made a step with each 64 KiB."""
 
 _MOST_DROPPED: Final = 1 << 20
-"""What is still read from somebody who was told that the connection ends."""
+"""Bytes that are still read and discarded after the last response, before the connection is aborted."""
 
 
 class _Unusual(Exception):
@@ -32,7 +32,7 @@ class _Unusual(Exception):
 
 
 class _Last(Exception):
-    """The request before was the last one on this connection."""
+    """The previous request was the last one on this connection (`Connection: close`)."""
 
 
 class HttpConnection(HttpToolsProtocol):
@@ -55,7 +55,7 @@ class HttpConnection(HttpToolsProtocol):
         self._running: RequestResponseCycle | None = None
         self._fault: Exception | None = None
         self._last_words: bytes | None = None
-        """To be written when the responses under way are; then the connection ends, and nothing is read any more."""
+        """A last response, written after those in progress; then the connection ends. Once set, nothing is read."""
         self._is_leaving = False
         self._dropped = 0
         # The message that is being read.
@@ -63,7 +63,7 @@ class HttpConnection(HttpToolsProtocol):
         self._heads = 0
         self._body_bytes = 0
         self._overhead = 0
-        # This head, as far as it is here, if nothing else stood before it in what was read with it.
+        # The bytes of this head so far; None where its first byte was not the first of a chunk.
         self._is_first = False
         self._head: bytearray | None = None
         self._head_bytes = 0
@@ -75,7 +75,7 @@ class HttpConnection(HttpToolsProtocol):
         super().connection_made(cast("asyncio.Transport", transport))
         refused = self._others.enter(self, self.client[0] if self.client else "", place=self._place)
         if refused is not None:
-            # Nobody looks at it any more, so it must not stay for its answer to be read.
+            # It is not among the checked connections, so it must not wait for the client to read this.
             self._is_leaving = True
             self.transport.write(BadRequest(503, "Too many connections.", refused).response())
             self.transport.close()
@@ -130,7 +130,7 @@ class HttpConnection(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._in_body:
-            return  # a trailer: it is not one of the headers (RFC 9110 §6.5.1), and nobody has checked it
+            return  # a trailer: not merged into the headers (RFC 9110 §6.5.1), because it was not checked with them
         if len(self.headers) >= self._limits.headers:
             self._fault = BadRequest(431, f"More than {self._limits.headers} headers.", Limited.HEAD_SIZE)
             raise self._fault
@@ -241,7 +241,7 @@ class HttpConnection(HttpToolsProtocol):
         successor.data_received(head.lstrip(b"\r\n"))
 
     def _refuse(self, fault: BadRequest) -> None:
-        """Answer nothing else on this connection than what was asked before, and then this."""
+        """Answer the requests that came before this one, then this fault, then end the connection."""
         self._others.refusals[fault.kind] += 1
         if self._in_body:
             self._in_body = False
@@ -266,7 +266,7 @@ class HttpConnection(HttpToolsProtocol):
             self._leave(fault.response())
 
     def _leave(self, answer: bytes) -> None:
-        """Write it, and close when it was read: closed at once, what still comes would make it get lost."""
+        """Write a last response and end our side only: closing both could lose the response (RFC 9112 §9.6)."""
         self._is_leaving = True
         self._in_head = self._in_body = False
         for cycle in (self._running, self.cycle):

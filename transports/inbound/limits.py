@@ -1,4 +1,4 @@
-"""What anybody may cost before they said who they are: one value for every listener, and one count of refusals.
+"""What a client may cost before it has authenticated: one value for every listener, and one counter of refusals.
 
 Pure: no I/O but a look at this process's own file limit. It knows no setting; `gateway.limits` fills it.
 """
@@ -33,14 +33,14 @@ MAX_LABEL_CHARS: Final = 512
 """`Host`, `Origin` and `Last-Event-ID`: a host name has 253 characters at most (RFC 1035 §2.3.4)."""
 
 _KEPT_BACK: Final = 128
-"""Files that are no connections: the store, logs, listeners, libraries."""
+"""File descriptors reserved for the store, logs, listeners and libraries."""
 
 _MOST: Final = 65_536
-"""Connections where the process may open any number of files."""
+"""The most connections, where the process may open any number of files."""
 
 
 class Limited(enum.StrEnum):
-    """Why something was cut or refused: the label of the metric, which no client can add to."""
+    """Why a connection or a request was ended or refused: the label values of the metric, a closed set."""
 
     FRAMING = "framing"
     HEAD_SIZE = "head_size"
