@@ -32,6 +32,7 @@ def test_streams_of_requests_are_read_as_h11_reads_them(first: int) -> None:
     [
         b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 25\r\n\r\n\r\n00000000000000000000\r\n1",  # zeros of a body
         b"PRI / HTTP/0.9\r\n\r\n",
+        b"POST /? HTTP/1.1\r\nHost: a\r\n\r\n",
     ],
 )
 def test_what_only_looks_different_is_no_finding(sent: bytes) -> None:

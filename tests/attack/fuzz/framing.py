@@ -68,7 +68,8 @@ class Read:
 
 
 def _origin(target: str) -> str:
-    """The path of an absolute target."""
+    """The path of a target that may be absolute, with its query. ASGI does not tell an empty query from none."""
+    target = target.removesuffix("?") if target.count("?") == 1 else target
     if not re.match("https?://", target, re.IGNORECASE):
         return target
     try:
