@@ -18,7 +18,7 @@ from gateway.protocol.methods import METHODS
 from gateway.review import unmatched
 from gateway.tool_calls import ToolCalls
 from gateway.upstreams import ConfiguredUpstream
-from gateway.uris import is_of
+from gateway.uris import is_of_any
 from session_store import Context
 from transports.base import Era, Refused, UpstreamUnavailable
 from transports.jsonrpc import INVALID_PARAMS, Object, encode
@@ -191,10 +191,9 @@ class _Asking:
                 return
         elif self._policy.allows_uri(context, server, uri):
             # Of a template: then that has to be there as well.
-            for template in await self._names("resources/templates/list", uri):
-                is_meant = template == uri or is_of(uri, template)
-                if is_meant and self._policy.allows_listed_uri(context, server, template):
-                    return
+            templates = await self._names("resources/templates/list", uri)
+            if is_of_any(uri, (t for t in templates if self._policy.allows_listed_uri(context, server, t))):
+                return
         raise unknown_resource(uri)
 
     async def _names(self, method: str, name: str) -> Names:

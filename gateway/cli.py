@@ -146,7 +146,7 @@ async def _compared(settings: Settings) -> list[str]:
     """Warnings about what servers list. Raises `ConfigurationError`: the policy does not fit it."""
     from gateway.composition import Gateway
     from gateway.observe import configure_logging
-    from gateway.review import asking, review
+    from gateway.review import CORRECT, asking, review
     from session_store import KeyRing, MemoryBackend
 
     configure_logging("critical")
@@ -154,7 +154,7 @@ async def _compared(settings: Settings) -> list[str]:
     async with gateway.running():
         policy = settings.gateway.policy
         found = await review(gateway.upstreams, policy.workspaces, gateway.calls)
-    refused = found.unmatched if policy.unmatched_patterns == "refuse" else []
+    refused = [*found.unmatched, CORRECT] if found.unmatched and policy.unmatched_patterns == "refuse" else []
     refused += found.unusable if policy.unusable_schemas == "refuse" and policy.check_arguments else []
     if refused:
         raise ConfigurationError("\n".join(refused))

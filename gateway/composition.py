@@ -232,7 +232,7 @@ class Gateway:
                 envelopes,
                 self.endpoints,
                 took_over=self.sessions.took_over,
-                is_secure=self.guard.is_secure,
+                guard=self.guard,
                 watching=self.watching,
                 limits=self.limits,
             )

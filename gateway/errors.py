@@ -215,12 +215,13 @@ def too_often(what: str, wait_s: int) -> Refused:
     )
 
 
-def too_many(what: str, most: int) -> Refused:
-    """As many as one principal may have."""
+def too_many(what: str, most: int, *, anonymous: bool) -> Refused:
+    """As many as one principal, or one address of anonymous clients, may have."""
+    whose = "The anonymous clients of your address" if anonymous else "You"
     return Refused(
         429,
         TOO_OFTEN,
-        f"You have {most} {what}, and may not have more at a time. End one first, or wait until one has ended.",
+        f"{whose} have {most} {what}, and may not have more at a time. End a session first, or wait until one ends.",
         data={"most": most, "retryAfter": 30},
         headers={"Retry-After": "30"},
     )

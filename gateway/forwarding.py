@@ -24,7 +24,7 @@ from session_store import Principal, Session, StoreUnavailable
 from transports.base import Elsewhere, Refused
 from transports.hop import Hop, HopBroken, HopPool, HopRefused, HopSilent
 from transports.hop_server import HopBounds, HopServer, HopUnknown, Incoming
-from transports.inbound.http import ClientWatch, Receive, Scope, Send, header_map
+from transports.inbound.http import ClientWatch, Guard, Receive, Scope, Send
 from transports.inbound.limits import Limited, Limits
 from transports.inbound.resumed import continued
 from transports.inbound.streamable_http import StreamableHttp
@@ -71,7 +71,7 @@ class Forwarding:
         endpoints: Mapping[str, StreamableHttp],
         *,
         took_over: Callable[[Session], None],
-        is_secure: Callable[[Scope, Mapping[str, str]], bool],
+        guard: Guard,
         watching: Watching,
         limits: Limits,
     ) -> None:
@@ -79,7 +79,7 @@ class Forwarding:
         self._envelopes = envelopes
         self._endpoints = endpoints
         self._took_over = took_over
-        self._is_secure = is_secure
+        self._guard = guard
         self._watching = watching
         self.reaching = Reaching(cluster, envelopes)
         self._told_contested_at = -_TOLD_EVERY_S
@@ -215,7 +215,7 @@ class Forwarding:
             route,
             method=scope["method"],
             path=scope["path"].removeprefix(scope.get("root_path", "")),
-            secure=self._is_secure(scope, header_map(scope["headers"])),
+            secure=self._guard.is_secure(scope, self._guard.headers(scope)),
             again=bool(scope.get("mcp.again")),
             headers=[(name, value) for name, value in scope["headers"] if name not in _NOT_PASSED_ON] + traced,
             body=body,

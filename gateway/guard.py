@@ -16,5 +16,6 @@ def guard_of(options: GatewaySettings, proxies: TrustedProxies) -> Guard:
         domains=tuple(name[1:] for name in names if name.startswith("*.")),
         origins=frozenset(options.allowed_origins),
         loopback=is_loopback(options.host),
+        head_bytes=options.limits.head_bytes,
         single=frozenset() if options.auth.proxies is None else frozenset(options.auth.proxies.headers),
     )

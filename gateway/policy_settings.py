@@ -333,7 +333,9 @@ class PolicySettings(_Frozen):
     number. A host that opens a session for every call and ends none has 3,600 after an hour, one a second."""
     principal_processes: Quota = 256
     """How many server processes one principal, or one anonymous address, may have at a time, on all replicas together;
-    0: any number. They take some 30 MB each: 8 GB at most, and more than thirty sessions of eight servers."""
+    0: any number. They take some 30 MB each: 8 GB at most, and more than thirty sessions of eight servers. A session
+    that nobody ends has its processes until `session.idle_ttl_s` is over: give a service that brings many agents
+    under one key what all of them need."""
     rules: tuple[RuleSettings, ...] = ()
     """What sessions of some principals, in some workspaces, are given, in order."""
     workspaces: dict[Pattern, WorkspaceSettings] = {}

@@ -68,7 +68,7 @@ class PrincipalQuotas:
         if self._sessions_most is not None:
             key = f"sessions/{session.counted_as}"
             if not await self._held(key, _named(session), self._sessions_most, self._over(session.created_at)):
-                raise too_many("sessions", self._sessions_most)
+                raise too_many("sessions", self._sessions_most, anonymous=session.principal.is_anonymous)
 
     async def session_over(self, session: Session) -> None:
         """It has ended, or was never kept. Where the store is silent, that is found out when the quota looks full."""
@@ -96,7 +96,7 @@ class PrincipalQuotas:
             return _nothing
         key, name = f"processes/{session.counted_as}", f"{self._run}/{secrets.token_urlsafe(9)}"
         if not await self._held(key, name, self._processes_most, self._ended_with_their_gateway):
-            raise too_many("server processes", self._processes_most)
+            raise too_many("server processes", self._processes_most, anonymous=session.principal.is_anonymous)
         return lambda: self._give_back(key, name)
 
     async def _held(

@@ -18,11 +18,16 @@ from gateway.tool_calls import ToolCalls
 from gateway.upstreams import ConfiguredUpstream
 from transports.base import Era, LinkClosed, UpstreamUnavailable
 
-__all__ = ["Reviewed", "asking", "compare", "review", "unmatched"]
+__all__ = ["CORRECT", "Reviewed", "asking", "compare", "review", "unmatched"]
 
 logger = logging.getLogger(__name__)
 
+CORRECT: Final = "correct them, or set gateway.policy.unmatched_patterns to allow"
+
 _WAIT_S: Final = 10.0
+_TOLD_NAMES: Final = 12
+_TOLD_CHARS: Final = 64
+"""Of what a server lists, in the line for a pattern that names none of it."""
 _MOST_SHOWN: Final = 128
 
 _LISTS: Final = {
@@ -55,8 +60,7 @@ async def compare(upstreams: Sequence[ConfiguredUpstream], settings: PolicySetti
     reached = [upstream for upstream in upstreams if upstream.has_answered]
     found = await review(reached, settings.workspaces if len(reached) == len(upstreams) else {}, calls)
     if found.unmatched and settings.unmatched_patterns == "refuse":
-        more = "correct them, or set gateway.policy.unmatched_patterns to allow"
-        raise ConfigurationError("\n".join([*found.unmatched, more]))
+        raise ConfigurationError("\n".join([*found.unmatched, CORRECT]))
     for fault in found.unmatched:
         logger.warning("%s", fault)
     for upstream in reached:
@@ -110,12 +114,19 @@ def _unchecked(tool: str, pattern: str) -> str:
 
 def unmatched(where: str, patterns: Iterable[str], names: Iterable[str], what: str) -> list[str]:
     """A line for each pattern that names nothing. One that names everything is meant for what may come."""
-    known = {form for name in names for form in (name, unicodedata.normalize("NFKC", name))}
+    listed = sorted(names)
+    known = {form for name in listed for form in (name, unicodedata.normalize("NFKC", name))}
     return [
-        f"{where}: {pattern!r} names no {what} that the server lists"
+        f"{where}: {pattern!r} names no {what} that the server lists: {_some(listed)}"
         for pattern in patterns
         if not matches(pattern, "") and not any(matches(pattern, name) for name in known)
     ]
+
+
+def _some(names: Sequence[str]) -> str:
+    """Some of them, for who has misspelt one."""
+    told = [repr(name[:_TOLD_CHARS]) for name in names[:_TOLD_NAMES]]
+    return ", ".join(told + ["…"] * (len(names) > _TOLD_NAMES)) or "it has none"
 
 
 def _of_workspaces(

@@ -28,7 +28,7 @@ DRAIN_TIMEOUT_S = 10
 """How long calls in flight may take to finish after SIGTERM."""
 
 OPERATORS_CONNECTIONS = 128
-"""On their own listener: apart from those of clients, so that operators get in when these have taken all of theirs."""
+"""On the operators' own listener, apart from those of clients; half of them from one address at most."""
 
 
 class _Beside(uvicorn.Server):
@@ -159,7 +159,12 @@ def _operators(gateway: Gateway, settings: Settings) -> _Beside:
         access_log=False,
         lifespan="off",
         ws="none",
-        http=_connections(gateway, settings, connections=OPERATORS_CONNECTIONS),
+        http=_connections(
+            gateway,
+            settings,
+            connections=OPERATORS_CONNECTIONS,
+            peer_connections=min(gateway.limits.peer_connections, OPERATORS_CONNECTIONS // 2),
+        ),
         server_header=False,
         proxy_headers=False,
         timeout_graceful_shutdown=2,

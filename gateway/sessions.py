@@ -170,8 +170,8 @@ class Sessions:
         return await self.found(session, who.granted)
 
     def _was_just_read(self, live: LiveSession, who: RequestContext) -> bool:
-        """Whether the store said of the session what has to be known, so little ago that it need not be asked again.
-        ends a session elsewhere is heard of, so this is how long at most a lost message goes unnoticed."""
+        """Whether the record was read less than `JUST_NOW_S` ago and fits this request: then the store is not asked. If
+        the message is lost that tells of its end elsewhere, the session is served for that much longer."""
         session = live.session
         return (
             monotonic() - live.read_at < JUST_NOW_S

@@ -1,23 +1,22 @@
-"""From which address a client comes: what it is counted by where nobody has said who it is. Pure."""
+"""The network a client comes from: clients without a name, and connections, are counted by it. Pure."""
 
 import functools
 import ipaddress
 from collections.abc import Container, Mapping
 
-__all__ = ["client_network"]
+__all__ = ["client_network", "network_of"]
 
 _MOST_HOPS = 16
 """Of `X-Forwarded-For`, from its end: each proxy appends one, and what stands before ours is the client's to choose."""
 
 
 def client_network(peer: str, headers: Mapping[str, str], proxies: Container[str]) -> str:
-    """The network of the client: of the peer, or where that is a trusted proxy, of the last address in
-    `X-Forwarded-For` that is not one. An IPv4 address, or the /64 that one IPv6 subscriber has (RFC 6177).
-
-    A text that is no address ends the search: the proxy before it is as far as anybody vouches for.
+    """The client's `network_of`: of the peer, or behind trusted proxies, of the last address in `X-Forwarded-For` that
+    is not a trusted proxy's. A text there that is no address ends the search: no trusted proxy vouches for what is
+    before it.
     """
     if peer not in proxies:
-        return _network(peer)
+        return network_of(peer)
     found = peer
     for hop in reversed(headers.get("x-forwarded-for", "").rsplit(",", _MOST_HOPS)[-_MOST_HOPS:]):
         address = _bare(hop.strip())
@@ -26,7 +25,7 @@ def client_network(peer: str, headers: Mapping[str, str], proxies: Container[str
         found = address
         if address not in proxies:
             break
-    return _network(found)
+    return network_of(found)
 
 
 def _bare(hop: str) -> str:
@@ -44,11 +43,13 @@ def _bare(hop: str) -> str:
 
 
 @functools.lru_cache(maxsize=4_096)
-def _network(address: str) -> str:
+def network_of(address: str) -> str:
+    """What one subscriber has: the IPv4 address, or the /64 network of an IPv6 address (RFC 6177). Empty for a text
+    that is no address, such as the peer of a Unix socket."""
     try:
         parsed = ipaddress.ip_address(address)
     except ValueError:
-        return ""  # a Unix socket: on this machine
+        return ""
     if isinstance(parsed, ipaddress.IPv6Address):
         if parsed.ipv4_mapped is not None:
             return str(parsed.ipv4_mapped)

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from transports.base import Refused
 from transports.inbound.client_address import client_network
-from transports.inbound.limits import MAX_LABEL_CHARS
+from transports.inbound.limits import MAX_LABEL_CHARS, Limits
 from transports.jsonrpc import INVALID_REQUEST, encode_error
 
 __all__ = [
@@ -32,14 +32,13 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 HeaderList = list[tuple[bytes, bytes]]
 
-MAX_HEADER_BYTES: Final = 64 << 10
-"""Beyond what browsers and proxies send."""
-
 STRANGER_BODY_BYTES: Final = 64 << 10
 """What is read of a body before its sender is known. With a body limit of megabytes, strangers would fill memory."""
 
 _WATCH_AFTER_S: Final = 0.05
 _LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
+_NOT_OUR_NAME: Final = "The Host header does not name this server: its operator gives its names as allowed_hosts."
+_NOT_LET_IN: Final = "The Origin of this request is not allowed: the operator gives those that are as allowed_origins."
 _SINGLE: Final = frozenset(
     {"authorization", "content-type", "host", "last-event-id", "mcp-gateway-session", "mcp-session-id", "origin"}
 )
@@ -62,8 +61,10 @@ _KNOWN: Final = {
 }
 
 
-def header_map(raw: Iterable[tuple[bytes, bytes]], single: Container[str] = ()) -> dict[str, str]:
-    """Headers by lower-case name. Those of `single` may stand once, as the ones may that we know.
+def header_map(
+    raw: Iterable[tuple[bytes, bytes]], single: Container[str] = (), most: int = Limits().head_bytes
+) -> dict[str, str]:
+    """Headers by lower-case name, of `most` bytes together. Those of `single` and of `_SINGLE` may stand once.
 
     Raises:
         Refused: 400, a header that may stand once stands twice: two readers would disagree on which one counts; 431.
@@ -73,9 +74,11 @@ def header_map(raw: Iterable[tuple[bytes, bytes]], single: Container[str] = ()) 
     headers = {
         _KNOWN.get(name) or name.decode("latin-1").lower(): value.decode("latin-1").strip(" \t") for name, value in raw
     }
-    if sum(map(len, headers.values())) > MAX_HEADER_BYTES:
-        raise Refused(431, INVALID_REQUEST, f"The headers are larger than {MAX_HEADER_BYTES} bytes.")
-    return headers if len(headers) == len(raw) else _merged(raw, single)
+    is_plain = len(headers) == len(raw)
+    size = sum(map(len, headers.values())) if is_plain else sum(len(name) + len(value) for name, value in raw)
+    if size > most:
+        raise Refused(431, INVALID_REQUEST, f"The headers are larger than {most} bytes.")
+    return headers if is_plain else _merged(raw, single)
 
 
 def _name(raw: bytes) -> str:
@@ -84,8 +87,6 @@ def _name(raw: bytes) -> str:
 
 def _merged(raw: Iterable[tuple[bytes, bytes]], single: Container[str]) -> dict[str, str]:
     """Headers of which some stand more than once."""
-    if sum(len(name) + len(value) for name, value in raw) > MAX_HEADER_BYTES:
-        raise Refused(431, INVALID_REQUEST, f"The headers are larger than {MAX_HEADER_BYTES} bytes.")
     headers: dict[str, str] = {}
     for name_bytes, value_bytes in raw:
         name, value = _name(name_bytes), value_bytes.decode("latin-1").strip(" \t")
@@ -151,6 +152,8 @@ class Guard:
     loopback: bool = True
     proxies: Container[str] = ()
     single: frozenset[str] = frozenset()
+    head_bytes: int = Limits().head_bytes
+    """Checked here too, for an app that is mounted in another server."""
 
     def headers(self, scope: Scope) -> dict[str, str]:
         """The request's headers, by lower-case name.
@@ -158,17 +161,17 @@ class Guard:
         Raises:
             Refused: 400, 431: as `header_map`.
         """
-        return header_map(scope["headers"], self.single)
+        return header_map(scope["headers"], self.single, self.head_bytes)
 
     def check(self, headers: Mapping[str, str]) -> None:
         """Raises `Refused`: 421 for a host that is not ours, 403 for an origin that is not let in."""
         # Looked at before it is parsed: what parses it remembers what it has seen.
         named = headers.get("host", "")
         if len(named) > MAX_LABEL_CHARS or not self._knows(_hostname(named)):
-            raise Refused(421, INVALID_REQUEST, "The Host header does not name this server.")
+            raise Refused(421, INVALID_REQUEST, _NOT_OUR_NAME)
         origin = headers.get("origin")
         if origin is not None and (len(origin) > MAX_LABEL_CHARS or not self._lets_in(origin, headers)):
-            raise Refused(403, INVALID_REQUEST, "The Origin of this request is not allowed.")
+            raise Refused(403, INVALID_REQUEST, _NOT_LET_IN)
 
     def _knows(self, host: str) -> bool:
         if self.hosts:

@@ -8,6 +8,8 @@ from typing import Final
 __all__ = ["EXCERPT_BYTES", "LineSplitter", "Tail"]
 
 EXCERPT_BYTES: Final = 512
+"""What is looked at of either end of a line that is too long, or is no message."""
+
 _CR: Final = 0x0D
 
 _log = logging.getLogger(__name__)

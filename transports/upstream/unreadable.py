@@ -9,11 +9,9 @@ from typing import Final, NamedTuple
 import msgspec
 
 from transports.jsonrpc import Object
+from transports.upstream.lines import EXCERPT_BYTES
 
-__all__ = ["EXCERPT_BYTES", "Meant", "answered_by", "meant_by"]
-
-EXCERPT_BYTES: Final = 512
-"""How much of either end is looked at."""
+__all__ = ["Meant", "answered_by", "meant_by"]
 
 _OWN_KEYS: Final = frozenset({"jsonrpc", "id", "result", "error"})
 
