@@ -129,6 +129,7 @@ def check(
         settings = load_settings(config)
         key_ring(settings.gateway.store)
         warnings = [f"{one.what}; {one.do}" for one in check_workspaces(settings) if one.state != "good"]
+        warnings += [] if settings.mcpServers else ["there is nothing to serve: mcpServers is empty or missing"]
         warnings += [] if offline else asyncio.run(_compared(settings))
     except ConfigurationError as error:
         if not as_json:
@@ -146,7 +147,7 @@ async def _compared(settings: Settings) -> list[str]:
     """Warnings about what servers list. Raises `ConfigurationError`: the policy does not fit it."""
     from gateway.composition import Gateway
     from gateway.observe import configure_logging
-    from gateway.review import CORRECT, asking, review
+    from gateway.review import CORRECT, MEND, asking, review
     from session_store import KeyRing, MemoryBackend
 
     configure_logging("critical")
@@ -155,7 +156,8 @@ async def _compared(settings: Settings) -> list[str]:
         policy = settings.gateway.policy
         found = await review(gateway.upstreams, policy.workspaces, gateway.calls)
     refused = [*found.unmatched, CORRECT] if found.unmatched and policy.unmatched_patterns == "refuse" else []
-    refused += found.unusable if policy.unusable_schemas == "refuse" and policy.check_arguments else []
+    if found.unusable and policy.unusable_schemas == "refuse" and policy.check_arguments:
+        refused += [*found.unusable, MEND]
     if refused:
         raise ConfigurationError("\n".join(refused))
     warnings = [f"server {name} could not be asked what it lists; see doctor" for name in found.unasked]

@@ -18,11 +18,14 @@ from gateway.tool_calls import ToolCalls
 from gateway.upstreams import ConfiguredUpstream
 from transports.base import Era, LinkClosed, UpstreamUnavailable
 
-__all__ = ["CORRECT", "Reviewed", "asking", "compare", "review", "unmatched"]
+__all__ = ["CORRECT", "MEND", "Reviewed", "asking", "compare", "review", "unmatched"]
 
 logger = logging.getLogger(__name__)
 
 CORRECT: Final = "correct them, or set gateway.policy.unmatched_patterns to allow"
+MEND: Final = (
+    "mend the server: such tools are neither listed nor called unless gateway.policy.unusable_schemas is allow"
+)
 
 _WAIT_S: Final = 10.0
 _TOLD_NAMES: Final = 12

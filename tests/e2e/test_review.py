@@ -62,6 +62,7 @@ def test_the_doctor_tells_of_patterns_and_schemas(tmp_path: Path) -> None:
     assert found == 1 and MISSPELT[0][2] in words and "input schema of tool 'wrong' cannot be used" in words
     found, words = told(tmp_path, ["check"], {}, {})
     assert found == 2 and "input schema of tool 'wrong' cannot be used" in words
+    assert "unless gateway.policy.unusable_schemas is allow" in words
     assert told(tmp_path, ["check"], {}, {"unusable_schemas": "allow"})[0] == 0
 
 
