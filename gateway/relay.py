@@ -65,10 +65,11 @@ class Relay:
             Refused: 429, too many calls of the session are in flight; or the call names nothing that exists.
         """
         live = exchange.live
-        if live is not None and live.busy >= self._max_exchanges:
-            raise too_many_exchanges()
         if live is not None:
             await self._rates.call(live.session)
+            # Compared last: the reply below counts, and nothing is waited for in between.
+            if live.busy >= self._max_exchanges:
+                raise too_many_exchanges()
         meta = self._watching.begin(exchange, request, meta_for_upstream(params, live, correlation), correlation)
         exchange.check_mirrored = request.check_mirrored
         events = self._events if era is Era.LEGACY else None

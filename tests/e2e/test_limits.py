@@ -25,6 +25,18 @@ SIGNED = {"MCP_GATEWAY_KEYS": "k" * 40}
 
 
 @requirement("pol.limits")
+def test_calls_that_come_together_have_the_bound_of_calls_in_flight(http: httpx.Client) -> None:
+    # A rate of which every call asks the store: all of them wait at the same place.
+    options = {"limits": {"exchanges": 4}, "policy": {"session_rate": {"per_s": 10, "burst": 1_000}}}
+    with running_gateway({"probe": server(PROBE)}, options=options) as gateway:
+        client = Legacy(gateway.url, http, version="2025-03-26").open()
+        params = {"name": "sleep", "arguments": {"seconds": 1}}
+        batch = [{"jsonrpc": "2.0", "id": n, "method": "tools/call", "params": params} for n in range(20)]
+        answers = client.post(batch).json()
+        assert sum("result" in answer for answer in answers) == 4 and len(answers) == 20
+
+
+@requirement("pol.limits")
 def test_a_session_that_asks_too_often_is_told_when_to_come_back(http: httpx.Client) -> None:
     options = {"policy": {"session_rate": {"per_s": 2, "burst": 5}}}
     with running_gateway({"demo": server(DEMO)}, options=options) as gateway:
