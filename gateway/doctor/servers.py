@@ -54,7 +54,10 @@ async def _policy(gateway: Gateway, settings: Settings) -> AsyncIterator[Finding
     for fault in found.unmatched:
         yield bad("policy", fault, "correct the pattern: what it was to protect is not protected")
     for fault in found.unusable:
-        yield bad("policy", fault, "mend the server; until then the tool is left out (policy.unusable_schemas)")
+        if policy.check_arguments and policy.unusable_schemas == "refuse":
+            yield bad("policy", fault, "mend the server; until then the tool is left out (policy.unusable_schemas)")
+        else:
+            yield doubtful("policy", fault, "mend the server; until then nothing checks the tool's arguments")
     for fault in found.unchecked if policy.check_arguments else ():
         yield doubtful("policy", fault, "let the server check what matches it, or write it without look-around")
     if not found.unmatched and not found.unusable:

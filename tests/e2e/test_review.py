@@ -63,7 +63,10 @@ def test_the_doctor_tells_of_patterns_and_schemas(tmp_path: Path) -> None:
     found, words = told(tmp_path, ["check"], {}, {})
     assert found == 2 and "input schema of tool 'wrong' cannot be used" in words
     assert "unless gateway.policy.unusable_schemas is allow" in words
-    assert told(tmp_path, ["check"], {}, {"unusable_schemas": "allow"})[0] == 0
+    for policy in ({"unusable_schemas": "allow"}, {"check_arguments": False}):
+        assert told(tmp_path, ["check"], {}, policy)[0] == 0
+        found, words = told(tmp_path, ["doctor"], {}, policy)
+        assert found == 0 and "nothing checks the tool's arguments" in words
 
 
 @requirement("wall.decoded")
