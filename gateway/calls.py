@@ -4,18 +4,20 @@ A call in flight is in one of two states. *Sent*: the server has it, under a num
 something on the server's behalf, or it is about to be sent again.
 """
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from gateway.bridge.parked import give_up_parked
 from gateway.errors import CALL_TIMED_OUT
-from transports.jsonrpc import encode
+from transports.jsonrpc import Object, encode, encode_request, splice
 
 if TYPE_CHECKING:
     from gateway.conversation import Conversation
     from gateway.exchange import Exchange
 
-__all__ = ["Calls", "look_after"]
+__all__ = ["Calls", "framed", "look_after"]
 
 
 class Calls:
@@ -81,3 +83,15 @@ def look_after(conversation: "Conversation", now: float) -> None:
             told = encode({"requestId": exchange.number, "reason": "timed out"})
             conversation.notify("notifications/cancelled", told)
             conversation.fail(exchange, CALL_TIMED_OUT, f"{late} within {limit_s:g} s; it was told to stop")
+
+
+def framed(exchange: "Exchange", number: int, params: Object, meta: Object) -> Generator[None, None, tuple[int, bytes]]:
+    """That number, and the call as the server is to read it; in steps, for it may be large (`transports.turns`)."""
+    exchange.progress_token = meta.get("progressToken")
+    if exchange.progress_token is not None:
+        meta = meta | {"progressToken": msgspec.Raw(encode(number))}
+    body = encode({**params, "_meta": meta} if meta else params) if meta or params else None
+    yield
+    request = encode_request(number, exchange.method, body)
+    yield
+    return number, splice(request)

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from gateway.access import Grant
 from gateway.bridge.handshake import HandshakeRefused
 from gateway.bridge.log_level import want_log_level
-from gateway.calls import Calls, look_after
+from gateway.calls import Calls, framed, look_after
 from gateway.errors import CANCELLED, OUTCOME_UNKNOWN, UPSTREAM_UNAVAILABLE
 from gateway.exchange import Exchange
 from gateway.own_requests import OwnRequests
@@ -34,7 +34,7 @@ from transports.jsonrpc import (
     encode_result,
     splice,
 )
-from transports.turns import LARGE_BYTES, others_first
+from transports.turns import at_once, in_turns, is_large
 
 if TYPE_CHECKING:
     from gateway.inventory import Lists
@@ -256,8 +256,8 @@ class Conversation:
         await self.join(exchange.live)
         for last in (False, True):
             await self.ready()
-            number, frame = self._frame(exchange, params, meta)
-            await others_first(len(frame) > LARGE_BYTES)
+            framing = framed(exchange, self._next_number(), params, meta)
+            number, frame = await in_turns(framing) if is_large(params) else at_once(framing)
             if exchange.replies.abandoned or exchange.replies.is_closed:
                 self.calls.end(exchange)  # nobody waits for it any more
                 return
@@ -278,7 +278,7 @@ class Conversation:
     def start_now(self, exchange: Exchange, params: Object, meta: Object) -> bool:
         """As `start`, where nothing has to be waited for; else False, and nothing was done."""
         try:
-            self._write(exchange, *self._frame(exchange, params, meta), (params, meta))
+            self._write(exchange, *at_once(framed(exchange, self._next_number(), params, meta)), (params, meta))
         except LinkClosed:
             return False
         return True
@@ -319,13 +319,6 @@ class Conversation:
         except BaseException:
             self.users.discard(live)
             raise
-
-    def _frame(self, exchange: Exchange, params: Object, meta: Object) -> tuple[int, bytes]:
-        number, exchange.progress_token = self._next_number(), meta.get("progressToken")
-        if exchange.progress_token is not None:
-            meta = meta | {"progressToken": msgspec.Raw(encode(number))}
-        body = encode({**params, "_meta": meta} if meta else params) if meta or params else None
-        return number, splice(encode_request(number, exchange.method, body))
 
     def notify(self, method: str, params: bytes | None) -> None:
         """Pass a notification on, if there is anyone to hear it."""

@@ -26,6 +26,8 @@ MOST_DEPTH: Final = 128
 MOST_PATTERNS: Final = 64
 SMALL_PATTERN_BYTES, PATTERN_BYTES, DFA_BYTES = 32 << 10, 1 << 20, 32 << 10
 """Memory of one compiled pattern: what nearly all need, and the most; and of what it finds out while it runs."""
+_FEW: Final = 256
+"""Parts that are counted one by one, so that one long text is told from many parts without looking through it."""
 MOST_COST: Final = 2_000_000
 """Visits times parts of the arguments: some 0.1 s, and 1 s at worst."""
 MOST_TOLD: Final = 100_000
@@ -156,6 +158,21 @@ class _Weight:
         return node
 
 
+def _few(value: Any) -> int:
+    """How many parts it has; 0 where they are more than a few."""
+    count, left = 0, [value]
+    while left:
+        count += 1
+        if count > _FEW:
+            return 0
+        part = left.pop()
+        if isinstance(part, dict | list):
+            if len(part) > _FEW:
+                return 0
+            left.extend(part.values() if isinstance(part, dict) else part)
+    return count
+
+
 class Checker:
     """One schema at work."""
 
@@ -171,7 +188,7 @@ class Checker:
         """Where arguments are not what the schema says; `raw` is their JSON."""
         parts = len(raw) // 2 + 1
         if parts * self._visits > MOST_COST:
-            parts = 1 + sum(map(raw.count, (b",", b"[", b"{")))
+            parts = _few(arguments) or 1 + sum(map(raw.count, (b",", b"[", b"{")))
         if parts * self._visits > MOST_COST or len(raw) * self._patterns > MOST_SCANNED:
             return (
                 "arguments",

@@ -124,6 +124,7 @@ class ToolCalls:
             arguments = _bound(name, decision, session, arguments)
         # What is written anew is what was looked at: of a key that stands twice, servers may read the other one.
         seen = encode(arguments)
+        yield
         if seen != bytes(raw):
             params = params | {"arguments": msgspec.Raw(seen)}
         yield

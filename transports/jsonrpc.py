@@ -168,8 +168,9 @@ def splice(raw: msgspec.Raw | bytes) -> bytes:
 
 def encode_request(request_id: RequestId, method: str, params: bytes | None) -> bytes:
     """A request; `params` is spliced in as it is."""
-    tail = b"" if params is None else b',"params":' + params
-    return b'{"jsonrpc":"2.0","id":' + encode(request_id) + b',"method":' + encode(method) + tail + b"}"
+    # Joined, not added up: each addition would copy params, which may be megabytes, once more.
+    tail = (b"}",) if params is None else (b',"params":', params, b"}")
+    return b"".join((b'{"jsonrpc":"2.0","id":', encode(request_id), b',"method":', encode(method), *tail))
 
 
 def encode_notification(method: str, params: bytes | None) -> bytes:
@@ -180,7 +181,7 @@ def encode_notification(method: str, params: bytes | None) -> bytes:
 
 def encode_result(request_id: bytes, result: bytes) -> bytes:
     """A successful response; `request_id` is the id as it came, encoded."""
-    return b'{"jsonrpc":"2.0","id":' + request_id + b',"result":' + result + b"}"
+    return b"".join((b'{"jsonrpc":"2.0","id":', request_id, b',"result":', result, b"}"))
 
 
 def encode_error(request_id: bytes, error: bytes | Mapping[str, Any]) -> bytes:
