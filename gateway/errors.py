@@ -37,6 +37,7 @@ __all__ = [
     "too_many",
     "too_many_exchanges",
     "too_many_handles",
+    "too_much_in_flight",
     "too_often",
     "unauthenticated",
     "unknown_event",
@@ -158,6 +159,12 @@ def not_found_by_others() -> Refused:
 
 def too_many_exchanges() -> Refused:
     return Refused(429, TOO_OFTEN, "Too many calls of this session are in flight.", headers={"Retry-After": "1"})
+
+
+def too_much_in_flight(whose: str) -> Refused:
+    """Bytes of bodies whose requests have no answer yet. The rest of a body is not read for it."""
+    reason = f"Too many large requests of {whose} are in flight. Try again when one of them has its answer."
+    return Refused(429, TOO_OFTEN, reason, headers={"Retry-After": "1"})
 
 
 def unknown_tool(name: str) -> Refused:

@@ -22,6 +22,12 @@ class LimitSettings(BaseModel):
     """Message of a server; a larger one is thrown away and its call fails."""
     exchanges: Annotated[int, Field(ge=1)] = 256
     """Calls of one session in flight; 429 beyond."""
+    in_flight_bytes: Annotated[int, Field(ge=1_024)] = 32 << 20
+    """Bodies of one session's calls in flight, together; 429 beyond. Each is kept until its call is answered: eight of
+    the largest size. Bodies up to 64 KiB do not count, and a single one is never refused for this."""
+    all_in_flight_bytes: Annotated[int, Field(ge=65_536)] = 512 << 20
+    """Bodies that are being read or whose requests have no answer yet, of all clients together, for each worker; 429
+    beyond. One client network gets half of it. Bodies up to 64 KiB do not count. Leave the process twice as much."""
     start_timeout_s: Seconds = 30.0
     """A server's start, handshake included."""
     call_timeout_s: Seconds = 600.0

@@ -96,7 +96,7 @@ class LiveSession:
 
     # Without a dictionary each: there are as many as there are sessions.
     __slots__ = """__weakref__ _events _has_left _last_question _leaving _outbox _pump _questions alias busy
-        calls conversations ended exchanges failed failures goes_on hearing listeners listening new_process
+        calls conversations ended exchanges failed failures goes_on hearing held_bytes listeners listening new_process
         parked read_at recovered session used""".split()
 
     def __init__(self, session: Session, events: EventLog) -> None:
@@ -107,6 +107,7 @@ class LiveSession:
         self.hearing: dict[str, Exchange] = {}  # what listens to a modern server for a legacy client
         self.listening: list[Listening] = []  # what it wants to hear of legacy servers
         self.busy = 0
+        self.held_bytes = 0  # bodies of calls in flight, the large ones
         self.used = False  # since its idle time was last started anew in the store
         self.listeners = 0
         self.ended = False

@@ -8,8 +8,9 @@ from gateway.bridge.handshake import HandshakeRefused
 from gateway.cluster import Cluster, Forwarded
 from gateway.context import CONTEXT_KEY, TRACE_KEY, context_meta, without_our_keys
 from gateway.endpoint import Endpoint
-from gateway.errors import OUTCOME_UNKNOWN, too_many_exchanges
+from gateway.errors import OUTCOME_UNKNOWN, too_many_exchanges, too_much_in_flight
 from gateway.exchange import Exchange
+from gateway.limit_settings import LimitSettings
 from gateway.live import LiveSession
 from gateway.params import meta_of
 from gateway.rates import RateLimits
@@ -18,6 +19,8 @@ from gateway.watching import Watching
 from session_store import EventLog
 from session_store.session import redact
 from transports.base import Answer, Era, LinkClosed, Request, UpstreamUnavailable
+from transports.inbound.bodies import SMALL_BODY_BYTES, Bodies
+from transports.inbound.limits import Limited
 from transports.jsonrpc import Message, Object, RequestId, encode
 from transports.turns import is_large
 
@@ -30,14 +33,15 @@ _UNKNOWN: Final = (
 
 
 class Relay:
-    """What calls of both eras have in common. `result_meta` puts trace facts into results."""
+    """What calls of both eras have in common. `result_meta` puts trace facts into results. `bodies` is the account of
+    the whole process, which every wire takes from while it reads."""
 
     def __init__(
         self,
         *,
         events: EventLog,
         result_meta: bool,
-        max_exchanges: int,
+        limits: LimitSettings,
         cluster: Cluster | None = None,
         rates: RateLimits,
         watching: Watching,
@@ -47,7 +51,9 @@ class Relay:
         self._watching = watching
         self._events = events
         self.result_meta = result_meta
-        self._max_exchanges = max_exchanges
+        self._max_exchanges = limits.exchanges
+        self._max_bytes = limits.in_flight_bytes
+        self.bodies = Bodies(limits.all_in_flight_bytes, watching.metrics.limited, too_much_in_flight)
 
     async def send(
         self,
@@ -62,18 +68,22 @@ class Relay:
         """Send a call upstream; its outcome comes through the answer.
 
         Raises:
-            Refused: 429, too many calls of the session are in flight; or the call names nothing that exists.
+            Refused: 429, too many calls of the session are in flight, or too large ones; or the call names nothing that
+                exists.
         """
         live = exchange.live
+        held = 0
         if live is not None:
             await self._rates.call(live.session)
             # Compared last: the reply below counts, and nothing is waited for in between.
             if live.busy >= self._max_exchanges:
                 raise too_many_exchanges()
+            if request.body_bytes > SMALL_BODY_BYTES:
+                held = self._room_for(live, request.body_bytes)
         meta = self._watching.begin(exchange, request, meta_for_upstream(params, live, correlation), correlation)
         exchange.check_mirrored = request.check_mirrored
         events = self._events if era is Era.LEGACY else None
-        reply = CallReply(exchange, headers, events=events, cluster=self._cluster)
+        reply = CallReply(exchange, headers, events=events, cluster=self._cluster, held=held)
         try:
             forwarded: Forwarded | None = request.forwarded
             if request.again and not await self._may_repeat(exchange, endpoint, era, params, correlation):
@@ -88,6 +98,13 @@ class Relay:
             await reply.done()
             raise
         return reply
+
+    def _room_for(self, live: LiveSession, size: int) -> int:
+        """The bytes to count, if the session may have so many more in flight."""
+        if live.held_bytes and live.held_bytes + size > self._max_bytes:
+            self._watching.metrics.limited[Limited.IN_FLIGHT] += 1
+            raise too_much_in_flight("this session")
+        return size
 
     async def count(self, live: LiveSession) -> None:
         """Count what a session asks for that is no call. Raises `Refused`: 429."""

@@ -45,7 +45,8 @@ class ImmediateReply:
 class CallReply:
     """The frames of one exchange. A session is busy until the wire is done with it.
 
-    `events` is where frames are kept for replay, None on a wire without replay.
+    `events` is where frames are kept for replay, None on a wire without replay. `held` bytes of the request's body are
+    the session's for as long.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class CallReply:
         *,
         events: EventLog | None,
         cluster: Cluster | None = None,
+        held: int = 0,
     ) -> None:
         self.headers = headers
         self.replies = exchange.replies
@@ -62,9 +64,11 @@ class CallReply:
         self._events = events
         self._stream = ""
         self._cluster = cluster
+        self._held = held
         self._live = live = exchange.live  # the call may move to a session within it
         if live is not None:
             live.busy += 1
+            live.held_bytes += held
             live.exchanges[exchange.client_id] = exchange
 
     def cancel(self, reason: str) -> None:
@@ -121,6 +125,7 @@ class CallReply:
                 self._exchange.left()
             return
         live.busy -= 1
+        live.held_bytes -= self._held
         if self.replies is self._exchange.replies:
             if self._exchange.watchers:
                 self._exchange.left()

@@ -173,8 +173,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     that another site caused the request. `forwarded` is what another process of ours vouches for, where it sent this.
     `peer` is the address it came from, `client` the network of who is behind the proxies that are trusted, `arrived_at`
     when it did, by the monotonic clock (0: nobody looked). `again`: it was given to a process that was lost, and may
-    have taken effect. `check_mirrored` is for a tool whose schema mirrors arguments in headers, once it is known who
-    asks and what they may see: given the schema, it raises `Refused` where headers and arguments disagree.
+    have taken effect. `body_bytes` is what the request keeps in memory until it is answered. `check_mirrored` is for a
+    tool whose schema mirrors arguments in headers, once it is known who asks and what they may see: given the schema,
+    it raises `Refused` where headers and arguments disagree.
     """
 
     era: Era
@@ -191,6 +192,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     client: str = ""
     secure: bool = False
     arrived_at: float = 0.0
+    body_bytes: int = 0
     check_mirrored: Callable[[Any], None] | None = None
 
 

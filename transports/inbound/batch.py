@@ -82,8 +82,9 @@ class Batches:
         message: Message | None = None
         error: dict[str, Any]
         try:
-            message = self._sizes.parse(bytes(part))
-            answer = await self._one(message, request)
+            data = bytes(part)
+            message = self._sizes.parse(data)
+            answer = await self._one(message, msgspec.structs.replace(request, body_bytes=len(data)))
         except Refused as refused:
             error = refused.error()
         except (InvalidMessage, msgspec.MsgspecError) as invalid:

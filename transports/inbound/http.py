@@ -8,6 +8,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from transports.base import Refused
+from transports.inbound.bodies import SMALL_BODY_BYTES, HeldBody
 from transports.inbound.client_address import client_network
 from transports.inbound.limits import MAX_LABEL_CHARS, Limits
 from transports.jsonrpc import INVALID_REQUEST, encode_error
@@ -32,7 +33,7 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 HeaderList = list[tuple[bytes, bytes]]
 
-STRANGER_BODY_BYTES: Final = 64 << 10
+STRANGER_BODY_BYTES: Final = SMALL_BODY_BYTES
 """What is read of a body before its sender is known. With a body limit of megabytes, strangers would fill memory."""
 
 _WATCH_AFTER_S: Final = 0.05
@@ -100,15 +101,19 @@ def _merged(raw: Iterable[tuple[bytes, bytes]], single: Container[str]) -> dict[
 
 
 async def read_body(
-    receive: Receive, headers: Mapping[str, str], limit: int, admit: Callable[[], Awaitable[object]] | None = None
+    receive: Receive,
+    headers: Mapping[str, str],
+    limit: int,
+    admit: Callable[[], Awaitable[object]] | None = None,
+    held: HeldBody | None = None,
 ) -> bytes | None:
     """The request's body, or None when the client left before its end.
 
     `admit` finds out whether the caller may call. It is asked before more than `STRANGER_BODY_BYTES` are read: a
-    smaller body is read first, because most are here already.
+    smaller body is read first, because most are here already. `held` counts what was read; the caller gives it back.
 
     Raises:
-        Refused: 413 beyond `limit` bytes, without reading on; whatever `admit` raises.
+        Refused: 413 beyond `limit` bytes, without reading on; whatever `admit` and `held` raise.
     """
     declared = headers.get("content-length", "")
     length = int(declared) if declared.isdigit() else 0
@@ -127,6 +132,8 @@ async def read_body(
         size += len(chunk)
         if size > limit:
             raise _too_large(limit)
+        if held is not None and size > SMALL_BODY_BYTES:
+            held.grows_to(size)
         chunks.append(chunk)
         if not event.get("more_body", False):
             return chunks[0] if len(chunks) == 1 else b"".join(chunks)

@@ -55,6 +55,8 @@ class Limited(enum.StrEnum):
     NAME = "name"
     URI = "uri"
     RECORD = "record"
+    IN_FLIGHT = "in_flight"
+    """Bodies of calls that have no answer yet."""
     HOP = "hop"
     """On the listener between replicas."""
 

@@ -14,6 +14,7 @@ from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, MODERN_PROTOCOL_VERSI
 
 from transports.base import Answer, Elsewhere, Era, Forwarder, Handler, Refused, Request
 from transports.inbound.batch import BATCHES, Batches
+from transports.inbound.bodies import Bodies, HeldBody
 from transports.inbound.event_stream import follow, next_or_quiet, stream_answer
 from transports.inbound.http import (
     ClientWatch,
@@ -67,7 +68,7 @@ class StreamableHttp:
         endpoint: str,
         *,
         guard: Guard,
-        body_limit: int,
+        bodies: Bodies,
         limits: Limits,
         refusals: Refusals,
         poll_after_s: float = 0.0,
@@ -76,13 +77,15 @@ class StreamableHttp:
         self._handler = handler
         self._endpoint = endpoint
         self._guard = guard
-        self._body_limit = body_limit
+        self._body_limit = limits.body_bytes
+        self._bodies = bodies
         self._sizes = Sizes(limits, refusals)
         self._batches = Batches(handler, self._sizes, limits, refusals)
         self._poll_after_s = poll_after_s
         self._forwarder = forwarder
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        held: HeldBody | None = None
         try:
             headers = self._guard.headers(scope)
             self._guard.check(headers)
@@ -92,10 +95,12 @@ class StreamableHttp:
             if scope["method"] == "POST":
                 _check_post(headers)
                 admit = functools.partial(self._admit, scope, headers)
-                read = await read_body(receive, headers, self._body_limit, admit)
+                held = HeldBody(self._bodies, functools.partial(self._guard.client, scope, headers))
+                read = await read_body(receive, headers, self._body_limit, admit, held)
                 if read is None:
                     return
                 body = read
+                scope["mcp.body_bytes"] = len(body)
                 await others_first(len(body) > LARGE_BYTES)
             await self._serve_somewhere(scope, headers, body, receive, send)
         except Refused as refused:
@@ -105,6 +110,9 @@ class StreamableHttp:
         except Exception:
             logger.exception("a request failed")
             await send_refusal(send, _failed())
+        finally:
+            if held is not None:
+                held.give_back()
 
     async def _admit(self, scope: Scope, headers: Mapping[str, str]) -> None:
         """Raises `Refused`: the caller may not call. What another replica forwards comes from a known caller."""
@@ -173,6 +181,7 @@ class StreamableHttp:
             client=self._guard.client(scope, headers),
             secure=self._guard.is_secure(scope, headers),
             arrived_at=monotonic(),
+            body_bytes=scope.get("mcp.body_bytes", 0),
         )
 
     # -- POST

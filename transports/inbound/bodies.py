@@ -1,0 +1,82 @@
+"""What bodies of requests hold of this process's memory, from their first bytes until their requests are answered.
+
+A request may wait for its answer for minutes, and in the handshake era it outlives its connection. Bodies that are read
+and bodies whose calls are in flight are therefore counted alike. Knows no session and no method.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Final
+
+from transports.base import Refused
+from transports.inbound.limits import Limited, Refusals
+
+__all__ = ["SMALL_BODY_BYTES", "Bodies", "HeldBody"]
+
+SMALL_BODY_BYTES: Final = 64 << 10
+"""Bodies up to here are not counted: the number of connections and of calls bounds them well enough."""
+
+
+class Bodies:
+    """The account of one process. One network may take half of it, so that no single client takes it all."""
+
+    __slots__ = ("_by_network", "_held", "_most", "_refusals", "_refuse")
+
+    def __init__(self, most: int, refusals: Refusals, refuse: Callable[[str], Refused]) -> None:
+        self._most = most
+        self._refusals = refusals
+        self._refuse = refuse
+        self._held = 0
+        self._by_network: Counter[str] = Counter()
+
+    def take(self, network: str, size: int, mine: int) -> None:
+        """Count `size` bytes more of a request that has `mine` already. An empty network is nobody's in particular.
+
+        Raises:
+            Refused: 429. A body is never refused for its own size: where no other is held, one has room.
+        """
+        if self._held > mine and self._held + size > self._most:
+            self._refusals[Limited.IN_FLIGHT] += 1
+            raise self._refuse("this gateway")
+        theirs = self._by_network[network] if network else 0
+        if theirs > mine and theirs + size > self._most // 2:
+            self._refusals[Limited.IN_FLIGHT] += 1
+            raise self._refuse("your address")
+        self._held += size
+        if network:
+            self._by_network[network] += size
+
+    def give_back(self, network: str, size: int) -> None:
+        """The request is answered."""
+        self._held -= size
+        if network:
+            self._by_network[network] -= size
+            if not self._by_network[network]:
+                del self._by_network[network]
+
+
+class HeldBody:
+    """What one request holds. `network` is asked once, when there is anything to count."""
+
+    __slots__ = ("_bodies", "_network", "_taken", "_whose")
+
+    def __init__(self, bodies: Bodies, network: Callable[[], str]) -> None:
+        self._bodies = bodies
+        self._network = network
+        self._whose = ""
+        self._taken = 0
+
+    def grows_to(self, size: int) -> None:
+        """So much of the body is here. Raises `Refused`: 429."""
+        if size <= SMALL_BODY_BYTES:
+            return
+        if not self._taken:
+            self._whose = self._network()
+        self._bodies.take(self._whose, size - self._taken, self._taken)
+        self._taken = size
+
+    def give_back(self) -> None:
+        """The request is answered, or gets no answer."""
+        if self._taken:
+            self._bodies.give_back(self._whose, self._taken)
+            self._taken = 0
