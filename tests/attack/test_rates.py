@@ -116,6 +116,8 @@ def test_anonymous_sessions_are_bounded_by_address(http: httpx.Client) -> None:
             return [Legacy(gateway.url, http, headers=come_from(address)).initialize().status_code for _ in range(3)]
 
         assert opened("192.0.2.1") == [200, 200, 429] and opened("192.0.2.2") == [200, 200, 429]
+        refused = Legacy(gateway.url, http, headers=come_from("192.0.2.1")).initialize()
+        assert "The anonymous clients of your address have 2 sessions" in refused.text
 
 
 def session(number: int, *, whose: Principal = ANONYMOUS, origin: str = "", confirmed: bool = False) -> Session:

@@ -126,6 +126,13 @@ def test_heads_have_a_size_and_a_number_of_headers(places: dict[str, Listener], 
 
 
 @requirement("wall.before-auth")
+def test_the_size_of_heads_is_the_operators_on_every_path() -> None:
+    with started(head_bytes=200_000) as gateway, httpx.Client() as http:
+        client = Legacy(gateway.url, http, headers={"X": "a" * 150_000}).open()
+        assert tool_text(client.tool("pid"))
+
+
+@requirement("wall.before-auth")
 @pytest.mark.parametrize("start", [b"", b"G", GET, GET + H2C, GET + H2C + b"\r\n" + GET], ids=repr)
 def test_a_head_that_does_not_come_ends_the_connection(place: Listener, start: bytes) -> None:
     with connected(place) as sock:
@@ -315,6 +322,16 @@ def test_nobody_takes_all_connections() -> None:
         assert eventually(lambda: all(served(main, f"127.0.0.{n}") for n in range(21, 26)), 5)
         assert limited(gateway, "connections") >= 5 and served(admin, "127.0.0.1"), "operators have their own"
         del held
+
+
+@requirement("wall.before-auth")
+def test_nobody_takes_all_connections_of_the_operators() -> None:
+    with started() as gateway, contextlib.ExitStack() as stack:
+        admin = listener_of(operators(gateway))
+        uploading = b"POST /admin/sign-in HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 9\r\n\r\n1"
+        for _ in range(130):
+            stack.enter_context(connected(admin)).sendall(uploading)
+        assert not served(admin) and served(admin, "127.0.0.2")
 
 
 @requirement("wall.before-auth")

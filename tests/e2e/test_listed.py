@@ -13,7 +13,7 @@ from mcp_types.methods import CLIENT_NOTIFICATIONS, CLIENT_REQUESTS
 
 from gateway.listed import MOST_BYTES, MOST_TOOLS, Names, Tools, items_of
 from gateway.protocol.methods import METHODS
-from gateway.uris import forms, is_of
+from gateway.uris import forms, is_of, is_of_any
 from tests.e2e.conftest import KEYS, bearer, sha256
 from tests.requirements import requirement
 from tests.support.procs import eventually
@@ -268,3 +268,13 @@ def test_what_a_server_lists_is_kept_within_bounds() -> None:
         {"name": "good"}
     ]
     assert not is_of("xy" * 9, "{a}y" * 2_000)
+
+
+@requirement("wall.decoded")
+def test_templates_of_a_server_are_tried_in_a_bounded_time() -> None:
+    honest = [f"db://host/table{n}/{{id}}{{?fields}}" for n in range(3_000)]
+    assert is_of_any("db://host/table2999/7", honest)
+    hostile = [f"{n}" + "{a}x" * 240 for n in range(4_096)]
+    began = time.monotonic()
+    assert not is_of_any("x" * 8_000, hostile)
+    assert time.monotonic() - began < 2, "each of them takes 0.1 s"

@@ -50,6 +50,8 @@ def test_a_pattern_that_names_nothing_stops_the_start(
     for command, code in ((["check"], 2), (["run"], 2)):
         found, words = told(tmp_path, command, entry, policy)
         assert found == code and fault in words, (command, words)
+        assert "gateway.policy.unmatched_patterns to allow" in words
+        assert not entry.get("tools") or "'evaluate'" in words, "what there is, for who has misspelt it"
     assert told(tmp_path, ["check", "--offline"], entry, policy)[0] == 0
     assert told(tmp_path, ["check"], entry, policy | {"unmatched_patterns": "allow"})[0] == 0
 

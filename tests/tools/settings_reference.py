@@ -33,10 +33,11 @@ _SECTIONS: list[tuple[str, type[BaseModel]]] = [
     ("gateway.policy", policy.PolicySettings),
     ("gateway.policy.rules[]", policy.RuleSettings),
     ("gateway.policy.workspaces.PATTERN", policy.WorkspaceSettings),
-    ("gateway.policy.session_rate, principal_rate", policy.RateSettings),
+    ("gateway.policy.session_rate, principal_rate, opening_rate", policy.RateSettings),
     ("gateway.secrets.NAME", policy.SecretSettings),
     ("mcpServers.NAME", own.UpstreamSettings),
     ("mcpServers.NAME.tools.PATTERN", policy.ToolSettings),
+    ("mcpServers.NAME.prompts.PATTERN, resource_uris.PATTERN", policy.ItemSettings),
     ("mcpServers.NAME.resources", policy.ResourceSettings),
 ]
 _HEAD = """# Settings
@@ -113,7 +114,10 @@ def _default(field: FieldInfo) -> str:
     if field.is_required():
         return "has to be given"
     value = field.get_default(call_default_factory=True)
-    if isinstance(value, BaseModel) or value in (None, "", (), {}, frozenset()):
+    if isinstance(value, BaseModel):
+        given = [name for name in type(value).model_fields if name in value.model_fields_set]
+        return "<br>".join(f"`{name}`: `{getattr(value, name):g}`" for name in given)
+    if value in (None, "", (), {}, frozenset()):
         return ""
     if isinstance(value, frozenset | tuple):
         value = sorted(value)
