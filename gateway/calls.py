@@ -87,8 +87,9 @@ def look_after(conversation: "Conversation", now: float) -> None:
 
 def framed(exchange: "Exchange", number: int, params: Object, meta: Object) -> Generator[None, None, tuple[int, bytes]]:
     """That number, and the call as the server is to read it; in steps, for it may be large (`transports.turns`)."""
-    exchange.progress_token = meta.get("progressToken")
-    if exchange.progress_token is not None:
+    token = meta.get("progressToken")
+    exchange.progress_token = None if token is None else token.copy()  # what was cut out of a message keeps all of it
+    if token is not None:
         meta = meta | {"progressToken": msgspec.Raw(encode(number))}
     body = encode({**params, "_meta": meta} if meta else params) if meta or params else None
     yield

@@ -284,10 +284,11 @@ class Conversation:
         return True
 
     def _write(self, exchange: Exchange, number: int, frame: bytes, sent: tuple[Object, Object] | None) -> None:
-        self._link_or_fail().send(frame)
+        link = self._link_or_fail()
+        link.send(frame)
         exchange.number = number
         exchange.conversation = self
-        exchange.sent = sent
+        exchange.sent = sent if link.may_forget else None
         self.calls.send(exchange)
         self._watch(exchange)
         exchange.written_at = exchange.heard_at

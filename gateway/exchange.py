@@ -179,6 +179,8 @@ class Exchange:
     def park(self, result: Object) -> None:
         """End the client's present request with a question. What comes from now on waits for its next one."""
         answered, self.replies = self.replies, ReplyQueue()
+        # The server has it, and its client may take long: what the request came with is kept no longer.
+        self.sent = self.check_mirrored = None
         restarted, self.restarted = self.restarted, None
         data = encode(self._shaped(result, restarted))
         answered.push(Frame(encode_result(encode(self.client_id), data), final=True))

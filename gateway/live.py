@@ -20,7 +20,7 @@ from gateway.errors import OUTCOME_UNKNOWN, UNREAD
 from gateway.exchange import Exchange
 from gateway.params import meta_of
 from session_store import EventLog, Session, StoreUnavailable
-from transports.base import Era
+from transports.base import MAX_QUEUED_BYTES, Era
 from transports.jsonrpc import (
     Message,
     Object,
@@ -95,9 +95,9 @@ class LiveSession:
     """One session, alive on this replica."""
 
     # Without a dictionary each: there are as many as there are sessions.
-    __slots__ = """__weakref__ _events _has_left _last_question _leaving _outbox _pump _questions alias busy
-        calls conversations ended exchanges failed failures goes_on hearing held_bytes listeners listening new_process
-        parked read_at recovered session used""".split()
+    __slots__ = """__weakref__ _events _has_left _last_question _leaving _outbox _outbox_bytes _pump _questions alias
+        busy calls conversations ended exchanges failed failures goes_on hearing held_bytes listeners listening
+        new_process parked read_at recovered session unclear used""".split()
 
     def __init__(self, session: Session, events: EventLog) -> None:
         self.session = session
@@ -123,7 +123,9 @@ class LiveSession:
         self._events = events
         self._questions: dict[int, _Question] = {}
         self._last_question = 0
-        self._outbox: list[bytes] = []
+        self._outbox: deque[bytes] = deque()
+        self._outbox_bytes = 0
+        self.unclear: list[int] = []  # sizes of questions that may belong to one of several calls
         self._pump: asyncio.Task[None] | None = None
 
     @property
@@ -153,13 +155,17 @@ class LiveSession:
 
     # -- to the client
 
-    def tell(self, frame: bytes) -> None:
-        """Put a message on the standalone stream; it waits there for a client that is not listening yet."""
-        if self.ended or len(self._outbox) >= MAX_TOLD:
-            return
+    def tell(self, frame: bytes) -> bool:
+        """Put a message on the standalone stream; it waits there for a client that is not listening yet. False when too
+        much waits for the store already, and the message is dropped."""
+        is_full = self._outbox and self._outbox_bytes + len(frame) > MAX_QUEUED_BYTES
+        if self.ended or is_full or len(self._outbox) >= MAX_TOLD:
+            return False
         self._outbox.append(frame)
+        self._outbox_bytes += len(frame)
         if self._pump is None:
             self._pump = asyncio.create_task(self._flush())
+        return True
 
     async def _flush(self) -> None:
         try:
@@ -169,7 +175,7 @@ class LiveSession:
                 except StoreUnavailable:
                     await asyncio.sleep(_STORE_AGAIN_S)
                 else:
-                    self._outbox.pop(0)
+                    self._outbox_bytes -= len(self._outbox.popleft())
         finally:
             self._pump = None
 
@@ -230,9 +236,7 @@ class LiveSession:
         params, token = _with_progress_token(params, number)
         self._questions[number] = _Question(conversation, server_id, exchange, token, answered)
         frame = splice(encode_request(number, method, encode(params)))
-        if exchange is None:
-            self.tell(frame)
-        elif not exchange.emit(frame):
+        if not (self.tell(frame) if exchange is None else exchange.emit(frame)):
             del self._questions[number]
             return False
         return True

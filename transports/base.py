@@ -110,6 +110,11 @@ class Link(Protocol):
         """What a later link to the same server could go on with; empty where there is no such thing."""
         ...
 
+    @property
+    def may_forget(self) -> bool:
+        """Whether its server has sessions that it may forget, so that a message turns out to be `unsent` later."""
+        ...
+
     def send(self, frame: bytes) -> None:
         """Send one message (a JSON object without line breaks). Never blocks. Raises `LinkClosed`."""
         ...

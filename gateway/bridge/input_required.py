@@ -18,7 +18,7 @@ from session_store import KeyRing, Principal, Purpose
 from session_store.tokens import is_canonical
 from transports.jsonrpc import Object, encode
 
-__all__ = ["INPUT_REQUIRED_METHODS", "Binding", "OpenedState", "StateSeal", "request_digest"]
+__all__ = ["INPUT_REQUIRED_METHODS", "Binding", "OpenedState", "RequestDigest", "StateSeal"]
 
 STATE_TTL_S: Final = 600.0
 """Long enough for a person to fill in a form."""
@@ -69,6 +69,22 @@ def request_digest(method: str, params: Object) -> str:
     arguments = msgspec.json.decode(params.get("arguments", b"null"))
     canonical = method.encode() + b"\0" + bytes(target) + b"\0" + msgspec.json.encode(arguments, order="sorted")
     return hashlib.sha256(canonical).hexdigest()[:32]
+
+
+class RequestDigest:
+    """`request_digest` of one request, worked out when it is wanted; then the request itself is kept no longer."""
+
+    __slots__ = ("_digest", "_method", "_params")
+
+    def __init__(self, method: str, params: Object) -> None:
+        self._digest = ""
+        self._method = method
+        self._params: Object | None = params
+
+    def __call__(self) -> str:
+        if self._params is not None:
+            self._digest, self._params = request_digest(self._method, self._params), None
+        return self._digest
 
 
 class StateSeal:

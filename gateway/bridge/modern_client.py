@@ -3,7 +3,6 @@
 MCP 2026-07-28.
 """
 
-import functools
 from collections.abc import Callable, Mapping
 
 import msgspec
@@ -13,9 +12,9 @@ from gateway.bridge.input_required import (
     INPUT_REQUIRED_METHODS,
     Binding,
     OpenedState,
+    RequestDigest,
     StateSeal,
     is_input_required,
-    request_digest,
     with_inner_state,
 )
 from gateway.bridge.parked import answer_parked
@@ -59,7 +58,7 @@ class ModernClients:
         params = request.params
         binding: Binding | None = None
         if method in INPUT_REQUIRED_METHODS:
-            binding = Binding(who.principal, request.endpoint, functools.partial(request_digest, method, params))
+            binding = Binding(who.principal, request.endpoint, RequestDigest(method, params))
         if binding is not None and "requestState" in params and bytes(params["requestState"]) != b"null":
             opened = self._seal.open(params["requestState"], binding)
             found = await self._sessions.resume_by_id(opened.session_id, who, Era.MODERN)
@@ -125,7 +124,8 @@ class ModernClients:
             await request.forwarded.started()
         exchange.client_id = id_of(message)
         exchange.shape = shape
-        exchange.progress_token = meta_of(request.params).get("progressToken")
+        token = meta_of(request.params).get("progressToken")
+        exchange.progress_token = None if token is None else token.copy()
         reply = self._relay.attach(exchange, headers, request, who.correlation)
         if exchange.replies.is_closed or exchange.conversation is None:
             del live.parked[opened.call]  # it ended while nobody listened; that is the answer

@@ -14,7 +14,16 @@ import msgspec
 
 from gateway.bridge.capabilities import may_be_asked
 from gateway.errors import CALL_TIMED_OUT, UNREAD
-from transports.jsonrpc import INTERNAL_ERROR, METHOD_NOT_FOUND, Message, Object, encode
+from transports.base import MAX_QUEUED_BYTES
+from transports.jsonrpc import (
+    INTERNAL_ERROR,
+    INVALID_PARAMS,
+    METHOD_NOT_FOUND,
+    InvalidMessage,
+    Message,
+    Object,
+    encode,
+)
 
 if TYPE_CHECKING:
     from gateway.conversation import Conversation
@@ -43,13 +52,15 @@ _GATHER_S: Final = 0.02
 class Question:
     """A request of the server's that the client has yet to answer."""
 
-    __slots__ = ("conversation", "digest", "method", "params", "server_id")
+    __slots__ = ("conversation", "digest", "method", "params", "server_id", "size")
 
     def __init__(self, conversation: "Conversation", server_id: bytes, method: str, params: Object) -> None:
         self.conversation = conversation
         self.server_id = server_id
         self.method = method
-        self.params = params
+        # Copies: what was cut out of a message keeps all of it.
+        self.params = {name: raw.copy() for name, raw in params.items()}
+        self.size = sum(len(memoryview(raw)) for raw in params.values())
         self.digest = question_digest(method, params)
 
 
@@ -89,7 +100,14 @@ def question_digest(method: str, params: Object) -> str:
 
 
 def ask_modern(live: "LiveSession", conversation: "Conversation", message: Message, *, unclear: bool = True) -> None:
-    """Put a legacy server's request to the modern client whose call it belongs to."""
+    """Put a legacy server's request to the modern client whose call it belongs to. It is answered whatever it is."""
+    try:
+        _ask(live, conversation, message, unclear=unclear)
+    except (InvalidMessage, msgspec.MsgspecError, RecursionError) as error:
+        conversation.refuse(encode(message.id), INVALID_PARAMS, f"The request cannot be read: {error}")
+
+
+def _ask(live: "LiveSession", conversation: "Conversation", message: Message, *, unclear: bool) -> None:
     server_id, method = encode(message.id), str(message.method)
     calls = [e for e in conversation.calls.sent.values() if e.method in INPUT_REQUIRED_METHODS]
     active = [e for e in calls if not e.is_parked]
@@ -98,8 +116,7 @@ def ask_modern(live: "LiveSession", conversation: "Conversation", message: Messa
         conversation.refuse(server_id, METHOD_NOT_FOUND, reason)
         return
     if len(active) > 1 and unclear:
-        loop = asyncio.get_running_loop()
-        loop.call_later(_UNCLEAR_FOR_S, lambda: ask_modern(live, conversation, message, unclear=False))
+        _wait_for_others(live, conversation, message)
         return
     exchange = active[0] if active else calls[0]
     question = Question(conversation, server_id, method, without_modern_gaps(method, message.params_object()))
@@ -111,22 +128,46 @@ def ask_modern(live: "LiveSession", conversation: "Conversation", message: Messa
         exchange.replay = {digest: answer for digest, answer in exchange.replay.items() if digest != question.digest}
         _give(question, msgspec.Raw(known.encode()))
         return
-    if not _may_wait(live, exchange):
+    if not _may_wait(live, exchange, question):
         conversation.refuse(server_id, UNREAD, "Too many requests wait for this client already.")
         return
     if exchange.parked is None:
         exchange.parked = Parked()
         live.parked[exchange.parked.call] = exchange
+        _forget_ended(live)
     exchange.parked.add(question)
     if not exchange.is_parked and not exchange.parked.is_gathering:
         exchange.parked.is_gathering = True
         asyncio.get_running_loop().call_later(_GATHER_S, _gathered, exchange)
 
 
-def _may_wait(live: "LiveSession", exchange: "Exchange") -> bool:
-    waiting = sum(1 for other in live.parked.values() if other.is_parked)
+def _wait_for_others(live: "LiveSession", conversation: "Conversation", message: Message) -> None:
+    size = 0 if isinstance(message.params, msgspec.UnsetType) else len(memoryview(message.params))
+    if len(live.unclear) >= MAX_QUESTIONS or sum(live.unclear) + size > MAX_QUEUED_BYTES:
+        conversation.refuse(encode(message.id), UNREAD, "Too many requests wait for other calls to end already.")
+        return
+    live.unclear.append(size)
+
+    def again() -> None:
+        live.unclear.remove(size)
+        ask_modern(live, conversation, message, unclear=False)
+
+    asyncio.get_running_loop().call_later(_UNCLEAR_FOR_S, again)
+
+
+def _may_wait(live: "LiveSession", exchange: "Exchange", question: Question) -> bool:
+    # Those that have ended wait for nothing but to be asked about.
+    waiting = sum(1 for other in live.parked.values() if other.is_parked and not other.replies.is_closed)
     asked = 0 if exchange.parked is None else len(exchange.parked.questions)
-    return waiting < MAX_PARKED and asked < MAX_QUESTIONS
+    held = sum(q.size for other in live.parked.values() if other.parked for q in other.parked.questions.values())
+    return waiting < MAX_PARKED and asked < MAX_QUESTIONS and held + question.size <= MAX_QUEUED_BYTES
+
+
+def _forget_ended(live: "LiveSession") -> None:
+    """Calls that have ended are known by their names for a while, so that no round of theirs begins anew."""
+    ended = [name for name, exchange in live.parked.items() if exchange.replies.is_closed]
+    for name in ended[:-MAX_PARKED]:
+        del live.parked[name]
 
 
 def _gathered(exchange: "Exchange") -> None:

@@ -58,11 +58,12 @@ class ToModern:
             return
         # In flight until it is answered, though the server has nothing of it.
         self._conversation.wait(exchange)
-        more: Object = {"requestState": result["requestState"]} if "requestState" in result else {}
+        more: Object = {"requestState": result["requestState"].copy()} if "requestState" in result else {}
         if not requests or exchange.live is None:
             asyncio.get_running_loop().call_later(_POLL_S, self._again, exchange, more)
             return
         responses: Object = {}
+        wanted = len(requests)
 
         def answered(key: str, message: Message) -> None:
             if isinstance(message.error, msgspec.Raw):
@@ -70,8 +71,8 @@ class ToModern:
                 self._conversation.end(exchange)
                 exchange.settle(message)
             elif isinstance(message.result, msgspec.Raw):
-                responses[key] = message.result
-                if len(responses) == len(requests):
+                responses[key] = message.result.copy()
+                if len(responses) == wanted:
                     self._again(exchange, more | {"inputResponses": msgspec.Raw(encode(responses))})
 
         for key, (method, params) in requests.items():

@@ -6,13 +6,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
 from tests.requirements import requirement
 from tests.support.procs import descendants, eventually
 from tests.support.raw import Modern, messages, tool_text
 from tests.support.redis_server import RunningRedis
-from tests.support.running import PROBE, RunningGateway, running_gateway, server
+from tests.support.running import PROBE, UNLIMITED, RunningGateway, running_gateway, server
 
 SERVERS = {"old": server((*PROBE, "legacy-only"))}
 KEYS = {"MCP_GATEWAY_KEYS": "k" * 40}
@@ -113,6 +114,28 @@ def test_a_client_that_never_comes_back_is_given_up(http: httpx.Client) -> None:
         assert eventually(lambda: "did not come back" in tool_text(client.tool("cancelled")), within_s=6)
         late = messages(back(client, "ask_once", {}, question["requestState"], answers_to(question)))[-1]
         assert late["error"]["code"] == -32015, "the call has ended"
+
+
+@requirement("wall.memory")
+def test_calls_that_have_ended_are_not_kept_with_their_session(http: httpx.Client) -> None:
+    """Their names are, for a while: a used round must not begin anew. Their arguments are not."""
+    options = {"admin": {"listen": "127.0.0.1:0"}, "policy": UNLIMITED}
+    with running_gateway(SERVERS, options=options) as gateway:
+        first = asked(Modern(gateway.url, http).tool("ask_once"))
+        headers = {"MCP-Gateway-Session": first["_meta"][SESSION_KEY]}
+        client = Modern(gateway.url, http, headers=headers)
+        back(client, "ask_once", {}, first["requestState"], answers_to(first))
+        before = psutil.Process(gateway.pid).memory_info().rss
+        arguments = {"times": 1, "x": "y" * 1_000_000}
+        for _ in range(75):
+            question = asked(client.tool("ask_once", arguments))
+            assert tool_text(back(client, "ask_once", arguments, question["requestState"], answers_to(question)))
+        grown = psutil.Process(gateway.pid).memory_info().rss - before
+        operators = next(line for line in gateway.stderr().splitlines() if "operators are served at" in line)
+        text = http.get(operators[operators.index("http://") :].partition("/admin")[0] + "/metrics").text
+        parked = next(line for line in text.splitlines() if line.startswith("mcp_gateway_calls_parked"))
+        assert float(parked.split()[-1]) <= 65
+        assert grown < 40 << 20
 
 
 @pytest.fixture

@@ -54,6 +54,10 @@ class InProcessLink:
         self._task.add_done_callback(self._ended)
 
     @property
+    def may_forget(self) -> bool:
+        return False
+
+    @property
     def last_words(self) -> list[str]:
         return []
 

@@ -92,6 +92,10 @@ class StdioLink:
         return self.process.pid
 
     @property
+    def may_forget(self) -> bool:
+        return False
+
+    @property
     def last_words(self) -> list[str]:
         return self.process.stderr_tail()
 

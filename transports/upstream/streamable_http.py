@@ -92,6 +92,10 @@ class HttpLink:
             self._run("stream", self._follow(None))
 
     @property
+    def may_forget(self) -> bool:
+        return True
+
+    @property
     def last_words(self) -> list[str]:
         return []
 
