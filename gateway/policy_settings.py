@@ -317,10 +317,11 @@ class PolicySettings(_Frozen):
     sandbox: tuple[str, ...] = ()
     """What starts the servers of sandboxed sessions. `{socket}` is that of the session's state, `{session_id}` its
     id."""
-    session_rate: Rate = RateSettings(per_s=100, burst=1_000)
-    """How often one session may ask; 0: as often as it likes. An agent makes a few calls a second and a script of one
-    some dozens; a process relays thousands, so no single session takes more than a small part of that."""
-    principal_rate: Rate = RateSettings(per_s=500, burst=5_000)
+    session_rate: Rate = RateSettings(per_s=500, burst=5_000)
+    """How often one session may ask; 0: as often as it likes. An agent makes a few calls a second, and a script that
+    calls without a pause some hundreds; clients of today do not repeat a call that was refused. A process relays
+    thousands."""
+    principal_rate: Rate = RateSettings(per_s=1_000, burst=10_000)
     """How often one principal may send anything, over all its sessions; 0: as often as it likes. Enough for a hundred
     busy agents under one name. Anonymous clients are counted by the address they come from (IPv6: the /64 network),
     behind `auth.proxies` by the last address in `X-Forwarded-For` that is no trusted proxy."""
