@@ -66,7 +66,8 @@ def running_place(*, per_s: float = 50.0, scale: float = 1.0) -> Iterator[Place]
             "auth": {"proxies": {"networks": ["192.0.2.1/32"], "subject_header": "X-User"}},
             "log_level": "warning",
         }
-        servers = {"calm": server(_SERVER), "tool": server(_SERVER, shared=True)}
+        # What the attacked server itself needs is not the gateway's doing: it gives way, as the attackers do.
+        servers = {"calm": server(_SERVER), "tool": server(("nice", "-n", "10", *_SERVER), shared=True)}
         env = {"MCP_GATEWAY_KEYS": "k" * 40}
         gateway = stack.enter_context(running_gateway(servers, options=options, env=env, must_stop=False))
         port = int(gateway.base.rpartition(":")[2])
@@ -101,7 +102,8 @@ def experiment(console: Console, *, quiet_s: float = 6.0, alone_s: float = 4.0, 
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     console.print(
         f"\n[bold]A bystander under attack[/]: {_HONEST} sessions of {_HONEST} principals, 50 calls a second together, "
-        f"on one gateway with Redis; {os.cpu_count()} processors, {soft} files.",
+        f"on one gateway with Redis; {os.cpu_count()} processors, load {os.getloadavg()[0]:.1f} before, {soft} files. "
+        "The attackers, and the server they call, have lower priority; both are there in quiet times too.",
         highlight=False,
     )
     table = Table(

@@ -7,15 +7,14 @@ costs nothing here. This module knows no HTTP: a connection reports what it wait
 import asyncio
 import contextlib
 import enum
-import functools
-import ipaddress
 import logging
 import socket
 import struct
 from collections import Counter, deque
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable
 from typing import Final, Protocol
 
+from transports.inbound.client_address import network_of
 from transports.inbound.limits import Limited, Limits, Refusals
 
 __all__ = ["Connection", "Connections", "Phase", "drop", "reset"]
@@ -23,7 +22,10 @@ __all__ = ["Connection", "Connections", "Phase", "drop", "reset"]
 logger = logging.getLogger(__name__)
 
 _MOST_BETWEEN_LOOKS_S: Final = 1.0
+_MOST_AT_ONCE: Final = 128
 _MOST_CUT_AT_ONCE: Final = 32
+"""Connections that are checked, and ended, in one turn of the loop: a millisecond's work."""
+
 _LEAVING_S: Final = 2.0
 """How long a client has to read the last response on a connection. Closing at once could lose it (RFC 9112 §9.6)."""
 
@@ -69,6 +71,7 @@ class _Seen:
         self.unsent = 0
 
 
+_SPARE: Final = (Phase.HEAD, Phase.IDLE)
 _KINDS: Final = {Phase.HEAD: Limited.HEAD_TIME, Phase.BODY: Limited.BODY_TIME}
 
 
@@ -85,7 +88,7 @@ class Connections:
         self._open: dict[Connection, _Seen] = {}
         self._peers: Counter[Hashable] = Counter()
         self._spare: deque[Connection] = deque()
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.Handle | None = None
         self._allowed_s = {
             Phase.HEAD: limits.head_timeout_s,
             Phase.BODY: limits.body_timeout_s,
@@ -101,7 +104,7 @@ class Connections:
     def enter(self, connection: Connection, peer: str, *, place: str = "") -> Limited | None:
         """Accept a connection, or return the limit at which it is refused. On a listener without addresses `place` is
         counted instead of the peer."""
-        counted: Hashable = place or (None if not peer or self._uncounted(peer) else _network(peer))
+        counted: Hashable = place or (None if not peer or self._uncounted(peer) else network_of(peer) or peer)
         if counted is not None and self._peers[counted] >= self.limits.peer_connections:
             return self._refuse(Limited.PEER_CONNECTIONS)
         if len(self._open) >= self.limits.connections and not self._make_room():
@@ -144,56 +147,53 @@ class Connections:
         return False
 
     def _look(self) -> None:
+        self._look_on(list(self._open), [])
+
+    def _look_on(self, left: list[Connection], spare: list[tuple[bool, float, Connection]]) -> None:
+        """Check some of the connections that are left now and the others in later turns of the loop: requests do not
+        wait until thousands of connections are checked, nor until thousands that began together are ended."""
         loop = asyncio.get_running_loop()
-        now = loop.time()
-        spare: list[tuple[bool, float, Connection]] = []
-        overdue: list[tuple[Connection, Limited | None]] = []
-        for connection, seen in tuple(self._open.items()):
-            # A fault of one connection must not end the deadlines of all others.
-            with self._dropping(connection):
-                if self._is_overdue(connection, seen, now):
-                    is_unread = now - seen.taken_at >= self.limits.write_timeout_s and seen.unsent
-                    overdue.append((connection, Limited.WRITE_TIME if is_unread else _KINDS.get(seen.standing[0])))
-                elif seen.standing[0] in (Phase.HEAD, Phase.IDLE):
-                    spare.append((seen.standing[1] > 0, seen.since, connection))
+        now, cut = loop.time(), 0
+        for _ in range(min(len(left), _MOST_AT_ONCE)):
+            connection = left.pop()
+            seen = self._open.get(connection)
+            if seen is None:
+                continue
+            try:
+                has_time = self._has_time(connection, seen, now)
+            except Exception:
+                # A fault of one connection must not end the deadlines of all others.
+                logger.exception("a connection that could not be looked at is ended")
+                connection.drop()
+                has_time = False
+            if has_time and seen.standing[0] in _SPARE:
+                spare.append((seen.standing[1] > 0, seen.since, connection))
+            cut += not has_time
+            if cut == _MOST_CUT_AT_ONCE:
+                break
+        if left:
+            self._timer = loop.call_soon(self._look_on, left, spare)
+            return
         spare.sort(key=lambda entry: entry[:2])
         self._spare = deque(connection for *_, connection in spare)
         self._timer = loop.call_later(self._looks_s, self._look) if self._open else None
-        self._cut(overdue)
 
-    def _is_overdue(self, connection: Connection, seen: _Seen, now: float) -> bool:
-        """Whether it has taken too long; notes what it was found at."""
+    def _has_time(self, connection: Connection, seen: _Seen, now: float) -> bool:
+        """Cut the connection if it has exceeded a deadline; else return True."""
         standing, unsent = connection.standing(), connection.unsent()
         if not unsent or unsent < seen.unsent:
             seen.taken_at = now
         seen.unsent = unsent
         if standing != seen.standing:
             seen.standing, seen.since = standing, now
+        phase = standing[0]
         if unsent and now - seen.taken_at >= self.limits.write_timeout_s:
+            connection.cut(Limited.WRITE_TIME)
+        elif phase is not Phase.BUSY and now - seen.since >= self._allowed_s[phase]:
+            connection.cut(_KINDS.get(phase))
+        else:
             return True
-        return standing[0] is not Phase.BUSY and now - seen.since >= self._allowed_s[standing[0]]
-
-    def _cut(self, overdue: list[tuple[Connection, Limited | None]]) -> None:
-        """Some of them now, the others in later turns of the loop: thousands that came together end together, and
-        nobody else should wait for that."""
-        for connection, kind in overdue[-_MOST_CUT_AT_ONCE:]:
-            seen = self._open.get(connection)
-            with self._dropping(connection):
-                if seen is not None and (kind is Limited.WRITE_TIME or connection.standing() == seen.standing):
-                    connection.cut(kind)
-        del overdue[-_MOST_CUT_AT_ONCE:]
-        if overdue:
-            asyncio.get_running_loop().call_soon(self._cut, overdue)
-
-    @staticmethod
-    @contextlib.contextmanager
-    def _dropping(connection: Connection) -> Iterator[None]:
-        """End it where it fails."""
-        try:
-            yield
-        except Exception:
-            logger.exception("a connection that could not be looked at is ended")
-            connection.drop()
+        return False
 
     def close(self) -> None:
         """Stop checking."""
@@ -217,17 +217,3 @@ def drop(transport: asyncio.Transport) -> None:
         reset(transport)
     else:
         transport.abort()
-
-
-@functools.lru_cache(maxsize=4_096)
-def _network(address: str) -> str:
-    """An IPv4 address, or the network that one IPv6 subscriber has: /64 (RFC 6177)."""
-    try:
-        parsed = ipaddress.ip_address(address)
-    except ValueError:
-        return address
-    if isinstance(parsed, ipaddress.IPv4Address):
-        return address
-    if parsed.ipv4_mapped is not None:
-        return str(parsed.ipv4_mapped)
-    return str(ipaddress.ip_network((parsed.packed[:8] + bytes(8), 64)))
