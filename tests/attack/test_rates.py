@@ -172,7 +172,8 @@ async def test_a_replica_asks_the_store_for_few_calls_and_lets_no_more_through()
             asked += 1
             return await super().take(key, per_s, burst, times)
 
-    rates = RateLimits(PolicySettings(), Counted(clock))
+    own = PolicySettings.model_validate({"session_rate": {"per_s": 100, "burst": 1_000}})
+    rates = RateLimits(own, Counted(clock))
     alike = session(1, whose=Principal(issuer="api-key", subject="alice"))
     for _ in range(100):
         await rates.call(alike)
