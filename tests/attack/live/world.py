@@ -136,7 +136,7 @@ def settings(redis: RunningRedis, issuer: Issuer) -> dict[str, Any]:
         "admin": {"keys": {"ops": [sha256(OPERATOR)]}},
         "auth": {**auth, "proxies": proxies},
         "limits": _DEADLINES,
-        "policy": {"rules": _RULES},
+        "policy": {"rules": _RULES, "session_rate": {"per_s": 100, "burst": 1_000}},
         "log_level": "warning",
     }
 
