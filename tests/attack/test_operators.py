@@ -1,5 +1,6 @@
 """Operators: a sign-out ends the sign-in wherever its cookie is, and wrong keys are waited for."""
 
+import asyncio
 from collections.abc import Iterator
 
 import httpx
@@ -168,9 +169,8 @@ async def test_a_mark_stands_until_it_is_dropped_or_its_time_is_over(store: str,
         await backend.marks.drop("one")
         await backend.marks.drop("two")
         assert not await backend.marks.has("one")
-        gone = False
-        for _ in range(1_000):
-            gone = gone or not await backend.marks.has("short")
-        assert gone or store == "memory"
+        async with asyncio.timeout(5):
+            while await backend.marks.has("short"):  # noqa: ASYNC110  # the store's own clock ends it
+                await asyncio.sleep(0.01)
     finally:
         await backend.close()
