@@ -1,7 +1,8 @@
 """What honest clients feel while others attack, by one attack after the other and by all of them at once.
 
 `python -m tests.attack.bystander` prints it; 1 when the honest p99 under all of them is more than three times what it
-is in quiet times. Quiet times are measured with the attackers' process there and idle, on the same machine.
+is in quiet times. Quiet times are measured before and after, with the attackers' process there and idle, on the same
+machine; the better of the two counts. A machine that does other things fails for that reason alone.
 """
 
 import argparse
@@ -118,13 +119,16 @@ def experiment(console: Console, *, quiet_s: float = 6.0, alone_s: float = 4.0, 
 
     with running_place() as place:
         quiet = measured(place, [], quiet_s, settle_s=2.0)
-        row("nothing", quiet)
+        row("nothing, before", quiet)
         for kind, words in KINDS.items():
             row(words, measured(place, [kind], alone_s))
         together = measured(place, list(KINDS), together_s, settle_s=2.0)
         row("all of these at once", together)
+        after = measured(place, [], quiet_s, settle_s=4.0)
+        row("nothing, after", after)
     console.print(table)
-    times = together.felt.p99 / quiet.felt.p99
+    # The quieter of the two: what else this machine does can make the outcome worse, never better.
+    times = together.felt.p99 / min(quiet.felt.p99, after.felt.p99)
     held = times <= MOST and not together.felt.failed
     console.print(
         f"Under all at once the bystanders' p99 is {times:.1f} times its quiet one (at most {MOST:.0f}), "
