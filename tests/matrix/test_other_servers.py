@@ -58,7 +58,12 @@ async def tools_of(client: Client, heard: Heard) -> None:
 
     arguments = {"duration": 0.4, "steps": 4}
     done = await client.call_tool("trigger-long-running-operation", arguments, progress_callback=note)
-    assert "completed" in text(done) and steps == [1, 2, 3, 4]
+    assert "completed" in text(done)
+    # The SDK runs each callback in a task of its own: on a busy machine some run behind the result.
+    with anyio.fail_after(5):
+        while len(steps) < 4:  # noqa: ASYNC110  # it has no event for that
+            await anyio.sleep(0.01)
+    assert sorted(steps) == [1, 2, 3, 4]
     with pytest.raises(MCPError, match="required property"):
         await client.call_tool("get-sum", {"a": 2})
 
