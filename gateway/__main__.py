@@ -12,11 +12,11 @@ def main() -> None:
 
         demo()
         return
-    from gateway import own_process, private_environment
+    from gateway.serving import own_process, private_environment
 
     own_process.hide()
     private_environment.take()
-    from gateway.cli import app
+    from gateway.cli.main import app
 
     app()
 

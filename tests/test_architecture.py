@@ -26,15 +26,15 @@ PURE = [
     "transports/sse.py",
     "transports/inbound/modern.py",
     "transports/upstream/lines.py",
-    "gateway/catalog.py",
-    "gateway/context.py",
-    "gateway/params.py",
-    "gateway/request_context.py",
-    "gateway/rules.py",
-    "gateway/sharing.py",
-    "gateway/subjects.py",
-    "gateway/bridge/results.py",
-    "gateway/bridge/handshake.py",
+    "gateway/protocol/catalog.py",
+    "gateway/context/facts.py",
+    "gateway/protocol/params.py",
+    "gateway/identity/request_context.py",
+    "gateway/identity/context_rules.py",
+    "gateway/calls/shared_server.py",
+    "gateway/identity/subjects.py",
+    "gateway/protocol/results.py",
+    "gateway/protocol/handshake.py",
 ]
 IO = {"asyncio", "socket", "subprocess", "redis", "sqlite3", "threading"}
 SOURCES = sorted(path for layer in LAYERS for path in (ROOT / layer).rglob("*.py"))
@@ -87,9 +87,9 @@ def test_the_tree_names_no_machine() -> None:
 
 
 CONTEXT_VARIABLES = {
-    "gateway/observe.py": "the correlation id of log lines",
-    "gateway/tracing.py": "the span of a request, for who reports its end",
-    "gateway/sdk.py": "the log that an SDK's event store writes to",
+    "gateway/observability/logs.py": "the correlation id of log lines",
+    "gateway/observability/spans.py": "the span of a request, for who reports its end",
+    "gateway/integrations/mcp_sdk.py": "the log that an SDK's event store writes to",
     "session_store/context.py": "current_session(), for the code of tools",
 }
 

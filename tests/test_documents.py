@@ -15,8 +15,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from gateway.given import _Environment
-from gateway.settings import DEFAULT_CONTEXT_ENV, GatewaySettings, Settings
+from gateway.config.load import _Environment
+from gateway.config.settings import DEFAULT_CONTEXT_ENV, GatewaySettings, Settings
 from tests.e2e.conftest import sha256
 from tests.support.blocks import DOCUMENTS, Block, blocks
 from tests.support.raw import tool_text

@@ -5,8 +5,8 @@ from typing import Final
 
 from markupsafe import Markup, escape
 
+from gateway.admin.formatting import readable
 from gateway.admin.reports import ReplicaReport
-from gateway.admin.words import readable
 
 __all__ = ["Chart", "charts_of"]
 

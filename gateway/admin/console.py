@@ -13,11 +13,11 @@ from starlette.responses import HTMLResponse, PlainTextResponse, RedirectRespons
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from gateway.admin.access import Access
-from gateway.admin.attempts import TooManyAttempts
+from gateway.admin.auth import Access
 from gateway.admin.charts import charts_of
+from gateway.admin.formatting import amount, clock, span
 from gateway.admin.operations import ONLY, Ambiguous, NoSuch, Operations, Page
-from gateway.admin.words import amount, clock, span
+from gateway.admin.sign_in_attempts import TooManyAttempts
 from session_store import StoreUnavailable
 from transports.base import Refused
 from transports.inbound.http import Guard, read_body

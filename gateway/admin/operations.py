@@ -6,10 +6,10 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from gateway.admin.asking import Asking
+from gateway.admin.peers import Asking
 from gateway.admin.replica import Replica
 from gateway.admin.reports import ReplicaReport, SessionPart, SessionRow, row_of
-from gateway.sessions import Sessions
+from gateway.sessions.lifecycle import Sessions
 from session_store import AuditEvent, Backend, Session, SessionGone
 from session_store.session import redact
 

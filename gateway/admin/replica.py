@@ -9,11 +9,11 @@ import msgspec
 
 from gateway import __version__
 from gateway.admin.reports import ProcessFacts, ReplicaReport, SessionPart
-from gateway.cluster import Cluster
-from gateway.conversation import Conversation
-from gateway.live import LiveSession, LiveSessions
-from gateway.metrics import Metrics
-from gateway.upstreams import ConfiguredUpstream
+from gateway.calls.conversation import Conversation
+from gateway.calls.live_session import LiveSession, LiveSessions
+from gateway.cluster.ownership import Cluster
+from gateway.observability.metrics import Metrics
+from gateway.upstreams.upstream import ConfiguredUpstream
 from session_store.metadata import scrubbed_text
 
 __all__ = ["Replica"]

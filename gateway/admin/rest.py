@@ -11,10 +11,10 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from gateway import __version__
-from gateway.admin.access import Access
-from gateway.admin.attempts import TooManyAttempts
+from gateway.admin.auth import Access
 from gateway.admin.operations import ONLY, Ambiguous, NoSuch, Operations, Page
 from gateway.admin.reports import ReplicaReport, SessionRow
+from gateway.admin.sign_in_attempts import TooManyAttempts
 from session_store import StoreUnavailable
 
 __all__ = ["Problem", "Rest", "follow_events"]

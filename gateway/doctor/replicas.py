@@ -3,11 +3,11 @@
 from collections.abc import AsyncIterator
 from contextlib import suppress
 
+from gateway.cluster.envelope import Envelopes
+from gateway.cluster.reachability import why_not_found
+from gateway.config.keyring import key_ring
+from gateway.config.settings import ConfigurationError, Settings
 from gateway.doctor.findings import Finding, bad, good
-from gateway.envelope import Envelopes
-from gateway.keys import key_ring
-from gateway.reaching import why_not_found
-from gateway.settings import ConfigurationError, Settings
 from session_store import Backend, StoreError
 
 __all__ = ["check_replicas"]

@@ -4,10 +4,10 @@ from collections.abc import AsyncIterator
 from time import perf_counter
 from typing import Final
 
-from gateway.composition import Gateway
+from gateway.config.settings import ConfigurationError, Settings
 from gateway.doctor.findings import Finding, bad, doubtful, good
-from gateway.review import asking, review
-from gateway.settings import ConfigurationError, Settings
+from gateway.serving.composition import Gateway
+from gateway.upstreams.review import asking, review
 from session_store import KeyRing, MemoryBackend
 
 __all__ = ["check_servers"]

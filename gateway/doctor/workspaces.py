@@ -5,9 +5,9 @@ Pure: looks at the configuration only.
 
 from collections.abc import Iterator
 
+from gateway.config.settings import Settings
 from gateway.doctor.findings import Finding, doubtful, good
-from gateway.rules import is_catch_all, is_for_all
-from gateway.settings import Settings
+from gateway.identity.context_rules import is_catch_all, is_for_all
 
 __all__ = ["check_workspaces"]
 

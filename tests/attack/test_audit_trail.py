@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from gateway.audit import Audit
-from gateway.repeated import FULL_ALIKE, FULL_IN_ALL, SUMS, Repeated
+from gateway.observability.audit import Audit
+from gateway.observability.repeated import FULL_ALIKE, FULL_IN_ALL, SUMS, Repeated
 from session_store import AuditEvent
 from session_store.memory import MemoryAuditTrail
 from tests.e2e.conftest import KEYS, bearer, sha256

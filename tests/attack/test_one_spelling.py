@@ -9,10 +9,10 @@ import pytest
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.admin.access import Access
-from gateway.assertion import Assertions
-from gateway.audit import Audit
-from gateway.bridge.input_required import Binding, StateSeal
+from gateway.admin.auth import Access
+from gateway.bridge.request_state import Binding, StateSeal
+from gateway.context.assertion import Assertions
+from gateway.observability.audit import Audit
 from session_store import ANONYMOUS, KeyRing, MemoryBackend, Purpose, Session, TokenCodec
 from session_store.session import new_session_id
 from tests.e2e.conftest import sha256

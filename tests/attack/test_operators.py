@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from gateway.admin.attempts import FREE, LONGEST_S, Attempts, TooManyAttempts
+from gateway.admin.sign_in_attempts import FREE, LONGEST_S, Attempts, TooManyAttempts
 from session_store import backend_for
 from session_store.testing import FakeClock
 from tests.e2e.conftest import bearer, sha256

@@ -5,9 +5,9 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.policy_settings import PolicySettings
-from gateway.rates import RateLimits
-from gateway.settings import Settings
+from gateway.config.policy import PolicySettings
+from gateway.config.settings import Settings
+from gateway.policy.rate_limits import RateLimits
 from session_store import ANONYMOUS, ClientFacts, Principal, Session, StoreFull
 from session_store.memory import MemorySessionStore
 from session_store.quotas import MemoryQuotas

@@ -10,9 +10,9 @@ import pytest
 import yaml
 from mcp import Client
 
-from gateway.composition import HAND_OVER_S, HEALTH, READY
-from gateway.server import DRAIN_TIMEOUT_S
-from gateway.settings import load_settings
+from gateway.config.settings import load_settings
+from gateway.serving.composition import HAND_OVER_S, HEALTH, READY
+from gateway.serving.uvicorn_server import DRAIN_TIMEOUT_S
 from tests.requirements import requirement
 from tests.support.running import DEMO, ROOT, server
 from tests.support.topology import Topology, running_topology

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from gateway.cluster import Route
-from gateway.envelope import Envelope, Envelopes, Refusal
+from gateway.cluster.envelope import Envelope, Envelopes, Refusal
+from gateway.cluster.ownership import Route
 from session_store import KeyRing
 from session_store.testing import ALICE, FakeClock, a_session
 from tests.requirements import requirement
-from transports import hop_server
-from transports.hop import Hop, HopBroken, HopPool, HopRefused, HopSilent, frame
-from transports.hop_server import HopBounds, HopServer, HopUnknown, Incoming
+from transports import replica_wire_server as hop_server
+from transports.replica_wire import Hop, HopBroken, HopPool, HopRefused, HopSilent, frame
+from transports.replica_wire_server import HopBounds, HopServer, HopUnknown, Incoming
 
 pytestmark = pytest.mark.anyio
 RING = KeyRing.ephemeral()

@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from gateway import cluster as cluster_module
-from gateway.cluster import BEAT_S, LEASE_S, Cluster
+from gateway.cluster import ownership as cluster_module
+from gateway.cluster.ownership import BEAT_S, LEASE_S, Cluster
 from session_store import MemoryBackend, Session, StoreUnavailable
 from session_store.testing import ALICE, FakeClock, a_session
 from tests.requirements import requirement

@@ -19,7 +19,7 @@ from tests.support.procs import descendants, eventually, gone
 from tests.support.raw import Legacy, Modern, messages, tool_text
 from tests.support.redis_server import RunningRedis
 from tests.support.running import DEMO, PROBE, RunningGateway, running_gateway, server
-from transports.hop import frame
+from transports.replica_wire import frame
 
 KEYS = {"MCP_GATEWAY_KEYS": "k" * 40}
 RESTARTED = "io.github.mcp-session-gateway/restarted"

@@ -10,12 +10,12 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway import reaching
-from gateway.app import create_app
-from gateway.cluster import LEASE_S, Cluster
-from gateway.composition import Gateway
-from gateway.envelope import Envelopes
-from gateway.settings import Settings
+from gateway.cluster import reachability as reaching
+from gateway.cluster.envelope import Envelopes
+from gateway.cluster.ownership import LEASE_S, Cluster
+from gateway.config.settings import Settings
+from gateway.serving.app import create_app
+from gateway.serving.composition import Gateway
 from session_store import KeyRing, MemoryBackend
 from session_store.testing import FakeClock, a_session
 from tests.requirements import requirement
@@ -23,7 +23,7 @@ from tests.support.partition import running_relay
 from tests.support.raw import Legacy, modern_body, modern_headers, tool_text
 from tests.support.redis_server import RunningRedis, free_port, running_redis
 from tests.support.running import DEMO, RunningGateway, running_gateway, server
-from transports.hop import HopRefused
+from transports.replica_wire import HopRefused
 
 KEYS = {"MCP_GATEWAY_KEYS": "k" * 40}
 
@@ -141,7 +141,7 @@ async def test_what_was_taken_is_contested_until_the_other_has_answered_or_its_l
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = FakeClock()
-    monkeypatch.setattr("gateway.cluster.monotonic", clock)
+    monkeypatch.setattr("gateway.cluster.ownership.monotonic", clock)
     backend = MemoryBackend(clock=clock)
     lost: list[str] = []
     one, other = (Cluster(backend.directory, backend.sessions, lost=lost.append) for _ in range(2))

@@ -10,8 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.audit import Audit
-from gateway.settings import AuditSettings
+from gateway.config.settings import AuditSettings
+from gateway.observability.audit import Audit
 from session_store import AuditEvent, StoreUnavailable
 from session_store.memory import MemoryAuditTrail
 from tests.e2e.conftest import KEYS, bearer, sha256

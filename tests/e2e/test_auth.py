@@ -13,8 +13,8 @@ import jwt
 import pytest
 from cryptography.hazmat.primitives.asymmetric import rsa
 
-from gateway.identity import Identity
-from gateway.settings import ConfigurationError, load_settings
+from gateway.config.settings import ConfigurationError, load_settings
+from gateway.identity.authenticate import Identity
 from tests.e2e.conftest import KEYS, bearer, sha256
 from tests.requirements import requirement
 from tests.support.issuer import AUDIENCE, Issuer, running_issuer
@@ -189,7 +189,7 @@ async def test_every_key_is_compared_whole_whichever_was_nearly_right(monkeypatc
         compared.append((one, other))
         return honest(one, other)
 
-    monkeypatch.setattr("gateway.digests.hmac.compare_digest", counting)
+    monkeypatch.setattr("gateway.identity.key_digests.hmac.compare_digest", counting)
     keys = {f"k{n}": (sha256(f"key-{n}"),) for n in range(5)}
     identity = Identity(api_keys=keys, allow_anonymous=False)
     for key in ("key-0", "key-4", "key-00", "", "key-4x", "\udcff"):

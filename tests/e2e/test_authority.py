@@ -15,9 +15,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount, Route
 
-from gateway.app import Gateway, create_app
-from gateway.middleware import SCOPE_KEY, SessionMiddleware
-from gateway.settings import Settings
+from gateway.config.settings import Settings
+from gateway.integrations.asgi import SCOPE_KEY, SessionMiddleware
+from gateway.serving.app import Gateway, create_app
 from session_store import NoSession, current_session
 from tests.e2e.conftest import KEYS, bearer, sha256
 from tests.requirements import requirement

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.blocked import TooMuchText, contains
-from gateway.patterns import expression, matches
-from gateway.settings import ConfigurationError, load_settings
+from gateway.config.patterns import expression, matches
+from gateway.config.settings import ConfigurationError, load_settings
+from gateway.policy.blocked_arguments import TooMuchText, contains
 from tests.requirements import requirement
 from tests.support.raw import ACCEPT, Legacy, messages, tool_text
 from tests.support.running import LISTING, PROBE, RunningGateway, running_gateway, server

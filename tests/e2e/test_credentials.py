@@ -9,9 +9,9 @@ from urllib.parse import quote
 import httpx
 import pytest
 
-from gateway.credentials import Credentials
-from gateway.policy_settings import SecretSettings
-from gateway.settings import ConfigurationError, Settings, load_settings
+from gateway.config.policy import SecretSettings
+from gateway.config.settings import ConfigurationError, Settings, load_settings
+from gateway.context.secrets import Credentials
 from session_store import Principal
 from tests.e2e.conftest import KEYS, bearer, sha256
 from tests.requirements import requirement

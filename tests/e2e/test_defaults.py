@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.settings import ConfigurationError, Settings, load_settings
+from gateway.config.settings import ConfigurationError, Settings, load_settings
 from tests.e2e.conftest import KEYS, bearer, sha256
 from tests.requirements import requirement
 from tests.support.raw import Modern, modern_body, modern_headers, tool_text

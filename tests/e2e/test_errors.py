@@ -11,9 +11,9 @@ import pytest
 
 import gateway.errors
 import transports.jsonrpc
-from gateway.app import create_app
+from gateway.config.settings import Settings
 from gateway.errors import ERRORS
-from gateway.settings import Settings
+from gateway.serving.app import create_app
 from session_store import MemoryBackend
 from tests.requirements import requirement
 from tests.support.raw import modern_body, modern_headers

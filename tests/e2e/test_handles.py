@@ -8,8 +8,8 @@ import httpx
 import psutil
 import pytest
 
-from gateway.handles import MAX_CHILDREN, with_handles
-from gateway.listed import Tools
+from gateway.protocol.listing import Tools
+from gateway.sessions.child_sessions import MAX_CHILDREN, with_handles
 from tests.e2e.conftest import KEYS, bearer, sha256
 from tests.requirements import requirement
 from tests.support.procs import gone

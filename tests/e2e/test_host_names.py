@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from gateway.settings import ConfigurationError, load_settings
+from gateway.config.settings import ConfigurationError, load_settings
 from tests.requirements import requirement
 from tests.support.raw import Legacy
 from tests.support.running import DEMO, RunningGateway, running_gateway, server

@@ -11,9 +11,9 @@ import pytest
 from mcp.shared.inbound import NAME_BEARING_METHODS, encode_header_value
 from mcp_types.methods import CLIENT_NOTIFICATIONS, CLIENT_REQUESTS
 
-from gateway.listed import MOST_BYTES, MOST_TOOLS, Names, Tools, items_of
+from gateway.protocol.listing import MOST_BYTES, MOST_TOOLS, Names, Tools, items_of
 from gateway.protocol.methods import METHODS
-from gateway.uris import forms, is_of, is_of_any
+from gateway.protocol.uris import forms, is_of, is_of_any
 from tests.e2e.conftest import KEYS, bearer, sha256
 from tests.requirements import requirement
 from tests.support.procs import eventually

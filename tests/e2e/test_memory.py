@@ -5,11 +5,11 @@ import gc
 import httpx
 import uvloop
 
-from gateway.app import Gateway, create_app
-from gateway.conversation import Conversation
-from gateway.exchange import Exchange
-from gateway.live import LiveSession
-from gateway.settings import Settings
+from gateway.calls.conversation import Conversation
+from gateway.calls.exchange import Exchange
+from gateway.calls.live_session import LiveSession
+from gateway.config.settings import Settings
+from gateway.serving.app import Gateway, create_app
 from session_store import KeyRing
 from tests.requirements import requirement
 from tests.support.raw import ACCEPT

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.settings import ConfigurationError, load_settings
+from gateway.config.settings import ConfigurationError, load_settings
 from tests.requirements import requirement
 from tests.support.procs import eventually
 from tests.support.raw import Legacy, tool_text

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.config.policy import PolicySettings, RuleSettings, WorkspaceSettings
+from gateway.config.settings import Settings
 from gateway.doctor.workspaces import check_workspaces
-from gateway.policy import Policy, ServerPolicy
-from gateway.policy_settings import PolicySettings, RuleSettings, WorkspaceSettings
-from gateway.rules import Granted, Rules
-from gateway.settings import Settings
+from gateway.identity.context_rules import Granted, Rules
+from gateway.policy.decisions import Policy, ServerPolicy
 from session_store import Context, Principal, Provenance
 from session_store.record import from_fields, to_fields
 from session_store.testing import FakeClock, a_session

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.schemas import Schema, Schemas, UnusableSchema
+from gateway.protocol.schemas import Schema, Schemas, UnusableSchema
 from tests.requirements import requirement
 from tests.support.raw import Legacy, Modern, messages, tool_text
 from tests.support.running import LISTING, running_gateway, server

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from gateway.credentials import Credentials
-from gateway.keys import key_ring
-from gateway.policy_settings import SecretSettings
-from gateway.settings import ConfigurationError, load_settings
+from gateway.config.keyring import key_ring
+from gateway.config.policy import SecretSettings
+from gateway.config.settings import ConfigurationError, load_settings
+from gateway.context.secrets import Credentials
 from session_store import Principal, Purpose
 from tests.requirements import requirement
 from tests.support.running import DEMO, ROOT, server

@@ -9,10 +9,10 @@ import httpx
 import jwt
 import pytest
 
-from gateway.identity import Identity
-from gateway.jwt_tokens import is_access_token
-from gateway.policy_settings import AuthSettings
-from gateway.settings import Settings
+from gateway.config.policy import AuthSettings
+from gateway.config.settings import Settings
+from gateway.identity.access_tokens import is_access_token
+from gateway.identity.authenticate import Identity
 from tests.e2e.conftest import bearer
 from tests.requirements import requirement
 from tests.support.issuer import Issuer, running_issuer

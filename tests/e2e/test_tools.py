@@ -13,9 +13,9 @@ import uvicorn
 from fastapi import FastAPI
 from starlette.testclient import TestClient
 
-from gateway.app import Gateway, create_app
-from gateway.middleware import SessionMiddleware
-from gateway.settings import Settings
+from gateway.config.settings import Settings
+from gateway.integrations.asgi import SessionMiddleware
+from gateway.serving.app import Gateway, create_app
 from session_store.context import NoSession, current_session
 from tests.requirements import requirement
 from tests.support import session_tool

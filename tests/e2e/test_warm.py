@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.settings import Settings
+from gateway.config.settings import Settings
 from tests.e2e.conftest import KEYS, bearer, sha256
 from tests.requirements import requirement
 from tests.support.procs import descendants, eventually

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.admin.asking import ASK, Asking
+from gateway.admin.peers import ASK, Asking
 from session_store import MemoryBackend
 
 pytestmark = pytest.mark.anyio

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from gateway.metrics import BUCKETS_S, Metrics, quantile
+from gateway.observability.metrics import BUCKETS_S, Metrics, quantile
 from tests.operating.conftest import replica
 from tests.requirements import requirement
 from tests.support.procs import eventually

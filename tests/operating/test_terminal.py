@@ -11,10 +11,10 @@ import httpx
 import pytest
 from rich.table import Table
 
-from gateway.cli_sessions import print_event, sessions_table
-from gateway.observe import configure_logging
-from gateway.terminal import Terminal
-from gateway.visible import as_json, visible, visible_line
+from gateway.cli.sessions import print_event, sessions_table
+from gateway.cli.terminal import Terminal
+from gateway.observability.logs import configure_logging
+from gateway.observability.visible import as_json, visible, visible_line
 from tests.e2e.test_review import told
 from tests.requirements import requirement
 from tests.support.raw import Legacy

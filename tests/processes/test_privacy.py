@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from gateway import own_process, private_environment
+from gateway.serving import own_process, private_environment
 from tests.requirements import requirement
 from tests.support.redis_server import RunningRedis
 from tests.support.running import ROOT
@@ -132,7 +132,7 @@ def test_a_worker_is_started_with_nothing_worth_reading() -> None:
         seen = private_environment.in_sight(whole, held)
         assert word not in "".join(seen.values()) and seen.keys() >= {"PATH", "PYTHONPATH", "LC_ALL"}
         program = (
-            "import os\nfrom gateway import private_environment\n"
+            "import os\nfrom gateway.serving import private_environment\n"
             "for _ in range(2): private_environment.take()\n"
             "print(os.environ['MCP_GATEWAY_KEYS'], os.environ['PATH'], sorted(os.listdir('/proc/self/fd')))"
         )

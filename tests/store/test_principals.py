@@ -7,10 +7,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gateway.policy_settings import PolicySettings
-from gateway.quotas import PrincipalQuotas
-from gateway.rates import RateLimits
-from gateway.tools_server import own_sessions
+from gateway.config.policy import PolicySettings
+from gateway.policy.quotas import PrincipalQuotas
+from gateway.policy.rate_limits import RateLimits
+from gateway.sessions.tools import own_sessions
 from session_store import MemoryBackend, Principal, Session
 from session_store.context import bound_session, tool_session
 from session_store.testing import FakeClock, a_session

@@ -4,17 +4,17 @@ from typing import Any
 
 import pytest
 
-from gateway.audit import Audit
-from gateway.live import LiveSessions
-from gateway.pipeline import available
-from gateway.policy_settings import PolicySettings
-from gateway.quotas import PrincipalQuotas
-from gateway.rates import RateLimits
-from gateway.request_context import RequestContext
-from gateway.rules import Rules
-from gateway.sessions import Sessions
-from gateway.settings import SessionSettings
-from gateway.warm import WarmStarts
+from gateway.calls.live_session import LiveSessions
+from gateway.config.policy import PolicySettings
+from gateway.config.settings import SessionSettings
+from gateway.identity.context_rules import Rules
+from gateway.identity.request_context import RequestContext
+from gateway.observability.audit import Audit
+from gateway.policy.quotas import PrincipalQuotas
+from gateway.policy.rate_limits import RateLimits
+from gateway.relay.pipeline import available
+from gateway.sessions.lifecycle import Sessions
+from gateway.upstreams.prestart import WarmStarts
 from session_store import ANONYMOUS, KeyRing, MemoryBackend, SessionStore, StoreUnavailable
 from session_store.session import new_session_id
 from session_store.testing import FakeClock

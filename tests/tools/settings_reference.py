@@ -14,8 +14,8 @@ import annotated_types
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from gateway import policy_settings as policy
-from gateway import settings as own
+from gateway.config import policy
+from gateway.config import settings as own
 
 __all__ = ["FILE", "reference"]
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.readiness import Readiness
+from gateway.serving.readiness import Readiness
 from session_store import StoreUnavailable
 from tests.requirements import requirement
 

@@ -10,7 +10,7 @@ from tests.attack.live.doors import Door
 from tests.attack.live.rows import Outcome, attack, judged
 from tests.attack.live.wire import Wire, ask, call_body, head, legacy_body, post, rpc, statuses
 from tests.attack.live.world import World, bearer, key_of
-from transports.hop_server import HEAD_WITHIN_S
+from transports.replica_wire_server import HEAD_WITHIN_S
 
 HEADERS: Final = {"MCP-Protocol-Version": "2025-03-26"}
 DEADLINE_S: Final = 4.0

@@ -1,0 +1,125 @@
+"""Who operates the gateway: the holder of a key, by `Authorization: Bearer`, or signed in with it by a browser.
+
+A sign-in is a cookie of ours and a mark in the store. Signing out takes the mark away, for all replicas at once; while
+the store does not answer, nobody is signed in.
+"""
+
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from itsdangerous import BadSignature, URLSafeTimedSerializer
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gateway.admin.sign_in_attempts import Attempts
+from gateway.identity.key_digests import Digests, digest_of
+from gateway.observability.audit import Audit
+from gateway.observability.logs import CLIENT
+from session_store import KeyRing, Marks
+from session_store.tokens import Purpose, is_canonical
+from transports.inbound.http import Guard
+
+__all__ = ["Access"]
+
+SIGNED_IN_S: Final = 12 * 3_600
+_COOKIE: Final = "mcp_gateway_operator"
+_PROOF: Final = 16
+
+
+class Access:
+    """Keeps the keys' digests, and signs the cookies of those who showed a key."""
+
+    def __init__(
+        self, keys: Mapping[str, Sequence[str]], ring: KeyRing, *, guard: Guard, marks: Marks, audit: Audit
+    ) -> None:
+        self._guard = guard
+        self._marks = marks
+        self._audit = audit
+        self._attempts = Attempts()
+        self._keys = Digests((name, digest) for name, digests in keys.items() for digest in digests)
+        # What a cookie holds: the name, how the digest of its key begins, and the name of its mark.
+        self._proofs = {(name, digest[:_PROOF]) for name, digests in keys.items() for digest in digests}
+        # The newest key signs: itsdangerous takes the last one.
+        self._serializer = URLSafeTimedSerializer(list(reversed(ring.derive(Purpose.OPERATOR))), salt=Purpose.OPERATOR)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether anybody can come in at all."""
+        return len(self._keys) > 0
+
+    async def operator(self, request: Request) -> str | None:
+        """Who sends a request. A cookie is believed from pages of our own only.
+
+        Raises:
+            TooManyAttempts: wrong keys came from that address.
+            StoreUnavailable: it cannot be known whether somebody is signed in still.
+        """
+        scheme, _, key = request.headers.get("authorization", "").partition(" ")
+        if scheme:
+            return self._holder(request, key.strip()) if scheme.lower() == "bearer" else None
+        signed_in = self._signed_in(request)
+        if signed_in is None or not await self._marks.has(_mark(signed_in[1])):
+            return None
+        return signed_in[0]
+
+    def _signed_in(self, request: Request) -> tuple[str, str] | None:
+        """The operator that the cookie names, and the sign-in, if its key is good still."""
+        cookie = request.cookies.get(_COOKIE)
+        if cookie is None or not is_canonical(cookie) or not Guard.same_site(request.headers):
+            return None
+        try:
+            name, proof, sign_in = self._serializer.loads(cookie, max_age=SIGNED_IN_S)
+        except (BadSignature, ValueError, TypeError):
+            return None
+        return (name, sign_in) if (name, proof) in self._proofs else None
+
+    def _holder(self, request: Request, key: str) -> str | None:
+        network = self._guard.client(request.scope, _forwarded(request))
+        self._attempts.check(network)
+        name = self._keys.holder(key)
+        if name is None:
+            self._attempts.wrong(network)
+            CLIENT.set(network)
+            self._audit.tell("refused", reason="an operator's key that is none")
+        return name
+
+    async def sign_in(self, request: Request, response: Response, key: str) -> bool:
+        """Remember the holder of a key in a cookie; whether it is one. Raises as `operator`."""
+        name = self._holder(request, key)
+        if name is None:
+            return False
+        sign_in = secrets.token_urlsafe(18)
+        await self._marks.set(_mark(sign_in), SIGNED_IN_S)
+        response.set_cookie(
+            _COOKIE,
+            str(self._serializer.dumps([name, digest_of(key)[:_PROOF], sign_in])),
+            max_age=SIGNED_IN_S,
+            path=f"{request.scope.get('root_path', '')}/admin",
+            secure=self._guard.is_secure(request.scope, request.headers),
+            httponly=True,
+            samesite="strict",
+        )
+        self._audit.tell("operated", reason=f"the operator {name} has signed in")
+        return True
+
+    async def sign_out(self, request: Request, response: Response) -> None:
+        """Forget it, here and wherever the cookie was copied to.
+
+        Raises:
+            StoreUnavailable: it is not forgotten.
+        """
+        signed_in = self._signed_in(request)
+        if signed_in is not None:
+            await self._marks.drop(_mark(signed_in[1]))
+            self._audit.tell("operated", reason=f"the operator {signed_in[0]} has signed out")
+        response.delete_cookie(_COOKIE, path=f"{request.scope.get('root_path', '')}/admin")
+
+
+def _mark(sign_in: str) -> str:
+    return f"operator/{sign_in}"
+
+
+def _forwarded(request: Request) -> Mapping[str, str]:
+    """Some proxies add a line of their own to those that came."""
+    return {"x-forwarded-for": ", ".join(request.headers.getlist("x-forwarded-for"))}

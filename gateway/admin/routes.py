@@ -1,0 +1,71 @@
+"""The operators' paths put together: console and REST under `/admin`, metrics at `/metrics`."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from time import perf_counter
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute, Route
+
+from gateway.admin.auth import Access
+from gateway.admin.console import Console
+from gateway.admin.operations import Operations
+from gateway.admin.prometheus import Exposition
+from gateway.admin.rest import Rest
+from gateway.admin.sign_in_attempts import TooManyAttempts
+from session_store import Backend, StoreUnavailable
+
+__all__ = ["ADMIN", "METRICS", "operator_routes"]
+
+ADMIN, METRICS = "/admin", "/metrics"
+_STORE_PATIENCE_S = 0.5
+"""A scrape that waits for a store that is away fails itself, and says nothing."""
+
+
+def operator_routes(
+    *,
+    operations: Operations,
+    access: Access,
+    exposition: Exposition,
+    backend: Backend,
+    told: Callable[[str], None],
+    open_metrics: bool,
+) -> list[BaseRoute]:
+    """For Starlette. Without an operator's key there is no console and no REST; `open_metrics`: nor one for metrics."""
+    routes: list[BaseRoute] = []
+    if access.is_open:
+        routes += [*Rest(operations, access, told).routes, *Console(operations, access, told).routes]
+    if access.is_open or open_metrics:
+        routes.append(Route(METRICS, _metrics(access, exposition, backend, is_open=open_metrics)))
+    return routes
+
+
+def _metrics(
+    access: Access, exposition: Exposition, backend: Backend, *, is_open: bool
+) -> Callable[[Request], Awaitable[Response]]:
+    async def metrics(request: Request) -> Response:
+        try:
+            is_refused = not is_open and await access.operator(request) is None
+        except TooManyAttempts as error:
+            return JSONResponse({"detail": str(error)}, 429, {"Retry-After": f"{error.wait_s:.0f}"})
+        except StoreUnavailable:
+            return JSONResponse({"detail": "the session store does not answer; send a key, not a cookie"}, 503)
+        if is_refused:
+            challenge = {"WWW-Authenticate": 'Bearer realm="mcp-session-gateway operators"'}
+            return JSONResponse({"detail": "send Authorization: Bearer with an operator's key"}, 401, challenge)
+        began = perf_counter()
+        store_s: float | None = None
+        replicas = 1
+        try:
+            async with asyncio.timeout(_STORE_PATIENCE_S):
+                await backend.ping()
+                store_s = perf_counter() - began
+                if backend.is_shared:
+                    replicas = len(await backend.directory.replicas())
+        except (StoreUnavailable, TimeoutError):
+            store_s, replicas = None, 0
+        text, kind = exposition.render(request.headers.get("accept", ""), store_s, replicas)
+        return Response(text, headers={"Content-Type": kind})
+
+    return metrics

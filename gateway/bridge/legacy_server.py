@@ -1,0 +1,68 @@
+"""A modern client's call to a legacy server."""
+
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from gateway.bridge.suspended_calls import without_modern_gaps
+from gateway.protocol.handshake import server_info_of
+from gateway.protocol.results import modern_error, modern_result, urls_required
+from transports.jsonrpc import Message, Object, encode
+
+if TYPE_CHECKING:
+    from gateway.calls.conversation import Conversation
+    from gateway.calls.exchange import Exchange
+
+__all__ = ["ToLegacy", "legacy_meta", "legacy_params"]
+
+_SPEC: Final = "io.modelcontextprotocol/"
+_MODERN_ONLY: Final = frozenset({"_meta", "inputResponses", "requestState"})
+
+
+def legacy_params(params: Object) -> Object:
+    """Params without what the handshake era does not know."""
+    return {key: value for key, value in params.items() if key not in _MODERN_ONLY}
+
+
+def legacy_meta(meta: Object) -> Object:
+    """`_meta` without the facts that a legacy server has from its handshake."""
+    return {key: value for key, value in meta.items() if not key.startswith(_SPEC)}
+
+
+class ToLegacy:
+    """Turns what the server answers into what a modern client gets."""
+
+    def __init__(self, conversation: "Conversation") -> None:
+        self._conversation = conversation
+
+    def finish(self, exchange: "Exchange", message: Message) -> Message | None:
+        """The client's answer to the call. None: there is none yet."""
+        if isinstance(message.error, msgspec.Raw):
+            elicitations = urls_required(message.error)
+            if elicitations:
+                exchange.park(_visits(elicitations))
+                return None
+            return Message(jsonrpc="2.0", id=0, error=modern_error(message.error))
+        if not isinstance(message.result, msgspec.Raw):
+            return message
+        result = modern_result(
+            exchange.method,
+            msgspec.json.decode(message.result, type=Object),
+            server_info_of(self._conversation.initialize_result),
+        )
+        return Message(jsonrpc="2.0", id=0, result=msgspec.Raw(encode(result)))
+
+
+def _visits(elicitations: list[Object]) -> Object:
+    """URLs to be visited before the call is made anew: nothing of it waits at the server."""
+    requests = {
+        f"u{number}": {
+            "method": "elicitation/create",
+            "params": {"mode": "url", **without_modern_gaps("elicitation/create", elicitation)},
+        }
+        for number, elicitation in enumerate(elicitations, start=1)
+    }
+    return {
+        "resultType": msgspec.Raw(b'"input_required"'),
+        "inputRequests": msgspec.Raw(encode(requests)),
+    }

@@ -1,0 +1,105 @@
+"""A legacy client's call to a modern server: facts with every request, questions as requests on the call's stream."""
+
+import asyncio
+import functools
+import secrets
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from gateway.bridge.request_state import is_input_required
+from gateway.bridge.suspended_calls import MAX_QUESTIONS
+from gateway.errors import OUTCOME_UNKNOWN
+from gateway.protocol.results import legacy_result
+from transports.base import LinkClosed, UpstreamUnavailable
+from transports.jsonrpc import INTERNAL_ERROR, Message, Object, decode_object, encode
+
+if TYPE_CHECKING:
+    from gateway.calls.conversation import Conversation
+    from gateway.calls.exchange import Exchange
+
+__all__ = ["ToModern"]
+
+MAX_ROUNDS: Final = 10
+"""How often a server may ask during one call (what SDK clients of the modern era allow)."""
+
+_POLL_S: Final = 0.1
+"""A result that asks nothing and only gives a state is to be asked for again."""
+
+
+class ToModern:
+    """One call, and its rounds."""
+
+    def __init__(self, conversation: "Conversation", params: Object, meta: Object) -> None:
+        self._conversation = conversation
+        self._params = params
+        self._meta = meta
+        self._rounds = 0
+        self._retry: asyncio.Task[None] | None = None
+
+    def finish(self, exchange: "Exchange", message: Message) -> Message | None:
+        """The client's answer to the call. None: there is none yet."""
+        if not isinstance(message.result, msgspec.Raw):
+            return message
+        result = msgspec.json.decode(message.result, type=Object)
+        if not is_input_required(result):
+            return Message(jsonrpc="2.0", id=0, result=msgspec.Raw(encode(legacy_result(result))))
+        self._rounds += 1
+        if self._rounds > MAX_ROUNDS:
+            exchange.fail(INTERNAL_ERROR, f"The server asked for input more than {MAX_ROUNDS} times.")
+            return None
+        self._ask(exchange, result)
+        return None
+
+    def _ask(self, exchange: "Exchange", result: Object) -> None:
+        requests = {key: _question(raw) for key, raw in _object(result, "inputRequests").items()}
+        if len(requests) > MAX_QUESTIONS:
+            exchange.fail(INTERNAL_ERROR, f"The server asked for more than {MAX_QUESTIONS} things at once.")
+            return
+        # In flight until it is answered, though the server has nothing of it.
+        self._conversation.wait(exchange)
+        more: Object = {"requestState": result["requestState"].copy()} if "requestState" in result else {}
+        if not requests or exchange.live is None:
+            asyncio.get_running_loop().call_later(_POLL_S, self._again, exchange, more)
+            return
+        responses: Object = {}
+        wanted = len(requests)
+
+        def answered(key: str, message: Message) -> None:
+            if isinstance(message.error, msgspec.Raw):
+                # The modern era has no word for it: the call ends with what the client said.
+                self._conversation.end(exchange)
+                exchange.settle(message)
+            elif isinstance(message.result, msgspec.Raw):
+                responses[key] = message.result.copy()
+                if len(responses) == wanted:
+                    self._again(exchange, more | {"inputResponses": msgspec.Raw(encode(responses))})
+
+        for key, (method, params) in requests.items():
+            exchange.live.put(self._conversation, exchange, method, params, functools.partial(answered, key))
+
+    def _again(self, exchange: "Exchange", more: Object) -> None:
+        self._retry = asyncio.ensure_future(self._send(exchange, self._params | more))
+
+    async def _send(self, exchange: "Exchange", params: Object) -> None:
+        if exchange.replies.is_closed:
+            return  # the client gave it up meanwhile
+        try:
+            await self._conversation.start(exchange, params, self._meta)
+        except (UpstreamUnavailable, LinkClosed) as error:
+            self._conversation.end(exchange)
+            exchange.fail(OUTCOME_UNKNOWN, str(error))
+
+
+def _question(raw: msgspec.Raw) -> tuple[str, Object]:
+    """Method and params of an input request, as a legacy client is asked. Raises `ValueError`, `MsgspecError`."""
+    asked = decode_object(raw, "an input request")
+    method = msgspec.json.decode(asked.get("method", b"null"), type=str)
+    params = _object(asked, "params")
+    if method == "elicitation/create" and bytes(params.get("mode", b"")) == b'"url"':
+        params = params | {"elicitationId": msgspec.Raw(encode(secrets.token_urlsafe(12)))}
+    return method, params
+
+
+def _object(outer: Object, name: str) -> Object:
+    return decode_object(outer.get(name, msgspec.Raw(b"{}")), name)

@@ -1,0 +1,1 @@
+"""What is in flight: exchanges, conversations, live sessions, questions."""

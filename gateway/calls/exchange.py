@@ -1,0 +1,211 @@
+"""One call in flight: its ids on both sides, its frames, its end."""
+
+import logging
+import math
+import re
+from collections.abc import Callable, Mapping
+from time import monotonic
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, Protocol
+
+import msgspec
+
+from gateway.bridge.suspended_calls import Parked
+from gateway.context.facts import RESTARTED_KEY, with_meta
+from gateway.protocol.capabilities import Caller
+from session_store import Context
+from session_store.session import redact
+from transports.base import Frame, ReplyQueue
+from transports.jsonrpc import Message, Object, RequestId, encode, encode_error, encode_result, error_code, splice
+
+if TYPE_CHECKING:
+    from gateway.calls.conversation import Conversation
+    from gateway.calls.live_session import LiveSession
+    from gateway.identity.context_rules import Granted
+    from gateway.observability.spans import CallSpan
+
+__all__ = ["Exchange"]
+
+
+logger = logging.getLogger(__name__)
+
+_IS_ERROR: Final = re.compile(rb'"isError"\s*:\s*true')
+
+_NOBODY = Context(trust="sandboxed")
+
+
+Watcher = Callable[["Exchange", str, bytes], None]
+"""Told once how a request of the client's ends: ok, tool error, input required, cancelled, or error and its code; and
+what an error or a tool that failed says, as JSON."""
+
+
+class Bridge(Protocol):
+    """Between a client of one era and a server of the other."""
+
+    def finish(self, exchange: "Exchange", message: Message) -> Message | None:
+        """The client's answer, for the server's. None: there is none yet."""
+        ...
+
+
+class Exchange:
+    """A client's request on its way through one conversation.
+
+    `number` is its id on the upstream's side, where ids of many clients must not collide; it serves as progress token
+    and subscription id there too. `shape` turns the upstream's result into what the client gets; None keeps it.
+    `context` and `granted` are of the request it came with.
+    `caller` is who a server of the other era is told of. A call that is `parked` waits for its client, until
+    `parked_until` in the loop's time; `replay` has answers that were given before, by the question.
+    """
+
+    # What most calls never need stands here once, not in each of them.
+    conversation: "Conversation | None" = None
+    number = 0
+    progress_token: msgspec.Raw | None = None
+    heard_at = 0.0
+    written_at = 0.0
+    tool = ""
+    slow_s = math.inf
+    sent: tuple[Object, Object] | None = None  # params and `_meta`, should it have to be sent again
+    bridge: Bridge | None = None
+    parked: Parked | None = None
+    parked_until = 0.0
+    replay: Mapping[str, str] = MappingProxyType({})
+    restarted: str | None = None
+    ended: Callable[[], None] | None = None  # called once, when the wire is done with it
+    began = 0.0
+    correlation = ""
+    span: "CallSpan | None" = None
+    watchers: "tuple[Watcher, ...]" = ()
+    check_mirrored: Callable[[object], None] | None = None  # of the request (`transports.base.Request`)
+
+    def __init__(
+        self,
+        *,
+        method: str,
+        client_id: RequestId,
+        live: "LiveSession | None",
+        replies: ReplyQueue,
+        shape: Callable[["Exchange", Object], Object] | None = None,
+        caller: Caller | None = None,
+        context: Context | None = None,
+        granted: "Granted | None" = None,
+    ) -> None:
+        self.method = method
+        self.client_id = client_id
+        self.live = live
+        self.replies = replies
+        self.shape = shape
+        self.caller = caller
+        self._context = context
+        self.granted = granted
+
+    @property
+    def context(self) -> Context:
+        """What its own request may: another request of the session may have changed that of the session since."""
+        if self._context is None and self.live is not None:
+            return self.live.session.context
+        return self._context or _NOBODY
+
+    @property
+    def is_parked(self) -> bool:
+        """Whether it waits for its client."""
+        return self.parked is not None and self.parked.is_waiting
+
+    @property
+    def is_subscription(self) -> bool:
+        """A stream that stays open (MCP 2026-07-28 `subscriptions/listen`): nothing else is said on it."""
+        return self.method == "subscriptions/listen"
+
+    def heard(self) -> None:
+        """A sign of life: the time a call may take counts from the last one."""
+        self.heard_at = monotonic()
+
+    def emit(self, frame: bytes) -> bool:
+        """Send the client something that belongs to this call; False when it does not read."""
+        return self.replies.push(Frame(frame))
+
+    def finish(self, message: Message, restarted: str | None = None) -> None:
+        """Answer with the upstream's response; `restarted` says why the server had to be started anew before it."""
+        self.restarted = restarted or self.restarted
+        if self.slow_s is not math.inf and (took := monotonic() - self.written_at) > self.slow_s:
+            session = "" if self.live is None else redact(self.live.session.id)
+            logger.warning("a slow call", extra={"tool": self.tool, "session": session, "took_s": round(took, 3)})
+        if self.bridge is not None:
+            bridged = self.bridge.finish(self, message)
+            if bridged is None:
+                return
+            message = bridged
+        self.settle(message)
+
+    def settle(self, message: Message) -> None:
+        """Answer with that response, which is of the client's era."""
+        client_id = encode(self.client_id)
+        restarted = self.restarted
+        if isinstance(message.error, msgspec.Raw):
+            error = splice(message.error)
+            code = error_code(message.error)
+            self.replies.push(Frame(encode_error(client_id, error), final=True, error_code=code))
+            self._tell(f"error {code}", error)
+        elif isinstance(message.result, msgspec.Raw):
+            result = splice(message.result)
+            if self.shape is not None or restarted is not None:
+                result = encode(self._shaped(msgspec.json.decode(result, type=Object), restarted))
+            self.replies.push(Frame(encode_result(client_id, result), final=True))
+            if self.watchers:
+                outcome = _outcome_of(result)
+                self._tell(outcome, result if outcome == "tool error" else b"")
+
+    def _tell(self, outcome: str, told: bytes = b"") -> None:
+        watchers, self.watchers = self.watchers, ()
+        for watcher in watchers:
+            watcher(self, outcome, told)
+
+    def left(self) -> None:
+        """The wire is done with it. If there was no answer, nobody waits for one."""
+        self._tell("cancelled")
+
+    @property
+    def era(self) -> str:
+        """The client's."""
+        return "legacy" if self.caller is None else "modern"  # not `Era`, whose hash is slow
+
+    def _shaped(self, result: Object, restarted: str | None) -> Object:
+        if self.shape is not None:
+            result = self.shape(self, result)
+        if restarted is not None:
+            result = with_meta(result, {RESTARTED_KEY: msgspec.Raw(encode({"reason": restarted}))})
+        return result
+
+    def park(self, result: Object) -> None:
+        """End the client's present request with a question. What comes from now on waits for its next one."""
+        answered, self.replies = self.replies, ReplyQueue()
+        # The server has it, and its client may take long: what the request came with is kept no longer.
+        self.sent = self.check_mirrored = None
+        restarted, self.restarted = self.restarted, None
+        data = encode(self._shaped(result, restarted))
+        answered.push(Frame(encode_result(encode(self.client_id), data), final=True))
+        for watcher in self.watchers:  # which go on watching
+            watcher(self, "input required", b"")
+
+    def fail(self, code: int, reason: str) -> None:
+        """Answer with an error of ours."""
+        error = encode({"code": code, "message": reason})
+        self.replies.push(Frame(encode_error(encode(self.client_id), error), final=True, error_code=code))
+        self._tell(f"error {code}", error)
+
+
+class _Result(msgspec.Struct):
+    isError: bool = False
+    resultType: str = ""
+
+
+def _outcome_of(result: bytes) -> str:
+    """Whether a tool says that it failed (MCP, CallToolResult), or a server that it has to ask something first."""
+    # A look for words is worth it: most results have neither, and may be long.
+    if b'"input_required"' not in result and not (b'"isError"' in result and _IS_ERROR.search(result)):
+        return "ok"
+    try:
+        told = msgspec.json.decode(result, type=_Result)
+    except msgspec.MsgspecError:
+        return "ok"
+    return "tool error" if told.isError else "input required" if told.resultType == "input_required" else "ok"

@@ -1,0 +1,199 @@
+"""The command line. What operators watch and do is in files of its own; `demo-server` is started by `__main__`."""
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from gateway.cli.doctor import doctor
+from gateway.cli.operate import app as replicas_app
+from gateway.cli.operate import tail, top
+from gateway.cli.sessions import JsonOption
+from gateway.cli.sessions import app as sessions_app
+from gateway.cli.terminal import Terminal
+from gateway.config.settings import ConfigurationError, Settings, load_settings
+from gateway.observability.visible import as_json as to_json
+from gateway.observability.visible import visible_line
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    name="mcp-session-gateway",
+    help="One durable, isolated session for every MCP client, in front of any MCP server.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.add_typer(sessions_app, name="sessions")
+app.add_typer(replicas_app, name="replicas")
+app.command("top")(top)
+app.command("tail")(tail)
+app.command("doctor")(doctor)
+_err = Terminal(stderr=True)
+
+ConfigOption = Annotated[
+    Path | None, typer.Option("--config", "-c", help="JSON or TOML file with mcpServers, and gateway beside it.")
+]
+
+
+def _fail(message: str) -> typer.Exit:
+    for line in message.splitlines():
+        _err.complain("error", line)
+    return typer.Exit(2)
+
+
+@app.command()
+def run(
+    command: Annotated[
+        list[str] | None, typer.Argument(metavar="[-- COMMAND ARG...]", help="A stdio server to serve, without a file.")
+    ] = None,
+    config: ConfigOption = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port to listen on; 0 takes a free one.")] = None,
+    store: Annotated[str | None, typer.Option(help="Where sessions are kept, as a URL.")] = None,
+    advertise: Annotated[str | None, typer.Option(help="HOST:PORT where other gateways reach this one.")] = None,
+    anonymous: Annotated[
+        bool, typer.Option("--anonymous", help="Serve whoever reaches it, without a credential.")
+    ] = False,
+    allowed_host: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="A host name requests may ask for; may be repeated.")
+    ] = None,
+    workers: Annotated[int, typer.Option(min=1, max=256, help="Processes on the one port; needs a redis store.")] = 1,
+) -> None:
+    """Serve MCP over Streamable HTTP."""
+    from gateway.observability.logs import configure_logging
+    from gateway.serving.uvicorn_server import serve
+    from gateway.serving.workers import LISTENER, run_workers
+
+    given: dict[str, Any] = {"host": host, "port": port, "store": store, "advertise": advertise}
+    given |= {"anonymous": anonymous or None, "allowed_hosts": allowed_host or None}
+    try:
+        settings = load_settings(config, {key: value for key, value in given.items() if value is not None})
+        settings = _with_command(settings, command)
+        configure_logging(settings.gateway.log_level, settings.gateway.log_format)
+        if workers > 1 and LISTENER not in os.environ:
+            raise typer.Exit(run_workers(settings, sys.argv[1:], workers))
+        serve(settings)
+    except ConfigurationError as error:
+        raise _fail(str(error)) from None
+    except OSError as error:
+        where = f"{settings.gateway.host}:{settings.gateway.port}"
+        raise _fail(f"cannot listen on {where}: {error.strerror or error}") from None
+
+
+@app.command()
+def stdio(
+    command: Annotated[
+        list[str] | None, typer.Argument(metavar="[-- COMMAND ARG...]", help="A stdio server to serve, without a file.")
+    ] = None,
+    config: ConfigOption = None,
+    store: Annotated[str | None, typer.Option(help="Where sessions are kept, as a URL.")] = None,
+) -> None:
+    """Serve MCP on stdin and stdout, for one client on this machine."""
+    from gateway.observability.logs import configure_logging
+    from gateway.serving.stdio import serve_stdio
+
+    try:
+        settings = _with_command(load_settings(config, {} if store is None else {"store": store}), command)
+        configure_logging(settings.gateway.log_level, settings.gateway.log_format)
+        serve_stdio(settings)
+    except ConfigurationError as error:
+        raise _fail(str(error)) from None
+
+
+def _with_command(settings: Settings, command: list[str] | None) -> Settings:
+    if command and settings.mcpServers:
+        raise ConfigurationError("give either a command after -- or a file with mcpServers, not both")
+    if command:
+        entry = {"command": command[0], "args": command[1:]}
+        return Settings.model_validate({"mcpServers": {"main": entry}, "gateway": settings.gateway})
+    if not settings.mcpServers:
+        raise ConfigurationError("nothing to serve: give --config FILE with mcpServers, or a server's command after --")
+    return settings
+
+
+@app.command()
+def check(
+    config: Annotated[Path, typer.Option("--config", "-c", help="The file to check.")],
+    as_json: JsonOption = False,
+    offline: Annotated[bool, typer.Option("--offline", help="Start no server and ask none what it lists.")] = False,
+) -> None:
+    """Check a configuration, and whether its policy fits what its servers list; say what is wrong where."""
+    from gateway.config.keyring import key_ring
+    from gateway.doctor.workspaces import check_workspaces
+
+    try:
+        settings = load_settings(config)
+        key_ring(settings.gateway.store)
+        warnings = [f"{one.what}; {one.do}" for one in check_workspaces(settings) if one.state != "good"]
+        warnings += [] if settings.mcpServers else ["there is nothing to serve: mcpServers is empty or missing"]
+        warnings += [] if offline else asyncio.run(_compared(settings))
+    except ConfigurationError as error:
+        if not as_json:
+            raise _fail(str(error)) from None
+        typer.echo(to_json({"good": False, "faults": str(error).splitlines()}))
+        raise typer.Exit(2) from None
+    names = ", ".join(settings.mcpServers) or "no servers"
+    found = {"good": True, "servers": [*settings.mcpServers], "warnings": warnings}
+    typer.echo(to_json(found) if as_json else visible_line(f"{config}: good ({names})"))
+    for warning in () if as_json else warnings:
+        _err.complain("warning", warning)
+
+
+async def _compared(settings: Settings) -> list[str]:
+    """Warnings about what servers list. Raises `ConfigurationError`: the policy does not fit it."""
+    from gateway.observability.logs import configure_logging
+    from gateway.serving.composition import Gateway
+    from gateway.upstreams.review import CORRECT, MEND, asking, review
+    from session_store import KeyRing, MemoryBackend
+
+    configure_logging("critical")
+    gateway = Gateway(asking(settings), store=MemoryBackend(), ring=KeyRing.ephemeral())
+    async with gateway.running():
+        policy = settings.gateway.policy
+        found = await review(gateway.upstreams, policy.workspaces, gateway.calls)
+    refused = [*found.unmatched, CORRECT] if found.unmatched and policy.unmatched_patterns == "refuse" else []
+    if found.unusable and policy.unusable_schemas == "refuse" and policy.check_arguments:
+        refused += [*found.unusable, MEND]
+    if refused:
+        raise ConfigurationError("\n".join(refused))
+    warnings = [f"server {name} could not be asked what it lists; see doctor" for name in found.unasked]
+    return warnings + (found.unchecked if policy.check_arguments else [])
+
+
+@app.command("manifest")
+def show_manifest(
+    command: Annotated[
+        list[str] | None, typer.Argument(metavar="[-- COMMAND ARG...]", help="A stdio server, without a file.")
+    ] = None,
+    config: ConfigOption = None,
+) -> None:
+    """Print all tools of all servers with their schemas, as JSON."""
+    from gateway.cli.manifest import manifest
+    from gateway.observability.logs import configure_logging
+
+    try:
+        settings = _with_command(load_settings(config), command)
+        configure_logging("error")
+        typer.echo(to_json(asyncio.run(manifest(settings)), indent=2))
+    except ConfigurationError as error:
+        raise _fail(str(error)) from None
+
+
+@app.command()
+def keygen() -> None:
+    """Print a new signing key for MCP_GATEWAY_KEYS."""
+    from session_store.tokens import generate_key
+
+    typer.echo(generate_key())
+
+
+@app.command("demo-server")
+def demo_server() -> None:
+    """Be a small stdio MCP server that shows what sessions do."""
+    from gateway.demo_server import main
+
+    main()

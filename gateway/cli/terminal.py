@@ -1,0 +1,42 @@
+"""The terminal of whoever operates: text of strangers cannot steer it.
+
+Names, descriptions, URIs and messages come from clients and servers. Control characters in them are shown as escapes,
+and nothing in them is markup: styles are put on by `rich.text.Text`.
+"""
+
+import sys
+from collections.abc import Iterable
+from typing import Any, Final
+
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+from rich.text import Text
+
+from gateway.observability.visible import visible
+
+__all__ = ["Terminal"]
+
+_WIDE: Final = 220
+
+
+class Terminal(Console):
+    """Stdout or stderr: as wide as it needs where no terminal bounds it."""
+
+    def __init__(self, *, stderr: bool = False) -> None:
+        bounded = (sys.stderr if stderr else sys.stdout).isatty()
+        width = None if bounded or stderr else _WIDE
+        super().__init__(stderr=stderr, soft_wrap=True, width=width, markup=False, emoji=False, highlight=False)
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """A string, before the styles and the layout of what it stands in."""
+        return super().render_str(visible(text), **options)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Whatever is shown comes through here."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(visible(segment.text), segment.style)
+
+    def complain(self, kind: str, message: str) -> None:
+        """A line with its kind in colour."""
+        style = "bold yellow" if kind == "warning" else "bold red"
+        self.print(Text.assemble((kind, style), " ", visible(message)))

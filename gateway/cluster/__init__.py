@@ -1,0 +1,1 @@
+"""Which replica owns a session, and how requests reach it."""

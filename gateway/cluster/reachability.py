@@ -1,0 +1,96 @@
+"""Whether a gateway can be reached at the address that it advertises to the other replicas.
+
+A replica that the others cannot reach must own no session: its address refuses connections, so the others take its
+sessions over while it still serves the clients that reach it directly. It sends itself a request at that address, as
+another replica would: periodically, and whenever a session was taken from it although it is alive.
+"""
+
+import asyncio
+import contextlib
+import logging
+from typing import Final
+
+from gateway.cluster.envelope import Envelopes, Refusal
+from gateway.cluster.ownership import Cluster
+from session_store import StoreUnavailable
+from transports.replica_wire import HopBroken, HopPool, HopRefused, HopSilent
+
+__all__ = ["Reaching", "why_not_found"]
+
+logger = logging.getLogger(__name__)
+
+EVERY_S: Final = 10.0
+AGAIN_S: Final = 1.0
+"""How soon a replica looks again that was not found: networks come up a moment after the process."""
+
+_PATIENCE_S: Final = 3.0
+_SILENT: Final = "no answer comes from there"
+_TOLD_EVERY: Final = 60
+_REFUSED: Final = {
+    Refusal.SOMEBODY_ELSE.value: "another gateway process answers there",
+    Refusal.INVALID.value: "a gateway with other keys, or with another clock, answers there",
+}
+
+
+async def why_not_found(address: str, replica: str, envelopes: Envelopes) -> str:
+    """Why that replica does not answer at that address, in words; empty where it does."""
+    pool = HopPool()  # a connection of its own: an old one would say nothing of new ones
+    try:
+        async with asyncio.timeout(_PATIENCE_S):
+            hop = await pool.open(address)
+            hop.ask(envelopes.greeting(replica), b"")
+            kind, payload = await hop.next()
+    except HopRefused:
+        return "nobody listens there"
+    except (HopSilent, HopBroken, TimeoutError):
+        return _SILENT
+    finally:
+        pool.close()
+    if kind == b"r":
+        return _REFUSED.get(payload.decode("utf-8", "replace"), "it is refused there")
+    return "" if kind == b"e" else "no gateway answers there"
+
+
+class Reaching:
+    """Keeps `cluster.is_reachable` true to the facts."""
+
+    def __init__(self, cluster: Cluster, envelopes: Envelopes) -> None:
+        self._cluster = cluster
+        self._envelopes = envelopes
+        self._was_silent = False
+        self._failed = 0
+
+    async def look(self) -> None:
+        """Ask once. The first timeout changes nothing, because the machine may be busy; it is asked again soon."""
+        cluster = self._cluster
+        why = await why_not_found(cluster.address, cluster.replica, self._envelopes)
+        is_first_silence = why == _SILENT and not self._was_silent
+        self._was_silent = why == _SILENT
+        if is_first_silence and cluster.is_reachable:
+            cluster.doubted.set()
+            return
+        if why and self._failed % _TOLD_EVERY == 0:
+            logger.error(
+                "other gateways cannot reach this one at %s (gateway.advertise): %s. It is not ready, and takes no "
+                "session, until they can. Give an address that leads to this process%s",
+                cluster.address,
+                why,
+                "; gateway.internal is where it listens, behind a port mapping",
+            )
+        if not why and self._failed:
+            logger.info("this gateway is found at %s again", cluster.address)
+        self._failed = self._failed + 1 if why else 0
+        if cluster.is_reachable == bool(why):
+            cluster.is_reachable = not why
+            with contextlib.suppress(StoreUnavailable):
+                await cluster.beat()  # the others hear of it at once
+
+    async def keep_looking(self) -> None:
+        """Until cancelled."""
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(EVERY_S if self._cluster.is_reachable else AGAIN_S):
+                    await self._cluster.doubted.wait()
+                    await asyncio.sleep(AGAIN_S / 4)  # as often as that at most, however many sessions are taken
+            self._cluster.doubted.clear()
+            await self.look()

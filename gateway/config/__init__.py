@@ -1,0 +1,1 @@
+"""What an operator sets: values, where they are given, and the keys."""

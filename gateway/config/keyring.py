@@ -1,0 +1,58 @@
+"""The keys that sign and seal: the operator's, or those that the store brings."""
+
+import logging
+import os
+from pathlib import Path
+
+from gateway.config.secret_file import UnusableSecret, others_can_read, secret_in
+from gateway.config.settings import ConfigurationError
+from session_store import InvalidKeyRing, KeyRing, StoreError
+from session_store.connect import sqlite_path
+from session_store.sqlite import keys_beside
+
+__all__ = ["KEYS_FILE", "key_file", "key_ring"]
+
+logger = logging.getLogger(__name__)
+
+KEYS_FILE = "MCP_GATEWAY_KEYS_FILE"
+
+
+def key_ring(store: str) -> KeyRing:
+    """The operator's keys from `MCP_GATEWAY_KEYS`, or from the file that `MCP_GATEWAY_KEYS_FILE` names. Without them:
+    for sqlite the file beside it, for memory a new one.
+
+    Raises:
+        ConfigurationError: the keys cannot be used, or are missing where several gateways have to share them.
+    """
+    text, file = os.environ.get("MCP_GATEWAY_KEYS", ""), key_file()
+    if text and file is not None:
+        raise ConfigurationError(f"MCP_GATEWAY_KEYS and {KEYS_FILE} are both set: give the keys in one of them")
+    if file is not None:
+        if others_can_read(file):
+            logger.warning("%s: %s can be read by others than its owner: chmod 600", KEYS_FILE, file)
+        try:
+            text = secret_in(file, KEYS_FILE).replace("\n", ",")
+        except UnusableSecret as error:
+            raise ConfigurationError(str(error)) from None
+    scheme = store.partition(":")[0]
+    try:
+        if text:
+            return KeyRing.parse(text)
+        if scheme == "sqlite":
+            return keys_beside(sqlite_path(store))
+    except InvalidKeyRing as error:
+        raise ConfigurationError(f"{'MCP_GATEWAY_KEYS' if file is None else KEYS_FILE}: {error}") from None
+    except StoreError as error:
+        raise ConfigurationError(str(error)) from None
+    if scheme != "memory":
+        raise ConfigurationError(
+            f"MCP_GATEWAY_KEYS is not set, nor is {KEYS_FILE}: gateways that share a store must share their keys, and "
+            "sessions outlive a restart only with the same keys (`mcp-session-gateway keygen` makes one)"
+        )
+    return KeyRing.ephemeral()
+
+
+def key_file() -> Path | None:
+    """The file that the operator keeps the keys in, if they do."""
+    given = os.environ.get(KEYS_FILE, "")
+    return Path(given) if given else None

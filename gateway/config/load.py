@@ -1,0 +1,163 @@
+"""What operators give: a file, variables over it, and the command line over both, put together.
+
+Knows where each setting came from, for messages to people who have several places to look at; not what settings mean.
+"""
+
+import json
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
+
+from gateway.config.secret_file import UnusableSecret, secret_in
+
+__all__ = ["ConfigurationError", "Origins", "explained", "gathered"]
+
+
+class ConfigurationError(ValueError):
+    """The configuration cannot be used. The message names the place and what to do."""
+
+
+class _Environment(BaseSettings):
+    """`MCP_GATEWAY_PORT`, `MCP_GATEWAY_SESSION__IDLE_TTL_S`, … as a mapping; validated with the rest."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="MCP_GATEWAY_", env_nested_delimiter="__", extra="forbid", env_ignore_empty=True
+    )
+    host: Any = None
+    port: Any = None
+    store: Any = None
+    store_file: Any = None
+    advertise: Any = None
+    internal: Any = None
+    api_keys: Any = None
+    anonymous: Any = None
+    allowed_hosts: Any = None
+    allowed_origins: Any = None
+    issuer: Any = None
+    sse: Any = None
+    tools: Any = None
+    result_meta: Any = None
+    log_level: Any = None
+    log_format: Any = None
+    log_calls_per_s: Any = None
+    tracing: Any = None
+    admin: dict[str, Any] | None = None
+    secrets: Any = None
+    auth: dict[str, Any] | None = None
+    policy: dict[str, Any] | None = None
+    audit: dict[str, Any] | None = None
+    session: dict[str, Any] | None = None
+    limits: dict[str, Any] | None = None
+
+    @classmethod
+    def settings_customise_sources(
+        cls, settings_cls: type[BaseSettings], *_: PydanticBaseSettingsSource, **__: PydanticBaseSettingsSource
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return (EnvSettingsSource(settings_cls),)
+
+
+class Origins:
+    """The places that settings of `gateway` come from, and what each of them gives."""
+
+    def __init__(self, file: str, in_file: Any, environment: Mapping[str, Any], overrides: Mapping[str, Any]) -> None:
+        self._file = file
+        self._places = (in_file, environment, overrides)
+
+    def of(self, setting: str) -> str:
+        """Every place that gives it, or a part of it, in words."""
+        return " and ".join(self._naming(setting))
+
+    def last_of(self, setting: str) -> str:
+        """The place that wins."""
+        return self._naming(setting)[-1]
+
+    def _naming(self, setting: str) -> list[str]:
+        variable = f"the variable MCP_GATEWAY_{setting.upper().replace('.', '__')}"
+        named = (self._file, variable, f"--{setting} on the command line")
+        return [name for name, given in zip(named, self._places, strict=True) if _has(given, setting)]
+
+
+def _has(given: Any, setting: str) -> bool:
+    for name in setting.split("."):
+        if not isinstance(given, Mapping) or given.get(name) is None:
+            return False
+        given = given[name]
+    return True
+
+
+def gathered(path: Path | None, overrides: dict[str, Any]) -> tuple[dict[str, Any], Origins]:
+    """The document that all places make together, not validated yet, and where it came from.
+
+    Raises:
+        ConfigurationError: the file cannot be read.
+    """
+    document: dict[str, Any] = {} if path is None else _read(path)
+    environment = {k: _maybe_json(v) for k, v in _Environment().model_dump(exclude_none=True).items()}
+    gateway = document.get("gateway", {})
+    origins = Origins(str(path), gateway, environment, overrides)
+    if isinstance(gateway, dict):
+        document = document | {"gateway": _with_store(_merge(_merge(gateway, environment), overrides), origins)}
+    return document, origins
+
+
+def _with_store(gateway: dict[str, Any], origins: Origins) -> dict[str, Any]:
+    """With the store's URL out of its file, where it is in one."""
+    file = gateway.get("store_file")
+    if not file or not isinstance(file, str):
+        return gateway
+    if gateway.get("store"):
+        places = f"store (from {origins.of('store')}) and store_file (from {origins.of('store_file')})"
+        raise ConfigurationError(f"gateway: {places} are both given: give the URL in one of them")
+    try:
+        return gateway | {"store": secret_in(Path(file), "gateway.store_file")}
+    except UnusableSecret as error:
+        raise ConfigurationError(str(error)) from None
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+        document = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
+    except OSError as error:
+        raise ConfigurationError(f"{path}: {error.strerror or error}") from None
+    except ValueError as error:
+        raise ConfigurationError(f"{path}: not valid {'TOML' if path.suffix == '.toml' else 'JSON'}: {error}") from None
+    if not isinstance(document, dict):
+        raise ConfigurationError(f"{path}: must hold an object with mcpServers, and gateway if you like")
+    # A desktop host's file holds settings of its own beside mcpServers.
+    return {key: value for key, value in document.items() if key in ("mcpServers", "gateway")}
+
+
+def _maybe_json(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _maybe_json(part) for name, part in value.items()}
+    if isinstance(value, str) and value[:1] in ("{", "["):
+        try:
+            return json.loads(value)
+        except ValueError:
+            return value
+    return value
+
+
+def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in over.items():
+        below = merged.get(key)
+        merged[key] = _merge(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
+    return merged
+
+
+def explained(error: ValidationError, path: Path | None) -> str:
+    """One line per fault: where, what."""
+    lines = []
+    for fault in error.errors(include_url=False, include_input=False):
+        where = ".".join(str(part) for part in fault["loc"])
+        what = fault["msg"].removeprefix("Value error, ")
+        if fault["type"] == "extra_forbidden":
+            what = "no such setting"
+        lines.append(": ".join(part for part in (str(path or ""), where, what) if part))
+    return "\n".join(lines)

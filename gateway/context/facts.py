@@ -1,0 +1,141 @@
+"""What of a session is told to upstreams and tools, and under which names. Pure: no I/O."""
+
+import functools
+import random
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from gateway.errors import bad_context
+from gateway.protocol.params import meta_of
+from session_store import Context, Principal, Session
+from transports.jsonrpc import Object, encode
+
+__all__ = [
+    "CONTEXT_KEY",
+    "RESTARTED_KEY",
+    "SESSION_KEY",
+    "TRACE_KEY",
+    "announced_workspace",
+    "child_environment",
+    "context_meta",
+    "correlation_id",
+    "fact_of",
+    "facts_of",
+    "new_correlation_id",
+    "with_meta",
+    "without_our_keys",
+]
+
+_OURS: Final = "io.github.mcp-session-gateway/"
+CONTEXT_KEY: Final = _OURS + "context"
+SESSION_KEY: Final = _OURS + "session"
+RESTARTED_KEY: Final = _OURS + "restarted"
+TRACE_KEY: Final = _OURS + "trace"
+
+# An id for people to search for, no secret: no system call for each.
+_random = random.Random().randbytes
+
+# W3C Trace Context §3.2.2: version 00, a trace id and a parent id that are not all zero.
+_TRACEPARENT = re.compile(r"00-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
+
+
+def correlation_id(headers: Mapping[str, str], meta: Mapping[str, Any]) -> str:
+    """The trace id of a valid `traceparent` (in `_meta`, else the header), or a fresh id of the same form."""
+    for value in (meta.get("traceparent"), headers.get("traceparent")):
+        if isinstance(value, str) and (match := _TRACEPARENT.fullmatch(value)):
+            return match[1]
+    return new_correlation_id()
+
+
+def new_correlation_id() -> str:
+    """One of the form of a trace id (W3C Trace Context)."""
+    return _random(16).hex()
+
+
+def announced_workspace(meta: Mapping[str, Any], path: str) -> str:
+    """What a client says of the workspace it works in: the only part of its context it has a say in.
+
+    Raises:
+        Refused: it is not a string.
+    """
+    value: Any = meta.get(path)
+    if value is None:
+        value = meta
+        for part in path.split("."):
+            value = value.get(part) if isinstance(value, Mapping) else None
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise bad_context(f"{path} must be a string")
+    return value
+
+
+def facts_of(session: Session, correlation: str) -> dict[str, str]:
+    """What an upstream is told of a session, by the names that the configuration uses."""
+    return {name: fact(session) for name, fact in _FACTS.items()} | {"correlation_id": correlation}
+
+
+def fact_of(session: Session, name: str) -> str:
+    """One of those facts."""
+    return _FACTS[name](session)
+
+
+_FACTS: Final[Mapping[str, Callable[[Session], str]]] = {
+    "session_id": lambda session: session.id,
+    "workspace": lambda session: session.context.workspace,
+    "workspace_provenance": lambda session: session.context.provenance.workspace,
+    "trust": lambda session: session.context.trust,
+    "principal": lambda session: str(session.principal),
+    "agent": lambda session: session.client.name,
+    "permissions": lambda session: " ".join(session.context.permissions),
+}
+
+
+def child_environment(session: Session, names: Mapping[str, str], correlation: str) -> dict[str, str]:
+    """The variables a child of this session gets; a fact that is missing is an empty string, never absent.
+
+    A client chooses some of these values, so what an environment cannot hold is taken out.
+    """
+    facts = facts_of(session, correlation)
+    return {
+        variable: facts[fact].replace("\0", "").encode("utf-8", "replace").decode() for variable, fact in names.items()
+    }
+
+
+def context_meta(session: Session, correlation: str) -> msgspec.Raw:
+    """The value of `CONTEXT_KEY` in the `_meta` of what we send upstream."""
+    # The same for every message of a session but for its end.
+    return msgspec.Raw(
+        _told(session.id, session.principal, session.client.name, session.context) + correlation.encode() + b'"}'
+    )
+
+
+@functools.lru_cache(maxsize=2_048)
+def _told(session_id: str, principal: Principal, agent: str, context: Context) -> bytes:
+    facts = {
+        "session_id": session_id,
+        "workspace": context.workspace,
+        "workspace_provenance": context.provenance.workspace,
+        "trust": context.trust,
+        "principal": str(principal),
+        "agent": agent,
+        "permissions": context.permissions,
+    }
+    return encode(facts)[:-1] + b',"correlation_id":"'
+
+
+def without_our_keys(meta: Object) -> Object:
+    """`_meta` as the client sent it, less the keys that are ours to set: no client can forge a context."""
+    for key in meta:
+        if key.startswith(_OURS):
+            return {k: v for k, v in meta.items() if not k.startswith(_OURS)}
+    return meta
+
+
+def with_meta(result: Object, additions: Mapping[str, msgspec.Raw]) -> Object:
+    """A result with these keys in its `_meta`, which keeps what the server put there."""
+    meta = meta_of(result)
+    return result | {"_meta": msgspec.Raw(encode({**meta, **additions}))}

@@ -1,0 +1,102 @@
+"""What a link is given of its session: variables, the current session, and a socket to its state."""
+
+import json
+import os
+import secrets
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from gateway.context.state_api import StateAccess, by_connection, state_api
+from session_store import Session, SessionStore, StateStore
+from session_store.context import ACCESS_VARIABLE, FACTS_VARIABLE, SOCKET_VARIABLE, ToolSession, tool_session
+from transports.base import Given, UpstreamUnavailable
+from transports.inbound.app_server import AppServer
+from transports.inbound.limits import Limits, Refusals
+
+__all__ = ["Grant", "Grants"]
+
+_LONGEST_FOLDER = 80
+"""A Unix socket's path has 107 bytes at most (Linux, unix(7))."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grant:
+    """Given to one link, taken back with `close` when the link ends."""
+
+    given: Given = field(default_factory=Given)
+    session: ToolSession | None = None
+    close: Callable[[], None] = lambda: None
+
+
+class Grants:
+    """Makes grants. The sockets stand in a folder of this process, which only its user can enter."""
+
+    def __init__(self, sessions: SessionStore, state: StateStore, limits: Limits, refusals: Refusals) -> None:
+        self._sessions = sessions
+        self._state = state
+        self._server = AppServer(state_api(by_connection), limits, refusals)
+        self._folder = ""
+
+    def for_object(self, session: Session) -> Grant:
+        """For a link inside this process."""
+        return Grant(session=tool_session(session, sessions=self._sessions, state=self._state))
+
+    def state_of(self, session: Session, secret: str = "") -> StateAccess:
+        """What reaches the state of a session."""
+        tools = tool_session(session, sessions=self._sessions, state=self._state)
+        return StateAccess(session=tools, store=self._state, secret=secret)
+
+    async def for_child(
+        self,
+        session: Session,
+        facts: Mapping[str, str],
+        env: Mapping[str, str],
+        launcher: Sequence[str] = (),
+        named: Iterable[str] = (),
+    ) -> Grant:
+        """For a child process: its own socket, good for this session, and gone with the child; and what starts it,
+        which hears of variables of its server's by name.
+
+        Raises:
+            UpstreamUnavailable: no socket can be had.
+        """
+        secret = secrets.token_urlsafe(24)
+        access = self.state_of(session, secret)
+        try:
+            path = os.path.join(self._made_folder(), secrets.token_hex(8))
+            close = await self._server.listen(path, {"access": access})
+        except OSError as error:
+            raise UpstreamUnavailable(f"no socket for the session's state: {error.strerror or error}") from error
+        ours = {SOCKET_VARIABLE: path, ACCESS_VARIABLE: secret, FACTS_VARIABLE: json.dumps(dict(facts))}
+        # Nothing that a client has a say in: these become paths.
+        values = {"{socket}": path, "{session_id}": session.id}
+        starts = tuple(_filled(launcher, values, [*named, *env, *ours]))
+        return Grant(given=Given(env={**env, **ours}, launcher=starts), close=close)
+
+    def _made_folder(self) -> str:
+        if not self._folder:
+            folder = tempfile.gettempdir()
+            self._folder = tempfile.mkdtemp(
+                prefix="mcp-session-", dir=folder if len(folder) < _LONGEST_FOLDER else "/tmp"
+            )
+        return self._folder
+
+    def close(self) -> None:
+        """Nothing of it is left."""
+        if self._folder:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = ""
+
+
+def _filled(launcher: Sequence[str], values: Mapping[str, str], variables: Iterable[str]) -> Iterator[str]:
+    """A launcher's command. A part with `{variable}` stands once for each variable: their values are in no list of
+    processes."""
+    for part in launcher:
+        for placeholder, value in values.items():
+            part = part.replace(placeholder, value)
+        if "{variable}" in part:
+            yield from (part.replace("{variable}", name) for name in variables)
+        else:
+            yield part

@@ -1,0 +1,163 @@
+"""JWT access tokens (RFC 9068), verified by the keys their issuer publishes (RFC 7517), remembered until they end."""
+
+import asyncio
+import hashlib
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Final
+
+import httpx2
+import jwt
+
+from gateway.config.policy import JwtSettings
+from gateway.identity.subjects import unusable
+from session_store import Principal
+
+__all__ = ["InsufficientScope", "InvalidToken", "JwtTokens"]
+
+logger = logging.getLogger(__name__)
+
+FETCH_S: Final = 5.0
+KEYS_GOOD_FOR_S: Final = 3_600.0
+"""How long published keys are used without a look at whether they have changed."""
+LOOK_AGAIN_S: Final = 10.0
+"""How soon an unknown key id may cause another look: forged tokens must not make us hammer the issuer."""
+REMEMBERED_S: Final = 300.0
+"""How long a token that was good is not looked at again: so long a key that is withdrawn may still count."""
+_REMEMBERED: Final = 10_000
+
+
+class InvalidToken(Exception):
+    """The token is not good; the message says why, in words fit for whoever sent it."""
+
+
+class InsufficientScope(InvalidToken):
+    """The token is good, and does not go far enough: `needed` is what it has to have."""
+
+    def __init__(self, needed: Sequence[str], missing: Collection[str]) -> None:
+        super().__init__(f"it lacks the scope {' '.join(sorted(missing))}")
+        self.needed = " ".join(needed)
+
+
+def is_access_token(header: Mapping[str, Any], claims: Mapping[str, Any]) -> bool:
+    """Whether a token was made for calling with, as far as it says. Issuers sign others with the same keys: identity
+    tokens (OpenID Connect Core §2), refresh, logout and security event tokens.
+
+    A header `typ` of `at+jwt` (RFC 9068 §2.1) says so. With `JWT` or none the claims decide: no hash of an identity
+    token, no `events`, `typ` is Bearer or not there (Keycloak), `token_use` is access or not there (Cognito), and no
+    `nonce` unless one of these two says access. Any other header `typ` is something else.
+    """
+    kind = str(header.get("typ", "JWT")).lower().removeprefix("application/")
+    if kind != "jwt":
+        return kind == "at+jwt"
+    marks = [str(claims[name]).lower() for name in ("typ", "token_use") if name in claims]
+    if any(name in claims for name in ("at_hash", "c_hash", "s_hash", "events")):
+        return False
+    return all(mark in ("bearer", "access") for mark in marks) and (bool(marks) or "nonce" not in claims)
+
+
+class JwtTokens:
+    """Knows the issuers that the operator trusts."""
+
+    def __init__(self, issuers: Sequence[JwtSettings], clock: Callable[[], float] = time.time) -> None:
+        self._issuers = {settings.issuer: _Issuer(settings) for settings in issuers}
+        self._clock = clock
+        self._good: OrderedDict[bytes, tuple[float, Principal, Mapping[str, Any]]] = OrderedDict()
+
+    def remembered(self, token: str) -> tuple[Principal, Mapping[str, Any]] | None:
+        """As `verify`, of a token that was verified before and has not expired."""
+        found = self._good.get(hashlib.sha256(token.encode()).digest())
+        if found is None or self._clock() >= found[0]:
+            return None
+        return found[1], found[2]
+
+    async def verify(self, token: str) -> tuple[Principal, Mapping[str, Any]]:
+        """Who the token speaks for, and its claims.
+
+        Raises:
+            InvalidToken: it is not one of a trusted issuer's, for us, and good now.
+        """
+        try:
+            unverified = jwt.decode(token, options={"verify_signature": False})
+            header = jwt.get_unverified_header(token)
+        except jwt.InvalidTokenError:
+            raise InvalidToken("it is no JWT") from None
+        issuer = self._issuers.get(str(unverified.get("iss", "")))
+        if issuer is None:
+            raise InvalidToken("its issuer is not trusted here")
+        if not is_access_token(header, unverified):
+            raise InvalidToken("it is no access token (RFC 9068)")
+        claims = issuer.checked(token, await issuer.key(str(header.get("kid", "")), header), self._clock())
+        principal = Principal(issuer=issuer.settings.issuer, subject=str(claims["sub"]))
+        until = min(float(claims["exp"]), self._clock() + REMEMBERED_S)
+        self._good[hashlib.sha256(token.encode()).digest()] = (until, principal, claims)
+        if len(self._good) > _REMEMBERED:
+            self._good.popitem(last=False)
+        return principal, claims
+
+
+class _Issuer:
+    """One issuer's keys."""
+
+    def __init__(self, settings: JwtSettings) -> None:
+        self.settings = settings
+        self._keys: dict[str, jwt.PyJWK] = {}
+        self._fetched_at = float("-inf")
+        self._fetching: asyncio.Task[None] | None = None
+
+    async def key(self, name: str, header: Mapping[str, Any]) -> jwt.PyJWK:
+        """The key of that id. Keys are read again when they are old, or when one is asked for that is not known."""
+        age = time.monotonic() - self._fetched_at
+        if age > KEYS_GOOD_FOR_S or (name not in self._keys and age > LOOK_AGAIN_S):
+            if self._fetching is None:
+                self._fetching = asyncio.create_task(self._fetch())
+            await asyncio.shield(self._fetching)
+        if name not in self._keys:
+            raise InvalidToken("it is signed with a key that its issuer does not publish")
+        return self._keys[name]
+
+    async def _fetch(self) -> None:
+        try:
+            async with httpx2.AsyncClient(timeout=FETCH_S) as client:
+                response = await client.get(self.settings.jwks_url)
+                response.raise_for_status()
+                found = jwt.PyJWKSet.from_dict(response.json())
+            self._keys = {str(key.key_id or ""): key for key in found.keys}
+        except (httpx2.HTTPError, jwt.PyJWTError, ValueError, OSError) as error:
+            # The keys we have stay good: an issuer that is away for a while must not lock everybody out.
+            logger.warning("the keys of %s cannot be read: %s", self.settings.issuer, type(error).__name__)
+        finally:
+            self._fetched_at = time.monotonic()
+            self._fetching = None
+
+    def checked(self, token: str, key: jwt.PyJWK, now: float) -> Mapping[str, Any]:
+        """The claims of a token that is good for us. The algorithm is the operator's choice, never the token's."""
+        settings, options = self.settings, {"require": ["exp", "iss", "sub", "aud"], "verify_iat": False}
+        try:
+            claims: dict[str, Any] = jwt.decode(
+                token,
+                key.key,
+                algorithms=list(settings.algorithms),
+                audience=settings.audience,
+                issuer=settings.issuer,
+                leeway=settings.clock_skew_s,
+                options=options,  # type: ignore[arg-type]  # a plain dict of the options it takes
+            )
+        except jwt.ExpiredSignatureError:
+            raise InvalidToken("it has expired") from None
+        except jwt.InvalidAudienceError:
+            raise InvalidToken("it is for another audience") from None
+        except jwt.PyJWTError as error:
+            raise InvalidToken(f"it cannot be trusted ({type(error).__name__})") from None
+        if claims.get("cnf") is not None:
+            # Good only together with a proof of a key (RFC 7800; `jkt`: RFC 9449 §7.1, `x5t#S256`: RFC 8705 §3), which
+            # is not checked here: as a bearer token it would be good for whoever has stolen it.
+            raise InvalidToken("it is bound to a key, and is no bearer token: ask for one without DPoP or mutual TLS")
+        if why := unusable(claims["sub"]):
+            raise InvalidToken(f"its subject cannot be used: {why}")
+        missing = set(settings.scopes) - set(str(claims.get("scope", "")).split())
+        if missing:
+            raise InsufficientScope(settings.scopes, missing)
+        return claims

@@ -1,0 +1,183 @@
+"""Who a session belongs to and what it may: trust, workspace and permissions, from claims and the operator's rules.
+
+Pure. Clients have a say in their workspace only, where neither a claim nor a rule has one, and what they say grants
+nothing (docs/adr/0013-provenance.md): a rule that is for some workspaces gives nothing to one that is only announced,
+and what it takes away it takes from all of these, so that nobody gains by the name they announce.
+"""
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from gateway.config.patterns import any_matches
+from gateway.config.policy import ClaimNames, ProxySettings, RuleSettings
+from gateway.errors import bad_context
+from gateway.identity.subjects import named_in_header
+from session_store import Context, InvalidContext, Principal, Provenance, Session, Source
+
+__all__ = [
+    "Granted",
+    "Rules",
+    "granted_by",
+    "granted_in_headers",
+    "is_catch_all",
+    "is_for_all",
+    "normal_trust",
+]
+
+SANDBOXED: Final = "sandboxed"
+AUTHENTICATED: Final[Source] = "authenticated"
+_TRUST: Final = frozenset({"direct", SANDBOXED})
+
+
+class Granted(msgspec.Struct, frozen=True, cache_hash=True):
+    """What a credential says of who presents it. None where nobody is asked: the operator has named no claim or header
+    for it. `names_workspace`: one is named for the workspace, so that a client's own word on it does not count."""
+
+    trust: str | None = None
+    workspace: str | None = None
+    permissions: tuple[str, ...] = ()
+    names_workspace: bool = False
+
+
+def normal_trust(value: object) -> str:
+    """A trust level however it is spelt; what is not known is not trusted."""
+    level = str(value).strip().lower()
+    return level if level in _TRUST else SANDBOXED
+
+
+def granted_by(claims: Mapping[str, Any], names: ClaimNames) -> Granted:
+    """What claims say, by the names the operator gave. A named claim that is missing grants nothing."""
+    trust, workspace, permissions = (_at(claims, path) for path in (names.trust, names.workspace, names.permissions))
+    if isinstance(permissions, str):
+        permissions = permissions.split()
+    listed = permissions if isinstance(permissions, list | tuple) else ()
+    return Granted(
+        trust=normal_trust(trust) if names.trust else None,
+        workspace=workspace if isinstance(workspace, str) and workspace else None,
+        permissions=tuple(sorted({name for name in listed if isinstance(name, str)})),
+        names_workspace=bool(names.workspace),
+    )
+
+
+def granted_in_headers(headers: Mapping[str, str], names: ProxySettings) -> Granted:
+    """As `granted_by`, of what a trusted proxy says.
+
+    Raises:
+        ValueError: it is not UTF-8.
+    """
+    permissions = headers.get(names.permissions_header.lower(), "") if names.permissions_header else ""
+    workspace = headers.get(names.workspace_header.lower(), "") if names.workspace_header else ""
+    return Granted(
+        trust=normal_trust(headers.get(names.trust_header.lower())) if names.trust_header else None,
+        workspace=named_in_header(workspace) or None,
+        permissions=tuple(sorted(set(permissions.replace(",", " ").split()))),
+        names_workspace=bool(names.workspace_header),
+    )
+
+
+def _at(claims: Mapping[str, Any], path: str) -> Any:
+    """The claim at a dotted path, whole or nested."""
+    if not path:
+        return None
+    if path in claims:
+        return claims[path]
+    value: Any = claims
+    for part in path.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value
+
+
+_HELD: Final = 1_024
+"""Contexts that are remembered. Clients name workspaces: what they fill has to be small."""
+
+_NOTHING: Final = Granted()
+
+
+class Rules:
+    """The operator's, in order: for trust and workspace the first that has a word counts, permissions add up.
+
+    `trust_announced`: the operator has said that an announced workspace counts like any other.
+    """
+
+    def __init__(self, rules: Sequence[RuleSettings], default_trust: str, *, trust_announced: bool = False) -> None:
+        self._rules = rules
+        self._default_trust = default_trust
+        self._trust_announced = trust_announced
+        # The same for every request of a session; what is refused is not held.
+        self.context = functools.lru_cache(maxsize=_HELD)(self._context)
+
+    def _context(self, principal: Principal, granted: Granted | None, announced: str) -> Context:
+        """The context of a session.
+
+        Raises:
+            Refused: the workspace cannot be used.
+        """
+        granted = granted or _NOTHING
+        matching = [rule for rule in self._rules if _matches(str(principal), rule.principals)]
+        workspace, source = _workspace(granted, matching, announced)
+        counts = self._trust_announced or source != "announced"
+        applied = [rule for rule in matching if is_for_all(rule) or (counts and _matches(workspace, rule.workspaces))]
+        trust, trust_source = granted.trust, AUTHENTICATED
+        if trust is None:
+            decisive = self._decisive(matching, applied, counts=counts)
+            trust = self._default_trust if decisive is None else str(decisive.trust)
+            trust_source = _source(source, [rule for rule in applied if rule is decisive])
+        adding = [rule for rule in applied if rule.permissions]
+        permissions = {*granted.permissions, *(name for rule in adding for name in rule.permissions)}
+        sources = Provenance(
+            workspace=source,
+            trust=trust_source,
+            permissions=_source(source, adding) if adding or not granted.permissions else AUTHENTICATED,
+        )
+        try:
+            return Context(workspace=workspace, trust=trust, permissions=tuple(sorted(permissions)), provenance=sources)
+        except InvalidContext as error:
+            raise bad_context(str(error)) from None
+
+    def renewed(self, session: Session, granted: Granted | None) -> Context:
+        """The context that a session has for a request of its principal, by the credential and the rules of now."""
+        known = session.context
+        announced = known.workspace if known.provenance.workspace == "announced" else ""
+        return self.context(session.principal, granted, announced)
+
+    @staticmethod
+    def _decisive(
+        matching: Sequence[RuleSettings], applied: Sequence[RuleSettings], *, counts: bool
+    ) -> RuleSettings | None:
+        """The rule that says the trust. One that takes it from some workspaces takes it from all that are only
+        announced: they must not escape it by another name."""
+        for rule in matching:
+            if rule.trust is not None and (rule in applied or (rule.trust == SANDBOXED and not counts)):
+                return rule
+        return None
+
+
+def _source(workspace: Source, rules: Sequence[RuleSettings]) -> Source:
+    """Where what rules give comes from, if these apply to a workspace of that source."""
+    return "announced" if workspace == "announced" and not all(map(is_for_all, rules)) else "configured"
+
+
+def _workspace(granted: Granted, matching: Sequence[RuleSettings], announced: str) -> tuple[str, Source]:
+    if granted.workspace is not None:
+        return granted.workspace, "authenticated"
+    for rule in matching:
+        if rule.workspace is not None:
+            return rule.workspace, "configured"
+    return ("", "authenticated") if granted.names_workspace else (announced, "announced")
+
+
+def is_for_all(rule: RuleSettings) -> bool:
+    """Whether a rule holds whatever the workspace is."""
+    return not rule.workspaces or any(is_catch_all(pattern) for pattern in rule.workspaces)
+
+
+def is_catch_all(pattern: str) -> bool:
+    """Whether a pattern matches everything."""
+    return bool(pattern) and not pattern.strip("*")
+
+
+def _matches(value: str, patterns: Sequence[str]) -> bool:
+    return not patterns or any_matches(patterns, value)

@@ -1,0 +1,1 @@
+"""The sessions of the gateway in programs of others."""

@@ -1,0 +1,1 @@
+"""Logs, metrics, spans and the audit trail."""

@@ -1,0 +1,176 @@
+"""Who did what: one structured event for what happens to a session, each refusal and, where wanted, each tool call.
+
+Session events and refusals are lines of the log as well. Refusals that come in numbers are told as sums.
+"""
+
+import asyncio
+import logging
+import sys
+from collections import Counter, deque
+from collections.abc import Callable
+from pathlib import Path
+from time import monotonic
+from typing import Final, Literal
+
+import msgspec
+
+from gateway.calls.exchange import Exchange
+from gateway.config.settings import AuditSettings
+from gateway.observability.logs import CLIENT, CORRELATION
+from gateway.observability.repeated import Repeated
+from gateway.observability.visible import visible_json
+from session_store import AuditEvent, AuditTrail, Session, StoreUnavailable
+from session_store.audit import part_of
+from session_store.session import redact
+
+__all__ = ["Audit"]
+
+logger = logging.getLogger(__name__)
+
+_MOST_WAITING: Final = 20_000
+_MANY: Final = 1_000
+"""So many are written at once, without waiting for the next round."""
+
+
+class Audit:
+    """Events wait here for the next flush, so that a forged token costs the store nothing."""
+
+    def __init__(self, trail: AuditTrail, clock: Callable[[], float], settings: AuditSettings | None = None) -> None:
+        self.told: Counter[str] = Counter()  # what happened to sessions, since this process began
+        self.lost = 0
+        self._trail = trail
+        self._clock = clock
+        settings = settings or AuditSettings()
+        self.calls = settings.calls
+        self._to_store = "store" in settings.to
+        self._to_stderr = "stderr" in settings.to
+        self._file = Path(settings.file) if settings.file else None
+        self._waiting: deque[AuditEvent] = deque()
+        self._for_store: deque[AuditEvent] = deque()
+        # Apart: a stranger who is refused by the thousand takes nothing from what is told of named principals.
+        self._repeated = {"strangers": Repeated(monotonic), "named": Repeated(monotonic)}
+        self._dropped = 0
+        self._flushing: asyncio.Task[None] | None = None
+
+    def tell(
+        self,
+        event: Literal["created", "resumed", "expired", "evicted", "ended", "refused", "operated"],
+        *,
+        session: Session | None = None,
+        session_id: str = "",
+        era: str = "",
+        principal: str = "",
+        reason: str = "",
+        tool: str = "",
+    ) -> None:
+        """One event of one session; `session_id` where its record is not at hand."""
+        told = AuditEvent(
+            at=self._clock(),
+            event=event,
+            session=redact(session_id if session is None else session.id),
+            principal=principal if session is None else str(session.principal),
+            endpoint="" if session is None else session.endpoint,
+            era=era if session is None else session.era,
+            reason=reason,
+            correlation=CORRELATION.get(),
+            tool=tool,
+            client=CLIENT.get() if event == "refused" else "",
+        )
+        self.told[event] += 1
+        if event == "refused":
+            whose = "strangers" if part_of(told) == "strangers" else "named"
+            if self._repeated[whose].take(told) is None:
+                return
+        self._tell(told)
+
+    def _tell(self, event: AuditEvent) -> None:
+        self._add(event)
+        shown = {name: getattr(event, name) for name in ("session", "era", "principal", "client", "tool", "reason")}
+        what = "an operator acted" if event.event == "operated" else f"session {event.event}"
+        logger.info(what, extra={name: value for name, value in shown.items() if value})
+
+    def watch(self, exchange: Exchange, server: str, tool: str) -> None:
+        """Tell of a call once it is answered."""
+        live, correlation, began = exchange.live, CORRELATION.get(), monotonic()
+        assert live is not None
+        session = live.session
+
+        def finished(_: Exchange, outcome: str, __: bytes) -> None:
+            self._add(
+                AuditEvent(
+                    at=self._clock(),
+                    event="called",
+                    session=redact(session.id),
+                    principal=str(session.principal),
+                    endpoint=session.endpoint,
+                    era=session.era,
+                    correlation=correlation,
+                    tool=f"{server}/{tool}",
+                    outcome=outcome,
+                    took_s=round(monotonic() - began, 6),
+                )
+            )
+
+        exchange.watchers = (*exchange.watchers, finished)
+
+    def _add(self, event: AuditEvent) -> None:
+        self._waiting.append(event)
+        if len(self._waiting) >= _MANY and self._flushing is None:
+            self._flushing = asyncio.create_task(self._flush())
+            self._flushing.add_done_callback(self._flushed)
+
+    def _flushed(self, task: asyncio.Task[None]) -> None:
+        self._flushing = None
+        if not task.cancelled():
+            task.exception()  # the next round says so
+
+    async def flush(self) -> None:
+        """Write what waits; it goes on waiting when the store does not answer.
+
+        Raises:
+            StoreUnavailable: the store does not.
+        """
+        if self._flushing is not None:
+            await asyncio.wait([self._flushing])
+        await self._flush()
+
+    async def _flush(self) -> None:
+        if self._dropped:
+            self.lost += self._dropped
+            logger.warning("%d audit events were lost: more came than could be written", self._dropped)
+            self._dropped = 0
+        for repeated in self._repeated.values():
+            for summed in repeated.sums():
+                self._tell(summed)
+        events, self._waiting = self._waiting, deque()
+        if events and (self._file is not None or self._to_stderr):
+            self._write(b"".join(msgspec.json.encode(event) + b"\n" for event in events))
+        if not self._to_store:
+            return
+        self._for_store.extend(events)
+        if (many := len(self._for_store) - _MOST_WAITING) > 0:
+            # The store is away, and not all can wait for it: what strangers caused goes first, then the oldest.
+            strangers = [place for place, event in enumerate(self._for_store) if part_of(event) == "strangers"]
+            gone = {*strangers[:many], *range(many - len(strangers))}
+            self._for_store = deque(event for place, event in enumerate(self._for_store) if place not in gone)
+            self._dropped += len(gone)
+        kept, self._for_store = self._for_store, deque()
+        if not kept:
+            return
+        try:
+            await self._trail.record(kept)
+        except StoreUnavailable:
+            self._for_store.extendleft(reversed(kept))
+            raise
+
+    def _write(self, lines: bytes) -> None:
+        if self._to_stderr:
+            sys.stderr.write(visible_json(lines.decode()))
+            sys.stderr.flush()
+        if self._file is not None:
+            try:
+                # Opened anew each time, so that it can be rotated.
+                with self._file.open("ab") as file:
+                    file.write(lines)
+            except OSError as error:
+                logger.error("the audit file cannot be written: %s", error)

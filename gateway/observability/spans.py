@@ -1,0 +1,191 @@
+"""Spans of requests and calls, by OpenTelemetry's conventions for MCP; their context goes on in `_meta` and over hops.
+
+Trace context is W3C's: `traceparent`, `tracestate` and `baggage` in `_meta` (SEP-414), else in the headers.
+"""
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
+from typing import Any, Final
+
+import msgspec
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.trace import Span, SpanContext, SpanKind, Status, StatusCode, Tracer
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from gateway.calls.exchange import Exchange
+from gateway.observability.metrics import FAILURES, Outcome
+from session_store import Session
+from session_store.session import redact
+from transports.base import Request
+from transports.jsonrpc import Object, encode
+
+__all__ = ["HOP_HEADER", "CallSpan", "RequestSpan", "Tracing", "carried_on", "request_span"]
+
+HOP_HEADER: Final = "mcp-gateway-traceparent"
+"""The parent of what a replica does for another. Believed only in what another replica has sealed."""
+
+_CONTEXT: Final = ("traceparent", "tracestate", "baggage")
+_W3C = TraceContextTextMapPropagator()
+_ARRIVED: ContextVar["RequestSpan | None"] = ContextVar("arrived", default=None)
+
+
+class RequestSpan:
+    """The span of a client's request on the replica it has come to, which ends with the request's answer."""
+
+    def __init__(self, tracer: Tracer, name: str, context: Context, attributes: Mapping[str, Any]) -> None:
+        self._tracer = tracer
+        self._name = name
+        self._attributes = attributes
+        self._span = tracer.start_span(
+            name,
+            context=context,
+            kind=SpanKind.SERVER,
+            attributes={**attributes, "network.protocol.name": "http", "network.transport": "tcp"},
+        )
+
+    @property
+    def context(self) -> Context:
+        """What is done for it is done in this context."""
+        return trace.set_span_in_context(self._span, Context())
+
+    @property
+    def correlation(self) -> str:
+        """The trace's id."""
+        return format(self._span.get_span_context().trace_id, "032x")
+
+    def call(self, exchange: Exchange, meta: Object) -> tuple["CallSpan", Object]:
+        """A span for the call to a server, and `_meta` that makes it the parent of what the server does."""
+        if exchange.live is not None:
+            self.belongs_to(exchange.live.session)
+        span = self._tracer.start_span(
+            self._name, context=self.context, kind=SpanKind.CLIENT, attributes=self._attributes
+        )
+        told = {name: msgspec.Raw(encode(value)) for name, value in _carrier(span).items()}
+        return CallSpan(self, span), meta | told
+
+    def belongs_to(self, session: Session) -> None:
+        """Say whose request it is."""
+        self._span.set_attribute("mcp.session.id", redact(session.id))
+        self._span.set_attribute("enduser.id", str(session.principal))
+
+    def ended(self, kind: Outcome, outcome: str) -> None:
+        """The request has its answer."""
+        _end(self._span, kind, outcome)
+
+    def passed_on(self) -> None:
+        """Another replica answers it, and says how."""
+        self._span.end()
+
+
+class CallSpan:
+    """The span of a call to a server."""
+
+    def __init__(self, request: RequestSpan, span: Span) -> None:
+        self._request = request
+        self._span = span
+
+    def finished(self, kind: Outcome, outcome: str, server: str) -> None:
+        """The call, and the request it was made for, are over."""
+        self._span.set_attribute("mcp_gateway.server", server)
+        _end(self._span, kind, outcome)
+        self._request.ended(kind, outcome)
+
+    def dropped(self) -> None:
+        """It was not made."""
+        self._span.end()
+
+
+class Tracing:
+    """Makes the spans."""
+
+    def __init__(self, tracer: Tracer) -> None:
+        self._tracer = tracer
+
+    def arrived(self, request: Request) -> RequestSpan:
+        """Begin the span of a request; what its task does from now on belongs to it."""
+        message, parent = request.message, _parent_of(request)
+        method = "" if message is None else str(message.method)
+        attributes: dict[str, Any] = {
+            "mcp.method.name": method,
+            "mcp.protocol.version": request.protocol_version,
+        }
+        if message is not None and isinstance(message.id, int | str):
+            attributes["jsonrpc.request.id"] = str(message.id)
+        target = _target(method, request.params)
+        if target and method == "tools/call":
+            attributes |= {"gen_ai.tool.name": target, "gen_ai.operation.name": "execute_tool"}
+        name = f"{method} {target}" if target else method
+        context = Context()
+        if parent is not None:
+            context = trace.set_span_in_context(trace.NonRecordingSpan(parent), context)
+        arrived = RequestSpan(self._tracer, name, context, attributes)
+        _ARRIVED.set(arrived)
+        return arrived
+
+    @contextlib.contextmanager
+    def forwarding(self, session: Session, replica: str) -> Iterator[dict[str, str]]:
+        """Around a hop: headers that make what the other replica does a part of this trace."""
+        arrived = _ARRIVED.get()
+        if arrived is None:
+            yield {}
+            return
+        arrived.belongs_to(session)
+        span = self._tracer.start_span(
+            "forward", context=arrived.context, kind=SpanKind.CLIENT, attributes={"mcp_gateway.replica": replica}
+        )
+        try:
+            yield {HOP_HEADER: parent} if (parent := _carrier(span).get("traceparent")) else {}
+        finally:
+            span.end()
+            arrived.passed_on()
+
+
+def request_span() -> "RequestSpan | None":
+    """The span of the request that this task serves."""
+    return _ARRIVED.get()
+
+
+def _carrier(span: Span) -> dict[str, str]:
+    carrier: dict[str, str] = {}
+    _W3C.inject(carrier, trace.set_span_in_context(span, Context()))
+    return carrier
+
+
+def carried_on(meta: Object, headers: Mapping[str, str]) -> Object:
+    """`_meta` with the trace context that came in headers, where it has none of its own."""
+    if "traceparent" not in headers or "traceparent" in meta or not _parent_in(headers).is_valid:
+        return meta
+    return meta | {name: msgspec.Raw(encode(headers[name])) for name in _CONTEXT if name in headers}
+
+
+def _parent_of(request: Request) -> SpanContext | None:
+    carriers: list[Mapping[str, Any]] = [request.meta, request.headers]
+    if request.forwarded is not None:
+        carriers = [{"traceparent": request.headers.get(HOP_HEADER)}]
+    return next((parent for carrier in carriers if (parent := _parent_in(carrier)).is_valid), None)
+
+
+def _parent_in(carrier: Mapping[str, Any]) -> SpanContext:
+    text = {name: value for name in _CONTEXT[:2] if isinstance(value := carrier.get(name), str)}
+    return trace.get_current_span(_W3C.extract(text, Context())).get_span_context()
+
+
+def _target(method: str, params: Object) -> str:
+    raw = params.get("name") if method in ("tools/call", "prompts/get") else None
+    try:
+        return str(msgspec.json.decode(raw))[:128] if raw is not None else ""
+    except msgspec.MsgspecError:
+        return ""
+
+
+def _end(span: Span, kind: Outcome, outcome: str) -> None:
+    if kind in FAILURES:
+        # OpenTelemetry, Semantic conventions for MCP: a tool's own failure, or the code of the JSON-RPC error.
+        _, _, code = outcome.partition(" ")
+        span.set_attribute("error.type", "tool_error" if kind == "tool error" else code)
+        if kind != "tool error":
+            span.set_attribute("rpc.response.status_code", code)
+        span.set_status(Status(StatusCode.ERROR))
+    span.end()

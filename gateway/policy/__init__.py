@@ -1,0 +1,1 @@
+"""What a session sees, may call, and how often."""

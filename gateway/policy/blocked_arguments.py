@@ -1,0 +1,112 @@
+"""Whether arguments contain what an operator has blocked, in whatever way JSON and Unicode write it.
+
+Pure. Every string is looked at as the server will read it, keys and values, and once more in the form that text has
+after NFKC, without characters that nobody sees and with every kind of space as one. Numbers, `true` and `false` are
+looked at as JSON writes them.
+"""
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from gateway.protocol.normal_form import TooManyMarks, normal
+
+__all__ = ["MOST_TEXTS", "TooMuchText", "contains"]
+
+MOST_TEXTS: Final = 20_000
+"""Strings and numbers of one call: 0.1 s."""
+MOST_FOREIGN: Final = 128 << 10
+"""Characters of strings that are not all ASCII: 0.1 s, and 0.5 s of those that take longest."""
+_GROWING: Final = (("\ufdfa", 18), ("\ufdfb", 8))
+"""What becomes more than four characters."""
+_UNSEEN: Final = (
+    *((0x00AD, 0x00AD), (0x034F, 0x034F), (0x061C, 0x061C), (0x115F, 0x1160), (0x17B4, 0x17B5), (0x180B, 0x180F)),
+    *((0x200B, 0x200F), (0x202A, 0x202E), (0x2060, 0x206F), (0x3164, 0x3164), (0xFE00, 0xFE0F), (0xFEFF, 0xFEFF)),
+    *((0xFFA0, 0xFFA0), (0xFFF0, 0xFFF8), (0x1BCA0, 0x1BCA3), (0x1D173, 0x1D17A), (0xE0000, 0xE0FFF)),
+)
+"""Default_Ignorable_Code_Point (Unicode, DerivedCoreProperties)."""
+_SPACES: Final = (
+    0x0B,
+    0x1C,
+    0x1D,
+    0x1E,
+    0x1F,
+    0x85,
+    0xA0,
+    0x1680,
+    *range(0x2000, 0x200B),
+    0x2028,
+    0x2029,
+    0x202F,
+    0x3000,
+)
+"""What is space besides what RE2 takes for it (White_Space)."""
+_PLAIN: Final[dict[int, str | None]] = {
+    **{point: None for first, last in _UNSEEN for point in range(first, last + 1)},
+    **dict.fromkeys((*_SPACES, 0x205F), " "),
+}
+
+
+class TooMuchText(ValueError):
+    """So much text cannot be looked through in a bounded time; why."""
+
+
+def contains(arguments: Any, expressions: tuple[Any, ...]) -> bool:
+    """Whether one of these expressions (`patterns.expression`) finds something.
+
+    Raises:
+        TooMuchText: that cannot be told.
+    """
+    return any(
+        expression.search(text.encode("utf-8", "replace")) is not None
+        for text in _forms(arguments)
+        for expression in expressions
+    )
+
+
+def _forms(arguments: Any) -> Iterator[str]:
+    """Every text, and its plain form where that is another."""
+    left = MOST_FOREIGN
+    for number, text in enumerate(_texts(arguments)):
+        if number >= MOST_TEXTS:
+            raise TooMuchText(f"they have more than {MOST_TEXTS} strings and numbers")
+        yield text
+        plain = text
+        if not text.isascii():
+            left -= len(text) + sum(grown * text.count(character) for character, grown in _GROWING)
+            if left < 0:
+                raise TooMuchText(f"they have more than {MOST_FOREIGN >> 10} Ki characters that are not ASCII")
+            try:
+                plain = normal(text)
+            except TooManyMarks as error:
+                raise TooMuchText(str(error)) from None
+        plain = plain.translate(_PLAIN)
+        if plain != text:
+            yield plain
+
+
+def _texts(arguments: Any) -> Iterator[str]:
+    waiting = [arguments]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, str):
+            yield value
+        elif isinstance(value, dict):
+            yield from value
+            waiting.extend(value.values())
+        elif isinstance(value, list):
+            waiting.extend(value)
+        elif isinstance(value, bool):
+            yield "true" if value else "false"
+        elif isinstance(value, int):
+            yield _digits(value)
+        elif isinstance(value, float):
+            yield repr(value)
+            if value.is_integer():
+                yield _digits(int(value))
+
+
+def _digits(number: int) -> str:
+    try:
+        return str(number)
+    except ValueError:  # beyond what Python writes out (sys.get_int_max_str_digits)
+        raise TooMuchText("a number has too many digits") from None

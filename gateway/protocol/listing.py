@@ -1,0 +1,97 @@
+"""What a server lists, as far as it can be used, bounded. Pure: knows nothing of who may see what."""
+
+from collections.abc import Iterable, Mapping
+from itertools import islice
+from typing import Any, Final
+
+import msgspec
+
+from gateway.protocol.schemas import Schema
+from transports.jsonrpc import encode
+
+__all__ = ["MOST_BYTES", "MOST_NAME", "MOST_TOOLS", "Names", "Tools", "arguments_of", "items_of"]
+
+MOST_NAME: Final = 256
+"""Characters of a name; no request may name a longer one."""
+MOST_URI: Final = 8_192
+MOST_TOOLS: Final = 4_096
+"""Of one server. More are left out: nobody can choose among so many, and each is held in memory."""
+MOST_BYTES: Final = 4 << 20
+"""Of one list of one server."""
+
+
+def items_of(page: Any, key: str, name: str = "name") -> list[dict[str, Any]]:
+    """The items of a list's page that have a name which can be asked for."""
+    items = page.get(key) if isinstance(page, dict) else None
+    return [item for item in items if _is_named(item, name)] if isinstance(items, list) else []
+
+
+def _is_named(item: Any, key: str) -> bool:
+    most = MOST_NAME if key == "name" else MOST_URI
+    return isinstance(item, dict) and isinstance(item.get(key), str) and 0 < len(item[key]) <= most
+
+
+class Names(frozenset[str]):
+    """The names of a server's prompts, or the URIs of its resources or templates."""
+
+    @classmethod
+    def of(cls, items: Iterable[dict[str, Any]], key: str) -> "Names":
+        """Of the first so many of a list."""
+        names, left = [], MOST_BYTES
+        for item in islice(items, MOST_TOOLS):
+            left -= len(item[key])
+            if left < 0:
+                break
+            names.append(item[key])
+        return cls(names)
+
+    @property
+    def size(self) -> int:
+        return sum(map(len, self))
+
+
+def arguments_of(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The arguments that a tool's schema names, as far as it can be read."""
+    schema = tool.get("inputSchema")
+    properties = schema.get("properties") if isinstance(schema, dict) else None
+    return properties if isinstance(properties, dict) else {}
+
+
+class Tools:
+    """The tools of one server, and by what their arguments are checked."""
+
+    def __init__(self, listed: Iterable[dict[str, Any]] = ()) -> None:
+        self.listed: list[dict[str, Any]] = []
+        self.schemas: dict[str, Schema | None] = {}
+        self.mirrored: dict[str, Any] = {}  # input schemas of those that mirror arguments in headers (MCP 2026-07-28)
+        self.unmatched: list[str] | None = None  # patterns of the configuration that name none of them, once compared
+        self.size = 0
+        for tool in listed:
+            size = _size(tool)
+            if len(self.listed) >= MOST_TOOLS or self.size + size > MOST_BYTES:
+                break
+            self.size += size
+            schema = Schema.of(tool.get("inputSchema"))
+            self.listed.append(tool)
+            self.schemas[tool["name"]] = schema
+            if schema is not None and b'"x-mcp-header"' in schema.text:
+                self.mirrored[tool["name"]] = tool["inputSchema"]
+
+    def takes(self, name: str, argument: str) -> bool:
+        """Whether the tool of that name has such an argument of its own."""
+        return any(tool["name"] == name and argument in arguments_of(tool) for tool in self.listed)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.schemas
+
+    def has(self, tool: dict[str, Any]) -> bool:
+        """Whether that tool is among them, with the same schema."""
+        name = tool["name"]
+        return name in self.schemas and self.schemas[name] == Schema.of(tool.get("inputSchema"))
+
+
+def _size(tool: dict[str, Any]) -> int:
+    try:
+        return len(encode(tool))
+    except (RecursionError, msgspec.MsgspecError):
+        return MOST_BYTES + 1

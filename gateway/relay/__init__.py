@@ -1,0 +1,1 @@
+"""From a request of the wire to an exchange and its reply."""

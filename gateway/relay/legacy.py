@@ -1,0 +1,213 @@
+"""Calls of legacy clients: the handshake, notifications, answers to servers, the GET stream, DELETE.
+
+MCP 2025-03-26 to 2025-11-25.
+"""
+
+import logging
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+from gateway.calls.exchange import Exchange
+from gateway.calls.live_session import STANDALONE, LiveSession
+from gateway.calls.shared_server import LEVELS
+from gateway.context.facts import with_meta, without_our_keys
+from gateway.errors import (
+    UPSTREAM_UNAVAILABLE,
+    no_session,
+    session_unknown,
+    stream_taken,
+    unknown_event,
+    unknown_level,
+    unknown_resource,
+)
+from gateway.identity.request_context import RequestContext
+from gateway.protocol.handshake import HandshakeRefused, at_most, negotiable, version_of
+from gateway.protocol.params import meta_of, text_of
+from gateway.relay.dispatch import Relay, id_of, message_of, meta_for_upstream
+from gateway.relay.endpoint import Endpoint
+from gateway.relay.replies import ImmediateReply, StreamReply
+from gateway.sessions.carriers import client_facts
+from gateway.sessions.lifecycle import Resolved, Sessions
+from session_store import EventLog, UnknownEvent
+from transports.base import Answer, Era, EventSource, ReplyQueue, Request, UpstreamUnavailable
+from transports.jsonrpc import (
+    Object,
+    decode_id,
+    encode,
+    encode_error,
+    encode_result,
+    error_code,
+    splice,
+)
+
+__all__ = ["LegacyClients"]
+
+logger = logging.getLogger(__name__)
+
+
+_REMEMBERED: Final = frozenset({"logging/setLevel", "resources/subscribe", "resources/unsubscribe"})
+
+
+class LegacyClients:
+    """What a client of the handshake era sends."""
+
+    def __init__(
+        self, *, relay: Relay, sessions: Sessions, endpoints: Mapping[str, Endpoint], events: EventLog
+    ) -> None:
+        self._relay = relay
+        self._sessions = sessions
+        self._endpoints = endpoints
+        self._events = events
+
+    async def call(self, request: Request, who: RequestContext) -> Answer:
+        """Answer a request."""
+        message, endpoint = message_of(request), self._endpoints[request.endpoint]
+        if message.method == "initialize":
+            return await self._initialize(request, who)
+        resolved = await self._sessions.resume(request, who)
+        if resolved is None:
+            raise no_session()
+        live = resolved.live
+        if message.method == "ping":
+            await self._relay.count(live)
+            return ImmediateReply(encode_result(encode(message.id), b"{}"))
+        params = request.params
+        if message.method == "resources/subscribe" and not endpoint.may_hear(
+            live.session.context, text_of(params, "uri")
+        ):
+            raise unknown_resource(text_of(params, "uri"))
+        if message.method in _REMEMBERED:
+            await self._remember(live, str(message.method), params)
+        shape = None
+        if self._relay.result_meta:
+
+            def shape(exchange: Exchange, result: Object) -> Object:
+                return with_meta(result, self._relay.trace(live, who.correlation))
+
+        exchange = Exchange(
+            method=str(message.method),
+            client_id=id_of(message),
+            live=live,
+            replies=ReplyQueue(),
+            shape=shape,
+            context=resolved.context,
+            granted=who.granted,
+        )
+        return await self._relay.send(exchange, endpoint, Era.LEGACY, params, [], who.correlation, request)
+
+    async def _initialize(self, request: Request, who: RequestContext) -> Answer:
+        message, endpoint = message_of(request), self._endpoints[request.endpoint]
+        params = negotiable(request.params)
+        info = msgspec.json.decode(params.get("clientInfo", b"null"))
+        version = msgspec.json.decode(params["protocolVersion"])
+        if "_meta" in params:
+            params = params | {"_meta": msgspec.Raw(encode(without_our_keys(meta_of(params))))}
+        facts = client_facts(info, version, splice(encode(params)))
+        resolved = await self._sessions.initialize(request, who, facts)
+        live = resolved.live
+        if not resolved.opened:
+            await self._sessions.update(live, client=facts)
+        live.busy += 1
+        try:
+            result = at_most(await endpoint.initialize(live, who.correlation), version)
+            if (negotiated := version_of(result)) != version:
+                await self._sessions.update(live, client=msgspec.structs.replace(facts, protocol_version=negotiated))
+        except HandshakeRefused as error:
+            await self._undo(resolved)
+            return ImmediateReply(
+                encode_error(encode(message.id), splice(error.error)), error_code=error_code(error.error)
+            )
+        except UpstreamUnavailable as error:
+            await self._undo(resolved)
+            failure = {"code": UPSTREAM_UNAVAILABLE, "message": str(error)}
+            return ImmediateReply(encode_error(encode(message.id), failure), error_code=UPSTREAM_UNAVAILABLE)
+        except BaseException:
+            await self._undo(resolved)
+            raise
+        finally:
+            live.busy -= 1
+        live.used = True
+        return ImmediateReply(encode_result(encode(message.id), result), self._sessions.headers(resolved, request))
+
+    async def _undo(self, resolved: Resolved) -> None:
+        """A refused handshake leaves nothing behind."""
+        if resolved.opened:
+            await self._sessions.end(resolved.live.session.id, "handshake refused")
+
+    async def _remember(self, live: LiveSession, method: str, params: Object) -> None:
+        """Keep what a new link has to be told again: log level and subscriptions."""
+        if method == "logging/setLevel":
+            if (level := text_of(params, "level")) not in LEVELS:
+                raise unknown_level(LEVELS)
+            await self._sessions.update(live, log_level=level)
+        elif method == "resources/subscribe":
+            await self._sessions.subscribe(live, text_of(params, "uri"))
+        elif method == "resources/unsubscribe":
+            await self._sessions.unsubscribe(live, text_of(params, "uri"))
+
+    async def negotiated(self, request: Request, who: RequestContext) -> str:
+        """The protocol version of the session that a request names. Raises `Refused` where it names none."""
+        return (await self._sessions.require(request, who)).live.session.client.protocol_version
+
+    async def notify(self, request: Request, who: RequestContext) -> None:
+        """Act on a notification, or pass it on."""
+        message = message_of(request)
+        live = (await self._sessions.require(request, who)).live
+        await self._relay.count(live)
+        params = request.params
+        method = str(message.method)
+        if method == "notifications/cancelled":
+            self._cancel(live, params)
+            return
+        if method == "notifications/progress" and _progress_of_question(live, params):
+            return
+        if method == "notifications/initialized":
+            await self._sessions.update(live, initialized=True)
+        meta = meta_for_upstream(params, live, who.correlation)
+        body = encode(params | {"_meta": msgspec.Raw(encode(meta))})
+        await self._endpoints[request.endpoint].notify(live, method, body, who.correlation)
+
+    @staticmethod
+    def _cancel(live: LiveSession, params: Object) -> None:
+        exchange = live.exchanges.get(decode_id(params.get("requestId", msgspec.Raw(b"null"))))
+        if exchange is not None and exchange.conversation is not None:
+            reason = msgspec.json.decode(params.get("reason", b'""'))
+            exchange.conversation.cancel(exchange, str(reason or "the client cancelled"))
+
+    async def respond(self, request: Request, who: RequestContext) -> None:
+        """Give a client's answer to the server that asked."""
+        live = (await self._sessions.require(request, who)).live
+        if not live.answered(message_of(request)):
+            logger.info("a client answered a request that nobody waits for")
+
+    async def stream(self, request: Request, who: RequestContext, last_event_id: str | None) -> EventSource:
+        """The session's own stream, or what is left of one that broke."""
+        live = (await self._sessions.require(request, who)).live
+        await self._relay.count(live)
+        stream = STANDALONE
+        if last_event_id is not None:
+            try:
+                stream = await self._events.stream_of(live.session.id, last_event_id)
+            except UnknownEvent:
+                raise unknown_event() from None
+        if stream == STANDALONE and live.listeners:
+            raise stream_taken()
+        return StreamReply(live, stream, last_event_id, events=self._events)
+
+    async def end(self, request: Request, who: RequestContext) -> None:
+        """End the session."""
+        live = (await self._sessions.require(request, who)).live
+        if not await self._sessions.end(live.session.id, "the client ended it"):
+            raise session_unknown()
+
+
+def _progress_of_question(live: LiveSession, params: Object) -> bool:
+    """Progress on a server's request goes to the one server that asked, under its own token."""
+    asker = live.asker(decode_id(params.get("progressToken", msgspec.Raw(b"null"))))
+    if asker is None:
+        return False
+    conversation, token = asker
+    conversation.notify("notifications/progress", encode(params | {"progressToken": token}))
+    return True

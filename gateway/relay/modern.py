@@ -1,0 +1,160 @@
+"""Calls of modern clients: a session without a handshake, told in results, found again by a sealed state.
+
+MCP 2026-07-28.
+"""
+
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from gateway.bridge.request_state import (
+    INPUT_REQUIRED_METHODS,
+    Binding,
+    OpenedState,
+    RequestDigest,
+    StateSeal,
+    is_input_required,
+    with_inner_state,
+)
+from gateway.bridge.suspended_calls import answer_parked
+from gateway.calls.exchange import Exchange
+from gateway.context.facts import SESSION_KEY, with_meta
+from gateway.errors import bad_request_state
+from gateway.identity.request_context import RequestContext
+from gateway.protocol.capabilities import caller_of_meta
+from gateway.protocol.params import meta_of
+from gateway.relay.dispatch import Relay, id_of, message_of
+from gateway.relay.endpoint import Endpoint
+from gateway.relay.replies import ImmediateReply
+from gateway.sessions.lifecycle import Resolved, Sessions
+from session_store import Context
+from transports.base import Answer, Era, Refused, ReplyQueue, Request
+from transports.jsonrpc import METHOD_NOT_FOUND, Message, Object, decode_object, encode, encode_result
+
+__all__ = ["ModernClients"]
+
+_SESSIONLESS = frozenset({"tools/list", "prompts/list", "resources/list", "resources/templates/list"})
+"""Modern methods that open no session; a client that has one is served in it."""
+
+_CACHEABLE = _SESSIONLESS | {"server/discover", "resources/read"}
+"""Modern results that may be cached, so that nothing of the session may stand in them."""
+
+
+class ModernClients:
+    """What a client of 2026-07-28 sends."""
+
+    def __init__(self, *, relay: Relay, sessions: Sessions, endpoints: Mapping[str, Endpoint], seal: StateSeal) -> None:
+        self._relay = relay
+        self._sessions = sessions
+        self._endpoints = endpoints
+        self._seal = seal
+
+    async def call(self, request: Request, who: RequestContext) -> Answer:
+        """Answer a request."""
+        message, endpoint = message_of(request), self._endpoints[request.endpoint]
+        method = str(message.method)
+        if method == "server/discover":
+            return await self._discover(message, endpoint, self._sessions.context_of(request, who))
+        params = request.params
+        binding: Binding | None = None
+        if method in INPUT_REQUIRED_METHODS:
+            binding = Binding(who.principal, request.endpoint, RequestDigest(method, params))
+        if binding is not None and "requestState" in params and bytes(params["requestState"]) != b"null":
+            opened = self._seal.open(params["requestState"], binding)
+            found = await self._sessions.resume_by_id(opened.session_id, who, Era.MODERN)
+            if opened.call:
+                return await self._go_on(request, who, found, opened, binding)
+            resolved: Resolved | None = found
+            params = with_inner_state(params, opened)
+        elif method in _SESSIONLESS:
+            resolved = await self._sessions.resume(request, who)
+        else:
+            resolved = await self._sessions.resume_or_open(request, who)
+        live = None if resolved is None else resolved.live
+        headers = [] if resolved is None else self._sessions.headers(resolved, request)
+
+        exchange = Exchange(
+            method=method,
+            client_id=id_of(message),
+            live=live,
+            replies=ReplyQueue(),
+            shape=self._shaping(binding, who.correlation),
+            caller=caller_of_meta(request.meta),
+            context=self._sessions.context_of(request, who) if resolved is None else resolved.context,
+            granted=who.granted,
+        )
+        return await self._relay.send(exchange, endpoint, Era.MODERN, params, headers, who.correlation, request)
+
+    async def _go_on(
+        self,
+        request: Request,
+        who: RequestContext,
+        resolved: Resolved,
+        opened: OpenedState,
+        binding: Binding,
+    ) -> Answer:
+        """Answer a client that comes back to a parked call with what it was asked."""
+        live, message = resolved.live, message_of(request)
+        headers = self._sessions.headers(resolved, request)
+        shape = self._shaping(binding, who.correlation)
+        responses = decode_object(request.params.get("inputResponses", msgspec.Raw(b"{}")), "inputResponses")
+        exchange = live.parked.get(opened.call)
+        if exchange is None or exchange.parked is None:
+            # The process that waited for this is gone. What was answered need not be asked again.
+            exchange = Exchange(
+                method=str(message.method),
+                client_id=id_of(message),
+                live=live,
+                replies=ReplyQueue(),
+                shape=shape,
+                caller=caller_of_meta(request.meta),
+                context=resolved.context,
+                granted=who.granted,
+            )
+            exchange.replay = dict(opened.answers) | {
+                asked: bytes(responses[key]).decode() for key, asked in opened.asked.items() if key in responses
+            }
+            again = msgspec.structs.replace(request, again=True)
+            endpoint = self._endpoints[request.endpoint]
+            params = {k: v for k, v in request.params.items() if k not in ("requestState", "inputResponses")}
+            return await self._relay.send(exchange, endpoint, Era.MODERN, params, headers, who.correlation, again)
+        if opened.turn != exchange.parked.turn:
+            raise bad_request_state()
+        if request.forwarded is not None:
+            await request.forwarded.started()
+        exchange.client_id = id_of(message)
+        exchange.shape = shape
+        token = meta_of(request.params).get("progressToken")
+        exchange.progress_token = None if token is None else token.copy()
+        reply = self._relay.attach(exchange, headers, request, who.correlation)
+        if exchange.replies.is_closed or exchange.conversation is None:
+            del live.parked[opened.call]  # it ended while nobody listened; that is the answer
+        answer_parked(exchange, responses)
+        return reply
+
+    def _shaping(self, binding: Binding | None, correlation: str) -> Callable[[Exchange, Object], Object]:
+        return lambda exchange, result: self._shape(exchange, result, binding, correlation)
+
+    def _shape(self, exchange: Exchange, result: Object, binding: Binding | None, correlation: str) -> Object:
+        """A modern result as the client gets it."""
+        live = exchange.live
+        if exchange.is_subscription:
+            own_id = msgspec.Raw(encode(exchange.client_id))
+            result = with_meta(result, {"io.modelcontextprotocol/subscriptionId": own_id})
+        asks = binding is not None and is_input_required(result)
+        if live is None or (exchange.method in _CACHEABLE and not asks):
+            return result
+        session = live.session
+        if asks and binding is not None:
+            parked = exchange.parked if exchange.is_parked else None
+            result = self._seal.seal(result, session_id=session.id, binding=binding, parked=parked)
+        additions = {SESSION_KEY: msgspec.Raw(encode(self._sessions.token(session)))}
+        return with_meta(result, additions | self._relay.trace(live, correlation))
+
+    async def _discover(self, message: Message, endpoint: Endpoint, context: Context) -> Answer:
+        result = await endpoint.discover(context)
+        if result is None:
+            raise Refused(
+                404, METHOD_NOT_FOUND, "Method not found: server/discover. The server behind speaks the handshake era."
+            )
+        return ImmediateReply(encode_result(encode(message.id), result))

@@ -1,0 +1,132 @@
+"""bytes → inbound → identify → resume → decide → resolve → exchange → reply: who asks, and in which era."""
+
+import contextlib
+import hashlib
+from collections.abc import Iterator
+
+from gateway.context.facts import correlation_id
+from gateway.errors import TOO_OFTEN, is_bad_request_state, store_full, store_unavailable
+from gateway.identity.authenticate import Identity
+from gateway.identity.request_context import RequestContext
+from gateway.observability.audit import Audit
+from gateway.observability.logs import CLIENT, CORRELATION
+from gateway.observability.request_log import Watching
+from gateway.policy.rate_limits import RateLimits
+from gateway.relay.legacy import LegacyClients
+from gateway.relay.modern import ModernClients
+from gateway.relay.replies import ImmediateReply
+from session_store import StoreError, StoreFull
+from transports.base import Answer, Era, EventSource, Refused, Request
+from transports.jsonrpc import encode
+
+__all__ = ["Pipeline", "available"]
+
+
+class Pipeline:
+    """Handles what inbound wires bring (`transports.base.Handler`)."""
+
+    def __init__(
+        self,
+        *,
+        identity: Identity,
+        audit: Audit,
+        legacy: LegacyClients,
+        modern: ModernClients,
+        watching: Watching,
+        rates: RateLimits,
+    ) -> None:
+        self._identity = identity
+        self._audit = audit
+        self._legacy = legacy
+        self._modern = modern
+        self._watching = watching
+        self._rates = rates
+
+    async def call(self, request: Request) -> Answer:
+        correlation = self._correlation(request)
+        who = None
+        try:
+            who = await self._who(request, correlation)
+            clients = self._modern if request.era is Era.MODERN else self._legacy
+            answer = await clients.call(request, who)
+        except StoreError as error:
+            refused = refusal(error)
+            self._watching.refused(request, None if who is None else who.principal, refused)
+            raise refused from None
+        except Refused as refused:
+            if who is not None and (refused.code == TOO_OFTEN or is_bad_request_state(refused)):
+                self._audit.tell("refused", era=request.era, principal=str(who.principal), reason=str(refused))
+            self._watching.refused(request, None if who is None else who.principal, refused)
+            raise
+        if isinstance(answer, ImmediateReply):
+            self._watching.answered(request, who.principal, answer.error_code)
+        return answer
+
+    async def admit(self, request: Request) -> str:
+        principal = (await self._who(request, self._correlation(request))).principal
+        named = encode([principal.issuer, principal.subject])
+        return hashlib.sha256(named).hexdigest()
+
+    async def negotiated(self, request: Request) -> str:
+        with available():
+            return await self._legacy.negotiated(request, await self._who(request, self._correlation(request)))
+
+    async def notify(self, request: Request) -> None:
+        who = await self._who(request, self._correlation(request))
+        if request.era is Era.MODERN:
+            return  # MCP 2026-07-28 has no client notifications over HTTP: accepted, and without effect
+        with available():
+            await self._legacy.notify(request, who)
+
+    async def respond(self, request: Request) -> None:
+        with available():
+            await self._legacy.respond(request, await self._who(request, self._correlation(request)))
+
+    async def stream(self, request: Request, last_event_id: str | None) -> EventSource:
+        with available():
+            who = await self._who(request, self._correlation(request))
+            return await self._legacy.stream(request, who, last_event_id)
+
+    async def end(self, request: Request) -> None:
+        with available():
+            await self._legacy.end(request, await self._who(request, self._correlation(request)))
+
+    def _correlation(self, request: Request) -> str:
+        """The request's correlation id; lines of the log have it from now on, and where the request came from."""
+        CLIENT.set(request.client)
+        correlation = correlation_id(request.headers, request.meta)
+        if self._watching.tracing is not None and request.message is not None and request.message.is_request:
+            correlation = self._watching.tracing.arrived(request).correlation
+        CORRELATION.set(correlation)
+        return correlation
+
+    async def _who(self, request: Request, correlation: str) -> RequestContext:
+        """Who asks: what the headers prove, or what another replica has found them to."""
+        who = request.forwarded or self._identity.known(request)
+        if who is None:
+            try:
+                who = await self._identity.authenticate(request.headers, request.peer)
+            except Refused as refused:
+                self._audit.tell("refused", era=request.era, reason=str(refused))
+                raise
+        if request.forwarded is None:  # else it was counted where it came from
+            try:
+                await self._rates.message(who.principal, request.client)
+            except Refused as refused:
+                self._audit.tell("refused", era=request.era, principal=str(who.principal), reason=str(refused))
+                raise
+        return RequestContext(who.principal, who.granted, correlation)
+
+
+@contextlib.contextmanager
+def available() -> Iterator[None]:
+    """What a request is told when the store fails it."""
+    try:
+        yield
+    except StoreError as error:
+        raise refusal(error) from None
+
+
+def refusal(error: StoreError) -> Refused:
+    """Of a request that the store has failed."""
+    return store_full() if isinstance(error, StoreFull) else store_unavailable()

@@ -1,0 +1,203 @@
+"""What the pipeline gives the wire: the frames of a call, or of a session's own stream, and when they are through."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+from gateway.calls.exchange import Exchange
+from gateway.calls.live_session import STANDALONE, LiveSession, stream_of_call
+from gateway.cluster.ownership import Cluster
+from gateway.errors import OUTCOME_UNKNOWN
+from session_store import EventLog, StoreUnavailable
+from session_store.memory import MAX_LOG_BYTES
+from transports.base import Frame, ReplyQueue
+from transports.jsonrpc import encode, encode_error
+
+__all__ = ["CallReply", "ImmediateReply", "StreamReply"]
+
+Headers = list[tuple[bytes, bytes]]
+
+
+class ImmediateReply:
+    """An answer that is there already and belongs to no stream."""
+
+    def __init__(self, data: bytes, headers: Headers | None = None, error_code: int | None = None) -> None:
+        self.headers: Headers = headers or []
+        self.error_code = error_code
+        self.replies = ReplyQueue()
+        self.replies.push(Frame(data, final=True, error_code=error_code))
+
+    def cancel(self, reason: str) -> None:
+        """There is nothing left to cancel."""
+
+    is_doubtful = False
+
+    async def confirmed(self, frame: Frame) -> Frame:
+        return frame
+
+    async def record(self, frame: Frame) -> str | None:
+        return None
+
+    async def done(self) -> None:
+        """There is nothing left to do."""
+
+
+class CallReply:
+    """The frames of one exchange. A session is busy until the wire is done with it.
+
+    `events` is where frames are kept for replay, None on a wire without replay. `held` bytes of the request's body are
+    the session's for as long.
+    """
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        headers: Headers,
+        *,
+        events: EventLog | None,
+        cluster: Cluster | None = None,
+        held: int = 0,
+    ) -> None:
+        self.headers = headers
+        self.replies = exchange.replies
+        self._exchange = exchange
+        self._events = events
+        self._stream = ""
+        self._cluster = cluster
+        self._held = held
+        self._live = live = exchange.live  # the call may move to a session within it
+        if live is not None:
+            live.busy += 1
+            live.held_bytes += held
+            live.exchanges[exchange.client_id] = exchange
+
+    def cancel(self, reason: str) -> None:
+        self.replies.abandoned = True
+        if self.replies is not self._exchange.replies:
+            return  # it has been answered with a question, and waits
+        if self._exchange.conversation is not None:
+            self._exchange.conversation.cancel(self._exchange, reason)
+
+    @property
+    def is_doubtful(self) -> bool:
+        return self._cluster is not None and self._exchange.live is not None and not self._cluster.is_fresh
+
+    async def confirmed(self, frame: Frame) -> Frame:
+        cluster, live = self._cluster, self._exchange.live
+        if cluster is None or live is None:
+            return frame
+        with contextlib.suppress(StoreUnavailable):
+            if await cluster.still_owns(live.session):
+                return frame
+        reason = "Another gateway has taken this session over; whether the call took effect is unknown"
+        error = encode_error(encode(self._exchange.client_id), {"code": OUTCOME_UNKNOWN, "message": reason})
+        return Frame(error, final=True, error_code=OUTCOME_UNKNOWN)
+
+    async def record(self, frame: Frame) -> str | None:
+        live = self._live
+        if self._events is None or live is None or live.ended:
+            return None
+        # Named once: its number is another one after each question of a modern server's.
+        self._stream = self._stream or self._named(live)
+        try:
+            kept = self._kept(frame)
+            return None if kept is None else await self._events.append(live.session.id, self._stream, kept)
+        except StoreUnavailable:
+            return None  # the client gets it all the same; only a replay would miss it
+
+    def _kept(self, frame: Frame) -> bytes | None:
+        """What a replay gives, None where it gives nothing: one frame must not take more than the log of a session may
+        hold. A client that lost a larger result is told so."""
+        if len(frame.data) <= MAX_LOG_BYTES:
+            return frame.data
+        if not frame.final:
+            return None
+        reason = (
+            f"The call was done, but its result of {len(frame.data)} bytes is larger than a replay can be "
+            f"({MAX_LOG_BYTES} bytes). Make the call again if that does no harm."
+        )
+        return encode_error(encode(self._exchange.client_id), {"code": OUTCOME_UNKNOWN, "message": reason})
+
+    async def done(self) -> None:
+        live = self._live
+        if live is None:
+            if self._exchange.watchers:
+                self._exchange.left()
+            return
+        live.busy -= 1
+        live.held_bytes -= self._held
+        if self.replies is self._exchange.replies:
+            if self._exchange.watchers:
+                self._exchange.left()
+            if self._exchange.ended is not None:
+                self._exchange.ended()
+        if live.exchanges.get(self._exchange.client_id) is self._exchange:
+            del live.exchanges[self._exchange.client_id]
+        live.used = True
+        if self._stream and self._events is not None and not live.ended:
+            with contextlib.suppress(StoreUnavailable):
+                await self._events.finish(live.session.id, self._stream)
+
+    def _named(self, live: LiveSession) -> str:
+        exchange = self._exchange
+        upstream = "" if exchange.conversation is None else exchange.conversation.name
+        return stream_of_call(live.session, exchange.number, upstream, exchange.client_id)
+
+
+class StreamReply:
+    """A legacy client's GET: the standalone stream, or what is left of a broken one."""
+
+    def __init__(
+        self,
+        live: LiveSession,
+        stream: str,
+        after: str | None,
+        *,
+        events: EventLog,
+    ) -> None:
+        self.headers: Headers = []
+        self._live = live
+        self._stream = stream
+        self._after = after
+        self._events = events
+        live.busy += 1
+        live.listeners += self.is_standalone
+
+    @property
+    def is_standalone(self) -> bool:
+        return self._stream == STANDALONE
+
+    @property
+    def events(self) -> AsyncIterator[tuple[str, bytes]]:
+        return self._follow()
+
+    async def _follow(self) -> AsyncIterator[tuple[str, bytes]]:
+        events = self._events.follow(self._live.session.id, self._stream, self._after)
+        leaving = asyncio.create_task(self._live.leaving.wait())
+        try:
+            while True:
+                coming = asyncio.ensure_future(anext(events, None))
+                try:
+                    await asyncio.wait((coming, leaving), return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    if not coming.done():
+                        coming.cancel()
+                        await asyncio.gather(coming, return_exceptions=True)
+                if coming.cancelled() or (event := coming.result()) is None:
+                    return
+                yield event.id, event.frame
+        except StoreUnavailable:
+            return  # without its store the stream ends, and the client comes back for the rest
+        finally:
+            leaving.cancel()
+            await events.aclose()
+
+    async def delivered(self, event_id: str) -> None:
+        if self.is_standalone and not self._live.ended:
+            with contextlib.suppress(StoreUnavailable):
+                await self._events.delivered(self._live.session.id, self._stream, event_id)
+
+    async def done(self) -> None:
+        self._live.busy -= 1
+        self._live.listeners -= self.is_standalone
+        self._live.used = True

@@ -1,0 +1,128 @@
+"""Who hears of changes where the eras differ, or where several servers are listened to at once.
+
+A modern client listens (`subscriptions/listen`); a legacy one is told, and subscribes to resources one by one.
+"""
+
+import logging
+from collections.abc import Iterable
+
+import msgspec
+
+from gateway.bridge.subscription_relay import caller_of, child_of, everything, hearing_for
+from gateway.calls.conversation import Conversation
+from gateway.calls.exchange import Exchange
+from gateway.calls.live_session import LiveSession
+from gateway.errors import record_full
+from gateway.protocol.handshake import HandshakeRefused, capabilities_of
+from gateway.protocol.subscription_filter import MAX_LISTENED_BYTES, Filter, Listening
+from gateway.upstreams.upstream import ConfiguredUpstream
+from transports.base import Era, LinkClosed, UpstreamUnavailable
+from transports.jsonrpc import Object, encode
+
+__all__ = ["hear_changes", "listen"]
+
+logger = logging.getLogger(__name__)
+
+
+async def hear_changes(
+    upstream: ConfiguredUpstream, live: LiveSession, correlation: str, *, anew: bool = False
+) -> None:
+    """Listen to a modern server for a legacy client, which expects to be told without asking.
+
+    Raises:
+        UpstreamUnavailable, LinkClosed: it cannot be listened to.
+    """
+    hearing = live.hearing.get(upstream.name)
+    if hearing is not None:
+        if not anew:
+            return
+        del live.hearing[upstream.name]
+        if hearing.conversation is not None:
+            hearing.conversation.cancel(hearing, "the subscriptions have changed")
+    uris = upstream.permits(live.session.context, frozenset(live.session.subscriptions))
+    wanted = everything(uris).honoured(await upstream.capabilities())
+    if not wanted:
+        return
+    hearing = live.hearing[upstream.name] = hearing_for(live, upstream.name)
+    try:
+        conversation = upstream.conversation(live, Era.MODERN, correlation)
+        await conversation.start(hearing, _params(wanted), caller_of(live).meta(""))
+    except BaseException:
+        live.hearing.pop(upstream.name, None)
+        raise
+
+
+async def listen(upstreams: Iterable[ConfiguredUpstream], exchange: Exchange, params: Object, correlation: str) -> None:
+    """Answer a `subscriptions/listen` over several servers, or over one that does not know it.
+
+    Raises:
+        Refused: the session listens to as much as it may.
+    """
+    live = exchange.live
+    assert live is not None
+    listening = Listening(exchange.client_id, Filter.of(params), exchange.emit)
+    if sum(each.wanted.size for each in (*live.listening, listening)) > MAX_LISTENED_BYTES:
+        raise record_full("params.notifications", MAX_LISTENED_BYTES)
+    attended = _Attended(live, listening)
+    exchange.ended = attended.end
+    live.listening.append(listening)
+    honoured = Filter()
+    for upstream in upstreams:
+        try:
+            conversation = await upstream.conversation_for(exchange, Era.MODERN, correlation)
+            if conversation.era is Era.MODERN:
+                honoured |= await attended.listen(upstream, conversation, exchange)
+            else:
+                honoured |= await attended.subscribe(upstream, conversation)
+        except (UpstreamUnavailable, HandshakeRefused, LinkClosed) as error:
+            logger.warning("server %s is not listened to: %s", upstream.name, error)
+    listening.acknowledge(honoured)
+
+
+class _Attended:
+    """What was begun at the servers for one listening client, and has to end with it."""
+
+    def __init__(self, live: LiveSession, listening: Listening) -> None:
+        self._live = live
+        self._listening = listening
+        self._subscribed: list[tuple[Conversation, str]] = []
+        self._children: list[Exchange] = []
+
+    async def listen(self, upstream: ConfiguredUpstream, conversation: Conversation, exchange: Exchange) -> Filter:
+        """At a modern server; what it will do of what is wanted."""
+        part = self._wanted(upstream).honoured(await upstream.capabilities())
+        if part:
+            child = child_of(exchange)
+            self._children.append(child)
+            await conversation.start(child, _params(part), exchange.caller.meta("") if exchange.caller else {})
+        return part
+
+    def _wanted(self, upstream: ConfiguredUpstream) -> Filter:
+        wanted = self._listening.wanted
+        return msgspec.structs.replace(wanted, uris=upstream.permits(self._live.session.context, wanted.uris))
+
+    async def subscribe(self, upstream: ConfiguredUpstream, conversation: Conversation) -> Filter:
+        """At a legacy server, which tells everybody of its lists."""
+        await conversation.join(self._live)
+        await conversation.ready()
+        part = self._wanted(upstream).honoured(capabilities_of(conversation.initialize_result))
+        for uri in sorted(part.uris):
+            self._subscribed.append((conversation, uri))
+            conversation.request("resources/subscribe", encode({"uri": uri}))
+        return part
+
+    def end(self) -> None:
+        """The client listens no more. What others of the session still want to hear goes on."""
+        if self._listening in self._live.listening:
+            self._live.listening.remove(self._listening)
+        still = set().union(*(other.wanted.uris for other in self._live.listening))
+        for conversation, uri in self._subscribed:
+            if uri not in still:
+                conversation.request("resources/unsubscribe", encode({"uri": uri}))
+        for child in self._children:
+            if child.conversation is not None:
+                child.conversation.cancel(child, "the client has left")
+
+
+def _params(wanted: Filter) -> Object:
+    return {"notifications": msgspec.Raw(encode(wanted.as_notifications()))}

@@ -1,0 +1,1 @@
+"""Parts put together, and run."""

@@ -1,0 +1,98 @@
+"""The gateway as an ASGI app."""
+
+from collections.abc import Mapping, MutableMapping
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import BaseRoute, Route
+
+from gateway.config.settings import Settings
+from gateway.serving.composition import HEALTH, JWKS, READY, Gateway
+from session_store import Backend
+from transports.inbound.http import Receive, Scope, Send
+
+__all__ = ["Gateway", "GatewayApp", "create_app", "operators_app"]
+
+
+class GatewayApp(Starlette):
+    """A Starlette app whose MCP endpoints are reached without router and middleware, which cost as much as a call."""
+
+    def __init__(self, gateway: Gateway, routes: list[BaseRoute]) -> None:
+        super().__init__(routes=routes, lifespan=gateway.lifespan)
+        self._gateway = gateway
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            path = scope["path"].removeprefix(scope.get("root_path", ""))
+            endpoint = self._gateway.endpoints.get(path) or self._gateway.fronts.get(path)
+            if endpoint is not None:
+                if not self._gateway.is_running:
+                    raise RuntimeError(
+                        "the gateway is not running: give its lifespan to the app that mounts it, as in "
+                        "FastAPI(lifespan=gateway.lifespan)"
+                    )
+                await endpoint(scope, receive, _closing(send) if self._gateway.is_draining else send)
+                return
+            if path.startswith("/v1/"):
+                await self._gateway.state_api(scope, receive, send)
+                return
+        await super().__call__(scope, receive, send)
+
+
+def _closing(send: Send) -> Send:
+    """The connection is not to be used again."""
+
+    async def sending(event: MutableMapping[str, Any]) -> None:
+        if event["type"] == "http.response.start":
+            event = {**event, "headers": [*event["headers"], (b"connection", b"close")]}
+        await send(event)
+
+    return sending
+
+
+def _health(gateway: Gateway) -> list[BaseRoute]:
+    async def healthz(_: Request) -> Response:
+        return PlainTextResponse("ok\n")
+
+    async def readyz(_: Request) -> Response:
+        ready = await gateway.is_ready()
+        return JSONResponse({"ready": ready, "draining": gateway.is_draining}, status_code=200 if ready else 503)
+
+    return [Route(HEALTH, healthz), Route(READY, readyz)]
+
+
+def operators_app(gateway: Gateway) -> Starlette:
+    """What the operators' own listener serves (`gateway.admin.listen`)."""
+    return Starlette(routes=[*_health(gateway), *gateway.operator_routes])
+
+
+def create_app(
+    settings: Settings,
+    *,
+    store: Backend | None = None,
+    servers: Mapping[str, Any] | None = None,
+    gateway: Gateway | None = None,
+) -> Starlette:
+    """The gateway as an ASGI app.
+
+    Its lifespan has to run: an app that mounts this one passes it on (docs/embedding.md). `store` is used instead of
+    the one that the settings name; `servers` are `mcp` SDK server objects by name, beside those of the settings.
+
+    Raises:
+        ConfigurationError: the settings cannot be served.
+    """
+    gateway = Gateway(settings, store=store, servers=servers) if gateway is None else gateway
+
+    async def jwks(_: Request) -> Response:
+        return JSONResponse(gateway.assertions.jwks(), headers={"Cache-Control": "public, max-age=300"})
+
+    async def metadata(_: Request) -> Response:
+        return JSONResponse(gateway.metadata.document(), headers={"Access-Control-Allow-Origin": "*"})
+
+    routes: list[BaseRoute] = [*_health(gateway), Route(JWKS, jwks)]
+    routes += [Route(path, metadata) for path in gateway.metadata.paths]
+    if not settings.gateway.admin.listen:
+        routes += gateway.operator_routes
+    return GatewayApp(gateway, routes)

@@ -1,0 +1,21 @@
+"""Which Host and Origin are served, by the settings."""
+
+from gateway.config.settings import GatewaySettings, is_loopback
+from gateway.identity.authenticate import TrustedProxies
+from transports.inbound.http import Guard
+
+__all__ = ["guard_of"]
+
+
+def guard_of(options: GatewaySettings, proxies: TrustedProxies) -> Guard:
+    """For all listeners of clients."""
+    names = options.allowed_hosts
+    return Guard(
+        proxies=proxies,
+        hosts=frozenset(names),
+        domains=tuple(name[1:] for name in names if name.startswith("*.")),
+        origins=frozenset(options.allowed_origins),
+        loopback=is_loopback(options.host),
+        head_bytes=options.limits.head_bytes,
+        single=frozenset() if options.auth.proxies is None else frozenset(options.auth.proxies.headers),
+    )

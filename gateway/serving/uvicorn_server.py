@@ -1,0 +1,187 @@
+"""Runs the app under uvicorn: one socket, one line when it serves, an end that leaves nothing."""
+
+import asyncio
+import contextlib
+import gc
+import logging
+import socket
+from collections.abc import Iterator
+from dataclasses import replace
+from math import ceil
+from typing import Any
+
+import uvicorn
+
+from gateway.admin.routes import ADMIN
+from gateway.config.settings import ConfigurationError, Settings, host_and_port_of, is_loopback
+from gateway.serving.app import Gateway, create_app, operators_app
+from gateway.serving.composition import ALL
+from gateway.serving.workers import inherited_listener, tell_ready, worker_number
+from transports.inbound.connections import Connections
+from transports.inbound.http_connection import http_connections
+
+__all__ = ["serve"]
+
+logger = logging.getLogger(__name__)
+
+DRAIN_TIMEOUT_S = 10
+"""How long calls in flight may take to finish after SIGTERM."""
+
+OPERATORS_CONNECTIONS = 128
+"""On the operators' own listener, apart from those of clients; half of them from one address at most."""
+
+
+class _Beside(uvicorn.Server):
+    """A server beside the one that hears signals."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.serves = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.serves.set()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class _Server(uvicorn.Server):
+    """`operators`, with the socket it listens on, serves those who operate the gateway."""
+
+    def __init__(
+        self, config: uvicorn.Config, gateway: Gateway, url: str, operators: tuple[_Beside, socket.socket] | None
+    ) -> None:
+        super().__init__(config)
+        self._gateway = gateway
+        self._url = url
+        self._operators = operators
+        self._beside: asyncio.Task[None] | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started and self._operators is not None:
+            server, listener = self._operators
+            self._beside = asyncio.create_task(server.serve(sockets=[listener]))
+            await server.serves.wait()
+        if self.started:
+            # What is there now stays: the collector need not walk through it again, nor stop calls for it so often.
+            gc.freeze()
+            # What refused connections leave behind in circles is found in time all the same: the oldest generation is
+            # looked through once it has grown by a quarter.
+            gc.set_threshold(10_000, 20, 5)
+            tell_ready(self._url)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await self._gateway.drain()
+        if self._operators is not None and self._beside is not None:
+            self._operators[0].should_exit = True
+            await self._beside
+        await super().shutdown(sockets)
+
+
+def serve(settings: Settings) -> None:
+    """Serve until SIGTERM or SIGINT.
+
+    Raises:
+        OSError: the address cannot be had.
+        ConfigurationError: the settings cannot be served.
+    """
+    options = settings.gateway
+    gateway = Gateway(settings)
+    # Before anything listens, and where an error still reaches the person who started it.
+    asyncio.run(gateway.try_store())
+    config = uvicorn.Config(
+        _remembering(create_app(settings, gateway=gateway), refused := list[ConfigurationError]()),
+        host=options.host,
+        port=options.port,
+        log_config=None,
+        access_log=False,
+        lifespan="on",
+        ws="none",
+        http=_connections(gateway, settings),
+        server_header=False,
+        proxy_headers=False,  # the one we heed is read with the others
+        timeout_graceful_shutdown=DRAIN_TIMEOUT_S,
+        timeout_keep_alive=ceil(options.limits.idle_timeout_s),
+    )
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(inherited_listener() or _listener(options.host, options.port))
+        operators = None
+        if options.admin.listen:
+            host, port = host_and_port_of(options.admin.listen)
+            try:
+                beside = stack.enter_context(_listener(host, port and port + worker_number()))
+            except OSError as error:
+                raise ConfigurationError(f"gateway.admin.listen: {options.admin.listen}: {error.strerror}") from None
+            operators = (_operators(gateway, settings), beside)
+            logger.info("operators are served at %s", _url(host, beside, ADMIN))
+        try:
+            _Server(config, gateway, _url(options.host, listener, ALL), operators).run(sockets=[listener])
+        except SystemExit:
+            if not refused:
+                raise
+        if refused:
+            raise refused[0]
+
+
+def _remembering(app: Any, refused: list[ConfigurationError]) -> Any:
+    """The app; what stops its start is kept for the person who started it."""
+
+    async def remembering(scope: Any, receive: Any, send: Any) -> None:
+        async def telling(message: Any) -> None:
+            # What failed is told in full, and once, by whoever started this.
+            await send(message | {"message": ""} if message["type"] == "lifespan.startup.failed" else message)
+
+        try:
+            await app(scope, receive, telling if scope["type"] == "lifespan" else send)
+        except ConfigurationError as error:
+            refused.append(error)
+            raise
+
+    return remembering
+
+
+def _connections(gateway: Gateway, settings: Settings, **other: int) -> Any:
+    """How a listener makes its connections."""
+    trusted = gateway.identity.proxies
+    # A reverse proxy's connections are those of many clients. Where none is named, one on this machine may be one.
+    stands_for_many = is_loopback if settings.gateway.auth.proxies is None else trusted.__contains__
+    limits = replace(gateway.limits, **other)
+    return http_connections(Connections(limits, gateway.metrics.limited, uncounted=stands_for_many))
+
+
+def _operators(gateway: Gateway, settings: Settings) -> _Beside:
+    config = uvicorn.Config(
+        operators_app(gateway),
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        ws="none",
+        http=_connections(
+            gateway,
+            settings,
+            connections=OPERATORS_CONNECTIONS,
+            peer_connections=min(gateway.limits.peer_connections, OPERATORS_CONNECTIONS // 2),
+        ),
+        server_header=False,
+        proxy_headers=False,
+        timeout_graceful_shutdown=2,
+    )
+    return _Beside(config)
+
+
+def _url(host: str, listener: socket.socket, path: str) -> str:
+    return f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}{path}"
+
+
+def _listener(host: str, port: int) -> socket.socket:
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+    except OSError:
+        listener.close()
+        raise
+    return listener

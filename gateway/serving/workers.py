@@ -1,0 +1,140 @@
+"""Several gateways on one port of one machine: each is a replica like any other, in a process of its own."""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+from gateway.config.settings import ConfigurationError, Settings
+from gateway.serving import private_environment
+
+__all__ = ["LISTENER", "inherited_listener", "run_workers", "tell_ready", "worker_number"]
+
+LISTENER: Final = "MCP_GATEWAY_WORKER_LISTENER"
+_NUMBER: Final = "MCP_GATEWAY_WORKER_NUMBER"
+_READY: Final = "MCP_GATEWAY_WORKER_READY"
+_LIFELINE: Final = "MCP_GATEWAY_WORKER_LIFELINE"
+_AGAIN_S: Final = 0.5
+_READY_WITHIN_S: Final = 60.0
+
+
+def run_workers(settings: Settings, arguments: Sequence[str], count: int) -> int:
+    """Run `mcp-session-gateway ARGUMENTS` several times on one socket, until SIGTERM or SIGINT; the exit code.
+
+    A worker that dies is started again. If this process dies, however it dies, its workers stop.
+
+    Raises:
+        ConfigurationError: the store cannot be shared by processes.
+        OSError: the address cannot be had.
+    """
+    scheme = settings.gateway.store.partition(":")[0]
+    if scheme in ("memory", "sqlite"):
+        why = "lives inside one process" if scheme == "memory" else "serves one gateway process"
+        raise ConfigurationError(f"gateway.store: {scheme}:// {why}; more than one worker needs redis://")
+    with _listening(settings) as (listener, url), contextlib.ExitStack() as stack:
+        lifeline, held = os.pipe()
+        ready, told = os.pipe()
+        environment = private_environment.kept(os.environ)
+        for end in (lifeline, held, ready, told, environment):
+            stack.callback(os.close, end)
+        given = {LISTENER: str(listener.fileno()), _READY: str(told), _LIFELINE: str(lifeline)}
+        stopping = threading.Event()
+
+        def start(number: int) -> subprocess.Popen[bytes]:
+            return subprocess.Popen(
+                [sys.executable, "-m", "gateway", *arguments],
+                env={**private_environment.in_sight(os.environ, environment), **given, _NUMBER: str(number)},
+                pass_fds=[listener.fileno(), told, lifeline, environment],
+            )
+
+        for kind in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(kind, lambda *_: stopping.set())
+        workers = [start(number) for number in range(count)]
+        served = _all_ready(ready, workers, stopping)
+        if served:
+            print(f"ready {url}", file=sys.stderr, flush=True)  # noqa: T201  # the line people and tools wait for
+            _tend(workers, start, stopping)
+        # A worker that could not start has said why: its code is ours.
+        failed = 0 if served or stopping.is_set() else next((code for w in workers if (code := w.poll())), 1)
+        for worker in workers:
+            worker.terminate()
+        for worker in workers:
+            worker.wait()
+        return abs(failed)
+
+
+def _tend(
+    workers: list[subprocess.Popen[bytes]], start: Callable[[int], subprocess.Popen[bytes]], stopping: threading.Event
+) -> None:
+    """Start another for each worker that dies, until it is time to stop."""
+    while not stopping.wait(_AGAIN_S):
+        for place, worker in enumerate(workers):
+            if worker.poll() is not None:
+                print(f"worker {worker.pid} is gone; starting another", file=sys.stderr, flush=True)  # noqa: T201
+                workers[place] = start(place)
+
+
+def _all_ready(ready: int, workers: Sequence[subprocess.Popen[bytes]], stopping: threading.Event) -> bool:
+    """Whether all workers serve. False when one ended, which has said why."""
+    os.set_blocking(ready, False)
+    told = 0
+    deadline = time.monotonic() + _READY_WITHIN_S
+    while told < len(workers) and time.monotonic() < deadline:
+        with contextlib.suppress(BlockingIOError):
+            told += len(os.read(ready, 1_024))
+        if stopping.wait(0.02) or any(worker.poll() is not None for worker in workers):
+            return False
+    return told >= len(workers)
+
+
+@contextlib.contextmanager
+def _listening(settings: Settings) -> Iterator[tuple[socket.socket, str]]:
+    options = settings.gateway
+    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((options.host, options.port))
+        listener.listen(2_048)
+        host = f"[{options.host}]" if family == socket.AF_INET6 else options.host
+        yield listener, f"http://{host}:{listener.getsockname()[1]}/mcp"
+
+
+# -- in a worker
+
+
+def inherited_listener() -> socket.socket | None:
+    """The socket this process was given, if it is a worker. It stops when the process that started it is gone."""
+    number = os.environ.pop(LISTENER, "")
+    if not number:
+        return None
+    lifeline = int(os.environ.pop(_LIFELINE))
+    for mine in (int(number), lifeline, int(os.environ[_READY])):
+        os.set_inheritable(mine, False)
+    threading.Thread(target=_until_orphaned, args=(lifeline,), daemon=True).start()
+    return socket.socket(fileno=int(number))
+
+
+def worker_number() -> int:
+    """Which worker this process is, from 0; 0 as well when it is alone."""
+    return int(os.environ.get(_NUMBER, "0"))
+
+
+def _until_orphaned(lifeline: int) -> None:
+    os.read(lifeline, 1)  # nothing is ever written: this returns at the end
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def tell_ready(url: str) -> None:
+    """Say that this process serves: to the one that started it, or to whoever reads stderr."""
+    number = os.environ.pop(_READY, "")
+    if number:
+        os.write(int(number), b".")
+        os.close(int(number))
+    else:
+        print(f"ready {url}", file=sys.stderr, flush=True)  # noqa: T201  # the line people and tools wait for

@@ -1,0 +1,1 @@
+"""From carriers to a session, and its life."""

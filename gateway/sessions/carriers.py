@@ -1,0 +1,88 @@
+"""How requests carry their session: tokens in headers and `_meta`, cookies, and what a client says of itself. Pure."""
+
+from typing import Any, Final
+
+from gateway.context.facts import SESSION_KEY
+from session_store import ClientFacts, KeyRing, Purpose, Session, TokenCodec
+from transports.base import Era, Request
+
+__all__ = [
+    "COOKIE",
+    "GATEWAY_HEADER",
+    "LEGACY_HEADER",
+    "SECURE_COOKIE",
+    "Carriers",
+    "client_facts",
+    "cookies_of",
+    "explicit_token",
+    "modern_client",
+    "same_client",
+]
+
+LEGACY_HEADER: Final = "mcp-session-id"
+GATEWAY_HEADER: Final = "mcp-gateway-session"
+COOKIE: Final = "mcp_session_id"
+SECURE_COOKIE: Final = "__Host-mcp_session_id"
+
+
+def explicit_token(request: Request) -> str | None:
+    """The token of the first explicit carrier, or None. A modern client's `Mcp-Session-Id` is ignored (its spec)."""
+    if request.era is Era.LEGACY and (token := request.headers.get(LEGACY_HEADER)) is not None:
+        return token
+    if (token := request.headers.get(GATEWAY_HEADER)) is not None:
+        return token
+    carried = request.meta.get(SESSION_KEY)
+    return None if carried is None else str(carried)
+
+
+def cookies_of(request: Request) -> list[str]:
+    """Values of our cookie (RFC 6265 §5.4); only the one that TLS guards counts behind TLS."""
+    wanted = SECURE_COOKIE if request.secure else COOKIE
+    pairs = (part.strip().partition("=") for part in request.headers.get("cookie", "").split(";"))
+    return [value for name, _, value in pairs if name == wanted][:4]
+
+
+def modern_client(request: Request) -> ClientFacts:
+    info = request.meta.get("io.modelcontextprotocol/clientInfo")
+    return client_facts(info, request.protocol_version)
+
+
+def client_facts(info: Any, protocol_version: str, initialize_params: bytes = b"") -> ClientFacts:
+    """What a client says of itself, cut to a sane length."""
+    name, version = (info.get("name"), info.get("version")) if isinstance(info, dict) else ("", "")
+    return ClientFacts(
+        name=str(name or "")[:128],
+        version=str(version or "")[:64],
+        protocol_version=protocol_version,
+        initialize_params=initialize_params,
+    )
+
+
+def same_client(session: Session, request: Request, facts: ClientFacts) -> bool:
+    return session.client.name == facts.name and session.endpoint == request.endpoint and session.era == Era.LEGACY
+
+
+class Carriers:
+    """Tokens and cookies, and how a client is told of them."""
+
+    def __init__(self, ring: KeyRing, *, cookie: bool) -> None:
+        self.tokens = TokenCodec(ring, Purpose.TOKEN)
+        self.cookies = TokenCodec(ring, Purpose.COOKIE)
+        self._gives_cookies = cookie
+
+    def token(self, session: Session) -> str:
+        """The session token, the form of the id that may leave us. A session within another one has a handle: what its
+        client carries is the one around it."""
+        return self.tokens.sign(session.parent or session.id)
+
+    def headers(self, session: Session, request: Request, *, cookie_held: bool) -> list[tuple[bytes, bytes]]:
+        """How the client learns of its session (legacy: on the answer to `initialize` only)."""
+        token = self.token(session).encode()
+        headers = [(b"cache-control", b"no-store"), (GATEWAY_HEADER.encode(), token)]
+        if request.era is Era.LEGACY:
+            headers.append((LEGACY_HEADER.encode(), token))
+        if self._gives_cookies and not cookie_held:
+            name, extra = (SECURE_COOKIE, "; Secure") if request.secure else (COOKIE, "")
+            value = self.cookies.sign(session.parent or session.id)
+            headers.append((b"set-cookie", f"{name}={value}; Path=/; HttpOnly; SameSite=Strict{extra}".encode()))
+        return headers

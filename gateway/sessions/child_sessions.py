@@ -1,0 +1,173 @@
+"""Several sessions of one server for one client (SEP-2567's pattern), for servers that know nothing of it.
+
+With `handles` on, a server's tools take an optional `session`, and two more tools open and close such sessions. A
+handle names a child of the session that the call came in, or of its principal: nobody else's can be reached by it.
+"""
+
+import json
+import secrets
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+
+from gateway.calls.exchange import Exchange
+from gateway.calls.live_session import LiveSession
+from gateway.errors import session_unknown, too_many_handles, unknown_handle
+from gateway.observability.audit import Audit
+from gateway.protocol.listing import Tools, arguments_of
+from gateway.protocol.params import text_of
+from gateway.sessions.lifecycle import Sessions
+from session_store import Session, SessionStore
+from session_store.session import new_session_id
+from transports.base import Era
+from transports.jsonrpc import Message, Object, decode_object, encode
+
+__all__ = ["Handles", "with_handles"]
+
+ARGUMENT: Final = "session"
+OPEN, CLOSE = "open_session", "close_session"
+MAX_CHILDREN: Final = 32
+_PREFIX: Final = "hs-"
+_SCHEMA: Final = {"type": "string", "description": f"Which session to work in, as {OPEN} gave it. Yours, if left out."}
+_TOOLS: Final[list[dict[str, Any]]] = [
+    {
+        "name": OPEN,
+        "description": f"Open a session of its own at this server. Give the answer to its tools as `{ARGUMENT}`.",
+        "inputSchema": {"type": "object", "properties": {}},
+        "outputSchema": {"type": "object", "properties": {ARGUMENT: {"type": "string"}}, "required": [ARGUMENT]},
+    },
+    {
+        "name": CLOSE,
+        "description": f"End a session that {OPEN} has opened, with everything in it.",
+        "inputSchema": {"type": "object", "properties": {ARGUMENT: {"type": "string"}}, "required": [ARGUMENT]},
+        "annotations": {"idempotentHint": True},
+    },
+]
+
+
+def with_handles(tools: list[Any]) -> list[Any]:
+    """A list of tools with the argument, and with the two that open and close. A tool that has such an argument itself
+    stays as it is."""
+    return [*map(_with_argument, tools), *_TOOLS]
+
+
+def _with_argument(tool: dict[str, Any]) -> dict[str, Any]:
+    schema, properties = tool.get("inputSchema") or {"type": "object"}, arguments_of(tool)
+    if ARGUMENT in properties or not isinstance(schema, dict):
+        return tool
+    return tool | {"inputSchema": schema | {"properties": {**properties, ARGUMENT: _SCHEMA}}}
+
+
+class Handles:
+    """Opens, finds and closes children."""
+
+    def __init__(self, sessions: Sessions, store: SessionStore, audit: Audit, clock: Callable[[], float]) -> None:
+        self._sessions = sessions
+        self._store = store
+        self._audit = audit
+        self._clock = clock
+
+    async def handle(self, exchange: Exchange, era: Era, params: Object, tools: Tools) -> Object | None:
+        """A tool call's params as the server is to see them, the exchange moved to the child it names. None when the
+        call was one of ours, and is answered. Only a call that names no session at all is for the parent: what was
+        meant for a child must never be done there.
+
+        Raises:
+            Refused: no such child, or no handle.
+            Elsewhere: another replica has it.
+        """
+        live = exchange.live
+        if live is None or exchange.method != "tools/call":
+            return params
+        name = text_of(params, "name")
+        arguments = decode_object(params.get("arguments", msgspec.Raw(b"{}")), "arguments")
+        if name == OPEN:
+            _answer(exchange, era, {ARGUMENT: await self._open(live.session)})
+            return None
+        if name != CLOSE and (ARGUMENT not in arguments or tools.takes(name, ARGUMENT)):
+            return params
+        given = msgspec.json.decode(arguments.get(ARGUMENT, b"null"))
+        if not isinstance(given, str):
+            raise unknown_handle(name, given)
+        if name == CLOSE:
+            _answer(exchange, era, {"closed": await self._close(live.session, given)})
+            return None
+        found = await self._store.resume_alias(_alias(live.session, given)) if given.startswith(_PREFIX) else None
+        if found is None:
+            raise unknown_handle(name, given)
+        if found.id != live.session.id:  # else the call was passed on to the replica that has the child
+            _move(exchange, (await self._sessions.found(found, exchange.granted)).live)
+        rest = {key: value for key, value in arguments.items() if key != ARGUMENT}
+        return params | {"arguments": msgspec.Raw(encode(rest))}
+
+    async def _open(self, within: Session) -> str:
+        # A session within another one opens others beside itself: so the limit is one for all of them.
+        # Read anew: what this replica has of the record may be from before the last handle was opened or closed.
+        parent = await self._store.peek(within.parent or within.id)
+        if parent is None:
+            raise session_unknown()
+        if len(parent.children) >= MAX_CHILDREN:
+            raise too_many_handles(MAX_CHILDREN)
+        handle, now = _PREFIX + secrets.token_hex(6), self._clock()
+        child = msgspec.structs.replace(
+            parent,
+            id=new_session_id(),
+            created_at=now,
+            used_at=now,
+            confirmed=True,
+            links=(),
+            remote=(),
+            children=(),
+            subscriptions=(),
+            parent=parent.id,
+            owner=self._sessions.replica,
+            epoch=1 if self._sessions.replica else 0,
+            version=0,
+        )
+        await self._sessions.keep(child, _alias(parent, handle))
+        self._audit.tell("created", session=child, reason="within another session")
+        grown = await self._store.change_set(parent.id, "children", add=child.id)
+        if grown is None or len(grown.children) > MAX_CHILDREN:  # the parent has ended, or others were opened meanwhile
+            await self._close(parent, handle)
+            raise session_unknown() if grown is None else too_many_handles(MAX_CHILDREN)
+        return handle
+
+    async def _close(self, parent: Session, handle: str) -> bool:
+        found = await self._store.named(_alias(parent, handle))
+        if found is None:
+            return False
+        await self._store.change_set(found.parent, "children", remove=found.id)
+        return await self._sessions.end(found.id, "its handle was closed")
+
+
+def _alias(within: Session, handle: str) -> str:
+    """An authenticated principal's handles are good in all of its sessions, an anonymous one's only in the one."""
+    principal = within.principal
+    whose = [within.parent or within.id] if principal.is_anonymous else [principal.issuer, principal.subject]
+    return json.dumps(["handle", *whose, handle])
+
+
+def _move(exchange: Exchange, child: LiveSession) -> None:
+    """The exchange goes on in the child, which is in use for as long."""
+    exchange.live = child
+    child.busy += 1
+    before = exchange.ended
+
+    def ended() -> None:
+        child.busy -= 1
+        child.used = True
+        if before is not None:
+            before()
+
+    exchange.ended = ended
+
+
+def _answer(exchange: Exchange, era: Era, content: dict[str, Any]) -> None:
+    result: dict[str, Any] = {
+        "content": [{"type": "text", "text": str(next(iter(content.values())))}],
+        "structuredContent": content,
+    }
+    if era is Era.MODERN:
+        result["resultType"] = "complete"
+    exchange.settle(Message(jsonrpc="2.0", id=0, result=msgspec.Raw(encode(result))))

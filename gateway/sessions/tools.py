@@ -1,0 +1,88 @@
+"""Tools of the gateway's own, off by default: a client sees, lists and ends its sessions.
+
+Where a session may be named and is not, exactly one is taken: several are an error that says how to choose, and never a
+guess.
+"""
+
+from time import time
+from typing import Any, Final
+
+from mcp.server import MCPServer
+from mcp.server.mcpserver.exceptions import ToolError
+
+from gateway.sessions.lifecycle import Sessions
+from session_store import Session, SessionStore, current_session
+from session_store.session import redact
+
+__all__ = ["NAME", "gateway_tools", "own_sessions"]
+
+NAME: Final = "gateway"
+_PAGE: Final = 500
+_MOST: Final = 20_000
+"""Sessions that are looked through for a principal's own."""
+
+
+def gateway_tools(sessions: Sessions, store: SessionStore) -> Any:
+    """The server object. Whose sessions are meant says the session a tool is called in."""
+    server = MCPServer(NAME)
+
+    @server.tool(name="list_sessions", annotations={"readOnlyHint": True})  # type: ignore[arg-type]  # or a mapping
+    async def list_sessions() -> list[dict[str, Any]]:
+        """Your live sessions."""
+        return [_shown(session) for session in await own_sessions(store)]
+
+    @server.tool(name="show_session", annotations={"readOnlyHint": True})  # type: ignore[arg-type]  # or a mapping
+    async def show_session(session: str = "") -> dict[str, Any]:
+        """One of your sessions, by how its id begins; not needed if there is but one."""
+        return _shown(_chosen(await own_sessions(store), session))
+
+    @server.tool(name="end_session", annotations={"idempotentHint": True})  # type: ignore[arg-type]  # or a mapping
+    async def end_session(session: str) -> str:
+        """End another one of your sessions, with its processes, by how its id begins."""
+        found = _chosen([own for own in await own_sessions(store) if own.id != current_session().id], session)
+        await sessions.end(found.id, "its owner ended it")
+        return f"ended {redact(found.id)}"
+
+    return server
+
+
+async def own_sessions(store: SessionStore) -> list[Session]:
+    """The sessions of whoever calls; of somebody without a name, the one the call is made in."""
+    here = await store.peek(current_session().id)
+    if here is None or here.principal.is_anonymous:
+        return [] if here is None else [here]
+    own: list[Session] = []
+    after = ""
+    for _ in range(_MOST // _PAGE):
+        page = await store.page(after=after, limit=_PAGE)
+        own += [session for session in page if session.principal == here.principal]
+        if len(page) < _PAGE:
+            break
+        after = page[-1].id
+    return own
+
+
+def _chosen(own: list[Session], beginning: str) -> Session:
+    """The one that is meant."""
+    matching = [session for session in own if session.id.startswith(beginning)]
+    if len(matching) == 1:
+        return matching[0]
+    if not matching:
+        raise ToolError("No such session of yours. list_sessions shows them.")
+    names = ", ".join(redact(session.id) for session in matching[:20])
+    raise ToolError(f"{len(matching)} sessions could be meant: say which, by how its id begins: {names}")
+
+
+def _shown(session: Session) -> dict[str, Any]:
+    now = time()
+    return {
+        "session": redact(session.id),
+        "client": session.client.name,
+        "era": session.era,
+        "endpoint": session.endpoint,
+        "workspace": session.context.workspace,
+        "trust": session.context.trust,
+        "age_s": round(now - session.created_at),
+        "idle_s": round(max(0.0, now - session.used_at)),
+        "here": session.id == current_session().id,
+    }

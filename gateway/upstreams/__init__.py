@@ -1,0 +1,1 @@
+"""The configured servers: what they speak, list and are started with."""

@@ -1,0 +1,162 @@
+"""Whether what the configuration says of servers fits what they list.
+
+A pattern that names nothing protects nothing, and a schema that cannot be used checks nothing.
+"""
+
+import asyncio
+import logging
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+from gateway.config.patterns import matches
+from gateway.config.policy import PolicySettings, WorkspaceSettings
+from gateway.config.settings import ConfigurationError, Settings
+from gateway.policy.tool_calls import ToolCalls
+from gateway.protocol.handshake import HandshakeRefused
+from gateway.upstreams.inventory import key_of
+from gateway.upstreams.upstream import ConfiguredUpstream
+from transports.base import Era, LinkClosed, UpstreamUnavailable
+
+__all__ = ["CORRECT", "MEND", "Reviewed", "asking", "compare", "review", "unmatched"]
+
+logger = logging.getLogger(__name__)
+
+CORRECT: Final = "correct them, or set gateway.policy.unmatched_patterns to allow"
+MEND: Final = (
+    "mend the server: such tools are neither listed nor called unless gateway.policy.unusable_schemas is allow"
+)
+
+_WAIT_S: Final = 10.0
+_TOLD_NAMES: Final = 12
+_TOLD_CHARS: Final = 64
+"""Of what a server lists, in the line for a pattern that names none of it."""
+_MOST_SHOWN: Final = 128
+
+_LISTS: Final = {
+    "tools": ("tools/list",),
+    "prompts": ("prompts/list",),
+    "resources": ("resources/list", "resources/templates/list"),
+}
+
+
+class Reviewed:
+    """What was found. `unusable`: schemas that check nothing; `unchecked`: patterns of the other schemas that check
+    nothing. `unasked`: servers that could not say what they list."""
+
+    def __init__(self) -> None:
+        self.unmatched: list[str] = []
+        self.unusable: list[str] = []
+        self.unchecked: list[str] = []
+        self.unasked: list[str] = []
+
+
+def asking(settings: Settings) -> Settings:
+    """The same settings for who only asks servers what they list, and says himself what is wrong."""
+    policy = settings.gateway.policy.model_copy(update={"unmatched_patterns": "allow"})
+    options = settings.gateway.model_copy(update={"tracing": False, "policy": policy})
+    return settings.model_copy(update={"gateway": options})
+
+
+async def compare(upstreams: Sequence[ConfiguredUpstream], settings: PolicySettings, calls: ToolCalls) -> None:
+    """Before anybody is served. Raises `ConfigurationError`: a pattern names nothing, and that is not allowed."""
+    reached = [upstream for upstream in upstreams if upstream.has_answered]
+    found = await review(reached, settings.workspaces if len(reached) == len(upstreams) else {}, calls)
+    if found.unmatched and settings.unmatched_patterns == "refuse":
+        raise ConfigurationError("\n".join([*found.unmatched, CORRECT]))
+    for fault in found.unmatched:
+        logger.warning("%s", fault)
+    for upstream in reached:
+        upstream.is_reviewed = True
+    for upstream in upstreams:
+        if not upstream.is_reviewed:
+            logger.warning("server %s is compared with its patterns when it answers", upstream.name)
+
+
+async def review(
+    upstreams: Iterable[ConfiguredUpstream], workspaces: Mapping[str, WorkspaceSettings], calls: ToolCalls
+) -> Reviewed:
+    """Ask each server what it lists, and compare."""
+    found = Reviewed()
+    names: dict[str, dict[str, list[str]]] = {}
+    for upstream in upstreams:
+        server, settings = upstream.name, upstream.settings
+        facts = await upstream.facts()
+        if facts.failure or facts.discovery is None:
+            found.unasked.append(server)
+            continue
+        tools = facts.tools.listed
+        for tool, fault in calls.unusable(server, tools).items():
+            found.unusable.append(f"mcpServers.{server}: the input schema of tool {tool!r} cannot be used: {fault}")
+        for tool, patterns in calls.unchecked(tools).items():
+            found.unchecked += [f"mcpServers.{server}: {_unchecked(tool, pattern)}" for pattern in patterns]
+        wanted = {"prompts": bool(settings.prompts), "resources": bool(settings.resource_uris)}
+        for entry in workspaces.values():
+            wanted = {kind: is_wanted or getattr(entry, kind) != ("*",) for kind, is_wanted in wanted.items()}
+        listed = {kind: await _names(upstream, kind) for kind, is_wanted in wanted.items() if is_wanted}
+        if None in listed.values():
+            found.unasked.append(server)
+            continue
+        names[server] = {"tools": [tool["name"] for tool in tools]} | {kind: of or [] for kind, of in listed.items()}
+        found.unmatched += unmatched(f"mcpServers.{server}.tools", settings.tools, names[server]["tools"], "tool")
+        for kind, rules in (("prompts", settings.prompts), ("resources", settings.resource_uris)):
+            setting = "resource_uris" if kind == "resources" else kind
+            where = f"mcpServers.{server}.{setting}"
+            found.unmatched += unmatched(where, rules, listed.get(kind) or [], kind.removesuffix("s"))
+    if not found.unasked:
+        found.unmatched += _of_workspaces(workspaces, names)
+    return found
+
+
+def _unchecked(tool: str, pattern: str) -> str:
+    return (
+        f"the pattern {pattern[:_MOST_SHOWN]!r} in the input schema of tool {tool!r} is not checked: it has "
+        "look-around or backreferences, which no engine runs in linear time"
+    )
+
+
+def unmatched(where: str, patterns: Iterable[str], names: Iterable[str], what: str) -> list[str]:
+    """A line for each pattern that names nothing. One that names everything is meant for what may come."""
+    listed = sorted(names)
+    known = {form for name in listed for form in (name, unicodedata.normalize("NFKC", name))}
+    return [
+        f"{where}: {pattern!r} names no {what} that the server lists: {_some(listed)}"
+        for pattern in patterns
+        if not matches(pattern, "") and not any(matches(pattern, name) for name in known)
+    ]
+
+
+def _some(names: Sequence[str]) -> str:
+    """Some of them, for who has misspelt one."""
+    told = [repr(name[:_TOLD_CHARS]) for name in names[:_TOLD_NAMES]]
+    return ", ".join(told + ["…"] * (len(names) > _TOLD_NAMES)) or "it has none"
+
+
+def _of_workspaces(
+    workspaces: Mapping[str, WorkspaceSettings], names: Mapping[str, Mapping[str, list[str]]]
+) -> Iterable[str]:
+    for workspace, entry in workspaces.items():
+        where = f"gateway.policy.workspaces.{workspace}"
+        for pattern in entry.servers:
+            if not any(matches(pattern, server) for server in names):
+                yield f"{where}.servers: {pattern!r} names no server"
+        for kind in _LISTS:
+            # Together with the name of nothing, for `server__*` means what the server may list one day.
+            known = [f"{server}__{name}" for server, lists in names.items() for name in ("", *lists.get(kind, ()))]
+            for pattern in getattr(entry, kind):
+                if not any(matches(pattern, name) for name in known):
+                    yield f"{where}.{kind}: {pattern!r} names no {kind.removesuffix('s')} that a server lists"
+
+
+async def _names(upstream: ConfiguredUpstream, kind: str) -> list[str] | None:
+    facts = await upstream.facts()
+    conversation = upstream.sessionless(Era.LEGACY if facts.discover is None else Era.MODERN)
+    names: list[str] = []
+    try:
+        async with asyncio.timeout(_WAIT_S):
+            await conversation.ready()
+            for method in _LISTS[kind]:
+                names += [item[key_of(method)] for item in await upstream.inventory.items(method, conversation)]
+    except (UpstreamUnavailable, HandshakeRefused, LinkClosed, TimeoutError):
+        return None
+    return names

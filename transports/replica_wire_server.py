@@ -1,0 +1,252 @@
+"""The answering side of the hop: requests of other processes, bounded until the sender is known to be a replica.
+
+The head of a request is small, comes within seconds, and says who sent it. Only then is there room for its body. What a
+head has to be is not known here: `opening` is asked.
+"""
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from transports.replica_wire import HEAD_BYTES, SIGN_OF_LIFE_S, Wire, frame
+
+__all__ = ["HopBounds", "HopServer", "HopUnknown", "Incoming"]
+
+HEAD_WITHIN_S: Final = 5.0
+"""From a connection's start to the end of its first head."""
+
+BODY_WITHIN_S: Final = 30.0
+"""From there to the end of the body: between machines that stand next to each other."""
+
+IDLE_S: Final = 60.0
+"""Twice what the asking side keeps a connection for."""
+
+MOST_UNKNOWN: Final = 256
+"""Connections that have not sent a valid head yet. Beyond, the oldest is cut: of the peer that has more than half of
+them, if there is one. Replicas send theirs within a millisecond."""
+
+_SIZE: Final = 4
+_PREFIX: Final = HEAD_BYTES + _SIZE
+_ALIVE: Final = b"p\x00\x00\x00\x00"
+
+
+class HopUnknown(Exception):
+    """The head is not a replica's, or for another process. `told` is the answer to it."""
+
+    def __init__(self, told: bytes) -> None:
+        super().__init__(told.decode())
+        self.told = told
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HopBounds:
+    """Bytes of a request."""
+
+    head_bytes: int = 128 << 10
+    body_bytes: int = 64 << 20
+
+
+class Incoming(Wire):
+    """One connection: the request it carries, and what is sent back. `opened` is what its head was found to be."""
+
+    def __init__(self, server: "HopServer") -> None:
+        super().__init__()
+        self._server = server
+        self._working: asyncio.Task[None] | None = None
+        self._left: asyncio.Future[None] | None = None
+        self._rest = bytearray()
+        self._is_refused = False
+        self.is_known = False
+        self.since = 0.0
+        self.peer = ""
+        self.opened: Any = None
+        self.body = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        address = transport.get_extra_info("peername")
+        self.peer = str(address[0]) if isinstance(address, tuple) else ""
+        self.since = asyncio.get_running_loop().time()
+        self._server.entered(self)
+
+    def data_received(self, data: bytes) -> None:
+        if self._working is not None:
+            self._cut()  # a connection carries one request at a time
+            return
+        if self._is_refused:
+            return  # the answer to it is on its way, and whoever sent it closes
+        self._rest += data
+        if len(self._rest) < _PREFIX:
+            return
+        size = int.from_bytes(self._rest[1:HEAD_BYTES], "big")
+        head_size = int.from_bytes(self._rest[HEAD_BYTES:_PREFIX], "big")
+        bounds = self._server.bounds
+        body_size = size - _SIZE - head_size
+        if self._rest[:1] != b"q" or head_size > bounds.head_bytes or not 0 <= body_size <= bounds.body_bytes:
+            self._cut()
+            return
+        ends = _PREFIX + head_size
+        if self.opened is None and len(self._rest) >= ends and not self._open(bytes(self._rest[_PREFIX:ends])):
+            return
+        if len(self._rest) < HEAD_BYTES + size:
+            return
+        if len(self._rest) > HEAD_BYTES + size:
+            self._cut()
+            return
+        self.body, self._rest = bytes(self._rest[ends:]), bytearray()
+        self._server.active.add(self)
+        self._working = asyncio.ensure_future(self._work())
+
+    def _open(self, head: bytes) -> bool:
+        """Whether the head is good."""
+        try:
+            self.opened = self._server.opening(head)
+        except HopUnknown as unknown:
+            self._server.refused()
+            self._is_refused = True
+            self._rest = bytearray()
+            if self.transport is not None:
+                self.transport.write(frame(b"r", unknown.told))
+            return False
+        self.is_known = True
+        self.since = asyncio.get_running_loop().time()
+        self._server.known(self)
+        return True
+
+    def _cut(self) -> None:
+        self._server.refused()
+        self.abort()
+
+    async def _work(self) -> None:
+        try:
+            await self._server.handler(self)
+        except Exception:
+            self._server.failed()
+            self.abort()
+        finally:
+            self._working = self.opened = None
+            self.body = b""
+            self.since = asyncio.get_running_loop().time()
+            self._server.active.discard(self)
+
+    def look(self, now: float) -> None:
+        """Cut it when it has taken too long."""
+        if self._working is not None:
+            return
+        if self.opened is not None:
+            allowed = BODY_WITHIN_S
+        elif self.is_known and not self._rest and not self._is_refused:
+            allowed = IDLE_S
+        else:
+            allowed = HEAD_WITHIN_S
+        if now - self.since >= allowed:
+            if allowed != IDLE_S:
+                self._server.refused()
+            self.abort()
+
+    @property
+    def held_bytes(self) -> int:
+        """Of a request that is not whole yet."""
+        return len(self._rest)
+
+    async def send(self, kind: bytes, payload: bytes = b"") -> None:
+        """Send a frame, and wait where the other side is slow. To one that has left nothing is sent."""
+        await self.write(frame(kind, payload))
+
+    def sign_of_life(self) -> None:
+        """Say that it is being worked on; not to one that does not read."""
+        if self.transport is not None and self._may_write is None:
+            self.transport.write(_ALIVE)
+
+    async def left(self) -> None:
+        """Until the other side gives the request up."""
+        if self.transport is None:
+            return
+        if self._left is None:
+            self._left = asyncio.get_running_loop().create_future()
+        await asyncio.shield(self._left)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._rest = bytearray()
+        self._server.gone(self)
+        if self._left is not None and not self._left.done():
+            self._left.set_result(None)
+
+
+class HopServer:
+    """Listens for requests of other processes. `opening` says what a head is, or raises `HopUnknown`; `handler` answers
+    a request; what it raises is told to `failed`, and each stranger to `refused`."""
+
+    def __init__(
+        self,
+        handler: Callable[[Incoming], Awaitable[None]],
+        failed: Callable[[], None],
+        *,
+        opening: Callable[[bytes], Any],
+        refused: Callable[[], None] = lambda: None,
+        bounds: HopBounds | None = None,
+    ) -> None:
+        self.handler = handler
+        self.failed = failed
+        self.opening = opening
+        self.refused = refused
+        self.bounds = bounds or HopBounds()
+        self.active: set[Incoming] = set()
+        self.connections: set[Incoming] = set()
+        self._unknown: dict[Incoming, None] = {}  # in the order they came
+        self._peers: Counter[str] = Counter()
+
+    def entered(self, connection: Incoming) -> None:
+        """Register a new connection, whose sender is not known yet."""
+        self.connections.add(connection)
+        self._unknown[connection] = None
+        self._peers[connection.peer] += 1
+        if len(self._unknown) > MOST_UNKNOWN:
+            [(peer, number)] = self._peers.most_common(1)
+            crowd = (c for c in self._unknown if number <= MOST_UNKNOWN // 2 or c.peer == peer)
+            self.refused()
+            oldest = next(crowd)
+            self.known(oldest)
+            oldest.abort()
+
+    def known(self, connection: Incoming) -> None:
+        """Count a connection among the unknown ones no more: its head is valid, or it is being closed."""
+        if connection in self._unknown:
+            del self._unknown[connection]
+            self._peers[connection.peer] -= 1
+            if not self._peers[connection.peer]:
+                del self._peers[connection.peer]
+
+    def gone(self, connection: Incoming) -> None:
+        """It is closed."""
+        self.known(connection)
+        self.connections.discard(connection)
+
+    @contextlib.asynccontextmanager
+    async def listening(self, host: str, port: int) -> AsyncIterator[int]:
+        """Listen inside the block; gives the port (0 takes a free one). Raises `OSError`: it cannot be had."""
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(lambda: Incoming(self), host, port)
+        signs = asyncio.create_task(self._signs_of_life())
+        try:
+            yield server.sockets[0].getsockname()[1]
+        finally:
+            server.close()
+            signs.cancel()
+            for connection in tuple(self.connections):
+                connection.abort()
+            await asyncio.sleep(0)  # a connection that is cut is closed with the loop's next turn
+
+    async def _signs_of_life(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(SIGN_OF_LIFE_S)
+            for connection in tuple(self.active):
+                connection.sign_of_life()
+            now = loop.time()
+            for connection in tuple(self.connections):
+                connection.look(now)
