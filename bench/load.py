@@ -154,7 +154,7 @@ def _own(process: psutil.Process) -> list[psutil.Process]:
 def _cpu(process: psutil.Process) -> float:
     total = 0.0
     for own in _own(process):
-        with contextlib.suppress(psutil.NoSuchProcess):  # a keeper that ended with its server
+        with contextlib.suppress(psutil.NoSuchProcess):  # a reaper that ended with its server
             times = own.cpu_times()
             total += times.user + times.system
     return total

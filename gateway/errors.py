@@ -7,7 +7,7 @@ where the protocol names one. -32000 and -32001 are avoided: SDKs give them mean
 from collections.abc import Iterable
 from typing import Final, Literal, NamedTuple
 
-from transports.base import Refused
+from transports.inbound_port import Refused
 from transports.jsonrpc import INTERNAL_ERROR, INVALID_PARAMS, INVALID_REQUEST, METHOD_NOT_FOUND, PARSE_ERROR
 
 __all__ = [

@@ -61,7 +61,7 @@ def test_a_wheel_in_an_empty_environment_serves(tmp_path: Path) -> None:
 
 IMPORT_ALL = """
 import importlib, pkgutil, gateway, session_store, transports
-unwanted = ("testing", "supervisor", "__main__")  # for tests; programs of their own
+unwanted = ("testing", "fork_server", "__main__")  # for tests; programs of their own
 for package in (gateway, session_store, transports):
     for found in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
         if not found.name.endswith(unwanted):

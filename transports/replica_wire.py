@@ -3,14 +3,24 @@
 A frame is a kind (one byte), a length (four, big endian) and a payload. The caller sends one `q`: the length of its
 head (four bytes), head, body. What comes back is the handler's, but for `p`: it is at work. A connection carries one
 request at a time, so a slow reader holds up nobody else; whoever closes it gives the request up. HTTP in its place cost
-five times as much (docs/adr/0007-the-hop.md). Here is the side that asks; `hop_server.py` has the other.
+five times as much (docs/adr/0007-the-hop.md). Here is the side that asks; `replica_wire_server.py` has the other.
 """
 
 import asyncio
 from collections import deque
 from typing import Final, cast
 
-__all__ = ["HEAD_BYTES", "SIGN_OF_LIFE_S", "Hop", "HopBroken", "HopPool", "HopRefused", "HopSilent", "Wire", "frame"]
+__all__ = [
+    "HEAD_BYTES",
+    "SIGN_OF_LIFE_S",
+    "PeerConnection",
+    "PeerConnectionLost",
+    "PeerConnectionPool",
+    "PeerRefused",
+    "PeerTimedOut",
+    "Wire",
+    "frame",
+]
 
 CONNECT_S: Final = 1.0
 SIGN_OF_LIFE_S: Final = 0.5
@@ -27,15 +37,15 @@ HEAD_BYTES: Final = 5
 """Of a frame: its kind, and the length of the rest."""
 
 
-class HopRefused(Exception):
+class PeerRefused(Exception):
     """Nobody listens at that address."""
 
 
-class HopSilent(Exception):
+class PeerTimedOut(Exception):
     """The other side has not been heard of for a while; it may still come."""
 
 
-class HopBroken(Exception):
+class PeerConnectionLost(Exception):
     """The connection ended before the answer did."""
 
 
@@ -82,10 +92,10 @@ class Wire(asyncio.Protocol):
 # -- who asks
 
 
-class Hop(Wire):
+class PeerConnection(Wire):
     """One connection of the asking side."""
 
-    def __init__(self, pool: "HopPool", address: str) -> None:
+    def __init__(self, pool: "PeerConnectionPool", address: str) -> None:
         super().__init__()
         self._pool = pool
         self.address = address
@@ -147,7 +157,7 @@ class Hop(Wire):
         """
         while not self._frames:
             if self.transport is None:
-                raise HopBroken
+                raise PeerConnectionLost
             self._waiter = asyncio.get_running_loop().create_future()
             try:
                 await self._waiter
@@ -163,7 +173,7 @@ class Hop(Wire):
     def look(self, now: float) -> None:
         """Tell the reader when it has been silent for long. What waits to be read is no silence."""
         if now - self.heard_at >= SILENT_AFTER_S and self._waiter is not None and not self._waiter.done():
-            self._waiter.set_exception(HopSilent())
+            self._waiter.set_exception(PeerTimedOut())
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
@@ -184,17 +194,17 @@ class Hop(Wire):
         self.abort()
 
 
-class HopPool:
+class PeerConnectionPool:
     """Connections to the other processes, by address."""
 
     def __init__(self) -> None:
-        self._idle: dict[str, list[Hop]] = {}
-        self._active: set[Hop] = set()
+        self._idle: dict[str, list[PeerConnection]] = {}
+        self._active: set[PeerConnection] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._looked_at = 0.0
         self._is_closed = False
 
-    async def open(self, address: str) -> Hop:
+    async def open(self, address: str) -> PeerConnection:
         """A connection to HOST:PORT.
 
         Raises:
@@ -211,14 +221,16 @@ class HopPool:
         host, _, port = address.rpartition(":")
         try:
             async with asyncio.timeout(CONNECT_S):
-                _, hop = await loop.create_connection(lambda: Hop(self, address), host.strip("[]"), int(port))
+                _, hop = await loop.create_connection(
+                    lambda: PeerConnection(self, address), host.strip("[]"), int(port)
+                )
         except ConnectionRefusedError:
-            raise HopRefused from None
+            raise PeerRefused from None
         except (OSError, TimeoutError):
-            raise HopSilent from None
+            raise PeerTimedOut from None
         return hop
 
-    def watch(self, hop: Hop) -> None:
+    def watch(self, hop: PeerConnection) -> None:
         """Look for signs of life of it."""
         self._active.add(hop)
         if self._timer is None:
@@ -237,7 +249,7 @@ class HopPool:
                 hop.heard_at = now  # it was we who did not listen
             hop.look(now)
 
-    def keep(self, hop: Hop) -> None:
+    def keep(self, hop: PeerConnection) -> None:
         """It can be used again."""
         self._active.discard(hop)
         idle = self._idle.setdefault(hop.address, [])
@@ -247,7 +259,7 @@ class HopPool:
         hop.idle_since = asyncio.get_running_loop().time()
         idle.append(hop)
 
-    def lost(self, hop: Hop) -> None:
+    def lost(self, hop: PeerConnection) -> None:
         """It cannot be used any more."""
         self._active.discard(hop)
         idle = self._idle.get(hop.address, [])

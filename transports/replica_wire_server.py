@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from transports.replica_wire import HEAD_BYTES, SIGN_OF_LIFE_S, Wire, frame
 
-__all__ = ["HopBounds", "HopServer", "HopUnknown", "Incoming"]
+__all__ = ["Incoming", "PeerBounds", "PeerServer", "PeerUnknown"]
 
 HEAD_WITHIN_S: Final = 5.0
 """From a connection's start to the end of its first head."""
@@ -33,7 +33,7 @@ _PREFIX: Final = HEAD_BYTES + _SIZE
 _ALIVE: Final = b"p\x00\x00\x00\x00"
 
 
-class HopUnknown(Exception):
+class PeerUnknown(Exception):
     """The head is not a replica's, or for another process. `told` is the answer to it."""
 
     def __init__(self, told: bytes) -> None:
@@ -42,7 +42,7 @@ class HopUnknown(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HopBounds:
+class PeerBounds:
     """Bytes of a request."""
 
     head_bytes: int = 128 << 10
@@ -52,7 +52,7 @@ class HopBounds:
 class Incoming(Wire):
     """One connection: the request it carries, and what is sent back. `opened` is what its head was found to be."""
 
-    def __init__(self, server: "HopServer") -> None:
+    def __init__(self, server: "PeerServer") -> None:
         super().__init__()
         self._server = server
         self._working: asyncio.Task[None] | None = None
@@ -104,7 +104,7 @@ class Incoming(Wire):
         """Whether the head is good."""
         try:
             self.opened = self._server.opening(head)
-        except HopUnknown as unknown:
+        except PeerUnknown as unknown:
             self._server.refused()
             self._is_refused = True
             self._rest = bytearray()
@@ -177,9 +177,12 @@ class Incoming(Wire):
             self._left.set_result(None)
 
 
-class HopServer:
-    """Listens for requests of other processes. `opening` says what a head is, or raises `HopUnknown`; `handler` answers
-    a request; what it raises is told to `failed`, and each stranger to `refused`."""
+class PeerServer:
+    """Listens for requests of other processes.
+
+    `opening` says what a head is, or raises `PeerUnknown`; `handler` answers a request. What the handler raises goes to
+    `failed`, and `refused` is called for each stranger.
+    """
 
     def __init__(
         self,
@@ -188,13 +191,13 @@ class HopServer:
         *,
         opening: Callable[[bytes], Any],
         refused: Callable[[], None] = lambda: None,
-        bounds: HopBounds | None = None,
+        bounds: PeerBounds | None = None,
     ) -> None:
         self.handler = handler
         self.failed = failed
         self.opening = opening
         self.refused = refused
-        self.bounds = bounds or HopBounds()
+        self.bounds = bounds or PeerBounds()
         self.active: set[Incoming] = set()
         self.connections: set[Incoming] = set()
         self._unknown: dict[Incoming, None] = {}  # in the order they came

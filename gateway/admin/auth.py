@@ -12,8 +12,8 @@ from itsdangerous import BadSignature, URLSafeTimedSerializer
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.admin.sign_in_attempts import Attempts
-from gateway.identity.key_digests import Digests, digest_of
+from gateway.admin.sign_in_attempts import SignInAttempts
+from gateway.identity.key_digests import KeyDigests, digest_of
 from gateway.observability.audit import Audit
 from gateway.observability.logs import CLIENT
 from session_store import KeyRing, Marks
@@ -36,8 +36,8 @@ class Access:
         self._guard = guard
         self._marks = marks
         self._audit = audit
-        self._attempts = Attempts()
-        self._keys = Digests((name, digest) for name, digests in keys.items() for digest in digests)
+        self._attempts = SignInAttempts()
+        self._keys = KeyDigests((name, digest) for name, digests in keys.items() for digest in digests)
         # What a cookie holds: the name, how the digest of its key begins, and the name of its mark.
         self._proofs = {(name, digest[:_PROOF]) for name, digests in keys.items() for digest in digests}
         # The newest key signs: itsdangerous takes the last one.

@@ -19,8 +19,8 @@ from gateway.admin.formatting import amount, clock, span
 from gateway.admin.operations import ONLY, Ambiguous, NoSuch, Operations, Page
 from gateway.admin.sign_in_attempts import TooManyAttempts
 from session_store import StoreUnavailable
-from transports.base import Refused
 from transports.inbound.http import Guard, read_body
+from transports.inbound_port import Refused
 
 __all__ = ["Console"]
 

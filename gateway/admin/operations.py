@@ -6,7 +6,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from gateway.admin.peers import Asking
+from gateway.admin.peers import PeerQueries
 from gateway.admin.replica import Replica
 from gateway.admin.reports import ReplicaReport, SessionPart, SessionRow, row_of
 from gateway.sessions.lifecycle import Sessions
@@ -45,7 +45,7 @@ class Operations:
     """Over all replicas of the store."""
 
     def __init__(
-        self, *, replica: Replica, backend: Backend, sessions: Sessions, asking: Asking, clock: Callable[[], float]
+        self, *, replica: Replica, backend: Backend, sessions: Sessions, asking: PeerQueries, clock: Callable[[], float]
     ) -> None:
         self.replica = replica
         self._backend = backend

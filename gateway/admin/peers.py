@@ -11,7 +11,7 @@ import msgspec
 
 from session_store import Bus, StoreUnavailable
 
-__all__ = ["ASK", "Asking"]
+__all__ = ["ASK", "PeerQueries"]
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ class _Answer(msgspec.Struct):
 Message = TypeVar("Message", _Question, _Answer)
 
 
-class Asking:
+class PeerQueries:
     """Asks, and has `answer` answer what others ask."""
 
     def __init__(self, bus: Bus, name: str, answer: Callable[[str, Any], Awaitable[Any]]) -> None:

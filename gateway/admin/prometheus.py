@@ -20,13 +20,13 @@ from gateway.observability.audit import Audit
 from gateway.observability.metrics import BUCKETS_S
 from transports.inbound.limits import Limited
 
-__all__ = ["Exposition"]
+__all__ = ["PrometheusExporter"]
 
 _EVENTS = frozenset({"created", "resumed", "expired", "evicted", "ended", "refused"})
 _ENDS = (*(repr(bound) for bound in BUCKETS_S), "+Inf")
 
 
-class Exposition:
+class PrometheusExporter:
     """What `/metrics` says."""
 
     def __init__(self, replica: Replica, audit: Audit) -> None:
@@ -96,10 +96,10 @@ class Exposition:
         )
 
     def _held(self) -> Iterator[Metric]:
-        held, flight, parked, streams = self._replica.sessions()
+        held, flight, suspended, streams = self._replica.sessions()
         yield GaugeMetricFamily("mcp_gateway_sessions", "Sessions that this process serves", value=held)
         yield GaugeMetricFamily("mcp_gateway_exchanges_in_flight", "Requests under way", value=flight)
-        yield GaugeMetricFamily("mcp_gateway_calls_parked", "Calls that wait for their client", value=parked)
+        yield GaugeMetricFamily("mcp_gateway_calls_parked", "Calls that wait for their client", value=suspended)
         yield GaugeMetricFamily("mcp_gateway_streams", "Event streams of sessions that are open", value=streams)
         yield GaugeMetricFamily(
             "mcp_gateway_draining", "1 while sessions are handed over", value=int(self._replica.is_draining())

@@ -111,13 +111,13 @@ class Replica:
 
     def sessions(self) -> tuple[int, int, int, int]:
         """Sessions held, exchanges in flight, of those parked, and standalone streams."""
-        held = flight = parked = streams = 0
+        held = flight = suspended = streams = 0
         for live in self._live:
             held += 1
             flight += len(live.exchanges)
-            parked += len(live.parked)
+            suspended += len(live.suspended)
             streams += live.listeners
-        return held, flight, parked, streams
+        return held, flight, suspended, streams
 
     def parts(self, session_ids: Iterable[str]) -> list[SessionPart]:
         """What is known here of these sessions."""
@@ -139,7 +139,7 @@ def _part(live: LiveSession, *, deep: bool) -> SessionPart:
         calls=live.calls,
         failed=live.failed,
         in_flight=len(live.exchanges),
-        parked=len(live.parked),
+        parked=len(live.suspended),
         streams=live.listeners,
         processes=[_process(conversation) for conversation in live.conversations.values()] if deep else [],
         failures=[*reversed(live.failures or ())],

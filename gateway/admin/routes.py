@@ -11,7 +11,7 @@ from starlette.routing import BaseRoute, Route
 from gateway.admin.auth import Access
 from gateway.admin.console import Console
 from gateway.admin.operations import Operations
-from gateway.admin.prometheus import Exposition
+from gateway.admin.prometheus import PrometheusExporter
 from gateway.admin.rest import Rest
 from gateway.admin.sign_in_attempts import TooManyAttempts
 from session_store import Backend, StoreUnavailable
@@ -27,7 +27,7 @@ def operator_routes(
     *,
     operations: Operations,
     access: Access,
-    exposition: Exposition,
+    exposition: PrometheusExporter,
     backend: Backend,
     told: Callable[[str], None],
     open_metrics: bool,
@@ -42,7 +42,7 @@ def operator_routes(
 
 
 def _metrics(
-    access: Access, exposition: Exposition, backend: Backend, *, is_open: bool
+    access: Access, exposition: PrometheusExporter, backend: Backend, *, is_open: bool
 ) -> Callable[[Request], Awaitable[Response]]:
     async def metrics(request: Request) -> Response:
         try:

@@ -6,7 +6,7 @@ from typing import Final
 
 from cachetools import TTLCache
 
-__all__ = ["Attempts", "TooManyAttempts"]
+__all__ = ["SignInAttempts", "TooManyAttempts"]
 
 FREE: Final = 10
 """Wrong keys before anybody has to wait: a script with an old key, or a person with the wrong one in the clipboard."""
@@ -26,7 +26,7 @@ class TooManyAttempts(Exception):
         self.wait_s = wait_s
 
 
-class Attempts:
+class SignInAttempts:
     """Counts them by network, on this replica."""
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from gateway.calls.conversation import Conversation
     from gateway.calls.exchange import Exchange
 
-__all__ = ["ToLegacy", "legacy_meta", "legacy_params"]
+__all__ = ["LegacyServerBridge", "legacy_meta", "legacy_params"]
 
 _SPEC: Final = "io.modelcontextprotocol/"
 _MODERN_ONLY: Final = frozenset({"_meta", "inputResponses", "requestState"})
@@ -29,7 +29,7 @@ def legacy_meta(meta: Object) -> Object:
     return {key: value for key, value in meta.items() if not key.startswith(_SPEC)}
 
 
-class ToLegacy:
+class LegacyServerBridge:
     """Turns what the server answers into what a modern client gets."""
 
     def __init__(self, conversation: "Conversation") -> None:
@@ -40,7 +40,7 @@ class ToLegacy:
         if isinstance(message.error, msgspec.Raw):
             elicitations = urls_required(message.error)
             if elicitations:
-                exchange.park(_visits(elicitations))
+                exchange.suspend(_visits(elicitations))
                 return None
             return Message(jsonrpc="2.0", id=0, error=modern_error(message.error))
         if not isinstance(message.result, msgspec.Raw):

@@ -11,14 +11,14 @@ from gateway.bridge.request_state import is_input_required
 from gateway.bridge.suspended_calls import MAX_QUESTIONS
 from gateway.errors import OUTCOME_UNKNOWN
 from gateway.protocol.results import legacy_result
-from transports.base import LinkClosed, UpstreamUnavailable
 from transports.jsonrpc import INTERNAL_ERROR, Message, Object, decode_object, encode
+from transports.upstream_port import LinkClosed, UpstreamUnavailable
 
 if TYPE_CHECKING:
     from gateway.calls.conversation import Conversation
     from gateway.calls.exchange import Exchange
 
-__all__ = ["ToModern"]
+__all__ = ["ModernServerBridge"]
 
 MAX_ROUNDS: Final = 10
 """How often a server may ask during one call (what SDK clients of the modern era allow)."""
@@ -27,7 +27,7 @@ _POLL_S: Final = 0.1
 """A result that asks nothing and only gives a state is to be asked for again."""
 
 
-class ToModern:
+class ModernServerBridge:
     """One call, and its rounds."""
 
     def __init__(self, conversation: "Conversation", params: Object, meta: Object) -> None:

@@ -12,13 +12,13 @@ from typing import Any, Final, NamedTuple
 import msgspec
 from mcp.server.request_state import AESGCMRequestStateCodec, InvalidRequestState
 
-from gateway.bridge.suspended_calls import INPUT_REQUIRED_METHODS, Parked
+from gateway.bridge.suspended_calls import INPUT_REQUIRED_METHODS, SuspendedCall
 from gateway.errors import bad_request_state
 from session_store import KeyRing, Principal, Purpose
 from session_store.tokens import is_canonical
 from transports.jsonrpc import Object, encode
 
-__all__ = ["INPUT_REQUIRED_METHODS", "Binding", "OpenedState", "RequestDigest", "StateSeal"]
+__all__ = ["INPUT_REQUIRED_METHODS", "Binding", "OpenedState", "RequestDigest", "RequestStateSeal"]
 
 STATE_TTL_S: Final = 600.0
 """Long enough for a person to fill in a form."""
@@ -87,7 +87,7 @@ class RequestDigest:
         return self._digest
 
 
-class StateSeal:
+class RequestStateSeal:
     """Seals and opens states: encrypted, authenticated, bound to principal, endpoint and request, with an expiry."""
 
     def __init__(self, ring: KeyRing, clock: Callable[[], float]) -> None:
@@ -100,7 +100,7 @@ class StateSeal:
         *,
         session_id: str,
         binding: Binding,
-        parked: Parked | None = None,
+        suspended: SuspendedCall | None = None,
     ) -> Object:
         """An `input_required` result with our state in place of the server's."""
         inner = result.get("requestState")
@@ -112,7 +112,7 @@ class StateSeal:
             digest=binding.digest(),
             expires=self._clock() + STATE_TTL_S,
             inner=None if inner is None else bytes(inner).decode(),
-            **({} if parked is None else _facts(parked)),
+            **({} if suspended is None else _facts(suspended)),
         )
         return result | {"requestState": msgspec.Raw(encode(self._codec.seal(encode(payload))))}
 
@@ -145,8 +145,8 @@ class StateSeal:
         )
 
 
-def _facts(parked: Parked) -> dict[str, Any]:
-    return {"call": parked.call, "turn": parked.turn, "asked": parked.asked(), "answers": parked.answers}
+def _facts(suspended: SuspendedCall) -> dict[str, Any]:
+    return {"call": suspended.call, "turn": suspended.turn, "asked": suspended.asked(), "answers": suspended.answers}
 
 
 def is_input_required(result: Object) -> bool:

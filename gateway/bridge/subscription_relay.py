@@ -8,13 +8,13 @@ import msgspec
 from gateway.calls.exchange import Exchange
 from gateway.protocol.capabilities import Caller, caller_of_params
 from gateway.protocol.subscription_filter import SUBSCRIPTION_ID, Filter
-from transports.base import Frame, ReplyQueue
 from transports.jsonrpc import Object, encode, encode_notification, parse, splice
+from transports.reply_queue import Frame, ReplyQueue
 
 if TYPE_CHECKING:
     from gateway.calls.live_session import LiveSession
 
-__all__ = ["caller_of", "child_of", "everything", "hearing_for"]
+__all__ = ["caller_of", "child_of", "everything", "subscription_relay_for"]
 
 _ACKNOWLEDGED: Final = "notifications/subscriptions/acknowledged"
 _LISTEN: Final = "subscriptions/listen"
@@ -45,7 +45,7 @@ def everything(uris: Iterable[str]) -> Filter:
     return Filter(kinds=kinds, uris=frozenset(uris))
 
 
-def hearing_for(live: "LiveSession", upstream: str) -> Exchange:
+def subscription_relay_for(live: "LiveSession", upstream: str) -> Exchange:
     """A `subscriptions/listen` of ours, whose frames a legacy client gets on its own stream."""
 
     def hear(frame: Frame) -> None:

@@ -14,7 +14,6 @@ import msgspec
 
 from gateway.errors import CALL_TIMED_OUT, UNREAD
 from gateway.protocol.capabilities import may_be_asked
-from transports.base import MAX_QUEUED_BYTES
 from transports.jsonrpc import (
     INTERNAL_ERROR,
     INVALID_PARAMS,
@@ -24,18 +23,26 @@ from transports.jsonrpc import (
     Object,
     encode,
 )
+from transports.reply_queue import MAX_QUEUED_BYTES
 
 if TYPE_CHECKING:
     from gateway.calls.conversation import Conversation
     from gateway.calls.exchange import Exchange
     from gateway.calls.live_session import LiveSession
 
-__all__ = ["INPUT_REQUIRED_METHODS", "Parked", "answer_parked", "ask_modern", "question_digest", "withdraw_parked"]
+__all__ = [
+    "INPUT_REQUIRED_METHODS",
+    "SuspendedCall",
+    "answer_suspended",
+    "ask_modern",
+    "question_digest",
+    "withdraw_suspended",
+]
 
 INPUT_REQUIRED_METHODS: Final = frozenset({"tools/call", "prompts/get", "resources/read"})
 """Requests that a modern server may answer with a question, and no others."""
 
-MAX_PARKED: Final = 64
+MAX_SUSPENDED: Final = 64
 """Calls of one session that may wait for their client."""
 
 MAX_QUESTIONS: Final = 32
@@ -64,7 +71,7 @@ class Question:
         self.digest = question_digest(method, params)
 
 
-class Parked:
+class SuspendedCall:
     """What a call has asked of its client. `turn` counts the rounds, `answers` what was answered, by question."""
 
     def __init__(self) -> None:
@@ -110,7 +117,7 @@ def ask_modern(live: "LiveSession", conversation: "Conversation", message: Messa
 def _ask(live: "LiveSession", conversation: "Conversation", message: Message, *, unclear: bool) -> None:
     server_id, method = encode(message.id), str(message.method)
     calls = [e for e in conversation.calls.sent.values() if e.method in INPUT_REQUIRED_METHODS]
-    active = [e for e in calls if not e.is_parked]
+    active = [e for e in calls if not e.is_suspended]
     if not calls:
         reason = f"{method} can be asked during a call only, and no call is in progress."
         conversation.refuse(server_id, METHOD_NOT_FOUND, reason)
@@ -131,13 +138,13 @@ def _ask(live: "LiveSession", conversation: "Conversation", message: Message, *,
     if not _may_wait(live, exchange, question):
         conversation.refuse(server_id, UNREAD, "Too many requests wait for this client already.")
         return
-    if exchange.parked is None:
-        exchange.parked = Parked()
-        live.parked[exchange.parked.call] = exchange
+    if exchange.suspended is None:
+        exchange.suspended = SuspendedCall()
+        live.suspended[exchange.suspended.call] = exchange
         _forget_ended(live)
-    exchange.parked.add(question)
-    if not exchange.is_parked and not exchange.parked.is_gathering:
-        exchange.parked.is_gathering = True
+    exchange.suspended.add(question)
+    if not exchange.is_suspended and not exchange.suspended.is_gathering:
+        exchange.suspended.is_gathering = True
         asyncio.get_running_loop().call_later(_GATHER_S, _gathered, exchange)
 
 
@@ -157,25 +164,27 @@ def _wait_for_others(live: "LiveSession", conversation: "Conversation", message:
 
 def _may_wait(live: "LiveSession", exchange: "Exchange", question: Question) -> bool:
     # Those that have ended wait for nothing but to be asked about.
-    waiting = sum(1 for other in live.parked.values() if other.is_parked and not other.replies.is_closed)
-    asked = 0 if exchange.parked is None else len(exchange.parked.questions)
-    held = sum(q.size for other in live.parked.values() if other.parked for q in other.parked.questions.values())
-    return waiting < MAX_PARKED and asked < MAX_QUESTIONS and held + question.size <= MAX_QUEUED_BYTES
+    waiting = sum(1 for other in live.suspended.values() if other.is_suspended and not other.replies.is_closed)
+    asked = 0 if exchange.suspended is None else len(exchange.suspended.questions)
+    held = sum(
+        q.size for other in live.suspended.values() if other.suspended for q in other.suspended.questions.values()
+    )
+    return waiting < MAX_SUSPENDED and asked < MAX_QUESTIONS and held + question.size <= MAX_QUEUED_BYTES
 
 
 def _forget_ended(live: "LiveSession") -> None:
     """Calls that have ended are known by their names for a while, so that no round of theirs begins anew."""
-    ended = [name for name, exchange in live.parked.items() if exchange.replies.is_closed]
-    for name in ended[:-MAX_PARKED]:
-        del live.parked[name]
+    ended = [name for name, exchange in live.suspended.items() if exchange.replies.is_closed]
+    for name in ended[:-MAX_SUSPENDED]:
+        del live.suspended[name]
 
 
 def _gathered(exchange: "Exchange") -> None:
-    parked, conversation = exchange.parked, exchange.conversation
-    assert parked is not None
-    parked.is_gathering = False
-    if parked.questions and conversation is not None and conversation.calls.is_sent(exchange):
-        put_questions(exchange, conversation.park_s)
+    suspended, conversation = exchange.suspended, exchange.conversation
+    assert suspended is not None
+    suspended.is_gathering = False
+    if suspended.questions and conversation is not None and conversation.calls.is_sent(exchange):
+        put_questions(exchange, conversation.suspend_s)
 
 
 def without_modern_gaps(method: str, params: Object) -> Object:
@@ -184,58 +193,58 @@ def without_modern_gaps(method: str, params: Object) -> Object:
     return {key: value for key, value in params.items() if key not in drop}
 
 
-def put_questions(exchange: "Exchange", park_s: float) -> None:
+def put_questions(exchange: "Exchange", suspend_s: float) -> None:
     """End the client's present POST with what the server wants to know."""
-    parked = exchange.parked
-    assert parked is not None
-    parked.turn += 1
-    parked.is_waiting = True
-    exchange.parked_until = monotonic() + park_s
-    exchange.park(
+    suspended = exchange.suspended
+    assert suspended is not None
+    suspended.turn += 1
+    suspended.is_waiting = True
+    exchange.suspended_until = monotonic() + suspend_s
+    exchange.suspend(
         {
             "resultType": msgspec.Raw(b'"input_required"'),
-            "inputRequests": msgspec.Raw(encode(parked.requests())),
+            "inputRequests": msgspec.Raw(encode(suspended.requests())),
         }
     )
 
 
-def answer_parked(exchange: "Exchange", responses: Object) -> None:
+def answer_suspended(exchange: "Exchange", responses: Object) -> None:
     """Give the server what the client has brought; ask again for what is missing."""
-    parked = exchange.parked
-    assert parked is not None
-    parked.turn += 1  # what was sealed for the round that ends here is used up
-    parked.is_waiting = False
-    for key, question in list(parked.questions.items()):
+    suspended = exchange.suspended
+    assert suspended is not None
+    suspended.turn += 1  # what was sealed for the round that ends here is used up
+    suspended.is_waiting = False
+    for key, question in list(suspended.questions.items()):
         if key in responses:
-            del parked.questions[key]
-            parked.answers[question.digest] = bytes(responses[key]).decode()
+            del suspended.questions[key]
+            suspended.answers[question.digest] = bytes(responses[key]).decode()
             _give(question, responses[key])
     exchange.heard()
-    if parked.questions and exchange.conversation is not None:
-        put_questions(exchange, exchange.conversation.park_s)
+    if suspended.questions and exchange.conversation is not None:
+        put_questions(exchange, exchange.conversation.suspend_s)
 
 
 def _give(question: Question, response: msgspec.Raw) -> None:
     question.conversation.answer(question.server_id, Message(jsonrpc="2.0", id=0, result=response))
 
 
-def withdraw_parked(live: "LiveSession", conversation: "Conversation", server_id: bytes | None) -> None:
+def withdraw_suspended(live: "LiveSession", conversation: "Conversation", server_id: bytes | None) -> None:
     """The server needs that answer no more; None: none of its answers."""
-    for exchange in live.parked.values():
-        questions = {} if exchange.parked is None else exchange.parked.questions
+    for exchange in live.suspended.values():
+        questions = {} if exchange.suspended is None else exchange.suspended.questions
         for key, question in list(questions.items()):
             if question.conversation is conversation and server_id in (None, question.server_id):
                 del questions[key]
 
 
-def give_up_parked(exchange: "Exchange", conversation: "Conversation") -> None:
+def give_up_suspended(exchange: "Exchange", conversation: "Conversation") -> None:
     """The client did not come back: the server hears that, in the words each request has for it."""
-    parked = exchange.parked
-    assert parked is not None
-    for question in parked.questions.values():
+    suspended = exchange.suspended
+    assert suspended is not None
+    for question in suspended.questions.values():
         if question.method == "elicitation/create":
             _give(question, msgspec.Raw(b'{"action":"cancel"}'))
         else:
             conversation.refuse(question.server_id, INTERNAL_ERROR, "The client did not answer in time.")
-    parked.questions.clear()
+    suspended.questions.clear()
     conversation.cancel(exchange, "the client did not come back with its answers in time", CALL_TIMED_OUT)

@@ -18,12 +18,12 @@ from msgspec.structs import replace
 from gateway.calls.exchange import Exchange
 from gateway.calls.in_flight import Calls, framed, look_after
 from gateway.calls.log_level import want_log_level
-from gateway.calls.pending import OwnRequests
-from gateway.context.link_resources import Grant
+from gateway.calls.pending import PendingRequests
+from gateway.context.link_resources import LinkResources
 from gateway.errors import CANCELLED, OUTCOME_UNKNOWN, UPSTREAM_UNAVAILABLE
 from gateway.protocol.handshake import HandshakeRefused
 from session_store.context import bound_session
-from transports.base import Era, Link, LinkClosed, Upstream, UpstreamUnavailable
+from transports.era import Era
 from transports.jsonrpc import (
     Message,
     Object,
@@ -35,6 +35,7 @@ from transports.jsonrpc import (
     splice,
 )
 from transports.turns import at_once, in_turns, is_large
+from transports.upstream_port import Link, LinkClosed, Upstream, UpstreamUnavailable
 
 if TYPE_CHECKING:
     from gateway.calls.live_session import LiveSession
@@ -57,15 +58,15 @@ class Conversation:
 
     `grant` gives what a link is given of its session, `handshake` the `initialize` params of a legacy conversation,
     `restore` what to send after the handshake was replayed (log level, subscriptions); all are asked anew at every
-    opening. `linked` remembers that a session uses this upstream, and says whether it did so in an earlier process;
-    `went_on` remembers what a later link can go on with, and `known` is the handshake's result where one does.
+    opening. `record_use` remembers that a session uses this upstream, and says whether it did so in an earlier process;
+    `remote_session_changed` remembers what a later link can go on with; `known` is then the handshake's result.
     """
 
     # Without a dictionary each: there are as many as there are sessions.
     __slots__ = """__weakref__ _closing _ended _grant _granted _handshake _idle _idle_stop_s _known
-        _last_number _linked _loss _opening _own _resending _restarts _restore _retired _router
-        _start_timeout_s _tick_s _ticking _to_tell _upstream _was_open _went_on call_timeout_s calls era
-        initialize_result last_words link lists log_level name park_s restarts users""".split()
+        _last_number _record_use _loss _opening _own _resending _restarts _restore _retired _router
+        _start_timeout_s _tick_s _ticking _to_tell _upstream _was_open _remote_session_changed call_timeout_s calls era
+        initialize_result last_words link lists log_level name suspend_s restarts users""".split()
 
     def __init__(
         self,
@@ -74,16 +75,16 @@ class Conversation:
         *,
         name: str,
         router: "Router",
-        grant: Callable[[], Awaitable[Grant]],
+        grant: Callable[[], Awaitable[LinkResources]],
         handshake: Callable[[], bytes] | None,
         restore: Callable[[], list[bytes]],
-        linked: Callable[["LiveSession"], Awaitable[bool]],
-        went_on: Callable[[str], Awaitable[None]],
+        record_use: Callable[["LiveSession"], Awaitable[bool]],
+        remote_session_changed: Callable[[str], Awaitable[None]],
         known: Callable[[], bytes | None],
         start_timeout_s: float,
         call_timeout_s: float,
         idle_stop_s: float | None,
-        park_s: float,
+        suspend_s: float,
         restarts: Counter[str],
     ) -> None:
         self.name = name
@@ -93,21 +94,21 @@ class Conversation:
         self._upstream = upstream
         self._router = router
         self._grant = grant
-        self._granted = Grant()
+        self._granted = LinkResources()
         self._handshake = handshake
         self._restore = restore
-        self._linked = linked
-        self._went_on = went_on
+        self._record_use = record_use
+        self._remote_session_changed = remote_session_changed
         self._known = known
         self._retired: list[Link] = []
         self._restarts = restarts
         self._start_timeout_s = start_timeout_s
         self.call_timeout_s = call_timeout_s
         self._idle_stop_s = idle_stop_s
-        self.park_s = park_s  # how long a call of a modern client waits for it
+        self.suspend_s = suspend_s  # how long a call of a modern client waits for it
         self.log_level = ""  # what a legacy server was asked for, on behalf of modern clients
         self.lists: Lists | None = None
-        self._own = OwnRequests()
+        self._own = PendingRequests()
         self.link: Link | None = None
         self.restarts = 0
         self.last_words: list[str] = []  # of a process that is gone
@@ -169,7 +170,7 @@ class Conversation:
                     self.log_level = ""
                     for frame in self._restore():
                         self._link_or_fail().send(frame)
-                    await self._went_on(self._link_or_fail().resume)
+                    await self._remote_session_changed(self._link_or_fail().resume)
         except TimeoutError:
             await self._drop()
             late = f"server {self.name!r} did not start within {self._start_timeout_s:g} s"
@@ -211,7 +212,7 @@ class Conversation:
 
     async def _drop(self) -> None:
         link, self.link = self.link, None
-        granted, self._granted = self._granted, Grant()
+        granted, self._granted = self._granted, LinkResources()
         try:
             if link is not None:
                 await link.close()
@@ -315,7 +316,7 @@ class Conversation:
         if live is None:
             return
         try:
-            if await self._linked(live):
+            if await self._record_use(live):
                 self._to_tell.setdefault(live, live.new_process)
         except BaseException:
             self.users.discard(live)
@@ -384,7 +385,7 @@ class Conversation:
             # What else is on its way may still be answered; whatever comes now goes over another link.
             self.link = None
             self._retired = [*self._retired[-7:], link]
-            self._granted = Grant()
+            self._granted = LinkResources()
             self._loss = FORGOTTEN
         if request_id is not None:
             self._own.fail(request_id, LinkClosed(reason))
@@ -411,7 +412,7 @@ class Conversation:
         self.last_words = [] if self.link is None else self.link.last_words[-10:]
         self.link = None
         self._granted.close()
-        self._granted = Grant()
+        self._granted = LinkResources()
         if self._was_open and not self._loss:
             self._loss = CRASHED
         if self.calls.sent or self._own:

@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 
-from gateway.bridge.suspended_calls import Parked
+from gateway.bridge.suspended_calls import SuspendedCall
 from gateway.context.facts import RESTARTED_KEY, with_meta
 from gateway.protocol.capabilities import Caller
 from session_store import Context
 from session_store.session import redact
-from transports.base import Frame, ReplyQueue
 from transports.jsonrpc import Message, Object, RequestId, encode, encode_error, encode_result, error_code, splice
+from transports.reply_queue import Frame, ReplyQueue
 
 if TYPE_CHECKING:
     from gateway.calls.conversation import Conversation
     from gateway.calls.live_session import LiveSession
-    from gateway.identity.context_rules import Granted
+    from gateway.identity.context_rules import CredentialClaims
     from gateway.observability.spans import CallSpan
 
 __all__ = ["Exchange"]
@@ -53,8 +53,8 @@ class Exchange:
     `number` is its id on the upstream's side, where ids of many clients must not collide; it serves as progress token
     and subscription id there too. `shape` turns the upstream's result into what the client gets; None keeps it.
     `context` and `granted` are of the request it came with.
-    `caller` is who a server of the other era is told of. A call that is `parked` waits for its client, until
-    `parked_until` in the loop's time; `replay` has answers that were given before, by the question.
+    `caller` is who a server of the other era is told of. A call that is `suspended` waits for its client, until
+    `suspended_until` in the loop's time; `replay` has answers that were given before, by the question.
     """
 
     # What most calls never need stands here once, not in each of them.
@@ -67,8 +67,8 @@ class Exchange:
     slow_s = math.inf
     sent: tuple[Object, Object] | None = None  # params and `_meta`, should it have to be sent again
     bridge: Bridge | None = None
-    parked: Parked | None = None
-    parked_until = 0.0
+    suspended: SuspendedCall | None = None
+    suspended_until = 0.0
     replay: Mapping[str, str] = MappingProxyType({})
     restarted: str | None = None
     ended: Callable[[], None] | None = None  # called once, when the wire is done with it
@@ -76,7 +76,7 @@ class Exchange:
     correlation = ""
     span: "CallSpan | None" = None
     watchers: "tuple[Watcher, ...]" = ()
-    check_mirrored: Callable[[object], None] | None = None  # of the request (`transports.base.Request`)
+    check_mirrored: Callable[[object], None] | None = None  # of the request (`transports.inbound_port.Request`)
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class Exchange:
         shape: Callable[["Exchange", Object], Object] | None = None,
         caller: Caller | None = None,
         context: Context | None = None,
-        granted: "Granted | None" = None,
+        granted: "CredentialClaims | None" = None,
     ) -> None:
         self.method = method
         self.client_id = client_id
@@ -107,9 +107,9 @@ class Exchange:
         return self._context or _NOBODY
 
     @property
-    def is_parked(self) -> bool:
+    def is_suspended(self) -> bool:
         """Whether it waits for its client."""
-        return self.parked is not None and self.parked.is_waiting
+        return self.suspended is not None and self.suspended.is_waiting
 
     @property
     def is_subscription(self) -> bool:
@@ -176,7 +176,7 @@ class Exchange:
             result = with_meta(result, {RESTARTED_KEY: msgspec.Raw(encode({"reason": restarted}))})
         return result
 
-    def park(self, result: Object) -> None:
+    def suspend(self, result: Object) -> None:
         """End the client's present request with a question. What comes from now on waits for its next one."""
         answered, self.replies = self.replies, ReplyQueue()
         # The server has it, and its client may take long: what the request came with is kept no longer.

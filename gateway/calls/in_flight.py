@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from gateway.bridge.suspended_calls import give_up_parked
+from gateway.bridge.suspended_calls import give_up_suspended
 from gateway.errors import CALL_TIMED_OUT
 from transports.jsonrpc import Object, encode, encode_request, splice
 
@@ -74,9 +74,9 @@ def look_after(conversation: "Conversation", now: float) -> None:
     limit_s = conversation.call_timeout_s
     for exchange in conversation.calls:
         exchange.replies.tick(now)
-        if exchange.is_parked:
-            if now >= exchange.parked_until:
-                give_up_parked(exchange, conversation)
+        if exchange.is_suspended:
+            if now >= exchange.suspended_until:
+                give_up_suspended(exchange, conversation)
         elif now - exchange.heard_at >= limit_s and not exchange.is_subscription:
             is_sent = conversation.calls.is_sent(exchange)
             late = f"server {conversation.name!r} did not answer" if is_sent else "the client did not answer the server"

@@ -13,14 +13,14 @@ from typing import Final
 
 import msgspec
 
-from gateway.bridge.suspended_calls import withdraw_parked
+from gateway.bridge.suspended_calls import withdraw_suspended
 from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import Exchange
 from gateway.errors import OUTCOME_UNKNOWN, UNREAD
 from gateway.protocol.params import meta_of
-from gateway.protocol.subscription_filter import Listening
+from gateway.protocol.subscription_filter import SubscriptionFilter
 from session_store import EventLog, Session, StoreUnavailable
-from transports.base import MAX_QUEUED_BYTES, Era
+from transports.era import Era
 from transports.jsonrpc import (
     Message,
     Object,
@@ -31,6 +31,7 @@ from transports.jsonrpc import (
     encode_request,
     splice,
 )
+from transports.reply_queue import MAX_QUEUED_BYTES
 
 __all__ = ["MAX_SERVER_ID_BYTES", "STANDALONE", "Failure", "LiveSession", "LiveSessions", "stream_of_call"]
 
@@ -97,15 +98,15 @@ class LiveSession:
     # Without a dictionary each: there are as many as there are sessions.
     __slots__ = """__weakref__ _events _has_left _last_question _leaving _outbox _outbox_bytes _pump _questions alias
         busy calls conversations ended exchanges failed failures goes_on hearing held_bytes listeners listening
-        new_process parked read_at recovered session unclear used""".split()
+        new_process suspended read_at recovered session unclear used""".split()
 
     def __init__(self, session: Session, events: EventLog) -> None:
         self.session = session
         self.conversations: dict[tuple[str, Era, bytes], Conversation] = {}
         self.exchanges: dict[RequestId, Exchange] = {}
-        self.parked: dict[str, Exchange] = {}  # calls of a modern client that have asked it something
+        self.suspended: dict[str, Exchange] = {}  # calls of a modern client that have asked it something
         self.hearing: dict[str, Exchange] = {}  # what listens to a modern server for a legacy client
-        self.listening: list[Listening] = []  # what it wants to hear of legacy servers
+        self.listening: list[SubscriptionFilter] = []  # what it wants to hear of legacy servers
         self.busy = 0
         self.held_bytes = 0  # bodies of calls in flight, the large ones
         self.used = False  # since its idle time was last started anew in the store
@@ -131,12 +132,12 @@ class LiveSession:
     @property
     def is_busy(self) -> bool:
         """Whether a call or a stream of it is under way, those that wait for the client included."""
-        return self.busy > 0 or self.has_parked
+        return self.busy > 0 or self.has_suspended
 
     @property
-    def has_parked(self) -> bool:
+    def has_suspended(self) -> bool:
         """Whether a call waits for the client."""
-        return any(exchange.is_parked and exchange.conversation is not None for exchange in self.parked.values())
+        return any(exchange.is_suspended and exchange.conversation is not None for exchange in self.suspended.values())
 
     @property
     def leaving(self) -> asyncio.Event:
@@ -256,7 +257,7 @@ class LiveSession:
         server_id = bytes(params.get("requestId", b""))
         if not server_id:
             return
-        withdraw_parked(self, conversation, server_id)
+        withdraw_suspended(self, conversation, server_id)
         for number, question in list(self._questions.items()):
             if question.conversation is conversation and question.server_id == server_id:
                 del self._questions[number]
@@ -276,7 +277,7 @@ class LiveSession:
 
     def lost(self, conversation: Conversation) -> None:
         """What that server asked needs no answer any more. What came as a result may be brought to its next process."""
-        withdraw_parked(self, conversation, None)
+        withdraw_suspended(self, conversation, None)
         for number, question in list(self._questions.items()):
             if question.conversation is conversation and question.server_id:
                 self.withdraw(conversation, {"requestId": msgspec.Raw(question.server_id)})
@@ -318,7 +319,7 @@ class LiveSession:
         for question in self._questions.values():
             if question.server_id:
                 question.conversation.refuse(question.server_id, UNREAD, f"{reason.capitalize()}.")
-        self.parked.clear()
+        self.suspended.clear()
         self._questions.clear()
         conversations = list(self.conversations.values())
         self.conversations.clear()

@@ -4,10 +4,10 @@ import asyncio
 
 from transports.jsonrpc import Message
 
-__all__ = ["OwnRequests"]
+__all__ = ["PendingRequests"]
 
 
-class OwnRequests:
+class PendingRequests:
     """By their numbers."""
 
     def __init__(self) -> None:

@@ -18,7 +18,7 @@ from gateway.calls.shared_server import LEVELS
 from gateway.protocol.params import meta_of
 from gateway.protocol.subscription_filter import SUBSCRIPTION_ID, tagged
 from gateway.upstreams.inventory import Lists
-from transports.base import Era
+from transports.era import Era
 from transports.jsonrpc import (
     INVALID_REQUEST,
     METHOD_NOT_FOUND,

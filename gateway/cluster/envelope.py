@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from gateway.cluster.ownership import Route
-from gateway.identity.context_rules import Granted
+from gateway.identity.context_rules import CredentialClaims
 from session_store import KeyRing, Purpose
 
 __all__ = ["GREETING", "Envelope", "Envelopes", "Opened", "Refusal"]
@@ -51,7 +51,7 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     digest: bytes
     nonce: str
     expires: float
-    granted: Granted | None = None
+    granted: CredentialClaims | None = None
 
 
 class Opened(NamedTuple):

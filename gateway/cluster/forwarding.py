@@ -16,18 +16,18 @@ import msgspec
 
 from gateway.cluster.envelope import GREETING, Envelope, Envelopes, Opened, Refusal
 from gateway.cluster.ownership import LEASE_S, Cluster, Forwarded, Route
-from gateway.cluster.reachability import Reaching
+from gateway.cluster.reachability import Reachability
 from gateway.errors import store_unavailable, unreachable
-from gateway.observability.request_log import Watching
-from gateway.observability.spans import HOP_HEADER
+from gateway.observability.request_log import RequestLog
+from gateway.observability.spans import PEER_HEADER
 from session_store import Principal, Session, StoreUnavailable
-from transports.base import Elsewhere, Refused
 from transports.inbound.http import ClientWatch, Guard, Receive, Scope, Send
 from transports.inbound.limits import Limited, Limits
 from transports.inbound.resumed import continued
 from transports.inbound.streamable_http import StreamableHttp
-from transports.replica_wire import Hop, HopBroken, HopPool, HopRefused, HopSilent
-from transports.replica_wire_server import HopBounds, HopServer, HopUnknown, Incoming
+from transports.inbound_port import OwnedByPeer, Refused
+from transports.replica_wire import PeerConnection, PeerConnectionLost, PeerConnectionPool, PeerRefused, PeerTimedOut
+from transports.replica_wire_server import Incoming, PeerBounds, PeerServer, PeerUnknown
 
 __all__ = ["Forwarding"]
 
@@ -43,7 +43,7 @@ _MOVED_S: Final = 0.02
 _TOLD_EVERY_S: Final = 60.0
 
 _NOT_PASSED_ON: Final = frozenset(
-    {b"authorization", b"connection", b"content-length", b"transfer-encoding", HOP_HEADER.encode()}
+    {b"authorization", b"connection", b"content-length", b"transfer-encoding", PEER_HEADER.encode()}
 )
 _HEAD = tuple[int, list[tuple[bytes, bytes]]]
 
@@ -72,7 +72,7 @@ class Forwarding:
         *,
         took_over: Callable[[Session], None],
         guard: Guard,
-        watching: Watching,
+        watching: RequestLog,
         limits: Limits,
     ) -> None:
         self._cluster = cluster
@@ -81,15 +81,15 @@ class Forwarding:
         self._took_over = took_over
         self._guard = guard
         self._watching = watching
-        self.reaching = Reaching(cluster, envelopes)
+        self.reaching = Reachability(cluster, envelopes)
         self._told_contested_at = -_TOLD_EVERY_S
-        self._pool = HopPool()
-        self._server = HopServer(
+        self._pool = PeerConnectionPool()
+        self._server = PeerServer(
             self._arrived,
             lambda: logger.exception("a forwarded request failed"),
             opening=self._opening,
             refused=lambda: watching.metrics.limited.update((Limited.HOP,)),
-            bounds=HopBounds(head_bytes=limits.head_bytes + _ENVELOPE_BYTES, body_bytes=limits.body_bytes),
+            bounds=PeerBounds(head_bytes=limits.head_bytes + _ENVELOPE_BYTES, body_bytes=limits.body_bytes),
         )
 
     # -- to the owner
@@ -225,9 +225,9 @@ class Forwarding:
         while True:
             try:
                 hop = await self._pool.open(address)
-            except HopRefused:
+            except PeerRefused:
                 return _Outcome.GONE
-            except HopSilent:
+            except PeerTimedOut:
                 silent_since = silent_since or monotonic()
                 if (outcome := await self._verdict(target, monotonic() - silent_since)) is not None:
                     return outcome
@@ -248,18 +248,18 @@ class Forwarding:
         """Of an owner whose answer broke off."""
         try:
             (await self._pool.open(address)).done()
-        except HopRefused:
+        except PeerRefused:
             return _Outcome.GONE
-        except HopSilent:
+        except PeerTimedOut:
             pass
         return _Outcome.UNKNOWN
 
-    async def _watched(self, hop: Hop, passing: "_Passing", owner: str, receive: Receive) -> _Outcome | None:
+    async def _watched(self, hop: PeerConnection, passing: "_Passing", owner: str, receive: Receive) -> _Outcome | None:
         """Pass the answer on while the client stays. None when it broke off."""
         watch = ClientWatch(receive, hop.close)
         try:
             return await self._relay(hop, passing, owner)
-        except HopBroken:
+        except PeerConnectionLost:
             return _Outcome.ANSWERED if watch.left else None
         except BaseException:
             hop.close()  # this tells the owner that nobody waits any more
@@ -267,11 +267,11 @@ class Forwarding:
         finally:
             watch.stop()
 
-    async def _relay(self, hop: Hop, passing: "_Passing", owner: str) -> _Outcome:
+    async def _relay(self, hop: PeerConnection, passing: "_Passing", owner: str) -> _Outcome:
         while True:
             try:
                 kind, payload = await hop.next()
-            except HopSilent:
+            except PeerTimedOut:
                 silent_for = asyncio.get_running_loop().time() - hop.heard_at
                 verdict = await self._verdict(owner, silent_for)
                 if verdict is not None:
@@ -330,7 +330,7 @@ class Forwarding:
     def _opening(self, head: bytes) -> Opened:
         opened = self._envelopes.open(self._cluster.replica, head)
         if isinstance(opened, Refusal):
-            raise HopUnknown(opened.value.encode())
+            raise PeerUnknown(opened.value.encode())
         return opened
 
     async def _arrived(self, incoming: Incoming) -> None:
@@ -366,7 +366,7 @@ class Forwarding:
         }
         try:
             await endpoint(inner, _receiving(incoming), outlet.send)
-        except Elsewhere:
+        except OwnedByPeer:
             await incoming.send(b"m")
 
     def close(self) -> None:

@@ -15,9 +15,9 @@ import msgspec
 from cachetools import TTLCache
 
 from gateway.errors import not_found_by_others
-from gateway.identity.context_rules import Granted
+from gateway.identity.context_rules import CredentialClaims
 from session_store import Directory, Principal, Session, SessionStore, StoreUnavailable
-from transports.base import Elsewhere
+from transports.inbound_port import OwnedByPeer
 
 __all__ = ["LEASE_S", "Cluster", "Forwarded", "Route"]
 
@@ -36,7 +36,7 @@ class Route(msgspec.Struct, frozen=True):
 
     session: Session
     principal: Principal
-    granted: Granted | None
+    granted: CredentialClaims | None
 
 
 class Forwarded(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,7 +49,7 @@ class Forwarded(msgspec.Struct, frozen=True, kw_only=True):
     principal: Principal
     epoch: int
     version: int
-    granted: Granted | None
+    granted: CredentialClaims | None
     started: Callable[[], Awaitable[None]]
 
 
@@ -124,7 +124,7 @@ class Cluster:
         if not self.is_reachable:
             raise not_found_by_others()
 
-    async def own(self, session: Session, principal: Principal, granted: Granted | None) -> Session:
+    async def own(self, session: Session, principal: Principal, granted: CredentialClaims | None) -> Session:
         """The session, owned by this replica.
 
         Raises:
@@ -132,13 +132,13 @@ class Cluster:
         """
         while session.owner != self.replica:
             if session.owner or self.is_leaving or not self.is_reachable:
-                raise Elsewhere(Route(session, principal, granted))
+                raise OwnedByPeer(Route(session, principal, granted))
             claimed = await self.claim(session)
             if claimed is None:
                 return session  # it ended meanwhile: who uses it will find out
             session = claimed
         if session.id in self.released:
-            raise Elsewhere(Route(session, principal, granted))  # read before we let it go
+            raise OwnedByPeer(Route(session, principal, granted))  # read before we let it go
         return session
 
     async def claim(self, session: Session) -> Session | None:

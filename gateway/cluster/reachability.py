@@ -13,9 +13,9 @@ from typing import Final
 from gateway.cluster.envelope import Envelopes, Refusal
 from gateway.cluster.ownership import Cluster
 from session_store import StoreUnavailable
-from transports.replica_wire import HopBroken, HopPool, HopRefused, HopSilent
+from transports.replica_wire import PeerConnectionLost, PeerConnectionPool, PeerRefused, PeerTimedOut
 
-__all__ = ["Reaching", "why_not_found"]
+__all__ = ["Reachability", "why_not_found"]
 
 logger = logging.getLogger(__name__)
 
@@ -34,15 +34,15 @@ _REFUSED: Final = {
 
 async def why_not_found(address: str, replica: str, envelopes: Envelopes) -> str:
     """Why that replica does not answer at that address, in words; empty where it does."""
-    pool = HopPool()  # a connection of its own: an old one would say nothing of new ones
+    pool = PeerConnectionPool()  # a connection of its own: an old one would say nothing of new ones
     try:
         async with asyncio.timeout(_PATIENCE_S):
             hop = await pool.open(address)
             hop.ask(envelopes.greeting(replica), b"")
             kind, payload = await hop.next()
-    except HopRefused:
+    except PeerRefused:
         return "nobody listens there"
-    except (HopSilent, HopBroken, TimeoutError):
+    except (PeerTimedOut, PeerConnectionLost, TimeoutError):
         return _SILENT
     finally:
         pool.close()
@@ -51,7 +51,7 @@ async def why_not_found(address: str, replica: str, envelopes: Envelopes) -> str
     return "" if kind == b"e" else "no gateway answers there"
 
 
-class Reaching:
+class Reachability:
     """Keeps `cluster.is_reachable` true to the facts."""
 
     def __init__(self, cluster: Cluster, envelopes: Envelopes) -> None:

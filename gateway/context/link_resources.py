@@ -11,26 +11,26 @@ from dataclasses import dataclass, field
 from gateway.context.state_api import StateAccess, by_connection, state_api
 from session_store import Session, SessionStore, StateStore
 from session_store.context import ACCESS_VARIABLE, FACTS_VARIABLE, SOCKET_VARIABLE, ToolSession, tool_session
-from transports.base import Given, UpstreamUnavailable
 from transports.inbound.app_server import AppServer
 from transports.inbound.limits import Limits, Refusals
+from transports.upstream_port import ConnectOptions, UpstreamUnavailable
 
-__all__ = ["Grant", "Grants"]
+__all__ = ["LinkResourceProvider", "LinkResources"]
 
 _LONGEST_FOLDER = 80
 """A Unix socket's path has 107 bytes at most (Linux, unix(7))."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Grant:
+class LinkResources:
     """Given to one link, taken back with `close` when the link ends."""
 
-    given: Given = field(default_factory=Given)
+    given: ConnectOptions = field(default_factory=ConnectOptions)
     session: ToolSession | None = None
     close: Callable[[], None] = lambda: None
 
 
-class Grants:
+class LinkResourceProvider:
     """Makes grants. The sockets stand in a folder of this process, which only its user can enter."""
 
     def __init__(self, sessions: SessionStore, state: StateStore, limits: Limits, refusals: Refusals) -> None:
@@ -39,9 +39,9 @@ class Grants:
         self._server = AppServer(state_api(by_connection), limits, refusals)
         self._folder = ""
 
-    def for_object(self, session: Session) -> Grant:
+    def for_object(self, session: Session) -> LinkResources:
         """For a link inside this process."""
-        return Grant(session=tool_session(session, sessions=self._sessions, state=self._state))
+        return LinkResources(session=tool_session(session, sessions=self._sessions, state=self._state))
 
     def state_of(self, session: Session, secret: str = "") -> StateAccess:
         """What reaches the state of a session."""
@@ -55,7 +55,7 @@ class Grants:
         env: Mapping[str, str],
         launcher: Sequence[str] = (),
         named: Iterable[str] = (),
-    ) -> Grant:
+    ) -> LinkResources:
         """For a child process: its own socket, good for this session, and gone with the child; and what starts it,
         which hears of variables of its server's by name.
 
@@ -73,7 +73,7 @@ class Grants:
         # Nothing that a client has a say in: these become paths.
         values = {"{socket}": path, "{session_id}": session.id}
         starts = tuple(_filled(launcher, values, [*named, *env, *ours]))
-        return Grant(given=Given(env={**env, **ours}, launcher=starts), close=close)
+        return LinkResources(given=ConnectOptions(env={**env, **ours}, launcher=starts), close=close)
 
     def _made_folder(self) -> str:
         if not self._folder:

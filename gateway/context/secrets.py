@@ -17,10 +17,10 @@ from cachetools import TTLCache
 
 from gateway.config.policy import SecretSettings
 from session_store import Principal
-from transports.base import UpstreamUnavailable
 from transports.upstream.stdio import INHERITED
+from transports.upstream_port import UpstreamUnavailable
 
-__all__ = ["Credentials", "is_template"]
+__all__ = ["PrincipalSecrets", "is_template"]
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ def is_template(value: str) -> bool:
     return _TEMPLATE.search(value) is not None
 
 
-class Credentials:
+class PrincipalSecrets:
     """Fills in secrets, by principal: (issuer, subject), since a name alone may be somebody else's with another issuer.
 
     What a command gave is remembered for a minute. `issuers` are all that can say who calls.

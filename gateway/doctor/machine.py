@@ -18,7 +18,7 @@ _FILES_PER_CLIENT: Final = 1
 _FILES_OF_OURS: Final = 200
 _FEWEST_FILES: Final = 1_024
 _PROCESSES_PER_SERVER: Final = 2
-"""The server, and the keeper that ends it with its session."""
+"""The server, and the reaper that ends it with its session."""
 
 
 def check_keys(settings: Settings) -> Iterator[Finding]:

@@ -15,7 +15,7 @@ from gateway.config.policy import JwtSettings
 from gateway.identity.subjects import unusable
 from session_store import Principal
 
-__all__ = ["InsufficientScope", "InvalidToken", "JwtTokens"]
+__all__ = ["AccessTokens", "InsufficientScope", "InvalidToken"]
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ def is_access_token(header: Mapping[str, Any], claims: Mapping[str, Any]) -> boo
     return all(mark in ("bearer", "access") for mark in marks) and (bool(marks) or "nonce" not in claims)
 
 
-class JwtTokens:
+class AccessTokens:
     """Knows the issuers that the operator trusts."""
 
     def __init__(self, issuers: Sequence[JwtSettings], clock: Callable[[], float] = time.time) -> None:

@@ -8,12 +8,12 @@ import msgspec
 
 from gateway.config.policy import API_KEY_ISSUER, AuthSettings, ProxySettings
 from gateway.errors import insufficient_scope, unauthenticated
-from gateway.identity.access_tokens import InsufficientScope, InvalidToken, JwtTokens
-from gateway.identity.context_rules import Granted, granted_by, granted_in_headers
-from gateway.identity.key_digests import Digests
+from gateway.identity.access_tokens import AccessTokens, InsufficientScope, InvalidToken
+from gateway.identity.context_rules import CredentialClaims, granted_by, granted_in_headers
+from gateway.identity.key_digests import KeyDigests
 from gateway.identity.subjects import named_in_header, unusable
 from session_store import ANONYMOUS, Principal
-from transports.base import Request
+from transports.inbound_port import Request
 
 __all__ = ["API_KEY_ISSUER", "Authenticated", "Identity", "TrustedProxies"]
 
@@ -22,7 +22,7 @@ class Authenticated(msgspec.Struct, frozen=True):
     """Who calls, and what the credential says of them."""
 
     principal: Principal
-    granted: Granted | None = None
+    granted: CredentialClaims | None = None
 
 
 _ANYBODY: Final = Authenticated(ANONYMOUS)
@@ -60,10 +60,10 @@ class Identity:
         api_keys: Mapping[str, Sequence[str]],
         allow_anonymous: bool,
         auth: AuthSettings | None = None,
-        tokens: JwtTokens | None = None,
+        tokens: AccessTokens | None = None,
         metadata_url: str = "",
     ) -> None:
-        self._keys = Digests(
+        self._keys = KeyDigests(
             (Authenticated(Principal(issuer=API_KEY_ISSUER, subject=name)), digest)
             for name, digests in api_keys.items()
             for digest in digests
@@ -113,7 +113,7 @@ class Identity:
             return await self._by_token(self._tokens, credential)
         return self._by_key(credential)
 
-    async def _by_token(self, tokens: JwtTokens, token: str) -> Authenticated:
+    async def _by_token(self, tokens: AccessTokens, token: str) -> Authenticated:
         try:
             principal, claims = tokens.remembered(token) or await tokens.verify(token)
         except InsufficientScope as error:

@@ -18,8 +18,8 @@ from gateway.identity.subjects import named_in_header
 from session_store import Context, InvalidContext, Principal, Provenance, Session, Source
 
 __all__ = [
-    "Granted",
-    "Rules",
+    "ContextRules",
+    "CredentialClaims",
     "granted_by",
     "granted_in_headers",
     "is_catch_all",
@@ -32,7 +32,7 @@ AUTHENTICATED: Final[Source] = "authenticated"
 _TRUST: Final = frozenset({"direct", SANDBOXED})
 
 
-class Granted(msgspec.Struct, frozen=True, cache_hash=True):
+class CredentialClaims(msgspec.Struct, frozen=True, cache_hash=True):
     """What a credential says of who presents it. None where nobody is asked: the operator has named no claim or header
     for it. `names_workspace`: one is named for the workspace, so that a client's own word on it does not count."""
 
@@ -48,13 +48,13 @@ def normal_trust(value: object) -> str:
     return level if level in _TRUST else SANDBOXED
 
 
-def granted_by(claims: Mapping[str, Any], names: ClaimNames) -> Granted:
+def granted_by(claims: Mapping[str, Any], names: ClaimNames) -> CredentialClaims:
     """What claims say, by the names the operator gave. A named claim that is missing grants nothing."""
     trust, workspace, permissions = (_at(claims, path) for path in (names.trust, names.workspace, names.permissions))
     if isinstance(permissions, str):
         permissions = permissions.split()
     listed = permissions if isinstance(permissions, list | tuple) else ()
-    return Granted(
+    return CredentialClaims(
         trust=normal_trust(trust) if names.trust else None,
         workspace=workspace if isinstance(workspace, str) and workspace else None,
         permissions=tuple(sorted({name for name in listed if isinstance(name, str)})),
@@ -62,7 +62,7 @@ def granted_by(claims: Mapping[str, Any], names: ClaimNames) -> Granted:
     )
 
 
-def granted_in_headers(headers: Mapping[str, str], names: ProxySettings) -> Granted:
+def granted_in_headers(headers: Mapping[str, str], names: ProxySettings) -> CredentialClaims:
     """As `granted_by`, of what a trusted proxy says.
 
     Raises:
@@ -70,7 +70,7 @@ def granted_in_headers(headers: Mapping[str, str], names: ProxySettings) -> Gran
     """
     permissions = headers.get(names.permissions_header.lower(), "") if names.permissions_header else ""
     workspace = headers.get(names.workspace_header.lower(), "") if names.workspace_header else ""
-    return Granted(
+    return CredentialClaims(
         trust=normal_trust(headers.get(names.trust_header.lower())) if names.trust_header else None,
         workspace=named_in_header(workspace) or None,
         permissions=tuple(sorted(set(permissions.replace(",", " ").split()))),
@@ -93,10 +93,10 @@ def _at(claims: Mapping[str, Any], path: str) -> Any:
 _HELD: Final = 1_024
 """Contexts that are remembered. Clients name workspaces: what they fill has to be small."""
 
-_NOTHING: Final = Granted()
+_NOTHING: Final = CredentialClaims()
 
 
-class Rules:
+class ContextRules:
     """The operator's, in order: for trust and workspace the first that has a word counts, permissions add up.
 
     `trust_announced`: the operator has said that an announced workspace counts like any other.
@@ -109,7 +109,7 @@ class Rules:
         # The same for every request of a session; what is refused is not held.
         self.context = functools.lru_cache(maxsize=_HELD)(self._context)
 
-    def _context(self, principal: Principal, granted: Granted | None, announced: str) -> Context:
+    def _context(self, principal: Principal, granted: CredentialClaims | None, announced: str) -> Context:
         """The context of a session.
 
         Raises:
@@ -137,7 +137,7 @@ class Rules:
         except InvalidContext as error:
             raise bad_context(str(error)) from None
 
-    def renewed(self, session: Session, granted: Granted | None) -> Context:
+    def renewed(self, session: Session, granted: CredentialClaims | None) -> Context:
         """The context that a session has for a request of its principal, by the credential and the rules of now."""
         known = session.context
         announced = known.workspace if known.provenance.workspace == "announced" else ""
@@ -160,7 +160,7 @@ def _source(workspace: Source, rules: Sequence[RuleSettings]) -> Source:
     return "announced" if workspace == "announced" and not all(map(is_for_all, rules)) else "configured"
 
 
-def _workspace(granted: Granted, matching: Sequence[RuleSettings], announced: str) -> tuple[str, Source]:
+def _workspace(granted: CredentialClaims, matching: Sequence[RuleSettings], announced: str) -> tuple[str, Source]:
     if granted.workspace is not None:
         return granted.workspace, "authenticated"
     for rule in matching:

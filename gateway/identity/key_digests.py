@@ -5,7 +5,7 @@ import hmac
 from collections.abc import Iterable
 from typing import Generic, TypeVar
 
-__all__ = ["Digests", "digest_of"]
+__all__ = ["KeyDigests", "digest_of"]
 
 Holder = TypeVar("Holder")
 
@@ -15,7 +15,7 @@ def digest_of(key: str) -> str:
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
 
 
-class Digests(Generic[Holder]):
+class KeyDigests(Generic[Holder]):
     """Who holds which key."""
 
     def __init__(self, named: Iterable[tuple[Holder, str]]) -> None:

@@ -6,7 +6,7 @@ in the context of the one before it.
 
 import msgspec
 
-from gateway.identity.context_rules import Granted
+from gateway.identity.context_rules import CredentialClaims
 from session_store import Principal
 
 __all__ = ["RequestContext"]
@@ -16,5 +16,5 @@ class RequestContext(msgspec.Struct, frozen=True):
     """Who asks, what this request's credential grants (None: it says nothing), and the request's correlation id."""
 
     principal: Principal
-    granted: Granted | None
+    granted: CredentialClaims | None
     correlation: str

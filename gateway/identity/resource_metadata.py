@@ -5,12 +5,12 @@ from urllib.parse import urlsplit
 
 from gateway.config.policy import AuthSettings
 
-__all__ = ["ProtectedResource"]
+__all__ = ["ResourceMetadata"]
 
 WELL_KNOWN: Final = "/.well-known/oauth-protected-resource"
 
 
-class ProtectedResource:
+class ResourceMetadata:
     """The document, where it is served, and its URL; nothing of it where no resource is configured."""
 
     def __init__(self, settings: AuthSettings) -> None:

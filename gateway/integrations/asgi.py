@@ -11,8 +11,9 @@ from gateway.identity.request_context import RequestContext
 from gateway.observability.logs import CLIENT, CORRELATION
 from gateway.relay.pipeline import available
 from session_store.context import bound_session
-from transports.base import Era, Refused, Request
+from transports.era import Era
 from transports.inbound.http import Guard, Receive, Scope, Send, peer_of, send_json
+from transports.inbound_port import Refused, Request
 
 if TYPE_CHECKING:
     from gateway.serving.composition import Gateway

@@ -19,10 +19,10 @@ from gateway.observability.spans import Tracing, carried_on, request_span
 from session_store import Principal, Session
 from session_store.metadata import scrubbed_text
 from session_store.session import redact
-from transports.base import Refused, Request
+from transports.inbound_port import Refused, Request
 from transports.jsonrpc import Object
 
-__all__ = ["Watching"]
+__all__ = ["RequestLog"]
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ class _Said(msgspec.Struct):
     content: list[dict[str, Any]] = []
 
 
-class Watching:
+class RequestLog:
     """The one who is told how each request ends."""
 
     def __init__(self, metrics: Metrics, *, lines_per_s: int, tracing: Tracing | None = None) -> None:

@@ -18,12 +18,12 @@ from gateway.calls.exchange import Exchange
 from gateway.observability.metrics import FAILURES, Outcome
 from session_store import Session
 from session_store.session import redact
-from transports.base import Request
+from transports.inbound_port import Request
 from transports.jsonrpc import Object, encode
 
-__all__ = ["HOP_HEADER", "CallSpan", "RequestSpan", "Tracing", "carried_on", "request_span"]
+__all__ = ["PEER_HEADER", "CallSpan", "RequestSpan", "Tracing", "carried_on", "request_span"]
 
-HOP_HEADER: Final = "mcp-gateway-traceparent"
+PEER_HEADER: Final = "mcp-gateway-traceparent"
 """The parent of what a replica does for another. Believed only in what another replica has sealed."""
 
 _CONTEXT: Final = ("traceparent", "tracestate", "baggage")
@@ -136,7 +136,7 @@ class Tracing:
             "forward", context=arrived.context, kind=SpanKind.CLIENT, attributes={"mcp_gateway.replica": replica}
         )
         try:
-            yield {HOP_HEADER: parent} if (parent := _carrier(span).get("traceparent")) else {}
+            yield {PEER_HEADER: parent} if (parent := _carrier(span).get("traceparent")) else {}
         finally:
             span.end()
             arrived.passed_on()
@@ -163,7 +163,7 @@ def carried_on(meta: Object, headers: Mapping[str, str]) -> Object:
 def _parent_of(request: Request) -> SpanContext | None:
     carriers: list[Mapping[str, Any]] = [request.meta, request.headers]
     if request.forwarded is not None:
-        carriers = [{"traceparent": request.headers.get(HOP_HEADER)}]
+        carriers = [{"traceparent": request.headers.get(PEER_HEADER)}]
     return next((parent for carrier in carriers if (parent := _parent_in(carrier)).is_valid), None)
 
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
-from transports.base import Refused
+from transports.inbound_port import Refused
 from transports.jsonrpc import INVALID_PARAMS, Object, encode
 
 __all__ = ["LISTS", "cursor_of", "merge_lists", "named", "owner_of"]

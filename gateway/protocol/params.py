@@ -2,7 +2,7 @@
 
 import msgspec
 
-from transports.base import Refused
+from transports.inbound_port import Refused
 from transports.jsonrpc import INVALID_PARAMS, Object, decode_object
 
 __all__ = ["meta_of", "text_of"]

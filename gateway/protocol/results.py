@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import msgspec
 
-from transports.base import Era
+from transports.era import Era
 from transports.jsonrpc import INVALID_PARAMS, Object, encode, error_code
 
 __all__ = ["legacy_result", "list_result", "modern_error", "modern_result", "urls_required"]

@@ -9,7 +9,7 @@ import msgspec
 
 from transports.jsonrpc import Object, RequestId, encode, encode_notification, splice
 
-__all__ = ["MAX_LISTENED_BYTES", "SUBSCRIPTION_ID", "Filter", "Listening", "tagged"]
+__all__ = ["MAX_LISTENED_BYTES", "SUBSCRIPTION_ID", "Filter", "SubscriptionFilter", "tagged"]
 
 MAX_LISTENED_BYTES: Final = 64 << 10
 """URIs that all open subscriptions of a session name: they are kept as long as those are open."""
@@ -63,7 +63,7 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
         return wanted | ({"resourceSubscriptions": sorted(self.uris)} if self.uris else {})
 
 
-class Listening:
+class SubscriptionFilter:
     """One open `subscriptions/listen`: its filter, and where its frames go."""
 
     def __init__(self, client_id: RequestId, wanted: Filter, emit: Any) -> None:

@@ -20,8 +20,10 @@ from gateway.upstreams.inventory import key_of
 from gateway.upstreams.review import unmatched
 from gateway.upstreams.upstream import ConfiguredUpstream
 from session_store import Context
-from transports.base import Era, Refused, UpstreamUnavailable
+from transports.era import Era
+from transports.inbound_port import Refused
 from transports.jsonrpc import INVALID_PARAMS, Object, encode
+from transports.upstream_port import UpstreamUnavailable
 
 __all__ = ["Admission"]
 

@@ -10,7 +10,7 @@ from gateway.cluster.ownership import Cluster, Forwarded
 from gateway.config.limits import LimitSettings
 from gateway.context.facts import CONTEXT_KEY, TRACE_KEY, context_meta, without_our_keys
 from gateway.errors import OUTCOME_UNKNOWN, too_many_exchanges, too_much_in_flight
-from gateway.observability.request_log import Watching
+from gateway.observability.request_log import RequestLog
 from gateway.policy.rate_limits import RateLimits
 from gateway.protocol.handshake import HandshakeRefused
 from gateway.protocol.params import meta_of
@@ -18,11 +18,13 @@ from gateway.relay.endpoint import Endpoint
 from gateway.relay.replies import CallReply
 from session_store import EventLog
 from session_store.session import redact
-from transports.base import Answer, Era, LinkClosed, Request, UpstreamUnavailable
+from transports.era import Era
 from transports.inbound.bodies import SMALL_BODY_BYTES, Bodies
 from transports.inbound.limits import Limited
+from transports.inbound_port import Answer, Request
 from transports.jsonrpc import Message, Object, RequestId, encode
 from transports.turns import is_large
+from transports.upstream_port import LinkClosed, UpstreamUnavailable
 
 __all__ = ["Relay", "id_of", "message_of", "meta_for_upstream"]
 
@@ -44,7 +46,7 @@ class Relay:
         limits: LimitSettings,
         cluster: Cluster | None = None,
         rates: RateLimits,
-        watching: Watching,
+        watching: RequestLog,
     ) -> None:
         self._cluster = cluster
         self._rates = rates

@@ -10,8 +10,8 @@ from typing import Any, Final
 import msgspec
 
 from gateway import __version__
-from gateway.bridge.legacy_server import ToLegacy, legacy_meta, legacy_params
-from gateway.bridge.modern_server import ToModern
+from gateway.bridge.legacy_server import LegacyServerBridge, legacy_meta, legacy_params
+from gateway.bridge.modern_server import ModernServerBridge
 from gateway.bridge.subscription_relay import caller_of
 from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import Exchange
@@ -24,13 +24,15 @@ from gateway.protocol.handshake import HandshakeRefused, handshake_of, merge_dis
 from gateway.protocol.params import text_of
 from gateway.protocol.results import list_result
 from gateway.relay.admission import Admission
-from gateway.relay.subscriptions import hear_changes, listen
-from gateway.sessions.child_sessions import Handles, with_handles
+from gateway.relay.subscriptions import listen, relay_changes
+from gateway.sessions.child_sessions import ChildSessions, with_handles
 from gateway.upstreams.upstream import ConfiguredUpstream
 from session_store import Context
-from transports.base import Era, LinkClosed, Refused, UpstreamUnavailable
+from transports.era import Era
+from transports.inbound_port import Refused
 from transports.jsonrpc import INVALID_PARAMS, METHOD_NOT_FOUND, Message, Object, encode
 from transports.turns import is_large, others_first
+from transports.upstream_port import LinkClosed, UpstreamUnavailable
 
 __all__ = ["Endpoint"]
 
@@ -59,7 +61,7 @@ class Endpoint:
         upstreams: Sequence[ConfiguredUpstream],
         *,
         call_timeout_s: float,
-        handles: Handles,
+        handles: ChildSessions,
         policy: Policy,
         admission: Admission,
     ) -> None:
@@ -199,7 +201,7 @@ class Endpoint:
                 upstream.conversation(live, Era.LEGACY, correlation).notify(method, params)
             elif method == "notifications/initialized":
                 with contextlib.suppress(UpstreamUnavailable, LinkClosed):
-                    await hear_changes(upstream, live, correlation)
+                    await relay_changes(upstream, live, correlation)
 
     async def _relay_to_one_of_many(
         self, exchange: Exchange, era: Era, params: Object, meta: Object, correlation: str
@@ -238,7 +240,7 @@ class Endpoint:
                 await self._send_to_modern(upstream, conversation, exchange, params, meta, correlation)
                 return
         if theirs is Era.LEGACY and era is Era.MODERN:
-            exchange.bridge = ToLegacy(conversation)
+            exchange.bridge = LegacyServerBridge(conversation)
             params, meta = legacy_params(params), legacy_meta(meta)
         if upstream.settings.shared:
             others = [live.session for live in conversation.users if live is not None and live is not exchange.live]
@@ -284,13 +286,13 @@ class Endpoint:
         assert live is not None
         changes_subscriptions = exchange.method in ("resources/subscribe", "resources/unsubscribe")
         if changes_subscriptions or live.session.initialized:
-            await hear_changes(upstream, live, correlation, anew=changes_subscriptions)
+            await relay_changes(upstream, live, correlation, anew=changes_subscriptions)
         if changes_subscriptions or exchange.method == "logging/setLevel":
             # The session remembers it; a modern server hears of it with the listening, or with the next request.
             exchange.finish(Message(jsonrpc="2.0", id=0, result=msgspec.Raw(b"{}")))
             return
         meta = meta | caller_of(live).meta(live.session.log_level)
-        exchange.bridge = ToModern(conversation, params, meta)
+        exchange.bridge = ModernServerBridge(conversation, params, meta)
         await conversation.start(exchange, params, meta)
 
     async def _owner(

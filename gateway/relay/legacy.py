@@ -31,7 +31,8 @@ from gateway.relay.replies import ImmediateReply, StreamReply
 from gateway.sessions.carriers import client_facts
 from gateway.sessions.lifecycle import Resolved, Sessions
 from session_store import EventLog, UnknownEvent
-from transports.base import Answer, Era, EventSource, ReplyQueue, Request, UpstreamUnavailable
+from transports.era import Era
+from transports.inbound_port import Answer, EventSource, Request
 from transports.jsonrpc import (
     Object,
     decode_id,
@@ -41,6 +42,8 @@ from transports.jsonrpc import (
     error_code,
     splice,
 )
+from transports.reply_queue import ReplyQueue
+from transports.upstream_port import UpstreamUnavailable
 
 __all__ = ["LegacyClients"]
 

@@ -12,11 +12,11 @@ from gateway.bridge.request_state import (
     Binding,
     OpenedState,
     RequestDigest,
-    StateSeal,
+    RequestStateSeal,
     is_input_required,
     with_inner_state,
 )
-from gateway.bridge.suspended_calls import answer_parked
+from gateway.bridge.suspended_calls import answer_suspended
 from gateway.calls.exchange import Exchange
 from gateway.context.facts import SESSION_KEY, with_meta
 from gateway.errors import bad_request_state
@@ -28,8 +28,10 @@ from gateway.relay.endpoint import Endpoint
 from gateway.relay.replies import ImmediateReply
 from gateway.sessions.lifecycle import Resolved, Sessions
 from session_store import Context
-from transports.base import Answer, Era, Refused, ReplyQueue, Request
+from transports.era import Era
+from transports.inbound_port import Answer, Refused, Request
 from transports.jsonrpc import METHOD_NOT_FOUND, Message, Object, decode_object, encode, encode_result
+from transports.reply_queue import ReplyQueue
 
 __all__ = ["ModernClients"]
 
@@ -43,7 +45,9 @@ _CACHEABLE = _SESSIONLESS | {"server/discover", "resources/read"}
 class ModernClients:
     """What a client of 2026-07-28 sends."""
 
-    def __init__(self, *, relay: Relay, sessions: Sessions, endpoints: Mapping[str, Endpoint], seal: StateSeal) -> None:
+    def __init__(
+        self, *, relay: Relay, sessions: Sessions, endpoints: Mapping[str, Endpoint], seal: RequestStateSeal
+    ) -> None:
         self._relay = relay
         self._sessions = sessions
         self._endpoints = endpoints
@@ -98,8 +102,8 @@ class ModernClients:
         headers = self._sessions.headers(resolved, request)
         shape = self._shaping(binding, who.correlation)
         responses = decode_object(request.params.get("inputResponses", msgspec.Raw(b"{}")), "inputResponses")
-        exchange = live.parked.get(opened.call)
-        if exchange is None or exchange.parked is None:
+        exchange = live.suspended.get(opened.call)
+        if exchange is None or exchange.suspended is None:
             # The process that waited for this is gone. What was answered need not be asked again.
             exchange = Exchange(
                 method=str(message.method),
@@ -118,7 +122,7 @@ class ModernClients:
             endpoint = self._endpoints[request.endpoint]
             params = {k: v for k, v in request.params.items() if k not in ("requestState", "inputResponses")}
             return await self._relay.send(exchange, endpoint, Era.MODERN, params, headers, who.correlation, again)
-        if opened.turn != exchange.parked.turn:
+        if opened.turn != exchange.suspended.turn:
             raise bad_request_state()
         if request.forwarded is not None:
             await request.forwarded.started()
@@ -128,8 +132,8 @@ class ModernClients:
         exchange.progress_token = None if token is None else token.copy()
         reply = self._relay.attach(exchange, headers, request, who.correlation)
         if exchange.replies.is_closed or exchange.conversation is None:
-            del live.parked[opened.call]  # it ended while nobody listened; that is the answer
-        answer_parked(exchange, responses)
+            del live.suspended[opened.call]  # it ended while nobody listened; that is the answer
+        answer_suspended(exchange, responses)
         return reply
 
     def _shaping(self, binding: Binding | None, correlation: str) -> Callable[[Exchange, Object], Object]:
@@ -146,8 +150,8 @@ class ModernClients:
             return result
         session = live.session
         if asks and binding is not None:
-            parked = exchange.parked if exchange.is_parked else None
-            result = self._seal.seal(result, session_id=session.id, binding=binding, parked=parked)
+            suspended = exchange.suspended if exchange.is_suspended else None
+            result = self._seal.seal(result, session_id=session.id, binding=binding, suspended=suspended)
         additions = {SESSION_KEY: msgspec.Raw(encode(self._sessions.token(session)))}
         return with_meta(result, additions | self._relay.trace(live, correlation))
 

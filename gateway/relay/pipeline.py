@@ -10,20 +10,21 @@ from gateway.identity.authenticate import Identity
 from gateway.identity.request_context import RequestContext
 from gateway.observability.audit import Audit
 from gateway.observability.logs import CLIENT, CORRELATION
-from gateway.observability.request_log import Watching
+from gateway.observability.request_log import RequestLog
 from gateway.policy.rate_limits import RateLimits
 from gateway.relay.legacy import LegacyClients
 from gateway.relay.modern import ModernClients
 from gateway.relay.replies import ImmediateReply
 from session_store import StoreError, StoreFull
-from transports.base import Answer, Era, EventSource, Refused, Request
+from transports.era import Era
+from transports.inbound_port import Answer, EventSource, Refused, Request
 from transports.jsonrpc import encode
 
 __all__ = ["Pipeline", "available"]
 
 
 class Pipeline:
-    """Handles what inbound wires bring (`transports.base.Handler`)."""
+    """Handles what inbound wires bring (`transports.inbound_port.Handler`)."""
 
     def __init__(
         self,
@@ -32,7 +33,7 @@ class Pipeline:
         audit: Audit,
         legacy: LegacyClients,
         modern: ModernClients,
-        watching: Watching,
+        watching: RequestLog,
         rates: RateLimits,
     ) -> None:
         self._identity = identity

@@ -10,8 +10,8 @@ from gateway.cluster.ownership import Cluster
 from gateway.errors import OUTCOME_UNKNOWN
 from session_store import EventLog, StoreUnavailable
 from session_store.memory import MAX_LOG_BYTES
-from transports.base import Frame, ReplyQueue
 from transports.jsonrpc import encode, encode_error
+from transports.reply_queue import Frame, ReplyQueue
 
 __all__ = ["CallReply", "ImmediateReply", "StreamReply"]
 

@@ -8,23 +8,24 @@ from collections.abc import Iterable
 
 import msgspec
 
-from gateway.bridge.subscription_relay import caller_of, child_of, everything, hearing_for
+from gateway.bridge.subscription_relay import caller_of, child_of, everything, subscription_relay_for
 from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import Exchange
 from gateway.calls.live_session import LiveSession
 from gateway.errors import record_full
 from gateway.protocol.handshake import HandshakeRefused, capabilities_of
-from gateway.protocol.subscription_filter import MAX_LISTENED_BYTES, Filter, Listening
+from gateway.protocol.subscription_filter import MAX_LISTENED_BYTES, Filter, SubscriptionFilter
 from gateway.upstreams.upstream import ConfiguredUpstream
-from transports.base import Era, LinkClosed, UpstreamUnavailable
+from transports.era import Era
 from transports.jsonrpc import Object, encode
+from transports.upstream_port import LinkClosed, UpstreamUnavailable
 
-__all__ = ["hear_changes", "listen"]
+__all__ = ["listen", "relay_changes"]
 
 logger = logging.getLogger(__name__)
 
 
-async def hear_changes(
+async def relay_changes(
     upstream: ConfiguredUpstream, live: LiveSession, correlation: str, *, anew: bool = False
 ) -> None:
     """Listen to a modern server for a legacy client, which expects to be told without asking.
@@ -43,7 +44,7 @@ async def hear_changes(
     wanted = everything(uris).honoured(await upstream.capabilities())
     if not wanted:
         return
-    hearing = live.hearing[upstream.name] = hearing_for(live, upstream.name)
+    hearing = live.hearing[upstream.name] = subscription_relay_for(live, upstream.name)
     try:
         conversation = upstream.conversation(live, Era.MODERN, correlation)
         await conversation.start(hearing, _params(wanted), caller_of(live).meta(""))
@@ -60,7 +61,7 @@ async def listen(upstreams: Iterable[ConfiguredUpstream], exchange: Exchange, pa
     """
     live = exchange.live
     assert live is not None
-    listening = Listening(exchange.client_id, Filter.of(params), exchange.emit)
+    listening = SubscriptionFilter(exchange.client_id, Filter.of(params), exchange.emit)
     if sum(each.wanted.size for each in (*live.listening, listening)) > MAX_LISTENED_BYTES:
         raise record_full("params.notifications", MAX_LISTENED_BYTES)
     attended = _Attended(live, listening)
@@ -82,7 +83,7 @@ async def listen(upstreams: Iterable[ConfiguredUpstream], exchange: Exchange, pa
 class _Attended:
     """What was begun at the servers for one listening client, and has to end with it."""
 
-    def __init__(self, live: LiveSession, listening: Listening) -> None:
+    def __init__(self, live: LiveSession, listening: SubscriptionFilter) -> None:
         self._live = live
         self._listening = listening
         self._subscribed: list[tuple[Conversation, str]] = []

@@ -16,11 +16,11 @@ from starlette.requests import Request
 from gateway import __version__
 from gateway.admin.auth import Access
 from gateway.admin.operations import Operations
-from gateway.admin.peers import Asking
-from gateway.admin.prometheus import Exposition
+from gateway.admin.peers import PeerQueries
+from gateway.admin.prometheus import PrometheusExporter
 from gateway.admin.replica import Replica
 from gateway.admin.routes import operator_routes
-from gateway.bridge.request_state import StateSeal
+from gateway.bridge.request_state import RequestStateSeal
 from gateway.calls.live_session import LiveSession, LiveSessions
 from gateway.cluster.envelope import Envelopes
 from gateway.cluster.forwarding import Forwarding
@@ -34,17 +34,17 @@ from gateway.config.settings import (
     host_and_port_of,
 )
 from gateway.context.assertion import HEADER, Assertions
-from gateway.context.link_resources import Grants
-from gateway.context.secrets import Credentials
+from gateway.context.link_resources import LinkResourceProvider
+from gateway.context.secrets import PrincipalSecrets
 from gateway.context.state_api import StateAccess, state_api
-from gateway.identity.access_tokens import JwtTokens
+from gateway.identity.access_tokens import AccessTokens
 from gateway.identity.authenticate import Identity
-from gateway.identity.context_rules import Rules
-from gateway.identity.resource_metadata import ProtectedResource
+from gateway.identity.context_rules import ContextRules
+from gateway.identity.resource_metadata import ResourceMetadata
 from gateway.observability.audit import Audit
 from gateway.observability.metrics import Metrics
 from gateway.observability.otel import flush, tracing
-from gateway.observability.request_log import Watching
+from gateway.observability.request_log import RequestLog
 from gateway.policy.decisions import Policy, server_policy
 from gateway.policy.quotas import PrincipalQuotas
 from gateway.policy.rate_limits import RateLimits
@@ -59,11 +59,11 @@ from gateway.relay.pipeline import Pipeline
 from gateway.serving.guard import guard_of
 from gateway.serving.own_process import hide, why_in_sight
 from gateway.serving.readiness import Readiness
-from gateway.sessions.child_sessions import Handles
+from gateway.sessions.child_sessions import ChildSessions
 from gateway.sessions.lifecycle import ENDED, Sessions
-from gateway.sessions.record_limits import RecordRoom
+from gateway.sessions.record_limits import RecordLimits
 from gateway.upstreams.factory import in_process, upstream_of
-from gateway.upstreams.prestart import WarmStarts
+from gateway.upstreams.prestart import PrestartPool
 from gateway.upstreams.review import compare
 from gateway.upstreams.upstream import ConfiguredUpstream
 from session_store import (
@@ -77,13 +77,13 @@ from session_store import (
     backend_for,
 )
 from session_store.context import ToolSession, tool_session
-from transports.base import Upstream
 from transports.inbound.addresses import Addresses
 from transports.inbound.http_sse import HttpSse
 from transports.inbound.streamable_http import StreamableHttp
 from transports.jsonrpc import Message
-from transports.upstream.process import Supervisor
+from transports.upstream.process import ForkServer
 from transports.upstream.streamable_http import HttpUpstream
+from transports.upstream_port import Upstream
 
 __all__ = ["ALL", "HAND_OVER_S", "HEALTH", "JWKS", "READY", "Gateway"]
 
@@ -123,18 +123,18 @@ class Gateway:
         self.is_running = False
         lives = options.session
         self.metrics = Metrics()
-        self.watching = Watching(
+        self.watching = RequestLog(
             self.metrics,
             lines_per_s=options.log_calls_per_s,
             tracing=tracing(__version__) if options.tracing else None,
         )
         self._sweep_every_s = min(SWEEP_EVERY_S, lives.unconfirmed_ttl_s / 3, lives.idle_ttl_s / 3)
-        self.metadata = ProtectedResource(options.auth)
+        self.metadata = ResourceMetadata(options.auth)
         self.identity = Identity(
             api_keys=options.api_keys,
             allow_anonymous=options.allows_anonymous,
             auth=options.auth,
-            tokens=JwtTokens(options.auth.jwt, clock),
+            tokens=AccessTokens(options.auth.jwt, clock),
             metadata_url=self.metadata.url,
         )
         self.guard = guard_of(options, self.identity.proxies)
@@ -160,7 +160,7 @@ class Gateway:
             run="" if self._cluster is None else self._cluster.replica,
             runs=self._backend.directory.replicas,
         )
-        self._warm = WarmStarts(
+        self._warm = PrestartPool(
             # An app of the operator's own, behind the middleware, has sessions and no servers.
             lambda path, context: endpoints[path].warm_servers(context) if path in endpoints else []
         )
@@ -171,21 +171,25 @@ class Gateway:
             live=self._live,
             ring=ring,
             settings=options.session,
-            room=RecordRoom(options.limits.record_bytes, self.metrics.limited),
+            room=RecordLimits(options.limits.record_bytes, self.metrics.limited),
             clock=clock,
             closed=self._forget,
-            rules=Rules(options.policy.rules, lives.trust, trust_announced=options.policy.trust_announced_workspace),
+            rules=ContextRules(
+                options.policy.rules, lives.trust, trust_announced=options.policy.trust_announced_workspace
+            ),
             quotas=self._quotas,
             warm=self._warm,
             cluster=self._cluster,
         )
-        self._supervisor = Supervisor()
+        self._fork_server = ForkServer()
         self.limits = options.limits.before_authentication
-        self._grants = Grants(self._backend.sessions, self._backend.state, self.limits, self.metrics.limited)
-        self._credentials = Credentials(options.secrets, options.issuers)
+        self._grants = LinkResourceProvider(
+            self._backend.sessions, self._backend.state, self.limits, self.metrics.limited
+        )
+        self._credentials = PrincipalSecrets(options.secrets, options.issuers)
         self.assertions = Assertions(ring, issuer=options.issuer, clock=clock)
         self.upstreams = [
-            self._configured(name, entry, upstream_of(name, entry, options.limits, self._supervisor), options)
+            self._configured(name, entry, upstream_of(name, entry, options.limits, self._fork_server), options)
             for name, entry in settings.mcpServers.items()
         ]
         given = dict(servers or {})
@@ -194,7 +198,7 @@ class Gateway:
 
             given |= {NAME: gateway_tools(self.sessions, self._backend.sessions)}
         self.upstreams += [self._object(name, server, options) for name, server in given.items()]
-        handles = Handles(self.sessions, self._backend.sessions, self.audit, clock)
+        handles = ChildSessions(self.sessions, self._backend.sessions, self.audit, clock)
         self.policy = Policy(options.policy, {u.name: server_policy(u.settings) for u in self.upstreams})
         self.calls = ToolCalls(self.policy, self.audit, Schemas(), options.policy)
         self._rules = options.policy
@@ -218,7 +222,9 @@ class Gateway:
             identity=self.identity,
             audit=self.audit,
             legacy=LegacyClients(relay=relay, sessions=self.sessions, endpoints=endpoints, events=self._events),
-            modern=ModernClients(relay=relay, sessions=self.sessions, endpoints=endpoints, seal=StateSeal(ring, clock)),
+            modern=ModernClients(
+                relay=relay, sessions=self.sessions, endpoints=endpoints, seal=RequestStateSeal(ring, clock)
+            ),
         )
         guard = self.guard
         self._advertised = options.advertise
@@ -281,14 +287,14 @@ class Gateway:
             drain=self.drain,
             admit=self.admit,
         )
-        self._asking = Asking(self._backend.bus, name, replica.answer)
+        self._asking = PeerQueries(self._backend.bus, name, replica.answer)
         operations = Operations(
             replica=replica, backend=self._backend, sessions=self.sessions, asking=self._asking, clock=clock
         )
         self.operator_routes = operator_routes(
             operations=operations,
             access=Access(options.admin.keys, ring, guard=self.guard, marks=self._backend.marks, audit=self.audit),
-            exposition=Exposition(replica, self.audit),
+            exposition=PrometheusExporter(replica, self.audit),
             backend=self._backend,
             told=lambda reason: self.audit.tell("operated", reason=reason),
             open_metrics=bool(options.admin.listen),
@@ -322,8 +328,8 @@ class Gateway:
             upstream,
             options.limits,
             grants=self._grants,
-            linked=self.sessions.linked,
-            went_on=self.sessions.went_on,
+            record_use=self.sessions.record_use,
+            remote_session_changed=self.sessions.remote_session_changed,
             assertions=self.assertions,
             credentials=self._credentials,
             quotas=self._quotas,
@@ -360,7 +366,7 @@ class Gateway:
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(self._backend.close)
             stack.callback(self._grants.close)
-            await stack.enter_async_context(self._supervisor)
+            await stack.enter_async_context(self._fork_server)
             await self._join(stack)
             probes = [upstream.probe() for upstream in self.upstreams]
             work = [self._sweep(), self._listen(), self._take_times()]

@@ -4,7 +4,8 @@ import json
 
 from gateway.sessions.carriers import modern_client
 from session_store import Principal
-from transports.base import Era, Request
+from transports.era import Era
+from transports.inbound_port import Request
 
 __all__ = ["default_alias", "reattach_alias"]
 

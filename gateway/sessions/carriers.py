@@ -4,7 +4,8 @@ from typing import Any, Final
 
 from gateway.context.facts import SESSION_KEY
 from session_store import ClientFacts, KeyRing, Purpose, Session, TokenCodec
-from transports.base import Era, Request
+from transports.era import Era
+from transports.inbound_port import Request
 
 __all__ = [
     "COOKIE",

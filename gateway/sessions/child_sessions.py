@@ -20,10 +20,10 @@ from gateway.protocol.params import text_of
 from gateway.sessions.lifecycle import Sessions
 from session_store import Session, SessionStore
 from session_store.session import new_session_id
-from transports.base import Era
+from transports.era import Era
 from transports.jsonrpc import Message, Object, decode_object, encode
 
-__all__ = ["Handles", "with_handles"]
+__all__ = ["ChildSessions", "with_handles"]
 
 ARGUMENT: Final = "session"
 OPEN, CLOSE = "open_session", "close_session"
@@ -59,7 +59,7 @@ def _with_argument(tool: dict[str, Any]) -> dict[str, Any]:
     return tool | {"inputSchema": schema | {"properties": {**properties, ARGUMENT: _SCHEMA}}}
 
 
-class Handles:
+class ChildSessions:
     """Opens, finds and closes children."""
 
     def __init__(self, sessions: Sessions, store: SessionStore, audit: Audit, clock: Callable[[], float]) -> None:

@@ -14,7 +14,7 @@ from gateway.cluster.ownership import Cluster, Forwarded
 from gateway.config.settings import SessionSettings
 from gateway.context.facts import announced_workspace
 from gateway.errors import no_session, session_unknown
-from gateway.identity.context_rules import Granted, Rules
+from gateway.identity.context_rules import ContextRules, CredentialClaims
 from gateway.identity.request_context import RequestContext
 from gateway.observability.audit import Audit
 from gateway.policy.quotas import PrincipalQuotas
@@ -27,8 +27,8 @@ from gateway.sessions.carriers import (
     same_client,
 )
 from gateway.sessions.metadata import metadata_of
-from gateway.sessions.record_limits import RecordRoom
-from gateway.upstreams.prestart import WarmStarts
+from gateway.sessions.record_limits import RecordLimits
+from gateway.upstreams.prestart import PrestartPool
 from session_store import (
     Bus,
     ClientFacts,
@@ -41,7 +41,8 @@ from session_store import (
 )
 from session_store.base import SetField
 from session_store.session import new_session_id, origin_of
-from transports.base import Era, Refused, Request
+from transports.era import Era
+from transports.inbound_port import Refused, Request
 
 __all__ = ["ENDED", "Resolved", "Sessions"]
 
@@ -80,12 +81,12 @@ class Sessions:
         live: LiveSessions,
         ring: KeyRing,
         settings: SessionSettings,
-        room: RecordRoom | None = None,
+        room: RecordLimits | None = None,
         clock: Callable[[], float],
         closed: Callable[[LiveSession], None],
-        rules: Rules,
+        rules: ContextRules,
         quotas: PrincipalQuotas,
-        warm: WarmStarts,
+        warm: PrestartPool,
         cluster: Cluster | None = None,
     ) -> None:
         self._store = store
@@ -95,7 +96,7 @@ class Sessions:
         self._carriers = carriers = Carriers(ring, cookie=settings.cookie)
         self.token = carriers.token
         self._settings = settings
-        self._room = RecordRoom() if room is None else room
+        self._room = RecordLimits() if room is None else room
         self._clock = clock
         self._closed = closed
         self._rules = rules
@@ -181,11 +182,11 @@ class Sessions:
             and self._is_current(session, who.granted)
         )
 
-    def _is_current(self, session: Session, granted: Granted | None) -> bool:
+    def _is_current(self, session: Session, granted: CredentialClaims | None) -> bool:
         """Whether the session's context is what its principal's credential and the rules say now."""
         return self._rules.renewed(session, granted) == session.context
 
-    async def _resolved(self, live: LiveSession, granted: Granted | None) -> Resolved:
+    async def _resolved(self, live: LiveSession, granted: CredentialClaims | None) -> Resolved:
         """The session for a request with that credential. Where its principal has gained or lost something, its servers
         are started anew: what they were told of it holds no more."""
         context = self._rules.renewed(live.session, granted)
@@ -208,7 +209,7 @@ class Sessions:
         is_theirs = session.principal == who.principal and self._is_current(session, who.granted)
         return is_ours and is_theirs and not live.ended and not session.is_expired(self._clock())
 
-    async def found(self, session: Session, granted: Granted | None) -> Resolved:
+    async def found(self, session: Session, granted: CredentialClaims | None) -> Resolved:
         """A session that a client came back to; worth telling when this replica had nothing of it.
 
         Raises:
@@ -389,14 +390,14 @@ class Sessions:
     async def unsubscribe(self, live: LiveSession, uri: str) -> None:
         await self._change_set(live, "subscriptions", remove=uri)
 
-    async def linked(self, live: LiveSession, upstream: str) -> bool:
+    async def record_use(self, live: LiveSession, upstream: str) -> bool:
         """Remember that the session uses that upstream. True when it did so in a gateway process before this one."""
         if upstream in live.session.links:
             return True
         await self._change_set(live, "links", add=upstream)
         return False
 
-    async def went_on(self, live: LiveSession, old: str, new: str) -> None:
+    async def remote_session_changed(self, live: LiveSession, old: str, new: str) -> None:
         """Remember what a later link can go on with, in place of what an earlier one could."""
         await self._change_set(live, "remote", add=new, remove=old)
 
@@ -467,7 +468,7 @@ class Sessions:
     async def release_idle(self) -> bool:
         """Let go of sessions that nobody waits for, so that other replicas can serve them; whether none is left."""
         assert self._cluster is not None
-        idle = [live for live in self._live if not live.exchanges and not live.has_parked]
+        idle = [live for live in self._live if not live.exchanges and not live.has_suspended]
         for live in idle:
             # All in one turn: a request that comes now finds that it has to go elsewhere.
             live.ended = True

@@ -6,15 +6,15 @@ from typing import Final
 from gateway.calls.live_session import LiveSession
 from gateway.errors import record_full
 from session_store import Session
-from transports.base import Refused
 from transports.inbound.limits import Limited, Limits, Refusals
+from transports.inbound_port import Refused
 
-__all__ = ["RecordRoom"]
+__all__ = ["RecordLimits"]
 
 MAX_SUBSCRIPTIONS: Final = 1_000
 
 
-class RecordRoom:
+class RecordLimits:
     """`most` bytes for each session."""
 
     def __init__(self, most: int = Limits().record_bytes, refusals: Refusals | None = None) -> None:

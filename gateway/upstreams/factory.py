@@ -8,15 +8,15 @@ from typing import Any
 from gateway.config.limits import LimitSettings
 from gateway.config.settings import ConfigurationError, UpstreamSettings
 from gateway.context.secrets import is_template
-from transports.base import Upstream
-from transports.upstream.process import Supervisor
+from transports.upstream.process import ForkServer
 from transports.upstream.stdio import StdioUpstream
 from transports.upstream.streamable_http import HttpUpstream
+from transports.upstream_port import Upstream
 
 __all__ = ["in_process", "load_object", "upstream_of"]
 
 
-def upstream_of(name: str, entry: UpstreamSettings, limits: LimitSettings, supervisor: Supervisor) -> Upstream:
+def upstream_of(name: str, entry: UpstreamSettings, limits: LimitSettings, fork_server: ForkServer) -> Upstream:
     """The server of one entry of the configuration.
 
     Raises:
@@ -32,7 +32,7 @@ def upstream_of(name: str, entry: UpstreamSettings, limits: LimitSettings, super
         argv=(*entry.resources.argv, *entry.argv),
         env=plain(entry.env),
         cwd=entry.cwd,
-        supervisor=supervisor,
+        fork_server=fork_server,
         max_line_bytes=limits.line_bytes,
         grace_s=limits.shutdown_grace_s,
     )

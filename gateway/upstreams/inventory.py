@@ -16,8 +16,9 @@ from cachetools import LRUCache
 from gateway.calls.conversation import Conversation
 from gateway.protocol.listing import MOST_BYTES, MOST_TOOLS, Names, Tools, items_of
 from gateway.protocol.methods import METHODS
-from transports.base import Era, UpstreamUnavailable
+from transports.era import Era
 from transports.jsonrpc import encode
+from transports.upstream_port import UpstreamUnavailable
 
 __all__ = ["Inventory", "Listed", "Lists", "key_of"]
 

@@ -18,9 +18,9 @@ from msgspec.structs import replace
 from gateway.upstreams.upstream import ConfiguredUpstream, Prepared
 from session_store import Context, Principal, Session
 from session_store.session import new_session_id, redact
-from transports.base import UpstreamUnavailable
+from transports.upstream_port import UpstreamUnavailable
 
-__all__ = ["WarmStarts"]
+__all__ = ["PrestartPool"]
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ class _Kit:
         await asyncio.gather(*(part.close() for part in self.parts.values()), return_exceptions=True)
 
 
-class WarmStarts:
+class PrestartPool:
     """Pools of kits, one for each environment."""
 
     def __init__(self, servers_of: Callable[[str, Context], Sequence[ConfiguredUpstream]]) -> None:

@@ -16,7 +16,8 @@ from gateway.policy.tool_calls import ToolCalls
 from gateway.protocol.handshake import HandshakeRefused
 from gateway.upstreams.inventory import key_of
 from gateway.upstreams.upstream import ConfiguredUpstream
-from transports.base import Era, LinkClosed, UpstreamUnavailable
+from transports.era import Era
+from transports.upstream_port import LinkClosed, UpstreamUnavailable
 
 __all__ = ["CORRECT", "MEND", "Reviewed", "asking", "compare", "review", "unmatched"]
 

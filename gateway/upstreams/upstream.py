@@ -20,15 +20,15 @@ from gateway.config.limits import LimitSettings
 from gateway.config.settings import UpstreamSettings
 from gateway.context.assertion import HEADER, Assertions
 from gateway.context.facts import child_environment, facts_of, new_correlation_id
-from gateway.context.link_resources import Grant, Grants
-from gateway.context.secrets import Credentials, is_template
+from gateway.context.link_resources import LinkResourceProvider, LinkResources
+from gateway.context.secrets import PrincipalSecrets, is_template
 from gateway.policy.quotas import PrincipalQuotas
 from gateway.protocol.capabilities import Caller
 from gateway.protocol.handshake import HandshakeRefused, discovery_of
 from gateway.protocol.listing import Tools
 from gateway.upstreams.inventory import Inventory
 from session_store import Context, Session
-from transports.base import AheadLink, AheadUpstream, Era, Given, LinkClosed, Upstream, UpstreamUnavailable
+from transports.era import Era
 from transports.jsonrpc import (
     INVALID_REQUEST,
     METHOD_NOT_FOUND,
@@ -37,6 +37,14 @@ from transports.jsonrpc import (
     encode_request,
     error_code,
     splice,
+)
+from transports.upstream_port import (
+    ConnectOptions,
+    LinkClosed,
+    PrestartedLink,
+    PrestartingUpstream,
+    Upstream,
+    UpstreamUnavailable,
 )
 
 __all__ = ["ConfiguredUpstream", "Prepared"]
@@ -93,8 +101,8 @@ class _Facts:
 class Prepared:
     """A process that was started ahead: with what it was given, and by what environment it is known."""
 
-    grant: Grant
-    link: AheadLink
+    grant: LinkResources
+    link: PrestartedLink
     env: Mapping[str, str]
 
     @property
@@ -116,11 +124,11 @@ class ConfiguredUpstream:
         upstream: Upstream,
         limits: LimitSettings,
         *,
-        grants: Grants,
-        linked: Callable[[LiveSession, str], Awaitable[bool]],
-        went_on: Callable[[LiveSession, str, str], Awaitable[None]],
+        grants: LinkResourceProvider,
+        record_use: Callable[[LiveSession, str], Awaitable[bool]],
+        remote_session_changed: Callable[[LiveSession, str, str], Awaitable[None]],
         assertions: Assertions,
-        credentials: Credentials,
+        credentials: PrincipalSecrets,
         quotas: PrincipalQuotas,
         started_ahead: Callable[[Session, str], "Prepared | None"],
         sandbox: tuple[str, ...] = (),
@@ -130,8 +138,8 @@ class ConfiguredUpstream:
         self._upstream = upstream
         self._limits = limits
         self._grants = grants
-        self._linked = linked
-        self._went_on = went_on
+        self._record_use = record_use
+        self._remote_session_changed = remote_session_changed
         self._assertions = assertions
         self._sandbox = settings.sandbox or sandbox
         self._credentials = credentials
@@ -324,15 +332,15 @@ class ConfiguredUpstream:
                 grant=lambda: self._grant(live, correlation, key),
                 handshake=lambda: told.initialize_params() if told else live.session.client.initialize_params,
                 restore=lambda: _restore(live, self.permits),
-                went_on=lambda resume: self._remember(live, key, resume),
+                remote_session_changed=lambda resume: self._remember(live, key, resume),
             )
         return conversation
 
-    async def _grant(self, live: LiveSession, correlation: str, key: tuple[str, Era, bytes]) -> Grant:
+    async def _grant(self, live: LiveSession, correlation: str, key: tuple[str, Era, bytes]) -> LinkResources:
         if self.settings.url:
             own = await self._credentials.fill(self._secret_headers, live.session.principal)
-            return Grant(
-                given=Given(
+            return LinkResources(
+                given=ConnectOptions(
                     headers=lambda: {**own, HEADER: self._assertions.of(live.session, self.settings.url)},
                     resume=_remembered(live, key)[1],
                     keep=lambda: live.goes_on,
@@ -360,13 +368,13 @@ class ConfiguredUpstream:
         env = child_environment(session, self.settings.context_env, correlation)
         return env | await self._credentials.fill(self._secret_env, session.principal)
 
-    async def _for_child(self, session: Session, env: Mapping[str, str], correlation: str) -> Grant:
+    async def _for_child(self, session: Session, env: Mapping[str, str], correlation: str) -> LinkResources:
         sandbox = self._sandbox if session.context.trust != "direct" else ()
         return await self._grants.for_child(session, facts_of(session, correlation), env, sandbox, self.settings.env)
 
     async def prepare(self, session: Session) -> Prepared:
         """Start a process for a session that is not open yet. Raises `UpstreamUnavailable`."""
-        upstream = cast("AheadUpstream", self._upstream)  # the settings let nothing else be warm
+        upstream = cast("PrestartingUpstream", self._upstream)  # the settings let nothing else be warm
         correlation = new_correlation_id()
         env = await self._environment(session, correlation)
         grant = await self._for_child(session, env, correlation)
@@ -377,7 +385,7 @@ class ConfiguredUpstream:
             raise
         return Prepared(grant, link, self._known_by(env))
 
-    async def _ahead(self, session: Session, env: Mapping[str, str]) -> Grant | None:
+    async def _ahead(self, session: Session, env: Mapping[str, str]) -> LinkResources | None:
         """The process that was started ahead for that session, if it is what one started now would be."""
         part = self._started_ahead(session, self.name)
         if part is None:
@@ -396,7 +404,7 @@ class ConfiguredUpstream:
         """A session of its own at the server is for every later link, on whatever replica."""
         old, known = _remembered(live, key)
         if resume != known:
-            await self._went_on(live, old, _remote(key, resume) if resume else "")
+            await self._remote_session_changed(live, old, _remote(key, resume) if resume else "")
 
     def _common(self, era: Era) -> Conversation:
         conversation = self._shared.get(era)
@@ -411,7 +419,7 @@ class ConfiguredUpstream:
         return conversation
 
     def _new(
-        self, era: Era, router: Any, *, grant: Any, handshake: Any, restore: Any, went_on: Any = _ignored
+        self, era: Era, router: Any, *, grant: Any, handshake: Any, restore: Any, remote_session_changed: Any = _ignored
     ) -> Conversation:
         return Conversation(
             self._upstream,
@@ -421,13 +429,15 @@ class ConfiguredUpstream:
             grant=grant,
             handshake=handshake if era is Era.LEGACY else None,
             restore=restore if era is Era.LEGACY else list,
-            linked=_never_linked if self.settings.url else lambda live: self._linked(live, f"{self.name}/{era}"),
-            went_on=went_on,
+            record_use=_never_linked
+            if self.settings.url
+            else lambda live: self._record_use(live, f"{self.name}/{era}"),
+            remote_session_changed=remote_session_changed,
             known=lambda: None if self._facts is None else self._facts.initialize,
             start_timeout_s=self._limits.start_timeout_s,
             call_timeout_s=self._limits.call_timeout_s,
             idle_stop_s=self.settings.idle_stop_s,
-            park_s=self._limits.parked_s,
+            suspend_s=self._limits.parked_s,
             restarts=self.restarts,
         )
 
@@ -458,9 +468,9 @@ def _remembered(live: LiveSession, key: tuple[str, Era, bytes]) -> tuple[str, st
     return "", ""
 
 
-async def _nothing() -> Grant:
+async def _nothing() -> LinkResources:
     """A link of many sessions, or of none, is given nothing of any."""
-    return Grant()
+    return LinkResources()
 
 
 def _restore(live: LiveSession, permits: Callable[[Context, frozenset[str]], frozenset[str]]) -> list[bytes]:

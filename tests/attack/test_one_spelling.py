@@ -10,15 +10,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.admin.auth import Access
-from gateway.bridge.request_state import Binding, StateSeal
+from gateway.bridge.request_state import Binding, RequestStateSeal
 from gateway.context.assertion import Assertions
 from gateway.observability.audit import Audit
 from session_store import ANONYMOUS, KeyRing, MemoryBackend, Purpose, Session, TokenCodec
 from session_store.session import new_session_id
 from tests.e2e.conftest import sha256
 from tests.requirements import requirement
-from transports.base import Refused
 from transports.inbound.http import Guard
+from transports.inbound_port import Refused
 
 ALPHABET = string.ascii_letters + string.digits + "-_"
 Kind = tuple[str, Callable[[str], bool]]
@@ -43,7 +43,7 @@ def signed(purpose: Purpose) -> Kind:
 
 
 def state() -> Kind:
-    seal, binding = StateSeal(KeyRing.ephemeral(), lambda: 0.0), Binding(ANONYMOUS, "/mcp", lambda: "digest")
+    seal, binding = RequestStateSeal(KeyRing.ephemeral(), lambda: 0.0), Binding(ANONYMOUS, "/mcp", lambda: "digest")
     result = seal.seal({}, session_id="s", binding=binding)
 
     def opens(text: str) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from gateway.admin.sign_in_attempts import FREE, LONGEST_S, Attempts, TooManyAttempts
+from gateway.admin.sign_in_attempts import FREE, LONGEST_S, SignInAttempts, TooManyAttempts
 from session_store import backend_for
 from session_store.testing import FakeClock
 from tests.e2e.conftest import bearer, sha256
@@ -140,7 +140,7 @@ def test_the_form_of_the_sign_in_page_is_small(pair: tuple[RunningGateway, Runni
 @requirement("wall.memory")
 def test_attempts_wait_longer_and_longer_and_are_forgotten() -> None:
     clock = FakeClock()
-    attempts = Attempts(clock)
+    attempts = SignInAttempts(clock)
     waits = []
     for _ in range(FREE + 8):
         attempts.wrong("192.0.2.1")

@@ -18,8 +18,8 @@ from tests.e2e.conftest import KEYS, bearer, sha256
 from tests.requirements import requirement
 from tests.support.raw import Legacy, Modern
 from tests.support.running import DEMO, running_gateway, server
-from transports.base import Refused
 from transports.inbound.client_address import client_network
+from transports.inbound_port import Refused
 
 SERVERS = {"main": server(DEMO, shared=True)}
 PROXIES = {"proxies": {"networks": ["127.0.0.0/8", "10.0.0.0/8"]}}

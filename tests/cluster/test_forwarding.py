@@ -12,9 +12,16 @@ from gateway.cluster.ownership import Route
 from session_store import KeyRing
 from session_store.testing import ALICE, FakeClock, a_session
 from tests.requirements import requirement
-from transports import replica_wire_server as hop_server
-from transports.replica_wire import Hop, HopBroken, HopPool, HopRefused, HopSilent, frame
-from transports.replica_wire_server import HopBounds, HopServer, HopUnknown, Incoming
+from transports import replica_wire_server as replica_wire_server
+from transports.replica_wire import (
+    PeerConnection,
+    PeerConnectionLost,
+    PeerConnectionPool,
+    PeerRefused,
+    PeerTimedOut,
+    frame,
+)
+from transports.replica_wire_server import Incoming, PeerBounds, PeerServer, PeerUnknown
 
 pytestmark = pytest.mark.anyio
 RING = KeyRing.ephemeral()
@@ -78,18 +85,18 @@ def test_replicas_with_keys_in_rotation_understand_each_other() -> None:
 
 
 @contextlib.asynccontextmanager
-async def answering(handler: Callable[[Incoming], Awaitable[None]]) -> AsyncIterator[tuple[HopPool, str]]:
+async def answering(handler: Callable[[Incoming], Awaitable[None]]) -> AsyncIterator[tuple[PeerConnectionPool, str]]:
     """A pool, and the address of a server."""
     failures: list[bool] = []
-    pool = HopPool()
-    async with HopServer(handler, lambda: failures.append(True), opening=bytes).listening("127.0.0.1", 0) as port:
+    pool = PeerConnectionPool()
+    async with PeerServer(handler, lambda: failures.append(True), opening=bytes).listening("127.0.0.1", 0) as port:
         try:
             yield pool, f"127.0.0.1:{port}"
         finally:
             pool.close()
 
 
-async def asked(pool: HopPool, address: str, body: bytes) -> Hop:
+async def asked(pool: PeerConnectionPool, address: str, body: bytes) -> PeerConnection:
     hop = await pool.open(address)
     hop.ask(b"head", body)
     return hop
@@ -103,7 +110,7 @@ async def test_frames_of_any_size_arrive_whole_and_connections_are_used_again() 
         await incoming.send(b"e")
 
     async with answering(echo) as (pool, address):
-        first: Hop | None = None
+        first: PeerConnection | None = None
         for size in (0, 1, 5, 70_000, 9_000_000):
             hop = await asked(pool, address, b"x" * size)
             first = first or hop
@@ -163,13 +170,13 @@ async def test_work_in_progress_gives_signs_of_life_and_a_stopped_process_none()
 
     go_on.clear()
     server = await asyncio.start_server(silent, "127.0.0.1", 0)
-    pool = HopPool()
+    pool = PeerConnectionPool()
     hop = await asked(pool, f"127.0.0.1:{server.sockets[0].getsockname()[1]}", b"")
     for _ in range(2):
-        with pytest.raises(HopSilent):
+        with pytest.raises(PeerTimedOut):
             await hop.next()
     go_on.set()
-    with pytest.raises(HopBroken):
+    with pytest.raises(PeerConnectionLost):
         await hop.next()
     server.close()
     pool.close()
@@ -190,10 +197,10 @@ async def test_who_leaves_is_noticed_on_both_sides() -> None:
         (await asked(pool, address, b"")).close()
         async with asyncio.timeout(5):
             await left.wait()
-        with pytest.raises(HopBroken):
+        with pytest.raises(PeerConnectionLost):
             await (await asked(pool, address, b"break")).next()
-    with pytest.raises(HopRefused):
-        await HopPool().open(address)
+    with pytest.raises(PeerRefused):
+        await PeerConnectionPool().open(address)
 
 
 # -- strangers at the internal listener
@@ -201,22 +208,24 @@ async def test_who_leaves_is_noticed_on_both_sides() -> None:
 
 def _only_heads(head: bytes) -> bytes:
     if head != b"head":
-        raise HopUnknown(b"invalid")
+        raise PeerUnknown(b"invalid")
     return head
 
 
 @contextlib.asynccontextmanager
-async def guarded(bounds: HopBounds | None = None) -> AsyncIterator[tuple[HopPool, HopServer, int, list[bool]]]:
+async def guarded(
+    bounds: PeerBounds | None = None,
+) -> AsyncIterator[tuple[PeerConnectionPool, PeerServer, int, list[bool]]]:
     """A server that knows one head, and echoes; what it refused."""
     refused: list[bool] = []
 
     async def echo(incoming: Incoming) -> None:
         await incoming.send(b"e", incoming.body)
 
-    server = HopServer(
-        echo, lambda: None, opening=_only_heads, refused=lambda: refused.append(True), bounds=bounds or HopBounds()
+    server = PeerServer(
+        echo, lambda: None, opening=_only_heads, refused=lambda: refused.append(True), bounds=bounds or PeerBounds()
     )
-    pool = HopPool()
+    pool = PeerConnectionPool()
     async with server.listening("127.0.0.1", 0) as port:
         yield pool, server, port, refused
         pool.close()
@@ -250,7 +259,7 @@ async def test_a_stranger_that_announces_much_is_cut_at_once(start: bytes) -> No
 
 @requirement("wall.before-auth")
 async def test_nothing_of_a_body_is_kept_before_its_head_is_known() -> None:
-    async with guarded(HopBounds(body_bytes=1 << 26)) as (pool, server, port, refused):
+    async with guarded(PeerBounds(body_bytes=1 << 26)) as (pool, server, port, refused):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"q" + ((1 << 25) + 8).to_bytes(4, "big") + (4).to_bytes(4, "big") + b"none")
         assert await reader.readexactly(12) == frame(b"r", b"invalid") and refused == [True]
@@ -268,8 +277,8 @@ async def test_nothing_of_a_body_is_kept_before_its_head_is_known() -> None:
 async def test_a_stranger_that_says_nothing_has_seconds_and_one_of_ours_may_be_idle(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(hop_server, "HEAD_WITHIN_S", 0.2)
-    monkeypatch.setattr(hop_server, "BODY_WITHIN_S", 0.2)
+    monkeypatch.setattr(replica_wire_server, "HEAD_WITHIN_S", 0.2)
+    monkeypatch.setattr(replica_wire_server, "BODY_WITHIN_S", 0.2)
     async with guarded() as (pool, _, port, refused):
         hop = await pool.open(f"127.0.0.1:{port}")
         hop.ask(b"head", b"")
@@ -282,15 +291,15 @@ async def test_a_stranger_that_says_nothing_has_seconds_and_one_of_ours_may_be_i
         assert len(refused) == 3
         hop.ask(b"head", b"again")
         assert await hop.next() == (b"e", b"again")
-        monkeypatch.setattr(hop_server, "IDLE_S", 0.2)
-        with pytest.raises(HopBroken):
+        monkeypatch.setattr(replica_wire_server, "IDLE_S", 0.2)
+        with pytest.raises(PeerConnectionLost):
             await hop.next()
         assert len(refused) == 3
 
 
 @requirement("wall.before-auth")
 async def test_strangers_in_any_number_leave_room_for_ours(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hop_server, "MOST_UNKNOWN", 8)
+    monkeypatch.setattr(replica_wire_server, "MOST_UNKNOWN", 8)
     async with guarded() as (pool, server, port, refused), contextlib.AsyncExitStack() as stack:
         for _ in range(40):
             _reader, writer = await asyncio.open_connection("127.0.0.1", port)

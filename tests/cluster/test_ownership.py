@@ -15,7 +15,7 @@ from gateway.cluster.ownership import BEAT_S, LEASE_S, Cluster
 from session_store import MemoryBackend, Session, StoreUnavailable
 from session_store.testing import ALICE, FakeClock, a_session
 from tests.requirements import requirement
-from transports.base import Elsewhere
+from transports.inbound_port import OwnedByPeer
 
 REPLICAS = 3
 WHO = st.integers(0, REPLICAS - 1)
@@ -124,7 +124,7 @@ class Ownership(RuleBasedStateMachine):
             session = self.do(replica._sessions.resume(self.session.id, ALICE))
             try:
                 self.serve(n, self.do(replica.own(session, ALICE, None)))
-            except Elsewhere as elsewhere:
+            except OwnedByPeer as elsewhere:
                 self.forward(n, elsewhere.route.session)
         except StoreUnavailable:
             return

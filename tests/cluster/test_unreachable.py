@@ -23,7 +23,7 @@ from tests.support.partition import running_relay
 from tests.support.raw import Legacy, modern_body, modern_headers, tool_text
 from tests.support.redis_server import RunningRedis, free_port, running_redis
 from tests.support.running import DEMO, RunningGateway, running_gateway, server
-from transports.replica_wire import HopRefused
+from transports.replica_wire import PeerRefused
 
 KEYS = {"MCP_GATEWAY_KEYS": "k" * 40}
 
@@ -119,7 +119,7 @@ async def test_two_that_do_not_find_each_other_do_not_take_a_session_in_turn(
             assert gateway._forwarding is not None
 
             async def refused(address: str) -> Any:
-                raise HopRefused
+                raise PeerRefused
 
             monkeypatch.setattr(gateway._forwarding._pool, "open", refused)
         assert tool_text(await counted(at_other, session)) == "1", "it may have died: it is taken over at once"

@@ -20,7 +20,7 @@ from tests.requirements import requirement
 from tests.support.issuer import AUDIENCE, Issuer, running_issuer
 from tests.support.raw import Legacy, Modern, messages, tool_text
 from tests.support.running import DEMO, PROBE, RunningGateway, running_gateway, server
-from transports.base import Refused
+from transports.inbound_port import Refused
 
 
 @pytest.fixture(scope="module")

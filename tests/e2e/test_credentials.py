@@ -11,7 +11,7 @@ import pytest
 
 from gateway.config.policy import SecretSettings
 from gateway.config.settings import ConfigurationError, Settings, load_settings
-from gateway.context.secrets import Credentials
+from gateway.context.secrets import PrincipalSecrets
 from session_store import Principal
 from tests.e2e.conftest import KEYS, bearer, sha256
 from tests.requirements import requirement
@@ -19,7 +19,7 @@ from tests.support.http_probe import running_http_probe
 from tests.support.issuer import running_issuer
 from tests.support.raw import Legacy, Modern, messages, tool_text
 from tests.support.running import PROBE, running_gateway, server
-from transports.base import UpstreamUnavailable
+from transports.upstream_port import UpstreamUnavailable
 
 WORDS = {"alice": "alices-very-secret-word", "bob": "bobs-very-secret-word"}
 
@@ -172,7 +172,7 @@ def test_issuers_whose_principals_could_be_confused_are_refused(issuers: list[st
 async def test_a_name_reaches_no_variable_of_the_gateways_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MCP_GATEWAY_KEYS", "the signing keys")
     monkeypatch.setenv("MCP_GATEWAY_alice", "hers")
-    secrets = Credentials({"word": SecretSettings(env="MCP_GATEWAY_{subject}")}, ["api-key"])
+    secrets = PrincipalSecrets({"word": SecretSettings(env="MCP_GATEWAY_{subject}")}, ["api-key"])
     for subject in ("KEYS", "alice"):
         with pytest.raises(UpstreamUnavailable):
             await secrets.fill({"T": "${secret:word}"}, Principal(issuer="api-key", subject=subject))

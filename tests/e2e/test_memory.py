@@ -14,7 +14,7 @@ from session_store import KeyRing
 from tests.requirements import requirement
 from tests.support.raw import ACCEPT
 from tests.support.running import DEMO, server
-from transports.base import ReplyQueue
+from transports.reply_queue import ReplyQueue
 from transports.upstream.process import Process
 
 KINDS = (Conversation, Exchange, LiveSession, Process, ReplyQueue)

@@ -133,8 +133,8 @@ def test_calls_that_have_ended_are_not_kept_with_their_session(http: httpx.Clien
         grown = psutil.Process(gateway.pid).memory_info().rss - before
         operators = next(line for line in gateway.stderr().splitlines() if "operators are served at" in line)
         text = http.get(operators[operators.index("http://") :].partition("/admin")[0] + "/metrics").text
-        parked = next(line for line in text.splitlines() if line.startswith("mcp_gateway_calls_parked"))
-        assert float(parked.split()[-1]) <= 65
+        suspended = next(line for line in text.splitlines() if line.startswith("mcp_gateway_calls_parked"))
+        assert float(suspended.split()[-1]) <= 65
         assert grown < 40 << 20
 
 

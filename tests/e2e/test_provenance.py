@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from gateway.config.policy import PolicySettings, RuleSettings, WorkspaceSettings
 from gateway.config.settings import Settings
 from gateway.doctor.workspaces import check_workspaces
-from gateway.identity.context_rules import Granted, Rules
+from gateway.identity.context_rules import ContextRules, CredentialClaims
 from gateway.policy.decisions import Policy, ServerPolicy
 from session_store import Context, Principal, Provenance
 from session_store.record import from_fields, to_fields
@@ -118,7 +118,7 @@ def test_no_name_that_is_announced_gives_more_than_any_other(
     """Neither by naming a workspace that is granted something, nor by not naming one that is restricted."""
 
     def may(announced: str, *, trusted: bool) -> set[Any]:
-        context = Rules(rules, default, trust_announced=trusted).context(GUEST, None, announced)
+        context = ContextRules(rules, default, trust_announced=trusted).context(GUEST, None, announced)
         policy = PolicySettings(workspaces=entries, trust_announced_workspace=trusted)
         decide = Policy(policy, {"x": ServerPolicy(), "y": ServerPolicy()}).decide
         tools = {pair for pair in TOOLS if decide(context, *pair).allowed}
@@ -134,18 +134,22 @@ def test_each_fact_says_where_it_comes_from() -> None:
     rules = [RuleSettings(principals=("api-key:fixed",), workspace="w", permissions=("p",))]
     rules.append(RuleSettings(workspaces=("team-*",), trust="direct", permissions=("q",)))
 
-    def found(principal: Principal, granted: Granted | None, announced: str, *, trusted: bool = False) -> Provenance:
-        return Rules(rules, "sandboxed", trust_announced=trusted).context(principal, granted, announced).provenance
+    def found(
+        principal: Principal, granted: CredentialClaims | None, announced: str, *, trusted: bool = False
+    ) -> Provenance:
+        return (
+            ContextRules(rules, "sandboxed", trust_announced=trusted).context(principal, granted, announced).provenance
+        )
 
     announced, configured, authenticated = "announced", "configured", "authenticated"
     fixed = Principal(issuer="api-key", subject="fixed")
-    everything = Granted("direct", "w", ("p",), True)
+    everything = CredentialClaims("direct", "w", ("p",), True)
     for provenance, expected in (
         (found(GUEST, None, BOSS), (announced, configured, configured)),
         (found(GUEST, None, BOSS, trusted=True), (announced, announced, announced)),
         (found(fixed, None, BOSS), (configured, configured, configured)),
         (found(GUEST, everything, BOSS), (authenticated, authenticated, authenticated)),
-        (found(GUEST, Granted(names_workspace=True), BOSS), (authenticated, configured, configured)),
+        (found(GUEST, CredentialClaims(names_workspace=True), BOSS), (authenticated, configured, configured)),
     ):
         assert (provenance.workspace, provenance.trust, provenance.permissions) == expected
 

@@ -13,7 +13,7 @@ import pytest
 from gateway.config.keyring import key_ring
 from gateway.config.policy import SecretSettings
 from gateway.config.settings import ConfigurationError, load_settings
-from gateway.context.secrets import Credentials
+from gateway.context.secrets import PrincipalSecrets
 from session_store import Principal, Purpose
 from tests.requirements import requirement
 from tests.support.running import DEMO, ROOT, server
@@ -95,7 +95,7 @@ async def test_a_command_that_prints_a_secret_is_given_no_other(monkeypatch: pyt
     command = (sys.executable, "-c", program)
     alice = Principal(issuer="api-key", subject="alice")
     for passed in ((), ("VAULT_TOKEN",)):
-        credentials = Credentials({"word": SecretSettings(command=command, pass_env=passed)}, ())
+        credentials = PrincipalSecrets({"word": SecretSettings(command=command, pass_env=passed)}, ())
         given = await credentials.fill({"T": "${secret:word}"}, alice)
         names = set(json.loads(given["T"]))
         assert "PATH" in names and not names & {"MCP_GATEWAY_KEYS", "CLOUD_SECRET"}

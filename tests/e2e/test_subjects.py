@@ -19,8 +19,8 @@ from tests.support.issuer import Issuer, running_issuer
 from tests.support.one_connection import OneConnection
 from tests.support.raw import Modern, modern_body, modern_headers, tool_text
 from tests.support.running import DEMO, RunningGateway, running_gateway, server
-from transports.base import Refused
 from transports.inbound.http import header_map
+from transports.inbound_port import Refused
 
 UNUSABLE = ("", " ", "a\nb", "a\r\nX-User: root", "a\x00", "a\u2028b", "a\u202eb", "x" * 257, " ada", "ada\t")
 NAMES = {"subject_header": "X-User", "trust_header": "X-Trust", "workspace_header": "X-Team"}

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from gateway.admin.peers import ASK, Asking
+from gateway.admin.peers import ASK, PeerQueries
 from session_store import MemoryBackend
 
 pytestmark = pytest.mark.anyio
 
 
 @contextlib.asynccontextmanager
-async def replicas(backend: MemoryBackend, *names: str) -> AsyncIterator[list[Asking]]:
+async def replicas(backend: MemoryBackend, *names: str) -> AsyncIterator[list[PeerQueries]]:
     def answering(name: str) -> Any:
         async def answer(what: str, args: Any) -> Any:
             if what != "who":
@@ -23,7 +23,7 @@ async def replicas(backend: MemoryBackend, *names: str) -> AsyncIterator[list[As
 
         return answer
 
-    asking = [Asking(backend.bus, name, answering(name)) for name in names]
+    asking = [PeerQueries(backend.bus, name, answering(name)) for name in names]
     listening = [asyncio.create_task(one.listen()) for one in asking]
     await asyncio.sleep(0)  # each listens before anybody asks
     yield asking

@@ -4,15 +4,15 @@ import asyncio
 import sys
 
 from tests.processes.children import DAEMON, SETSID, STUBBORN, Family, Recorder, until
-from transports.upstream.process import Supervisor
+from transports.upstream.process import ForkServer
 
 
 async def main(tag: str, count: int) -> None:
     family = Family(tag)
     programs = [SETSID, DAEMON, STUBBORN]
     sinks = [Recorder() for _ in range(count)]
-    async with Supervisor() as supervisor:
-        await asyncio.gather(*(supervisor.spawn(family.python(programs[n % 3]), sink) for n, sink in enumerate(sinks)))
+    async with ForkServer() as fork_server:
+        await asyncio.gather(*(fork_server.spawn(family.python(programs[n % 3]), sink) for n, sink in enumerate(sinks)))
         assert await until(lambda: all(sink.lines for sink in sinks))
         sys.stdout.write("ready\n")
         sys.stdout.flush()

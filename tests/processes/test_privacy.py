@@ -109,7 +109,7 @@ def test_a_server_finds_nothing_of_the_gateways(
     with hostile(unprivileged, *arguments, word=word, env=planted) as running:
         found = running.found()
         limits = Path(f"/proc/{running.process.pid}/limits").read_text(encoding="ascii")
-    # Keeper, zygote, gateway, and with workers the one that starts them; above those are we.
+    # Reaper, fork server, gateway, and with workers the one that starts them; above those are we.
     above = list(found["above"])
     ours = above[: above.index(str(running.process.pid)) + 1]
     assert len(ours) == (4 if way == "workers" else 3)

@@ -17,7 +17,7 @@ import pytest
 from tests.processes.children import DAEMON, ECHO, SETSID, STUBBORN, Family, Recorder, open_fds, until
 from tests.requirements import requirement
 from transports.upstream.lines import LineSplitter
-from transports.upstream.process import Process, ProcessFailed, Supervisor
+from transports.upstream.process import ForkServer, Process, ProcessFailed
 
 pytestmark = pytest.mark.anyio
 
@@ -30,9 +30,9 @@ def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
 
 
 @pytest.fixture
-async def supervisor() -> AsyncIterator[Supervisor]:
-    async with Supervisor() as supervisor:
-        yield supervisor
+async def fork_server() -> AsyncIterator[ForkServer]:
+    async with ForkServer() as fork_server:
+        yield fork_server
 
 
 @pytest.fixture
@@ -57,9 +57,9 @@ def alive(pid: int) -> bool:
 
 
 async def test_lines_come_back_in_order_and_exit_is_told_last(
-    supervisor: Supervisor, family: Family, sink: Recorder
+    fork_server: ForkServer, family: Family, sink: Recorder
 ) -> None:
-    process = await supervisor.spawn(family.command("cat"), sink)
+    process = await fork_server.spawn(family.command("cat"), sink)
     sent = [b"line %d" % n for n in range(5_000)]
     assert process.write(b"".join(line + b"\n" for line in sent))
     assert await process.shutdown(grace_s=5) == 0
@@ -68,7 +68,7 @@ async def test_lines_come_back_in_order_and_exit_is_told_last(
 
 
 async def test_the_sink_hears_nothing_before_the_caller_holds_the_process(
-    supervisor: Supervisor, family: Family
+    fork_server: ForkServer, family: Family
 ) -> None:
     heard_early: list[str] = []
 
@@ -87,24 +87,24 @@ async def test_the_sink_hears_nothing_before_the_caller_holds_the_process(
 
     sinks = [Impatient() for _ in range(100)]
     for sink in sinks:
-        sink.process = await supervisor.spawn(family.command("echo", "hello"), sink)
+        sink.process = await fork_server.spawn(family.command("echo", "hello"), sink)
         await sink.process.wait()
     assert heard_early == []
     assert all((sink.lines, sink.codes) == ([b"hello"], [0]) for sink in sinks)
 
 
-async def test_line_ends_and_a_last_line_without_one(supervisor: Supervisor, family: Family, sink: Recorder) -> None:
-    process = await supervisor.spawn(family.command("printf", r"a\r\n\n\r\nb\n\377\000garbage\nlast"), sink)
+async def test_line_ends_and_a_last_line_without_one(fork_server: ForkServer, family: Family, sink: Recorder) -> None:
+    process = await fork_server.spawn(family.command("printf", r"a\r\n\n\r\nb\n\377\000garbage\nlast"), sink)
     assert await process.wait() == 0
     assert sink.lines == [b"a", b"b", b"\xff\x00garbage", b"last"]
 
 
 @requirement("proc.noise")
 async def test_a_giant_line_is_discarded_and_the_next_one_is_heard(
-    supervisor: Supervisor, family: Family, sink: Recorder
+    fork_server: ForkServer, family: Family, sink: Recorder
 ) -> None:
     program = "import sys\nsys.stdout.write('H' * 600 + 'x' * 300_000 + 'T' * 600 + '\\nnext\\n' + 'y' * 200_000)"
-    process = await supervisor.spawn(family.python(program), sink, max_line_bytes=100_000)
+    process = await fork_server.spawn(family.python(program), sink, max_line_bytes=100_000)
     assert await process.wait() == 0
     assert sink.oversize == [(b"H" * 512, b"T" * 512), (b"y" * 512, b"y" * 512)]
     assert sink.lines == [b"next"]
@@ -112,14 +112,14 @@ async def test_a_giant_line_is_discarded_and_the_next_one_is_heard(
 
 @requirement("proc.noise")
 async def test_endless_stderr_does_not_block_the_child_and_only_its_end_is_kept(
-    supervisor: Supervisor, family: Family, sink: Recorder
+    fork_server: ForkServer, family: Family, sink: Recorder
 ) -> None:
     program = (
         "import sys\nfor n in range(300_000): sys.stderr.write(f'noise {n}\\n')\n"
         "sys.stderr.write('z' * 1_000_000 + '\\n')\n"
         "sys.stderr.write('the last words')\nsys.stderr.flush()\nprint('done')"
     )
-    process = await supervisor.spawn(family.python(program), sink)
+    process = await fork_server.spawn(family.python(program), sink)
     assert await process.wait() == 0
     assert sink.lines == [b"done"]
     tail = process.stderr_tail()
@@ -129,9 +129,9 @@ async def test_endless_stderr_does_not_block_the_child_and_only_its_end_is_kept(
 
 @requirement("proc.noise")
 async def test_a_child_that_never_reads_shows_in_the_write_buffer_and_can_be_ended(
-    supervisor: Supervisor, family: Family, sink: Recorder
+    fork_server: ForkServer, family: Family, sink: Recorder
 ) -> None:
-    process = await supervisor.spawn(family.command("sleep", "600"), sink)
+    process = await fork_server.spawn(family.command("sleep", "600"), sink)
     for _ in range(64):
         assert process.write(b"x" * 65_535 + b"\n")
     assert process.write_buffer_size > 3 << 20
@@ -142,9 +142,9 @@ async def test_a_child_that_never_reads_shows_in_the_write_buffer_and_can_be_end
 
 @requirement("proc.noise")
 async def test_a_child_that_closes_its_stdin_refuses_lines_but_is_still_heard(
-    supervisor: Supervisor, family: Family, sink: Recorder
+    fork_server: ForkServer, family: Family, sink: Recorder
 ) -> None:
-    process = await supervisor.spawn(family.command("sh", "-c", "exec <&-; echo closed; exec sleep 600"), sink)
+    process = await fork_server.spawn(family.command("sh", "-c", "exec <&-; echo closed; exec sleep 600"), sink)
     assert await until(lambda: sink.lines)
     assert not process.write(b"anybody there?\n")
     assert process.returncode is None
@@ -154,9 +154,9 @@ async def test_a_child_that_closes_its_stdin_refuses_lines_but_is_still_heard(
 
 @requirement("proc.noise")
 async def test_a_child_that_closes_its_stdout_and_stays_is_ended_a_little_later(
-    supervisor: Supervisor, family: Family, sink: Recorder
+    fork_server: ForkServer, family: Family, sink: Recorder
 ) -> None:
-    await supervisor.spawn(family.command("sh", "-c", "printf unfinished; exec >&-; exec sleep 600"), sink)
+    await fork_server.spawn(family.command("sh", "-c", "printf unfinished; exec >&-; exec sleep 600"), sink)
     assert await until(lambda: sink.lines)
     assert (sink.lines, sink.codes) == ([b"unfinished"], [])
     assert await until(lambda: sink.codes)
@@ -165,7 +165,7 @@ async def test_a_child_that_closes_its_stdout_and_stays_is_ended_a_little_later(
 
 
 async def test_a_sink_that_raises_loses_only_that_line(
-    supervisor: Supervisor, family: Family, caplog: pytest.LogCaptureFixture
+    fork_server: ForkServer, family: Family, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Fragile(Recorder):
         def line(self, line: bytes) -> None:
@@ -174,7 +174,7 @@ async def test_a_sink_that_raises_loses_only_that_line(
                 raise ValueError(line)
 
     sink = Fragile()
-    process = await supervisor.spawn(family.command("printf", r"a\nb\nc\n"), sink)
+    process = await fork_server.spawn(family.command("printf", r"a\nb\nc\n"), sink)
     assert await process.wait() == 0
     assert sink.lines == [b"a", b"b", b"c"]
     assert "a line was lost" in caplog.text
@@ -184,32 +184,34 @@ async def test_a_sink_that_raises_loses_only_that_line(
 
 
 @pytest.mark.parametrize("command", ["no-such-command", "/no/such/command", "./no-such"])
-async def test_a_missing_command_is_named(supervisor: Supervisor, family: Family, sink: Recorder, command: str) -> None:
+async def test_a_missing_command_is_named(
+    fork_server: ForkServer, family: Family, sink: Recorder, command: str
+) -> None:
     with pytest.raises(ProcessFailed, match=f"^No such file or directory: '{command}'$") as caught:
-        await supervisor.spawn(family.command(command), sink)
+        await fork_server.spawn(family.command(command), sink)
     assert caught.value.command == command
     assert sink.codes == []
 
 
 async def test_what_else_prevents_a_start_is_said(
-    supervisor: Supervisor, family: Family, sink: Recorder, tmp_path: Path
+    fork_server: ForkServer, family: Family, sink: Recorder, tmp_path: Path
 ) -> None:
     script = tmp_path / "script"
     script.write_text("#!/no/such/interpreter\n")
     with pytest.raises(ProcessFailed, match=f"^Permission denied: '{script}'$"):
-        await supervisor.spawn(family.command(str(script)), sink)
+        await fork_server.spawn(family.command(str(script)), sink)
     script.chmod(script.stat().st_mode | stat.S_IXUSR)
     with pytest.raises(ProcessFailed, match=r"^The interpreter that the first line of '.*' names does not exist$"):
-        await supervisor.spawn(family.command(str(script)), sink)
+        await fork_server.spawn(family.command(str(script)), sink)
     with pytest.raises(ProcessFailed, match=r"^No such file or directory: working directory '/no/such/place'$"):
-        await supervisor.spawn(family.command("cat", cwd="/no/such/place"), sink)
+        await fork_server.spawn(family.command("cat", cwd="/no/such/place"), sink)
     with pytest.raises(ProcessFailed, match="embedded null byte"):
-        await supervisor.spawn(family.command("cat", "a\0b"), sink)
+        await fork_server.spawn(family.command("cat", "a\0b"), sink)
     assert family.members() == []
 
 
 async def test_a_child_gets_its_directory_its_environment_and_nothing_else(
-    supervisor: Supervisor, family: Family, sink: Recorder, tmp_path: Path
+    fork_server: ForkServer, family: Family, sink: Recorder, tmp_path: Path
 ) -> None:
     program = (
         "import os\n"
@@ -221,7 +223,7 @@ async def test_a_child_gets_its_directory_its_environment_and_nothing_else(
         "status = dict(line.split(':\\t', 1) for line in open('/proc/self/status') if ':\\t' in line)\n"
         "print(int(status['SigBlk'], 16), os.getsid(0) == os.getpid())\n"
     )
-    process = await supervisor.spawn(family.command(sys.executable, "-ISc", program, cwd=str(tmp_path)), sink)
+    process = await fork_server.spawn(family.command(sys.executable, "-ISc", program, cwd=str(tmp_path)), sink)
     assert await process.wait() == 0
     names = {"FAMILY", "PATH"}
     assert sink.lines[0].decode() == str(tmp_path)
@@ -230,20 +232,20 @@ async def test_a_child_gets_its_directory_its_environment_and_nothing_else(
 
 
 async def test_signals_a_child_inherits_are_the_default_ones(
-    supervisor: Supervisor, family: Family, sink: Recorder
+    fork_server: ForkServer, family: Family, sink: Recorder
 ) -> None:
-    process = await supervisor.spawn(family.command("grep", "-E", "Sig(Ign|Blk)", "/proc/self/status"), sink)
+    process = await fork_server.spawn(family.command("grep", "-E", "Sig(Ign|Blk)", "/proc/self/status"), sink)
     assert await process.wait() == 0
     libc_keeps = 0b11 << 31  # signals 32 and 33: no program can set them, so a child has them as we were given them
     assert [int(line.split()[1], 16) & ~libc_keeps for line in sink.lines] == [0, 0]
 
 
 @requirement("proc.gone")
-async def test_a_cancelled_spawn_leaves_neither_process_nor_descriptor(supervisor: Supervisor, family: Family) -> None:
-    await (await supervisor.spawn(family.command("true"), Recorder())).wait()
+async def test_a_cancelled_spawn_leaves_neither_process_nor_descriptor(fork_server: ForkServer, family: Family) -> None:
+    await (await fork_server.spawn(family.command("true"), Recorder())).wait()
     before = open_fds()
     for turns in range(40):  # cancelled at every stage of a start, from before its first step on
-        task = asyncio.ensure_future(supervisor.spawn(family.command("sleep", "600"), Recorder()))
+        task = asyncio.ensure_future(fork_server.spawn(family.command("sleep", "600"), Recorder()))
         for _ in range(turns % 8):
             await asyncio.sleep(0.0003 * (turns % 5))
         task.cancel()
@@ -253,9 +255,9 @@ async def test_a_cancelled_spawn_leaves_neither_process_nor_descriptor(superviso
     assert await until(lambda: open_fds() == before)
 
 
-async def test_a_hundred_starts_at_once(supervisor: Supervisor, family: Family) -> None:
+async def test_a_hundred_starts_at_once(fork_server: ForkServer, family: Family) -> None:
     sinks = [Recorder() for _ in range(100)]
-    processes = await asyncio.gather(*(supervisor.spawn(family.command("cat"), sink) for sink in sinks))
+    processes = await asyncio.gather(*(fork_server.spawn(family.command("cat"), sink) for sink in sinks))
     for number, process in enumerate(processes):
         assert process.write(b"%d\n" % number)
     codes = await asyncio.gather(*(process.shutdown(grace_s=10) for process in processes))
@@ -265,10 +267,10 @@ async def test_a_hundred_starts_at_once(supervisor: Supervisor, family: Family) 
 
 
 async def test_a_specification_larger_than_a_socket_buffer_arrives(
-    supervisor: Supervisor, family: Family, sink: Recorder
+    fork_server: ForkServer, family: Family, sink: Recorder
 ) -> None:
     argv = ["x" * 100_000 for _ in range(10)]
-    process = await supervisor.spawn(family.command("sh", "-c", "echo $#", "sh", *argv), sink)
+    process = await fork_server.spawn(family.command("sh", "-c", "echo $#", "sh", *argv), sink)
     assert await process.wait() == 0
     assert sink.lines == [b"10"]
 
@@ -278,9 +280,9 @@ async def test_a_specification_larger_than_a_socket_buffer_arrives(
 
 @requirement("proc.shutdown")
 async def test_closing_stdin_is_enough_for_a_polite_child(
-    supervisor: Supervisor, family: Family, sink: Recorder
+    fork_server: ForkServer, family: Family, sink: Recorder
 ) -> None:
-    process = await supervisor.spawn(family.python(ECHO), sink)
+    process = await fork_server.spawn(family.python(ECHO), sink)
     process.write(b"still in the pipe\n")
     assert await process.shutdown(grace_s=10) == 0
     assert (sink.lines, sink.codes) == ([b"still in the pipe"], [0])
@@ -288,19 +290,19 @@ async def test_closing_stdin_is_enough_for_a_polite_child(
 
 @requirement("proc.shutdown")
 async def test_sigterm_comes_second_and_reaches_descendants(
-    supervisor: Supervisor, family: Family, sink: Recorder
+    fork_server: ForkServer, family: Family, sink: Recorder
 ) -> None:
     program = "trap 'echo inner; exit 0' TERM; echo ready; while :; do sleep 0.01; done"
     script = f'trap "wait; echo outer; exit 3" TERM; sh -c "{program}" & wait'
-    process = await supervisor.spawn(family.command("sh", "-c", script), sink)
+    process = await fork_server.spawn(family.command("sh", "-c", script), sink)
     assert await until(lambda: sink.lines)
     assert await process.shutdown(grace_s=1) == 3
     assert sink.lines == [b"ready", b"inner", b"outer"]
 
 
 @requirement("proc.shutdown")
-async def test_a_child_that_ignores_sigterm_is_killed(supervisor: Supervisor, family: Family, sink: Recorder) -> None:
-    process = await supervisor.spawn(family.python(STUBBORN), sink)
+async def test_a_child_that_ignores_sigterm_is_killed(fork_server: ForkServer, family: Family, sink: Recorder) -> None:
+    process = await fork_server.spawn(family.python(STUBBORN), sink)
     assert await until(lambda: sink.lines)
     assert await process.shutdown(grace_s=0.05) == -signal.SIGKILL
     assert (sink.codes, family.members()) == ([-signal.SIGKILL], [])
@@ -308,9 +310,9 @@ async def test_a_child_that_ignores_sigterm_is_killed(supervisor: Supervisor, fa
 
 @requirement("proc.shutdown")
 async def test_shutdown_may_be_called_again_and_concurrently(
-    supervisor: Supervisor, family: Family, sink: Recorder
+    fork_server: ForkServer, family: Family, sink: Recorder
 ) -> None:
-    process = await supervisor.spawn(family.python(STUBBORN), sink)
+    process = await fork_server.spawn(family.python(STUBBORN), sink)
     codes = await asyncio.gather(*(process.shutdown(grace_s=0.05) for _ in range(5)))
     assert [*codes, await process.shutdown(grace_s=9), await process.wait()] == [-signal.SIGKILL] * 7
     process.kill()
@@ -318,8 +320,8 @@ async def test_shutdown_may_be_called_again_and_concurrently(
 
 
 @requirement("proc.shutdown")
-async def test_a_cancelled_shutdown_kills(supervisor: Supervisor, family: Family, sink: Recorder) -> None:
-    process = await supervisor.spawn(family.python(STUBBORN), sink)
+async def test_a_cancelled_shutdown_kills(fork_server: ForkServer, family: Family, sink: Recorder) -> None:
+    process = await fork_server.spawn(family.python(STUBBORN), sink)
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.05):
             await process.shutdown(grace_s=60)
@@ -330,7 +332,7 @@ async def test_a_cancelled_shutdown_kills(supervisor: Supervisor, family: Family
 @pytest.mark.parametrize("program", [SETSID, DAEMON], ids=["setsid", "daemon"])
 @pytest.mark.parametrize("ended_by", ["exit", "kill"])
 async def test_grandchildren_that_got_away_are_gone_before_the_exit_is_told(
-    supervisor: Supervisor, family: Family, program: str, ended_by: str
+    fork_server: ForkServer, family: Family, program: str, ended_by: str
 ) -> None:
     left_at_exit: list[int] = []
 
@@ -340,7 +342,7 @@ async def test_grandchildren_that_got_away_are_gone_before_the_exit_is_told(
             left_at_exit.extend(family.members())
 
     sink = Looking()
-    process = await supervisor.spawn(family.python(program), sink)
+    process = await fork_server.spawn(family.python(program), sink)
     assert await until(lambda: sink.lines)
     assert len(family.members()) == 2
     if ended_by == "exit":
@@ -353,9 +355,9 @@ async def test_grandchildren_that_got_away_are_gone_before_the_exit_is_told(
 
 @requirement("proc.gone")
 async def test_a_shell_and_what_it_runs_in_the_background_go_together(
-    supervisor: Supervisor, family: Family, sink: Recorder
+    fork_server: ForkServer, family: Family, sink: Recorder
 ) -> None:
-    process = await supervisor.spawn(family.command("sh", "-c", "sleep 600 & sleep 601 & echo ready; wait"), sink)
+    process = await fork_server.spawn(family.command("sh", "-c", "sleep 600 & sleep 601 & echo ready; wait"), sink)
     assert await until(lambda: sink.lines)
     assert len(family.members()) == 3
     await process.shutdown(grace_s=0.05)
@@ -363,59 +365,59 @@ async def test_a_shell_and_what_it_runs_in_the_background_go_together(
 
 
 @requirement("proc.gone")
-async def test_a_child_that_keeps_forking_is_gone_too(supervisor: Supervisor, family: Family, sink: Recorder) -> None:
+async def test_a_child_that_keeps_forking_is_gone_too(fork_server: ForkServer, family: Family, sink: Recorder) -> None:
     program = (
         "import os, time\nprint('ready', flush=True)\nend = time.monotonic() + 20\n"
         "while time.monotonic() < end:\n"
         "    if os.fork():\n        os._exit(0)\n"  # the server is gone at once, and its heirs hop from pid to pid
     )
-    process = await supervisor.spawn(family.python(program), sink)
+    process = await fork_server.spawn(family.python(program), sink)
     async with asyncio.timeout(10):
         assert await process.wait() in (0, -signal.SIGKILL)
     assert family.members() == []
 
 
 @requirement("proc.gone")
-async def test_leaving_the_supervisor_ends_every_child_and_its_own_program(family: Family) -> None:
+async def test_leaving_the_fork_server_ends_every_child_and_its_own_program(family: Family) -> None:
     before = open_fds()
     sinks = [Recorder() for _ in range(6)]
-    async with Supervisor() as supervisor:
-        processes = [await supervisor.spawn(family.python([SETSID, STUBBORN][n % 2]), s) for n, s in enumerate(sinks)]
-        zygote = parent_of(parent_of(processes[0].pid))
+    async with ForkServer() as fork_server:
+        processes = [await fork_server.spawn(family.python([SETSID, STUBBORN][n % 2]), s) for n, s in enumerate(sinks)]
+        program = parent_of(parent_of(processes[0].pid))
     assert family.members() == []
-    assert not alive(zygote)
+    assert not alive(program)
     # A polite child may be quicker than its SIGKILL, for its stdin is closed as well.
     assert [sink.codes for sink in sinks[1::2]] == [[-signal.SIGKILL]] * 3
     assert all(sink.codes in ([0], [-signal.SIGKILL]) for sink in sinks[::2])
     assert open_fds() <= before + 1  # the loop may keep a descriptor of its own for its threads
 
 
-def fds_in(zygote: int) -> int:
+def fds_in(pid: int) -> int:
     """How many it has open; 0 for all but root, to whom it is closed."""
     try:
-        return len(os.listdir(f"/proc/{zygote}/fd"))
+        return len(os.listdir(f"/proc/{pid}/fd"))
     except PermissionError:
         assert os.geteuid() != 0
         return 0
 
 
 @requirement("proc.gone")
-async def test_two_hundred_lives_leave_no_descriptor_and_no_process(supervisor: Supervisor, family: Family) -> None:
-    first = await supervisor.spawn(family.command("cat"), Recorder())
-    keeper = parent_of(first.pid)
-    zygote = parent_of(keeper)
+async def test_two_hundred_lives_leave_no_descriptor_and_no_process(fork_server: ForkServer, family: Family) -> None:
+    first = await fork_server.spawn(family.command("cat"), Recorder())
+    reaper = parent_of(first.pid)
+    program = parent_of(reaper)
     await first.shutdown(grace_s=10)
-    zygote_fds = fds_in(zygote)
+    program_fds = fds_in(program)
     before = open_fds()
     for _ in range(10):
-        processes = await asyncio.gather(*(supervisor.spawn(family.command("cat"), Recorder()) for _ in range(20)))
+        processes = await asyncio.gather(*(fork_server.spawn(family.command("cat"), Recorder()) for _ in range(20)))
         assert set(await asyncio.gather(*(process.shutdown(grace_s=10) for process in processes))) == {0}
         with pytest.raises(ProcessFailed):
-            await supervisor.spawn(family.command("no-such-command"), Recorder())
+            await fork_server.spawn(family.command("no-such-command"), Recorder())
     assert open_fds() == before
-    assert fds_in(zygote) == zygote_fds
+    assert fds_in(program) == program_fds
     assert family.members() == []
-    children = Path(f"/proc/{zygote}/task/{zygote}/children")
+    children = Path(f"/proc/{program}/task/{program}/children")
     assert await until(lambda: not children.read_text().split())
 
 
@@ -431,58 +433,60 @@ async def test_when_the_gateway_is_killed_everything_is_gone_within_two_seconds(
         assert gateway.stdout.readline() == b"ready\n"
         members = family.members()
         assert len(members) > 20
-        zygote = parent_of(parent_of(next(m for m in members if parent_of(parent_of(parent_of(m))) == gateway.pid)))
+        fork_server = parent_of(
+            parent_of(next(m for m in members if parent_of(parent_of(parent_of(m))) == gateway.pid))
+        )
         gateway.kill()
         assert await family.gone(within_s=2.0)
-        assert await until(lambda: not alive(zygote), 2.0)
+        assert await until(lambda: not alive(fork_server), 2.0)
 
 
 @requirement("proc.gone")
 @pytest.mark.parametrize("program", [SETSID, DAEMON, STUBBORN], ids=["setsid", "daemon", "stubborn"])
-async def test_when_a_keeper_is_killed_its_server_and_all_below_are_gone(
-    supervisor: Supervisor, family: Family, sink: Recorder, program: str
+async def test_when_a_reaper_is_killed_its_server_and_all_below_are_gone(
+    fork_server: ForkServer, family: Family, sink: Recorder, program: str
 ) -> None:
-    process = await supervisor.spawn(family.python(program), sink)
+    process = await fork_server.spawn(family.python(program), sink)
     assert await until(lambda: sink.lines)
     os.kill(parent_of(process.pid), signal.SIGKILL)
     async with asyncio.timeout(5):
         assert await process.wait() is None
     assert sink.codes == [None]
     assert await family.gone()
-    assert await (await supervisor.spawn(family.command("true"), Recorder())).wait() == 0
+    assert await (await fork_server.spawn(family.command("true"), Recorder())).wait() == 0
 
 
 @requirement("proc.gone")
-async def test_when_the_supervisor_program_is_killed_children_work_on_and_new_ones_start(
-    supervisor: Supervisor, family: Family, sink: Recorder
+async def test_when_the_fork_server_program_is_killed_children_work_on_and_new_ones_start(
+    fork_server: ForkServer, family: Family, sink: Recorder
 ) -> None:
-    old = await supervisor.spawn(family.python(DAEMON), sink)
+    old = await fork_server.spawn(family.python(DAEMON), sink)
     echo_sink = Recorder()
-    echo = await supervisor.spawn(family.python(ECHO), echo_sink)
+    echo = await fork_server.spawn(family.python(ECHO), echo_sink)
     assert await until(lambda: sink.lines)
     os.kill(parent_of(parent_of(old.pid)), signal.SIGKILL)
     echo.write(b"still here\n")
     assert await until(lambda: echo_sink.lines == [b"still here"])
     # Not given time to notice: requests on their way to the dead program are made again to a new one.
-    processes = await asyncio.gather(*(supervisor.spawn(family.command("cat"), Recorder()) for _ in range(10)))
+    processes = await asyncio.gather(*(fork_server.spawn(family.command("cat"), Recorder()) for _ in range(10)))
     codes = await asyncio.gather(*(process.shutdown(grace_s=10) for process in [*processes, old, echo]))
     assert set(codes) == {0}
     assert family.members() == []
 
 
 @requirement("proc.gone")
-async def test_signals_meant_for_the_gateway_do_not_end_keepers(
-    supervisor: Supervisor, family: Family, sink: Recorder
+async def test_signals_meant_for_the_gateway_do_not_end_reapers(
+    fork_server: ForkServer, family: Family, sink: Recorder
 ) -> None:
-    process = await supervisor.spawn(family.python(ECHO), sink)
-    keeper = parent_of(process.pid)
-    for pid in (keeper, parent_of(keeper)):
+    process = await fork_server.spawn(family.python(ECHO), sink)
+    reaper = parent_of(process.pid)
+    for pid in (reaper, parent_of(reaper)):
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             os.kill(pid, number)
     process.write(b"unimpressed\n")
     assert await until(lambda: sink.lines == [b"unimpressed"])
     assert await process.shutdown(grace_s=10) == 0
-    assert await (await supervisor.spawn(family.command("true"), Recorder())).wait() == 0
+    assert await (await fork_server.spawn(family.command("true"), Recorder())).wait() == 0
 
 
 @requirement("proc.noise")

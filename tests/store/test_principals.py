@@ -15,7 +15,7 @@ from session_store import MemoryBackend, Principal, Session
 from session_store.context import bound_session, tool_session
 from session_store.testing import FakeClock, a_session
 from tests.requirements import requirement
-from transports.base import Refused
+from transports.inbound_port import Refused
 
 pytestmark = pytest.mark.anyio
 

@@ -7,20 +7,21 @@ import pytest
 from gateway.calls.live_session import LiveSessions
 from gateway.config.policy import PolicySettings
 from gateway.config.settings import SessionSettings
-from gateway.identity.context_rules import Rules
+from gateway.identity.context_rules import ContextRules
 from gateway.identity.request_context import RequestContext
 from gateway.observability.audit import Audit
 from gateway.policy.quotas import PrincipalQuotas
 from gateway.policy.rate_limits import RateLimits
 from gateway.relay.pipeline import available
 from gateway.sessions.lifecycle import Sessions
-from gateway.upstreams.prestart import WarmStarts
+from gateway.upstreams.prestart import PrestartPool
 from session_store import ANONYMOUS, KeyRing, MemoryBackend, SessionStore, StoreUnavailable
 from session_store.session import new_session_id
 from session_store.testing import FakeClock
 from session_store.tokens import Purpose, TokenCodec
 from tests.requirements import requirement
-from transports.base import Era, Refused, Request
+from transports.era import Era
+from transports.inbound_port import Refused, Request
 
 NOBODY = RequestContext(ANONYMOUS, None, "")
 
@@ -53,8 +54,8 @@ def sessions(store: Any, ring: KeyRing) -> Sessions:
         settings=SessionSettings(),
         clock=clock,
         closed=lambda _: None,
-        rules=Rules((), "direct"),
-        warm=WarmStarts(lambda *_: []),
+        rules=ContextRules((), "direct"),
+        warm=PrestartPool(lambda *_: []),
         quotas=PrincipalQuotas(
             PolicySettings(),
             backend.quotas,

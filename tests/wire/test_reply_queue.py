@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from transports.base import MAX_QUEUED_BYTES, Frame, ReplyQueue
+from transports.reply_queue import MAX_QUEUED_BYTES, Frame, ReplyQueue
 
 pytestmark = pytest.mark.anyio
 

@@ -11,9 +11,9 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from transports.base import MAX_QUEUED_BYTES, Elsewhere, Handler, Refused, Request
 from transports.inbound.limits import MAX_ID_CHARS, Limited, Limits, Refusals
 from transports.inbound.sizes import Sizes
+from transports.inbound_port import Handler, OwnedByPeer, Refused, Request
 from transports.jsonrpc import (
     INTERNAL_ERROR,
     INVALID_REQUEST,
@@ -23,6 +23,7 @@ from transports.jsonrpc import (
     encode,
     encode_error,
 )
+from transports.reply_queue import MAX_QUEUED_BYTES
 
 __all__ = ["BATCHES", "Batches"]
 
@@ -90,7 +91,7 @@ class Batches:
         except (InvalidMessage, msgspec.MsgspecError) as invalid:
             code = invalid.code if isinstance(invalid, InvalidMessage) else INVALID_REQUEST
             error = {"code": code, "message": str(invalid)}
-        except Elsewhere:
+        except OwnedByPeer:
             error = {"code": INTERNAL_ERROR, "message": "The session is changing hands. Nothing was done: try again."}
         except Exception:
             logger.exception("a message of a batch failed")

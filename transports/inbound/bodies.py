@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
-from transports.base import Refused
 from transports.inbound.limits import Limited, Refusals
+from transports.inbound_port import Refused
 
 __all__ = ["SMALL_BODY_BYTES", "Bodies", "HeldBody"]
 

@@ -5,8 +5,9 @@ import math
 from time import monotonic
 from typing import Final
 
-from transports.base import Answer, EventSource, Frame
 from transports.inbound.http import HeaderList, Receive, Send
+from transports.inbound_port import Answer, EventSource
+from transports.reply_queue import Frame
 from transports.sse import COMMENT, encode_event
 
 __all__ = ["KEEPALIVE_S", "Stream", "follow", "next_or_quiet", "stream_answer"]

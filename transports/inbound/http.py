@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from transports.base import Refused
 from transports.inbound.bodies import SMALL_BODY_BYTES, HeldBody
 from transports.inbound.client_address import client_network
 from transports.inbound.limits import MAX_LABEL_CHARS, Limits
+from transports.inbound_port import Refused
 from transports.jsonrpc import INVALID_REQUEST, encode_error
 
 __all__ = [

@@ -14,7 +14,7 @@ from urllib.parse import parse_qs
 
 import msgspec
 
-from transports.base import Era, Frame, Handler, Refused, ReplyQueue, Request
+from transports.era import Era
 from transports.inbound.addresses import Addresses
 from transports.inbound.connected import Connected
 from transports.inbound.event_stream import Stream
@@ -29,7 +29,9 @@ from transports.inbound.http import (
     send_status,
 )
 from transports.inbound.inside import Inside
+from transports.inbound_port import Handler, Refused, Request
 from transports.jsonrpc import INTERNAL_ERROR, INVALID_REQUEST
+from transports.reply_queue import Frame, ReplyQueue
 from transports.sse import COMMENT, encode_event
 
 __all__ = ["HttpSse", "Mail"]

@@ -19,7 +19,7 @@ from mcp.shared.inbound import (
 from mcp_types.methods import CLIENT_REQUESTS
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, MODERN_PROTOCOL_VERSIONS
 
-from transports.base import Refused
+from transports.inbound_port import Refused
 from transports.jsonrpc import METHOD_NOT_FOUND, Message, Object
 
 __all__ = ["VERSION_HEADER", "VERSION_KEY", "check_notification", "check_param_headers", "check_request", "status_of"]

@@ -9,8 +9,8 @@ from typing import Any, Final
 
 import msgspec
 
-from transports.base import Refused
 from transports.inbound.limits import MAX_CURSOR_BYTES, MAX_FILTER_BYTES, MAX_ID_CHARS, Limited, Limits, Refusals
+from transports.inbound_port import Refused
 from transports.jsonrpc import INVALID_PARAMS, INVALID_REQUEST, Message, Object, parse
 
 __all__ = ["Sizes"]

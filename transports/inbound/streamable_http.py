@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, MODERN_PROTOCOL_VERSIONS
 
-from transports.base import Answer, Elsewhere, Era, Forwarder, Handler, Refused, Request
+from transports.era import Era
 from transports.inbound.batch import BATCHES, Batches
 from transports.inbound.bodies import Bodies, HeldBody
 from transports.inbound.event_stream import follow, next_or_quiet, stream_answer
@@ -39,6 +39,7 @@ from transports.inbound.modern import (
     status_of,
 )
 from transports.inbound.sizes import Sizes
+from transports.inbound_port import Answer, Forwarder, Handler, OwnedByPeer, Refused, Request
 from transports.jsonrpc import (
     INTERNAL_ERROR,
     INVALID_PARAMS,
@@ -105,7 +106,7 @@ class StreamableHttp:
             await self._serve_somewhere(scope, headers, body, receive, send)
         except Refused as refused:
             await send_refusal(send, refused)
-        except Elsewhere:
+        except OwnedByPeer:
             raise
         except Exception:
             logger.exception("a request failed")
@@ -127,7 +128,7 @@ class StreamableHttp:
             try:
                 await self._serve(scope, headers, body, receive, send)
                 return
-            except Elsewhere as elsewhere:
+            except OwnedByPeer as elsewhere:
                 if self._forwarder is None or "mcp.forwarded" in scope:
                     raise
                 there = await self._forwarder.forward(elsewhere.route, scope, body, receive, send)
@@ -203,7 +204,7 @@ class StreamableHttp:
             await send_refusal(send, Refused(400, error.code, str(error)), _id_of(message))
         except msgspec.MsgspecError as error:
             await send_refusal(send, Refused(400, INVALID_REQUEST, f"Cannot be read: {error}"), _id_of(message))
-        except Elsewhere:
+        except OwnedByPeer:
             raise
         except Exception:
             logger.exception("a call failed")

@@ -9,8 +9,8 @@ import anyio
 from mcp.shared.message import SessionMessage
 from mcp_types.jsonrpc import JSONRPCError, JSONRPCResponse, jsonrpc_message_adapter
 
-from transports.base import Given, LinkClosed, LinkEvents
 from transports.jsonrpc import InvalidMessage, parse_lenient
+from transports.upstream_port import ConnectOptions, LinkClosed, LinkEvents
 
 __all__ = ["InProcessUpstream"]
 
@@ -34,7 +34,7 @@ class InProcessUpstream:
         self._name = name
         self._server = lowlevel
 
-    async def connect(self, given: Given, events: LinkEvents) -> "InProcessLink":
+    async def connect(self, given: ConnectOptions, events: LinkEvents) -> "InProcessLink":
         """Open a link; there is no environment to give. The server's lifespan is entered for it."""
         return InProcessLink(self._name, self._server, events)
 

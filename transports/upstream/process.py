@@ -1,4 +1,4 @@
-"""Child processes on an event loop: started and watched over by `supervisor.py`, talked to in lines.
+"""Child processes on an event loop: started and watched over by `fork_server.py`, talked to in lines.
 
 Knows nothing of MCP. Works on asyncio's own loop and on uvloop.
 """
@@ -20,12 +20,12 @@ from typing import Final, Protocol, Self
 from transports.upstream.lines import LineSplitter, Tail
 from transports.upstream.pipes import Inbox, Outbox
 
-__all__ = ["Command", "LineSink", "Process", "ProcessFailed", "Supervisor"]
+__all__ = ["Command", "ForkServer", "LineSink", "Process", "ProcessFailed"]
 
 logger = logging.getLogger(__name__)
 
-KEEPER_LOST: Final = "its keeper was killed"
-_PROGRAM: Final = str(Path(__file__).with_name("supervisor.py"))
+REAPER_LOST: Final = "its reaper was killed"
+_PROGRAM: Final = str(Path(__file__).with_name("fork_server.py"))
 MAX_LINE_BYTES: Final = 16 << 20
 _SILENT_GRACE_S: Final = 2.0
 """A server that closed its stdout can answer nothing any more; usually it is about to exit."""
@@ -67,7 +67,7 @@ class Command:
 
 
 class Process:
-    """One running child. Made by `Supervisor.spawn`."""
+    """One running child. Made by `ForkServer.spawn`."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class Process:
             self._loop.call_soon(self._end, *self._ended_early)
 
     def order(self, data: bytes) -> None:
-        """Tell the keeper something; it may be gone."""
+        """Tell the reaper something; it may be gone."""
         self._orders.write(data)
 
     @property
@@ -161,7 +161,7 @@ class Process:
         done, _ = await asyncio.wait((self._done,), timeout=seconds)
         return bool(done)
 
-    # -- what the keeper reports
+    # -- what the reaper reports
 
     def _report(self, line: bytes) -> None:
         report = json.loads(line)
@@ -175,16 +175,16 @@ class Process:
             self._over(report["exited"])
 
     def _lost(self) -> None:
-        """The keeper is gone without a word: it was killed, and its server with it."""
+        """The reaper is gone without a word: it was killed, and its server with it."""
         self._over(None)
 
     def _over(self, code: int | None) -> None:
-        if self._ended_early is not None:  # what follows the exit is only the end of the keeper
+        if self._ended_early is not None:  # what follows the exit is only the end of the reaper
             return
         if self.started.done() and not self._listening:
             self._ended_early = (code, "")
         else:
-            self._end(code, KEEPER_LOST)
+            self._end(code, REAPER_LOST)
 
     def _silent(self) -> None:
         self._lines.end()
@@ -216,11 +216,11 @@ class Process:
                 end.close()
 
 
-class Supervisor:
+class ForkServer:
     """Starts children through one small program, which outlives this process just long enough to end them all."""
 
     def __init__(self) -> None:
-        self._zygote: subprocess.Popen[bytes] | None = None
+        self._fork_server_process: subprocess.Popen[bytes] | None = None
         self._requests: socket.socket | None = None
         self._processes: set[Process] = set()
 
@@ -236,11 +236,11 @@ class Supervisor:
         try:
             await asyncio.gather(*(p.shutdown(grace_s=0) for p in tuple(self._processes)))
         finally:
-            self._disconnect()  # the program ends once its last keeper has
-        zygote, self._zygote = self._zygote, None
-        if zygote is not None:
+            self._disconnect()  # the program ends once its last reaper has
+        fork_server, self._fork_server_process = self._fork_server_process, None
+        if fork_server is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                await asyncio.to_thread(zygote.wait, _KILL_TIMEOUT_S)
+                await asyncio.to_thread(fork_server.wait, _KILL_TIMEOUT_S)
 
     async def spawn(
         self,
@@ -256,8 +256,8 @@ class Supervisor:
             ProcessFailed: the command or its directory does not exist, may not be run, or the machine is out of room.
         """
         spec = json.dumps({"argv": command.argv, "env": dict(command.env), "cwd": command.cwd}).encode()
-        reason = KEEPER_LOST
-        for _ in range(2):  # the supervisor may be killed with our request unread: the next one is another's to answer
+        reason = REAPER_LOST
+        for _ in range(2):  # the fork server may be killed with our request unread: the next one is another's to answer
             try:
                 process = await self._request(sink, max_line_bytes, stderr)
             except OSError as error:
@@ -275,14 +275,14 @@ class Supervisor:
                 process.listen()
                 return process
             self._processes.discard(process)
-            if reason != KEEPER_LOST:
+            if reason != REAPER_LOST:
                 break
         raise ProcessFailed(reason, command.argv[0])
 
     async def _request(
         self, sink: LineSink, max_line_bytes: int, hear_stderr: Callable[[bytes], None] | None
     ) -> Process:
-        """Four descriptors to the zygote, four ends for us."""
+        """Four descriptors to the fork server, four ends for us."""
         with contextlib.ExitStack() as opened:
             control, theirs = socket.socketpair()
             opened.callback(theirs.close)
@@ -323,18 +323,18 @@ class Supervisor:
             except OSError:
                 if last:
                     raise
-                logger.warning("the supervisor process is gone; starting another")
+                logger.warning("the fork server is gone; starting another")
                 self._disconnect()
 
     def _connect(self) -> socket.socket:
-        if self._zygote is not None and self._zygote.poll() is not None:
+        if self._fork_server_process is not None and self._fork_server_process.poll() is not None:
             self._disconnect()
         if self._requests is None:
             with contextlib.ExitStack() as unless_started:
                 ours, theirs = socket.socketpair()
                 unless_started.callback(ours.close)
                 with theirs:
-                    self._zygote = subprocess.Popen(
+                    self._fork_server_process = subprocess.Popen(
                         [sys.executable, "-I", "-S", "-X", "utf8", _PROGRAM, str(theirs.fileno())],
                         stdin=subprocess.DEVNULL,
                         stdout=subprocess.DEVNULL,

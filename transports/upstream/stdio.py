@@ -9,10 +9,10 @@ import os
 from collections.abc import Mapping
 from typing import Final
 
-from transports.base import Given, Link, LinkClosed, LinkEvents, UpstreamUnavailable
 from transports.jsonrpc import InvalidMessage, Message, parse_lenient
-from transports.upstream.process import Command, Process, ProcessFailed, Supervisor
+from transports.upstream.process import Command, ForkServer, Process, ProcessFailed
 from transports.upstream.unreadable import answered_by, meant_by
+from transports.upstream_port import ConnectOptions, Link, LinkClosed, LinkEvents, UpstreamUnavailable
 
 __all__ = ["INHERITED", "StdioLink", "StdioUpstream"]
 
@@ -35,7 +35,7 @@ class StdioUpstream:
         argv: tuple[str, ...],
         env: Mapping[str, str],
         cwd: str | None,
-        supervisor: Supervisor,
+        fork_server: ForkServer,
         max_line_bytes: int,
         grace_s: float,
     ) -> None:
@@ -43,22 +43,22 @@ class StdioUpstream:
         self._argv = argv
         self._env = env
         self._cwd = cwd
-        self._supervisor = supervisor
+        self._fork_server = fork_server
         self._max_line_bytes = max_line_bytes
         self._grace_s = grace_s
 
-    async def connect(self, given: Given, events: LinkEvents) -> "StdioLink":
+    async def connect(self, given: ConnectOptions, events: LinkEvents) -> "StdioLink":
         """Start a child, or take the one that was started ahead."""
         if isinstance(given.started, StdioLink):
             given.started.heard_by(events)
             return given.started
         return await self._start(given, events)
 
-    async def start(self, given: Given) -> "StdioLink":
-        """Start a child for somebody who comes later (`Given.started`). Raises `UpstreamUnavailable`."""
+    async def start(self, given: ConnectOptions) -> "StdioLink":
+        """Start a child for somebody who comes later (`ConnectOptions.started`). Raises `UpstreamUnavailable`."""
         return await self._start(given, _Unheard())
 
-    async def _start(self, given: Given, events: LinkEvents) -> "StdioLink":
+    async def _start(self, given: ConnectOptions, events: LinkEvents) -> "StdioLink":
         """What the operator set for the server wins over what is given; both win over the inherited."""
         inherited = {name: value for name in INHERITED if (value := os.environ.get(name)) is not None}
         command = Command(
@@ -66,7 +66,7 @@ class StdioUpstream:
         )
         link = StdioLink(self._name, events, self._grace_s)
         try:
-            link.process = await self._supervisor.spawn(
+            link.process = await self._fork_server.spawn(
                 command, link, max_line_bytes=self._max_line_bytes, stderr=link.stderr
             )
         except ProcessFailed as error:
@@ -74,7 +74,7 @@ class StdioUpstream:
         return link
 
     async def close(self) -> None:
-        """Its links share nothing but the supervisor, which is not its own."""
+        """Its links share nothing but the fork server, which is not its own."""
 
 
 class StdioLink:

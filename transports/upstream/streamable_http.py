@@ -14,10 +14,10 @@ import httpx2
 import msgspec
 from mcp.shared.inbound import encode_header_value, mcp_param_headers, x_mcp_header_map
 
-from transports.base import Given, LinkClosed, LinkEvents
 from transports.jsonrpc import InvalidMessage, Message, Object, decode_id, parse, parse_lenient
 from transports.sse import Event, EventDecoder, TooLarge
 from transports.upstream.unreadable import meant_by
+from transports.upstream_port import ConnectOptions, LinkClosed, LinkEvents
 
 __all__ = ["HttpLink", "HttpUpstream"]
 
@@ -66,7 +66,7 @@ class HttpUpstream:
             )
         return self._client
 
-    async def connect(self, given: Given, events: LinkEvents) -> "HttpLink":
+    async def connect(self, given: ConnectOptions, events: LinkEvents) -> "HttpLink":
         """A link that continues the server's session in `given.resume`, or begins without one. Nothing is sent yet."""
         return HttpLink(self, given, events)
 
@@ -80,7 +80,7 @@ class HttpUpstream:
 class HttpLink:
     """One client's side of one server: its session there, its requests in flight, its stream."""
 
-    def __init__(self, upstream: HttpUpstream, given: Given, events: LinkEvents) -> None:
+    def __init__(self, upstream: HttpUpstream, given: ConnectOptions, events: LinkEvents) -> None:
         self._upstream = upstream
         self._given = given
         self._events = events

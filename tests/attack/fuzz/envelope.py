@@ -13,10 +13,11 @@ import msgspec
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
-from transports.base import Era, Refused, Request
+from transports.era import Era
 from transports.inbound.batch import Batches
 from transports.inbound.limits import Limits
 from transports.inbound.sizes import Sizes
+from transports.inbound_port import Refused, Request
 from transports.jsonrpc import (
     INVALID_REQUEST,
     PARSE_ERROR,

@@ -16,7 +16,7 @@ HEADERS: Final = {"MCP-Protocol-Version": "2025-03-26"}
 DEADLINE_S: Final = 4.0
 """Twice what the gateway that is attacked allows for."""
 
-HOP_DEADLINE_S: Final = HEAD_WITHIN_S + 2.0
+PEER_DEADLINE_S: Final = HEAD_WITHIN_S + 2.0
 STRANGER: Final = "127.0.6.1"
 """Where attacks on connections come from, so that what is kept for one address is not kept for all."""
 
@@ -215,6 +215,6 @@ def the_internal_listener_and_silence(world: World, door: Door) -> Outcome:
     with contextlib.ExitStack() as stack:
         wires = [stack.enter_context(Wire(port, source=STRANGER)) for port in ports for _ in range(100)]
         begin = time.monotonic()
-        until = begin + HOP_DEADLINE_S
+        until = begin + PEER_DEADLINE_S
         closed = sum(wire.is_closed(max(0.001, until - time.monotonic())) for wire in wires)
-    return judged(f"{closed} of {len(wires)} cut in {HOP_DEADLINE_S:.0f} s", bool(wires) and closed == len(wires))
+    return judged(f"{closed} of {len(wires)} cut in {PEER_DEADLINE_S:.0f} s", bool(wires) and closed == len(wires))

@@ -1,21 +1,21 @@
 """The program that starts stdio servers and sees to it that nothing they started is left behind.
 
-It runs beside the gateway as a process of its own (`python -I -S -X utf8 supervisor.py FD`) and imports small standard
+It runs beside the gateway as a process of its own (`python -I -S -X utf8 fork_server.py FD`) and imports small standard
 modules only: it knows nothing of asyncio, MCP or the gateway. It plays two parts.
 
-The *zygote* is the program as started. On the Unix stream socket FD it receives one byte per server to start, with four
-descriptors attached: a control socket, and the server's stdin, stdout and stderr. For each it forks a *keeper*.
+The *fork server* is the program as started. On the Unix stream socket FD it receives one byte per server to start, with
+four descriptors attached: a control socket, and the server's stdin, stdout and stderr. For each it forks a *reaper*.
 
-A *keeper* looks after one server. On its control socket it reads one specification, a 4-byte big-endian length and the
+A *reaper* looks after one server. On its control socket it reads one specification, a 4-byte big-endian length and the
 JSON object `{"argv": [...], "env": {...}, "cwd": "..." | null}`, starts the server, and answers in JSON lines:
 `{"started": pid}` or `{"failed": sentence}`, and later `{"exited": code}` (minus the signal number if one ended it).
 After the specification it obeys single bytes: `T` sends SIGTERM to the server and all its descendants, `K` kills them
 all. The end of the control socket means that the gateway is gone, and is `K` as well.
 
-Why nothing survives: a keeper is a *child subreaper*, so whatever loses its parent below it (setsid, double forks,
+Why nothing survives: a reaper is a *child subreaper*, so whatever loses its parent below it (setsid, double forks,
 `sh -c`, npx) becomes its own child. It kills what it finds below itself until the kernel says that it has no child
-left; only then does it report the exit. Should a keeper itself be killed, its server dies with it (PR_SET_PDEATHSIG)
-and everything else falls to the zygote, which is a subreaper too and kills whatever is not a keeper.
+left; only then does it report the exit. Should a reaper itself be killed, its server dies with it (PR_SET_PDEATHSIG)
+and everything else falls to the fork server, which is a subreaper too and kills whatever is not a reaper.
 
 Without prctl(2) and /proc (macOS), a server is ended with its process group, and what has left that group is not found.
 """
@@ -96,7 +96,7 @@ def _kill(pids: Iterable[int]) -> None:
     for pid in pids:
         with contextlib.suppress(OSError):  # gone already, or not ours to kill
             group = os.getpgid(pid)
-            if group != own:  # a server that has not called setsid() yet is in the keepers' own group
+            if group != own:  # a server that has not called setsid() yet is in the reapers' own group
                 os.killpg(group, signal.SIGKILL)
             os.kill(pid, signal.SIGKILL)
 
@@ -122,10 +122,10 @@ class _Wakeups:
         os.close(self._write_fd)
 
 
-# --- the keeper -------------------------------------------------------------------------------------------------------
+# --- the reaper -------------------------------------------------------------------------------------------------------
 
 
-class _Keeper:
+class _Reaper:
     """One server's guardian. `gateway` is a pidfd of the gateway, or None."""
 
     def __init__(self, control: socket.socket, stdio: list[int], gateway: int | None) -> None:
@@ -166,7 +166,7 @@ class _Keeper:
 
     def _start(self, spec: dict[str, Any]) -> None:
         self._launch, report = os.pipe()  # closes itself on exec
-        keeper = os.getpid()
+        reaper = os.getpid()
         try:
             self._server = os.fork()
         except OSError as error:
@@ -174,7 +174,7 @@ class _Keeper:
             self._code = -signal.SIGKILL
         else:
             if self._server == 0:
-                _become_server(spec, self._stdio, report, keeper)
+                _become_server(spec, self._stdio, report, reaper)
         for fd in (report, *self._stdio):  # or the gateway would never see the end of the server's stdout
             os.close(fd)
 
@@ -252,16 +252,16 @@ class _Keeper:
             self._control.send(json.dumps(message).encode() + b"\n")
 
 
-def _become_server(spec: dict[str, Any], stdio: list[int], report: int, keeper: int) -> NoReturn:
+def _become_server(spec: dict[str, Any], stdio: list[int], report: int, reaper: int) -> NoReturn:
     """Turn this freshly forked process into the server, or write to `report` why that failed."""
     subject = "the command"
     try:
         _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != keeper:  # it was killed before the line above took effect
+        if os.getppid() != reaper:  # it was killed before the line above took effect
             os._exit(127)
         os.setsid()
         signal.set_wakeup_fd(-1)
-        for target, fd in enumerate(stdio):  # all are above 2: the zygote's own 0, 1 and 2 are open
+        for target, fd in enumerate(stdio):  # all are above 2: the fork server's own 0, 1 and 2 are open
             os.dup2(fd, target)
         if report != 3:
             os.dup2(report, 3, inheritable=False)
@@ -293,29 +293,29 @@ def _exists(spec: dict[str, Any]) -> bool:
     return any(os.path.isfile(os.path.join(folder, command)) for folder in folders)
 
 
-# --- the zygote -------------------------------------------------------------------------------------------------------
+# --- the fork server --------------------------------------------------------------------------------------------------
 
 
 def _serve(requests: socket.socket) -> None:
-    """Fork a keeper per request until the gateway is gone, then wait for the last keeper to be done."""
+    """Fork a reaper per request until the gateway is gone, then wait for the last reaper to be done."""
     gateway = _open_parent()
     wakeups = _Wakeups()
-    keepers: set[int] = set()
+    reapers: set[int] = set()
     poller = select.poll()
     lifelines = [fd for fd in (requests.fileno(), gateway) if fd is not None]
     for fd in (*lifelines, wakeups.fd):
         poller.register(fd, select.POLLIN)
     serving, orphans = True, False
-    while serving or keepers or orphans:
+    while serving or reapers or orphans:
         ready = {fd for fd, _ in poller.poll(_RESCAN_MS if orphans else None)}
         wakeups.drain()
         if serving and not ready.isdisjoint(lifelines):
-            serving = gateway not in ready and _fork_keeper(requests, gateway, wakeups, keepers)
+            serving = gateway not in ready and _fork_reaper(requests, gateway, wakeups, reapers)
             if not serving:
                 for fd in lifelines:
                     poller.unregister(fd)
-        if _reap_keepers(keepers) or orphans:
-            orphans = _kill_orphans(keepers)
+        if _collect_reapers(reapers) or orphans:
+            orphans = _kill_orphans(reapers)
 
 
 def _open_parent() -> int | None:
@@ -326,8 +326,8 @@ def _open_parent() -> int | None:
         return None
 
 
-def _fork_keeper(requests: socket.socket, gateway: int | None, wakeups: _Wakeups, keepers: set[int]) -> bool:
-    """Take one request and fork its keeper; False at the end of the requests."""
+def _fork_reaper(requests: socket.socket, gateway: int | None, wakeups: _Wakeups, reapers: set[int]) -> bool:
+    """Take one request and fork its reaper; False at the end of the requests."""
     try:
         request, fds, _, _ = socket.recv_fds(requests, 1, 4)
     except OSError:
@@ -339,19 +339,19 @@ def _fork_keeper(requests: socket.socket, gateway: int | None, wakeups: _Wakeups
             os.write(fds[0], json.dumps({"failed": f"cannot fork: {error.strerror}"}).encode() + b"\n")
         else:
             if pid == 0:
-                _become_keeper(fds, gateway, requests, wakeups)
-            keepers.add(pid)
+                _become_reaper(fds, gateway, requests, wakeups)
+            reapers.add(pid)
     for fd in fds:
         os.close(fd)
     return bool(request)
 
 
-def _become_keeper(fds: list[int], gateway: int | None, requests: socket.socket, wakeups: _Wakeups) -> NoReturn:
+def _become_reaper(fds: list[int], gateway: int | None, requests: socket.socket, wakeups: _Wakeups) -> NoReturn:
     status = 1
     try:
         requests.close()
         wakeups.close()
-        _Keeper(socket.socket(fileno=fds[0]), fds[1:], gateway).run()
+        _Reaper(socket.socket(fileno=fds[0]), fds[1:], gateway).run()
         status = 0
     except BaseException:
         sys.excepthook(*sys.exc_info())
@@ -359,39 +359,39 @@ def _become_keeper(fds: list[int], gateway: int | None, requests: socket.socket,
         os._exit(status)
 
 
-def _reap_keepers(keepers: set[int]) -> bool:
-    """Collect who has exited; whether it may have left orphans: all but a keeper that finished its work may have."""
+def _collect_reapers(reapers: set[int]) -> bool:
+    """Collect who has exited; whether it may have left orphans: all but a reaper that finished its work may have."""
     suspicious = False
     with contextlib.suppress(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
             pid, status = ended
-            suspicious |= pid not in keepers or status != 0
-            keepers.discard(pid)
+            suspicious |= pid not in reapers or status != 0
+            reapers.discard(pid)
     return suspicious
 
 
-def _kill_orphans(keepers: set[int]) -> bool:
-    """Kill whatever has become our child without being a keeper; whether there was any."""
+def _kill_orphans(reapers: set[int]) -> bool:
+    """Kill whatever has become our child without being a reaper; whether there was any."""
     everyone = None if _CHILDREN_FILES else _children_of_all()
     children = _children(os.getpid()) if everyone is None else everyone.get(os.getpid(), [])
-    orphans = [pid for pid in children if pid not in keepers]
+    orphans = [pid for pid in children if pid not in reapers]
     _kill(_below(orphans))
     return bool(orphans)
 
 
 def main() -> None:
-    """Run as `supervisor.py FD`: serve the requests that arrive on the socket FD."""
+    """Run as `fork_server.py FD`: serve the requests that arrive on the socket FD."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)  # only the end of our sockets ends us
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    # A keeper reads what its server's environment is to be, secrets included: no other server of this user may look
+    # A reaper reads what its server's environment is to be, secrets included: no other server of this user may look
     # into it. Inherited through fork(2), and undone by the server's exec(2).
     _prctl(_PR_SET_DUMPABLE, 0)
     while (fd := os.open(os.devnull, os.O_RDWR)) < 3:  # a gateway that closed its stderr left us a gap there
         pass
     os.close(fd)
-    gc.disable()  # a collection would touch, and so copy, every page a keeper shares with us
+    gc.disable()  # a collection would touch, and so copy, every page a reaper shares with us
     gc.freeze()
     _serve(socket.socket(fileno=int(sys.argv[1])))
 

@@ -1,0 +1,167 @@
+"""What an inbound wire calls: requests in, answers and refusals out. No I/O of its own."""
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any, Protocol
+
+import msgspec
+
+from transports.era import Era
+from transports.jsonrpc import Message, Object
+from transports.reply_queue import Frame, ReplyQueue
+
+__all__ = ["Answer", "EventSource", "Forwarder", "Handler", "OwnedByPeer", "Refused", "Request"]
+
+
+class Refused(Exception):
+    """A request gets no further: how to say so, over HTTP and as JSON-RPC. The message is fit for the client."""
+
+    def __init__(
+        self, status: int, code: int, message: str, *, data: Any = None, headers: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.data = data
+        self.headers = dict(headers or {})
+
+    def error(self) -> dict[str, Any]:
+        """As a JSON-RPC error object."""
+        body: dict[str, Any] = {"code": self.code, "message": str(self)}
+        return body if self.data is None else body | {"data": self.data}
+
+
+class OwnedByPeer(Exception):
+    """Another process serves this request. `route` is for whoever forwards it; nothing has been done or sent yet."""
+
+    def __init__(self, route: Any) -> None:
+        super().__init__("another process serves this request")
+        self.route = route
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """One message of a client, checked by the rules of its era's wire, before anyone asks whose it is.
+
+    `headers` has lower-case names, `params` is the top level of the message's. `same_site` is False when a browser says
+    that another site caused the request. `forwarded` is what another process of ours vouches for, where it sent this.
+    `peer` is the address it came from, `client` the network of who is behind the proxies that are trusted, `arrived_at`
+    when it did, by the monotonic clock (0: nobody looked). `again`: it was given to a process that was lost, and may
+    have taken effect. `body_bytes` is what the request keeps in memory until it is answered. `check_mirrored` is for a
+    tool whose schema mirrors arguments in headers, once it is known who asks and what they may see: given the schema,
+    it raises `Refused` where headers and arguments disagree.
+    """
+
+    era: Era
+    endpoint: str
+    headers: Mapping[str, str]
+    message: Message | None = None
+    params: Object = msgspec.field(default_factory=dict)
+    protocol_version: str = ""
+    meta: Mapping[str, Any] = msgspec.field(default_factory=dict)
+    forwarded: Any = None
+    again: bool = False
+    same_site: bool = True
+    peer: str = ""
+    client: str = ""
+    secure: bool = False
+    arrived_at: float = 0.0
+    body_bytes: int = 0
+    check_mirrored: Callable[[Any], None] | None = None
+
+
+class Answer(Protocol):
+    """What a handler gives back for a request: the frames to come, and what to tell the client beside them."""
+
+    @property
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """Headers for the response, complete before the first frame."""
+        ...
+
+    @property
+    def replies(self) -> ReplyQueue:
+        """The frames."""
+        ...
+
+    def cancel(self, reason: str) -> None:
+        """The client does not want the answer any more."""
+        ...
+
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether the session may have passed to another process, so that frames have to be `confirmed`."""
+        ...
+
+    async def confirmed(self, frame: Frame) -> Frame:
+        """What may leave instead of the frame: itself, or an error when the session has passed to another process."""
+        ...
+
+    async def record(self, frame: Frame) -> str | None:
+        """Keep an SSE frame for replay and return its event id; None where this wire has no replay."""
+        ...
+
+    async def done(self) -> None:
+        """The wire is finished with the answer. Called exactly once."""
+        ...
+
+
+class EventSource(Protocol):
+    """A legacy client's GET stream."""
+
+    @property
+    def headers(self) -> list[tuple[bytes, bytes]]: ...
+
+    @property
+    def events(self) -> AsyncIterator[tuple[str, bytes]]:
+        """Event ids and frames; an empty frame is a priming event."""
+        ...
+
+    async def delivered(self, event_id: str) -> None:
+        """That event was written to the client."""
+        ...
+
+    async def done(self) -> None:
+        """The wire is finished with the stream. Called exactly once."""
+        ...
+
+
+class Forwarder(Protocol):
+    """Takes requests to the process that serves them."""
+
+    async def forward(self, route: Any, scope: Any, body: bytes, receive: Any, send: Any) -> Any:
+        """Answer the request by another process; else where to send the answer when it is tried here again.
+
+        Raises:
+            Refused: it cannot be had now.
+        """
+        ...
+
+
+class Handler(Protocol):
+    """What an inbound wire calls. Every method may raise `Refused` and `OwnedByPeer`."""
+
+    async def call(self, request: Request) -> Answer:
+        """A client's request."""
+        ...
+
+    async def admit(self, request: Request) -> str:
+        """Who sends a request, before anything is opened for it or revealed: a name, the same for the same client."""
+        ...
+
+    async def negotiated(self, request: Request) -> str:
+        """The protocol version that the session of a legacy request has negotiated, before anything of it is done."""
+        ...
+
+    async def notify(self, request: Request) -> None:
+        """A client's notification."""
+        ...
+
+    async def respond(self, request: Request) -> None:
+        """A client's response to a request of the server's."""
+        ...
+
+    async def stream(self, request: Request, last_event_id: str | None) -> EventSource:
+        """A legacy client's GET."""
+        ...
+
+    async def end(self, request: Request) -> None:
+        """A legacy client's DELETE."""
+        ...

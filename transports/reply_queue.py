@@ -1,0 +1,94 @@
+"""Frames on their way to one client, between the upstream that sends them and the wire that writes them."""
+
+import asyncio
+from collections import deque
+from typing import Final
+
+import msgspec
+
+__all__ = ["MAX_QUEUED_BYTES", "Frame", "ReplyQueue"]
+
+
+MAX_QUEUED_BYTES: Final = 16 << 20
+"""What may wait for one client that does not read. Beyond it the exchange is given up, so that nobody else pays."""
+
+
+class Frame(msgspec.Struct, frozen=True):
+    """One message to the client. `error_code` is set on the last one when it is an error."""
+
+    data: bytes
+    final: bool = False
+    error_code: int | None = None
+
+
+class ReplyQueue:
+    """Frames on their way to one client: filled by whoever hears the upstream, read by the wire the client is on."""
+
+    __slots__ = ("_closed", "_frames", "_quiet_at", "_size", "_waiter", "abandoned")
+
+    def __init__(self) -> None:
+        self._frames: deque[Frame] = deque()
+        self._size = 0
+        self._closed = False
+        self._waiter: asyncio.Future[None] | None = None
+        self._quiet_at: float | None = None
+        self.abandoned = False
+
+    def push(self, frame: Frame) -> bool:
+        """Queue a frame; False (and it is dropped) once the last one was queued or the reader is too far behind."""
+        if self._closed:
+            return False
+        if self._size + len(frame.data) > MAX_QUEUED_BYTES and self._frames and not frame.final:
+            self.close()
+            self.abandoned = True
+            return False
+        self._frames.append(frame)
+        self._size += len(frame.data)
+        if frame.final:
+            self._closed = True
+        self._wake()
+        return True
+
+    def close(self) -> None:
+        """Nothing more comes; the reader gets what is queued and then None."""
+        self._closed = True
+        self._wake()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether nothing more can be queued."""
+        return self._closed
+
+    async def next(self, quiet_at: float | None = None) -> Frame | None:
+        """The next frame, or None when the stream ended without a final one. One reader only.
+
+        Raises:
+            TimeoutError: nothing came before `quiet_at`, by the monotonic clock, as a call of `tick` has found.
+        """
+        while not self._frames:
+            if self._closed:
+                return None
+            self._quiet_at = quiet_at
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        frame = self._frames.popleft()
+        self._size -= len(frame.data)
+        return frame
+
+    def tick(self, now: float) -> None:
+        """Tell a reader that has waited long enough. Whoever fills the queue calls this now and then: a timer for every
+        call would cost more than the call's parsing."""
+        if (
+            self._waiter is not None
+            and not self._waiter.done()
+            and self._quiet_at is not None
+            and now >= self._quiet_at
+        ):
+            self._waiter.set_exception(TimeoutError())
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
