@@ -1,0 +1,100 @@
+"""Background tasks of one owner: kept, logged when they fail, shared by key, and ended when the owner closes."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Hashable
+from typing import Any, Final, TypeVar
+
+__all__ = ["Tasks", "TasksClosed"]
+
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
+CANCEL_S: Final = 5.0
+"""How long `close` waits for a task that it has cancelled. A task that takes longer is left behind, with a log line."""
+
+
+class TasksClosed(Exception):
+    """The shared run was cancelled because its owner closed."""
+
+
+class Tasks:
+    """The background tasks of one owner. `owner` names it in log lines.
+
+    After `close`, new work is cancelled before it starts.
+    """
+
+    def __init__(self, owner: str) -> None:
+        self._owner = owner
+        self._running: set[asyncio.Task[Any]] = set()
+        self._shared: dict[Hashable, asyncio.Task[Any]] = {}
+        self._awaited: set[asyncio.Task[Any]] = set()
+        self._is_closed = False
+
+    def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Run `work` in the background. An exception it raises is logged."""
+        task = asyncio.create_task(work, name=getattr(work, "__qualname__", None))
+        self._running.add(task)
+        task.add_done_callback(self._ended)
+        if self._is_closed:
+            task.cancel()
+        return task
+
+    def start(self, key: Hashable, work: Callable[[], Coroutine[Any, Any, T]]) -> asyncio.Task[T]:
+        """The run of `key` that is under way, or a new one. Once it has ended, the next caller starts another."""
+        task = self.running(key)
+        if task is None:
+            task = self._shared[key] = self.spawn(work())
+            task.add_done_callback(lambda ended: self._forget(key, ended))
+        return task
+
+    async def share(self, key: Hashable, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """The result of the run of `key`, which concurrent callers share. A caller that is cancelled does not end it.
+
+        A failure reaches every caller that waits, and is not logged.
+
+        Raises:
+            TasksClosed: `close` cancelled the run.
+        """
+        task = self.start(key, work)
+        self._awaited.add(task)
+        await asyncio.wait((task,))
+        if task.cancelled():
+            raise TasksClosed(f"{self._owner}: closed")
+        return task.result()
+
+    def running(self, key: Hashable) -> asyncio.Task[Any] | None:
+        """The run of `key` that is under way."""
+        task = self._shared.get(key)
+        return None if task is None or task.done() else task
+
+    async def settled(self) -> None:
+        """Wait until every task that runs now has ended. Never raises what a task raised."""
+        others = self._running - {asyncio.current_task()}
+        if others:
+            await asyncio.wait(others)
+
+    async def close(self, *, wait_s: float = 0.0) -> None:
+        """Give the tasks `wait_s` to end by themselves, then cancel the rest and wait for their end."""
+        self._is_closed = True
+        others = self._running - {asyncio.current_task()}
+        if others and wait_s > 0:
+            _, others = await asyncio.wait(others, timeout=wait_s)
+        for task in others:
+            task.cancel()
+        if others:
+            _, others = await asyncio.wait(others, timeout=CANCEL_S)
+        for task in others:
+            logger.warning("%s: task %s ignores its cancellation", self._owner, task.get_name())
+
+    def _forget(self, key: Hashable, task: asyncio.Task[Any]) -> None:
+        if self._shared.get(key) is task:
+            del self._shared[key]
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._running.discard(task)
+        error = None if task.cancelled() else task.exception()  # marks the exception as retrieved
+        if error is not None and task not in self._awaited:
+            logger.error("%s: task %s failed", self._owner, task.get_name(), exc_info=error)
+        self._awaited.discard(task)
