@@ -26,13 +26,7 @@ from gateway.cluster.envelope import Envelopes
 from gateway.cluster.forwarding import Forwarding
 from gateway.cluster.ownership import Cluster
 from gateway.config.keyring import key_ring
-from gateway.config.settings import (
-    ConfigurationError,
-    GatewaySettings,
-    Settings,
-    UpstreamSettings,
-    host_and_port_of,
-)
+from gateway.config.settings import ConfigurationError, GatewaySettings, Settings, UpstreamSettings, host_and_port_of
 from gateway.context.assertion import HEADER, Assertions
 from gateway.context.link_resources import LinkResourceProvider
 from gateway.context.secrets import PrincipalSecrets
@@ -58,6 +52,7 @@ from gateway.relay.modern import ModernClients
 from gateway.relay.pipeline import Pipeline
 from gateway.serving.guard import guard_of
 from gateway.serving.own_process import hide, why_in_sight
+from gateway.serving.paths import ALL, HEALTH, READY
 from gateway.serving.readiness import Readiness
 from gateway.sessions.child_sessions import ChildSessions
 from gateway.sessions.lifecycle import ENDED, Sessions
@@ -85,12 +80,9 @@ from transports.upstream.process import ForkServer
 from transports.upstream.streamable_http import HttpUpstream
 from transports.upstream_port import Upstream
 
-__all__ = ["ALL", "HAND_OVER_S", "HEALTH", "JWKS", "READY", "Gateway"]
+__all__ = ["HAND_OVER_S", "Gateway"]
 
 logger = logging.getLogger(__name__)
-
-ALL = "/mcp"
-"""The path that serves every upstream; `/servers/NAME/mcp` serves one."""
 
 HAND_OVER_S = 10.0
 """How long sessions are waited for whose calls are still being answered when the gateway stops."""
@@ -98,8 +90,6 @@ HAND_OVER_S = 10.0
 LINGER_S = 2.0
 """How long a gateway that leaves others behind serves what still comes, until load balancers have seen that it is not
 ready: were idle connections closed at once, a request on its way on one of them would be lost."""
-
-HEALTH, READY, JWKS = "/healthz", "/readyz", "/.well-known/jwks.json"
 
 SWEEP_EVERY_S = 1.0
 """How often ended sessions are cleared away and sessions in use kept alive; more often where sessions live short."""

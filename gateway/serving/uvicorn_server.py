@@ -15,7 +15,7 @@ import uvicorn
 from gateway.admin.routes import ADMIN
 from gateway.config.settings import ConfigurationError, Settings, host_and_port_of, is_loopback
 from gateway.serving.app import Gateway, create_app, operators_app
-from gateway.serving.composition import ALL
+from gateway.serving.paths import ALL
 from gateway.serving.workers import inherited_listener, tell_ready, worker_number
 from transports.inbound.connections import Connections
 from transports.inbound.http_connection import http_connections

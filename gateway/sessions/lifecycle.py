@@ -19,13 +19,7 @@ from gateway.identity.request_context import RequestContext
 from gateway.observability.audit import Audit
 from gateway.policy.quotas import PrincipalQuotas
 from gateway.sessions.aliases import default_alias, reattach_alias
-from gateway.sessions.carriers import (
-    Carriers,
-    cookies_of,
-    explicit_token,
-    modern_client,
-    same_client,
-)
+from gateway.sessions.carriers import Carriers, cookies_of, explicit_token, modern_client, same_client
 from gateway.sessions.metadata import metadata_of
 from gateway.sessions.record_limits import RecordLimits
 from gateway.upstreams.prestart import PrestartPool

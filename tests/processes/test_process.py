@@ -56,9 +56,7 @@ def alive(pid: int) -> bool:
 # --- talking
 
 
-async def test_lines_come_back_in_order_and_exit_is_told_last(
-    fork_server: ForkServer, family: Family, sink: Recorder
-) -> None:
+async def test_lines_come_in_order_before_the_exit(fork_server: ForkServer, family: Family, sink: Recorder) -> None:
     process = await fork_server.spawn(family.command("cat"), sink)
     sent = [b"line %d" % n for n in range(5_000)]
     assert process.write(b"".join(line + b"\n" for line in sent))
@@ -67,9 +65,7 @@ async def test_lines_come_back_in_order_and_exit_is_told_last(
     assert (sink.codes, sink.lines_at_exit) == ([0], 5_000)
 
 
-async def test_the_sink_hears_nothing_before_the_caller_holds_the_process(
-    fork_server: ForkServer, family: Family
-) -> None:
+async def test_the_sink_gets_nothing_before_spawn_returns(fork_server: ForkServer, family: Family) -> None:
     heard_early: list[str] = []
 
     class Impatient(Recorder):
