@@ -180,7 +180,7 @@ async def test_a_sink_that_raises_loses_only_that_line(
 
 
 @pytest.mark.parametrize("command", ["no-such-command", "/no/such/command", "./no-such"])
-async def test_a_missing_command_is_named(
+async def test_missing_commands_are_named(
     fork_server: ForkServer, family: Family, sink: Recorder, command: str
 ) -> None:
     with pytest.raises(ProcessFailed, match=f"^No such file or directory: '{command}'$") as caught:
@@ -429,12 +429,11 @@ async def test_when_the_gateway_is_killed_everything_is_gone_within_two_seconds(
         assert gateway.stdout.readline() == b"ready\n"
         members = family.members()
         assert len(members) > 20
-        fork_server = parent_of(
-            parent_of(next(m for m in members if parent_of(parent_of(parent_of(m))) == gateway.pid))
-        )
+        reaper = parent_of(next(m for m in members if parent_of(parent_of(parent_of(m))) == gateway.pid))
+        program = parent_of(reaper)
         gateway.kill()
         assert await family.gone(within_s=2.0)
-        assert await until(lambda: not alive(fork_server), 2.0)
+        assert await until(lambda: not alive(program), 2.0)
 
 
 @requirement("proc.gone")
