@@ -17,8 +17,8 @@ import pytest
 
 from gateway.config.load import _Environment
 from gateway.config.settings import DEFAULT_CONTEXT_ENV, GatewaySettings, Settings
-from tests.e2e.conftest import sha256
 from tests.support.blocks import DOCUMENTS, Block, blocks
+from tests.support.credentials import sha256
 from tests.support.raw import tool_text
 from tests.support.redis_server import running_redis
 from tests.support.running import DEMO, ROOT, running_gateway, server

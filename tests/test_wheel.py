@@ -9,8 +9,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.e2e.conftest import sha256
 from tests.requirements import requirement
+from tests.support.credentials import sha256
 from tests.support.running import ROOT, RunningGateway
 
 CALL = """

@@ -24,7 +24,7 @@ import httpx
 from session_store import AuditEvent, backend_for
 from session_store.audit import MAX_AUDIT_EVENTS
 from session_store.redis.keys import SHARDS
-from tests.e2e.conftest import bearer, sha256
+from tests.support.credentials import bearer, sha256
 from tests.support.flood import flood, request
 from tests.support.procs import eventually
 from tests.support.raw import ACCEPT, VERSION, Legacy, modern_body

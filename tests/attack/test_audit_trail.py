@@ -13,12 +13,8 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from gateway.observability.audit import Audit
-from gateway.observability.repeated import FULL_ALIKE, FULL_IN_ALL, SUMS, Repeated
-from session_store import AuditEvent
-from session_store.memory import MemoryAuditTrail
-from tests.e2e.conftest import KEYS, bearer, sha256
 from tests.requirements import requirement
+from tests.support.credentials import KEYS, bearer, sha256
 from tests.support.flood import flood, request
 from tests.support.procs import eventually
 from tests.support.raw import ACCEPT, Legacy, Modern
@@ -119,35 +115,3 @@ def test_a_forged_token_at_the_stdio_front_is_in_the_trail(modern: bool, tmp_pat
     )
     events = [json.loads(told) for told in file.read_text().splitlines()]
     assert [e["reason"] for e in events if e["event"] == "refused"] == ["no token of ours"]
-
-
-@requirement("wall.audit")
-def test_refusals_of_many_addresses_cost_a_bounded_number_of_events() -> None:
-    now = 0.0
-    repeated = Repeated(lambda: now)
-    told: list[AuditEvent] = []
-    for number in range(20_000):
-        event = AuditEvent(at=now, event="refused", reason="bad key", client=f"192.0.{number % 250}.{number % 97}")
-        told += filter(None, [repeated.take(event)])
-    assert len(told) == FULL_IN_ALL
-    sums = list(repeated.sums())
-    assert len(sums) == SUMS + 1 and sum(event.count for event in sums) == 20_000 - FULL_IN_ALL
-    assert not list(repeated.sums())
-    now = 1.0
-    alike = AuditEvent(at=now, event="refused", reason="bad key", client="192.0.2.1")
-    assert sum(repeated.take(alike) is not None for _ in range(100)) == FULL_ALIKE
-
-
-@pytest.mark.anyio
-@requirement("wall.audit")
-async def test_while_the_store_is_away_strangers_displace_nobody() -> None:
-    class Away(MemoryAuditTrail):
-        async def record(self, events: Any) -> None:
-            raise ConnectionError
-
-    audit = Audit(Away(), lambda: 0.0)
-    for number in range(30_000):
-        audit.tell("created", session_id=f"s{number}", principal="anonymous" if number > 10 else "api-key:alice")
-    with pytest.raises(ConnectionError):
-        await audit._flush()
-    assert audit._dropped == 10_000

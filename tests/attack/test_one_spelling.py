@@ -15,8 +15,8 @@ from gateway.context.assertion import Assertions
 from gateway.observability.audit import Audit
 from session_store import ANONYMOUS, KeyRing, MemoryBackend, Purpose, Session, TokenCodec
 from session_store.session import new_session_id
-from tests.e2e.conftest import sha256
 from tests.requirements import requirement
+from tests.support.credentials import sha256
 from transports.inbound.http import Guard
 from transports.inbound_port import Refused
 

@@ -6,11 +6,10 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from gateway.admin.sign_in_attempts import FREE, LONGEST_S, SignInAttempts, TooManyAttempts
+from gateway.admin.sign_in_attempts import FREE, LONGEST_S
 from session_store import backend_for
-from session_store.testing import FakeClock
-from tests.e2e.conftest import bearer, sha256
 from tests.requirements import requirement
+from tests.support.credentials import bearer, sha256
 from tests.support.procs import eventually
 from tests.support.redis_server import RunningRedis, running_redis
 from tests.support.running import DEMO, RunningGateway, running_gateway, server
@@ -135,25 +134,6 @@ def test_wrong_keys_are_waited_for_and_told(
 def test_the_form_of_the_sign_in_page_is_small(pair: tuple[RunningGateway, RunningGateway], http: httpx.Client) -> None:
     answer = http.post(f"{pair[0].base}/admin/sign-in", data={"key": "x" * 100_000})
     assert answer.status_code == 413
-
-
-@requirement("wall.memory")
-def test_attempts_wait_longer_and_longer_and_are_forgotten() -> None:
-    clock = FakeClock()
-    attempts = SignInAttempts(clock)
-    waits = []
-    for _ in range(FREE + 8):
-        attempts.wrong("192.0.2.1")
-        try:
-            attempts.check("192.0.2.1")
-        except TooManyAttempts as error:
-            waits.append(error.wait_s)
-    assert waits == sorted(waits) and waits[0] == 1.0 and waits[-1] == LONGEST_S and len(waits) == 9
-    clock.pass_time(LONGEST_S)
-    attempts.check("192.0.2.1")
-    for number in range(10_000):
-        attempts.wrong(f"10.0.{number // 250}.{number % 250}")
-    assert len(attempts._wrong) <= 4_096
 
 
 @pytest.mark.anyio

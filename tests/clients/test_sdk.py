@@ -12,8 +12,8 @@ from mcp import types
 from mcp.client import Client
 from mcp.client.streamable_http import streamable_http_client
 
-from tests.e2e.conftest import KEYS, bearer, sha256
 from tests.requirements import requirement
+from tests.support.credentials import KEYS, bearer, sha256
 from tests.support.running import DEMO, RunningGateway, running_gateway, server
 
 pytestmark = pytest.mark.anyio

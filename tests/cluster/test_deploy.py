@@ -19,8 +19,8 @@ import httpx
 import pytest
 import yaml
 
-from tests.e2e.conftest import KEYS, bearer, sha256
 from tests.requirements import requirement
+from tests.support.credentials import KEYS, bearer, sha256
 from tests.support.raw import Modern, modern_body, modern_headers, tool_text
 from tests.support.redis_server import free_port
 from tests.support.running import DEMO, ROOT, RunningGateway, running_gateway, server

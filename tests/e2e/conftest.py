@@ -1,23 +1,13 @@
 """Gateways that several tests use: started once."""
 
-import hashlib
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 
 import pytest
 
+from tests.support.credentials import KEYS, sha256
 from tests.support.running import DEMO, PROBE, ROOT, RunningGateway, running_gateway, server
-
-KEYS = {"alice": "alice-key", "alice-new": "alice-key-2", "bob": "bob-key"}
-
-
-def sha256(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def bearer(key: str) -> dict[str, str]:
-    return {"Authorization": f"Bearer {key}"}
 
 
 @pytest.fixture(scope="session")

@@ -3,19 +3,14 @@
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from gateway.config.settings import AuditSettings
-from gateway.observability.audit import Audit
-from session_store import AuditEvent, StoreUnavailable
-from session_store.memory import MemoryAuditTrail
-from tests.e2e.conftest import KEYS, bearer, sha256
 from tests.requirements import requirement
+from tests.support.credentials import KEYS, bearer, sha256
 from tests.support.procs import eventually
 from tests.support.raw import Legacy, Modern, messages, tool_text
 from tests.support.redis_server import RunningRedis
@@ -84,29 +79,3 @@ def test_calls_are_not_told_unless_wanted(http: httpx.Client, tmp_path: Path) ->
         assert tool_text(client.tool("count")) == "1" and client.delete().status_code == 200
         assert eventually(lambda: file.exists() and '"ended"' in file.read_text())
     assert [json.loads(line)["event"] for line in file.read_text().splitlines()] == ["created", "ended"]
-
-
-class Silent(MemoryAuditTrail):
-    """A trail whose store is away for a while."""
-
-    is_away = True
-
-    async def record(self, events: Sequence[AuditEvent]) -> None:
-        if self.is_away:
-            raise StoreUnavailable("away")
-        await super().record(events)
-
-
-@pytest.mark.anyio
-@requirement("life.events")
-async def test_a_store_that_is_away_makes_no_line_twice(tmp_path: Path) -> None:
-    file, trail = tmp_path / "audit.jsonl", Silent()
-    audit = Audit(trail, lambda: 0.0, AuditSettings(file=str(file)))
-    for number in range(3):
-        audit.tell("ended", session_id=f"session-{number}")
-        with pytest.raises(StoreUnavailable):
-            await audit.flush()
-    trail.is_away = False
-    await audit.flush()
-    assert len(file.read_text().splitlines()) == 3
-    assert [event.session for event in await trail.recent()] == ["session-"] * 3

@@ -19,8 +19,8 @@ from gateway.config.settings import Settings
 from gateway.integrations.asgi import SCOPE_KEY, SessionMiddleware
 from gateway.serving.app import Gateway, create_app
 from session_store import NoSession, current_session
-from tests.e2e.conftest import KEYS, bearer, sha256
 from tests.requirements import requirement
+from tests.support.credentials import KEYS, bearer, sha256
 from tests.support.issuer import Issuer, running_issuer
 from tests.support.one_connection import OneConnection
 from tests.support.raw import Legacy, Modern, messages, modern_body, modern_headers, tool_text

@@ -11,8 +11,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.e2e.conftest import KEYS, bearer, sha256
 from tests.requirements import requirement
+from tests.support.credentials import KEYS, bearer, sha256
 from tests.support.procs import eventually
 from tests.support.raw import Legacy, tool_text
 from tests.support.raw_http import connected, post, read_answers

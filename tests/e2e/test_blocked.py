@@ -1,20 +1,13 @@
 """What arguments may not contain, however JSON and Unicode write it, and what it costs to look."""
 
-import fnmatch
 import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from gateway.config.patterns import expression, matches
-from gateway.config.settings import ConfigurationError, load_settings
-from gateway.policy.blocked_arguments import TooMuchText, contains
 from tests.requirements import requirement
 from tests.support.raw import ACCEPT, Legacy, messages, tool_text
 from tests.support.running import LISTING, PROBE, RunningGateway, running_gateway, server
@@ -87,40 +80,3 @@ def test_looking_costs_a_bounded_time(gateway: RunningGateway, http: httpx.Clien
         assert "result" in answer if text.isascii() else "cannot be looked through" in answer["error"]["message"]
     many = messages(echo(client, json.dumps(["x"] * 100_000)))[-1]
     assert "more than 20000 strings" in many["error"]["message"]
-
-
-@requirement("wall.decoded")
-@pytest.mark.parametrize("word", ["(?=a)b", r"(a)\1", "(", "a{2000}", "(?<!x)y"])
-def test_an_expression_that_is_not_linear_is_a_configuration_error(word: str, tmp_path: Path) -> None:
-    file = tmp_path / "gateway.json"
-    file.write_text(json.dumps({"mcpServers": {"s": {"command": "x", "tools": {"run": {"blocked": ["fine", word]}}}}}))
-    with pytest.raises(ConfigurationError, match=r"mcpServers\.s\.tools\.run\.blocked.*RE2"):
-        load_settings(file)
-
-
-@requirement("wall.decoded")
-def test_names_are_compared_in_linear_time() -> None:
-    began = time.monotonic()
-    assert not matches("*a" * 100 + "*b", "a" * 256)
-    assert time.monotonic() - began < 0.5
-
-
-@requirement("wall.decoded")
-@settings(max_examples=500)
-@given(pattern=st.text("ab*?[]!-^\\.|\n", max_size=7), name=st.text("ab[]!-^\\.\n", max_size=4))
-def test_patterns_of_names_mean_what_they_mean_in_shells(pattern: str, name: str) -> None:
-    try:
-        found = matches(pattern, name)
-    except ValueError:
-        return  # a range that ends before it begins: said when the configuration is read
-    assert found == fnmatch.fnmatchcase(name, pattern)
-
-
-@requirement("wall.decoded")
-@settings(max_examples=200, deadline=2_000)
-@given(arguments=st.recursive(st.one_of(st.text(), st.integers(), st.floats(), st.none()), st.lists, max_leaves=20))
-def test_any_arguments_can_be_looked_through(arguments: Any) -> None:
-    try:
-        contains(arguments, (expression("x", "y+"),))
-    except TooMuchText as error:
-        assert str(error)

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from tests.e2e.conftest import KEYS, bearer, sha256
 from tests.requirements import requirement
+from tests.support.credentials import KEYS, bearer, sha256
 from tests.support.raw import ACCEPT, Legacy
 from tests.support.raw_http import answers, listener_of
 from tests.support.running import PROBE, RunningGateway, running_gateway, server

@@ -3,23 +3,16 @@
 import json
 import sys
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
 import httpx
-import pytest
 
-from gateway.config.policy import SecretSettings
-from gateway.config.settings import ConfigurationError, Settings, load_settings
-from gateway.context.secrets import PrincipalSecrets
-from session_store import Principal
-from tests.e2e.conftest import KEYS, bearer, sha256
 from tests.requirements import requirement
+from tests.support.credentials import KEYS, bearer, sha256
 from tests.support.http_probe import running_http_probe
 from tests.support.issuer import running_issuer
 from tests.support.raw import Legacy, Modern, messages, tool_text
 from tests.support.running import PROBE, running_gateway, server
-from transports.upstream_port import UpstreamUnavailable
 
 WORDS = {"alice": "alices-very-secret-word", "bob": "bobs-very-secret-word"}
 
@@ -79,22 +72,6 @@ def test_a_subject_that_is_no_name_reaches_nothing(http: httpx.Client, tmp_path:
                 assert "error" in messages(answer)[-1] and "not for you" not in answer.text, subject
 
 
-@requirement("ctx.credentials", "ops.config")
-def test_what_cannot_be_is_said_at_start(tmp_path: Path) -> None:
-    secret = {"word": {"env": "WORD"}}
-    for entry, secrets, words in (
-        ({"command": "x", "env": {"T": "${secret:word}"}}, {}, "says nothing of 'word'"),
-        ({"command": "x", "shared": True, "env": {"T": "${secret:word}"}}, secret, "a shared server gets no secrets"),
-        ({"command": "x"}, {"word": {}}, "give one of file, env and command"),
-        ({"command": "x"}, {"word": {"env": "{subject}_TOKEN"}}, "other variables of the gateway"),
-        ({"command": "x"}, {"word": {"env": "W", "issuer": "nobody"}}, "issuer is 'nobody'"),
-    ):
-        config = tmp_path / "mcp.json"
-        config.write_text(json.dumps({"mcpServers": {"a": entry}, "gateway": {"secrets": secrets}}))
-        with pytest.raises(ConfigurationError, match=words):
-            load_settings(config)
-
-
 @requirement("wall.secrets")
 def test_a_name_vouched_for_by_another_issuer_is_another_principal(http: httpx.Client, tmp_path: Path) -> None:
     (tmp_path / "alice").write_text("the-issuers-alice")
@@ -134,45 +111,3 @@ def test_a_name_vouched_for_by_another_issuer_is_another_principal(http: httpx.C
             made = [found("made", who) for who in (hers, theirs, key)]
             assert made == [f"{encoded[0]} alice", f"{encoded[1]} alice", "api-key alice"]
             assert found("made", issuer.token("--help")) == "", "an option is no name"
-
-
-@requirement("wall.secrets", "ops.config")
-def test_whose_secrets_are_is_said_at_start() -> None:
-    jwt = {"issuer": "https://id.example", "audience": "a", "jwks_url": "https://id.example/keys"}
-    keys = {"alice": "0" * 64}
-    both: dict[str, Any] = {"api_keys": keys, "auth": {"jwt": [jwt]}}
-    proxied = {"auth": {"proxies": {"networks": ["10.0.0.0/8"], "subject_header": "X-User"}}}
-
-    def load(**gateway: Any) -> None:
-        Settings.model_validate({"gateway": gateway})
-
-    personal = {"word": {"file": "/run/{subject}"}}
-    for alone in ({"api_keys": keys}, {"auth": {"jwt": [jwt]}}, proxied):
-        load(**alone, secrets=personal)
-    for several in (both, {**proxied, "api_keys": keys}):
-        with pytest.raises(ValueError, match="say with issuer whose it is"):
-            load(**several, secrets=personal)
-        load(**several, secrets={"word": {"file": "/run/{issuer}/{subject}"}})
-        load(**several, secrets={"word": {"file": "/run/{subject}", "issuer": "api-key"}})
-
-
-@requirement("wall.secrets", "wall.authority")
-@pytest.mark.parametrize(
-    "issuers", [["api-key"], ["anonymous"], ["proxy"], ["https://id.example", "https://id.example:8443"]]
-)
-def test_issuers_whose_principals_could_be_confused_are_refused(issuers: list[str]) -> None:
-    jwt = [{"issuer": name, "audience": "a", "jwks_url": "https://id.example/keys"} for name in issuers]
-    proxies = {"networks": ["10.0.0.0/8"], "subject_header": "X-User"}
-    with pytest.raises(ValueError, match="cannot be told from"):
-        Settings.model_validate({"gateway": {"auth": {"jwt": jwt, "proxies": proxies}}})
-
-
-@requirement("wall.secrets")
-@pytest.mark.anyio
-async def test_a_name_reaches_no_variable_of_the_gateways_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MCP_GATEWAY_KEYS", "the signing keys")
-    monkeypatch.setenv("MCP_GATEWAY_alice", "hers")
-    secrets = PrincipalSecrets({"word": SecretSettings(env="MCP_GATEWAY_{subject}")}, ["api-key"])
-    for subject in ("KEYS", "alice"):
-        with pytest.raises(UpstreamUnavailable):
-            await secrets.fill({"T": "${secret:word}"}, Principal(issuer="api-key", subject=subject))

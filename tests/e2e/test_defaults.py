@@ -6,24 +6,16 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 
-from gateway.config.settings import ConfigurationError, Settings, load_settings
-from tests.e2e.conftest import KEYS, bearer, sha256
 from tests.requirements import requirement
+from tests.support.credentials import KEYS, bearer, sha256
 from tests.support.raw import Modern, modern_body, modern_headers, tool_text
 from tests.support.running import DEMO, ROOT, running_gateway, server
 
 API_KEYS = {"alice": sha256(KEYS["alice"])}
-JWT = {"issuer": "https://id.example", "audience": "a", "jwks_url": "https://id.example/jwks.json"}
-CREDENTIALS: dict[str, dict[str, Any]] = {
-    "api_keys": {"api_keys": API_KEYS},
-    "auth.jwt": {"auth": {"jwt": [JWT]}},
-    "auth.proxies": {"auth": {"proxies": {"networks": ["10.0.0.0/8"], "subject_header": "X-User"}}},
-}
 
 
 def image() -> tuple[dict[str, str], list[str]]:
@@ -39,35 +31,6 @@ def command(*arguments: str, env: dict[str, str] | None = None) -> subprocess.Co
     return subprocess.run(
         typed, capture_output=True, text=True, timeout=30, check=False, cwd=ROOT, env={**os.environ, **(env or {})}
     )
-
-
-@requirement("wall.defaults", "pol.auth")
-@pytest.mark.parametrize("name", CREDENTIALS)
-def test_anonymous_beside_a_credential_is_refused_wherever_they_came_from(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "mcp.json"
-    entry = {"mcpServers": {"demo": server(DEMO)}, "gateway": {"anonymous": False, **CREDENTIALS[name]}}
-    path.write_text(json.dumps(entry), encoding="utf-8")
-    assert not load_settings(path).gateway.allows_anonymous
-    for places, given in (
-        (["the variable MCP_GATEWAY_ANONYMOUS", f"{name} (from {path})"], {"MCP_GATEWAY_ANONYMOUS": "true"}),
-        (["the command line", f"{name} (from {path})"], {}),
-    ):
-        with monkeypatch.context() as context:
-            for variable, value in given.items():
-                context.setenv(variable, value)
-            with pytest.raises(ConfigurationError) as caught:
-                load_settings(path, None if given else {"anonymous": True})
-        assert all(place in str(caught.value) for place in places), caught.value
-    with pytest.raises(ValueError, match=f"anonymous serves everybody, and {name} says who may call"):
-        Settings.model_validate({"gateway": {"anonymous": True, **CREDENTIALS[name]}})
-
-
-@requirement("wall.defaults", "pol.auth")
-def test_a_proxy_that_names_nobody_is_no_credential() -> None:
-    settings = load_settings(None, {"anonymous": True, "auth": {"proxies": {"networks": ["10.0.0.0/8"]}}})
-    assert settings.gateway.allows_anonymous
 
 
 @requirement("wall.defaults", "ops.deploy")

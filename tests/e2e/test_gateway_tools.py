@@ -7,8 +7,8 @@ import httpx
 import psutil
 import pytest
 
-from tests.e2e.conftest import KEYS, bearer, sha256
 from tests.requirements import requirement
+from tests.support.credentials import KEYS, bearer, sha256
 from tests.support.procs import gone
 from tests.support.raw import Legacy, messages, tool_text
 from tests.support.running import PROBE, running_gateway, server

@@ -10,8 +10,8 @@ import pytest
 
 from gateway.protocol.listing import Tools
 from gateway.sessions.child_sessions import MAX_CHILDREN, with_handles
-from tests.e2e.conftest import KEYS, bearer, sha256
 from tests.requirements import requirement
+from tests.support.credentials import KEYS, bearer, sha256
 from tests.support.procs import gone
 from tests.support.raw import Legacy, Modern, messages, tool_text
 from tests.support.redis_server import RunningRedis

@@ -6,8 +6,8 @@ import re
 import httpx
 import pytest
 
-from tests.e2e.conftest import KEYS, bearer
 from tests.requirements import requirement
+from tests.support.credentials import KEYS, bearer
 from tests.support.raw import SESSION_KEY, Legacy, Modern, messages, tool_text
 from tests.support.running import DEMO, PROBE, RunningGateway, running_gateway, server
 
@@ -229,7 +229,7 @@ def test_by_cookie_or_principal_initialize_resumes_only_where_switched_on(http: 
             found.append(who(client.tool("whoami")))
         return found
 
-    from tests.e2e.conftest import sha256
+    from tests.support.credentials import sha256
 
     options = {"api_keys": {name: sha256(key) for name, key in KEYS.items()}}
     for reattach, resumes in ((["cookie"], True), (["principal"], True), ([], False)):
@@ -254,7 +254,7 @@ def test_keys_rotate_without_losing_a_session_token(http: httpx.Client) -> None:
 
 @requirement("ops.redact")
 def test_no_token_credential_or_whole_id_in_logs_errors_or_health(http: httpx.Client) -> None:
-    from tests.e2e.conftest import sha256
+    from tests.support.credentials import sha256
 
     options = {"api_keys": {"alice": sha256(KEYS["alice"])}, "log_level": "debug"}
     with running_gateway({"main": server(PROBE)}, options=options) as gateway:

@@ -13,8 +13,8 @@ import httpx
 import psutil
 import pytest
 
-from tests.e2e.conftest import KEYS, bearer, sha256
 from tests.requirements import requirement
+from tests.support.credentials import KEYS, bearer, sha256
 from tests.support.procs import descendants, eventually
 from tests.support.raw import Legacy, Modern, messages, tool_text
 from tests.support.redis_server import RunningRedis

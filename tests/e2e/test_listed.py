@@ -1,7 +1,6 @@
 """Policy decides on what a server lists, and on methods that are known; the same for tools, prompts and resources."""
 
 import json
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -9,13 +8,9 @@ from typing import Any
 import httpx
 import pytest
 from mcp.shared.inbound import NAME_BEARING_METHODS, encode_header_value
-from mcp_types.methods import CLIENT_NOTIFICATIONS, CLIENT_REQUESTS
 
-from gateway.protocol.listing import MOST_BYTES, MOST_TOOLS, Names, Tools, items_of
-from gateway.protocol.methods import METHODS
-from gateway.protocol.uris import forms, is_of, is_of_any
-from tests.e2e.conftest import KEYS, bearer, sha256
 from tests.requirements import requirement
+from tests.support.credentials import KEYS, bearer, sha256
 from tests.support.procs import eventually
 from tests.support.raw import Legacy, Modern, messages, modern_body, modern_headers, tool_text
 from tests.support.running import LISTING, RunningGateway, running_gateway, server
@@ -228,53 +223,3 @@ def test_a_workspace_has_its_prompts_and_resources(http: httpx.Client, tmp_path:
             assert {item[name] for item in messages(bob.call(method))[-1]["result"][key]} == seen
         for uri in ("note://secret/b", "note://open/../secret/b", "file:///pub/x"):
             assert "not found" in messages(bob.call("resources/read", {"uri": uri}))[-1]["error"]["message"]
-
-
-@requirement("wall.decoded")
-def test_the_table_has_every_method_of_every_revision() -> None:
-    for table, is_request in ((CLIENT_REQUESTS, True), (CLIENT_NOTIFICATIONS, False)):
-        for method, revision in table:
-            row = METHODS[method]
-            assert row.is_request is is_request
-            assert ("modern" if revision >= "2026-07-28" else "legacy") in row.eras, (method, revision)
-
-
-@requirement("wall.decoded")
-def test_a_uri_is_read_in_every_form() -> None:
-    assert forms("file:///a/%2e%2e/etc/%70asswd") == ("file:///a/%2e%2e/etc/%70asswd", "file:///etc/passwd")
-    assert forms("note:x") == ("note:x",) and forms("note:%41") == ("note:%41", "note:A")
-    assert forms("%2525252525252541") is None
-    assert forms("note:e%CC%81") == ("note:e%CC%81", "note:é")
-    assert is_of("db://t/1", "db://t/{id}") and not is_of("db://t/1/x", "db://t/{id}")
-    assert is_of("db://t/1/x", "db://t/{+id}") and not is_of("db://t", "db://t/{id}")
-
-
-@requirement("wall.decoded")
-@pytest.mark.parametrize("heap", ["\u0301" * 16_000 + "\u0323" * 16_000, "\u0f73" * 32_000, "%CC%81%CC%A3" * 8_000])
-def test_a_uri_is_read_in_a_bounded_time(heap: str) -> None:
-    began = time.monotonic()
-    assert forms(f"note://x/{heap}") is None
-    assert time.monotonic() - began < 0.5
-
-
-@requirement("wall.memory", "wall.decoded")
-def test_what_a_server_lists_is_kept_within_bounds() -> None:
-    many = [{"name": f"t{n}", "inputSchema": SCHEMA} for n in range(10_000)]
-    large = [{"name": f"t{n}", "description": "x" * (1 << 20), "inputSchema": SCHEMA} for n in range(20)]
-    assert len(Tools(many).listed) == MOST_TOOLS
-    assert Tools(large).size <= MOST_BYTES and len(Tools(large).listed) == 3
-    assert Names.of([{"uri": f"{n}" + "x" * 8_000} for n in range(4_000)], "uri").size <= MOST_BYTES
-    assert items_of({"tools": [{"name": "x" * 257}, {"name": 7}, {}, "x", {"name": "good"}]}, "tools") == [
-        {"name": "good"}
-    ]
-    assert not is_of("xy" * 9, "{a}y" * 2_000)
-
-
-@requirement("wall.decoded")
-def test_templates_of_a_server_are_tried_in_a_bounded_time() -> None:
-    honest = [f"db://host/table{n}/{{id}}{{?fields}}" for n in range(3_000)]
-    assert is_of_any("db://host/table2999/7", honest)
-    hostile = [f"{n}" + "{a}x" * 240 for n in range(4_096)]
-    began = time.monotonic()
-    assert not is_of_any("x" * 8_000, hostile)
-    assert time.monotonic() - began < 2, "each of them takes 0.1 s"

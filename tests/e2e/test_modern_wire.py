@@ -7,8 +7,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.conftest import bearer, sha256
 from tests.requirements import requirement
+from tests.support.credentials import bearer, sha256
 from tests.support.procs import eventually
 from tests.support.raw import ACCEPT, Modern, events, messages, modern_body, modern_headers, tool_text
 from tests.support.running import PROBE, RunningGateway, running_gateway, server
@@ -133,7 +133,7 @@ def test_an_elicitation_retried_on_a_new_connection_reaches_its_own_process(demo
 
 @requirement("id.purpose", "id.bound")
 def test_a_state_is_good_for_its_own_request_and_principal_only(keyed: RunningGateway, http: httpx.Client) -> None:
-    from tests.e2e.conftest import KEYS, bearer
+    from tests.support.credentials import KEYS, bearer
 
     alice, bob = (Modern(keyed.url, http, headers=bearer(KEYS[k])) for k in ("alice", "bob"))
     asked = alice.tool("ask")

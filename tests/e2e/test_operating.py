@@ -8,12 +8,10 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import Any
 
 import httpx
-import pytest
 
-from gateway.config.settings import ConfigurationError, load_settings
+from gateway.config.settings import load_settings
 from tests.requirements import requirement
 from tests.support.procs import eventually
 from tests.support.raw import Legacy, tool_text
@@ -54,60 +52,6 @@ def test_the_file_of_a_desktop_host_works_as_it_is(tmp_path: Path) -> None:
     assert settings.mcpServers["files"].argv[0] == "npx" and settings.mcpServers["files"].env == {"A": "b"}
     checked = command("check", "--config", str(path))
     assert checked.returncode == 0 and "files" in checked.stdout
-
-
-@requirement("ops.config")
-def test_toml_says_the_same_and_the_environment_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "gateway.toml"
-    path.write_text(
-        '[mcpServers.demo]\ncommand = "demo"\nshared = true\n'
-        "[gateway]\nport = 9000\n[gateway.session]\nidle_ttl_s = 60\nmax_age_s = 120\n"
-    )
-    monkeypatch.setenv("MCP_GATEWAY_PORT", "9001")
-    monkeypatch.setenv("MCP_GATEWAY_SESSION__IDLE_TTL_S", "30")
-    monkeypatch.setenv("MCP_GATEWAY_API_KEYS", json.dumps({"a": "0" * 64}))
-    monkeypatch.setenv("MCP_GATEWAY_ALLOWED_HOSTS", '["a.example"]')
-    settings = load_settings(path, {"host": "::1"})
-    assert (settings.gateway.port, settings.gateway.host) == (9001, "::1")
-    assert (settings.gateway.session.idle_ttl_s, settings.gateway.session.max_age_s) == (30, 120)
-    assert settings.gateway.allowed_hosts == ("a.example",) and not settings.gateway.allows_anonymous
-    assert settings.mcpServers["demo"].shared
-
-
-@requirement("ops.config")
-@pytest.mark.parametrize(
-    ("document", "where", "what"),
-    [
-        ("{", "mcp.json", "not valid JSON"),
-        ("[]", "mcp.json", "must hold an object"),
-        ({"mcpServers": {"a": {}}}, "mcpServers.a", "give a command"),
-        ({"mcpServers": {"a": {"in_process": "no module"}}}, "mcpServers.a.in_process", "module:attribute"),
-        ({"mcpServers": {"a": {"command": "x", "in_process": "m:a"}}}, "mcpServers.a", "not several"),
-        ({"mcpServers": {"a": {"url": "ftp://x.example/mcp"}}}, "mcpServers.a.url", "http:// or https://"),
-        ({"mcpServers": {"a": {"url": "https://u:p@x.example/mcp"}}}, "mcpServers.a.url", "use headers"),
-        ({"mcpServers": {"a__b": {"command": "x"}}}, "mcpServers.a__b", "server name"),
-        ({"mcpServers": {"a": {"command": "x", "args": "y"}}}, "mcpServers.a.args", "tuple"),
-        ({"mcpServers": {"a": {"command": "x", "context_env": {"X": "nope"}}}}, "context_env.X", "session_id"),
-        ({"gateway": {"prot": 1}}, "gateway.prot", "no such setting"),
-        ({"gateway": {"port": 99999}}, "gateway.port", "65535"),
-        ({"gateway": {"store": "mysql://x"}}, "gateway.store", "memory://"),
-        ({"gateway": {"store": "redis:///0"}}, "gateway.store", "host"),
-        ({"gateway": {"store": "sqlite://x.db"}}, "gateway.store", "path"),
-        ({"gateway": {"session": {"metadata": {"a": "{nope}"}}}}, "gateway.session.metadata", "{principal}"),
-        ({"gateway": {"api_keys": {"a": "plain-key"}}}, "gateway.api_keys", "SHA-256"),
-        ({"gateway": {"session": {"idle_ttl_s": 0}}}, "gateway.session.idle_ttl_s", "greater than 0"),
-        ({"gateway": 7}, "gateway", "dictionary"),
-    ],
-)
-def test_a_bad_configuration_fails_at_start_naming_the_field(
-    tmp_path: Path, document: Any, where: str, what: str
-) -> None:
-    path = tmp_path / "mcp.json"
-    path.write_text(document if isinstance(document, str) else json.dumps(document))
-    with pytest.raises(ConfigurationError) as caught:
-        load_settings(path)
-    assert where in str(caught.value) and what in str(caught.value)
-    assert "plain-key" not in str(caught.value), "what was given may be a secret"
 
 
 @requirement("ops.config")

@@ -8,8 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.conftest import KEYS, bearer, sha256
 from tests.requirements import requirement
+from tests.support.credentials import KEYS, bearer, sha256
 from tests.support.procs import eventually
 from tests.support.raw import Legacy, Modern, messages, tool_text
 from tests.support.running import DEMO, PROBE, RunningGateway, running_gateway, server

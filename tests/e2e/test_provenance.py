@@ -8,24 +8,13 @@ from typing import Any
 
 import httpx
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from gateway.config.policy import PolicySettings, RuleSettings, WorkspaceSettings
-from gateway.config.settings import Settings
-from gateway.doctor.workspaces import check_workspaces
-from gateway.identity.context_rules import ContextRules, CredentialClaims
-from gateway.policy.decisions import Policy, ServerPolicy
-from session_store import Context, Principal, Provenance
-from session_store.record import from_fields, to_fields
-from session_store.testing import FakeClock, a_session
-from tests.e2e.conftest import KEYS, bearer, sha256
 from tests.requirements import requirement
+from tests.support.credentials import KEYS, bearer, sha256
 from tests.support.issuer import running_issuer
 from tests.support.raw import Legacy, messages, tool_text
 from tests.support.running import DEMO, PROBE, ROOT, RunningGateway, running_gateway, server
 
-GUEST = Principal(issuer="api-key", subject="guest")
 BOSS = "team-boss"
 RULES = [
     {"workspaces": ["team-*"], "trust": "direct", "permissions": ["notes.write"]},
@@ -90,80 +79,6 @@ def test_servers_and_tools_of_a_workspace_are_not_for_who_announces_it(http: htt
         assert {"probe__pid", "demo__ask"} <= listed(opened(gateway, http, bearer(KEYS["bob"])))
 
 
-NAMES = st.sampled_from(["", "a", "b", "team-a", "team-b", "c"])
-PATTERNS = st.lists(st.sampled_from(["", "a", "team-*", "?*", "*", "**", "c"]), max_size=2).map(tuple)
-RULE = st.builds(
-    RuleSettings,
-    workspaces=PATTERNS,
-    trust=st.sampled_from([None, "direct", "sandboxed"]),
-    permissions=st.lists(st.sampled_from(["p", "q"]), max_size=2).map(tuple),
-)
-ENTRIES = st.dictionaries(
-    st.sampled_from(["a", "team-*", "?*", "*", "b"]),
-    st.builds(
-        WorkspaceSettings,
-        servers=st.lists(st.sampled_from(["x", "y", "*"]), max_size=2).map(tuple),
-        tools=st.lists(st.sampled_from(["x__t", "y__*", "*"]), max_size=2).map(tuple),
-    ),
-    max_size=4,
-)
-TOOLS = [(server, tool) for server in ("x", "y") for tool in ("t", "u")]
-
-
-@requirement("wall.provenance")
-@given(st.lists(RULE, max_size=5), st.sampled_from(["direct", "sandboxed"]), ENTRIES, NAMES, NAMES)
-def test_no_name_that_is_announced_gives_more_than_any_other(
-    rules: list[RuleSettings], default: str, entries: dict[str, WorkspaceSettings], one: str, other: str
-) -> None:
-    """Neither by naming a workspace that is granted something, nor by not naming one that is restricted."""
-
-    def may(announced: str, *, trusted: bool) -> set[Any]:
-        context = ContextRules(rules, default, trust_announced=trusted).context(GUEST, None, announced)
-        policy = PolicySettings(workspaces=entries, trust_announced_workspace=trusted)
-        decide = Policy(policy, {"x": ServerPolicy(), "y": ServerPolicy()}).decide
-        tools = {pair for pair in TOOLS if decide(context, *pair).allowed}
-        return {*context.permissions, *tools, *({"direct"} if context.trust == "direct" else ())}
-
-    mine = may(one, trusted=False)
-    assert mine == may(other, trusted=False), "the name makes no difference"
-    assert mine <= may(one, trusted=True) & may(other, trusted=True), "and none of them would give less"
-
-
-@requirement("wall.provenance")
-def test_each_fact_says_where_it_comes_from() -> None:
-    rules = [RuleSettings(principals=("api-key:fixed",), workspace="w", permissions=("p",))]
-    rules.append(RuleSettings(workspaces=("team-*",), trust="direct", permissions=("q",)))
-
-    def found(
-        principal: Principal, granted: CredentialClaims | None, announced: str, *, trusted: bool = False
-    ) -> Provenance:
-        return (
-            ContextRules(rules, "sandboxed", trust_announced=trusted).context(principal, granted, announced).provenance
-        )
-
-    announced, configured, authenticated = "announced", "configured", "authenticated"
-    fixed = Principal(issuer="api-key", subject="fixed")
-    everything = CredentialClaims("direct", "w", ("p",), True)
-    for provenance, expected in (
-        (found(GUEST, None, BOSS), (announced, configured, configured)),
-        (found(GUEST, None, BOSS, trusted=True), (announced, announced, announced)),
-        (found(fixed, None, BOSS), (configured, configured, configured)),
-        (found(GUEST, everything, BOSS), (authenticated, authenticated, authenticated)),
-        (found(GUEST, CredentialClaims(names_workspace=True), BOSS), (authenticated, configured, configured)),
-    ):
-        assert (provenance.workspace, provenance.trust, provenance.permissions) == expected
-
-
-@requirement("wall.provenance")
-def test_records_keep_where_facts_come_from_and_old_ones_are_read_as_announced() -> None:
-    context = Context(workspace="w", provenance=Provenance(workspace="authenticated"))
-    record = to_fields(a_session(FakeClock(), context=context))
-    assert from_fields(record).context.provenance.workspace == "authenticated"
-    old = json.loads(record["context"])
-    del old["provenance"]
-    assert from_fields({**record, "context": json.dumps(old).encode()}).context.provenance.workspace == "announced"
-
-
 @requirement("wall.provenance")
 def test_a_workspace_that_a_credential_no_longer_says_is_gone(http: httpx.Client) -> None:
     claims = {"trust": "trust", "workspace": "team", "permissions": ""}
@@ -193,22 +108,6 @@ def test_what_a_proxy_does_not_say_grants_nothing(http: httpx.Client) -> None:
         assert told(speaking) == told(speaking) | {"workspace": "red", "trust": "direct", "permissions": "a b"}
         empty = opened(gateway, http, {"X-User": "eve", "X-Trust": "", "X-Team": "", "X-May": ""})
         assert told(empty) == told(empty) | {"workspace": "", "trust": "sandboxed", "permissions": ""}
-
-
-@requirement("wall.provenance")
-@pytest.mark.parametrize(
-    ("policy", "words"),
-    [
-        ({"trust_announced_workspace": True}, "any client may take any workspace"),
-        ({"rules": [{"workspaces": ["team-*"], "trust": "direct"}]}, "policy.rules[0].workspaces"),
-        ({"workspaces": {"a": {}, "*": {}}}, "policy.workspaces.a"),
-        ({"rules": [{"workspaces": ["team-*"]}, {"principals": ["api-key:*"], "workspace": "team-a"}]}, ""),
-        ({"rules": [{"workspaces": ["*"], "trust": "direct"}]}, ""),
-    ],
-)
-def test_what_announced_workspaces_do_is_found_out(policy: Any, words: str) -> None:
-    [finding] = check_workspaces(Settings.model_validate({"gateway": {"policy": policy}}))
-    assert (finding.state, words in finding.what) == ("doubtful" if words else "good", True)
 
 
 @requirement("wall.provenance")

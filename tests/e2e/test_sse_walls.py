@@ -8,8 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.conftest import KEYS, bearer, sha256
 from tests.requirements import requirement
+from tests.support.credentials import KEYS, bearer, sha256
 from tests.support.running import DEMO, RunningGateway, running_gateway, server
 
 HOSTS = {"allowed_hosts": ["gateway.example", "127.0.0.1"]}

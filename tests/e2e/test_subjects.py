@@ -1,6 +1,5 @@
 """Who may be a principal: names that can be used, said once, by tokens that were made for calling."""
 
-import asyncio
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -9,18 +8,13 @@ import httpx
 import jwt
 import pytest
 
-from gateway.config.policy import AuthSettings
-from gateway.config.settings import Settings
 from gateway.identity.access_tokens import is_access_token
-from gateway.identity.authenticate import Identity
-from tests.e2e.conftest import bearer
 from tests.requirements import requirement
+from tests.support.credentials import bearer
 from tests.support.issuer import Issuer, running_issuer
 from tests.support.one_connection import OneConnection
 from tests.support.raw import Modern, modern_body, modern_headers, tool_text
 from tests.support.running import DEMO, RunningGateway, running_gateway, server
-from transports.inbound.http import header_map
-from transports.inbound_port import Refused
 
 UNUSABLE = ("", " ", "a\nb", "a\r\nX-User: root", "a\x00", "a\u2028b", "a\u202eb", "x" * 257, " ada", "ada\t")
 NAMES = {"subject_header": "X-User", "trust_header": "X-Trust", "workspace_header": "X-Team"}
@@ -104,44 +98,3 @@ def test_a_header_that_says_who_calls_stands_once(proxied: RunningGateway, name:
             client.write(request.replace(b"\r\n\r\n", f"\r\n{other}:  {value} \r\n\r\n".encode(), 1))
             [(status, answer)] = client.answers(1)
         assert status == 400 and "more than once" in answer["error"]["message"], (other, value)
-
-
-@requirement("wall.authority")
-def test_headers_are_the_same_in_any_case_and_with_any_space() -> None:
-    for raw in ([(b"X-User", b"a"), (b"x-user", b"b")], [(b"x-USER", b"a"), (b"X-User", b" a")]):
-        with pytest.raises(Refused):
-            header_map(raw, frozenset({"x-user"}))
-    assert header_map([(b"X-User", b" a\t")]) == {"x-user": "a"}
-
-
-@requirement("wall.authority")
-def test_a_proxys_names_are_usable_and_utf_8() -> None:
-    auth = AuthSettings.model_validate({"proxies": PROXIES})
-    identity = Identity(api_keys={}, allow_anonymous=True, auth=auth)
-
-    def named(raw: bytes) -> str:
-        headers = {"x-user": raw.decode("latin-1"), "x-team": raw.decode("latin-1")}
-        who = asyncio.run(identity.authenticate(headers, "127.0.0.1"))
-        assert who.granted is not None and who.granted.workspace == who.principal.subject
-        return who.principal.subject
-
-    for name in ("ada", "CN=ada,O=x", "Łucja", "àla"):
-        assert named(name.encode()) == name
-    for raw in (*(name.encode() for name in UNUSABLE if name), "é".encode("latin-1")):
-        with pytest.raises(Refused) as refused:
-            named(raw)
-        assert refused.value.status == 401, raw
-
-
-@requirement("wall.authority", "ops.config")
-@pytest.mark.parametrize(
-    ("proxies", "words"),
-    [
-        ({"trust_header": "X-Trust"}, "give subject_header"),
-        ({"subject_header": "X User"}, "no name of a header"),
-        ({"subject_header": "X-User", "trust_header": "x-user"}, "a header of its own"),
-    ],
-)
-def test_headers_of_proxies_make_sense(proxies: dict[str, str], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        Settings.model_validate({"gateway": {"auth": {"proxies": {"networks": ["10.0.0.0/8"], **proxies}}}})

@@ -11,8 +11,8 @@ import httpx
 import pytest
 
 from gateway.config.settings import Settings
-from tests.e2e.conftest import KEYS, bearer, sha256
 from tests.requirements import requirement
+from tests.support.credentials import KEYS, bearer, sha256
 from tests.support.procs import descendants, eventually
 from tests.support.raw import Legacy, Modern, tool_text
 from tests.support.running import PROBE, RunningGateway, running_gateway, server

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import httpx
 import pytest
 
-from tests.e2e.conftest import sha256
+from tests.support.credentials import sha256
 from tests.support.redis_server import RunningRedis, running_redis
 from tests.support.running import DEMO, PROBE, ROOT, RunningGateway, running_gateway, server
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from gateway.serving import own_process, private_environment
+from gateway.serving import private_environment
 from tests.requirements import requirement
 from tests.support.redis_server import RunningRedis
 from tests.support.running import ROOT
@@ -144,16 +144,3 @@ def test_a_worker_is_started_with_nothing_worth_reading() -> None:
             assert ran.stdout.split()[:2] == [word, "/bin"] and f"'{held}'" not in ran.stdout, ran.stderr
     finally:
         os.close(held)
-
-
-@requirement("wall.secrets")
-def test_it_says_when_nothing_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(own_process, "_prctl", lambda option: 0)
-    monkeypatch.setattr("os.geteuid", lambda: 1_000)
-    assert own_process.why_in_sight() == ""
-    monkeypatch.setattr("os.geteuid", lambda: 0)
-    assert "a user of its own" in own_process.why_in_sight()
-    monkeypatch.setattr(own_process, "_prctl", lambda option: 1)
-    assert "PR_SET_DUMPABLE" in own_process.why_in_sight()
-    monkeypatch.setattr("sys.platform", "darwin")
-    assert "only Linux" in own_process.why_in_sight()

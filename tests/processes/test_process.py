@@ -7,7 +7,6 @@ import signal
 import stat
 import subprocess
 import sys
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ import pytest
 
 from tests.processes.children import DAEMON, ECHO, SETSID, STUBBORN, Family, Recorder, open_fds, until
 from tests.requirements import requirement
-from transports.upstream.lines import LineSplitter
 from transports.upstream.process import ForkServer, Process, ProcessFailed
 
 pytestmark = pytest.mark.anyio
@@ -482,17 +480,3 @@ async def test_signals_meant_for_the_gateway_do_not_end_reapers(
     assert await until(lambda: sink.lines == [b"unimpressed"])
     assert await process.shutdown(grace_s=10) == 0
     assert await (await fork_server.spawn(family.command("true"), Recorder())).wait() == 0
-
-
-@requirement("proc.noise")
-def test_a_long_line_costs_time_linear_in_its_length(sink: Recorder) -> None:
-    def cost(chunks: int) -> float:
-        splitter = LineSplitter(sink.line, sink.oversized, max_bytes=64 << 20)
-        started = time.process_time()
-        for _ in range(chunks):
-            splitter.feed(b"x" * 65_536)
-        splitter.feed(b"\n")
-        return time.process_time() - started
-
-    assert min(cost(256) for _ in range(3)) < 0.1  # 16 MiB
-    assert len(sink.lines[0]) == 16 << 20

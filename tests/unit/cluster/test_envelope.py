@@ -1,0 +1,70 @@
+"""The sealed envelope of a forwarded request."""
+
+from collections.abc import Callable
+from typing import Any
+
+from gateway.cluster.envelope import Envelope, Envelopes, Refusal
+from gateway.cluster.ownership import Route
+from session_store import KeyRing
+from session_store.testing import ALICE, FakeClock, a_session
+from tests.requirements import requirement
+from transports import replica_wire_server as replica_wire_server
+
+RING = KeyRing.ephemeral()
+HEADERS = [(b"accept", b"application/json")]
+
+
+class Door:
+    """One replica's envelopes."""
+
+    def __init__(self, ring: KeyRing = RING, clock: FakeClock | None = None) -> None:
+        self.clock = clock or FakeClock()
+        self.envelopes = Envelopes(ring, self.clock)
+
+    def sealing(self, target: str = "me", body: bytes = b"{}") -> Callable[[], bytes]:
+        route = Route(a_session(self.clock), ALICE, None)
+        return self.envelopes.sealing(
+            target, route, method="POST", path="/mcp", secure=True, again=False, headers=HEADERS, body=body
+        )
+
+    def open(self, head: bytes, body: bytes = b"{}") -> tuple[Envelope, Any] | Refusal:
+        opened = self.envelopes.open("me", head)
+        if isinstance(opened, Refusal):
+            return opened
+        headers = self.envelopes.take(opened, body)
+        return headers if isinstance(headers, Refusal) else (opened.envelope, headers)
+
+
+@requirement("id.purpose", "rep.any")
+def test_a_good_envelope_is_good_once_and_for_its_content_only() -> None:
+    door = Door()
+    seal = door.sealing()
+    assert door.open(seal(), b"{ }") is Refusal.INVALID, "another body"
+    assert door.open(seal().replace(b"application", b"applicatiom")) is Refusal.INVALID, "another header"
+    opened = door.open(seal())
+    assert not isinstance(opened, Refusal)
+    envelope, headers = opened
+    assert (envelope.subject, envelope.path, envelope.secure) == (ALICE.subject, "/mcp", True) and headers == HEADERS
+    assert door.open(seal()) is Refusal.SEEN, "a second copy, sealed later"
+
+
+@requirement("id.purpose")
+def test_late_foreign_misdirected_and_damaged_envelopes_stay_outside() -> None:
+    door = Door()
+    late = door.sealing()()
+    door.clock.pass_time(11)
+    assert door.open(late) is Refusal.INVALID
+    assert door.open(Door(KeyRing.ephemeral(), door.clock).sealing()()) is Refusal.INVALID
+    assert door.open(door.sealing("another")()) is Refusal.SOMEBODY_ELSE
+    good = door.sealing()()
+    for damaged in (b"", b"\x00" * 40, good[:-1], good[:20], good[:40] + b"\xff" + good[41:]):
+        assert door.open(damaged) is Refusal.INVALID
+
+
+@requirement("id.rotate")
+def test_replicas_with_keys_in_rotation_understand_each_other() -> None:
+    clock = FakeClock()
+    old, new = "o" * 40, "n" * 40
+    first, second = Door(KeyRing([old, new]), clock), Door(KeyRing([new, old]), clock)
+    assert not isinstance(first.open(second.sealing()()), Refusal)
+    assert not isinstance(second.open(first.sealing()()), Refusal)

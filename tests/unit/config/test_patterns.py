@@ -1,0 +1,28 @@
+"""Patterns of names match as shell patterns do, in linear time."""
+
+import fnmatch
+import time
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.config.patterns import matches
+from tests.requirements import requirement
+
+
+@requirement("wall.decoded")
+def test_names_are_compared_in_linear_time() -> None:
+    began = time.monotonic()
+    assert not matches("*a" * 100 + "*b", "a" * 256)
+    assert time.monotonic() - began < 0.5
+
+
+@requirement("wall.decoded")
+@settings(max_examples=500)
+@given(pattern=st.text("ab*?[]!-^\\.|\n", max_size=7), name=st.text("ab[]!-^\\.\n", max_size=4))
+def test_patterns_of_names_mean_what_they_mean_in_shells(pattern: str, name: str) -> None:
+    try:
+        found = matches(pattern, name)
+    except ValueError:
+        return  # a range that ends before it begins: said when the configuration is read
+    assert found == fnmatch.fnmatchcase(name, pattern)

@@ -1,0 +1,192 @@
+"""Settings are validated when they are loaded, and an error names the field."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.config.policy import PolicySettings
+from gateway.config.settings import ConfigurationError, Settings, load_settings
+from tests.requirements import requirement
+from tests.support.credentials import KEYS, sha256
+
+PUBLIC = {"host": "0.0.0.0", "advertise": "10.0.0.1:9000"}
+API_KEYS = {"alice": sha256(KEYS["alice"])}
+JWT = {"issuer": "https://id.example", "audience": "a", "jwks_url": "https://id.example/jwks.json"}
+CREDENTIALS: dict[str, dict[str, Any]] = {
+    "api_keys": {"api_keys": API_KEYS},
+    "auth.jwt": {"auth": {"jwt": [JWT]}},
+    "auth.proxies": {"auth": {"proxies": {"networks": ["10.0.0.0/8"], "subject_header": "X-User"}}},
+}
+
+
+@pytest.fixture
+def secret(tmp_path: Path) -> Path:
+    path = tmp_path / "secret"
+    path.touch(mode=0o600)
+    return path
+
+
+@requirement("ops.config")
+def test_toml_says_the_same_and_the_environment_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "gateway.toml"
+    path.write_text(
+        '[mcpServers.demo]\ncommand = "demo"\nshared = true\n'
+        "[gateway]\nport = 9000\n[gateway.session]\nidle_ttl_s = 60\nmax_age_s = 120\n"
+    )
+    monkeypatch.setenv("MCP_GATEWAY_PORT", "9001")
+    monkeypatch.setenv("MCP_GATEWAY_SESSION__IDLE_TTL_S", "30")
+    monkeypatch.setenv("MCP_GATEWAY_API_KEYS", json.dumps({"a": "0" * 64}))
+    monkeypatch.setenv("MCP_GATEWAY_ALLOWED_HOSTS", '["a.example"]')
+    settings = load_settings(path, {"host": "::1"})
+    assert (settings.gateway.port, settings.gateway.host) == (9001, "::1")
+    assert (settings.gateway.session.idle_ttl_s, settings.gateway.session.max_age_s) == (30, 120)
+    assert settings.gateway.allowed_hosts == ("a.example",) and not settings.gateway.allows_anonymous
+    assert settings.mcpServers["demo"].shared
+
+
+@requirement("ops.config")
+@pytest.mark.parametrize(
+    ("document", "where", "what"),
+    [
+        ("{", "mcp.json", "not valid JSON"),
+        ("[]", "mcp.json", "must hold an object"),
+        ({"mcpServers": {"a": {}}}, "mcpServers.a", "give a command"),
+        ({"mcpServers": {"a": {"in_process": "no module"}}}, "mcpServers.a.in_process", "module:attribute"),
+        ({"mcpServers": {"a": {"command": "x", "in_process": "m:a"}}}, "mcpServers.a", "not several"),
+        ({"mcpServers": {"a": {"url": "ftp://x.example/mcp"}}}, "mcpServers.a.url", "http:// or https://"),
+        ({"mcpServers": {"a": {"url": "https://u:p@x.example/mcp"}}}, "mcpServers.a.url", "use headers"),
+        ({"mcpServers": {"a__b": {"command": "x"}}}, "mcpServers.a__b", "server name"),
+        ({"mcpServers": {"a": {"command": "x", "args": "y"}}}, "mcpServers.a.args", "tuple"),
+        ({"mcpServers": {"a": {"command": "x", "context_env": {"X": "nope"}}}}, "context_env.X", "session_id"),
+        ({"gateway": {"prot": 1}}, "gateway.prot", "no such setting"),
+        ({"gateway": {"port": 99999}}, "gateway.port", "65535"),
+        ({"gateway": {"store": "mysql://x"}}, "gateway.store", "memory://"),
+        ({"gateway": {"store": "redis:///0"}}, "gateway.store", "host"),
+        ({"gateway": {"store": "sqlite://x.db"}}, "gateway.store", "path"),
+        ({"gateway": {"session": {"metadata": {"a": "{nope}"}}}}, "gateway.session.metadata", "{principal}"),
+        ({"gateway": {"api_keys": {"a": "plain-key"}}}, "gateway.api_keys", "SHA-256"),
+        ({"gateway": {"session": {"idle_ttl_s": 0}}}, "gateway.session.idle_ttl_s", "greater than 0"),
+        ({"gateway": 7}, "gateway", "dictionary"),
+    ],
+)
+def test_a_bad_configuration_fails_at_start_naming_the_field(
+    tmp_path: Path, document: Any, where: str, what: str
+) -> None:
+    path = tmp_path / "mcp.json"
+    path.write_text(document if isinstance(document, str) else json.dumps(document))
+    with pytest.raises(ConfigurationError) as caught:
+        load_settings(path)
+    assert where in str(caught.value) and what in str(caught.value)
+    assert "plain-key" not in str(caught.value), "what was given may be a secret"
+
+
+@requirement("wall.decoded")
+@pytest.mark.parametrize("word", ["(?=a)b", r"(a)\1", "(", "a{2000}", "(?<!x)y"])
+def test_an_expression_that_is_not_linear_is_a_configuration_error(word: str, tmp_path: Path) -> None:
+    file = tmp_path / "gateway.json"
+    file.write_text(json.dumps({"mcpServers": {"s": {"command": "x", "tools": {"run": {"blocked": ["fine", word]}}}}}))
+    with pytest.raises(ConfigurationError, match=r"mcpServers\.s\.tools\.run\.blocked.*RE2"):
+        load_settings(file)
+
+
+@requirement("wall.defaults", "spec.origin")
+def test_who_serves_everybody_in_reach_says_by_which_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    for host in ("0.0.0.0", "::", "192.168.0.7", "mcp.example"):
+        with pytest.raises(ConfigurationError, match=r"rebinding.*allowed_hosts = \[.*--allowed-host.*\[\"\*\"\]"):
+            load_settings(None, {**PUBLIC, "host": host, "anonymous": True})
+    for names in (["mcp.example"], ["*"], ["*.example"]):
+        assert load_settings(None, {**PUBLIC, "anonymous": True, "allowed_hosts": names})
+    assert load_settings(None, {**PUBLIC, "api_keys": {"a": "0" * 64}}), "with credentials any name is fine"
+    for host in ("127.0.0.1", "localhost", "::1"):
+        assert load_settings(None, {"host": host, "anonymous": True})
+    monkeypatch.setenv("MCP_GATEWAY_ALLOWED_HOSTS", '["MCP.example"]')
+    assert load_settings(None, {**PUBLIC, "anonymous": True}).gateway.allowed_hosts == ("mcp.example",)
+
+
+@requirement("wall.defaults", "ops.config")
+@pytest.mark.parametrize(
+    "name",
+    ["", "https://mcp.example", "mcp.example:80", "mcp.example/mcp", "mcp.*.example", "*example", "**", "a b", "."],
+)
+def test_a_name_that_would_match_nothing_is_refused(name: str) -> None:
+    with pytest.raises(ConfigurationError, match="is no host name"):
+        load_settings(None, {"allowed_hosts": [name]})
+
+
+@requirement("wall.defaults", "pol.auth")
+@pytest.mark.parametrize("name", CREDENTIALS)
+def test_anonymous_beside_a_credential_is_refused_wherever_they_came_from(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "mcp.json"
+    entry = {"mcpServers": {"demo": {"command": "demo"}}, "gateway": {"anonymous": False, **CREDENTIALS[name]}}
+    path.write_text(json.dumps(entry), encoding="utf-8")
+    assert not load_settings(path).gateway.allows_anonymous
+    for places, given in (
+        (["the variable MCP_GATEWAY_ANONYMOUS", f"{name} (from {path})"], {"MCP_GATEWAY_ANONYMOUS": "true"}),
+        (["the command line", f"{name} (from {path})"], {}),
+    ):
+        with monkeypatch.context() as context:
+            for variable, value in given.items():
+                context.setenv(variable, value)
+            with pytest.raises(ConfigurationError) as caught:
+                load_settings(path, None if given else {"anonymous": True})
+        assert all(place in str(caught.value) for place in places), caught.value
+    with pytest.raises(ValueError, match=f"anonymous serves everybody, and {name} says who may call"):
+        Settings.model_validate({"gateway": {"anonymous": True, **CREDENTIALS[name]}})
+
+
+@requirement("wall.defaults", "pol.auth")
+def test_a_proxy_that_names_nobody_is_no_credential() -> None:
+    settings = load_settings(None, {"anonymous": True, "auth": {"proxies": {"networks": ["10.0.0.0/8"]}}})
+    assert settings.gateway.allows_anonymous
+
+
+@requirement("pol.auth", "ops.config")
+def test_nobody_is_served_by_accident() -> None:
+    with pytest.raises(ConfigurationError, match="nobody has to say who they are"):
+        load_settings(None, {"host": "0.0.0.0", "advertise": "10.0.0.1:9000"})
+    for more in ({"anonymous": True, "allowed_hosts": ["mcp.example"]}, {"api_keys": {"a": "0" * 64}}):
+        assert load_settings(None, {"host": "0.0.0.0", **more})
+    for jwks_url in ("http://id.example/jwks.json", "ftp://id.example"):
+        entry = {"issuer": "https://id.example", "audience": "a", "jwks_url": jwks_url}
+        with pytest.raises(ConfigurationError, match="https://"):
+            load_settings(None, {"auth": {"jwt": [entry]}})
+
+
+@requirement("wall.authority", "ops.config")
+@pytest.mark.parametrize(
+    ("proxies", "words"),
+    [
+        ({"trust_header": "X-Trust"}, "give subject_header"),
+        ({"subject_header": "X User"}, "no name of a header"),
+        ({"subject_header": "X-User", "trust_header": "x-user"}, "a header of its own"),
+    ],
+)
+def test_headers_of_proxies_make_sense(proxies: dict[str, str], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        Settings.model_validate({"gateway": {"auth": {"proxies": {"networks": ["10.0.0.0/8"], **proxies}}}})
+
+
+@requirement("wall.bystander")
+def test_limits_have_defaults_and_are_switched_off_by_0() -> None:
+    policy = Settings().gateway.policy
+    names = ("session_rate", "principal_rate", "opening_rate", "principal_sessions", "principal_processes")
+    assert all(getattr(policy, name) is not None for name in names)
+    off = PolicySettings.model_validate(dict.fromkeys(names, 0))
+    assert all(getattr(off, name) is None for name in names)
+
+
+@requirement("wall.secrets", "ops.config")
+def test_the_store_comes_from_a_file_or_from_a_setting_and_not_from_both(
+    secret: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret.write_text("redis://:hush@127.0.0.1:6379/0\n", encoding="utf-8")
+    monkeypatch.setenv("MCP_GATEWAY_STORE_FILE", str(secret))
+    assert load_settings().gateway.store == "redis://:hush@127.0.0.1:6379/0"
+    with pytest.raises(ConfigurationError) as caught:
+        load_settings(None, {"store": "memory://"})
+    said = str(caught.value)
+    assert "--store on the command line" in said and "MCP_GATEWAY_STORE_FILE" in said and "hush" not in said

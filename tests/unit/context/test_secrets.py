@@ -1,0 +1,20 @@
+"""Secrets of principals come from the sources that the operator declared."""
+
+import pytest
+
+from gateway.config.policy import SecretSettings
+from gateway.context.secrets import PrincipalSecrets
+from session_store import Principal
+from tests.requirements import requirement
+from transports.upstream_port import UpstreamUnavailable
+
+
+@requirement("wall.secrets")
+@pytest.mark.anyio
+async def test_a_name_reaches_no_variable_of_the_gateways_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MCP_GATEWAY_KEYS", "the signing keys")
+    monkeypatch.setenv("MCP_GATEWAY_alice", "hers")
+    secrets = PrincipalSecrets({"word": SecretSettings(env="MCP_GATEWAY_{subject}")}, ["api-key"])
+    for subject in ("KEYS", "alice"):
+        with pytest.raises(UpstreamUnavailable):
+            await secrets.fill({"T": "${secret:word}"}, Principal(issuer="api-key", subject=subject))

@@ -1,0 +1,57 @@
+"""Who calls: keys, tokens and the headers of trusted proxies."""
+
+import asyncio
+import contextlib
+import hmac
+
+import pytest
+
+from gateway.config.policy import AuthSettings
+from gateway.identity.authenticate import Identity
+from tests.requirements import requirement
+from tests.support.credentials import sha256
+from transports.inbound_port import Refused
+
+UNUSABLE = ("", " ", "a\nb", "a\r\nX-User: root", "a\x00", "a\u2028b", "a\u202eb", "x" * 257, " ada", "ada\t")
+NAMES = {"subject_header": "X-User", "trust_header": "X-Trust", "workspace_header": "X-Team"}
+PROXIES = {"networks": ["127.0.0.0/8"], "permissions_header": "X-May", **NAMES}
+
+
+@requirement("wall.authority")
+def test_a_proxys_names_are_usable_and_utf_8() -> None:
+    auth = AuthSettings.model_validate({"proxies": PROXIES})
+    identity = Identity(api_keys={}, allow_anonymous=True, auth=auth)
+
+    def named(raw: bytes) -> str:
+        headers = {"x-user": raw.decode("latin-1"), "x-team": raw.decode("latin-1")}
+        who = asyncio.run(identity.authenticate(headers, "127.0.0.1"))
+        assert who.granted is not None and who.granted.workspace == who.principal.subject
+        return who.principal.subject
+
+    for name in ("ada", "CN=ada,O=x", "Łucja", "àla"):
+        assert named(name.encode()) == name
+    for raw in (*(name.encode() for name in UNUSABLE if name), "é".encode("latin-1")):
+        with pytest.raises(Refused) as refused:
+            named(raw)
+        assert refused.value.status == 401, raw
+
+
+@requirement("pol.auth")
+@pytest.mark.anyio
+async def test_every_key_is_compared_whole_whichever_was_nearly_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[tuple[bytes, bytes]] = []
+    honest = hmac.compare_digest
+
+    def counting(one: bytes, other: bytes) -> bool:
+        compared.append((one, other))
+        return honest(one, other)
+
+    monkeypatch.setattr("gateway.identity.key_digests.hmac.compare_digest", counting)
+    keys = {f"k{n}": (sha256(f"key-{n}"),) for n in range(5)}
+    identity = Identity(api_keys=keys, allow_anonymous=False)
+    for key in ("key-0", "key-4", "key-00", "", "key-4x", "\udcff"):
+        compared.clear()
+        with contextlib.suppress(Refused):
+            await identity.authenticate({"authorization": f"Bearer {key or 'x'}"})
+        # Of digests, never of the keys: a digest that is nearly right says nothing about a key.
+        assert len(compared) == 5 and {len(part) for pair in compared for part in pair} == {32}

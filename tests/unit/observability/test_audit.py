@@ -1,0 +1,54 @@
+"""Audit events while the store is unreachable."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.config.settings import AuditSettings
+from gateway.observability.audit import Audit
+from session_store import AuditEvent, StoreUnavailable
+from session_store.memory import MemoryAuditTrail
+from tests.requirements import requirement
+
+
+@pytest.mark.anyio
+@requirement("wall.audit")
+async def test_while_the_store_is_away_strangers_displace_nobody() -> None:
+    class Away(MemoryAuditTrail):
+        async def record(self, events: Any) -> None:
+            raise ConnectionError
+
+    audit = Audit(Away(), lambda: 0.0)
+    for number in range(30_000):
+        audit.tell("created", session_id=f"s{number}", principal="anonymous" if number > 10 else "api-key:alice")
+    with pytest.raises(ConnectionError):
+        await audit._flush()
+    assert audit._dropped == 10_000
+
+
+class Silent(MemoryAuditTrail):
+    """A trail whose store is away for a while."""
+
+    is_away = True
+
+    async def record(self, events: Sequence[AuditEvent]) -> None:
+        if self.is_away:
+            raise StoreUnavailable("away")
+        await super().record(events)
+
+
+@pytest.mark.anyio
+@requirement("life.events")
+async def test_a_store_that_is_away_makes_no_line_twice(tmp_path: Path) -> None:
+    file, trail = tmp_path / "audit.jsonl", Silent()
+    audit = Audit(trail, lambda: 0.0, AuditSettings(file=str(file)))
+    for number in range(3):
+        audit.tell("ended", session_id=f"session-{number}")
+        with pytest.raises(StoreUnavailable):
+            await audit.flush()
+    trail.is_away = False
+    await audit.flush()
+    assert len(file.read_text().splitlines()) == 3
+    assert [event.session for event in await trail.recent()] == ["session-"] * 3

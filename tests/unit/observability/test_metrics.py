@@ -1,0 +1,52 @@
+"""Counters, quantiles and the history of each second."""
+
+import time
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.observability.metrics import BUCKETS_S, Metrics, quantile
+
+
+@given(st.lists(st.floats(min_value=0, max_value=400), min_size=1))
+def test_quantiles_lie_in_the_bucket_of_the_true_one(times: list[float]) -> None:
+    metrics = Metrics()
+    for took in times:
+        metrics.answered("s", "tools/call", "legacy", "ok", took)
+    for q in (0.5, 0.99):
+        true = sorted(times)[max(0, -(-int(len(times) * q * 100) // 100) - 1)]
+        told = quantile(metrics.counts, q)
+        ends = (0.0, *BUCKETS_S, float("inf"))
+        near = [(low, high) for low, high in pairwise(ends) if low <= told <= high]
+        assert min(true, BUCKETS_S[-1]) <= max(high for _, high in near) + 1e-9
+    assert sum(metrics.counts) == len(times)
+
+
+def test_the_history_has_each_second_once() -> None:
+    metrics = Metrics()
+    metrics.answered("s", "tools/call", "legacy", "ok", 0.00025)
+    metrics.history.take(1.0)
+    metrics.answered("s", "tools/call", "legacy", "tool error", 0.02)
+    metrics.answered("s", "subscriptions/listen", "modern", "cancelled", 3_600.0)
+    metrics.history.take(2.0)
+    metrics.history.take(3.0)
+    first, second, third = metrics.history.samples
+    assert (first.calls, first.failed) == (1, 0) and 0.0002 <= first.p50_s <= 0.0003
+    assert (second.calls, second.failed) == (1, 1) and 0.01 <= second.p99_s <= 0.025
+    assert (third.calls, third.p99_s) == (0, 0.0)
+
+
+def test_counting_costs_next_to_nothing() -> None:
+    metrics = Metrics()
+    began = time.perf_counter()
+    for _ in range(10_000):
+        metrics.answered("server", "tools/call", "modern", "ok", 0.0004)
+    each = (time.perf_counter() - began) / 10_000
+    assert each < 20e-6, "it takes 1 µs; a call takes 45"
+
+
+@pytest.mark.parametrize("q", [0.5, 0.99])
+def test_of_nothing_there_is_no_quantile(q: float) -> None:
+    assert quantile([0] * 5, q) == 0.0
