@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help run test check conformance cluster chaos attack fuzz matrix bench bench-peers reference clean
+.PHONY: help run test unit check conformance cluster chaos attack fuzz matrix bench bench-peers reference clean
 
 help: ## List the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -14,6 +14,9 @@ run: $(VENV)/.installed ## Serve the demo server on http://127.0.0.1:8080/mcp
 test: $(VENV)/.installed-dev ## Set up and run all tests
 	$(BIN)/python -m pytest -m "not alone" -n 4 --dist loadfile
 	$(BIN)/python -m pytest -m alone
+
+unit: $(VENV)/.installed-dev ## The unit tests alone (half a minute)
+	$(BIN)/python -m pytest -q tests/unit
 
 check: $(VENV)/.installed-dev ## Format, lint, types, architecture
 	$(BIN)/ruff format --check .
