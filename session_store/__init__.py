@@ -1,30 +1,18 @@
 """Sessions: what they are, how they are kept. Knows nothing of HTTP, MCP methods or transports."""
 
-from session_store.base import (
-    AuditEvent,
-    AuditTrail,
-    Backend,
-    Bus,
-    Directory,
-    Event,
-    EventLog,
-    Gone,
-    Marks,
-    Quotas,
-    Rates,
-    SessionGone,
-    SessionStore,
-    StateStore,
-    StoreError,
-    StoreFull,
-    StoreUnavailable,
-    UnknownEvent,
-)
 from session_store.connect import backend_for
 from session_store.context import MISSING, NoSession, SessionState, ToolSession, current_session
 from session_store.limits import InvalidState
 from session_store.memory import MemoryBackend, MemoryEventLog, MemorySessionStore
 from session_store.metadata import InvalidMetadata
+from session_store.ports.accounting import Marks, Quotas, Rates
+from session_store.ports.audit import AuditEvent, AuditTrail
+from session_store.ports.backend import Backend
+from session_store.ports.cluster import Bus, Directory
+from session_store.ports.errors import SessionGone, StoreError, StoreFull, StoreUnavailable, UnknownEvent
+from session_store.ports.events import Event, EventLog
+from session_store.ports.sessions import Gone, SessionStore
+from session_store.ports.state import StateStore
 from session_store.session import (
     ANONYMOUS,
     ClientFacts,

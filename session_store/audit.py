@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from heapq import nlargest
 from typing import Final, Literal
 
-from session_store.base import AuditEvent
+from session_store.ports.audit import AuditEvent
 
 __all__ = ["MAX_AUDIT_EVENTS", "PARTS", "Part", "by_part", "newest", "part_of"]
 

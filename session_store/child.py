@@ -11,7 +11,6 @@ from urllib.parse import quote
 
 import anyio.to_thread
 
-from session_store.base import SessionGone, StoreUnavailable
 from session_store.context import (
     ACCESS_VARIABLE,
     FACTS_VARIABLE,
@@ -21,6 +20,7 @@ from session_store.context import (
     ToolSession,
 )
 from session_store.limits import InvalidState, check_key
+from session_store.ports.errors import SessionGone, StoreUnavailable
 from session_store.session import Context, Provenance
 
 __all__ = ["SocketState", "child_session"]

@@ -5,8 +5,8 @@ from pathlib import Path
 from time import time
 from urllib.parse import unquote, urlsplit
 
-from session_store.base import Backend
 from session_store.memory import MAX_SESSIONS, MemoryBackend
+from session_store.ports.backend import Backend
 
 __all__ = ["backend_for", "check_store_url", "shown", "sqlite_path"]
 

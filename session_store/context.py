@@ -8,9 +8,11 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-from session_store.base import SessionGone, SessionStore, StateStore
 from session_store.limits import InvalidState, check_key
 from session_store.metadata import checked_metadata
+from session_store.ports.errors import SessionGone
+from session_store.ports.sessions import SessionStore
+from session_store.ports.state import StateStore
 from session_store.session import Context, Session
 
 __all__ = [

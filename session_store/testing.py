@@ -9,9 +9,13 @@ from typing import Any
 
 import pytest
 
-from session_store.base import AuditEvent, Backend, EventLog, SessionGone, SessionStore, UnknownEvent
 from session_store.limits import MAX_INTEGER, MAX_KEY_BYTES, MAX_STATE_BYTES, MAX_VALUE_BYTES, InvalidState
 from session_store.metadata import MAX_METADATA_BYTES, InvalidMetadata
+from session_store.ports.audit import AuditEvent
+from session_store.ports.backend import Backend
+from session_store.ports.errors import SessionGone, UnknownEvent
+from session_store.ports.events import EventLog
+from session_store.ports.sessions import SessionStore
 from session_store.session import ANONYMOUS, ClientFacts, Context, Principal, Provenance, Session, new_session_id
 
 __all__ = ["BackendContract", "EventLogContract", "FakeClock", "SessionStoreContract", "a_session"]
@@ -354,7 +358,7 @@ class BackendContract(SessionStoreContract):
             if len(heard) == 2:
                 both.set()
 
-        async with backend.bus.listening("topic", hear):
+        async with backend.bus.subscribed("topic", hear):
             await backend.bus.publish("topic", b"one")
             await backend.bus.publish("other", b"no")
             await backend.bus.publish("topic", b"two")
@@ -372,10 +376,10 @@ class BackendContract(SessionStoreContract):
         assert found is not None and (found.owner, found.epoch) == (owner, 1)
         assert await directory.claim(session.id, "taker", epoch=1) == 2
         assert not await directory.release(session.id, owner, epoch=1)
-        assert not await directory.told(owner, session.id)
-        assert await directory.beat(owner, "here", 5.0) == [session.id], "it is told what it lost"
-        assert await directory.told(owner, session.id)
-        assert await directory.beat(owner, "here", 5.0) == []
+        assert not await directory.acknowledged(owner, session.id)
+        assert await directory.renew_lease(owner, "here", 5.0) == [session.id], "it is told what it lost"
+        assert await directory.acknowledged(owner, session.id)
+        assert await directory.renew_lease(owner, "here", 5.0) == []
         assert await directory.release(session.id, "taker", epoch=2)
         found = await backend.sessions.peek(session.id)
         assert found is not None and (found.owner, found.epoch) == ("", 2)
@@ -383,10 +387,10 @@ class BackendContract(SessionStoreContract):
 
     async def test_a_replica_lives_until_it_leaves(self, backend: Backend) -> None:
         directory = backend.directory
-        await directory.beat("one", "http://one", 5.0)
-        await directory.beat("two", "http://two", 5.0)
+        await directory.renew_lease("one", "http://one", 5.0)
+        await directory.renew_lease("two", "http://two", 5.0)
         assert await directory.replicas() == {"one": "http://one", "two": "http://two"}
-        await directory.leave("one")
+        await directory.end_lease("one")
         assert await directory.address("one") is None and await directory.last_address("one") is None
         assert await directory.last_address("two") == "http://two"
         assert await directory.replicas() == {"two": "http://two"}

@@ -54,8 +54,8 @@ class PeerQueries:
         while True:
             try:
                 async with (
-                    self._bus.listening(ASK, self._asked),
-                    self._bus.listening(_ANSWERS + self._name, self._told),
+                    self._bus.subscribed(ASK, self._asked),
+                    self._bus.subscribed(_ANSWERS + self._name, self._told),
                 ):
                     await asyncio.Event().wait()
             except StoreUnavailable:

@@ -90,7 +90,7 @@ class Cluster:
         """Take the lease anew."""
         began = monotonic()
         lived = began < self._lease_until
-        lost = await self._directory.beat(self.replica, self.address if self.is_reachable else "", LEASE_S)
+        lost = await self._directory.renew_lease(self.replica, self.address if self.is_reachable else "", LEASE_S)
         self._lease_until = began + LEASE_S
         if self._reachable_since is None:
             self._reachable_since = began
@@ -115,7 +115,7 @@ class Cluster:
 
     async def leave(self) -> None:
         """Be known no more."""
-        await self._directory.leave(self.replica)
+        await self._directory.end_lease(self.replica)
 
     # -- owning
 
@@ -176,7 +176,7 @@ class Cluster:
         claimed = await self.claim(session)
         if leased and claimed is not None and claimed.owner == self.replica:
             until = monotonic() + LEASE_S
-            while monotonic() < until and not await self._directory.told(session.owner, session.id):  # noqa: ASYNC110
+            while monotonic() < until and not await self._directory.acknowledged(session.owner, session.id):  # noqa: ASYNC110
                 await asyncio.sleep(BEAT_S / 10)
         return claimed
 

@@ -113,7 +113,7 @@ class SdkSubscriptionBus:
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator["SdkSubscriptionBus"]:
         """Hear what others publish, inside the block."""
-        async with self._bus.listening(self._topic, self._hear):
+        async with self._bus.subscribed(self._topic, self._hear):
             yield self
 
     async def publish(self, event: subscriptions.ServerEvent) -> None:

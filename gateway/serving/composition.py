@@ -490,7 +490,7 @@ class Gateway:
         """Hear of sessions that end elsewhere."""
         while True:
             try:
-                async with self._backend.bus.listening(ENDED, self.sessions.heard):
+                async with self._backend.bus.subscribed(ENDED, self.sessions.heard):
                     await asyncio.Event().wait()
             except StoreUnavailable:
                 await asyncio.sleep(self._sweep_every_s)

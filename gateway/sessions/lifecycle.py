@@ -33,7 +33,7 @@ from session_store import (
     SessionStore,
     StoreUnavailable,
 )
-from session_store.base import SetField
+from session_store.ports.sessions import SetField
 from session_store.session import new_session_id, origin_of
 from transports.era import Era
 from transports.inbound_port import Refused, Request

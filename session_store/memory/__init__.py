@@ -7,11 +7,11 @@ from time import time
 from typing import Final
 
 from session_store.audit import PARTS, by_part, newest
-from session_store.base import AuditEvent
 from session_store.marks import MemoryMarks
 from session_store.memory.directory import MemoryDirectory
 from session_store.memory.events import MAX_LOG_BYTES, MAX_LOG_EVENTS, MemoryEventLog
 from session_store.memory.sessions import MAX_SESSIONS, MemorySessionStore, MemoryStateStore
+from session_store.ports.audit import AuditEvent
 from session_store.quotas import MemoryQuotas
 from session_store.rates import MemoryRates
 
@@ -43,12 +43,12 @@ class MemoryBus:
             hear(data)
 
     @asynccontextmanager
-    async def listening(self, topic: str, hear: Callable[[bytes | None], None]) -> AsyncIterator[None]:
-        self._listeners[topic].append(hear)
+    async def subscribed(self, topic: str, receive: Callable[[bytes | None], None]) -> AsyncIterator[None]:
+        self._listeners[topic].append(receive)
         try:
             yield
         finally:
-            self._listeners[topic].remove(hear)
+            self._listeners[topic].remove(receive)
             if not self._listeners[topic]:
                 del self._listeners[topic]
 

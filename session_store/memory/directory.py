@@ -29,11 +29,11 @@ class MemoryDirectory:
         self._leases: dict[str, tuple[str, float]] = {}
         self._lost: defaultdict[str, list[str]] = defaultdict(list)
 
-    async def beat(self, replica: str, address: str, lease_s: float) -> list[str]:
+    async def renew_lease(self, replica: str, address: str, lease_s: float) -> list[str]:
         self._leases[replica] = (address, self._clock() + lease_s)
         return self._lost.pop(replica, [])
 
-    async def leave(self, replica: str) -> None:
+    async def end_lease(self, replica: str) -> None:
         self._leases.pop(replica, None)
 
     async def address(self, replica: str) -> str | None:
@@ -62,7 +62,7 @@ class MemoryDirectory:
             self._lost[before[0]].append(session_id)
         return session.epoch
 
-    async def told(self, replica: str, session_id: str) -> bool:
+    async def acknowledged(self, replica: str, session_id: str) -> bool:
         return session_id not in self._lost.get(replica, ())
 
     async def release(self, session_id: str, replica: str, *, epoch: int) -> bool:

@@ -7,7 +7,8 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import Final
 
-from session_store.base import Event, UnknownEvent
+from session_store.ports.errors import UnknownEvent
+from session_store.ports.events import Event
 
 __all__ = ["MAX_LOG_BYTES", "MAX_LOG_EVENTS", "MemoryEventLog", "sequence_of"]
 

@@ -8,9 +8,10 @@ from typing import Final, Literal
 
 from msgspec.structs import replace
 
-from session_store.base import Fate, Gone, SessionGone, StoreFull
 from session_store.limits import check_key, check_total, check_value, incremented
 from session_store.metadata import merged_metadata
+from session_store.ports.errors import SessionGone, StoreFull
+from session_store.ports.sessions import Fate, Gone
 from session_store.session import Principal, Session
 
 __all__ = ["MAX_SESSIONS", "MemorySessionStore", "MemoryStateStore"]

@@ -10,7 +10,7 @@ from redis.asyncio.sentinel import Sentinel
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
-from session_store.base import StoreError, StoreUnavailable
+from session_store.ports.errors import StoreError, StoreUnavailable
 from session_store.redis import keys
 from session_store.redis.audit import RedisAuditTrail
 from session_store.redis.bus import RedisBus

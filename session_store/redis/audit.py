@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 
 from session_store.audit import MAX_AUDIT_EVENTS, PARTS, Part, by_part, newest
-from session_store.base import AuditEvent
+from session_store.ports.audit import AuditEvent
 from session_store.redis import keys
 from session_store.redis.commands import Commands, script
 

@@ -12,7 +12,7 @@ from redis.asyncio import Redis
 from redis.asyncio.client import PubSub
 from redis.exceptions import RedisError
 
-from session_store.base import StoreUnavailable
+from session_store.ports.errors import StoreUnavailable
 from session_store.redis.commands import TIMEOUT_S, Commands
 
 __all__ = ["RedisBus"]
@@ -38,13 +38,13 @@ class RedisBus:
         await self._commands.run("PUBLISH", topic, data)
 
     @asynccontextmanager
-    async def listening(self, topic: str, hear: Callable[[bytes | None], None]) -> AsyncIterator[None]:
-        self._listeners[topic].append(hear)
+    async def subscribed(self, topic: str, receive: Callable[[bytes | None], None]) -> AsyncIterator[None]:
+        self._listeners[topic].append(receive)
         try:
             await self._subscribe(topic)
             yield
         finally:
-            self._listeners[topic].remove(hear)
+            self._listeners[topic].remove(receive)
             if not self._listeners[topic]:
                 del self._listeners[topic]
                 self._subscribed.pop(topic, None)

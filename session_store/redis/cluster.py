@@ -12,7 +12,7 @@ from typing import Any, Final
 import hiredis
 from redis.asyncio import Redis
 
-from session_store.base import StoreUnavailable
+from session_store.ports.errors import StoreUnavailable
 from session_store.redis.commands import Commands, Prepared, Script
 from session_store.redis.connection import TIMEOUT_S, Connection, ServerError
 

@@ -10,7 +10,7 @@ import hiredis
 from redis.asyncio import Redis
 from redis.asyncio.sentinel import SentinelConnectionPool
 
-from session_store.base import StoreUnavailable
+from session_store.ports.errors import StoreUnavailable
 from session_store.redis.connection import TIMEOUT_S, Connection
 
 __all__ = ["TIMEOUT_S", "Commands", "Prepared", "Script", "prepared", "script"]

@@ -13,7 +13,7 @@ from redis.asyncio import Redis, SSLConnection, UnixDomainSocketConnection
 from redis.asyncio.sentinel import SentinelConnectionPool
 from redis.exceptions import RedisError
 
-from session_store.base import StoreUnavailable
+from session_store.ports.errors import StoreUnavailable
 
 __all__ = ["TIMEOUT_S", "Connection", "ServerError"]
 

@@ -24,7 +24,7 @@ class RedisDirectory:
         self._commands = commands
         self._sessions = sessions
 
-    async def beat(self, replica: str, address: str, lease_s: float) -> list[str]:
+    async def renew_lease(self, replica: str, address: str, lease_s: float) -> list[str]:
         lost = await self._commands.call(
             _BEAT, [keys.lease(replica), keys.lost(replica)], address, math.ceil(lease_s * 1_000)
         )
@@ -32,7 +32,7 @@ class RedisDirectory:
         await self._commands.run("EXPIRE", keys.REPLICAS, _NAMES_KEPT_S)
         return [session_id.decode() for session_id in lost]
 
-    async def leave(self, replica: str) -> None:
+    async def end_lease(self, replica: str) -> None:
         await self._commands.run("DEL", keys.lease(replica))
         await self._commands.run("HDEL", keys.REPLICAS, replica)
 
@@ -64,7 +64,7 @@ class RedisDirectory:
             await self._commands.run("EXPIRE", keys.lost(owner), _LOST_KEPT_S)
         return int(reply[0])
 
-    async def told(self, replica: str, session_id: str) -> bool:
+    async def acknowledged(self, replica: str, session_id: str) -> bool:
         return session_id.encode() not in await self._commands.run("LRANGE", keys.lost(replica), 0, -1)
 
     async def release(self, session_id: str, replica: str, *, epoch: int) -> bool:

@@ -5,8 +5,10 @@ import random
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Final
 
-from session_store.base import Bus, Event, UnknownEvent
 from session_store.memory.events import MAX_LOG_BYTES, MAX_LOG_EVENTS, sequence_of
+from session_store.ports.cluster import Bus
+from session_store.ports.errors import UnknownEvent
+from session_store.ports.events import Event
 from session_store.redis import keys
 from session_store.redis.commands import Commands, script
 
@@ -53,7 +55,7 @@ class RedisEventLog:
             dropped = dropped or data == b"d"
             news.set()
 
-        async with self._bus.listening(_topic(session_id), hear):
+        async with self._bus.subscribed(_topic(session_id), hear):
             nonce, given = await self._log(session_id, stream)
             try:
                 position = given if after is None else sequence_of(nonce, after)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from time import perf_counter, time
 from typing import Final
 
-from session_store.base import StoreUnavailable
+from session_store.ports.errors import StoreUnavailable
 from session_store.redis.commands import Commands
 
 __all__ = ["RedisFacts", "look"]

@@ -6,10 +6,10 @@ from pathlib import Path
 from time import time
 from typing import Final
 
-from session_store.base import StoreError
 from session_store.marks import MemoryMarks
 from session_store.memory import MemoryBus
 from session_store.memory.directory import MemoryDirectory
+from session_store.ports.errors import StoreError
 from session_store.rates import MemoryRates
 from session_store.sqlite.audit import SqliteAuditTrail
 from session_store.sqlite.database import FORMAT, Database

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import msgspec
 
 from session_store.audit import MAX_AUDIT_EVENTS, PARTS, by_part, newest
-from session_store.base import AuditEvent
+from session_store.ports.audit import AuditEvent
 from session_store.sqlite.database import Database, audit_table
 
 __all__ = ["SqliteAuditTrail"]

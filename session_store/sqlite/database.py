@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from session_store.audit import PARTS, Part
-from session_store.base import StoreError, StoreUnavailable
+from session_store.ports.errors import StoreError, StoreUnavailable
 
 __all__ = ["FORMAT", "TIMEOUT_S", "Database", "audit_table"]
 

@@ -5,8 +5,10 @@ import secrets
 import sqlite3
 from collections.abc import AsyncGenerator, Callable
 
-from session_store.base import Bus, Event, UnknownEvent
 from session_store.memory.events import MAX_LOG_BYTES, MAX_LOG_EVENTS, sequence_of
+from session_store.ports.cluster import Bus
+from session_store.ports.errors import UnknownEvent
+from session_store.ports.events import Event
 from session_store.sqlite.database import Database
 
 __all__ = ["SqliteEventLog"]
@@ -96,7 +98,7 @@ class SqliteEventLog:
             ).fetchone()
             return rows, finished is not None
 
-        async with self._bus.listening(_topic(session_id), hear):
+        async with self._bus.subscribed(_topic(session_id), hear):
             nonce, position = await self._database.run(begin)
             try:
                 position = position if after is None else sequence_of(nonce, after)

@@ -7,9 +7,10 @@ from typing import Any, Final, Literal, cast
 import msgspec
 from msgspec.structs import replace
 
-from session_store.base import Fate, Gone, SessionGone
 from session_store.limits import check_key, check_total, check_value, incremented
 from session_store.metadata import merged_metadata
+from session_store.ports.errors import SessionGone
+from session_store.ports.sessions import Fate, Gone
 from session_store.session import Principal, Session
 from session_store.sqlite.database import Database
 

@@ -90,7 +90,7 @@ def unreachable_replica(doctor: Doctor, redis: RunningRedis, _: contextlib.ExitS
     async def lives() -> None:
         backend = backend_for(redis.url)
         await backend.open()
-        await backend.directory.beat("abc123", f"127.0.0.1:{free_port()}", 60.0)
+        await backend.directory.renew_lease("abc123", f"127.0.0.1:{free_port()}", 60.0)
         await backend.close()
 
     doctor.gateway["store"] = redis.url

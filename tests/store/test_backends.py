@@ -70,7 +70,7 @@ class TestRedis(BackendContract):
             await backend.events.append(session.id, "one", b"frame")
             await backend.events.delivered(session.id, "two", await backend.events.append(session.id, "two", b"f"))
             await backend.sessions.resume(session.id, session.principal)
-        await backend.directory.beat("r1", "here", 5.0)
+        await backend.directory.renew_lease("r1", "here", 5.0)
         epoch = await backend.directory.claim(sessions[0].id, "r1", epoch=0)
         assert epoch is not None
         await backend.directory.claim(sessions[0].id, "r2", epoch=epoch)

@@ -100,7 +100,7 @@ async def test_a_master_that_dies_is_replaced_and_nothing_is_gone() -> None:
         sizes = [cluster.node(port).dbsize() for port in cluster.masters]
         cluster.wait(lambda: sizes == [cluster.node(port).dbsize() for port in cluster.ports[3:]])
         heard: list[bytes | None] = []
-        async with backend.bus.listening("topic", heard.append):
+        async with backend.bus.subscribed("topic", heard.append):
             cluster.processes[cluster.masters[0]].kill()
             for session in sessions:
                 async with asyncio.timeout(30):

@@ -37,7 +37,7 @@ async def test_a_failover_is_followed_and_keeps_what_was_replicated(
     await backend.state.set(session.id, "k", b'"kept"')
     sentinels.wait(lambda: sentinels.look(sentinels.replica).dbsize() == sentinels.look(sentinels.master).dbsize())
     heard: list[bytes | None] = []
-    async with backend.bus.listening("topic", heard.append):
+    async with backend.bus.subscribed("topic", heard.append):
         sentinels.processes[sentinels.master].kill()
         began = time.monotonic()
         async with asyncio.timeout(30):

@@ -53,7 +53,7 @@ class Mail(Protocol):
 
     async def publish(self, topic: str, data: bytes) -> None: ...
 
-    def listening(self, topic: str, hear: Callable[[bytes | None], None]) -> AbstractAsyncContextManager[None]: ...
+    def subscribed(self, topic: str, receive: Callable[[bytes | None], None]) -> AbstractAsyncContextManager[None]: ...
 
 
 class _Posted(msgspec.Struct):
@@ -149,7 +149,7 @@ class HttpSse:
             unsent.push(Frame(encode_event(line)))
 
         connected = Connected(self._inside, write, headers=_passed_on(headers), peer=peer_of(scope))
-        async with self._mail.listening(_topic(name), hear):
+        async with self._mail.subscribed(_topic(name), hear):
             await stream.start([])
             path = f"{scope.get('root_path', '')}{scope['path'].removeprefix(scope.get('root_path', ''))}"
             await stream.write(f"event: endpoint\ndata: {path}/messages?connection={name}\n\n".encode())

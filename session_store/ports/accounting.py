@@ -1,0 +1,49 @@
+"""What a backend counts for all processes that share it: rates, quotas, and marks that expire."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+__all__ = ["Marks", "Quotas", "Rates"]
+
+
+class Rates(Protocol):
+    """Rate limits that all processes of a store share."""
+
+    async def take(self, key: str, per_s: float, burst: int, times: int = 1) -> float:
+        """Count `times` events under `key` and return 0. If that exceeds the rate, count nothing and return the seconds
+        to wait.
+
+        The rate is `per_s` events a second in the long run, and up to `burst` at once.
+        """
+        ...
+
+
+class Quotas(Protocol):
+    """How many of something are held at once, counted across all processes of a store."""
+
+    async def hold(self, key: str, name: str, most: int, *, for_s: float) -> list[str]:
+        """Hold one under that name and return an empty list. If `most` are held already, return all their names.
+
+        Holding a name again is harmless. A key that nobody adds to for `for_s` seconds may be dropped.
+        """
+        ...
+
+    async def give_back(self, key: str, names: Sequence[str]) -> None:
+        """Release these names."""
+        ...
+
+
+class Marks(Protocol):
+    """Names that are set for a limited time, for all processes of a store. All may raise `StoreUnavailable`."""
+
+    async def set(self, name: str, for_s: float) -> None:
+        """Set the mark for that many seconds from now."""
+        ...
+
+    async def has(self, name: str) -> bool:
+        """True while the mark is set."""
+        ...
+
+    async def drop(self, name: str) -> None:
+        """Remove the mark. Harmless if it is not set."""
+        ...

@@ -1,0 +1,43 @@
+"""What a backend does with the audit trail."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+__all__ = ["AuditEvent", "AuditTrail"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditEvent:
+    """Something that happened to a session or in it.
+
+    `session` is the id as logs may show it; `at` is in seconds since the epoch. A call has its `tool` (server/name),
+    its duration `took_s` and its `outcome`: ok, tool error, or an error code. `client` is the address of a refused
+    client. `count` is the number of equal events that this one stands for.
+    """
+
+    at: float
+    event: Literal["created", "resumed", "expired", "evicted", "ended", "refused", "called", "operated"]
+    session: str = ""
+    principal: str = ""
+    endpoint: str = ""
+    era: str = ""
+    reason: str = ""
+    correlation: str = ""
+    tool: str = ""
+    outcome: str = ""
+    took_s: float = 0.0
+    client: str = ""
+    count: int = 1
+
+
+class AuditTrail(Protocol):
+    """The audit trail, in parts (`session_store.audit`). Each part is bounded on its own, oldest first."""
+
+    async def record(self, events: Sequence[AuditEvent]) -> None:
+        """Store these events."""
+        ...
+
+    async def recent(self, limit: int = 100) -> list[AuditEvent]:
+        """The newest events, newest first."""
+        ...

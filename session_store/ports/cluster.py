@@ -1,0 +1,56 @@
+"""What a backend does for several gateway processes: messages between them, leases, and ownership of sessions."""
+
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Protocol
+
+__all__ = ["Bus", "Directory"]
+
+
+class Bus(Protocol):
+    """Short messages between the processes that share a store. Only current subscribers get them; nothing is kept."""
+
+    async def publish(self, topic: str, data: bytes) -> None:
+        """Send to every subscriber of that topic, in this process too."""
+        ...
+
+    def subscribed(self, topic: str, receive: Callable[[bytes | None], None]) -> AbstractAsyncContextManager[None]:
+        """Call `receive` with each message inside the block; `None` means that messages may have been missed."""
+        ...
+
+
+class Directory(Protocol):
+    """Which replicas are live, and which of them owns a session."""
+
+    async def renew_lease(self, replica: str, address: str, lease_s: float) -> list[str]:
+        """Start a new lease. Returns the sessions that others have claimed from this replica since the last call."""
+        ...
+
+    async def end_lease(self, replica: str) -> None:
+        """End the lease at once."""
+        ...
+
+    async def address(self, replica: str) -> str | None:
+        """The address of that replica; None when its lease has expired."""
+        ...
+
+    async def last_address(self, replica: str) -> str | None:
+        """Last known address, even if the lease has expired. After a store outage every lease is gone although every
+        replica may be running."""
+        ...
+
+    async def replicas(self) -> dict[str, str]:
+        """The addresses of all live replicas, by name."""
+        ...
+
+    async def claim(self, session_id: str, replica: str, *, epoch: int) -> int | None:
+        """Make the replica the owner if the session's epoch is still `epoch`. The new epoch, or None."""
+        ...
+
+    async def acknowledged(self, replica: str, session_id: str) -> bool:
+        """True if that replica has learned, from `renew_lease`, that the session was claimed from it."""
+        ...
+
+    async def release(self, session_id: str, replica: str, *, epoch: int) -> bool:
+        """Give up ownership; False when another replica has claimed the session meanwhile. The epoch stays."""
+        ...

@@ -1,0 +1,23 @@
+"""How a session store fails. Every backend translates its driver's errors into these."""
+
+__all__ = ["SessionGone", "StoreError", "StoreFull", "StoreUnavailable", "UnknownEvent"]
+
+
+class StoreError(Exception):
+    """The store itself fails. Never the fault of a client's request."""
+
+
+class StoreUnavailable(StoreError):
+    """The store did not answer in time. The session may still exist: never answer as if it had ended."""
+
+
+class StoreFull(StoreError):
+    """The store holds its maximum of sessions, and none of them is idle."""
+
+
+class UnknownEvent(LookupError):
+    """The event id is not of this session, or the event is no longer in the log."""
+
+
+class SessionGone(LookupError):
+    """The session has expired or ended: its data can be neither read nor written."""
