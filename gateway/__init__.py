@@ -1,3 +1,44 @@
-"""MCP Session Gateway: one durable, isolated session for every MCP client."""
+"""MCP Session Gateway: one durable, isolated session for every MCP client.
 
-__version__ = "0.1.0"
+What `__all__` names is the public API. Everything else may change with any version.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any, Final
+
+from gateway.version import __version__
+
+if TYPE_CHECKING:
+    from gateway.config.settings import Settings
+    from gateway.integrations.asgi import SessionMiddleware
+    from gateway.integrations.mcp_sdk import SdkEventStore, SdkSubscriptionBus
+    from gateway.serving.app import create_app
+    from gateway.serving.composition import Gateway
+
+__all__ = [
+    "Gateway",
+    "SdkEventStore",
+    "SdkSubscriptionBus",
+    "SessionMiddleware",
+    "Settings",
+    "__version__",
+    "create_app",
+]
+
+_MODULES: Final = {
+    "Gateway": "gateway.serving.composition",
+    "SdkEventStore": "gateway.integrations.mcp_sdk",
+    "SdkSubscriptionBus": "gateway.integrations.mcp_sdk",
+    "SessionMiddleware": "gateway.integrations.asgi",
+    "Settings": "gateway.config.settings",
+    "create_app": "gateway.serving.app",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used (PEP 562): the demo server starts without the gateway's libraries."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(_MODULES[name]), name)
+    globals()[name] = value
+    return value

@@ -60,8 +60,7 @@ STILL_UPWARD: set[tuple[str, str]] = {
 }
 """Imports that run up, to be mended."""
 
-AT_THE_TOP = {"gateway", "gateway.__main__", "gateway.demo_server", "gateway.errors"}
-"""`errors` stands below all rooms, the others above."""
+BELOW_ALL, ABOVE_ALL = {"gateway.errors", "gateway.version"}, {"gateway", "gateway.__main__", "gateway.demo_server"}
 
 IO = {"asyncio", "socket", "subprocess", "redis", "sqlite3", "threading"}
 SOURCES = sorted(path for layer in LAYERS for path in (ROOT / layer).rglob("*.py"))
@@ -92,9 +91,9 @@ def module_of(path: Path) -> str:
 
 
 def floor(module: str) -> int:
-    """The place of a module's room among the rooms; -1 for what stands below all of them."""
-    if module in AT_THE_TOP:
-        return -1 if module in ("gateway", "gateway.errors") else len(ROOMS)
+    """The place of a module's room among the rooms, from 0."""
+    if module in BELOW_ALL | ABOVE_ALL:
+        return -1 if module in BELOW_ALL else len(ROOMS)
     return ROOMS.index(module.split(".")[1])
 
 

@@ -13,11 +13,11 @@ from prometheus_client.core import (
 )
 from prometheus_client.exposition import choose_encoder
 
-from gateway import __version__
 from gateway.admin.replica import Replica
 from gateway.calls.conversation import LOSSES
 from gateway.observability.audit import Audit
 from gateway.observability.metrics import BUCKETS_S
+from gateway.version import __version__
 from transports.inbound.limits import Limited
 
 __all__ = ["PrometheusExporter"]

@@ -7,13 +7,13 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway import __version__
 from gateway.admin.reports import ProcessFacts, ReplicaReport, SessionPart
 from gateway.calls.conversation import Conversation
 from gateway.calls.live_session import LiveSession, LiveSessions
 from gateway.cluster.ownership import Cluster
 from gateway.observability.metrics import Metrics
 from gateway.upstreams.upstream import ConfiguredUpstream
+from gateway.version import __version__
 from session_store.metadata import scrubbed_text
 
 __all__ = ["Replica"]

@@ -10,11 +10,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from gateway import __version__
 from gateway.admin.auth import Access
 from gateway.admin.operations import ONLY, Ambiguous, NoSuch, Operations, Page
 from gateway.admin.reports import ReplicaReport, SessionRow
 from gateway.admin.sign_in_attempts import TooManyAttempts
+from gateway.version import __version__
 from session_store import StoreUnavailable
 
 __all__ = ["Problem", "Rest", "follow_events"]

@@ -9,7 +9,6 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway import __version__
 from gateway.bridge.legacy_server import LegacyServerBridge, legacy_meta, legacy_params
 from gateway.bridge.modern_server import ModernServerBridge
 from gateway.bridge.subscription_relay import caller_of
@@ -27,6 +26,7 @@ from gateway.relay.admission import Admission
 from gateway.relay.subscriptions import listen, relay_changes
 from gateway.sessions.child_sessions import ChildSessions, with_handles
 from gateway.upstreams.upstream import ConfiguredUpstream
+from gateway.version import __version__
 from session_store import Context
 from transports.era import Era
 from transports.inbound_port import Refused

@@ -13,7 +13,6 @@ import msgspec
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
-from gateway import __version__
 from gateway.admin.auth import Access
 from gateway.admin.operations import Operations
 from gateway.admin.peers import PeerQueries
@@ -61,6 +60,7 @@ from gateway.upstreams.factory import in_process, upstream_of
 from gateway.upstreams.prestart import PrestartPool
 from gateway.upstreams.review import compare
 from gateway.upstreams.upstream import ConfiguredUpstream
+from gateway.version import __version__
 from session_store import (
     Backend,
     KeyRing,
