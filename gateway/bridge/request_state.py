@@ -12,13 +12,14 @@ from typing import Any, Final, NamedTuple
 import msgspec
 from mcp.server.request_state import AESGCMRequestStateCodec, InvalidRequestState
 
-from gateway.bridge.suspended_calls import INPUT_REQUIRED_METHODS, SuspendedCall
+from gateway.bridge.suspended_calls import SuspendedCall
 from gateway.errors import bad_request_state
+from gateway.protocol.methods import METHODS
 from session_store import KeyRing, Principal, Purpose
 from session_store.tokens import is_canonical
 from transports.jsonrpc import Object, encode
 
-__all__ = ["INPUT_REQUIRED_METHODS", "Binding", "OpenedState", "RequestDigest", "RequestStateSeal"]
+__all__ = ["Binding", "OpenedState", "RequestDigest", "RequestStateSeal"]
 
 STATE_TTL_S: Final = 600.0
 """Long enough for a person to fill in a form."""
@@ -65,7 +66,7 @@ class _Sealed(msgspec.Struct, frozen=True, kw_only=True):
 
 def request_digest(method: str, params: Object) -> str:
     """What a state is bound to: the method and what is asked for, whatever the order of keys."""
-    target = params.get("uri" if method == "resources/read" else "name", b"null")
+    target = params.get(METHODS[method].named, b"null")
     arguments = msgspec.json.decode(params.get("arguments", b"null"))
     canonical = method.encode() + b"\0" + bytes(target) + b"\0" + msgspec.json.encode(arguments, order="sorted")
     return hashlib.sha256(canonical).hexdigest()[:32]

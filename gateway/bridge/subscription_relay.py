@@ -7,6 +7,7 @@ import msgspec
 
 from gateway.calls.exchange import Exchange
 from gateway.protocol.capabilities import Caller, caller_of_params
+from gateway.protocol.methods import CHANGES
 from gateway.protocol.subscription_filter import SUBSCRIPTION_ID, Filter
 from transports.jsonrpc import Object, encode, encode_notification, parse, splice
 from transports.reply_queue import Frame, ReplyQueue
@@ -41,8 +42,7 @@ def caller_of(live: "LiveSession") -> Caller:
 
 def everything(uris: Iterable[str]) -> Filter:
     """All a server may have to say, and these resources."""
-    kinds = frozenset({"toolsListChanged", "promptsListChanged", "resourcesListChanged"})
-    return Filter(kinds=kinds, uris=frozenset(uris))
+    return Filter(kinds=frozenset(row.flag for row in CHANGES.values() if row.flag), uris=frozenset(uris))
 
 
 def subscription_relay_for(live: "LiveSession", upstream: str) -> Exchange:

@@ -14,6 +14,7 @@ import msgspec
 
 from gateway.errors import CALL_TIMED_OUT, UNREAD
 from gateway.protocol.capabilities import may_be_asked
+from gateway.protocol.methods import MAY_ASK
 from transports.jsonrpc import (
     INTERNAL_ERROR,
     INVALID_PARAMS,
@@ -31,16 +32,12 @@ if TYPE_CHECKING:
     from gateway.calls.live_session import LiveSession
 
 __all__ = [
-    "INPUT_REQUIRED_METHODS",
     "SuspendedCall",
     "answer_suspended",
     "ask_modern",
     "question_digest",
     "withdraw_suspended",
 ]
-
-INPUT_REQUIRED_METHODS: Final = frozenset({"tools/call", "prompts/get", "resources/read"})
-"""Requests that a modern server may answer with a question, and no others."""
 
 MAX_SUSPENDED: Final = 64
 """Calls of one session that may wait for their client."""
@@ -116,7 +113,7 @@ def ask_modern(live: "LiveSession", conversation: "Conversation", message: Messa
 
 def _ask(live: "LiveSession", conversation: "Conversation", message: Message, *, unclear: bool) -> None:
     server_id, method = encode(message.id), str(message.method)
-    calls = [e for e in conversation.calls.sent.values() if e.method in INPUT_REQUIRED_METHODS]
+    calls = [e for e in conversation.calls.sent.values() if e.method in MAY_ASK]
     active = [e for e in calls if not e.is_suspended]
     if not calls:
         reason = f"{method} can be asked during a call only, and no call is in progress."

@@ -6,7 +6,7 @@ the client; in a shared process a message goes to a session only when no other c
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import Final, Protocol
+from typing import Protocol
 
 import msgspec
 
@@ -15,6 +15,7 @@ from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import Exchange
 from gateway.calls.live_session import MAX_SERVER_ID_BYTES, LiveSession
 from gateway.calls.shared_server import LEVELS
+from gateway.protocol.methods import CHANGES
 from gateway.protocol.params import meta_of
 from gateway.protocol.subscription_filter import SUBSCRIPTION_ID, tagged
 from gateway.upstreams.inventory import Lists
@@ -32,15 +33,6 @@ from transports.jsonrpc import (
 )
 
 __all__ = ["IsolatedRouter", "Router", "SharedRouter"]
-
-_CHANGES: Final = frozenset(
-    {
-        "notifications/tools/list_changed",
-        "notifications/prompts/list_changed",
-        "notifications/resources/list_changed",
-        "notifications/resources/updated",
-    }
-)
 
 
 class Router(Protocol):
@@ -87,9 +79,10 @@ class _Router(ABC):
         method = str(message.method)
         try:
             params = message.params_object()
-            if method.endswith("/list_changed"):
+            change = CHANGES.get(method)
+            if change is not None and change.flag:
                 conversation.lists = conversation.lists or Lists()
-                conversation.lists.forget(method.split("/")[1])
+                conversation.lists.forget(change.kind)
             if method == "notifications/progress":
                 _progress(conversation, params)
             elif method == "notifications/cancelled":
@@ -97,7 +90,7 @@ class _Router(ABC):
                     live.withdraw(conversation, params)
             elif conversation.era is Era.MODERN and _subscribed(conversation, method, params):
                 pass
-            elif method in _CHANGES:
+            elif change is not None:
                 self._changed(conversation, method, params)
             else:
                 self._said(conversation, method, params)

@@ -11,6 +11,7 @@ from typing import Final, Literal
 
 import msgspec
 
+from gateway.protocol.methods import METHODS, metric_label
 from transports.inbound.limits import Refusals
 
 __all__ = ["BUCKETS_S", "History", "Metrics", "Outcome", "Sample", "Series", "quantile"]
@@ -26,12 +27,7 @@ Outcome = Literal["ok", "tool error", "error", "refused", "cancelled", "input re
 
 FAILURES: Final[frozenset[Outcome]] = frozenset({"tool error", "error", "refused"})
 
-_METHODS: Final = frozenset(
-    "initialize ping server/discover tools/list tools/call prompts/list prompts/get resources/list "
-    "resources/templates/list resources/read resources/subscribe resources/unsubscribe completion/complete "
-    "logging/setLevel subscriptions/listen".split()
-)
-_STREAMS: Final = "subscriptions/listen"
+_STREAMS: Final = frozenset(row.name for row in METHODS.values() if row.is_stream)
 
 
 class Series:
@@ -73,10 +69,9 @@ class Metrics:
         """A request has its answer."""
         series = self.series.get((server, method, era))
         if series is None:
-            method = method if method in _METHODS else "other"
-            series = self.series.setdefault((server, method, era), Series())
+            series = self.series.setdefault((server, metric_label(method), era), Series())
         series.outcomes[outcome] += 1
-        if method != _STREAMS:  # which last as long as their clients like
+        if method not in _STREAMS:  # a stream lasts as long as its client likes
             series.counts[bisect_left(BUCKETS_S, took_s)] += 1
             series.total_s += took_s
 

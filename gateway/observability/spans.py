@@ -16,6 +16,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from gateway.calls.exchange import Exchange
 from gateway.observability.metrics import FAILURES, Outcome
+from gateway.protocol.methods import METHODS
 from session_store import Session
 from session_store.session import redact
 from transports.inbound_port import Request
@@ -173,7 +174,8 @@ def _parent_in(carrier: Mapping[str, Any]) -> SpanContext:
 
 
 def _target(method: str, params: Object) -> str:
-    raw = params.get("name") if method in ("tools/call", "prompts/get") else None
+    row = METHODS.get(method)
+    raw = params.get("name") if row is not None and row.named == "name" else None
     try:
         return str(msgspec.json.decode(raw))[:128] if raw is not None else ""
     except msgspec.MsgspecError:

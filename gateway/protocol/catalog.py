@@ -5,25 +5,18 @@ resource keeps its URI, and the upstream that listed it is asked first.
 """
 
 import base64
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any, Final
 
 import msgspec
 
+from gateway.protocol.methods import METHODS
 from transports.inbound_port import Refused
 from transports.jsonrpc import INVALID_PARAMS, Object, encode
 
-__all__ = ["LISTS", "cursor_of", "merge_lists", "named", "owner_of"]
+__all__ = ["cursor_of", "merge_lists", "named", "owner_of"]
 
 SEPARATOR: Final = "__"
-
-LISTS: Final[Mapping[str, str]] = {
-    "tools/list": "tools",
-    "prompts/list": "prompts",
-    "resources/list": "resources",
-    "resources/templates/list": "resourceTemplates",
-}
-"""List methods, and the key of the list in their results."""
 
 
 def owner_of(name: str, upstreams: Iterable[str], kind: str) -> tuple[str, str]:
@@ -41,9 +34,9 @@ def named(upstream: str, item: dict[str, Any]) -> dict[str, Any]:
 
 def merge_lists(method: str, pages: Iterable[tuple[str, Any]]) -> list[Any]:
     """The items of several upstreams' pages, in the order of the configuration."""
-    key = LISTS[method]
-    rename = method in ("tools/list", "prompts/list")
-    return [named(upstream, item) if rename else item for upstream, page in pages for item in page.get(key, ())]
+    row = METHODS[method]
+    items = ((upstream, item) for upstream, page in pages for item in page.get(row.listed, ()))
+    return [named(upstream, item) if row.item_key == "name" else item for upstream, item in items]
 
 
 def next_cursor(upstream: str, cursor: str) -> str:

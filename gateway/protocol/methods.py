@@ -1,6 +1,7 @@
-"""Every method of MCP that a client sends: one table, with what its params name and which policy decides on it.
+"""The table of methods: one row for each method of MCP and its extensions, and what the gateway has to know of it.
 
-Pure. Schemas of MCP 2024-11-05 to 2026-07-28.
+Pure. Schemas of MCP 2024-11-05 to 2026-07-28. A method that works as others do needs a row and nothing else; only a
+method with behaviour of its own is named elsewhere (tests/unit/protocol/test_methods.py has the list).
 """
 
 from collections.abc import Mapping
@@ -8,7 +9,22 @@ from typing import Final, Literal
 
 import msgspec
 
-__all__ = ["METHODS", "Kind", "Method"]
+from transports.wire_methods import NAME_SOURCES, SESSIONLESS
+
+__all__ = [
+    "CACHEABLE",
+    "CHANGES",
+    "LISTS",
+    "MAY_ASK",
+    "METHODS",
+    "RECORDED",
+    "REPEATABLE",
+    "SERVER_METHODS",
+    "Kind",
+    "Method",
+    "lists_of",
+    "metric_label",
+]
 
 Kind = Literal["tools", "prompts", "resources", "completions", "none"]
 """Whose policy decides: of tools, prompts or resources; of completions that of what they complete; of others none."""
@@ -17,42 +33,130 @@ LEGACY, MODERN, BOTH = frozenset({"legacy"}), frozenset({"modern"}), frozenset({
 
 
 class Method(msgspec.Struct, frozen=True):
-    """`named` is the key of the params that says what is meant, `listed` the key of a list in the result."""
+    """One row. The defaults are those of a client's request that only the session's server understands.
+
+    `eras`: the eras that have the method.
+    `kind`: the policy that decides on it.
+    `named`: the key of the params that says what is meant; for `uri` the URI stands there.
+    `listed`: the key of the list in the result; `item_key`: the key by which an item of the list is known.
+    `flag`: the key of a `subscriptions/listen` filter that asks for this notification.
+    `sender`: who sends it.
+    `is_cacheable`: the modern result may be cached, so that nothing of the session stands in it.
+    `is_repeatable`: making the request twice does no more than making it once; of tools, each tool says so itself.
+    `may_ask`: a modern server may answer it with questions to the client (`input_required`).
+    `is_recorded`: its effect is kept in the session's record, for servers that are started anew.
+    `for_all`: every server of an endpoint gets it, instead of the one that it names.
+    `is_stream`: its answer stays open; the time it takes says nothing.
+    `is_counted`: metrics have a label of its own for it.
+    """
 
     name: str
     eras: frozenset[str]
     kind: Kind = "none"
     named: str = ""
     listed: str = ""
+    item_key: str = "name"
+    flag: str = ""
+    sender: Literal["client", "server", "both"] = "client"
     is_request: bool = True
+    is_cacheable: bool = False
+    is_repeatable: bool = False
+    may_ask: bool = False
+    is_recorded: bool = False
+    for_all: bool = False
+    is_stream: bool = False
+    is_counted: bool = True
+
+    @property
+    def needs_session(self) -> bool:
+        """Whether a modern request of this method opens a session; legacy ones all belong to a session."""
+        return self.name not in SESSIONLESS
+
+    @property
+    def mcp_name(self) -> str:
+        """The key of the params that the header `Mcp-Name` repeats; empty where there is no such header."""
+        return NAME_SOURCES.get(self.name, "")
 
 
-_ROWS: Final = (
+def _list(name: str, kind: Kind, listed: str, item_key: str = "name") -> Method:
+    return Method(name, BOTH, kind, listed=listed, item_key=item_key, is_cacheable=True, is_repeatable=True)
+
+
+def _notification(name: str, eras: frozenset[str], sender: Literal["client", "server", "both"] = "client") -> Method:
+    return Method(name, eras, sender=sender, is_request=False, is_counted=False)
+
+
+def _change(name: str, kind: Kind, flag: str = "", named: str = "") -> Method:
+    return Method(name, BOTH, kind, named, flag=flag, sender="server", is_request=False, is_counted=False)
+
+
+def _task(name: str) -> Method:
+    """Policy has let the call pass that made the task: whoever has the id of a task has made that call."""
+    return Method(name, LEGACY, is_counted=False)
+
+
+ROWS: Final = (
     Method("initialize", LEGACY),
-    Method("ping", LEGACY),
-    Method("server/discover", MODERN),
-    Method("logging/setLevel", LEGACY),
-    Method("tools/list", BOTH, "tools", listed="tools"),
-    Method("tools/call", BOTH, "tools", named="name"),
-    Method("prompts/list", BOTH, "prompts", listed="prompts"),
-    Method("prompts/get", BOTH, "prompts", named="name"),
-    Method("resources/list", BOTH, "resources", listed="resources"),
-    Method("resources/templates/list", BOTH, "resources", listed="resourceTemplates"),
-    Method("resources/read", BOTH, "resources", named="uri"),
-    Method("resources/subscribe", LEGACY, "resources", named="uri"),
-    Method("resources/unsubscribe", LEGACY, "resources", named="uri"),
-    Method("completion/complete", BOTH, "completions", named="ref"),
-    Method("subscriptions/listen", MODERN, "resources", named="notifications"),
-    # Of calls that policy has let pass: whoever has the id of a task has made it.
-    Method("tasks/get", LEGACY),
-    Method("tasks/result", LEGACY),
-    Method("tasks/list", LEGACY),
-    Method("tasks/cancel", LEGACY),
-    Method("notifications/initialized", LEGACY, is_request=False),
-    Method("notifications/cancelled", BOTH, is_request=False),
-    Method("notifications/progress", LEGACY, is_request=False),
-    Method("notifications/roots/list_changed", LEGACY, is_request=False),
-    Method("notifications/tasks/status", LEGACY, is_request=False),
+    Method("ping", LEGACY, sender="both"),
+    Method("server/discover", MODERN, is_cacheable=True),
+    Method("logging/setLevel", LEGACY, is_repeatable=True, is_recorded=True, for_all=True),
+    _list("tools/list", "tools", "tools"),
+    Method("tools/call", BOTH, "tools", named="name", may_ask=True),
+    _list("prompts/list", "prompts", "prompts"),
+    Method("prompts/get", BOTH, "prompts", named="name", is_repeatable=True, may_ask=True),
+    _list("resources/list", "resources", "resources", "uri"),
+    _list("resources/templates/list", "resources", "resourceTemplates", "uriTemplate"),
+    Method("resources/read", BOTH, "resources", named="uri", is_cacheable=True, is_repeatable=True, may_ask=True),
+    Method("resources/subscribe", LEGACY, "resources", named="uri", is_repeatable=True, is_recorded=True),
+    Method("resources/unsubscribe", LEGACY, "resources", named="uri", is_repeatable=True, is_recorded=True),
+    Method("completion/complete", BOTH, "completions", named="ref", is_repeatable=True),
+    Method("subscriptions/listen", MODERN, "resources", named="notifications", is_repeatable=True, is_stream=True),
+    _task("tasks/get"),
+    _task("tasks/result"),
+    _task("tasks/list"),
+    _task("tasks/cancel"),
+    _notification("notifications/initialized", LEGACY),
+    _notification("notifications/cancelled", BOTH, "both"),
+    _notification("notifications/progress", BOTH, "both"),
+    _notification("notifications/roots/list_changed", LEGACY),
+    _notification("notifications/tasks/status", LEGACY, "both"),
+    Method("sampling/createMessage", LEGACY, sender="server"),
+    Method("elicitation/create", LEGACY, sender="server"),
+    Method("roots/list", LEGACY, sender="server"),
+    _change("notifications/tools/list_changed", "tools", "toolsListChanged"),
+    _change("notifications/prompts/list_changed", "prompts", "promptsListChanged"),
+    _change("notifications/resources/list_changed", "resources", "resourcesListChanged"),
+    _change("notifications/resources/updated", "resources", named="uri"),
+    _notification("notifications/message", BOTH, "server"),
+    _notification("notifications/elicitation/complete", LEGACY, "server"),
+    _notification("notifications/subscriptions/acknowledged", MODERN, "server"),
 )
 
-METHODS: Final[Mapping[str, Method]] = {row.name: row for row in _ROWS}
+METHODS: Final[Mapping[str, Method]] = {row.name: row for row in ROWS if row.sender != "server"}
+"""What clients send."""
+
+SERVER_METHODS: Final[Mapping[str, Method]] = {row.name: row for row in ROWS if row.sender != "client"}
+"""What servers send."""
+
+LISTS: Final[Mapping[str, str]] = {row.name: row.listed for row in ROWS if row.listed}
+"""The list requests, and the key of the list in their results."""
+
+CACHEABLE: Final = frozenset(row.name for row in ROWS if row.is_cacheable)
+REPEATABLE: Final = frozenset(row.name for row in ROWS if row.is_repeatable)
+MAY_ASK: Final = frozenset(row.name for row in ROWS if row.may_ask)
+RECORDED: Final = frozenset(row.name for row in ROWS if row.is_recorded)
+
+CHANGES: Final[Mapping[str, Method]] = {row.name: row for row in ROWS if row.sender == "server" and row.kind != "none"}
+"""Notifications of servers that something has changed: a list, or a resource."""
+
+_LABELS: Final = {row.name: row.name for row in METHODS.values() if row.is_counted}
+
+
+def metric_label(method: str) -> str:
+    """The method's label in metrics: no client may add a label."""
+    return _LABELS.get(method, "other")
+
+
+def lists_of(kind: str) -> tuple[Method, ...]:
+    """The lists that the policy of that kind decides on."""
+    return tuple(row for row in ROWS if row.listed and row.kind == kind)

@@ -5,6 +5,7 @@ from typing import Any, Final
 
 import msgspec
 
+from gateway.protocol.methods import CACHEABLE
 from transports.era import Era
 from transports.jsonrpc import INVALID_PARAMS, Object, encode, error_code
 
@@ -13,9 +14,6 @@ __all__ = ["legacy_result", "list_result", "modern_error", "modern_result", "url
 _SERVER_INFO: Final = "io.modelcontextprotocol/serverInfo"
 _RESOURCE_NOT_FOUND: Final = -32002
 _URLS_REQUIRED: Final = -32042
-_CACHEABLE: Final = frozenset(
-    {"tools/list", "prompts/list", "resources/list", "resources/templates/list", "resources/read", "server/discover"}
-)
 
 
 def list_result(era: Era, body: dict[str, Any], pages: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -37,7 +35,7 @@ def modern_result(method: str, result: Object, server_info: bytes) -> Object:
         "resultType": msgspec.Raw(b'"complete"'),
         "_meta": msgspec.Raw(encode({_SERVER_INFO: msgspec.Raw(server_info)} | meta)),
     }
-    if method in _CACHEABLE:
+    if method in CACHEABLE:
         more |= {"ttlMs": msgspec.Raw(b"0"), "cacheScope": msgspec.Raw(b'"private"')}
     if method == "tools/list":
         tools = msgspec.json.decode(result.get("tools", b"[]"), type=list[Object])

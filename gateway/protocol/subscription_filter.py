@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
+from gateway.protocol.methods import CHANGES
 from transports.jsonrpc import Object, RequestId, encode, encode_notification, splice
 
 __all__ = ["MAX_LISTENED_BYTES", "SUBSCRIPTION_ID", "Filter", "SubscriptionFilter", "tagged"]
@@ -15,11 +16,7 @@ MAX_LISTENED_BYTES: Final = 64 << 10
 """URIs that all open subscriptions of a session name: they are kept as long as those are open."""
 
 SUBSCRIPTION_ID: Final = "io.modelcontextprotocol/subscriptionId"
-_FLAGS: Final = {
-    "notifications/tools/list_changed": ("toolsListChanged", "tools"),
-    "notifications/prompts/list_changed": ("promptsListChanged", "prompts"),
-    "notifications/resources/list_changed": ("resourcesListChanged", "resources"),
-}
+_FLAGGED: Final = tuple(row for row in CHANGES.values() if row.flag)
 
 
 class Filter(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,7 +29,7 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
     def of(cls, params: Object) -> "Filter":
         """From the params of a `subscriptions/listen`. Raises `msgspec.MsgspecError`."""
         wanted = msgspec.json.decode(params.get("notifications", b"{}"), type=dict[str, Any])
-        kinds = frozenset(flag for flag, _ in _FLAGS.values() if wanted.get(flag) is True)
+        kinds = frozenset(row.flag for row in _FLAGGED if wanted.get(row.flag) is True)
         uris = wanted.get("resourceSubscriptions")
         return cls(kinds=kinds, uris=frozenset(map(str, uris)) if isinstance(uris, list) else frozenset())
 
@@ -43,7 +40,7 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
 
     def honoured(self, capabilities: Any) -> "Filter":
         """The part that servers with these capabilities can fulfil."""
-        kinds = {flag for flag, part in _FLAGS.values() if capabilities.get(part, {}).get("listChanged")}
+        kinds = {row.flag for row in _FLAGGED if capabilities.get(row.kind, {}).get("listChanged")}
         subscribes = bool(capabilities.get("resources", {}).get("subscribe"))
         return Filter(kinds=self.kinds & kinds, uris=self.uris if subscribes else frozenset())
 
@@ -54,8 +51,9 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
         return bool(self.kinds or self.uris)
 
     def wants(self, method: str, uri: object) -> bool:
-        """Whether a notification is among it."""
-        return uri in self.uris if method == "notifications/resources/updated" else _FLAGS[method][0] in self.kinds
+        """Whether the filter asks for a notification. `uri` is that of the resource that has changed, if it is one."""
+        row = CHANGES[method]
+        return row.flag in self.kinds if row.flag else uri in self.uris
 
     def as_notifications(self) -> dict[str, Any]:
         """As the wire has it."""

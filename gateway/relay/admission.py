@@ -16,7 +16,6 @@ from gateway.protocol.listing import Names, Tools, items_of
 from gateway.protocol.methods import METHODS
 from gateway.protocol.params import text_of
 from gateway.protocol.uris import is_of_any
-from gateway.upstreams.inventory import key_of
 from gateway.upstreams.review import unmatched
 from gateway.upstreams.upstream import ConfiguredUpstream
 from session_store import Context
@@ -151,20 +150,20 @@ class Admission:
 
     def show(self, upstream: ConfiguredUpstream, context: Context, method: str, page: dict[str, Any]) -> None:
         """Leave in a list's page what that context may see."""
-        key, server = METHODS[method].listed, upstream.name
-        items = items_of(page, key, key_of(method))
-        if method == "tools/list":
-            page[key] = self._calls.shown(server, context, items)
-        elif METHODS[method].kind in self._policy.restricts(server):
-            allows = self._policy.allows_prompt if method == "prompts/list" else self._policy.allows_listed_uri
-            page[key] = [item for item in items if allows(context, server, item[key_of(method)])]
+        row, server = METHODS[method], upstream.name
+        items = items_of(page, row.listed, row.item_key)
+        if row.kind == "tools":
+            page[row.listed] = self._calls.shown(server, context, items)
+        elif row.kind in self._policy.restricts(server):
+            allows = self._policy.allows_prompt if row.kind == "prompts" else self._policy.allows_listed_uri
+            page[row.listed] = [item for item in items if allows(context, server, item[row.item_key])]
 
     def shapes(self, upstream: ConfiguredUpstream, method: str) -> bool:
         """Whether that list is other than the server makes it."""
         row = METHODS.get(method)
         if row is None or not row.listed:
             return False
-        return method == "tools/list" or row.kind in self._policy.restricts(upstream.name)
+        return row.kind == "tools" or row.kind in self._policy.restricts(upstream.name)
 
 
 class _Asking:

@@ -18,8 +18,9 @@ from gateway.calls.live_session import LiveSession
 from gateway.calls.shared_server import considerate
 from gateway.errors import OUTCOME_UNKNOWN, UPSTREAM_UNAVAILABLE
 from gateway.policy.decisions import Policy
-from gateway.protocol.catalog import LISTS, cursor_of, merge_lists, next_cursor, owner_of
+from gateway.protocol.catalog import cursor_of, merge_lists, next_cursor, owner_of
 from gateway.protocol.handshake import HandshakeRefused, handshake_of, merge_discoveries, merge_handshakes
+from gateway.protocol.methods import LISTS, METHODS, RECORDED, REPEATABLE, lists_of
 from gateway.protocol.params import text_of
 from gateway.protocol.results import list_result
 from gateway.relay.admission import Admission
@@ -40,17 +41,6 @@ logger = logging.getLogger(__name__)
 
 
 _HELD: Final = 1_024
-
-_REPEATABLE: Final = frozenset(LISTS) | {
-    "completion/complete",
-    "logging/setLevel",
-    "prompts/get",
-    "resources/read",
-    "resources/subscribe",
-    "resources/unsubscribe",
-    "subscriptions/listen",
-}
-"""Requests that do no more when they are made twice; of tools, they say so themselves."""
 
 
 class Endpoint:
@@ -182,7 +172,7 @@ class Endpoint:
             UpstreamUnavailable, HandshakeRefused, LinkClosed: the server cannot be asked.
         """
         if exchange.method != "tools/call":
-            return exchange.method in _REPEATABLE
+            return exchange.method in REPEATABLE
         name = text_of(params, "name")
         upstream = self._only
         if upstream is None:
@@ -209,7 +199,7 @@ class Endpoint:
         if exchange.method in LISTS:
             await self._list(exchange, era, params, meta, correlation)
             return
-        if exchange.method == "logging/setLevel":
+        if exchange.method in METHODS and METHODS[exchange.method].for_all:
             await self._ask_all(exchange, era, params, meta, correlation)
             return
         upstream, params = await self._owner(exchange, era, params, meta, correlation)
@@ -284,10 +274,11 @@ class Endpoint:
     ) -> None:
         live = exchange.live
         assert live is not None
-        changes_subscriptions = exchange.method in ("resources/subscribe", "resources/unsubscribe")
+        is_recorded = exchange.method in RECORDED
+        changes_subscriptions = is_recorded and METHODS[exchange.method].kind == "resources"
         if changes_subscriptions or live.session.initialized:
             await relay_changes(upstream, live, correlation, anew=changes_subscriptions)
-        if changes_subscriptions or exchange.method == "logging/setLevel":
+        if is_recorded:
             # The session remembers it; a modern server hears of it with the listening, or with the next request.
             exchange.finish(Message(jsonrpc="2.0", id=0, result=msgspec.Raw(b"{}")))
             return
@@ -299,10 +290,12 @@ class Endpoint:
         self, exchange: Exchange, era: Era, params: Object, meta: Object, correlation: str
     ) -> tuple[ConfiguredUpstream, Object]:
         method, seen = exchange.method, self._seen_by(exchange.context)
-        if method in ("tools/call", "prompts/get"):
-            name, inner = owner_of(text_of(params, "name"), seen, method.partition("/")[0].removesuffix("s"))
+        row = METHODS.get(method)
+        named = "" if row is None else row.named
+        if row is not None and named == "name":
+            name, inner = owner_of(text_of(params, "name"), seen, row.kind.removesuffix("s"))
             return self._upstreams[name], params | {"name": msgspec.Raw(encode(inner))}
-        if method == "completion/complete":
+        if named == "ref":
             ref = msgspec.json.decode(params.get("ref", b"null"))
             if isinstance(ref, dict) and isinstance(ref.get("name"), str):
                 name, inner = owner_of(ref["name"], seen, "prompt")
@@ -310,7 +303,7 @@ class Endpoint:
             return await self._owner_of_uri(
                 str(ref.get("uri")) if isinstance(ref, dict) else "", exchange, era, correlation
             ), params
-        if method in ("resources/read", "resources/subscribe", "resources/unsubscribe"):
+        if named == "uri":
             return await self._owner_of_uri(text_of(params, "uri"), exchange, era, correlation), params
         raise Refused(200, METHOD_NOT_FOUND, f"Method not found: {method}")
 
@@ -318,9 +311,9 @@ class Endpoint:
         """Who listed that URI; else who lists a template that begins like it; else nobody."""
         best: tuple[int, ConfiguredUpstream] | None = None
         for upstream in self._seen_by(exchange.context).values():
-            for method in ("resources/list", "resources/templates/list"):
-                page = await self._page(upstream, method, {}, exchange, era, correlation)
-                for item in (page or {}).get(LISTS[method], ()):
+            for row in lists_of("resources"):
+                page = await self._page(upstream, row.name, {}, exchange, era, correlation)
+                for item in (page or {}).get(row.listed, ()):
                     listed = item.get("uri") or item.get("uriTemplate", "").partition("{")[0]
                     exact = "uri" in item or item.get("uriTemplate") == uri
                     if (uri == listed or item.get("uriTemplate") == uri) if exact else uri.startswith(listed):

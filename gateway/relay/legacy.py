@@ -5,7 +5,6 @@ MCP 2025-03-26 to 2025-11-25.
 
 import logging
 from collections.abc import Mapping
-from typing import Final
 
 import msgspec
 
@@ -24,6 +23,7 @@ from gateway.errors import (
 )
 from gateway.identity.request_context import RequestContext
 from gateway.protocol.handshake import HandshakeRefused, at_most, negotiable, version_of
+from gateway.protocol.methods import RECORDED
 from gateway.protocol.params import meta_of, text_of
 from gateway.relay.dispatch import Relay, id_of, message_of, meta_for_upstream
 from gateway.relay.endpoint import Endpoint
@@ -48,9 +48,6 @@ from transports.upstream_port import UpstreamUnavailable
 __all__ = ["LegacyClients"]
 
 logger = logging.getLogger(__name__)
-
-
-_REMEMBERED: Final = frozenset({"logging/setLevel", "resources/subscribe", "resources/unsubscribe"})
 
 
 class LegacyClients:
@@ -81,7 +78,7 @@ class LegacyClients:
             live.session.context, text_of(params, "uri")
         ):
             raise unknown_resource(text_of(params, "uri"))
-        if message.method in _REMEMBERED:
+        if message.method in RECORDED:
             await self._remember(live, str(message.method), params)
         shape = None
         if self._relay.result_meta:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from gateway.bridge.request_state import (
-    INPUT_REQUIRED_METHODS,
     Binding,
     OpenedState,
     RequestDigest,
@@ -22,6 +21,7 @@ from gateway.context.facts import SESSION_KEY, with_meta
 from gateway.errors import bad_request_state
 from gateway.identity.request_context import RequestContext
 from gateway.protocol.capabilities import caller_of_meta
+from gateway.protocol.methods import CACHEABLE, MAY_ASK
 from gateway.protocol.params import meta_of
 from gateway.relay.dispatch import Relay, id_of, message_of
 from gateway.relay.endpoint import Endpoint
@@ -32,14 +32,9 @@ from transports.era import Era
 from transports.inbound_port import Answer, Refused, Request
 from transports.jsonrpc import METHOD_NOT_FOUND, Message, Object, decode_object, encode, encode_result
 from transports.reply_queue import ReplyQueue
+from transports.wire_methods import SESSIONLESS
 
 __all__ = ["ModernClients"]
-
-_SESSIONLESS = frozenset({"tools/list", "prompts/list", "resources/list", "resources/templates/list"})
-"""Modern methods that open no session; a client that has one is served in it."""
-
-_CACHEABLE = _SESSIONLESS | {"server/discover", "resources/read"}
-"""Modern results that may be cached, so that nothing of the session may stand in them."""
 
 
 class ModernClients:
@@ -61,7 +56,7 @@ class ModernClients:
             return await self._discover(message, endpoint, self._sessions.context_of(request, who))
         params = request.params
         binding: Binding | None = None
-        if method in INPUT_REQUIRED_METHODS:
+        if method in MAY_ASK:
             binding = Binding(who.principal, request.endpoint, RequestDigest(method, params))
         if binding is not None and "requestState" in params and bytes(params["requestState"]) != b"null":
             opened = self._seal.open(params["requestState"], binding)
@@ -70,7 +65,7 @@ class ModernClients:
                 return await self._go_on(request, who, found, opened, binding)
             resolved: Resolved | None = found
             params = with_inner_state(params, opened)
-        elif method in _SESSIONLESS:
+        elif method in SESSIONLESS:
             resolved = await self._sessions.resume(request, who)
         else:
             resolved = await self._sessions.resume_or_open(request, who)
@@ -146,7 +141,7 @@ class ModernClients:
             own_id = msgspec.Raw(encode(exchange.client_id))
             result = with_meta(result, {"io.modelcontextprotocol/subscriptionId": own_id})
         asks = binding is not None and is_input_required(result)
-        if live is None or (exchange.method in _CACHEABLE and not asks):
+        if live is None or (exchange.method in CACHEABLE and not asks):
             return result
         session = live.session
         if asks and binding is not None:

@@ -15,25 +15,19 @@ from cachetools import LRUCache
 
 from gateway.calls.conversation import Conversation
 from gateway.protocol.listing import MOST_BYTES, MOST_TOOLS, Names, Tools, items_of
-from gateway.protocol.methods import METHODS
+from gateway.protocol.methods import METHODS, lists_of
 from transports.era import Era
 from transports.jsonrpc import encode
 from transports.upstream_port import UpstreamUnavailable
 
-__all__ = ["Inventory", "Listed", "Lists", "key_of"]
+__all__ = ["Inventory", "Listed", "Lists"]
 
 AGAIN_S: Final = 5.0
 """How long an answer stands when something is asked for that is not in it: servers need not say that lists changed."""
 _PAGES: Final = 100
 _HELD_BYTES: Final = 16 << 20
-_KEYS: Final = {"resources/list": "uri", "resources/templates/list": "uriTemplate"}
 
 Listed = Tools | Names
-
-
-def key_of(method: str) -> str:
-    """What an item of that list is known by."""
-    return _KEYS.get(method, "name")
 
 
 class Lists:
@@ -49,11 +43,10 @@ class Lists:
 
     def forget(self, kind: str) -> None:
         """The server says that its lists of that kind have changed."""
-        for method, row in METHODS.items():
-            if row.listed and row.kind == kind:
-                self.known.pop(method, None)
-                self.asked_at.pop(method, None)
-                self.changed.add(method)
+        for row in lists_of(kind):
+            self.known.pop(row.name, None)
+            self.asked_at.pop(row.name, None)
+            self.changed.add(row.name)
 
 
 class Inventory:
@@ -112,22 +105,24 @@ class Inventory:
         """A page that a client has asked for: what is new in it is known from now on."""
         if conversation is None:
             return
-        items, known = items_of(page, METHODS[method].listed, key_of(method)), self.known(method, conversation)
+        row = METHODS[method]
+        items, known = items_of(page, row.listed, row.item_key), self.known(method, conversation)
         if isinstance(known, Tools):
             if all(known.has(tool) for tool in items):
                 return
             items = list({tool["name"]: tool for tool in (*known.listed, *items)}.values())
         else:
-            names = {item[key_of(method)] for item in items}
+            names = {item[row.item_key] for item in items}
             if known is None or names <= known:
                 return  # what has never been asked for is asked for whole
-            items = [{key_of(method): name} for name in (*known, *names)]
+            items = [{row.item_key: name} for name in (*known, *names)]
         conversation.lists = conversation.lists or Lists()
         conversation.lists.known[method] = self._kept(method, items)
 
     async def items(self, method: str, conversation: Conversation) -> list[dict[str, Any]]:
         """All that is listed, page by page. Raises `LinkClosed`."""
         params: dict[str, Any] = {"_meta": self._meta} if conversation.era is Era.MODERN else {}
+        row = METHODS[method]
         items: list[dict[str, Any]] = []
         size = 0
         for _ in range(_PAGES):
@@ -136,7 +131,7 @@ class Inventory:
                 break
             size += len(bytes(answer.result))
             page = msgspec.json.decode(answer.result)
-            items += items_of(page, METHODS[method].listed, key_of(method))
+            items += items_of(page, row.listed, row.item_key)
             if not isinstance(page, dict) or not page.get("nextCursor"):
                 break
             if len(items) > MOST_TOOLS or size > 2 * MOST_BYTES:  # what comes after is not kept
@@ -145,7 +140,7 @@ class Inventory:
         return items
 
     def _kept(self, method: str, items: Iterable[dict[str, Any]]) -> Listed:
-        found: Listed = Tools(items) if method == "tools/list" else Names.of(items, key_of(method))
+        found: Listed = Tools(items) if method == "tools/list" else Names.of(items, METHODS[method].item_key)
         parts = encode([found.listed if isinstance(found, Tools) else sorted(found), method])
         return self._same.setdefault(hashlib.sha256(parts).digest(), found)
 

@@ -14,7 +14,7 @@ from gateway.config.policy import PolicySettings, WorkspaceSettings
 from gateway.config.settings import ConfigurationError, Settings
 from gateway.policy.tool_calls import ToolCalls
 from gateway.protocol.handshake import HandshakeRefused
-from gateway.upstreams.inventory import key_of
+from gateway.protocol.methods import lists_of
 from gateway.upstreams.upstream import ConfiguredUpstream
 from transports.era import Era
 from transports.upstream_port import LinkClosed, UpstreamUnavailable
@@ -34,11 +34,7 @@ _TOLD_CHARS: Final = 64
 """Of what a server lists, in the line for a pattern that names none of it."""
 _MOST_SHOWN: Final = 128
 
-_LISTS: Final = {
-    "tools": ("tools/list",),
-    "prompts": ("prompts/list",),
-    "resources": ("resources/list", "resources/templates/list"),
-}
+_KINDS: Final = ("tools", "prompts", "resources")
 
 
 class Reviewed:
@@ -141,7 +137,7 @@ def _of_workspaces(
         for pattern in entry.servers:
             if not any(matches(pattern, server) for server in names):
                 yield f"{where}.servers: {pattern!r} names no server"
-        for kind in _LISTS:
+        for kind in _KINDS:
             # Together with the name of nothing, for `server__*` means what the server may list one day.
             known = [f"{server}__{name}" for server, lists in names.items() for name in ("", *lists.get(kind, ()))]
             for pattern in getattr(entry, kind):
@@ -156,8 +152,8 @@ async def _names(upstream: ConfiguredUpstream, kind: str) -> list[str] | None:
     try:
         async with asyncio.timeout(_WAIT_S):
             await conversation.ready()
-            for method in _LISTS[kind]:
-                names += [item[key_of(method)] for item in await upstream.inventory.items(method, conversation)]
+            for row in lists_of(kind):
+                names += [item[row.item_key] for item in await upstream.inventory.items(row.name, conversation)]
     except (UpstreamUnavailable, HandshakeRefused, LinkClosed, TimeoutError):
         return None
     return names

@@ -24,17 +24,14 @@ from transports.jsonrpc import (
     parse,
     splice,
 )
+from transports.wire_methods import NAME_SOURCES, SESSIONLESS
 
 __all__ = ["Connected"]
 
 logger = logging.getLogger(__name__)
 
 _MODERN: Final = "io.modelcontextprotocol/protocolVersion"
-_NAMED: Final = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}
 _LATEST: Final = "2025-11-25"
-_SESSIONLESS: Final = frozenset(
-    {"server/discover", "tools/list", "prompts/list", "resources/list", "resources/templates/list"}
-)
 
 
 class Connected:
@@ -93,13 +90,14 @@ class Connected:
     def _modern(self, message: Message, line: bytes, meta: dict[str, Any], params: Any) -> None:
         method = str(message.method)
         headers = {**self._headers, "mcp-protocol-version": str(meta[_MODERN]), "mcp-method": method}
-        if method in _NAMED and _NAMED[method] in params:
-            headers["mcp-name"] = encode_header_value(str(msgspec.json.decode(params[_NAMED[method]])))
+        source = NAME_SOURCES.get(method)
+        if source in params:
+            headers["mcp-name"] = encode_header_value(str(msgspec.json.decode(params[source])))
         if message.is_request:
             self._background(self._modern_call(message, line, headers))
 
     async def _modern_call(self, message: Message, line: bytes, headers: dict[str, str]) -> None:
-        if not self._token and message.method not in _SESSIONLESS:
+        if not self._token and message.method not in SESSIONLESS:
             # The first opens the session of this connection; what comes at the same time waits for it.
             async with self._opening:
                 reply = self._begin_modern(message, line, headers)

@@ -9,7 +9,6 @@ from typing import Any, Final
 import msgspec
 from mcp.shared.inbound import (
     ERROR_CODE_HTTP_STATUS,
-    NAME_BEARING_METHODS,
     InboundLadderRejection,
     classify_inbound_request,
     find_duplicated_routing_header,
@@ -21,15 +20,15 @@ from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, MODERN_PROTOCOL_VERSI
 
 from transports.inbound_port import Refused
 from transports.jsonrpc import METHOD_NOT_FOUND, Message, Object
+from transports.wire_methods import MODERN_REQUESTS, NAME_SOURCES
 
 __all__ = ["VERSION_HEADER", "VERSION_KEY", "check_notification", "check_param_headers", "check_request", "status_of"]
 
 VERSION_HEADER: Final = "mcp-protocol-version"
 VERSION_KEY: Final = "io.modelcontextprotocol/protocolVersion"
 
-_MODERN_METHODS: Final = frozenset(m for m, version in CLIENT_REQUESTS if version in MODERN_PROTOCOL_VERSIONS)
 _REMOVED: Final = (
-    frozenset(m for m, version in CLIENT_REQUESTS if version in HANDSHAKE_PROTOCOL_VERSIONS) - _MODERN_METHODS
+    frozenset(m for m, version in CLIENT_REQUESTS if version in HANDSHAKE_PROTOCOL_VERSIONS) - MODERN_REQUESTS
 )
 
 
@@ -44,7 +43,7 @@ def check_request(
         if duplicated is not None:
             raise _refused(InboundLadderRejection(code=-32020, message=f"{duplicated} header appears more than once"))
     seen: dict[str, Any] = {"_meta": meta}
-    key = NAME_BEARING_METHODS.get(str(message.method))
+    key = NAME_SOURCES.get(str(message.method))
     if key is not None and key in params:
         seen[key] = msgspec.json.decode(params[key])
     verdict = classify_inbound_request({"method": message.method, "params": seen}, headers=headers)

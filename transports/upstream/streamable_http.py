@@ -18,6 +18,7 @@ from transports.jsonrpc import InvalidMessage, Message, Object, decode_id, parse
 from transports.sse import Event, EventDecoder, TooLarge
 from transports.upstream.unreadable import meant_by
 from transports.upstream_port import ConnectOptions, LinkClosed, LinkEvents
+from transports.wire_methods import NAME_SOURCES
 
 __all__ = ["HttpLink", "HttpUpstream"]
 
@@ -28,7 +29,6 @@ _RETRY_S: Final = 1.0
 _MOST_RETRIES: Final = 5
 _CLOSE_S: Final = 2.0
 _MODERN: Final = "io.modelcontextprotocol/protocolVersion"
-_NAMED: Final = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}
 _ACCEPT: Final = "application/json, text/event-stream"
 _CANCELLED: Final = "notifications/cancelled"
 
@@ -165,8 +165,9 @@ class HttpLink:
         meta = msgspec.json.decode(params["_meta"])
         method = str(message.method)
         headers = {"mcp-protocol-version": str(meta[_MODERN]), "mcp-method": method}
-        if method in _NAMED and _NAMED[method] in params:
-            headers["mcp-name"] = encode_header_value(str(msgspec.json.decode(params[_NAMED[method]])))
+        source = NAME_SOURCES.get(method)
+        if source in params:
+            headers["mcp-name"] = encode_header_value(str(msgspec.json.decode(params[source])))
         if method == "tools/call":
             schema = self._upstream.schemas().get(str(msgspec.json.decode(params.get("name", b'""'))))
             arguments = msgspec.json.decode(params.get("arguments", b"{}"))

@@ -1,15 +1,141 @@
-"""The table of methods agrees with the SDK."""
+"""The table of methods is the only list of methods, and a new row is enough for a new method."""
 
-from mcp_types.methods import CLIENT_NOTIFICATIONS, CLIENT_REQUESTS
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
-from gateway.protocol.methods import METHODS
+import pytest
+from mcp_types.methods import (
+    CACHEABLE_METHODS,
+    CLIENT_NOTIFICATIONS,
+    CLIENT_REQUESTS,
+    INPUT_REQUIRED_METHODS,
+    SERVER_NOTIFICATIONS,
+    SERVER_REQUESTS,
+)
+
+import gateway.protocol.methods as methods
+from gateway.protocol.methods import (
+    CACHEABLE,
+    CHANGES,
+    LISTS,
+    MAY_ASK,
+    METHODS,
+    RECORDED,
+    ROWS,
+    SERVER_METHODS,
+    lists_of,
+    metric_label,
+)
 from tests.requirements import requirement
+
+ROOT = Path(__file__).parents[3]
+NAMES = {row.name for row in ROWS}
+
+OWN_BEHAVIOUR = {
+    "initialize": "opens a session and a link",
+    "ping": "is answered by the gateway",
+    "server/discover": "is answered from the probe",
+    "logging/setLevel": "sets a level that the gateway keeps for its servers",
+    "resources/subscribe": "adds a subscription that the gateway keeps for its servers",
+    "resources/unsubscribe": "removes one",
+    "subscriptions/listen": "is spread over servers of both eras",
+    "tools/call": "is decided on by tool, with arguments, handles and hints of the tool",
+    "tools/list": "is what the probe asks for, and what handles add to",
+    "prompts/list": "is what a prompt must be in to be there",
+    "resources/list": "is what a resource must be in to be there",
+    "resources/templates/list": "or a template of it",
+    "elicitation/create": "differs between the eras",
+    "notifications/initialized": "ends the handshake",
+    "notifications/cancelled": "ends a call",
+    "notifications/progress": "goes to the call that its token names",
+    "notifications/message": "is filtered by level",
+    "notifications/subscriptions/acknowledged": "begins a subscription",
+}
+"""Methods that other modules may name, and why."""
+
+ENDS_OF_THE_WIRE = {"gateway/demo_server.py", "gateway/doctor/front_door.py"}
+"""A server and a client of their own: no part of the relay."""
+
+
+def sources() -> Iterator[tuple[str, ast.Module]]:
+    for room in ("gateway", "transports"):
+        for path in sorted((ROOT / room).rglob("*.py")):
+            name = str(path.relative_to(ROOT))
+            if name not in ENDS_OF_THE_WIRE and name != "gateway/protocol/methods.py":
+                yield name, ast.parse(path.read_text(encoding="utf-8"))
+
+
+def named_in(node: ast.AST) -> set[str]:
+    return {each.value for each in ast.walk(node) if isinstance(each, ast.Constant) and each.value in NAMES}
+
+
+def test_no_other_module_names_a_method_without_behaviour_of_its_own() -> None:
+    found = {(name, method) for name, tree in sources() for method in named_in(tree)}
+    assert {(name, method) for name, method in found if method not in OWN_BEHAVIOUR} == set()
+    assert {method for _, method in found} == OWN_BEHAVIOUR.keys()
+
+
+def test_there_is_no_second_list_of_methods() -> None:
+    literals = (ast.Tuple, ast.List, ast.Set, ast.Dict)
+    for name, tree in sources():
+        for node in ast.walk(tree):
+            if isinstance(node, literals):
+                assert len(named_in(node)) < 2, f"{name}:{node.lineno}"
+
+
+def test_the_table_has_each_name_once_for_each_sender() -> None:
+    assert len({row.name for row in ROWS}) == len(ROWS)
+    assert METHODS.keys() | SERVER_METHODS.keys() == NAMES
+    assert METHODS.keys() & SERVER_METHODS.keys() == {row.name for row in ROWS if row.sender == "both"}
 
 
 @requirement("wall.decoded")
-def test_the_table_has_every_method_of_every_revision() -> None:
-    for table, is_request in ((CLIENT_REQUESTS, True), (CLIENT_NOTIFICATIONS, False)):
-        for method, revision in table:
-            row = METHODS[method]
-            assert row.is_request is is_request
-            assert ("modern" if revision >= "2026-07-28" else "legacy") in row.eras, (method, revision)
+@pytest.mark.parametrize(
+    ("known", "ours", "is_request"),
+    [
+        (CLIENT_REQUESTS, METHODS, True),
+        (CLIENT_NOTIFICATIONS, METHODS, False),
+        (SERVER_REQUESTS, SERVER_METHODS, True),
+        (SERVER_NOTIFICATIONS, SERVER_METHODS, False),
+    ],
+)
+def test_the_table_has_every_method_of_every_revision(known: Any, ours: Any, is_request: bool) -> None:
+    for method, revision in known:
+        row = ours[method]
+        assert row.is_request is is_request
+        assert ("modern" if revision >= "2026-07-28" else "legacy") in row.eras, (method, revision)
+
+
+def test_the_columns_agree_with_the_protocol() -> None:
+    assert set(CACHEABLE_METHODS) == CACHEABLE
+    assert set(INPUT_REQUIRED_METHODS) == MAY_ASK
+    assert {row.name for row in ROWS if row.mcp_name} == MAY_ASK
+    assert all(row.mcp_name == row.named for row in ROWS if row.mcp_name)
+
+
+def test_the_columns_are_read_by_name() -> None:
+    assert LISTS["resources/templates/list"] == "resourceTemplates"
+    assert [row.item_key for row in lists_of("resources")] == ["uri", "uriTemplate"]
+    assert RECORDED == {"logging/setLevel", "resources/subscribe", "resources/unsubscribe"}
+    assert not METHODS["tools/list"].needs_session and METHODS["resources/read"].needs_session
+    assert CHANGES["notifications/tools/list_changed"].flag == "toolsListChanged"
+    assert not CHANGES["notifications/resources/updated"].flag
+
+
+def test_no_client_adds_a_label_to_metrics() -> None:
+    assert metric_label("tools/call") == "tools/call"
+    assert metric_label("tasks/get") == metric_label("no/such") == metric_label("notifications/message") == "other"
+
+
+def test_a_row_is_all_that_a_new_method_needs() -> None:
+    path = ROOT / "gateway/protocol/methods.py"
+    row = '_list("widgets/list", "resources", "widgets", "id"),'
+    source = path.read_text(encoding="utf-8").replace("ROWS: Final = (", f"ROWS: Final = ({row}")
+    table: dict[str, Any] = {"__name__": methods.__name__}
+    exec(compile(source, str(path), "exec"), table)
+    assert table["LISTS"]["widgets/list"] == "widgets"
+    assert "widgets/list" in table["CACHEABLE"] & table["REPEATABLE"]
+    assert table["metric_label"]("widgets/list") == "widgets/list"
+    assert "id" in {row.item_key for row in table["lists_of"]("resources")}
