@@ -18,5 +18,5 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 
 
 def test_the_version_is_that_of_the_package() -> None:
-    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))
     assert gateway.__version__ == project["project"]["version"]
