@@ -116,6 +116,24 @@ class Exchange:
         """A stream that stays open (MCP 2026-07-28 `subscriptions/listen`): nothing else is said on it."""
         return self.method == "subscriptions/listen"
 
+    def move_to(self, live: "LiveSession") -> None:
+        """Continue in another session, which is in use until the wire is done with this exchange."""
+        self.live = live
+        self.when_done(live.in_use().release)
+
+    def when_done(self, callback: Callable[[], None]) -> None:
+        """Have that called once, when the wire is done with this exchange: before what was given earlier."""
+        earlier = self.ended
+        if earlier is None:
+            self.ended = callback
+            return
+
+        def both() -> None:
+            callback()
+            earlier()
+
+        self.ended = both
+
     def heard(self) -> None:
         """A sign of life: the time a call may take counts from the last one."""
         self.heard_at = monotonic()

@@ -16,6 +16,7 @@ import msgspec
 from gateway.bridge.suspended_calls import withdraw_suspended
 from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import Exchange
+from gateway.calls.usage import Usage
 from gateway.errors import OUTCOME_UNKNOWN, UNREAD
 from gateway.protocol.params import meta_of
 from gateway.protocol.subscription_filter import SubscriptionFilter
@@ -92,25 +93,22 @@ class Failure(msgspec.Struct, frozen=True):
     correlation: str
 
 
-class LiveSession:
+class LiveSession(Usage):
     """One session, alive on this replica."""
 
     # Without a dictionary each: there are as many as there are sessions.
     __slots__ = """__weakref__ _events _has_left _last_question _leaving _outbox _outbox_bytes _pump _questions alias
-        busy calls conversations ended exchanges failed failures goes_on hearing held_bytes listeners listening
-        new_process suspended read_at recovered session unclear used""".split()
+        calls conversations ended exchanges failed failures goes_on hearing listening
+        new_process suspended read_at recovered session unclear""".split()
 
     def __init__(self, session: Session, events: EventLog) -> None:
+        super().__init__()
         self.session = session
         self.conversations: dict[tuple[str, Era, bytes], Conversation] = {}
         self.exchanges: dict[RequestId, Exchange] = {}
         self.suspended: dict[str, Exchange] = {}  # calls of a modern client that have asked it something
         self.hearing: dict[str, Exchange] = {}  # what listens to a modern server for a legacy client
         self.listening: list[SubscriptionFilter] = []  # what it wants to hear of legacy servers
-        self.busy = 0
-        self.held_bytes = 0  # bodies of calls in flight, the large ones
-        self.used = False  # since its idle time was last started anew in the store
-        self.listeners = 0
         self.ended = False
         self.goes_on = False  # elsewhere, or later: what it has at servers behind URLs is not given up
         self.recovered = session.era == Era.MODERN  # its streams do not outlive a connection

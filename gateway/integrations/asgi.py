@@ -59,13 +59,8 @@ class SessionMiddleware:
         live = resolved.live
         session = self._gateway.tool_session(structs.replace(live.session, context=resolved.context))
         scope[SCOPE_KEY] = session
-        live.busy += 1
-        try:
-            with bound_session(session):
-                await self._app(scope, receive, telling)
-        finally:
-            live.busy -= 1
-            live.used = True
+        with live.in_use(), bound_session(session):
+            await self._app(scope, receive, telling)
 
     async def _resolve(self, scope: Scope) -> Any:
         headers = self._gateway.guard.headers(scope)

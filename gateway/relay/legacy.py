@@ -109,26 +109,25 @@ class LegacyClients:
         live = resolved.live
         if not resolved.opened:
             await self._sessions.update(live, client=facts)
-        live.busy += 1
-        try:
-            result = at_most(await endpoint.initialize(live, who.correlation), version)
-            if (negotiated := version_of(result)) != version:
-                await self._sessions.update(live, client=msgspec.structs.replace(facts, protocol_version=negotiated))
-        except HandshakeRefused as error:
-            await self._undo(resolved)
-            return ImmediateReply(
-                encode_error(encode(message.id), splice(error.error)), error_code=error_code(error.error)
-            )
-        except UpstreamUnavailable as error:
-            await self._undo(resolved)
-            failure = {"code": UPSTREAM_UNAVAILABLE, "message": str(error)}
-            return ImmediateReply(encode_error(encode(message.id), failure), error_code=UPSTREAM_UNAVAILABLE)
-        except BaseException:
-            await self._undo(resolved)
-            raise
-        finally:
-            live.busy -= 1
-        live.used = True
+        with live.in_use():
+            try:
+                result = at_most(await endpoint.initialize(live, who.correlation), version)
+                if (negotiated := version_of(result)) != version:
+                    await self._sessions.update(
+                        live, client=msgspec.structs.replace(facts, protocol_version=negotiated)
+                    )
+            except HandshakeRefused as error:
+                await self._undo(resolved)
+                return ImmediateReply(
+                    encode_error(encode(message.id), splice(error.error)), error_code=error_code(error.error)
+                )
+            except UpstreamUnavailable as error:
+                await self._undo(resolved)
+                failure = {"code": UPSTREAM_UNAVAILABLE, "message": str(error)}
+                return ImmediateReply(encode_error(encode(message.id), failure), error_code=UPSTREAM_UNAVAILABLE)
+            except BaseException:
+                await self._undo(resolved)
+                raise
         return ImmediateReply(encode_result(encode(message.id), result), self._sessions.headers(resolved, request))
 
     async def _undo(self, resolved: Resolved) -> None:

@@ -64,11 +64,9 @@ class CallReply:
         self._events = events
         self._stream = ""
         self._cluster = cluster
-        self._held = held
         self._live = live = exchange.live  # the call may move to a session within it
+        self._use = None if live is None else live.in_use(held=held)
         if live is not None:
-            live.busy += 1
-            live.held_bytes += held
             live.exchanges[exchange.client_id] = exchange
 
     def cancel(self, reason: str) -> None:
@@ -120,12 +118,11 @@ class CallReply:
 
     async def done(self) -> None:
         live = self._live
-        if live is None:
+        if live is None or self._use is None:
             if self._exchange.watchers:
                 self._exchange.left()
             return
-        live.busy -= 1
-        live.held_bytes -= self._held
+        self._use.release()
         if self.replies is self._exchange.replies:
             if self._exchange.watchers:
                 self._exchange.left()
@@ -133,7 +130,6 @@ class CallReply:
                 self._exchange.ended()
         if live.exchanges.get(self._exchange.client_id) is self._exchange:
             del live.exchanges[self._exchange.client_id]
-        live.used = True
         if self._stream and self._events is not None and not live.ended:
             with contextlib.suppress(StoreUnavailable):
                 await self._events.finish(live.session.id, self._stream)
@@ -160,8 +156,7 @@ class StreamReply:
         self._stream = stream
         self._after = after
         self._events = events
-        live.busy += 1
-        live.listeners += self.is_standalone
+        self._use = live.in_use(is_stream=self.is_standalone)
 
     @property
     def is_standalone(self) -> bool:
@@ -198,6 +193,4 @@ class StreamReply:
                 await self._events.delivered(self._live.session.id, self._stream, event_id)
 
     async def done(self) -> None:
-        self._live.busy -= 1
-        self._live.listeners -= self.is_standalone
-        self._live.used = True
+        self._use.release()

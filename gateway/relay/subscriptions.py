@@ -65,7 +65,7 @@ async def listen(upstreams: Iterable[ConfiguredUpstream], exchange: Exchange, pa
     if sum(each.wanted.size for each in (*live.listening, listening)) > MAX_LISTENED_BYTES:
         raise record_full("params.notifications", MAX_LISTENED_BYTES)
     attended = _Attended(live, listening)
-    exchange.ended = attended.end
+    exchange.when_done(attended.end)
     live.listening.append(listening)
     honoured = Filter()
     for upstream in upstreams:

@@ -12,7 +12,6 @@ from typing import Any, Final
 import msgspec
 
 from gateway.calls.exchange import Exchange
-from gateway.calls.live_session import LiveSession
 from gateway.errors import session_unknown, too_many_handles, unknown_handle
 from gateway.observability.audit import Audit
 from gateway.protocol.listing import Tools, arguments_of
@@ -97,7 +96,7 @@ class ChildSessions:
         if found is None:
             raise unknown_handle(name, given)
         if found.id != live.session.id:  # else the call was passed on to the replica that has the child
-            _move(exchange, (await self._sessions.found(found, exchange.granted)).live)
+            exchange.move_to((await self._sessions.found(found, exchange.granted)).live)
         rest = {key: value for key, value in arguments.items() if key != ARGUMENT}
         return params | {"arguments": msgspec.Raw(encode(rest))}
 
@@ -146,21 +145,6 @@ def _alias(within: Session, handle: str) -> str:
     principal = within.principal
     whose = [within.parent or within.id] if principal.is_anonymous else [principal.issuer, principal.subject]
     return json.dumps(["handle", *whose, handle])
-
-
-def _move(exchange: Exchange, child: LiveSession) -> None:
-    """The exchange goes on in the child, which is in use for as long."""
-    exchange.live = child
-    child.busy += 1
-    before = exchange.ended
-
-    def ended() -> None:
-        child.busy -= 1
-        child.used = True
-        if before is not None:
-            before()
-
-    exchange.ended = ended
 
 
 def _answer(exchange: Exchange, era: Era, content: dict[str, Any]) -> None:

@@ -480,14 +480,12 @@ class Sessions:
 
     async def keep_alive(self) -> None:
         """Idle time counts from the end of the last exchange: written for all sessions at once, not for each call."""
-        used = [live for live in self._live if live.is_busy or live.used]
-        for live in used:
-            live.used = False
+        used = [live for live in self._live if live.take_use()]
         try:
             await asyncio.gather(*(self._store.touch(live.session.id) for live in used))
         except StoreUnavailable:
             for live in used:
-                live.used = True
+                live.keep_use()
             raise
 
     async def closed_all(self) -> None:

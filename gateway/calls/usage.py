@@ -1,0 +1,75 @@
+"""What is using a session at the moment: how many calls and streams, and how much memory they hold. Pure."""
+
+from typing import Self
+
+__all__ = ["Usage", "Use"]
+
+
+class Usage:
+    """Counts the uses of one session. The idle time of a session counts from the end of the last use.
+
+    `in_use` alone changes `busy` (uses that have not ended), `held_bytes` (request bodies of calls in flight, the large
+    ones) and `listeners` (open standalone streams).
+    """
+
+    # A base class, so that a session takes no second object for it.
+    __slots__ = ("_was_used", "busy", "held_bytes", "listeners")
+
+    def __init__(self) -> None:
+        self.busy = 0
+        self.held_bytes = 0
+        self.listeners = 0
+        self._was_used = False  # since `take_use`
+
+    def in_use(self, *, held: int = 0, is_stream: bool = False) -> "Use":
+        """Count one more use, until it is released.
+
+        `held`: bytes of a request body that stay in memory for as long. `is_stream`: the use is a standalone stream.
+        """
+        self.busy += 1
+        self.held_bytes += held
+        self.listeners += is_stream
+        return Use(self, held, is_stream)
+
+    def _release(self, held: int, is_stream: bool) -> None:
+        self.busy -= 1
+        self.held_bytes -= held
+        self.listeners -= is_stream
+        self._was_used = True
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a use is under way."""
+        return self.busy > 0
+
+    def take_use(self) -> bool:
+        """True if the session is in use, or was since this was last asked: the store has to restart its idle time."""
+        was_used, self._was_used = self._was_used or self.is_busy, False
+        return was_used
+
+    def keep_use(self) -> None:
+        """Undo `take_use`: the store could not restart the idle time."""
+        self._was_used = True
+
+
+class Use:
+    """One use of a session, from its beginning until `release`; also a context manager."""
+
+    __slots__ = ("_held", "_is_stream", "_usage")
+
+    def __init__(self, usage: Usage, held: int, is_stream: bool) -> None:
+        self._usage: Usage | None = usage
+        self._held = held
+        self._is_stream = is_stream
+
+    def release(self) -> None:
+        """End the use. Idempotent."""
+        usage, self._usage = self._usage, None
+        if usage is not None:
+            usage._release(self._held, self._is_stream)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
