@@ -3,7 +3,7 @@
 A frame is a kind (one byte), a length (four, big endian) and a payload. The caller sends one `q`: the length of its
 head (four bytes), head, body. What comes back is the handler's, but for `p`: it is at work. A connection carries one
 request at a time, so a slow reader holds up nobody else; whoever closes it gives the request up. HTTP in its place cost
-five times as much (docs/adr/0007-the-hop.md). Here is the side that asks; `replica_wire_server.py` has the other.
+five times as much (docs/adr/0007-peer-connections.md). Here is the side that asks; `replica_wire_server.py` has the other.
 """
 
 import asyncio

@@ -47,7 +47,7 @@ ENDED: Final = "mcp:ended"
 """The topic on which every replica hears the ids of sessions that ended, whoever ended them."""
 
 JUST_NOW_S: Final = 0.01
-"""How long what a session's owner has read of it is good for more requests (docs/adr/0009-just-read.md)."""
+"""How long what a session's owner has read of it is good for more requests (docs/adr/0009-cached-records.md)."""
 
 CHECKED_AT_ONCE: Final = 256
 """How many of the sessions this replica holds are looked up at each round, in case their end was not heard."""
