@@ -1,9 +1,10 @@
-"""Requests between processes of ours, on TCP connections of their own: frames, signs of life, and nothing else.
+"""Replica-to-replica request protocol, the side that asks: length-prefixed frames with heartbeats.
 
-A frame is a kind (one byte), a length (four, big endian) and a payload. The caller sends one `q`: the length of its
-head (four bytes), head, body. What comes back is the handler's, but for `p`: it is at work. A connection carries one
-request at a time, so a slow reader holds up nobody else; whoever closes it gives the request up. HTTP in its place cost
-five times as much (docs/adr/0007-peer-connections.md). Here is the side that asks; `replica_wire_server.py` has the other.
+A frame is a kind (one byte), a length (four bytes, big endian) and a payload. The asking side sends one frame `q`: the
+length of its head (four bytes), the head, and the body. The answering side sends frames of the handler, and the frame
+`p` as heartbeat: the request is in progress. A connection carries one request at a time, so a slow reader delays nobody
+else, and closing the connection cancels the request. `replica_wire_server.py` is the side that answers.
+docs/adr/0007-peer-connections.md has the reasons.
 """
 
 import asyncio
