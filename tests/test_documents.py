@@ -15,8 +15,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from gateway.config.load import _Environment
-from gateway.config.settings import DEFAULT_CONTEXT_ENV, GatewaySettings, Settings
+from gateway.config.load import variables
+from gateway.config.settings import GatewaySettings, Settings
+from gateway.config.upstreams import DEFAULT_CONTEXT_ENV
 from tests.support.blocks import DOCUMENTS, Block, blocks
 from tests.support.credentials import sha256
 from tests.support.raw import tool_text
@@ -40,8 +41,10 @@ def test_the_reference_of_settings_is_what_the_code_says() -> None:
     assert FILE.read_text(encoding="utf-8") == reference(), "python -m tests.tools.settings_reference"
 
 
-def test_every_setting_can_be_given_as_a_variable() -> None:
-    assert _Environment.model_fields.keys() == GatewaySettings.model_fields.keys()
+def test_every_setting_can_be_given_as_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in GatewaySettings.model_fields:
+        monkeypatch.setenv(f"MCP_GATEWAY_{name.upper()}", '{"given": "1"}')
+    assert variables(GatewaySettings) == {name: {"given": "1"} for name in GatewaySettings.model_fields}
 
 
 def test_names_of_variables_are_the_codes() -> None:

@@ -2,19 +2,16 @@
 
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from gateway.config.model import Frozen, Seconds
 from transports.inbound.limits import Limits, room_for_connections
 
-__all__ = ["LimitSettings", "Seconds"]
-
-Seconds = Annotated[float, Field(gt=0, le=31_536_000)]
+__all__ = ["LimitSettings"]
 
 
-class LimitSettings(BaseModel):
+class LimitSettings(Frozen):
     """What one client or one server may cost us."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     body_bytes: Annotated[int, Field(ge=1_024)] = 4 << 20
     """Body of a request; 413 beyond."""

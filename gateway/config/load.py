@@ -9,55 +9,43 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError, create_model
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from gateway.config.secret_file import UnusableSecret, secret_in
 
-__all__ = ["ConfigurationError", "Origins", "explained", "gathered"]
+__all__ = ["ConfigurationError", "Origins", "explained", "gathered", "variables"]
 
 
 class ConfigurationError(ValueError):
     """The configuration cannot be used. The message names the place and what to do."""
 
 
-class _Environment(BaseSettings):
-    """`MCP_GATEWAY_PORT`, `MCP_GATEWAY_SESSION__IDLE_TTL_S`, … as a mapping; validated with the rest."""
+class _Variables(BaseSettings):
+    """`MCP_GATEWAY_PORT`, `MCP_GATEWAY_SESSION__IDLE_TTL_S`, … as a mapping. Values are validated with the document."""
 
     model_config = SettingsConfigDict(
         env_prefix="MCP_GATEWAY_", env_nested_delimiter="__", extra="forbid", env_ignore_empty=True
     )
-    host: Any = None
-    port: Any = None
-    store: Any = None
-    store_file: Any = None
-    advertise: Any = None
-    internal: Any = None
-    api_keys: Any = None
-    anonymous: Any = None
-    allowed_hosts: Any = None
-    allowed_origins: Any = None
-    issuer: Any = None
-    sse: Any = None
-    tools: Any = None
-    result_meta: Any = None
-    log_level: Any = None
-    log_format: Any = None
-    log_calls_per_s: Any = None
-    tracing: Any = None
-    admin: dict[str, Any] | None = None
-    secrets: Any = None
-    auth: dict[str, Any] | None = None
-    policy: dict[str, Any] | None = None
-    audit: dict[str, Any] | None = None
-    session: dict[str, Any] | None = None
-    limits: dict[str, Any] | None = None
 
     @classmethod
     def settings_customise_sources(
         cls, settings_cls: type[BaseSettings], *_: PydanticBaseSettingsSource, **__: PydanticBaseSettingsSource
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         return (EnvSettingsSource(settings_cls),)
+
+
+def variables(model: type[BaseModel]) -> dict[str, Any]:
+    """What the environment gives of the settings of `model`, not validated yet."""
+    fields: dict[str, Any] = {name: (_kind(field.annotation), None) for name, field in model.model_fields.items()}
+    given = create_model("Variables", __base__=_Variables, **fields)()
+    return {name: _maybe_json(value) for name, value in given.model_dump(exclude_none=True).items()}
+
+
+def _kind(annotation: Any) -> Any:
+    """Settings with settings inside are given field by field; any other value is taken as it stands."""
+    has_fields = isinstance(annotation, type) and issubclass(annotation, BaseModel)
+    return dict[str, Any] | None if has_fields else Any
 
 
 class Origins:
@@ -89,14 +77,16 @@ def _has(given: Any, setting: str) -> bool:
     return True
 
 
-def gathered(path: Path | None, overrides: dict[str, Any]) -> tuple[dict[str, Any], Origins]:
+def gathered(path: Path | None, overrides: dict[str, Any], model: type[BaseModel]) -> tuple[dict[str, Any], Origins]:
     """The document that all places make together, not validated yet, and where it came from.
+
+    `model` has the settings of `gateway`: their names are those of the variables.
 
     Raises:
         ConfigurationError: the file cannot be read.
     """
     document: dict[str, Any] = {} if path is None else _read(path)
-    environment = {k: _maybe_json(v) for k, v in _Environment().model_dump(exclude_none=True).items()}
+    environment = variables(model)
     gateway = document.get("gateway", {})
     origins = Origins(str(path), gateway, environment, overrides)
     if isinstance(gateway, dict):

@@ -1,4 +1,4 @@
-"""What an operator can set: frozen, validated, units in the names, the reason beside each default.
+"""Everything an operator can set: frozen, validated, units in the names, the reason beside each default.
 
 A configuration is one JSON or TOML file: the `mcpServers` object people already have for their desktop clients, and a
 `gateway` object beside it. `MCP_GATEWAY_…` environment variables win over the file (`__` goes one level down).
@@ -6,265 +6,29 @@ A configuration is one JSON or TOML file: the `mcpServers` object people already
 
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
-from urllib.parse import urlsplit
+from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    ValidationError,
-    ValidationInfo,
-    field_validator,
-    model_validator,
-)
+from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 
-from gateway.config.host_names import host_names
-from gateway.config.limits import LimitSettings, Seconds
+from gateway.config.addresses import HostNames, ListenAddress, is_loopback
+from gateway.config.auth import API_KEY_ISSUER, AuthSettings, KeyDigestSettings
+from gateway.config.limits import LimitSettings
 from gateway.config.load import ConfigurationError, Origins, explained, gathered
-from gateway.config.policy import (
-    API_KEY_ISSUER,
-    AuthSettings,
-    ItemSettings,
-    Pattern,
-    PolicySettings,
-    ResourceSettings,
-    SecretSettings,
-    ToolSettings,
-)
-from gateway.context.assertion import ISSUER
+from gateway.config.model import Frozen
+from gateway.config.operators import AdminSettings, AuditSettings
+from gateway.config.policy import PolicySettings
+from gateway.config.secrets import SecretSettings
+from gateway.config.sessions import SessionSettings
+from gateway.config.upstreams import UpstreamSettings
 from session_store.connect import check_store_url
-from session_store.metadata import checked_metadata
 
-__all__ = [
-    "DEFAULT_CONTEXT_ENV",
-    "ConfigurationError",
-    "GatewaySettings",
-    "LimitSettings",
-    "SessionSettings",
-    "Settings",
-    "UpstreamSettings",
-    "is_loopback",
-    "load_settings",
-]
+__all__ = ["ConfigurationError", "GatewaySettings", "Settings", "load_settings"]
 
-DEFAULT_CONTEXT_ENV = {
-    "MCP_SESSION_ID": "session_id",
-    "MCP_SESSION_WORKSPACE": "workspace",
-    "MCP_SESSION_TRUST": "trust",
-    "MCP_SESSION_PRINCIPAL": "principal",
-    "MCP_SESSION_AGENT": "agent",
-    "MCP_SESSION_PERMISSIONS": "permissions",
-    "MCP_SESSION_CORRELATION": "correlation_id",
-}
-
-METADATA_FIELDS = ("principal", "agent", "workspace", "trust", "endpoint")
-
-ContextField = Literal[
-    "session_id", "workspace", "workspace_provenance", "trust", "principal", "agent", "permissions", "correlation_id"
-]
-_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
-_SHA256 = re.compile(r"[0-9a-f]{64}")
+DEFAULT_ISSUER: Final = "mcp-session-gateway"
+_NAME: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 
 
-def one_or_several(keys: Any) -> Any:
-    """Digests by name, where one may stand without a list."""
-    if not isinstance(keys, dict):
-        return keys
-    return {name: (given,) if isinstance(given, str) else given for name, given in keys.items()}
-
-
-def digests(keys: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
-    """Digests by name, none of which is a key."""
-    for name, given in keys.items():
-        if not given or not all(_SHA256.fullmatch(digest) for digest in given):
-            raise ValueError(f"{name}: must be the SHA-256 of the key as 64 lower-case hex digits, not the key itself")
-    return keys
-
-
-def host_and_port(address: str) -> str:
-    """An address to listen on or to be reached at; empty: none."""
-    host, _, port = address.rpartition(":")
-    if address and not (host and port.isdigit() and int(port) < 65_536):
-        raise ValueError("must be HOST:PORT")
-    return address
-
-
-def host_and_port_of(address: str) -> tuple[str, int]:
-    """The parts of such an address."""
-    host, _, port = address.rpartition(":")
-    return host.strip("[]"), int(port)
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches that address."""
-    return host in ("localhost", "::1") or host.startswith("127.")
-
-
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class UpstreamSettings(BaseModel):
-    """One entry of `mcpServers`. Fields other hosts keep there (`disabled`, `autoApprove`, …) are ignored."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
-    command: str = ""
-    """What to start: a program, found by PATH."""
-    args: tuple[str, ...] = ()
-    """Its arguments."""
-    env: dict[str, str] = {}
-    """Variables of the child; they win over all others. `${secret:NAME}` stands for a secret of the principal's."""
-    cwd: str | None = None
-    """The directory it starts in; the gateway's own if none is given."""
-    url: str = ""
-    """Instead of a command: a server over Streamable HTTP, of either era."""
-    headers: dict[str, str] = Field(default={}, repr=False)
-    """What every request to `url` carries; `${secret:NAME}` as in `env`."""
-    in_process: str = ""
-    """Instead of a command: a server object of the `mcp` SDK in the gateway's process, as `module:attribute`."""
-    shared: bool = False
-    """One process for all sessions. Only for a server that keeps sessions apart by the context in `_meta`."""
-    handles: bool = False
-    """Tools by which a client opens further sessions of this server, when it needs several at once."""
-    context_env: dict[str, ContextField] = DEFAULT_CONTEXT_ENV  # type: ignore[assignment]  # literal strings
-    """Variable name → fact about the session: which variables tell a child about its session."""
-    direct_only: bool = False
-    """Seen by sessions of direct trust only."""
-    permissions: tuple[str, ...] = ()
-    """Seen by sessions that have all of these permissions only."""
-    tools: dict[Pattern, ToolSettings] = {}
-    """Pattern of tool names → what holds for them."""
-    prompts: dict[Pattern, ItemSettings] = {}
-    """Pattern of prompt names → what holds for them, and for completions of their arguments."""
-    resource_uris: dict[Pattern, ItemSettings] = {}
-    """Pattern of URIs → what holds for the resources and templates that have them: listing, reading, subscribing and
-    completing."""
-    resources: ResourceSettings = ResourceSettings()
-    """What a child may use."""
-    sandbox: tuple[str, ...] = ()
-    """What starts the server for a sandboxed session, if not what `policy.sandbox` says."""
-    warm: Annotated[int, Field(ge=0, le=64)] = 0
-    """So many processes are started ahead for the next sessions like those that were: for servers that start slowly."""
-    idle_stop_s: Seconds | None = None
-    """Stop an idle child after so long; the next call starts it again and says so. Off: a restart loses what a server
-    holds in memory."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _something_to_serve(cls, value: Any) -> Any:
-        if isinstance(value, dict) and not any(value.get(kind) for kind in ("command", "in_process", "url")):
-            raise ValueError("give a command, a url, or in_process as module:attribute")
-        return value
-
-    @field_validator("url")
-    @classmethod
-    def _absolute(cls, url: str) -> str:
-        parts = urlsplit(url)
-        if url and (parts.scheme not in ("http", "https") or not parts.hostname):
-            raise ValueError("must be an http:// or https:// URL")
-        if parts.username or parts.password:
-            raise ValueError("credentials do not belong into a URL: use headers")
-        return url
-
-    @field_validator("in_process")
-    @classmethod
-    def _module_and_attribute(cls, name: str) -> str:
-        if name and not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*", name):
-            raise ValueError("must be module:attribute")
-        return name
-
-    @model_validator(mode="after")
-    def _one_kind(self) -> Self:
-        if sum(map(bool, (self.command, self.in_process, self.url))) > 1:
-            raise ValueError("give one of command, url and in_process, not several")
-        if self.shared and any("${secret:" in value for value in (*self.env.values(), *self.headers.values())):
-            raise ValueError("a shared server gets no secrets: it would have one principal's for all")
-        if self.handles and self.shared:
-            raise ValueError("handles are for servers with a process for each session, not for a shared one")
-        if self.warm and (self.shared or not self.command):
-            raise ValueError("warm is for commands that are not shared: others start no process for a session")
-        if self.in_process and self.shared:
-            raise ValueError("shared is for commands: an in_process server has one connection for each session")
-        return self
-
-    @property
-    def argv(self) -> tuple[str, ...]:
-        return (self.command, *self.args)
-
-
-class SessionSettings(_Frozen):
-    """How long sessions live and how clients carry them."""
-
-    idle_ttl_s: Seconds = 3_600.0
-    """A session ends when it was not used for so long."""
-    max_age_s: Seconds = 86_400.0
-    """And at this age in any case."""
-    unconfirmed_ttl_s: Seconds = 60.0
-    """An anonymous session whose client never came back ends this long after its first exchange: it would leave a
-    process behind, and a minute is enough to come back once."""
-    max_sessions: Annotated[int, Field(ge=1)] = 1_000
-    """How many the memory store holds; beyond, the least recently used idle one ends. The doctor reckons with it as
-    well."""
-    default_session: bool = True
-    """A 2026-07-28 client with a credential that carries nothing of its own meets its session again, by principal and
-    client name. Never for anonymous ones."""
-    reattach: frozenset[Literal["cookie", "principal"]] = frozenset()
-    """`cookie`, `principal`: by what, beside a session token, `initialize` resumes a session. Off: two windows of one
-    user do not share one by accident."""
-    cookie: bool = True
-    """Whether cookies are set and read."""
-    workspace_path: str = "orbit.workspace"
-    """Where in `_meta` a client announces its workspace, nested or dotted."""
-    trust: Literal["direct", "sandboxed"] = "direct"
-    """The trust that sessions have where neither credential nor rule says one."""
-    metadata: dict[str, str] = {}
-    """Name → text that every new session carries; `{principal}`, `{agent}`, `{workspace}`, `{trust}` and `{endpoint}`
-    are filled in. At most 10 KiB; what looks like a credential is redacted."""
-
-    @field_validator("metadata")
-    @classmethod
-    def _can_be_filled(cls, metadata: dict[str, str]) -> dict[str, str]:
-        for name, text in metadata.items():
-            try:
-                text.format(**dict.fromkeys(METADATA_FIELDS, ""))
-            except (KeyError, IndexError, ValueError, AttributeError):
-                fields = ", ".join(f"{{{field}}}" for field in METADATA_FIELDS)
-                raise ValueError(f"{name}: only {fields} can be filled in; write {{{{ for a brace") from None
-        checked_metadata(metadata)
-        return metadata
-
-
-class AuditSettings(_Frozen):
-    """Where audit events go, beside the log: the store, which keeps the newest; stderr; a file, as lines of JSON."""
-
-    to: tuple[Literal["store", "stderr"], ...] = ("store",)
-    """`store` (which keeps the newest 10,000 of each part, in memory 2,000: what operators did, sessions of named
-    principals, what those were refused, their calls, and what strangers caused) and `stderr`, beside the log."""
-    file: str = ""
-    """A file of lines of JSON as well, opened anew for each round, so that it can be rotated."""
-    calls: bool = False
-    """Each tool call as well, not only what happens to sessions: who, which tool, how it went, how long it took; never
-    its arguments."""
-
-
-class AdminSettings(_Frozen):
-    """The console, the REST interface and the metrics of those who operate the gateway."""
-
-    keys: dict[str, tuple[str, ...]] = {}
-    """Name → SHA-256 of an operator's key in hex, or several of them, as `api_keys`. None: there is no console and no
-    REST interface."""
-    listen: str = ""
-    """`HOST:PORT` of a listener of its own for console, REST and metrics, where metrics need no key. Empty: they are on
-    the gateway's own. Worker n listens n ports higher."""
-
-    _one_or_several = field_validator("keys", mode="before")(one_or_several)
-    _digests = field_validator("keys")(digests)
-    _host_and_port = field_validator("listen")(host_and_port)
-
-
-class GatewaySettings(_Frozen):
+class GatewaySettings(Frozen):
     """The `gateway` object."""
 
     host: str = "127.0.0.1"
@@ -275,25 +39,25 @@ class GatewaySettings(_Frozen):
     """Where sessions are kept, as a URL ([stores](configuration.md#stores))."""
     store_file: str = ""
     """Instead of `store`: a file that holds the URL, for one with a password in it."""
-    advertise: str = ""
+    advertise: ListenAddress = ""
     """`HOST:PORT` where other gateways on the same store reach this one. Empty: `host`, at a free port; it has to be
     given with `0.0.0.0`."""
-    internal: str = ""
+    internal: ListenAddress = ""
     """`HOST:PORT` where it listens for them, if that is another address: behind a port mapping."""
-    api_keys: dict[str, tuple[str, ...]] = {}
+    api_keys: KeyDigestSettings = Field(default={})
     """Name → SHA-256 of the key in hex, or several of them while a key is replaced; never the keys themselves. Clients
     send `Authorization: Bearer KEY`."""
     anonymous: bool | None = None
     """Whether clients without a credential are served. Not given: only while nothing else is configured, and on
     loopback. `true` beside `api_keys`, `auth.jwt` or a `subject_header` of `auth.proxies` is refused: one of them would
     undo the other."""
-    allowed_hosts: tuple[str, ...] = ()
+    allowed_hosts: HostNames = ()
     """Host names requests may ask for, without ports; `*.example.com` for all below a domain, `*` for any. Empty:
     loopback names when bound to loopback, else any; but a gateway elsewhere that serves everybody has to say them,
     because a web page can call what its visitor's browser reaches under a name of the page's own (DNS rebinding)."""
     allowed_origins: tuple[str, ...] = ()
     """Origins of web pages that may call, beside the gateway's own, and loopback when bound to loopback."""
-    issuer: str = ISSUER
+    issuer: str = DEFAULT_ISSUER
     """`iss` of what servers behind URLs are told of sessions: the URL at which they find the keys, if they look."""
     tools: bool = False
     """One more server, `gateway`: `list_sessions`, `show_session` and `end_session` for a client's own sessions."""
@@ -312,7 +76,7 @@ class GatewaySettings(_Frozen):
     """OpenTelemetry spans, sent where `OTEL_EXPORTER_OTLP_ENDPOINT` says. Needs `mcp-session-gateway[tracing]`."""
     admin: AdminSettings = AdminSettings()
     """Console, REST interface and metrics of operators."""
-    secrets: dict[str, SecretSettings] = {}
+    secrets: dict[str, SecretSettings] = Field(default={})
     """What `${secret:NAME}` in a server's `env` or `headers` stands for, by name."""
     auth: AuthSettings = AuthSettings()
     """How callers prove who they are, beside API keys."""
@@ -324,11 +88,6 @@ class GatewaySettings(_Frozen):
     """How long sessions live, and how clients carry them."""
     limits: LimitSettings = LimitSettings()
     """What one client or one server may cost."""
-
-    _one_or_several = field_validator("api_keys", mode="before")(one_or_several)
-    _digests = field_validator("api_keys")(digests)
-    _host_and_port = field_validator("advertise", "internal")(host_and_port)
-    _host_names = field_validator("allowed_hosts")(host_names)
 
     @field_validator("store")
     @classmethod
@@ -400,7 +159,7 @@ class GatewaySettings(_Frozen):
         return self
 
 
-class Settings(_Frozen):
+class Settings(Frozen):
     """Everything an operator can set."""
 
     mcpServers: dict[str, UpstreamSettings] = Field(default={}, repr=False)  # the name people's files use
@@ -434,7 +193,7 @@ def load_settings(path: Path | None = None, overrides: dict[str, Any] | None = N
     Raises:
         ConfigurationError: one line per fault: where, what, and what to do.
     """
-    document, origins = gathered(path, overrides or {})
+    document, origins = gathered(path, overrides or {}, GatewaySettings)
     try:
         return Settings.model_validate(document, context={"origins": origins})
     except ValidationError as error:

@@ -17,10 +17,9 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from session_store import KeyRing, Purpose, Session
 from session_store.tokens import is_canonical
 
-__all__ = ["HEADER", "ISSUER", "Assertions"]
+__all__ = ["HEADER", "Assertions"]
 
 HEADER: Final = "mcp-gateway-context"
-ISSUER: Final = "mcp-session-gateway"
 GOOD_FOR_S: Final = 60
 _ANEW_AFTER_S: Final = 20
 _SKEW_S: Final = 5
@@ -30,7 +29,7 @@ _KEPT: Final = 10_000
 class Assertions:
     """Signs with the first key of the ring; all of them verify. `issuer` is the `iss` of what it signs."""
 
-    def __init__(self, ring: KeyRing, *, issuer: str = ISSUER, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, ring: KeyRing, *, issuer: str, clock: Callable[[], float] = time.time) -> None:
         seeds = [hashlib.sha256(key).digest() for key in ring.derive(Purpose.ASSERTION)]
         self._keys = {_name(key): key for key in map(Ed25519PrivateKey.from_private_bytes, seeds)}
         self._issuer = issuer

@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 from cachetools import TTLCache
 
-from gateway.config.policy import SecretSettings
+from gateway.config.secrets import SecretSettings
 from session_store import Principal
 from transports.upstream.stdio import INHERITED
 from transports.upstream_port import UpstreamUnavailable

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from gateway.config.addresses import is_loopback
 from gateway.config.keyring import KEYS_FILE, key_file, key_ring
 from gateway.config.secret_file import others_can_read
-from gateway.config.settings import ConfigurationError, Settings, is_loopback
+from gateway.config.settings import ConfigurationError, Settings
 from gateway.doctor.findings import Finding, bad, doubtful, good
 
 __all__ = ["check_access", "check_keys", "check_limits"]

@@ -11,7 +11,7 @@ from typing import Any, Final
 import httpx2
 import jwt
 
-from gateway.config.policy import JwtSettings
+from gateway.config.auth import JwtSettings
 from gateway.identity.subjects import unusable
 from session_store import Principal
 

@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from gateway.config.policy import API_KEY_ISSUER, AuthSettings, ProxySettings
+from gateway.config.auth import API_KEY_ISSUER, AuthSettings, ProxySettings
 from gateway.errors import insufficient_scope, unauthenticated
 from gateway.identity.access_tokens import AccessTokens, InsufficientScope, InvalidToken
 from gateway.identity.context_rules import CredentialClaims, granted_by, granted_in_headers

@@ -11,8 +11,9 @@ from typing import Any, Final
 
 import msgspec
 
+from gateway.config.auth import ClaimNames, ProxySettings
 from gateway.config.patterns import any_matches
-from gateway.config.policy import ClaimNames, ProxySettings, RuleSettings
+from gateway.config.policy import RuleSettings
 from gateway.errors import bad_context
 from gateway.identity.subjects import named_in_header
 from session_store import Context, InvalidContext, Principal, Provenance, Session, Source

@@ -3,7 +3,7 @@
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from gateway.config.policy import AuthSettings
+from gateway.config.auth import AuthSettings
 
 __all__ = ["ResourceMetadata"]
 

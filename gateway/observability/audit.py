@@ -15,7 +15,7 @@ from typing import Final, Literal
 import msgspec
 
 from gateway.calls.exchange import Exchange
-from gateway.config.settings import AuditSettings
+from gateway.config.operators import AuditSettings
 from gateway.observability.logs import CLIENT, CORRELATION
 from gateway.observability.repeated import Repeated
 from gateway.observability.visible import visible_json

@@ -11,8 +11,8 @@ from typing import Any, Final
 import msgspec
 
 from gateway.config.patterns import any_matches, expression, matches
-from gateway.config.policy import ItemSettings, PolicySettings, ToolSettings, WorkspaceSettings
-from gateway.config.settings import UpstreamSettings
+from gateway.config.policy import PolicySettings, WorkspaceSettings
+from gateway.config.upstreams import ItemSettings, ToolSettings, UpstreamSettings
 from gateway.identity.context_rules import is_catch_all
 from gateway.protocol.uris import forms, with_plain_host
 from session_store import Context

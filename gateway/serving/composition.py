@@ -24,8 +24,10 @@ from gateway.calls.live_session import LiveSession, LiveSessions
 from gateway.cluster.envelope import Envelopes
 from gateway.cluster.forwarding import Forwarding
 from gateway.cluster.ownership import Cluster
+from gateway.config.addresses import host_and_port
 from gateway.config.keyring import key_ring
-from gateway.config.settings import ConfigurationError, GatewaySettings, Settings, UpstreamSettings, host_and_port_of
+from gateway.config.settings import ConfigurationError, GatewaySettings, Settings
+from gateway.config.upstreams import UpstreamSettings
 from gateway.context.assertion import HEADER, Assertions
 from gateway.context.link_resources import LinkResourceProvider
 from gateway.context.secrets import PrincipalSecrets
@@ -384,7 +386,7 @@ class Gateway:
         if self._cluster is None or self._forwarding is None:
             return
         stack.callback(self._forwarding.close)
-        host, port = host_and_port_of(self._address)
+        host, port = host_and_port(self._address)
         if host in ("0.0.0.0", "::") and not self._advertised:
             raise ConfigurationError(
                 f"gateway.host is {host}: say with gateway.advertise (or MCP_GATEWAY_ADVERTISE) at which HOST:PORT the "

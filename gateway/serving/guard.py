@@ -1,6 +1,7 @@
 """Which Host and Origin are served, by the settings."""
 
-from gateway.config.settings import GatewaySettings, is_loopback
+from gateway.config.addresses import is_loopback
+from gateway.config.settings import GatewaySettings
 from gateway.identity.authenticate import TrustedProxies
 from transports.inbound.http import Guard
 

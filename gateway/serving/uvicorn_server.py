@@ -13,7 +13,8 @@ from typing import Any
 import uvicorn
 
 from gateway.admin.routes import ADMIN
-from gateway.config.settings import ConfigurationError, Settings, host_and_port_of, is_loopback
+from gateway.config.addresses import host_and_port, is_loopback
+from gateway.config.settings import ConfigurationError, Settings
 from gateway.serving.app import Gateway, create_app, operators_app
 from gateway.serving.paths import ALL
 from gateway.serving.workers import inherited_listener, tell_ready, worker_number
@@ -110,7 +111,7 @@ def serve(settings: Settings) -> None:
         listener = stack.enter_context(inherited_listener() or _listener(options.host, options.port))
         operators = None
         if options.admin.listen:
-            host, port = host_and_port_of(options.admin.listen)
+            host, port = host_and_port(options.admin.listen)
             try:
                 beside = stack.enter_context(_listener(host, port and port + worker_number()))
             except OSError as error:

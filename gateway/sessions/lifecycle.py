@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from gateway.calls.live_session import LiveSession, LiveSessions
 from gateway.cluster.ownership import Cluster, Forwarded
-from gateway.config.settings import SessionSettings
+from gateway.config.sessions import SessionSettings
 from gateway.context.facts import announced_workspace
 from gateway.errors import no_session, session_unknown
 from gateway.identity.context_rules import ContextRules, CredentialClaims

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from gateway.config.limits import LimitSettings
-from gateway.config.settings import ConfigurationError, UpstreamSettings
+from gateway.config.settings import ConfigurationError
+from gateway.config.upstreams import UpstreamSettings
 from gateway.context.secrets import is_template
 from transports.upstream.process import ForkServer
 from transports.upstream.stdio import StdioUpstream

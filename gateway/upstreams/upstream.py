@@ -17,7 +17,7 @@ from gateway.calls.exchange import Exchange
 from gateway.calls.live_session import LiveSession
 from gateway.calls.server_messages import IsolatedRouter, SharedRouter
 from gateway.config.limits import LimitSettings
-from gateway.config.settings import UpstreamSettings
+from gateway.config.upstreams import UpstreamSettings
 from gateway.context.assertion import HEADER, Assertions
 from gateway.context.facts import child_environment, facts_of, new_correlation_id
 from gateway.context.link_resources import LinkResourceProvider, LinkResources

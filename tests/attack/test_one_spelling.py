@@ -56,7 +56,7 @@ def state() -> Kind:
 
 
 def assertion() -> Kind:
-    assertions = Assertions(KeyRing.ephemeral())
+    assertions = Assertions(KeyRing.ephemeral(), issuer="gateway")
     return assertions.of(session(), "http://server"), lambda text: assertions.session_of(text) is not None
 
 

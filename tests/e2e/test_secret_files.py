@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.config.policy import SecretSettings
+from gateway.config.secrets import SecretSettings
 from gateway.context.secrets import PrincipalSecrets
 from session_store import Principal
 from tests.requirements import requirement

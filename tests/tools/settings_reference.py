@@ -14,31 +14,37 @@ import annotated_types
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from gateway.config import policy
-from gateway.config import settings as own
+from gateway.config.auth import AuthSettings, ClaimNames, JwtSettings, ProxySettings
+from gateway.config.limits import LimitSettings
+from gateway.config.operators import AdminSettings, AuditSettings
+from gateway.config.policy import PolicySettings, RateSettings, RuleSettings, WorkspaceSettings
+from gateway.config.secrets import SecretSettings
+from gateway.config.sessions import SessionSettings
+from gateway.config.settings import GatewaySettings
+from gateway.config.upstreams import ItemSettings, ResourceSettings, ToolSettings, UpstreamSettings
 
 __all__ = ["FILE", "reference"]
 
 FILE = Path(__file__).parents[2] / "docs/settings.md"
 _SECTIONS: list[tuple[str, type[BaseModel]]] = [
-    ("gateway", own.GatewaySettings),
-    ("gateway.session", own.SessionSettings),
-    ("gateway.limits", own.LimitSettings),
-    ("gateway.admin", own.AdminSettings),
-    ("gateway.audit", own.AuditSettings),
-    ("gateway.auth", policy.AuthSettings),
-    ("gateway.auth.jwt[]", policy.JwtSettings),
-    ("gateway.auth.jwt[].claims", policy.ClaimNames),
-    ("gateway.auth.proxies", policy.ProxySettings),
-    ("gateway.policy", policy.PolicySettings),
-    ("gateway.policy.rules[]", policy.RuleSettings),
-    ("gateway.policy.workspaces.PATTERN", policy.WorkspaceSettings),
-    ("gateway.policy.session_rate, principal_rate, opening_rate", policy.RateSettings),
-    ("gateway.secrets.NAME", policy.SecretSettings),
-    ("mcpServers.NAME", own.UpstreamSettings),
-    ("mcpServers.NAME.tools.PATTERN", policy.ToolSettings),
-    ("mcpServers.NAME.prompts.PATTERN, resource_uris.PATTERN", policy.ItemSettings),
-    ("mcpServers.NAME.resources", policy.ResourceSettings),
+    ("gateway", GatewaySettings),
+    ("gateway.session", SessionSettings),
+    ("gateway.limits", LimitSettings),
+    ("gateway.admin", AdminSettings),
+    ("gateway.audit", AuditSettings),
+    ("gateway.auth", AuthSettings),
+    ("gateway.auth.jwt[]", JwtSettings),
+    ("gateway.auth.jwt[].claims", ClaimNames),
+    ("gateway.auth.proxies", ProxySettings),
+    ("gateway.policy", PolicySettings),
+    ("gateway.policy.rules[]", RuleSettings),
+    ("gateway.policy.workspaces.PATTERN", WorkspaceSettings),
+    ("gateway.policy.session_rate, principal_rate, opening_rate", RateSettings),
+    ("gateway.secrets.NAME", SecretSettings),
+    ("mcpServers.NAME", UpstreamSettings),
+    ("mcpServers.NAME.tools.PATTERN", ToolSettings),
+    ("mcpServers.NAME.prompts.PATTERN, resource_uris.PATTERN", ItemSettings),
+    ("mcpServers.NAME.resources", ResourceSettings),
 ]
 _HEAD = """# Settings
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.config.policy import SecretSettings
+from gateway.config.secrets import SecretSettings
 from gateway.context.secrets import PrincipalSecrets
 from session_store import Principal
 from tests.requirements import requirement

@@ -6,7 +6,7 @@ import hmac
 
 import pytest
 
-from gateway.config.policy import AuthSettings
+from gateway.config.auth import AuthSettings
 from gateway.identity.authenticate import Identity
 from tests.requirements import requirement
 from tests.support.credentials import sha256

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gateway.config.settings import AuditSettings
+from gateway.config.operators import AuditSettings
 from gateway.observability.audit import Audit
 from session_store import AuditEvent, StoreUnavailable
 from session_store.memory import MemoryAuditTrail

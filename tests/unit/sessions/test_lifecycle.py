@@ -6,7 +6,7 @@ import pytest
 
 from gateway.calls.live_session import LiveSessions
 from gateway.config.policy import PolicySettings
-from gateway.config.settings import SessionSettings
+from gateway.config.sessions import SessionSettings
 from gateway.identity.context_rules import ContextRules
 from gateway.identity.request_context import RequestContext
 from gateway.observability.audit import Audit

@@ -1,0 +1,161 @@
+"""How callers prove who they are: issuers of tokens, proxies, digests of keys."""
+
+import ipaddress
+import itertools
+import re
+from typing import Annotated, Any, Final, Literal, Self
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
+
+from gateway.config.model import Frozen
+
+__all__ = [
+    "API_KEY_ISSUER",
+    "AuthSettings",
+    "ClaimNames",
+    "JwtSettings",
+    "KeyDigestSettings",
+    "ProxySettings",
+]
+
+API_KEY_ISSUER: Final = "api-key"
+_RESERVED_ISSUERS: Final = (API_KEY_ISSUER, "anonymous")
+_HEADER: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")  # RFC 9110 §5.1
+_SHA256: Final = re.compile(r"[0-9a-f]{64}")
+# Signatures with a public key only: with a shared secret whoever verifies can also sign.
+Algorithm = Literal["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"]
+
+
+class ClaimNames(Frozen):
+    """Which claims say something about a session. A dotted name goes down into objects."""
+
+    trust: str = ""
+    """The claim that says the trust."""
+    workspace: str = ""
+    """The claim that says the workspace."""
+    permissions: str = "scope"
+    """The claim that lists the permissions, as a list or separated by spaces."""
+
+
+class JwtSettings(Frozen):
+    """One issuer of access tokens."""
+
+    issuer: str
+    """The `iss` of its tokens, exactly."""
+    audience: str
+    """The `aud` they have to have."""
+    jwks_url: str
+    """Where it publishes its keys: https, or http on this machine."""
+    algorithms: tuple[Algorithm, ...] = ("RS256", "ES256", "EdDSA")
+    """Which signatures are believed."""
+    scopes: tuple[str, ...] = ()
+    """Scopes that a token has to have."""
+    clock_skew_s: Annotated[float, Field(ge=0, le=300)] = 30.0
+    """How far its clock may be from ours."""
+    claims: ClaimNames = ClaimNames()
+    """Which claims say something about a session. A dotted name goes down into objects."""
+
+    @field_validator("jwks_url")
+    @classmethod
+    def _fetchable(cls, url: str) -> str:
+        parts = urlsplit(url)
+        local = parts.hostname in ("localhost", "127.0.0.1", "::1")
+        if parts.scheme != "https" and not (parts.scheme == "http" and local):
+            raise ValueError("must be an https:// URL: whoever can change these keys can be anybody")
+        return url
+
+
+class ProxySettings(Frozen):
+    """Proxies that say who calls: only these addresses are believed."""
+
+    networks: tuple[str, ...]
+    """Their addresses, as networks: nobody else is believed."""
+    subject_header: str = ""
+    """The header that names the principal. Empty: proxies name none."""
+    issuer: str = "proxy"
+    """What stands before the principal's name."""
+    trust_header: str = ""
+    """The header that says the trust."""
+    workspace_header: str = ""
+    """The header that says the workspace."""
+    permissions_header: str = ""
+    """The header that lists the permissions, separated by commas or spaces."""
+
+    @property
+    def headers(self) -> tuple[str, ...]:
+        """The headers that say who calls and what they may, in lower case."""
+        names = (self.subject_header, self.trust_header, self.workspace_header, self.permissions_header)
+        return tuple(name.lower() for name in names if name)
+
+    @field_validator("subject_header", "trust_header", "workspace_header", "permissions_header")
+    @classmethod
+    def _is_header(cls, name: str) -> str:
+        if name and not _HEADER.fullmatch(name):
+            raise ValueError(f"{name!r} is no name of a header")
+        return name
+
+    @model_validator(mode="after")
+    def _names_the_principal(self) -> Self:
+        if self.headers and not self.subject_header:
+            raise ValueError("give subject_header: what proxies say of a caller they do not name would not count")
+        if len(set(self.headers)) != len(self.headers):
+            raise ValueError("each fact needs a header of its own")
+        return self
+
+    @field_validator("networks")
+    @classmethod
+    def _are_networks(cls, networks: tuple[str, ...]) -> tuple[str, ...]:
+        for network in networks:
+            ipaddress.ip_network(network)
+        return networks
+
+
+class AuthSettings(Frozen):
+    """How callers prove who they are, beside API keys."""
+
+    jwt: tuple[JwtSettings, ...] = ()
+    """Issuers of access tokens that are trusted."""
+    resource: str = ""
+    """The URL clients know this gateway by (RFC 9728 `resource`): needed for them to find the authorization server."""
+    proxies: ProxySettings | None = None
+    """Proxies that say who calls."""
+
+    @model_validator(mode="after")
+    def _one_of_a_kind(self) -> Self:
+        issuers = [entry.issuer for entry in self.jwt]
+        if len(set(issuers)) != len(issuers):
+            raise ValueError("jwt names an issuer twice")
+        issuers = [*_RESERVED_ISSUERS, *issuers, *([self.proxies.issuer] if self.proxies is not None else ())]
+        for one, other in itertools.permutations(issuers, 2):
+            if one == other or one.startswith(f"{other}:"):
+                raise ValueError(
+                    f"issuer {one!r} cannot be told from {other!r}: their principals could have the same name, as "
+                    "ISSUER:SUBJECT; give proxies another issuer, or serve one of them by a gateway of its own"
+                )
+        return self
+
+    @property
+    def issuers(self) -> tuple[str, ...]:
+        """Who vouches for principals, beside API keys."""
+        proxied = self.proxies is not None and self.proxies.subject_header
+        return (*(entry.issuer for entry in self.jwt), *([self.proxies.issuer] if self.proxies and proxied else ()))
+
+
+def _one_or_several(keys: Any) -> Any:
+    """Digests by name, where one may stand without a list."""
+    if not isinstance(keys, dict):
+        return keys
+    return {name: (given,) if isinstance(given, str) else given for name, given in keys.items()}
+
+
+def _digests(keys: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+    """Digests by name, none of which is a key."""
+    for name, given in keys.items():
+        if not given or not all(_SHA256.fullmatch(digest) for digest in given):
+            raise ValueError(f"{name}: must be the SHA-256 of the key as 64 lower-case hex digits, not the key itself")
+    return keys
+
+
+KeyDigestSettings = Annotated[dict[str, tuple[str, ...]], BeforeValidator(_one_or_several), AfterValidator(_digests)]
+"""Name → SHA-256 digests of keys. One digest may stand without a list."""
