@@ -7,7 +7,7 @@ import json
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from pydantic import BaseModel, ValidationError, create_model
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
@@ -48,6 +48,10 @@ def _kind(annotation: Any) -> Any:
     return dict[str, Any] | None if has_fields else Any
 
 
+_OPTIONS: Final = {"allowed_hosts": "allowed-host"}
+"""Settings whose option on the command line has another name."""
+
+
 class Origins:
     """The places that settings of `gateway` come from, and what each of them gives."""
 
@@ -65,8 +69,18 @@ class Origins:
 
     def _naming(self, setting: str) -> list[str]:
         variable = f"the variable MCP_GATEWAY_{setting.upper().replace('.', '__')}"
-        named = (self._file, variable, f"--{setting} on the command line")
+        option = f"--{_OPTIONS.get(setting, setting)} on the command line"
+        named = (self._file, variable, option)
         return [name for name, given in zip(named, self._places, strict=True) if _has(given, setting)]
+
+    def of_fault(self, loc: tuple[int | str, ...]) -> str:
+        """The place to mend a fault that validation found at `loc`. Empty: there is no file."""
+        names = [str(part) for part in loc[1:]] if loc[:1] == ("gateway",) else []
+        for end in range(len(names), 0, -1):
+            found = self._naming(".".join(names[:end]))
+            if found:
+                return found[-1]
+        return self._file
 
 
 def _has(given: Any, setting: str) -> bool:
@@ -88,7 +102,7 @@ def gathered(path: Path | None, overrides: dict[str, Any], model: type[BaseModel
     document: dict[str, Any] = {} if path is None else _read(path)
     environment = variables(model)
     gateway = document.get("gateway", {})
-    origins = Origins(str(path), gateway, environment, overrides)
+    origins = Origins(str(path or ""), gateway, environment, overrides)
     if isinstance(gateway, dict):
         document = document | {"gateway": _with_store(_merge(_merge(gateway, environment), overrides), origins)}
     return document, origins
@@ -141,7 +155,7 @@ def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def explained(error: ValidationError, path: Path | None) -> str:
+def explained(error: ValidationError, origins: Origins) -> str:
     """One line per fault: where, what."""
     lines = []
     for fault in error.errors(include_url=False, include_input=False):
@@ -149,5 +163,5 @@ def explained(error: ValidationError, path: Path | None) -> str:
         what = fault["msg"].removeprefix("Value error, ")
         if fault["type"] == "extra_forbidden":
             what = "no such setting"
-        lines.append(": ".join(part for part in (str(path or ""), where, what) if part))
+        lines.append(": ".join(part for part in (origins.of_fault(fault["loc"]), where, what) if part))
     return "\n".join(lines)

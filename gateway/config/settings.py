@@ -197,4 +197,4 @@ def load_settings(path: Path | None = None, overrides: dict[str, Any] | None = N
     try:
         return Settings.model_validate(document, context={"origins": origins})
     except ValidationError as error:
-        raise ConfigurationError(explained(error, path)) from None
+        raise ConfigurationError(explained(error, origins)) from None
