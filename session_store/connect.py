@@ -1,40 +1,93 @@
-"""One URL picks one backend. Backends are imported only when they are picked."""
+"""One URL selects one backend, by its scheme. This registry is the only place that knows schemes.
+
+A backend from outside is added in one of two ways:
+
+- A package declares an entry point in the group `mcp_session_gateway.stores`, named like the scheme. Its value names a
+  `BackendFactory`. The gateway's command line finds it as soon as the package is installed.
+- A program that embeds the gateway calls `register_backend(scheme, factory)` before it makes its settings.
+
+Backends, and the packages of entry points, are imported only when a URL selects them.
+"""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from time import time
-from urllib.parse import unquote, urlsplit
+from typing import Final
+from urllib.parse import SplitResult, unquote, urlsplit
 
 from session_store.memory import MAX_SESSIONS, MemoryBackend
 from session_store.ports.backend import Backend
 
-__all__ = ["backend_for", "check_store_url", "shown", "sqlite_path"]
+__all__ = [
+    "ENTRY_POINTS",
+    "BackendFactory",
+    "BackendOptions",
+    "backend_for",
+    "check_store_url",
+    "register_backend",
+    "shown",
+    "sqlite_path",
+]
 
-SUPPORTED = "memory://, sqlite:///path, redis://, rediss://, redis+sentinel:// and redis+cluster:// are"
+ENTRY_POINTS: Final = "mcp_session_gateway.stores"
+"""The entry point group of backends from other packages."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackendOptions:
+    """What a gateway, or a tool beside one, asks of the backend that it opens.
+
+    `clock` gives seconds since the epoch; None is the backend's own choice. `max_sessions` bounds a store that holds
+    its sessions in memory. `exclusive` False opens a store beside the gateway that has it open. `create` False refuses
+    to open a store that does not exist yet.
+    """
+
+    clock: Callable[[], float] | None = None
+    max_sessions: int = MAX_SESSIONS
+    exclusive: bool = True
+    create: bool = True
+
+
+BackendFactory = Callable[[str, BackendOptions], Backend]
+"""Makes the backend of a URL, not open yet. Raises `ValueError` for a URL that it cannot use."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """A kind of store: `check` raises `ValueError` for an unusable URL, without loading the backend's driver."""
+
+    factory: BackendFactory
+    check: Callable[[str, SplitResult], None] = lambda url, parts: None
+
+
+def register_backend(scheme: str, factory: BackendFactory) -> None:
+    """Let `factory` make the backends of URLs that begin with `scheme://`, in this process.
+
+    Raises:
+        ValueError: the scheme is taken.
+    """
+    if scheme in _KINDS:
+        raise ValueError(f"the scheme {scheme!r} has a backend already")
+    _KINDS[scheme] = _Kind(factory)
 
 
 def check_store_url(url: str) -> str:
-    """The same URL. Raises `ValueError`, saying what is wrong, for one that picks no backend."""
+    """The same URL. Raises `ValueError`, which says what is wrong, if it selects no backend."""
     parts = urlsplit(url)
-    if parts.scheme == "memory" and url == "memory://":
-        return url
-    if parts.scheme == "sqlite":
-        if parts.netloc or len(parts.path) < 2:
-            raise ValueError("give a path: sqlite:///relative.db, or sqlite:////absolute/path.db")
-        return url
-    if parts.scheme in ("redis", "rediss"):
-        if not parts.hostname:
-            raise ValueError("give a host: redis://host:6379/0")
-        return url
-    if parts.scheme == "redis+sentinel":
-        if not parts.netloc.rpartition("@")[2] or not parts.path.strip("/"):
-            raise ValueError("give the sentinels and the service: redis+sentinel://host:26379,host:26379/mymaster/0")
-        return url
-    if parts.scheme in ("redis+cluster", "rediss+cluster"):
-        if not parts.netloc.rpartition("@")[2] or parts.path.strip("/"):
-            raise ValueError("give some of the nodes, and no database: redis+cluster://host:6379,host:6379")
-        return url
-    raise ValueError(f"unknown kind of store {parts.scheme or url[:32]!r}: {SUPPORTED} supported")
+    _kind(parts.scheme, url).check(url, parts)
+    return url
+
+
+def backend_for(url: str, options: BackendOptions | None = None) -> Backend:
+    """The backend that the URL selects, not open yet.
+
+    Raises:
+        ValueError: the URL selects none.
+        StoreError: the backend cannot use the URL.
+    """
+    check_store_url(url)
+    return _kind(urlsplit(url).scheme, url).factory(url, options or BackendOptions())
 
 
 def sqlite_path(url: str) -> Path:
@@ -42,30 +95,79 @@ def sqlite_path(url: str) -> Path:
     return Path(unquote(urlsplit(url).path)[1:])
 
 
-def backend_for(
-    url: str, *, clock: Callable[[], float] | None = None, max_sessions: int = MAX_SESSIONS, exclusive: bool = True
-) -> Backend:
-    """The backend that URL picks, not open yet. `exclusive` False is for a look from outside, beside a gateway.
-
-    Raises:
-        ValueError: the URL picks none.
-        StoreError: the backend cannot use it.
-    """
-    scheme = urlsplit(check_store_url(url)).scheme
-    if scheme == "memory":
-        return MemoryBackend(clock=clock or time, max_sessions=max_sessions)
-    if scheme == "sqlite":
-        from session_store.sqlite import SqliteBackend
-
-        return SqliteBackend(sqlite_path(url), clock=clock or time, exclusive=exclusive)
-    from session_store.redis import RedisBackend
-
-    return RedisBackend(url, clock=clock)
-
-
 def shown(url: str) -> str:
-    """The URL as logs may show it: without a password."""
+    """The URL without a password, for logs."""
     parts = urlsplit(url)
     if "@" not in parts.netloc:
         return url
     return parts._replace(netloc="…@" + parts.netloc.rpartition("@")[2]).geturl()
+
+
+def _kind(scheme: str, url: str) -> _Kind:
+    if scheme and scheme not in _KINDS:
+        from importlib.metadata import entry_points  # slow to load, and seldom needed
+
+        declared = next(iter(entry_points(group=ENTRY_POINTS, name=scheme)), None)
+        if declared is not None:
+            register_backend(scheme, declared.load())
+    if scheme not in _KINDS:
+        schemes = ", ".join(f"{name}://" for name in _KINDS)
+        raise ValueError(f"unknown kind of store {scheme or url[:32]!r}: supported are {schemes}")
+    return _KINDS[scheme]
+
+
+# -- the kinds that come with the gateway
+
+
+def _check_memory(url: str, parts: SplitResult) -> None:
+    if url != "memory://":
+        raise ValueError("give nothing after memory://")
+
+
+def _check_sqlite(url: str, parts: SplitResult) -> None:
+    if parts.netloc or len(parts.path) < 2:
+        raise ValueError("give a path: sqlite:///relative.db, or sqlite:////absolute/path.db")
+
+
+def _check_redis(url: str, parts: SplitResult) -> None:
+    if not parts.hostname:
+        raise ValueError("give a host: redis://host:6379/0")
+
+
+def _check_sentinel(url: str, parts: SplitResult) -> None:
+    if not parts.netloc.rpartition("@")[2] or not parts.path.strip("/"):
+        raise ValueError("give the sentinels and the service: redis+sentinel://host:26379,host:26379/mymaster/0")
+
+
+def _check_cluster(url: str, parts: SplitResult) -> None:
+    if not parts.netloc.rpartition("@")[2] or parts.path.strip("/"):
+        raise ValueError("give some of the nodes, and no database: redis+cluster://host:6379,host:6379")
+
+
+def _memory(url: str, options: BackendOptions) -> Backend:
+    return MemoryBackend(clock=options.clock or time, max_sessions=options.max_sessions)
+
+
+def _sqlite(url: str, options: BackendOptions) -> Backend:
+    from session_store.sqlite import SqliteBackend
+
+    return SqliteBackend(
+        sqlite_path(url), clock=options.clock or time, exclusive=options.exclusive, create=options.create
+    )
+
+
+def _redis(url: str, options: BackendOptions) -> Backend:
+    from session_store.redis import RedisBackend
+
+    return RedisBackend(url, clock=options.clock)
+
+
+_KINDS: Final[dict[str, _Kind]] = {
+    "memory": _Kind(_memory, _check_memory),
+    "sqlite": _Kind(_sqlite, _check_sqlite),
+    "redis": _Kind(_redis, _check_redis),
+    "rediss": _Kind(_redis, _check_redis),
+    "redis+sentinel": _Kind(_redis, _check_sentinel),
+    "redis+cluster": _Kind(_redis, _check_cluster),
+    "rediss+cluster": _Kind(_redis, _check_cluster),
+}

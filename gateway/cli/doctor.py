@@ -15,6 +15,7 @@ from gateway.doctor.findings import Finding, bad, good
 from gateway.observability.visible import as_json as to_json
 from gateway.observability.visible import visible
 from session_store import StoreError, backend_for
+from session_store.connect import BackendOptions
 
 __all__ = ["doctor"]
 
@@ -83,13 +84,13 @@ async def _of(settings: Settings) -> AsyncIterator[Finding]:
             yield finding
     url = settings.gateway.store
     try:
-        backend = backend_for(url, exclusive=False)
+        backend = backend_for(url, BackendOptions(exclusive=False))
     except StoreError as error:
         yield bad("store", str(error), "correct gateway.store")
     else:
         async for finding in check_store(url, backend):
             yield finding
-        async for finding in check_replicas(settings, backend_for(url, exclusive=False)):
+        async for finding in check_replicas(settings, backend_for(url, BackendOptions(exclusive=False))):
             yield finding
     async for finding in check_servers(settings):
         yield finding

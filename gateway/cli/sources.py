@@ -12,7 +12,7 @@ import msgspec
 from gateway.admin.operations import Only, matches
 from gateway.admin.reports import row_of
 from session_store import AuditEvent, Backend, Session, SessionGone, backend_for
-from session_store.connect import shown
+from session_store.connect import BackendOptions, shown
 from session_store.session import redact
 
 __all__ = ["Mistake", "RestSource", "Source", "StoreSource", "opened"]
@@ -60,14 +60,12 @@ async def opened(store: str, url: str, key: str) -> AsyncIterator[Source]:
         return
     if not store:
         raise Mistake("say where: --url of a running gateway (with MCP_GATEWAY_ADMIN_KEY), or --store")
-    if store == "memory://":
+    backend = backend_for(store, BackendOptions(exclusive=False, create=False))
+    if not backend.is_durable:
         raise Mistake(
-            "memory:// keeps its sessions inside the gateway's process, where no other can see them; give the URL of "
-            "a sqlite or redis store, or ask the gateway with --url"
+            f"{shown(store)} keeps its sessions inside the gateway's process, where no other can see them; give the "
+            "URL of a sqlite or redis store, or ask the gateway with --url"
         )
-    backend = backend_for(store, exclusive=False)
-    if hasattr(backend, "path") and not backend.path.exists():
-        raise Mistake(f"{shown(store)}: there is no such file")
     await backend.open()
     try:
         await backend.ping()

@@ -1,4 +1,4 @@
-"""The keys that sign and seal: the operator's, or those that the store brings."""
+"""The keys that sign and seal: the operator's, or those that the store's backend provides."""
 
 import logging
 import os
@@ -6,9 +6,7 @@ from pathlib import Path
 
 from gateway.config.secret_file import UnusableSecret, others_can_read, secret_in
 from gateway.config.settings import ConfigurationError
-from session_store import InvalidKeyRing, KeyRing, StoreError
-from session_store.connect import sqlite_path
-from session_store.sqlite import keys_beside
+from session_store import InvalidKeyRing, KeyRing, StoreError, backend_for
 
 __all__ = ["KEYS_FILE", "key_file", "key_ring"]
 
@@ -18,8 +16,8 @@ KEYS_FILE = "MCP_GATEWAY_KEYS_FILE"
 
 
 def key_ring(store: str) -> KeyRing:
-    """The operator's keys from `MCP_GATEWAY_KEYS`, or from the file that `MCP_GATEWAY_KEYS_FILE` names. Without them:
-    for sqlite the file beside it, for memory a new one.
+    """The operator's keys from `MCP_GATEWAY_KEYS`, or from the file that `MCP_GATEWAY_KEYS_FILE` names. Without them,
+    the keys that the backend of the URL `store` provides.
 
     Raises:
         ConfigurationError: the keys cannot be used, or are missing where several gateways have to share them.
@@ -34,22 +32,20 @@ def key_ring(store: str) -> KeyRing:
             text = secret_in(file, KEYS_FILE).replace("\n", ",")
         except UnusableSecret as error:
             raise ConfigurationError(str(error)) from None
-    scheme = store.partition(":")[0]
     try:
         if text:
             return KeyRing.parse(text)
-        if scheme == "sqlite":
-            return keys_beside(sqlite_path(store))
+        backend = backend_for(store)
+        if not backend.needs_keys:
+            return backend.own_keys()
     except InvalidKeyRing as error:
         raise ConfigurationError(f"{'MCP_GATEWAY_KEYS' if file is None else KEYS_FILE}: {error}") from None
-    except StoreError as error:
+    except (StoreError, ValueError) as error:
         raise ConfigurationError(str(error)) from None
-    if scheme != "memory":
-        raise ConfigurationError(
-            f"MCP_GATEWAY_KEYS is not set, nor is {KEYS_FILE}: gateways that share a store must share their keys, and "
-            "sessions outlive a restart only with the same keys (`mcp-session-gateway keygen` makes one)"
-        )
-    return KeyRing.ephemeral()
+    raise ConfigurationError(
+        f"MCP_GATEWAY_KEYS is not set, nor is {KEYS_FILE}: gateways that share a store must share their keys, and "
+        "sessions outlive a restart only with the same keys (`mcp-session-gateway keygen` makes one)"
+    )
 
 
 def key_file() -> Path | None:

@@ -11,6 +11,7 @@ from gateway.config.keyring import KEYS_FILE, key_file, key_ring
 from gateway.config.secret_file import others_can_read
 from gateway.config.settings import ConfigurationError, Settings
 from gateway.doctor.findings import Finding, bad, doubtful, good
+from session_store import backend_for
 
 __all__ = ["check_access", "check_keys", "check_limits"]
 
@@ -33,7 +34,8 @@ def check_keys(settings: Settings) -> Iterator[Finding]:
     for name, file in ((KEYS_FILE, key_file()), ("gateway.store_file", Path(store_file) if store_file else None)):
         if file is not None and others_can_read(file):
             yield doubtful("secrets", f"{name}: {file} can be read by others than its owner", f"chmod 600 {file}")
-    if settings.gateway.store == "memory://" and key_file() is None and not os.environ.get("MCP_GATEWAY_KEYS"):
+    is_durable = backend_for(settings.gateway.store).is_durable
+    if not is_durable and key_file() is None and not os.environ.get("MCP_GATEWAY_KEYS"):
         yield good("keys", "made at each start: sessions in memory do not outlive it either")
     else:
         yield good("keys", "they can be used")
@@ -50,8 +52,7 @@ def check_access(settings: Settings) -> Iterator[Finding]:
         )
     else:
         yield good("access", "anonymous, on this machine only" if options.allows_anonymous else "by credential")
-    shared = options.store.partition(":")[0] not in ("memory", "sqlite")
-    if shared and options.host in ("0.0.0.0", "::") and not options.advertise:
+    if backend_for(options.store).is_shared and options.host in ("0.0.0.0", "::") and not options.advertise:
         yield bad(
             "address",
             f"host is {options.host}, which is no address where other gateways on the store reach this one",

@@ -66,13 +66,13 @@ from gateway.version import __version__
 from session_store import (
     Backend,
     KeyRing,
-    MemoryBackend,
     Purpose,
     Session,
     StoreError,
     StoreUnavailable,
     backend_for,
 )
+from session_store.connect import BackendOptions
 from session_store.context import ToolSession, tool_session
 from transports.inbound.addresses import Addresses
 from transports.inbound.http_sse import HttpSse
@@ -130,12 +130,13 @@ class Gateway:
             metadata_url=self.metadata.url,
         )
         self.guard = guard_of(options, self.identity.proxies)
-        self._backend = backend_for(options.store, max_sessions=lives.max_sessions) if store is None else store
+        self._backend = (
+            backend_for(options.store, BackendOptions(max_sessions=lives.max_sessions)) if store is None else store
+        )
         self.is_ready = Readiness(self._may_serve, self._backend.try_write).is_ready
         self._events = self._backend.events
         self._live = LiveSessions(self._events)
-        if isinstance(self._backend, MemoryBackend):
-            self._backend.sessions.in_use = self._live.in_use
+        self._backend.protect(self._live.in_use)
         self.audit = Audit(self._backend.audit, clock, options.audit)
         self._cluster: Cluster | None = None
         if self._backend.is_shared:

@@ -13,6 +13,8 @@ from typing import Final
 
 from gateway.config.settings import ConfigurationError, Settings
 from gateway.serving import private_environment
+from session_store import backend_for
+from session_store.connect import shown
 
 __all__ = ["LISTENER", "inherited_listener", "run_workers", "tell_ready", "worker_number"]
 
@@ -33,10 +35,11 @@ def run_workers(settings: Settings, arguments: Sequence[str], count: int) -> int
         ConfigurationError: the store cannot be shared by processes.
         OSError: the address cannot be had.
     """
-    scheme = settings.gateway.store.partition(":")[0]
-    if scheme in ("memory", "sqlite"):
-        why = "lives inside one process" if scheme == "memory" else "serves one gateway process"
-        raise ConfigurationError(f"gateway.store: {scheme}:// {why}; more than one worker needs redis://")
+    store = settings.gateway.store
+    if not backend_for(store).is_shared:
+        raise ConfigurationError(
+            f"gateway.store: {shown(store)} serves one gateway process; more than one worker needs redis://"
+        )
     with _listening(settings) as (listener, url), contextlib.ExitStack() as stack:
         lifeline, held = os.pipe()
         ready, told = os.pipe()

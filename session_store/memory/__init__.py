@@ -12,8 +12,10 @@ from session_store.memory.directory import MemoryDirectory
 from session_store.memory.events import MAX_LOG_BYTES, MAX_LOG_EVENTS, MemoryEventLog
 from session_store.memory.sessions import MAX_SESSIONS, MemorySessionStore, MemoryStateStore
 from session_store.ports.audit import AuditEvent
+from session_store.ports.backend import Observation
 from session_store.quotas import MemoryQuotas
 from session_store.rates import MemoryRates
+from session_store.tokens import KeyRing
 
 __all__ = [
     "MAX_LOG_BYTES",
@@ -72,6 +74,7 @@ class MemoryBackend:
 
     is_durable = False
     is_shared = False
+    needs_keys = False
 
     def __init__(self, *, clock: Callable[[], float] = time, max_sessions: int = MAX_SESSIONS) -> None:
         self.sessions = MemorySessionStore(clock=clock, max_sessions=max_sessions)
@@ -83,6 +86,15 @@ class MemoryBackend:
         self.rates = MemoryRates(clock)
         self.quotas = MemoryQuotas()
         self.marks = MemoryMarks(clock)
+
+    def own_keys(self) -> KeyRing:
+        return KeyRing.ephemeral()
+
+    def protect(self, in_use: Callable[[str], bool]) -> None:
+        self.sessions.protect(in_use)
+
+    async def inspect(self) -> Sequence[Observation]:
+        return [Observation(subject="store", state="ok", text="in memory: sessions end with the gateway")]
 
     async def open(self) -> None:
         """There is nothing to open."""

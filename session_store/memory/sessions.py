@@ -21,10 +21,7 @@ _FATES_KEPT: Final = 10_000
 
 
 class MemorySessionStore:
-    """Sessions in a dict, least recently used first.
-
-    `in_use` says whether a session has an exchange in flight or an open stream: such a session is never evicted.
-    """
+    """Sessions in a dict, least recently used first."""
 
     def __init__(
         self,
@@ -32,7 +29,7 @@ class MemorySessionStore:
         clock: Callable[[], float] = time,
         max_sessions: int = MAX_SESSIONS,
     ) -> None:
-        self.in_use: Callable[[str], bool] = lambda _: False
+        self._in_use: Callable[[str], bool] = lambda _: False
         self._clock = clock
         self._max_sessions = max_sessions
         self._sessions: OrderedDict[str, Session] = OrderedDict()
@@ -128,6 +125,10 @@ class MemorySessionStore:
 
     # -- for the other parts of this backend
 
+    def protect(self, in_use: Callable[[str], bool]) -> None:
+        """Evict no session for whose id `in_use` returns True: it has an exchange in flight or an open stream."""
+        self._in_use = in_use
+
     def live(self, session_id: str) -> Session | None:
         """The session, if it is one."""
         session = self._sessions.get(session_id)
@@ -162,7 +163,7 @@ class MemorySessionStore:
             self._fates.popitem(last=False)
 
     def _make_room(self, newcomer: Session) -> None:
-        victim = _least_missed([s for s in self._sessions.values() if not self.in_use(s.id)], newcomer)
+        victim = _least_missed([s for s in self._sessions.values() if not self._in_use(s.id)], newcomer)
         if victim is None:
             raise StoreFull(f"all {self._max_sessions} sessions of the memory store are in use")
         reason: Literal["expired", "evicted"] = "expired" if victim.is_expired(self._clock()) else "evicted"

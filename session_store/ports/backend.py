@@ -1,6 +1,8 @@
 """All that one store URL gives."""
 
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
 
 from session_store.ports.accounting import Marks, Quotas, Rates
 from session_store.ports.audit import AuditTrail
@@ -8,8 +10,23 @@ from session_store.ports.cluster import Bus, Directory
 from session_store.ports.events import EventLog
 from session_store.ports.sessions import SessionStore
 from session_store.ports.state import StateStore
+from session_store.tokens import KeyRing
 
-__all__ = ["Backend"]
+__all__ = ["Backend", "Observation"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """One thing that an operator should know about a store.
+
+    `state` is `ok`, `warning` (works now, will fail under load or after a restart) or `error`. `advice` is empty for
+    `ok`.
+    """
+
+    subject: str
+    state: Literal["ok", "warning", "error"]
+    text: str
+    advice: str = ""
 
 
 class Backend(Protocol):
@@ -23,6 +40,27 @@ class Backend(Protocol):
     @property
     def is_shared(self) -> bool:
         """True if many gateway processes may use it at once."""
+        ...
+
+    @property
+    def needs_keys(self) -> bool:
+        """True if the operator has to give the signing keys, because several processes or runs must have the same."""
+        ...
+
+    def own_keys(self) -> KeyRing:
+        """The signing keys that the backend provides when the operator gives none. Not called if `needs_keys`.
+
+        Raises:
+            StoreError: the keys cannot be read or made.
+        """
+        ...
+
+    def protect(self, in_use: Callable[[str], bool]) -> None:
+        """A bounded backend evicts no session for whose id `in_use` returns True. Other backends ignore this."""
+        ...
+
+    async def inspect(self) -> Sequence[Observation]:
+        """What the operator should know about the open store. Raises `StoreError`."""
         ...
 
     @property

@@ -1,6 +1,6 @@
 """The production backend: Redis, for many replicas."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -10,6 +10,7 @@ from redis.asyncio.sentinel import Sentinel
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
+from session_store.ports.backend import Observation
 from session_store.ports.errors import StoreError, StoreUnavailable
 from session_store.redis import keys
 from session_store.redis.audit import RedisAuditTrail
@@ -19,11 +20,13 @@ from session_store.redis.commands import TIMEOUT_S, Commands
 from session_store.redis.connection import ServerError
 from session_store.redis.directory import RedisDirectory
 from session_store.redis.events import RedisEventLog
+from session_store.redis.health import inspect
 from session_store.redis.marks import RedisMarks
 from session_store.redis.quotas import RedisQuotas
 from session_store.redis.rates import RedisRates
 from session_store.redis.sessions import RedisSessionStore
 from session_store.redis.state import RedisStateStore
+from session_store.tokens import KeyRing
 
 __all__ = ["RedisBackend", "RedisEventLog"]
 
@@ -33,6 +36,7 @@ class RedisBackend:
 
     is_durable = True
     is_shared = True
+    needs_keys = True
 
     def __init__(self, url: str, *, clock: Callable[[], float] | None = None) -> None:
         """Connects to nothing yet.
@@ -53,6 +57,15 @@ class RedisBackend:
         self.quotas = RedisQuotas(self.commands)
         self.marks = RedisMarks(self.commands)
         self.rates = RedisRates(self.commands, self.sessions)
+
+    def own_keys(self) -> KeyRing:
+        raise StoreError("gateways that share a store must be given their keys")
+
+    def protect(self, in_use: Callable[[str], bool]) -> None:
+        """Unbounded: no session is evicted."""
+
+    async def inspect(self) -> Sequence[Observation]:
+        return await inspect(self.commands)
 
     async def open(self) -> None:
         """A server that is not there yet is no reason not to start: readiness says so until it is.

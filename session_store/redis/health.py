@@ -1,22 +1,33 @@
-"""What a Redis says of itself that matters to those who keep sessions in it."""
+"""Whether a Redis server is fit to keep sessions: version, role, eviction, persistence, latency and clock."""
 
 import contextlib
 from dataclasses import dataclass
 from time import perf_counter, time
 from typing import Final
 
+from session_store.ports.backend import Observation
 from session_store.ports.errors import StoreUnavailable
 from session_store.redis.commands import Commands
 
-__all__ = ["RedisFacts", "look"]
+__all__ = ["RedisFacts", "inspect", "look"]
 
 _PINGS: Final = 20
+_OLDEST: Final = (6, 2)
+_SLOW_S: Final = 0.005
+_TOO_SLOW_S: Final = 0.25
+_FULL: Final = 0.8
+_CLOCK_S: Final = 1.0
+_CLOCK_BAD_S: Final = 5.0
+"""What one gateway seals for another is good for 10 s."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RedisFacts:
-    """`persists` is None where the server does not tell. `latency_s` is the median of some answers, `ahead_s` how far
-    its clock is ahead of ours."""
+    """What matters of the server's INFO, CONFIG and TIME.
+
+    `persists` is None if the server does not say. `latency_s` is the median of several answers. `ahead_s` is how far
+    the server's clock is ahead of this machine's.
+    """
 
     version: tuple[int, ...]
     role: str
@@ -29,16 +40,16 @@ class RedisFacts:
 
 
 async def look(commands: Commands) -> RedisFacts:
-    """Ask one server. Raises `StoreUnavailable`."""
-    told = {
+    """Query one server. Raises `StoreUnavailable`."""
+    info = {
         name: value
         for line in bytes(await commands.run("INFO")).decode("utf-8", "replace").splitlines()
         for name, colon, value in [line.partition(":")]
         if colon
     }
-    persists = True if told.get("aof_enabled") == "1" else None
+    persists = True if info.get("aof_enabled") == "1" else None
     if persists is None:
-        with contextlib.suppress(StoreUnavailable):  # hosted ones often keep their configuration to themselves
+        with contextlib.suppress(StoreUnavailable):  # hosted servers often forbid CONFIG
             saved = await commands.run("CONFIG", "GET", "save")
             persists = len(saved) > 1 and bool(saved[1])
     took = []
@@ -50,12 +61,80 @@ async def look(commands: Commands) -> RedisFacts:
     seconds, micros = await commands.run("TIME")
     now = (before + time()) / 2
     return RedisFacts(
-        version=tuple(int(part) for part in told.get("redis_version", "0").split(".") if part.isdigit()),
-        role=told.get("role", "master"),
-        eviction=told.get("maxmemory_policy", "noeviction"),
-        memory_bytes=int(told.get("used_memory", 0)),
-        memory_limit_bytes=int(told.get("maxmemory", 0)),
+        version=tuple(int(part) for part in info.get("redis_version", "0").split(".") if part.isdigit()),
+        role=info.get("role", "master"),
+        eviction=info.get("maxmemory_policy", "noeviction"),
+        memory_bytes=int(info.get("used_memory", 0)),
+        memory_limit_bytes=int(info.get("maxmemory", 0)),
         persists=persists,
         latency_s=sorted(took)[_PINGS // 2],
         ahead_s=int(seconds) + int(micros) / 1e6 - now,
     )
+
+
+async def inspect(commands: Commands) -> list[Observation]:
+    """What the operator should know about the server. Raises `StoreUnavailable`."""
+    facts = await look(commands)
+    answers = f"Redis {'.'.join(map(str, facts.version))} answers in {facts.latency_s * 1_000:.2f} ms"
+    return [_ok("store", answers), *_findings(facts)]
+
+
+def _ok(subject: str, text: str) -> Observation:
+    return Observation(subject=subject, state="ok", text=text)
+
+
+def _warning(subject: str, text: str, advice: str) -> Observation:
+    return Observation(subject=subject, state="warning", text=text, advice=advice)
+
+
+def _error(subject: str, text: str, advice: str) -> Observation:
+    return Observation(subject=subject, state="error", text=text, advice=advice)
+
+
+def _findings(facts: RedisFacts) -> list[Observation]:
+    found = [_clock(facts)]
+    if facts.version < _OLDEST:
+        found.append(
+            _error("store version", f"{'.'.join(map(str, facts.version))} is too old", "use Redis 6.2 or later")
+        )
+    if facts.role != "master":
+        do = "give the master's address, or use redis+sentinel://"
+        found.append(_error("store role", "it is a replica, which takes no writes", do))
+    found += [_eviction(facts), _persistence(facts)]
+    if facts.memory_limit_bytes and facts.memory_bytes > facts.memory_limit_bytes * _FULL:
+        share = facts.memory_bytes / facts.memory_limit_bytes
+        do = "raise maxmemory: when it is full, no session can be opened"
+        found.append(_warning("store memory", f"{share:.0%} of maxmemory is in use", do))
+    if facts.latency_s > _SLOW_S:
+        state = _error if facts.latency_s > _TOO_SLOW_S else _warning
+        do = "put it into the gateways' network: each request waits for it, and after 1 s it is given up"
+        found.append(state("store latency", f"an answer takes {facts.latency_s * 1_000:.1f} ms", do))
+    return found
+
+
+def _clock(facts: RedisFacts) -> Observation:
+    off = facts.ahead_s
+    if abs(off) < _CLOCK_S:
+        return _ok("clock", "this machine's and the store's agree")
+    which = f"the store's clock is {abs(off):.1f} s {'ahead of' if off > 0 else 'behind'} this machine's"
+    do = "let both follow a time server (chrony, systemd-timesyncd): sessions and tokens expire by them"
+    return (_error if abs(off) > _CLOCK_BAD_S else _warning)("clock", which, do)
+
+
+def _eviction(facts: RedisFacts) -> Observation:
+    if facts.eviction == "noeviction":
+        return _ok("store eviction", "none: what is kept stays until it expires")
+    if not facts.memory_limit_bytes:
+        do = "set maxmemory-policy noeviction before somebody sets maxmemory"
+        return _warning("store eviction", f"maxmemory-policy is {facts.eviction}, without a maxmemory yet", do)
+    what = f"maxmemory-policy is {facts.eviction}: sessions in use are thrown away when memory is short"
+    return _error("store eviction", what, "set maxmemory-policy noeviction, and keep caches in another Redis")
+
+
+def _persistence(facts: RedisFacts) -> Observation:
+    if facts.persists:
+        return _ok("store persistence", "on")
+    if facts.persists is None:
+        return _warning("store persistence", "the server does not say", "see that its restart keeps its data")
+    what = "off: all sessions end when it restarts"
+    return _error("store persistence", what, "set appendonly yes, or use a replica with redis+sentinel://")

@@ -1,7 +1,7 @@
 """The one-machine backend: a SQLite file, which survives restarts. One gateway process at a time."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import time
 from typing import Final
@@ -9,6 +9,7 @@ from typing import Final
 from session_store.marks import MemoryMarks
 from session_store.memory import MemoryBus
 from session_store.memory.directory import MemoryDirectory
+from session_store.ports.backend import Observation
 from session_store.ports.errors import StoreError
 from session_store.rates import MemoryRates
 from session_store.sqlite.audit import SqliteAuditTrail
@@ -28,10 +29,14 @@ class SqliteBackend:
 
     is_durable = True
     is_shared = False
+    needs_keys = False
 
-    def __init__(self, path: Path, *, clock: Callable[[], float] = time, exclusive: bool = True) -> None:
+    def __init__(
+        self, path: Path, *, clock: Callable[[], float] = time, exclusive: bool = True, create: bool = True
+    ) -> None:
         self.path = path
         self._exclusive = exclusive
+        self._create = create
         self._database = Database(path)
         self.sessions = SqliteSessionStore(self._database, clock)
         self.state = SqliteStateStore(self._database, self.sessions)
@@ -43,7 +48,18 @@ class SqliteBackend:
         self.marks = MemoryMarks(clock)
         self.quotas = SqliteQuotas(self._database)
 
+    def own_keys(self) -> KeyRing:
+        return keys_beside(self.path)
+
+    def protect(self, in_use: Callable[[str], bool]) -> None:
+        """Unbounded: no session is evicted."""
+
+    async def inspect(self) -> Sequence[Observation]:
+        return [Observation(subject="store", state="ok", text="the file can be used")]
+
     async def open(self) -> None:
+        if not self._create and not self.path.exists():
+            raise StoreError(f"{self.path}: there is no such file")
         await self._database.open(exclusive=self._exclusive)
 
     async def ping(self) -> None:

@@ -14,7 +14,7 @@ from tests.requirements import requirement
 async def test_a_full_store_evicts_the_least_recently_used_idle_session() -> None:
     clock, in_use = FakeClock(), set[str]()
     store = MemorySessionStore(clock=clock, max_sessions=3)
-    store.in_use = in_use.__contains__
+    store.protect(in_use.__contains__)
     first, second, third = [await store.create(a_session(clock)) for _ in range(3)]
     in_use.add(second.id)
     await store.resume(first.id, ALICE)
