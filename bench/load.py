@@ -12,7 +12,7 @@ import httpx
 import msgspec
 import psutil
 
-from tests.support.raw import Legacy, Modern, messages
+from tests.support.mcp_clients import Legacy, Modern, messages
 from tests.tools.programs import program
 
 __all__ = ["CONNECTIONS", "INITIALIZE", "Load", "Run", "measured", "opened"]

@@ -17,7 +17,7 @@ from bench.load import INITIALIZE, Load, measured, opened
 from bench.plots import plot_growth
 from bench.subjects import ROOT, served
 from bench.tables import Place
-from tests.support.raw import ACCEPT
+from tests.support.mcp_clients import ACCEPT
 from tests.support.redis_server import running_redis
 
 __all__: list[str] = []

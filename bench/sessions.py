@@ -17,7 +17,7 @@ from rich.table import Table
 from bench.load import INITIALIZE
 from bench.subjects import served
 from bench.tables import Place
-from tests.support.raw import ACCEPT, Legacy, tool_text
+from tests.support.mcp_clients import ACCEPT, Legacy, tool_text
 from tests.support.redis_server import running_redis
 
 __all__: list[str] = []

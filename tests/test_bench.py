@@ -9,7 +9,7 @@ from bench.load import Load, measured, opened
 from bench.run import measure, share
 from bench.subjects import served
 from bench.tables import Place, policy, stores
-from tests.support.raw import Legacy, tool_text
+from tests.support.mcp_clients import Legacy, tool_text
 from tests.support.redis_server import RunningRedis
 
 pytestmark = pytest.mark.alone

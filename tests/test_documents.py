@@ -18,11 +18,11 @@ import pytest
 from gateway.config.load import variables
 from gateway.config.settings import GatewaySettings, Settings
 from gateway.config.upstreams import DEFAULT_CONTEXT_ENV
-from tests.support.blocks import DOCUMENTS, Block, blocks
 from tests.support.credentials import sha256
-from tests.support.raw import tool_text
+from tests.support.document_blocks import DOCUMENTS, Block, blocks
+from tests.support.gateway_process import DEMO, ROOT, running_gateway, server
+from tests.support.mcp_clients import tool_text
 from tests.support.redis_server import running_redis
-from tests.support.running import DEMO, ROOT, running_gateway, server
 from tests.tools.obtain import node_environment
 from tests.tools.settings_reference import FILE, reference
 from transports.upstream.stdio import INHERITED

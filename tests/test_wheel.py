@@ -11,7 +11,7 @@ import pytest
 
 from tests.requirements import requirement
 from tests.support.credentials import sha256
-from tests.support.running import ROOT, RunningGateway
+from tests.support.gateway_process import ROOT, RunningGateway
 
 CALL = """
 import asyncio, sys

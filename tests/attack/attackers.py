@@ -20,7 +20,7 @@ from typing import Any, Final
 import psutil
 
 from tests.attack.live.wire import call_body, legacy_body, post, rpc
-from tests.support.running import ROOT
+from tests.support.gateway_process import ROOT
 
 __all__ = ["KINDS", "Attackers", "running_attackers"]
 

@@ -23,8 +23,8 @@ from rich.table import Table
 
 from tests.attack.attackers import KINDS, Attackers, running_attackers
 from tests.attack.honest import Felt, Honest, Lane, running_honest
+from tests.support.gateway_process import RunningGateway, running_gateway, server
 from tests.support.redis_server import running_redis
-from tests.support.running import RunningGateway, running_gateway, server
 
 __all__ = ["MOST", "Measured", "Place", "experiment", "measured", "running_place"]
 

@@ -19,7 +19,7 @@ from typing import Any, Final
 import h11
 
 from tests.attack.live.wire import ACCEPT, LEGACY, legacy_body
-from tests.support.running import ROOT
+from tests.support.gateway_process import ROOT
 
 __all__ = ["Felt", "Honest", "Lane", "running_honest"]
 

@@ -26,10 +26,10 @@ from session_store.audit import MAX_AUDIT_EVENTS
 from session_store.redis.keys import SHARDS
 from tests.support.credentials import bearer, sha256
 from tests.support.flood import flood, request
-from tests.support.procs import eventually
-from tests.support.raw import ACCEPT, VERSION, Legacy, modern_body
+from tests.support.gateway_process import DEMO, UNLIMITED, RunningGateway, running_gateway, server
+from tests.support.mcp_clients import ACCEPT, VERSION, Legacy, modern_body
 from tests.support.redis_server import RunningRedis, running_redis
-from tests.support.running import DEMO, UNLIMITED, RunningGateway, running_gateway, server
+from tests.support.waiting import eventually
 
 __all__ = ["GROWTH", "Measured", "measured"]
 

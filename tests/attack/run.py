@@ -10,10 +10,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from tests.attack.attack_table import attacks, outcomes
 from tests.attack.bystander import experiment
 from tests.attack.live.rows import Outcome
 from tests.attack.live.run import Tried, live_rows
-from tests.attack.tests import attacks, outcomes
 
 _WIDTH: Final = 220
 

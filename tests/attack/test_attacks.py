@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.attack.attack_table import ROOT, attacks
 from tests.attack.live.rows import DOORS
 from tests.attack.live.run import all_attacks
-from tests.attack.tests import ROOT, attacks
 
 NAMED = [test for attack in attacks() for test in attack["tests"]]
 FOUND = range(1, 35)

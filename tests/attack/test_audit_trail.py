@@ -16,10 +16,10 @@ import pytest
 from tests.requirements import requirement
 from tests.support.credentials import KEYS, bearer, sha256
 from tests.support.flood import flood, request
-from tests.support.procs import eventually
-from tests.support.raw import ACCEPT, Legacy, Modern
+from tests.support.gateway_process import DEMO, ROOT, RunningGateway, running_gateway, server
+from tests.support.mcp_clients import ACCEPT, Legacy, Modern
 from tests.support.redis_server import RunningRedis
-from tests.support.running import DEMO, ROOT, RunningGateway, running_gateway, server
+from tests.support.waiting import eventually
 
 BAD = 3_000
 SERVERS = {"main": server(DEMO, shared=True)}

@@ -10,9 +10,9 @@ from gateway.admin.sign_in_attempts import FREE, LONGEST_S
 from session_store import backend_for
 from tests.requirements import requirement
 from tests.support.credentials import bearer, sha256
-from tests.support.procs import eventually
+from tests.support.gateway_process import DEMO, RunningGateway, running_gateway, server
 from tests.support.redis_server import RunningRedis, running_redis
-from tests.support.running import DEMO, RunningGateway, running_gateway, server
+from tests.support.waiting import eventually
 
 KEY = "operator-key-of-the-tests"
 SERVERS = {"main": server(DEMO, shared=True)}

@@ -7,8 +7,8 @@ import pytest
 
 from tests.requirements import requirement
 from tests.support.credentials import KEYS, bearer, sha256
-from tests.support.raw import Legacy, Modern
-from tests.support.running import DEMO, running_gateway, server
+from tests.support.gateway_process import DEMO, running_gateway, server
+from tests.support.mcp_clients import Legacy, Modern
 
 SERVERS = {"main": server(DEMO, shared=True)}
 PROXIES = {"proxies": {"networks": ["127.0.0.0/8", "10.0.0.0/8"]}}

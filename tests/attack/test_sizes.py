@@ -7,8 +7,8 @@ import httpx
 import pytest
 
 from tests.requirements import requirement
-from tests.support.raw import ACCEPT, Legacy, Modern, modern_body, modern_headers
-from tests.support.running import DEMO, RunningGateway, running_gateway, server
+from tests.support.gateway_process import DEMO, RunningGateway, running_gateway, server
+from tests.support.mcp_clients import ACCEPT, Legacy, Modern, modern_body, modern_headers
 
 LONG = "n" * 257
 URI = "file:///" + "u" * 8_192

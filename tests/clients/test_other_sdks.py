@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from tests.requirements import requirement
-from tests.support.running import DEMO, RunningGateway, running_gateway, server
+from tests.support.gateway_process import DEMO, RunningGateway, running_gateway, server
 from tests.tools.obtain import node, node_environment, npm_packages, python_with
 
 HERE = Path(__file__).parent
 TYPESCRIPT = {"@modelcontextprotocol/sdk": "1.32.2", "@modelcontextprotocol/client": "2.4.0"}
 INSPECTOR = {"@modelcontextprotocol/inspector": "2.12.0"}
-ONE_ERA = HERE.parent / "support/one_era.py"
+ONE_ERA = HERE.parent / "support/single_era_server.py"
 ERAS = {"old": "legacy", "new": "modern"}
 TOOLS = ["whoami", "count", "ask", "slow", "remember", "recall"]
 

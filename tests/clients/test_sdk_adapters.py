@@ -17,7 +17,7 @@ from session_store import MemoryBackend
 from session_store.redis import RedisBackend
 from tests.matrix.run import connected, text
 from tests.requirements import requirement
-from tests.support.raw import Legacy, events
+from tests.support.mcp_clients import Legacy, events
 from tests.support.redis_server import RunningRedis, free_port
 
 pytestmark = pytest.mark.anyio

@@ -11,9 +11,9 @@ from mcp.client.sse import sse_client
 
 from tests.matrix.run import Heard, text
 from tests.requirements import requirement
-from tests.support.procs import descendants, eventually
+from tests.support.gateway_process import DEMO, running_gateway, server
 from tests.support.redis_server import RunningRedis
-from tests.support.running import DEMO, running_gateway, server
+from tests.support.waiting import descendants, eventually
 
 pytestmark = pytest.mark.anyio
 KEYS = {"MCP_GATEWAY_KEYS": "k" * 40}

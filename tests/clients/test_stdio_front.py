@@ -16,10 +16,10 @@ from mcp.client.stdio import StdioServerParameters, stdio_client
 
 from tests.matrix.run import Heard, text
 from tests.requirements import requirement
-from tests.support.procs import eventually
-from tests.support.raw import Legacy, tool_text
+from tests.support.gateway_process import DEMO, PROBE, ROOT, running_gateway, server
+from tests.support.mcp_clients import Legacy, tool_text
 from tests.support.redis_server import RunningRedis
-from tests.support.running import DEMO, PROBE, ROOT, running_gateway, server
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.anyio
 KEYS = {"MCP_GATEWAY_KEYS": "k" * 40}

@@ -26,12 +26,12 @@ from rich.table import Table
 from bench.subjects import echo_server
 from session_store.redis import keys
 from tests.cluster.load import Load, LoadSession, Outcome
-from tests.support.partition import running_relay
-from tests.support.procs import eventually
+from tests.support.compose_topology import KEYS, running_balancer
+from tests.support.gateway_process import UNLIMITED, RunningGateway, running_gateway
 from tests.support.redis_server import RunningRedis, free_port, running_redis
-from tests.support.running import UNLIMITED, RunningGateway, running_gateway
 from tests.support.sentinels import Sentinels, running_sentinels
-from tests.support.topology import KEYS, running_balancer
+from tests.support.tcp_relay import running_relay
+from tests.support.waiting import eventually
 
 SESSIONS: Final = 50
 LEASE_S: Final = 5.0

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import httpx
 
-from tests.support.raw import ACCEPT, SESSION_KEY, messages, modern_body, modern_headers
+from tests.support.mcp_clients import ACCEPT, SESSION_KEY, messages, modern_body, modern_headers
 
 __all__ = ["Load", "LoadSession", "Outcome"]
 

@@ -3,8 +3,8 @@
 import signal
 import sys
 
-from tests.support.running import DEMO, server
-from tests.support.topology import running_topology
+from tests.support.compose_topology import running_topology
+from tests.support.gateway_process import DEMO, server
 
 
 def main() -> None:

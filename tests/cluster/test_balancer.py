@@ -15,8 +15,8 @@ from gateway.serving.composition import HAND_OVER_S
 from gateway.serving.paths import HEALTH, READY
 from gateway.serving.uvicorn_server import DRAIN_TIMEOUT_S
 from tests.requirements import requirement
-from tests.support.running import DEMO, ROOT, server
-from tests.support.topology import Topology, running_topology
+from tests.support.compose_topology import Topology, running_topology
+from tests.support.gateway_process import DEMO, ROOT, server
 
 SESSIONS, CALLS = 120, 20
 AT_ONCE = 50

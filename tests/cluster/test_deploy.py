@@ -20,11 +20,11 @@ import pytest
 import yaml
 
 from tests.requirements import requirement
+from tests.support.compose_topology import running_balancer
 from tests.support.credentials import KEYS, bearer, sha256
-from tests.support.raw import Modern, modern_body, modern_headers, tool_text
+from tests.support.gateway_process import DEMO, ROOT, RunningGateway, running_gateway, server
+from tests.support.mcp_clients import Modern, modern_body, modern_headers, tool_text
 from tests.support.redis_server import free_port
-from tests.support.running import DEMO, ROOT, RunningGateway, running_gateway, server
-from tests.support.topology import running_balancer
 from tests.tools.programs import program
 
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))

@@ -14,11 +14,11 @@ import psutil
 import pytest
 
 from tests.requirements import requirement
-from tests.support.many import AsyncModern, all_at_once
-from tests.support.procs import descendants, eventually, gone
-from tests.support.raw import Legacy, Modern, messages, tool_text
+from tests.support.concurrent_clients import AsyncModern, run_concurrently
+from tests.support.gateway_process import DEMO, PROBE, RunningGateway, running_gateway, server
+from tests.support.mcp_clients import Legacy, Modern, messages, tool_text
 from tests.support.redis_server import RunningRedis
-from tests.support.running import DEMO, PROBE, RunningGateway, running_gateway, server
+from tests.support.waiting import descendants, eventually, gone
 from transports.replica_wire import frame
 
 KEYS = {"MCP_GATEWAY_KEYS": "k" * 40}
@@ -104,7 +104,7 @@ def test_requests_of_modern_clients_may_land_anywhere(steady: list[RunningGatewa
         urls = [f"{gateway.base}/servers/demo/mcp" for gateway in steady]
         return [await client.tool(urls[(n + i) % 3], "count") for i in range(10)]
 
-    for counts in all_at_once(working, 30):
+    for counts in run_concurrently(working, 30):
         assert counts == [str(i) for i in range(1, 11)]
 
 
@@ -294,7 +294,7 @@ def test_a_rolling_restart_loses_no_call(redis_server: RunningRedis) -> None:
             stop.set()
 
         rolling = threading.Thread(target=roll)
-        calls = all_at_once(working, 8)
+        calls = run_concurrently(working, 8)
         rolling.join(60)
         assert not failures and min(calls) > 3, failures[:3]
 

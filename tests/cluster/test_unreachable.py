@@ -19,10 +19,10 @@ from gateway.serving.composition import Gateway
 from session_store import KeyRing, MemoryBackend
 from session_store.testing import FakeClock, a_session
 from tests.requirements import requirement
-from tests.support.partition import running_relay
-from tests.support.raw import Legacy, modern_body, modern_headers, tool_text
+from tests.support.gateway_process import DEMO, RunningGateway, running_gateway, server
+from tests.support.mcp_clients import Legacy, modern_body, modern_headers, tool_text
 from tests.support.redis_server import RunningRedis, free_port, running_redis
-from tests.support.running import DEMO, RunningGateway, running_gateway, server
+from tests.support.tcp_relay import running_relay
 from transports.replica_wire import PeerRefused
 
 KEYS = {"MCP_GATEWAY_KEYS": "k" * 40}

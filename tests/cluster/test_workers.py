@@ -11,10 +11,10 @@ import psutil
 import pytest
 
 from tests.requirements import requirement
-from tests.support.many import AsyncModern, all_at_once
-from tests.support.procs import descendants, eventually, gone
+from tests.support.concurrent_clients import AsyncModern, run_concurrently
+from tests.support.gateway_process import DEMO, ROOT, RunningGateway, running_gateway, server
 from tests.support.redis_server import RunningRedis
-from tests.support.running import DEMO, ROOT, RunningGateway, running_gateway, server
+from tests.support.waiting import descendants, eventually, gone
 
 KEYS = {"MCP_GATEWAY_KEYS": "k" * 40}
 
@@ -47,20 +47,20 @@ async def counting(http: httpx.AsyncClient, url: str, n: int) -> list[str]:
 def test_workers_serve_each_others_sessions_on_one_port(redis_server: RunningRedis) -> None:
     with workers(redis_server, 3) as gateway:
         assert len(workers_of(gateway)) == 3
-        for counts in all_at_once(lambda http, n: counting(http, gateway.url, n), 12):
+        for counts in run_concurrently(lambda http, n: counting(http, gateway.url, n), 12):
             assert counts == [str(n) for n in range(1, 11)]
 
 
 @requirement("rep.takeover", "proc.gone")
 def test_a_worker_that_dies_is_started_again_and_loses_no_session(redis_server: RunningRedis) -> None:
     with workers(redis_server, 2) as gateway:
-        tokens = all_at_once(lambda http, n: opened(http, gateway.url), 6)
+        tokens = run_concurrently(lambda http, n: opened(http, gateway.url), 6)
         workers_of(gateway)[0].kill()
 
         async def recalling(http: httpx.AsyncClient, n: int) -> str:
             return await AsyncModern(http, token=tokens[n]).tool(gateway.url, "recall", {"key": "k"})
 
-        assert all_at_once(recalling, 6) == ["kept"] * 6
+        assert run_concurrently(recalling, 6) == ["kept"] * 6
         assert eventually(lambda: len(workers_of(gateway)) == 2, within_s=10)
 
 
@@ -74,7 +74,7 @@ async def opened(http: httpx.AsyncClient, url: str) -> str:
 @pytest.mark.parametrize("how", ["stop", "kill"])
 def test_nothing_is_left_when_the_parent_ends(redis_server: RunningRedis, how: str) -> None:
     with workers(redis_server, 2) as gateway:
-        all_at_once(lambda http, n: opened(http, gateway.url), 4)
+        run_concurrently(lambda http, n: opened(http, gateway.url), 4)
         everything = descendants(gateway.pid)
         assert len(everything) > 6
         getattr(gateway, how)()

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.conformance.everything import loaded, served_over_http
-from tests.support.running import running_gateway, server
-from tests.support.topology import running_topology
+from tests.support.compose_topology import running_topology
+from tests.support.gateway_process import running_gateway, server
 from tests.tools.obtain import CACHE, node, node_environment, npm_packages, sdk_source
 
 SUITE = {"@modelcontextprotocol/conformance": "0.2.0-alpha.12"}

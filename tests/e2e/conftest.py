@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.support.credentials import KEYS, sha256
-from tests.support.running import DEMO, PROBE, ROOT, RunningGateway, running_gateway, server
+from tests.support.gateway_process import DEMO, PROBE, ROOT, RunningGateway, running_gateway, server
 
 
 @pytest.fixture(scope="session")

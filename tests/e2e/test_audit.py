@@ -11,10 +11,10 @@ import pytest
 
 from tests.requirements import requirement
 from tests.support.credentials import KEYS, bearer, sha256
-from tests.support.procs import eventually
-from tests.support.raw import Legacy, Modern, messages, tool_text
+from tests.support.gateway_process import DEMO, PROBE, ROOT, running_gateway, server
+from tests.support.mcp_clients import Legacy, Modern, messages, tool_text
 from tests.support.redis_server import RunningRedis
-from tests.support.running import DEMO, PROBE, ROOT, running_gateway, server
+from tests.support.waiting import eventually
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 SIGNED = {"MCP_GATEWAY_KEYS": "k" * 40}

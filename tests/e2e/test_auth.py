@@ -13,9 +13,9 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 
 from tests.requirements import requirement
 from tests.support.credentials import KEYS, bearer, sha256
+from tests.support.gateway_process import DEMO, PROBE, RunningGateway, running_gateway, server
 from tests.support.issuer import AUDIENCE, Issuer, running_issuer
-from tests.support.raw import Legacy, Modern, messages, tool_text
-from tests.support.running import DEMO, PROBE, RunningGateway, running_gateway, server
+from tests.support.mcp_clients import Legacy, Modern, messages, tool_text
 
 
 @pytest.fixture(scope="module")

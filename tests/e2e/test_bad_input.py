@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from gateway.errors import ERRORS
 from tests.requirements import requirement
-from tests.support.procs import eventually
-from tests.support.raw import ACCEPT, Legacy, Modern, modern_body, modern_headers, tool_text
-from tests.support.running import PROBE, RunningGateway, running_gateway, server
+from tests.support.gateway_process import PROBE, RunningGateway, running_gateway, server
+from tests.support.mcp_clients import ACCEPT, Legacy, Modern, modern_body, modern_headers, tool_text
+from tests.support.waiting import eventually
 
 DOCUMENTED = {200, 202, 400, 401, 403, 404, 405, 406, 409, 413, 415, 421, 429, 431}
 JSON_HEADERS = {**ACCEPT, "Content-Type": "application/json"}

@@ -16,10 +16,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from tests.requirements import requirement
-from tests.support.procs import eventually
-from tests.support.raw import Modern, tool_text
+from tests.support.gateway_process import DEMO, running_gateway, server
+from tests.support.mcp_clients import Modern, tool_text
 from tests.support.redis_server import free_port
-from tests.support.running import DEMO, running_gateway, server
+from tests.support.waiting import eventually
 from tests.tools.programs import program
 
 CONFIG = """

@@ -8,8 +8,8 @@ import httpx
 import pytest
 
 from tests.requirements import requirement
-from tests.support.raw import Legacy, Modern, messages, tool_text
-from tests.support.running import RunningGateway
+from tests.support.gateway_process import RunningGateway
+from tests.support.mcp_clients import Legacy, Modern, messages, tool_text
 
 CONTEXT = "io.github.mcp-session-gateway/context"
 
@@ -61,7 +61,7 @@ def test_names_are_a_map_and_what_the_operator_set_wins(probe: RunningGateway, h
 
 @requirement("ctx.env")
 def test_a_child_inherits_nothing_of_the_gateways_own_environment(http: httpx.Client) -> None:
-    from tests.support.running import PROBE, running_gateway
+    from tests.support.gateway_process import PROBE, running_gateway
 
     secret = {"MCP_GATEWAY_KEYS": "k" * 40, "AWS_SECRET_ACCESS_KEY": "s3cret"}
     with running_gateway(command=PROBE, env=secret) as gateway:

@@ -9,10 +9,10 @@ import httpx
 
 from tests.requirements import requirement
 from tests.support.credentials import KEYS, bearer, sha256
-from tests.support.http_probe import running_http_probe
+from tests.support.gateway_process import PROBE, running_gateway, server
+from tests.support.http_probe_server import running_http_probe
 from tests.support.issuer import running_issuer
-from tests.support.raw import Legacy, Modern, messages, tool_text
-from tests.support.running import PROBE, running_gateway, server
+from tests.support.mcp_clients import Legacy, Modern, messages, tool_text
 
 WORDS = {"alice": "alices-very-secret-word", "bob": "bobs-very-secret-word"}
 

@@ -12,8 +12,8 @@ import pytest
 
 from tests.requirements import requirement
 from tests.support.credentials import KEYS, bearer, sha256
-from tests.support.raw import Modern, modern_body, modern_headers, tool_text
-from tests.support.running import DEMO, ROOT, running_gateway, server
+from tests.support.gateway_process import DEMO, ROOT, running_gateway, server
+from tests.support.mcp_clients import Modern, modern_body, modern_headers, tool_text
 
 API_KEYS = {"alice": sha256(KEYS["alice"])}
 

@@ -14,10 +14,10 @@ import psutil
 import pytest
 
 from tests.requirements import requirement
-from tests.support.procs import eventually
-from tests.support.raw import ACCEPT, Legacy, modern_body, modern_headers, tool_text
-from tests.support.raw_http import Listener, answers, connected, listener_of, post, read_answers
-from tests.support.running import PROBE, RunningGateway, running_gateway, server
+from tests.support.gateway_process import PROBE, RunningGateway, running_gateway, server
+from tests.support.http_bytes import Listener, answers, connected, listener_of, post, read_answers
+from tests.support.mcp_clients import ACCEPT, Legacy, modern_body, modern_headers, tool_text
+from tests.support.waiting import eventually
 from transports.inbound.connections import drop
 
 SHORT: Final = {

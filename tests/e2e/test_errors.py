@@ -10,8 +10,8 @@ from gateway.config.settings import Settings
 from gateway.serving.app import create_app
 from session_store import MemoryBackend
 from tests.requirements import requirement
-from tests.support.raw import modern_body, modern_headers
-from tests.support.running import DEMO, server
+from tests.support.gateway_process import DEMO, server
+from tests.support.mcp_clients import modern_body, modern_headers
 
 pytestmark = pytest.mark.anyio
 

@@ -15,8 +15,8 @@ import httpx
 import pytest
 
 from tests.requirements import requirement
-from tests.support.raw import Legacy, Modern, messages, tool_text
-from tests.support.running import ROOT, RunningGateway
+from tests.support.gateway_process import ROOT, RunningGateway
+from tests.support.mcp_clients import Legacy, Modern, messages, tool_text
 
 EXAMPLES = ROOT / "examples"
 

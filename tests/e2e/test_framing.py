@@ -9,9 +9,9 @@ import httpx
 import pytest
 
 from tests.requirements import requirement
-from tests.support.raw import Legacy, modern_body, modern_headers, tool_text
-from tests.support.raw_http import Heard, Listener, answers, listener_of, post
-from tests.support.running import PROBE, RunningGateway, running_gateway, server
+from tests.support.gateway_process import PROBE, RunningGateway, running_gateway, server
+from tests.support.http_bytes import Listener, Received, answers, listener_of, post
+from tests.support.mcp_clients import Legacy, modern_body, modern_headers, tool_text
 
 HOST: Final = "Host: 127.0.0.1"
 H2C: Final = ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABkAARAAAAAAAIAAAAA")
@@ -32,7 +32,7 @@ class Place:
         parts = [line, *([host] if host else []), *self.headers, *headers, "", ""]
         return "\r\n".join(parts).encode("latin-1")
 
-    def send(self, *chunks: bytes | float, expected: int = 1) -> Heard:
+    def send(self, *chunks: bytes | float, expected: int = 1) -> Received:
         return answers(self.listener, chunks, expected=expected, quiet_s=0.15)
 
 

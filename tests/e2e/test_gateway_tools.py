@@ -9,9 +9,9 @@ import pytest
 
 from tests.requirements import requirement
 from tests.support.credentials import KEYS, bearer, sha256
-from tests.support.procs import gone
-from tests.support.raw import Legacy, messages, tool_text
-from tests.support.running import PROBE, running_gateway, server
+from tests.support.gateway_process import PROBE, running_gateway, server
+from tests.support.mcp_clients import Legacy, messages, tool_text
+from tests.support.waiting import gone
 
 
 def listed(client: Legacy) -> list[Any]:

@@ -12,10 +12,10 @@ from gateway.protocol.listing import Tools
 from gateway.sessions.child_sessions import MAX_CHILDREN, with_handles
 from tests.requirements import requirement
 from tests.support.credentials import KEYS, bearer, sha256
-from tests.support.procs import gone
-from tests.support.raw import Legacy, Modern, messages, tool_text
+from tests.support.gateway_process import DEMO, PROBE, RunningGateway, running_gateway, server
+from tests.support.mcp_clients import Legacy, Modern, messages, tool_text
 from tests.support.redis_server import RunningRedis
-from tests.support.running import DEMO, PROBE, RunningGateway, running_gateway, server
+from tests.support.waiting import gone
 
 SERVERS = {"demo": server(DEMO, handles=True), "probe": server(PROBE, handles=True)}
 

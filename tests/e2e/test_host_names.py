@@ -7,8 +7,8 @@ import httpx
 import pytest
 
 from tests.requirements import requirement
-from tests.support.raw import Legacy
-from tests.support.running import DEMO, RunningGateway, running_gateway, server
+from tests.support.gateway_process import DEMO, RunningGateway, running_gateway, server
+from tests.support.mcp_clients import Legacy
 
 NAMES = ["mcp.example", "*.pages.example", "[2001:db8::1]"]
 

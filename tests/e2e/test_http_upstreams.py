@@ -12,11 +12,11 @@ import jwt
 import pytest
 
 from tests.requirements import requirement
-from tests.support.http_probe import HttpProbe, running_http_probe
-from tests.support.procs import eventually
-from tests.support.raw import Legacy, Modern, messages, tool_text
+from tests.support.gateway_process import PROBE, RunningGateway, running_gateway, server
+from tests.support.http_probe_server import HttpProbe, running_http_probe
+from tests.support.mcp_clients import Legacy, Modern, messages, tool_text
 from tests.support.redis_server import RunningRedis
-from tests.support.running import PROBE, RunningGateway, running_gateway, server
+from tests.support.waiting import eventually
 
 KEYS = {"MCP_GATEWAY_KEYS": "k" * 40}
 RESTARTED = "io.github.mcp-session-gateway/restarted"

@@ -8,8 +8,8 @@ import pytest
 
 from tests.requirements import requirement
 from tests.support.credentials import KEYS, bearer
-from tests.support.raw import SESSION_KEY, Legacy, Modern, messages, tool_text
-from tests.support.running import DEMO, PROBE, RunningGateway, running_gateway, server
+from tests.support.gateway_process import DEMO, PROBE, RunningGateway, running_gateway, server
+from tests.support.mcp_clients import SESSION_KEY, Legacy, Modern, messages, tool_text
 
 
 def who(response: httpx.Response) -> str:

@@ -7,9 +7,9 @@ import httpx
 import pytest
 
 from tests.requirements import requirement
-from tests.support.procs import eventually
-from tests.support.raw import ACCEPT, Legacy, events, messages, tool_text
-from tests.support.running import DEMO, PROBE, RunningGateway, running_gateway, server
+from tests.support.gateway_process import DEMO, PROBE, RunningGateway, running_gateway, server
+from tests.support.mcp_clients import ACCEPT, Legacy, events, messages, tool_text
+from tests.support.waiting import eventually
 
 
 def at(gateway: RunningGateway, name: str) -> str:

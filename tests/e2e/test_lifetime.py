@@ -8,9 +8,9 @@ import psutil
 import pytest
 
 from tests.requirements import requirement
-from tests.support.procs import eventually, gone
-from tests.support.raw import Legacy, Modern, tool_text
-from tests.support.running import DEMO, PROBE, RunningGateway, running_gateway, server
+from tests.support.gateway_process import DEMO, PROBE, RunningGateway, running_gateway, server
+from tests.support.mcp_clients import Legacy, Modern, tool_text
+from tests.support.waiting import eventually, gone
 
 
 @pytest.fixture(scope="module")

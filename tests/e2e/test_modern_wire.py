@@ -9,9 +9,9 @@ import pytest
 
 from tests.requirements import requirement
 from tests.support.credentials import bearer, sha256
-from tests.support.procs import eventually
-from tests.support.raw import ACCEPT, Modern, events, messages, modern_body, modern_headers, tool_text
-from tests.support.running import PROBE, RunningGateway, running_gateway, server
+from tests.support.gateway_process import PROBE, RunningGateway, running_gateway, server
+from tests.support.mcp_clients import ACCEPT, Modern, events, messages, modern_body, modern_headers, tool_text
+from tests.support.waiting import eventually
 
 PV = "io.modelcontextprotocol/protocolVersion"
 CC = "io.modelcontextprotocol/clientCapabilities"

@@ -13,9 +13,9 @@ import httpx
 
 from gateway.config.settings import load_settings
 from tests.requirements import requirement
-from tests.support.procs import eventually
-from tests.support.raw import Legacy, tool_text
-from tests.support.running import DEMO, ROOT, RunningGateway, running_gateway, server
+from tests.support.gateway_process import DEMO, ROOT, RunningGateway, running_gateway, server
+from tests.support.mcp_clients import Legacy, tool_text
+from tests.support.waiting import eventually
 
 DESKTOP = {
     "globalShortcut": "Ctrl+Space",

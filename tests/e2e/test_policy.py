@@ -10,9 +10,9 @@ import pytest
 
 from tests.requirements import requirement
 from tests.support.credentials import KEYS, bearer, sha256
-from tests.support.procs import eventually
-from tests.support.raw import Legacy, Modern, messages, tool_text
-from tests.support.running import DEMO, PROBE, RunningGateway, running_gateway, server
+from tests.support.gateway_process import DEMO, PROBE, RunningGateway, running_gateway, server
+from tests.support.mcp_clients import Legacy, Modern, messages, tool_text
+from tests.support.waiting import eventually
 
 PROBE_TOOLS = {
     "crash": {"direct_only": True},

@@ -11,9 +11,9 @@ import psutil
 import pytest
 
 from tests.requirements import requirement
-from tests.support.procs import descendants, eventually, gone
-from tests.support.raw import Legacy, Modern, messages, tool_text
-from tests.support.running import DEMO, PROBE, RunningGateway, running_gateway, server
+from tests.support.gateway_process import DEMO, PROBE, RunningGateway, running_gateway, server
+from tests.support.mcp_clients import Legacy, Modern, messages, tool_text
+from tests.support.waiting import descendants, eventually, gone
 from tests.tools.obtain import node_environment, npm_packages, npx
 
 RESTARTED = "io.github.mcp-session-gateway/restarted"

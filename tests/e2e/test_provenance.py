@@ -11,9 +11,9 @@ import pytest
 
 from tests.requirements import requirement
 from tests.support.credentials import KEYS, bearer, sha256
+from tests.support.gateway_process import DEMO, PROBE, ROOT, RunningGateway, running_gateway, server
 from tests.support.issuer import running_issuer
-from tests.support.raw import Legacy, messages, tool_text
-from tests.support.running import DEMO, PROBE, ROOT, RunningGateway, running_gateway, server
+from tests.support.mcp_clients import Legacy, messages, tool_text
 
 BOSS = "team-boss"
 RULES = [

@@ -12,8 +12,8 @@ import httpx
 import pytest
 
 from tests.requirements import requirement
-from tests.support.raw import Legacy, Modern, messages, tool_text
-from tests.support.running import LISTING, running_gateway, server
+from tests.support.gateway_process import LISTING, running_gateway, server
+from tests.support.mcp_clients import Legacy, Modern, messages, tool_text
 
 
 class Canary:

@@ -12,7 +12,7 @@ from gateway.config.secrets import SecretSettings
 from gateway.context.secrets import PrincipalSecrets
 from session_store import Principal
 from tests.requirements import requirement
-from tests.support.running import DEMO, ROOT, server
+from tests.support.gateway_process import DEMO, ROOT, server
 
 KEY = "k" * 40
 

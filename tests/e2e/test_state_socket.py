@@ -18,9 +18,9 @@ from session_store.child import SocketState, child_session
 from session_store.context import MISSING, current_session
 from session_store.limits import MAX_VALUE_BYTES
 from tests.requirements import requirement
-from tests.support.procs import eventually
-from tests.support.raw import Legacy, tool_text
-from tests.support.running import RunningGateway
+from tests.support.gateway_process import RunningGateway
+from tests.support.mcp_clients import Legacy, tool_text
+from tests.support.waiting import eventually
 from tests.tools.obtain import node
 
 DOCUMENT = Path(__file__).parents[2] / "docs/state.md"

@@ -12,9 +12,9 @@ import pytest
 
 from session_store.session import redact
 from tests.requirements import requirement
-from tests.support.raw import Legacy
+from tests.support.gateway_process import DEMO, ROOT, running_gateway, server
+from tests.support.mcp_clients import Legacy
 from tests.support.redis_server import RunningRedis
-from tests.support.running import DEMO, ROOT, running_gateway, server
 
 KEYS = {"MCP_GATEWAY_KEYS": "k" * 40}
 

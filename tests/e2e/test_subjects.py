@@ -11,10 +11,10 @@ import pytest
 from gateway.identity.access_tokens import is_access_token
 from tests.requirements import requirement
 from tests.support.credentials import bearer
+from tests.support.gateway_process import DEMO, RunningGateway, running_gateway, server
 from tests.support.issuer import Issuer, running_issuer
-from tests.support.one_connection import OneConnection
-from tests.support.raw import Modern, modern_body, modern_headers, tool_text
-from tests.support.running import DEMO, RunningGateway, running_gateway, server
+from tests.support.mcp_clients import Modern, modern_body, modern_headers, tool_text
+from tests.support.pipelining_client import PipeliningClient
 
 UNUSABLE = ("", " ", "a\nb", "a\r\nX-User: root", "a\x00", "a\u2028b", "a\u202eb", "x" * 257, " ada", "ada\t")
 NAMES = {"subject_header": "X-User", "trust_header": "X-Trust", "workspace_header": "X-Team"}
@@ -93,7 +93,7 @@ def test_a_header_that_says_who_calls_stands_once(proxied: RunningGateway, name:
     headers = modern_headers(body)
     says = {"X-User": "ada", "X-Trust": "direct", "X-Team": "red", "X-May": "a"}
     for other, value in ((name, "root"), (name.lower(), "root"), (name.upper(), says[name]), (name, "")):
-        with OneConnection(proxied.url) as client:
+        with PipeliningClient(proxied.url) as client:
             request = client.rpc(body, {**headers, **says})
             client.write(request.replace(b"\r\n\r\n", f"\r\n{other}:  {value} \r\n\r\n".encode(), 1))
             [(status, answer)] = client.answers(1)

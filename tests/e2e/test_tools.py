@@ -19,10 +19,10 @@ from gateway.serving.app import Gateway, create_app
 from session_store.context import current_session
 from tests.requirements import requirement
 from tests.support import session_tool
-from tests.support.many import AsyncModern, all_at_once
-from tests.support.raw import Legacy, tool_text
+from tests.support.concurrent_clients import AsyncModern, run_concurrently
+from tests.support.gateway_process import TOOL, RunningGateway, running_gateway, server
+from tests.support.mcp_clients import Legacy, tool_text
 from tests.support.redis_server import RunningRedis
-from tests.support.running import TOOL, RunningGateway, running_gateway, server
 
 KEYS = {"MCP_GATEWAY_KEYS": "k" * 40}
 SESSIONS = 50
@@ -73,7 +73,7 @@ def test_fifty_sessions_at_once_each_see_their_own(tools: RunningGateway, kind: 
         client = AsyncModern(http, workspace=f"w{n}")
         return [json.loads(await client.tool(url, "visit", {"name": f"{n}.{v}", "pause_s": 0.01})) for v in range(4)]
 
-    for n, answers in enumerate(all_at_once(visiting, SESSIONS)):
+    for n, answers in enumerate(run_concurrently(visiting, SESSIONS)):
         assert answers == [expected(n, visits) for visits in range(1, 5)]
 
 
@@ -86,7 +86,7 @@ def test_a_child_and_an_object_of_one_session_share_its_state(tools: RunningGate
             for v, kind in enumerate(("child", "object", "child", "object"))
         ]
 
-    for n, answers in enumerate(all_at_once(visiting, 3)):
+    for n, answers in enumerate(run_concurrently(visiting, 3)):
         assert answers == [expected(n, visits) for visits in range(1, 5)]
 
 
@@ -131,7 +131,7 @@ def test_in_a_mounted_fastapi_app_fifty_sessions_see_their_own() -> None:
                 answers.append(json.loads(response.json()))
             return answers
 
-        for n, answers in enumerate(all_at_once(visiting, SESSIONS)):
+        for n, answers in enumerate(run_concurrently(visiting, SESSIONS)):
             assert answers == [expected(n, visits) for visits in range(1, 5)]
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from tests.matrix.run import CLIENTS, connected, served, text
 from tests.requirements import requirement
-from tests.support.running import running_gateway
+from tests.support.gateway_process import running_gateway
 
 pytestmark = pytest.mark.anyio
 NAMES = ("far", "new", "old")

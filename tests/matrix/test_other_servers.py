@@ -11,7 +11,7 @@ from mcp.shared.exceptions import MCPError
 
 from tests.matrix.run import Heard, connected, text
 from tests.requirements import requirement
-from tests.support.running import running_gateway, server
+from tests.support.gateway_process import running_gateway, server
 from tests.tools.obtain import node, npm_packages
 
 pytestmark = pytest.mark.anyio

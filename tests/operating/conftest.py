@@ -9,8 +9,8 @@ import httpx
 import pytest
 
 from tests.support.credentials import sha256
+from tests.support.gateway_process import DEMO, PROBE, ROOT, RunningGateway, running_gateway, server
 from tests.support.redis_server import RunningRedis, running_redis
-from tests.support.running import DEMO, PROBE, ROOT, RunningGateway, running_gateway, server
 
 OPERATOR = "operator-key-of-the-tests"
 KEYS = {"MCP_GATEWAY_KEYS": "k" * 40}

@@ -8,7 +8,7 @@ import httpx
 from playwright.sync_api import sync_playwright
 
 from tests.operating.conftest import OPERATOR, replica
-from tests.support.raw import Legacy
+from tests.support.mcp_clients import Legacy
 from tests.support.redis_server import running_redis
 from tests.tools.programs import program
 

@@ -16,10 +16,10 @@ import yaml
 
 from tests.operating.conftest import ADMIN, KEYS, SERVERS
 from tests.requirements import requirement
-from tests.support.procs import eventually
-from tests.support.raw import Legacy
+from tests.support.gateway_process import ROOT, RunningGateway, running_gateway
+from tests.support.mcp_clients import Legacy
 from tests.support.redis_server import free_port, running_redis
-from tests.support.running import ROOT, RunningGateway, running_gateway
+from tests.support.waiting import eventually
 from tests.tools.programs import program
 
 SHIPPED = ROOT / "deploy/prometheus"

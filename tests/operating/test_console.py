@@ -18,10 +18,10 @@ from session_store.session import Principal
 from session_store.testing import FakeClock, a_session
 from tests.operating.conftest import OPERATOR, replica
 from tests.requirements import requirement
-from tests.support.procs import gone
-from tests.support.raw import Legacy, tool_text
+from tests.support.gateway_process import RunningGateway
+from tests.support.mcp_clients import Legacy, tool_text
 from tests.support.redis_server import RunningRedis, running_redis
-from tests.support.running import RunningGateway
+from tests.support.waiting import gone
 from tests.tools.obtain import npm_packages
 from tests.tools.programs import program
 

@@ -19,9 +19,9 @@ import pytest
 
 from session_store import backend_for
 from tests.requirements import requirement
+from tests.support.compose_topology import running_topology
+from tests.support.gateway_process import DEMO, ROOT, running_gateway, server
 from tests.support.redis_server import RunningRedis, free_port, running_redis
-from tests.support.running import DEMO, ROOT, running_gateway, server
-from tests.support.topology import running_topology
 from tests.tools.programs import program
 
 KEYS = {"MCP_GATEWAY_KEYS": "k" * 40}

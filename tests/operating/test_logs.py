@@ -5,8 +5,8 @@ import json
 import httpx
 
 from tests.requirements import requirement
-from tests.support.raw import Legacy, Modern
-from tests.support.running import DEMO, PROBE, running_gateway, server
+from tests.support.gateway_process import DEMO, PROBE, running_gateway, server
+from tests.support.mcp_clients import Legacy, Modern
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 

@@ -7,10 +7,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.operating.conftest import replica
 from tests.requirements import requirement
-from tests.support.procs import eventually
-from tests.support.raw import Legacy, Modern
+from tests.support.gateway_process import RunningGateway
+from tests.support.mcp_clients import Legacy, Modern
 from tests.support.redis_server import running_redis
-from tests.support.running import RunningGateway
+from tests.support.waiting import eventually
 
 Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
 

@@ -12,10 +12,10 @@ import pytest
 
 from tests.operating.conftest import ADMIN, OPERATOR, Cli, replica
 from tests.requirements import requirement
-from tests.support.procs import descendants, eventually, gone
-from tests.support.raw import Legacy, Modern, tool_text
+from tests.support.gateway_process import DEMO, RunningGateway, running_gateway, server
+from tests.support.mcp_clients import Legacy, Modern, tool_text
 from tests.support.redis_server import RunningRedis
-from tests.support.running import DEMO, RunningGateway, running_gateway, server
+from tests.support.waiting import descendants, eventually, gone
 
 Pair = tuple[RunningGateway, RunningGateway]
 

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import httpx
 
-from tests.e2e.test_review import told
+from tests.e2e.test_policy_review import told
 from tests.requirements import requirement
+from tests.support.gateway_process import PROBE, running_gateway, server
 from tests.support.hostile_text import HOSTILE, STEERING, shows_only_text
-from tests.support.raw import Legacy
-from tests.support.running import PROBE, running_gateway, server
+from tests.support.mcp_clients import Legacy
 
 
 @requirement("wall.decoded")

@@ -7,11 +7,11 @@ import httpx
 
 from tests.operating.trace_picture import depth_of, picture, traced_call
 from tests.requirements import requirement
-from tests.support.collector import collecting
-from tests.support.procs import eventually
-from tests.support.raw import Legacy, Modern, tool_text
+from tests.support.gateway_process import PROBE, running_gateway, server
+from tests.support.mcp_clients import Legacy, Modern, tool_text
 from tests.support.redis_server import RunningRedis
-from tests.support.running import PROBE, running_gateway, server
+from tests.support.span_collector import collecting
+from tests.support.waiting import eventually
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 CONTEXT = {"traceparent": f"00-{TRACE}-{PARENT}-01", "tracestate": "vendor=1"}

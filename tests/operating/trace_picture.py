@@ -14,10 +14,10 @@ from pathlib import Path
 
 import httpx
 
-from tests.support.collector import Collector, Received, collecting
-from tests.support.raw import Modern
+from tests.support.gateway_process import ROOT, running_gateway, server
+from tests.support.mcp_clients import Modern
 from tests.support.redis_server import RunningRedis, running_redis
-from tests.support.running import ROOT, running_gateway, server
+from tests.support.span_collector import Collector, Received, collecting
 
 __all__ = ["picture", "traced_call"]
 
@@ -31,7 +31,7 @@ def traced_call(redis: RunningRedis) -> list[Received]:
     with collecting() as collector, contextlib.ExitStack() as stack:
         endpoint = {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url, "OTEL_BSP_SCHEDULE_DELAY": "100"}
         entry = server(
-            (sys.executable, "-m", "tests.support.traced", "server"),
+            (sys.executable, "-m", "tests.support.traced_programs", "server"),
             cwd=str(ROOT),
             env={**endpoint, "PYTHONPATH": str(ROOT)},
         )
@@ -50,7 +50,7 @@ def traced_call(redis: RunningRedis) -> list[Received]:
             opened = Modern(replicas[0].url, http).tool("echo", {"text": "hello"})
         session = opened.headers["mcp-gateway-session"]
         ran = subprocess.run(
-            [sys.executable, "-m", "tests.support.traced", "client", replicas[1].url, session],
+            [sys.executable, "-m", "tests.support.traced_programs", "client", replicas[1].url, session],
             env={**os.environ, **endpoint},
             cwd=ROOT,
             capture_output=True,

@@ -18,8 +18,8 @@ import pytest
 
 from gateway.serving import private_environment
 from tests.requirements import requirement
+from tests.support.gateway_process import ROOT
 from tests.support.redis_server import RunningRedis
-from tests.support.running import ROOT
 from transports.upstream.stdio import INHERITED
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux can close a process to others of its user")

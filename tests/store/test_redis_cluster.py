@@ -13,10 +13,10 @@ from session_store.redis import RedisBackend, keys
 from session_store.redis.cluster import slot_of
 from session_store.testing import ALICE, BackendContract, FakeClock, a_session
 from tests.requirements import requirement
-from tests.support.raw import Legacy, tool_text
+from tests.support.gateway_process import PROBE, running_gateway, server
+from tests.support.mcp_clients import Legacy, tool_text
 from tests.support.redis_cluster import RunningCluster, running_cluster
 from tests.support.redis_server import RunningRedis
-from tests.support.running import PROBE, running_gateway, server
 
 
 @pytest.fixture(scope="module")

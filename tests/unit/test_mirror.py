@@ -53,7 +53,7 @@ NOT_HERE: Final = {
     "session_store.redis",
     "subprocess",
     "tests.support.redis_server",
-    "tests.support.running",
+    "tests.support.gateway_process",
 }
 """What starts processes or needs them. Tests that import it are end-to-end tests."""
 

@@ -12,7 +12,7 @@ from tests.attack.live.exhaustion import opened
 from tests.attack.live.rows import Outcome, attack, judged
 from tests.attack.live.wire import Answer, ask, call_body, head, legacy_body, post, rpc
 from tests.attack.live.world import PROXY, World, bearer, key_of
-from tests.support.raw import SESSION_KEY
+from tests.support.mcp_clients import SESSION_KEY
 
 ALPHABET: Final = string.ascii_letters + string.digits + "-_"
 

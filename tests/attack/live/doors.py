@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from tests.support.compose_topology import running_balancer
+from tests.support.gateway_process import ROOT
 from tests.support.redis_server import free_port
-from tests.support.running import ROOT
-from tests.support.topology import running_balancer
 from tests.tools.programs import program
 
 __all__ = ["Door", "running_doors"]

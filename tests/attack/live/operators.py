@@ -14,7 +14,7 @@ from tests.attack.live.exhaustion import opened
 from tests.attack.live.rows import Outcome, attack, judged
 from tests.attack.live.wire import Answer, Wire, ask, head, legacy_body, post
 from tests.attack.live.world import OPERATOR, World, bearer, key_of
-from tests.support.running import ROOT
+from tests.support.gateway_process import ROOT
 
 FORM = {"Content-Type": "application/x-www-form-urlencoded"}
 

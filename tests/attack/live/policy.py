@@ -8,7 +8,7 @@ from tests.attack.live.doors import Door
 from tests.attack.live.rows import Outcome, attack, judged
 from tests.attack.live.wire import ask, call_body, legacy_body, post, rpc
 from tests.attack.live.world import World, bearer, key_of
-from tests.support.raw import modern_body
+from tests.support.mcp_clients import modern_body
 
 SPELLINGS: Final = (
     '"drop table"',

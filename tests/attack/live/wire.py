@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
-from tests.support.raw import modern_body, modern_headers
+from tests.support.mcp_clients import modern_body, modern_headers
 
 __all__ = ["Answer", "Wire", "ask", "call_body", "head", "legacy_body", "post", "rpc", "statuses"]
 

@@ -16,9 +16,9 @@ from tests.attack.honest import Felt, Honest, Lane, running_honest
 from tests.attack.live.doors import Door, running_doors
 from tests.attack.live.rows import DOORS
 from tests.attack.live.wire import Answer, ask, call_body, head, rpc
+from tests.support.gateway_process import RunningGateway, running_gateway, server
 from tests.support.issuer import Issuer, running_issuer
 from tests.support.redis_server import RunningRedis, running_redis
-from tests.support.running import RunningGateway, running_gateway, server
 
 __all__ = ["OPERATOR", "PROXY", "World", "bearer", "key_of", "running_world"]
 

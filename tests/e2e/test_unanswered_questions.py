@@ -8,8 +8,8 @@ from pathlib import Path
 import httpx
 
 from tests.requirements import requirement
-from tests.support.raw import SESSION_KEY, Legacy, Modern, messages, tool_text
-from tests.support.running import running_gateway, server
+from tests.support.gateway_process import running_gateway, server
+from tests.support.mcp_clients import SESSION_KEY, Legacy, Modern, messages, tool_text
 
 ASKING = """
 import json, sys

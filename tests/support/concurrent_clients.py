@@ -6,9 +6,9 @@ from typing import Any
 
 import httpx
 
-from tests.support.raw import SESSION_KEY, messages, modern_body, modern_headers
+from tests.support.mcp_clients import SESSION_KEY, messages, modern_body, modern_headers
 
-__all__ = ["AsyncModern", "all_at_once"]
+__all__ = ["AsyncModern", "run_concurrently"]
 
 
 class AsyncModern:
@@ -39,7 +39,7 @@ class AsyncModern:
         return answer["result"]
 
 
-def all_at_once(work: Callable[[httpx.AsyncClient, int], Awaitable[Any]], count: int) -> list[Any]:
+def run_concurrently(work: Callable[[httpx.AsyncClient, int], Awaitable[Any]], count: int) -> list[Any]:
     """What each of `count` concurrent clients comes to."""
 
     async def running() -> list[Any]:

@@ -6,10 +6,10 @@ import socket
 from typing import Any, cast
 from urllib.parse import urlsplit
 
-__all__ = ["OneConnection"]
+__all__ = ["PipeliningClient"]
 
 
-class OneConnection:
+class PipeliningClient:
     """A client that writes its requests without waiting for answers, and reads these in their order."""
 
     def __init__(self, url: str) -> None:
@@ -19,7 +19,7 @@ class OneConnection:
         self._socket = socket.create_connection((parts.hostname, parts.port), timeout=10)
         self._stream = self._socket.makefile("rb")
 
-    def __enter__(self) -> "OneConnection":
+    def __enter__(self) -> "PipeliningClient":
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -9,8 +9,8 @@ import httpx
 import pytest
 
 from tests.requirements import requirement
-from tests.support.raw import ACCEPT, Legacy, messages, tool_text
-from tests.support.running import LISTING, PROBE, RunningGateway, running_gateway, server
+from tests.support.gateway_process import LISTING, PROBE, RunningGateway, running_gateway, server
+from tests.support.mcp_clients import ACCEPT, Legacy, messages, tool_text
 
 BLOCKED = [r"drop\s+table", r'say "no"', r"^(a+)+$", r"\b4111\d{12}\b"]
 EVASIONS = [

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import h11
 
-__all__ = ["Answer", "Heard", "Listener", "answers", "connected", "listener_of", "post", "read_answers"]
+__all__ = ["Answer", "Listener", "Received", "answers", "connected", "listener_of", "post", "read_answers"]
 
 Listener = tuple[str, int] | str
 """Host and port, or the path of a Unix socket."""
@@ -28,7 +28,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Heard:
+class Received:
     """What came back on one connection."""
 
     answers: tuple[Answer, ...]
@@ -79,7 +79,7 @@ def answers(
     quiet_s: float = 0.3,
     deadline_s: float = 10.0,
     head_only: bool = False,
-) -> Heard:
+) -> Received:
     """Send the chunks, a number among them being a pause in seconds, and read until the other side closes, or until it
     has been quiet for `quiet_s` with nothing left unfinished and at least `expected` final responses, or until the
     deadline. `head_only`: the requests are HEAD."""
@@ -111,10 +111,10 @@ def answers(
     return read_answers(bytes(received), closed=closed, head_only=head_only)
 
 
-def read_answers(data: bytes, *, closed: bool, head_only: bool = False) -> Heard:
+def read_answers(data: bytes, *, closed: bool, head_only: bool = False) -> Received:
     """The responses in those bytes, as h11 reads them, one after the other."""
     found = list(_responses(data, closed=closed, head_only=head_only))
-    return Heard(answers=tuple(answer for answer, _ in found), closed=closed, rest=found[-1][1] if found else data)
+    return Received(answers=tuple(answer for answer, _ in found), closed=closed, rest=found[-1][1] if found else data)
 
 
 def _responses(data: bytes, *, closed: bool, head_only: bool) -> Iterator[tuple[Answer, bytes]]:

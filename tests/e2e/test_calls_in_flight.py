@@ -12,10 +12,10 @@ import pytest
 
 from tests.e2e.test_edge_limits import limited, started
 from tests.requirements import requirement
-from tests.support.procs import eventually
-from tests.support.raw import Legacy, Modern, modern_body, modern_headers
-from tests.support.raw_http import connected, listener_of
-from tests.support.running import RunningGateway
+from tests.support.gateway_process import RunningGateway
+from tests.support.http_bytes import connected, listener_of
+from tests.support.mcp_clients import Legacy, Modern, modern_body, modern_headers
+from tests.support.waiting import eventually
 
 MB = 1 << 20
 

@@ -10,8 +10,8 @@ import httpx
 import pytest
 
 from tests.requirements import requirement
-from tests.support.raw import Legacy, messages
-from tests.support.running import LISTING, ROOT, running_gateway, server
+from tests.support.gateway_process import LISTING, ROOT, running_gateway, server
+from tests.support.mcp_clients import Legacy, messages
 
 TOOLS = [{"name": "evaluate", "inputSchema": {"type": "object"}}, {"name": "read", "inputSchema": {"type": "object"}}]
 LISTS: dict[str, Any] = {

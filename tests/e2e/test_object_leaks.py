@@ -12,8 +12,8 @@ from gateway.config.settings import Settings
 from gateway.serving.app import Gateway, create_app
 from session_store import KeyRing
 from tests.requirements import requirement
-from tests.support.raw import ACCEPT
-from tests.support.running import DEMO, server
+from tests.support.gateway_process import DEMO, server
+from tests.support.mcp_clients import ACCEPT
 from transports.reply_queue import ReplyQueue
 from transports.upstream.process import Process
 

@@ -7,9 +7,9 @@ import pytest
 
 from tests.requirements import requirement
 from tests.support.credentials import KEYS, bearer, sha256
-from tests.support.raw import ACCEPT, Legacy
-from tests.support.raw_http import answers, listener_of
-from tests.support.running import PROBE, RunningGateway, running_gateway, server
+from tests.support.gateway_process import PROBE, RunningGateway, running_gateway, server
+from tests.support.http_bytes import answers, listener_of
+from tests.support.mcp_clients import ACCEPT, Legacy
 
 HEAD = f"POST /mcp HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nAccept: {ACCEPT['Accept']}\r\n"
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import httpx
 
+from tests.support.gateway_process import ROOT, UNLIMITED, RunningGateway, running_gateway
 from tests.support.redis_server import RunningRedis, free_port, running_redis
-from tests.support.running import ROOT, UNLIMITED, RunningGateway, running_gateway
 from tests.tools.programs import program
 
 __all__ = ["KEYS", "Topology", "running_balancer", "running_topology"]

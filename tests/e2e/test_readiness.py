@@ -11,10 +11,10 @@ import httpx
 import psutil
 
 from tests.requirements import requirement
-from tests.support.procs import eventually
-from tests.support.raw import Legacy
+from tests.support.gateway_process import DEMO, RunningGateway, running_gateway, server
+from tests.support.mcp_clients import Legacy
 from tests.support.redis_server import RunningRedis, running_redis
-from tests.support.running import DEMO, RunningGateway, running_gateway, server
+from tests.support.waiting import eventually
 
 KEYS = {"MCP_GATEWAY_KEYS": "k" * 40}
 SERVERS = {"demo": server(DEMO)}

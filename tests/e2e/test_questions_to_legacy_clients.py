@@ -11,9 +11,9 @@ import httpx
 import pytest
 
 from tests.requirements import requirement
-from tests.support.procs import eventually
-from tests.support.raw import Legacy, tool_text
-from tests.support.running import PROBE, RunningGateway, running_gateway, server
+from tests.support.gateway_process import PROBE, RunningGateway, running_gateway, server
+from tests.support.mcp_clients import Legacy, tool_text
+from tests.support.waiting import eventually
 
 SERVERS = {"new": server((*PROBE, "modern-only"))}
 LIMITS = {"call_timeout_s": 2.0}

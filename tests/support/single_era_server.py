@@ -1,5 +1,8 @@
-"""A stdio server of one era: `one_era.py legacy|modern COMMAND…` runs a command and keeps the other era's first message
-from it, which is answered as a server answers that knows no better."""
+"""A stdio server of one era: `single_era_server.py legacy|modern COMMAND…`.
+
+Runs a command, withholds the first message of the other era from it, and answers that message with "Method not found",
+as a server does that does not know it.
+"""
 
 import json
 import subprocess

@@ -14,11 +14,11 @@ import pytest
 
 from tests.cluster.test_replicas import KEYS, LEASE_S, SERVERS, Wandering, owner_of, replica, restarted, retried
 from tests.requirements import requirement
-from tests.support.partition import Relay, running_relay
-from tests.support.procs import descendants, eventually, gone
-from tests.support.raw import Legacy, events, messages, tool_text
+from tests.support.gateway_process import RunningGateway, running_gateway
+from tests.support.mcp_clients import Legacy, events, messages, tool_text
 from tests.support.redis_server import RunningRedis, free_port, running_redis
-from tests.support.running import RunningGateway, running_gateway
+from tests.support.tcp_relay import Relay, running_relay
+from tests.support.waiting import descendants, eventually, gone
 
 
 @pytest.fixture

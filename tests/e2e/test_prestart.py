@@ -13,9 +13,9 @@ import pytest
 from gateway.config.settings import Settings
 from tests.requirements import requirement
 from tests.support.credentials import KEYS, bearer, sha256
-from tests.support.procs import descendants, eventually
-from tests.support.raw import Legacy, Modern, tool_text
-from tests.support.running import PROBE, RunningGateway, running_gateway, server
+from tests.support.gateway_process import PROBE, RunningGateway, running_gateway, server
+from tests.support.mcp_clients import Legacy, Modern, tool_text
+from tests.support.waiting import descendants, eventually
 
 SLOW_S = 1.0
 LATE = (sys.executable, "-c", f"import time,os,sys; time.sleep({SLOW_S}); os.execv(sys.argv[1], sys.argv[1:])", *PROBE)

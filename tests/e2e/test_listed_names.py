@@ -11,9 +11,9 @@ from mcp.shared.inbound import NAME_BEARING_METHODS, encode_header_value
 
 from tests.requirements import requirement
 from tests.support.credentials import KEYS, bearer, sha256
-from tests.support.procs import eventually
-from tests.support.raw import Legacy, Modern, messages, modern_body, modern_headers, tool_text
-from tests.support.running import LISTING, RunningGateway, running_gateway, server
+from tests.support.gateway_process import LISTING, RunningGateway, running_gateway, server
+from tests.support.mcp_clients import Legacy, Modern, messages, modern_body, modern_headers, tool_text
+from tests.support.waiting import eventually
 
 SCHEMA = {"type": "object"}
 LISTS: dict[str, Any] = {

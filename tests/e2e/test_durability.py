@@ -14,11 +14,11 @@ import httpx
 import pytest
 
 from tests.requirements import requirement
-from tests.support.many import AsyncModern, all_at_once
-from tests.support.procs import descendants, eventually
-from tests.support.raw import Legacy, Modern, messages, tool_text
+from tests.support.concurrent_clients import AsyncModern, run_concurrently
+from tests.support.gateway_process import DEMO, PROBE, TOOL, running_gateway, server
+from tests.support.mcp_clients import Legacy, Modern, messages, tool_text
 from tests.support.redis_server import RunningRedis, running_redis
-from tests.support.running import DEMO, PROBE, TOOL, running_gateway, server
+from tests.support.waiting import descendants, eventually
 
 KEYS = {"MCP_GATEWAY_KEYS": "k" * 40}
 RESTARTED = "io.github.mcp-session-gateway/restarted"
@@ -161,13 +161,13 @@ def test_a_thousand_increments_from_four_gateways_are_a_thousand(redis_server: R
             stack.enter_context(running_gateway({"tool": server(TOOL)}, options=options, env=KEYS, must_stop=False))
             for _ in range(4)
         ]
-        token = all_at_once(lambda http, _: opened(http, gateways[0].url), 1)[0]
+        token = run_concurrently(lambda http, _: opened(http, gateways[0].url), 1)[0]
 
         async def bumping(http: httpx.AsyncClient, n: int) -> list[int]:
             one = AsyncModern(http, token=token)
             return [int(await one.tool(gateways[(n + i) % 4].url, "bump", {"key": "n"})) for i in range(20)]
 
-        sums = all_at_once(bumping, 50)
+        sums = run_concurrently(bumping, 50)
         assert sorted(value for part in sums for value in part) == list(range(1, 1_001))
         names = list(client.scan_iter("*"))
         assert names and {name for name in names if client.ttl(name) < 0} == set()
@@ -221,7 +221,7 @@ def test_five_seconds_without_redis_lose_nothing(own_redis: RunningRedis, how: s
             assert json.loads(await client.tool(gateway.url, "whoami"))["workspace"] == f"w{n}"
             return counted, token
 
-        outcomes = all_at_once(working, 10)
+        outcomes = run_concurrently(working, 10)
         assert len({token for _, token in outcomes}) == 10
         kinds = Counter(status for _, status, _ in statuses)
         assert kinds[200] > 0 and set(kinds) <= {200, 503}, f"while its lease is good the owner goes on: {kinds}"

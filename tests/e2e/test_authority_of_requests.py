@@ -21,11 +21,11 @@ from gateway.serving.app import Gateway, create_app
 from session_store import NoSession, current_session
 from tests.requirements import requirement
 from tests.support.credentials import KEYS, bearer, sha256
+from tests.support.gateway_process import PROBE, RunningGateway, running_gateway, server
 from tests.support.issuer import Issuer, running_issuer
-from tests.support.one_connection import OneConnection
-from tests.support.raw import Legacy, Modern, messages, modern_body, modern_headers, tool_text
+from tests.support.mcp_clients import Legacy, Modern, messages, modern_body, modern_headers, tool_text
+from tests.support.pipelining_client import PipeliningClient
 from tests.support.redis_server import RunningRedis
-from tests.support.running import PROBE, RunningGateway, running_gateway, server
 
 CLAIMS = {"trust": "trust", "workspace": "team", "permissions": "may"}
 POWERFUL: dict[str, Any] = {"trust": "direct", "team": "red", "may": ["notes.write"]}
@@ -68,7 +68,7 @@ def test_pipelined_requests_inherit_nothing_of_each_other(gateway: RunningGatewa
     body, headers = what_am_i()
     token, key = bearer(issuer.token("ada", **POWERFUL)), bearer(KEYS["alice"])
     plain = bearer(issuer.token("eve"))
-    with OneConnection(gateway.url) as client:
+    with PipeliningClient(gateway.url) as client:
         sent = [token, key, {}, token, plain, token, key]
         client.write(*(client.rpc(body, {**headers, **credential}) for credential in sent))
         answers = client.answers(len(sent))
@@ -81,7 +81,7 @@ def test_pipelined_requests_inherit_nothing_of_each_other(gateway: RunningGatewa
 @requirement("wall.authority")
 def test_a_kept_alive_connection_inherits_nothing(gateway: RunningGateway, issuer: Issuer) -> None:
     body, headers = what_am_i()
-    with OneConnection(gateway.url) as client:
+    with PipeliningClient(gateway.url) as client:
         for credential, expected in (
             (bearer(issuer.token("ada", **POWERFUL)), ("direct", "red", "notes.write")),
             (bearer(KEYS["bob"]), NOTHING),
@@ -103,7 +103,7 @@ def test_a_batch_inherits_nothing_of_the_request_before_it(
         "params": {"name": "env", "arguments": {"prefix": "MCP_SESSION_"}},
     }
     batch = [{**call, "id": number} for number in (1, 2)]
-    with OneConnection(gateway.url) as client:
+    with PipeliningClient(gateway.url) as client:
         token = bearer(issuer.token("ada", **POWERFUL))
         client.write(
             client.rpc(body, {**headers, **token}),
@@ -153,7 +153,7 @@ def embedded(issuer: Issuer) -> Iterator[str]:
 def test_an_embedded_apps_requests_inherit_nothing(issuer: Issuer) -> None:
     token, key = bearer(issuer.token("ada", **POWERFUL)), bearer(KEYS["alice"])
     body, headers = what_am_i()
-    with embedded(issuer) as base, OneConnection(base) as client:
+    with embedded(issuer) as base, PipeliningClient(base) as client:
         ask = [client.request("GET", "/in/who", credential) for credential in (token, key, {}, token)]
         inside = client.rpc(body, {**headers, **key}, "/gateway/mcp")
         # Written at once, and then one by one on the same connection.

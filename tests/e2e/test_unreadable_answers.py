@@ -9,12 +9,12 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.test_asked_back import Call
+from tests.e2e.test_questions_to_legacy_clients import Call
 from tests.requirements import requirement
-from tests.support.http_probe import running_http_probe
-from tests.support.procs import eventually
-from tests.support.raw import Legacy, Modern, messages, tool_text
-from tests.support.running import RunningGateway, running_gateway
+from tests.support.gateway_process import RunningGateway, running_gateway
+from tests.support.http_probe_server import running_http_probe
+from tests.support.mcp_clients import Legacy, Modern, messages, tool_text
+from tests.support.waiting import eventually
 
 NAMED = [
     '{"jsonrpc":"2.0","id":ID,"result":DEEP}',

@@ -10,10 +10,10 @@ import psutil
 import pytest
 
 from tests.requirements import requirement
-from tests.support.procs import descendants, eventually
-from tests.support.raw import Modern, messages, tool_text
+from tests.support.gateway_process import PROBE, UNLIMITED, RunningGateway, running_gateway, server
+from tests.support.mcp_clients import Modern, messages, tool_text
 from tests.support.redis_server import RunningRedis
-from tests.support.running import PROBE, UNLIMITED, RunningGateway, running_gateway, server
+from tests.support.waiting import descendants, eventually
 
 SERVERS = {"old": server((*PROBE, "legacy-only"))}
 KEYS = {"MCP_GATEWAY_KEYS": "k" * 40}

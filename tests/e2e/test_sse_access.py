@@ -10,7 +10,7 @@ import pytest
 
 from tests.requirements import requirement
 from tests.support.credentials import KEYS, bearer, sha256
-from tests.support.running import DEMO, RunningGateway, running_gateway, server
+from tests.support.gateway_process import DEMO, RunningGateway, running_gateway, server
 
 HOSTS = {"allowed_hosts": ["gateway.example", "127.0.0.1"]}
 

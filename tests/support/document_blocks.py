@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.support.running import ROOT
+from tests.support.gateway_process import ROOT
 
 __all__ = ["DOCUMENTS", "Block", "blocks"]
 
