@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 import msgspec
 
-from gateway.calls.live_session import Failure
 from gateway.observability.metrics import Sample
+from gateway.observability.observed import Failure
 from session_store import Session
 from session_store.session import redact
 

@@ -12,8 +12,11 @@ import msgspec
 
 from gateway.bridge.suspended_calls import SuspendedCall
 from gateway.context.facts import RESTARTED_KEY, with_meta
+from gateway.observability.observed import Failure, Watcher
+from gateway.observability.outcome import CANCELLED, INPUT_REQUIRED, OK, TOOL_ERROR, Outcome
+from gateway.observability.spans import CallSpan
 from gateway.protocol.capabilities import Caller
-from session_store import Context
+from session_store import Context, Session
 from session_store.session import redact
 from transports.jsonrpc import Message, Object, RequestId, encode, encode_error, encode_result, error_code, splice
 from transports.reply_queue import Frame, ReplyQueue
@@ -22,7 +25,6 @@ if TYPE_CHECKING:
     from gateway.calls.conversation import Conversation
     from gateway.calls.live_session import LiveSession
     from gateway.identity.context_rules import CredentialClaims
-    from gateway.observability.spans import CallSpan
 
 __all__ = ["Exchange"]
 
@@ -32,11 +34,6 @@ logger = logging.getLogger(__name__)
 _IS_ERROR: Final = re.compile(rb'"isError"\s*:\s*true')
 
 _NOBODY = Context(trust="sandboxed")
-
-
-Watcher = Callable[["Exchange", str, bytes], None]
-"""Told once how a request of the client's ends: ok, tool error, input required, cancelled, or error and its code; and
-what an error or a tool that failed says, as JSON."""
 
 
 class Bridge(Protocol):
@@ -74,8 +71,8 @@ class Exchange:
     ended: Callable[[], None] | None = None  # called once, when the wire is done with it
     began = 0.0
     correlation = ""
-    span: "CallSpan | None" = None
-    watchers: "tuple[Watcher, ...]" = ()
+    span: CallSpan | None = None
+    watchers: tuple[Watcher, ...] = ()
     check_mirrored: Callable[[object], None] | None = None  # of the request (`transports.inbound_port.Request`)
 
     def __init__(
@@ -163,7 +160,7 @@ class Exchange:
             error = splice(message.error)
             code = error_code(message.error)
             self.replies.push(Frame(encode_error(client_id, error), final=True, error_code=code))
-            self._tell(f"error {code}", error)
+            self._notify(Outcome.error(code), error)
         elif isinstance(message.result, msgspec.Raw):
             result = splice(message.result)
             if self.shape is not None or restarted is not None:
@@ -171,16 +168,55 @@ class Exchange:
             self.replies.push(Frame(encode_result(client_id, result), final=True))
             if self.watchers:
                 outcome = _outcome_of(result)
-                self._tell(outcome, result if outcome == "tool error" else b"")
+                self._notify(outcome, result if outcome is TOOL_ERROR else b"")
 
-    def _tell(self, outcome: str, told: bytes = b"") -> None:
+    # -- observability (`gateway.observability.observed.ObservedExchange`)
+
+    def watch(self, watcher: Watcher) -> None:
+        """Call `watcher` when the request ends."""
+        self.watchers = (*self.watchers, watcher)
+
+    def unwatch(self) -> CallSpan | None:
+        """Forget all watchers, and the span, which is returned."""
+        self.watchers = ()
+        return self.take_span()
+
+    def begin(self, at: float, correlation: str, span: CallSpan | None) -> None:
+        """Set when the request arrived, what correlates its log lines, and the span of the call."""
+        self.began, self.correlation = at, correlation
+        if span is not None:
+            self.span = span
+
+    def take_span(self) -> CallSpan | None:
+        """Remove and return the span of the call."""
+        span = self.span
+        if span is not None:
+            self.span = None
+        return span
+
+    def count(self, failure: Failure | None) -> None:
+        """Count the call in its session; `failure` if it failed."""
+        if self.live is not None:
+            self.live.count(failure)
+
+    @property
+    def server(self) -> str:
+        """The name of the server that has the call; empty if none has it."""
+        return "" if self.conversation is None else self.conversation.name
+
+    @property
+    def session(self) -> Session | None:
+        """The record of its session."""
+        return None if self.live is None else self.live.session
+
+    def _notify(self, outcome: Outcome, answer: bytes = b"") -> None:
         watchers, self.watchers = self.watchers, ()
         for watcher in watchers:
-            watcher(self, outcome, told)
+            watcher(self, outcome, answer)
 
     def left(self) -> None:
-        """The wire is done with it. If there was no answer, nobody waits for one."""
-        self._tell("cancelled")
+        """The wire is done with the request: a request without an answer was cancelled."""
+        self._notify(CANCELLED)
 
     @property
     def era(self) -> str:
@@ -203,13 +239,13 @@ class Exchange:
         data = encode(self._shaped(result, restarted))
         answered.push(Frame(encode_result(encode(self.client_id), data), final=True))
         for watcher in self.watchers:  # which go on watching
-            watcher(self, "input required", b"")
+            watcher(self, INPUT_REQUIRED, b"")
 
     def fail(self, code: int, reason: str) -> None:
         """Answer with an error of ours."""
         error = encode({"code": code, "message": reason})
         self.replies.push(Frame(encode_error(encode(self.client_id), error), final=True, error_code=code))
-        self._tell(f"error {code}", error)
+        self._notify(Outcome.error(code), error)
 
 
 class _Result(msgspec.Struct):
@@ -217,13 +253,13 @@ class _Result(msgspec.Struct):
     resultType: str = ""
 
 
-def _outcome_of(result: bytes) -> str:
-    """Whether a tool says that it failed (MCP, CallToolResult), or a server that it has to ask something first."""
-    # A look for words is worth it: most results have neither, and may be long.
+def _outcome_of(result: bytes) -> Outcome:
+    """The outcome by `isError` (MCP, CallToolResult) and `resultType` of a result."""
+    # A search for the names first: most results have neither, and may be long.
     if b'"input_required"' not in result and not (b'"isError"' in result and _IS_ERROR.search(result)):
-        return "ok"
+        return OK
     try:
-        told = msgspec.json.decode(result, type=_Result)
+        head = msgspec.json.decode(result, type=_Result)
     except msgspec.MsgspecError:
-        return "ok"
-    return "tool error" if told.isError else "input required" if told.resultType == "input_required" else "ok"
+        return OK
+    return TOOL_ERROR if head.isError else INPUT_REQUIRED if head.resultType == "input_required" else OK

@@ -18,6 +18,7 @@ from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import Exchange
 from gateway.calls.usage import Usage
 from gateway.errors import OUTCOME_UNKNOWN, UNREAD
+from gateway.observability.observed import Failure
 from gateway.protocol.params import meta_of
 from gateway.protocol.subscription_filter import SubscriptionFilter
 from session_store import EventLog, Session, StoreUnavailable
@@ -34,7 +35,7 @@ from transports.jsonrpc import (
 )
 from transports.reply_queue import MAX_QUEUED_BYTES
 
-__all__ = ["MAX_SERVER_ID_BYTES", "STANDALONE", "Failure", "LiveSession", "LiveSessions", "stream_of_call"]
+__all__ = ["MAX_SERVER_ID_BYTES", "STANDALONE", "LiveSession", "LiveSessions", "stream_of_call"]
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +57,8 @@ _STORE_AGAIN_S: Final = 0.5
 MAX_QUESTIONS: Final = 256
 """What a server may ask of one client without getting an answer."""
 
+
+_KEPT_FAILURES: Final = 5
 
 MAX_SERVER_ID_BYTES: Final = 1_024
 """The id of a server's request, and the token of its progress, as JSON: each is kept while its client is asked."""
@@ -80,17 +83,6 @@ class _Question:
     exchange: Exchange | None
     progress_token: msgspec.Raw | None
     answered: Callable[[Message], None]
-
-
-class Failure(msgspec.Struct, frozen=True):
-    """A call that failed: at which server, what was called, how it ended, and what it said."""
-
-    at: float
-    server: str
-    name: str
-    outcome: str
-    why: str
-    correlation: str
 
 
 class LiveSession(Usage):
@@ -145,6 +137,15 @@ class LiveSession(Usage):
             if self._has_left:
                 self._leaving.set()
         return self._leaving
+
+    def count(self, failure: Failure | None) -> None:
+        """Count an answered call; keep the last failures."""
+        self.calls += 1
+        if failure is not None:
+            self.failed += 1
+            if self.failures is None:
+                self.failures = deque(maxlen=_KEPT_FAILURES)
+            self.failures.append(failure)
 
     def leave(self) -> None:
         """Let its streams end."""

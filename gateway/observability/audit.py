@@ -14,9 +14,10 @@ from typing import Final, Literal
 
 import msgspec
 
-from gateway.calls.exchange import Exchange
 from gateway.config.operators import AuditSettings
 from gateway.observability.logs import CLIENT, CORRELATION
+from gateway.observability.observed import ObservedExchange
+from gateway.observability.outcome import Outcome
 from gateway.observability.repeated import Repeated
 from gateway.observability.visible import visible_json
 from session_store import AuditEvent, AuditTrail, Session, StoreUnavailable
@@ -89,13 +90,12 @@ class Audit:
         what = "an operator acted" if event.event == "operated" else f"session {event.event}"
         logger.info(what, extra={name: value for name, value in shown.items() if value})
 
-    def watch(self, exchange: Exchange, server: str, tool: str) -> None:
-        """Tell of a call once it is answered."""
-        live, correlation, began = exchange.live, CORRELATION.get(), monotonic()
-        assert live is not None
-        session = live.session
+    def watch(self, exchange: ObservedExchange, server: str, tool: str) -> None:
+        """Record a tool call of a session once it is answered."""
+        session, correlation, began = exchange.session, CORRELATION.get(), monotonic()
+        assert session is not None
 
-        def finished(_: Exchange, outcome: str, __: bytes) -> None:
+        def finished(_: ObservedExchange, outcome: Outcome, __: bytes) -> None:
             self._add(
                 AuditEvent(
                     at=self._clock(),
@@ -106,12 +106,12 @@ class Audit:
                     era=session.era,
                     correlation=correlation,
                     tool=f"{server}/{tool}",
-                    outcome=outcome,
+                    outcome=str(outcome),
                     took_s=round(monotonic() - began, 6),
                 )
             )
 
-        exchange.watchers = (*exchange.watchers, finished)
+        exchange.watch(finished)
 
     def _add(self, event: AuditEvent) -> None:
         self._waiting.append(event)

@@ -7,25 +7,21 @@ from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Sequence
 from itertools import zip_longest
-from typing import Final, Literal
+from typing import Final
 
 import msgspec
 
+from gateway.observability.outcome import FAILURES, Kind
 from gateway.protocol.methods import METHODS, metric_label
 from transports.inbound.limits import Refusals
 
-__all__ = ["BUCKETS_S", "History", "Metrics", "Outcome", "Sample", "Series", "quantile"]
+__all__ = ["BUCKETS_S", "History", "Metrics", "Sample", "Series", "quantile"]
 
 BUCKETS_S: Final = (
     *(0.0001, 0.0002, 0.0003, 0.0005, 0.00075, 0.001, 0.0015, 0.0025, 0.005, 0.01, 0.025, 0.05),
     *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0),
 )
 """Upper bounds in seconds: close to each other where a call of a fast server ends, up to what clients wait at most."""
-
-Outcome = Literal["ok", "tool error", "error", "refused", "cancelled", "input required"]
-"""How a request ends: `error` is an answer in error, of a server or of ours, `refused` one that reached no server."""
-
-FAILURES: Final[frozenset[Outcome]] = frozenset({"tool error", "error", "refused"})
 
 _STREAMS: Final = frozenset(row.name for row in METHODS.values() if row.is_stream)
 
@@ -36,7 +32,7 @@ class Series:
     __slots__ = ("counts", "outcomes", "total_s")
 
     def __init__(self) -> None:
-        self.outcomes: Counter[Outcome] = Counter()
+        self.outcomes: Counter[Kind] = Counter()
         self.counts = [0] * (len(BUCKETS_S) + 1)
         self.total_s = 0.0
 
@@ -65,12 +61,12 @@ class Metrics:
         self.limited: Refusals = Counter()  # refused or cut because a limit was reached
         self.history = History(self)
 
-    def answered(self, server: str, method: str, era: str, outcome: Outcome, took_s: float) -> None:
+    def answered(self, server: str, method: str, era: str, kind: Kind, took_s: float) -> None:
         """A request has its answer."""
         series = self.series.get((server, method, era))
         if series is None:
             series = self.series.setdefault((server, metric_label(method), era), Series())
-        series.outcomes[outcome] += 1
+        series.outcomes[kind] += 1
         if method not in _STREAMS:  # a stream lasts as long as its client likes
             series.counts[bisect_left(BUCKETS_S, took_s)] += 1
             series.total_s += took_s
@@ -83,7 +79,7 @@ class Metrics:
     @property
     def failed(self) -> int:
         """Those of them that failed."""
-        return sum(series.outcomes[outcome] for series in self.series.values() for outcome in FAILURES)
+        return sum(series.outcomes[kind] for series in self.series.values() for kind in FAILURES)
 
     @property
     def counts(self) -> list[int]:

@@ -1,20 +1,18 @@
-"""What is seen of each request: counted, timed, logged in one line, traced, and kept with its session when it fails."""
+"""Record the end of each request: count and time it, log one line, end its span, keep a failure with its session."""
 
 import contextlib
 import logging
 import re
-from collections import deque
 from collections.abc import Iterator
 from time import monotonic, time
 from typing import Any, Final
 
 import msgspec
 
-from gateway.calls.exchange import Exchange
-from gateway.calls.live_session import Failure, LiveSession
-from gateway.errors import CANCELLED
 from gateway.observability.logs import CORRELATION
-from gateway.observability.metrics import FAILURES, Metrics, Outcome
+from gateway.observability.metrics import Metrics
+from gateway.observability.observed import Failure, ObservedExchange
+from gateway.observability.outcome import OK, Outcome
 from gateway.observability.spans import Tracing, carried_on, request_span
 from session_store import Principal, Session
 from session_store.metadata import scrubbed_text
@@ -26,20 +24,19 @@ __all__ = ["RequestLog"]
 
 logger = logging.getLogger(__name__)
 
-_MOST_WORDS: Final = 300
-_KEPT_FAILURES: Final = 5
+_MAX_MESSAGE_CHARS: Final = 300
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]+")
 
 
-class _Said(msgspec.Struct):
-    """Of an error, or of a tool's result: what is for people."""
+class _ErrorText(msgspec.Struct):
+    """The text for people in an error object, or in a tool's result."""
 
     message: str = ""
     content: list[dict[str, Any]] = []
 
 
 class RequestLog:
-    """The one who is told how each request ends."""
+    """Records the outcome of each request."""
 
     def __init__(self, metrics: Metrics, *, lines_per_s: int, tracing: Tracing | None = None) -> None:
         self.metrics = metrics
@@ -47,57 +44,50 @@ class RequestLog:
         self._lines_per_s = lines_per_s
         self._left = lines_per_s
         self._left_out = 0
-        self._watchers = (self._finished,)
 
-    def begin(self, exchange: Exchange, request: Request, meta: Object, correlation: str) -> Object:
-        """Watch a call that is about to be sent on its way; `_meta` with the trace it belongs to."""
-        exchange.watchers = (*exchange.watchers, self._finished) if exchange.watchers else self._watchers
+    def begin(self, exchange: ObservedExchange, request: Request, meta: Object, correlation: str) -> Object:
+        """Watch a call that is about to be sent; its `_meta` with the trace context."""
+        exchange.watch(self._finished)
         if "traceparent" in request.headers:
             meta = carried_on(meta, request.headers)
         return self._began(exchange, request, meta, correlation)
 
-    def begin_again(self, exchange: Exchange, request: Request, correlation: str) -> None:
-        """The client of a call that waited for it has come back."""
+    def begin_again(self, exchange: ObservedExchange, request: Request, correlation: str) -> None:
+        """The client of a suspended call is back with its answers."""
         self._began(exchange, request, {}, correlation)
 
-    def _began(self, exchange: Exchange, request: Request, meta: Object, correlation: str) -> Object:
-        exchange.began = request.arrived_at or monotonic()
-        exchange.correlation = correlation
+    def _began(self, exchange: ObservedExchange, request: Request, meta: Object, correlation: str) -> Object:
+        call_span = None
         if self.tracing is not None and (span := request_span()) is not None:
-            exchange.span, meta = span.call(exchange, meta)
+            call_span, meta = span.call(exchange.session, meta)
+        exchange.begin(request.arrived_at or monotonic(), correlation, call_span)
         return meta
 
     @staticmethod
-    def forget(exchange: Exchange) -> None:
-        """It was never sent: what becomes of its request is told otherwise."""
-        exchange.watchers = ()
-        if exchange.span is not None:
-            exchange.span.dropped()
+    def forget(exchange: ObservedExchange) -> None:
+        """Stop watching a call that was never sent. `refused` records the outcome of its request."""
+        if (span := exchange.unwatch()) is not None:
+            span.dropped()
 
-    def _finished(self, exchange: Exchange, outcome: str, told: bytes) -> None:
-        took_s = monotonic() - exchange.began
-        conversation, live = exchange.conversation, exchange.live
-        server = "" if conversation is None else conversation.name
-        kind = _kind_of(outcome)
-        self.metrics.answered(server, exchange.method, exchange.era, kind, took_s)
-        if live is not None:
-            live.calls += 1
-        why = ""
-        if kind in FAILURES:
-            why = _words(told)
-            if live is not None:
-                _remember(live, exchange, server, outcome, why)
-        if exchange.span is not None:
-            exchange.span.finished(kind, outcome, server)
-            exchange.span = None
+    def _finished(self, exchange: ObservedExchange, outcome: Outcome, answer: bytes) -> None:
+        took_s, server = monotonic() - exchange.began, exchange.server
+        self.metrics.answered(server, exchange.method, exchange.era, outcome.kind, took_s)
+        why, failure = "", None
+        if outcome.is_failure:
+            why = _message_of(answer)
+            name = f"{exchange.method} {exchange.tool}".strip()
+            failure = Failure(time(), server, name, str(outcome), why, exchange.correlation)
+        exchange.count(failure)
+        if (span := exchange.take_span()) is not None:
+            span.finished(outcome, server)
         if self._left > 0:
             self._left -= 1
             self._line_of(exchange, outcome, took_s, server, why)
         else:
             self._left_out += 1
 
-    def _line_of(self, exchange: Exchange, outcome: str, took_s: float, server: str, why: str) -> None:
-        session = None if exchange.live is None else exchange.live.session
+    def _line_of(self, exchange: ObservedExchange, outcome: Outcome, took_s: float, server: str, why: str) -> None:
+        session = exchange.session
         self._line(
             exchange.method,
             outcome,
@@ -122,19 +112,18 @@ class RequestLog:
 
     def answered(self, request: Request, principal: Principal, error_code: int | None) -> None:
         """A request was answered without a call."""
-        self._told(request, principal, "ok" if error_code is None else f"error {error_code}", "")
+        self._record(request, principal, OK if error_code is None else Outcome.error(error_code), "")
 
     def refused(self, request: Request, principal: Principal | None, refused: Refused) -> None:
-        """A request got no further."""
-        self._told(request, principal, f"refused {refused.code}", str(refused))
+        """A request was refused before it became a call."""
+        self._record(request, principal, Outcome.refused(refused.code), str(refused))
 
-    def _told(self, request: Request, principal: Principal | None, outcome: str, why: str) -> None:
+    def _record(self, request: Request, principal: Principal | None, outcome: Outcome, why: str) -> None:
         method = "" if request.message is None else str(request.message.method)
         took_s = monotonic() - request.arrived_at if request.arrived_at else 0.0
-        kind = _kind_of(outcome)
-        self.metrics.answered("", method, request.era, kind, took_s)
+        self.metrics.answered("", method, request.era, outcome.kind, took_s)
         if self.tracing is not None and (span := request_span()) is not None:
-            span.ended(kind, outcome)
+            span.ended(outcome)
         # Logging a line costs half as much as relaying a call.
         if self._left > 0:
             self._left -= 1
@@ -152,38 +141,17 @@ class RequestLog:
         self._left, self._left_out = self._lines_per_s, 0
 
     @staticmethod
-    def _line(method: str, outcome: str, took_s: float, **more: str) -> None:
+    def _line(method: str, outcome: Outcome, took_s: float, **more: str) -> None:
         facts = {name: value for name, value in more.items() if value}
         known = _CONTROL.sub(" ", method)[:64]
-        logger.info(known, extra={"outcome": outcome, "took_ms": round(took_s * 1_000, 2), **facts})
+        logger.info(known, extra={"outcome": str(outcome), "took_ms": round(took_s * 1_000, 2), **facts})
 
 
-def _remember(live: LiveSession, exchange: Exchange, server: str, outcome: str, why: str) -> None:
-    """Keep a failure with its session."""
-    live.failed += 1
-    if live.failures is None:
-        live.failures = deque(maxlen=_KEPT_FAILURES)
-    name = f"{exchange.method} {exchange.tool}".strip()
-    live.failures.append(Failure(time(), server, name, outcome, why, exchange.correlation))
-
-
-def _kind_of(outcome: str) -> Outcome:
-    if outcome == "ok":
-        return "ok"
-    if outcome == f"error {CANCELLED}":
-        return "cancelled"
-    if outcome.startswith("error"):
-        return "error"
-    if outcome.startswith("refused"):
-        return "refused"
-    return outcome  # type: ignore[return-value]  # the others are called what they are
-
-
-def _words(told: bytes) -> str:
-    """What a failed call says of itself to people, in one line and without what looks like a credential."""
+def _message_of(answer: bytes) -> str:
+    """The message of an error, or the first text of a failed tool: one line, without what looks like a credential."""
     try:
-        said = msgspec.json.decode(told, type=_Said)
+        found = msgspec.json.decode(answer, type=_ErrorText)
     except msgspec.MsgspecError:
         return ""
-    texts = (part["text"] for part in said.content if isinstance(part.get("text"), str))
-    return scrubbed_text(_CONTROL.sub(" ", said.message or next(texts, ""))[:_MOST_WORDS])
+    texts = (part["text"] for part in found.content if isinstance(part.get("text"), str))
+    return scrubbed_text(_CONTROL.sub(" ", found.message or next(texts, ""))[:_MAX_MESSAGE_CHARS])

@@ -14,8 +14,7 @@ from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanContext, SpanKind, Status, StatusCode, Tracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from gateway.calls.exchange import Exchange
-from gateway.observability.metrics import FAILURES, Outcome
+from gateway.observability.outcome import Outcome
 from gateway.protocol.methods import METHODS
 from session_store import Session
 from session_store.session import redact
@@ -56,10 +55,10 @@ class RequestSpan:
         """The trace's id."""
         return format(self._span.get_span_context().trace_id, "032x")
 
-    def call(self, exchange: Exchange, meta: Object) -> tuple["CallSpan", Object]:
+    def call(self, session: Session | None, meta: Object) -> tuple["CallSpan", Object]:
         """A span for the call to a server, and `_meta` that makes it the parent of what the server does."""
-        if exchange.live is not None:
-            self.belongs_to(exchange.live.session)
+        if session is not None:
+            self.belongs_to(session)
         span = self._tracer.start_span(
             self._name, context=self.context, kind=SpanKind.CLIENT, attributes=self._attributes
         )
@@ -71,9 +70,9 @@ class RequestSpan:
         self._span.set_attribute("mcp.session.id", redact(session.id))
         self._span.set_attribute("enduser.id", str(session.principal))
 
-    def ended(self, kind: Outcome, outcome: str) -> None:
+    def ended(self, outcome: Outcome) -> None:
         """The request has its answer."""
-        _end(self._span, kind, outcome)
+        _end(self._span, outcome)
 
     def passed_on(self) -> None:
         """Another replica answers it, and says how."""
@@ -87,11 +86,11 @@ class CallSpan:
         self._request = request
         self._span = span
 
-    def finished(self, kind: Outcome, outcome: str, server: str) -> None:
+    def finished(self, outcome: Outcome, server: str) -> None:
         """The call, and the request it was made for, are over."""
         self._span.set_attribute("mcp_gateway.server", server)
-        _end(self._span, kind, outcome)
-        self._request.ended(kind, outcome)
+        _end(self._span, outcome)
+        self._request.ended(outcome)
 
     def dropped(self) -> None:
         """It was not made."""
@@ -182,12 +181,11 @@ def _target(method: str, params: Object) -> str:
         return ""
 
 
-def _end(span: Span, kind: Outcome, outcome: str) -> None:
-    if kind in FAILURES:
+def _end(span: Span, outcome: Outcome) -> None:
+    if outcome.is_failure:
         # OpenTelemetry, Semantic conventions for MCP: a tool's own failure, or the code of the JSON-RPC error.
-        _, _, code = outcome.partition(" ")
-        span.set_attribute("error.type", "tool_error" if kind == "tool error" else code)
-        if kind != "tool error":
-            span.set_attribute("rpc.response.status_code", code)
+        span.set_attribute("error.type", "tool_error" if outcome.code is None else str(outcome.code))
+        if outcome.code is not None:
+            span.set_attribute("rpc.response.status_code", str(outcome.code))
         span.set_status(Status(StatusCode.ERROR))
     span.end()

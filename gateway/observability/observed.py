@@ -1,0 +1,80 @@
+"""What observability sees of a call in flight. The calls implement it; this room knows nothing else of them."""
+
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+
+from gateway.observability.outcome import Outcome
+from gateway.observability.spans import CallSpan
+from session_store import Session
+
+__all__ = ["Failure", "ObservedExchange", "Watcher"]
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """A call that failed: the server, what was called, the outcome, and the message of the error."""
+
+    at: float  # Unix time
+    server: str
+    name: str
+    outcome: str
+    why: str
+    correlation: str
+
+
+class ObservedExchange(Protocol):
+    """One request of a client while it is in flight."""
+
+    @property
+    def method(self) -> str: ...
+
+    @property
+    def tool(self) -> str:
+        """The name of the tool; empty for other methods."""
+        ...
+
+    @property
+    def era(self) -> str:
+        """The client's era."""
+        ...
+
+    @property
+    def server(self) -> str:
+        """The server that has the call; empty if none has it."""
+        ...
+
+    @property
+    def session(self) -> Session | None: ...
+
+    @property
+    def began(self) -> float:
+        """When the request arrived, by the monotonic clock."""
+        ...
+
+    @property
+    def correlation(self) -> str: ...
+
+    def watch(self, watcher: "Watcher") -> None:
+        """Call `watcher` when the request ends."""
+        ...
+
+    def unwatch(self) -> CallSpan | None:
+        """Forget all watchers, and the span: the call is not sent. The span that was set, if any."""
+        ...
+
+    def begin(self, at: float, correlation: str, span: CallSpan | None) -> None:
+        """Set when the request arrived, what correlates its log lines, and the span of the call."""
+        ...
+
+    def take_span(self) -> CallSpan | None:
+        """Remove and return the span of the call."""
+        ...
+
+    def count(self, failure: Failure | None) -> None:
+        """Count the call in its session; `failure` if it failed."""
+        ...
+
+
+Watcher = Callable[[ObservedExchange, Outcome, bytes], None]
+"""Called once with the outcome of a request and, for an error or a failed tool, the error or result as JSON."""

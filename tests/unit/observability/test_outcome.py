@@ -1,0 +1,22 @@
+"""Outcomes and their format on log lines, metrics and the audit trail."""
+
+import pytest
+
+from gateway.errors import CANCELLED as CANCELLED_CODE
+from gateway.observability.outcome import CANCELLED, INPUT_REQUIRED, OK, TOOL_ERROR, Outcome
+
+
+@pytest.mark.parametrize(
+    ("outcome", "kind", "text", "is_failure"),
+    [
+        (OK, "ok", "ok", False),
+        (TOOL_ERROR, "tool error", "tool error", True),
+        (INPUT_REQUIRED, "input required", "input required", False),
+        (CANCELLED, "cancelled", "cancelled", False),
+        (Outcome.error(-32602), "error", "error -32602", True),
+        (Outcome.error(CANCELLED_CODE), "cancelled", f"error {CANCELLED_CODE}", False),
+        (Outcome.refused(-32001), "refused", "refused -32001", True),
+    ],
+)
+def test_an_outcome_has_a_kind_and_a_text(outcome: Outcome, kind: str, text: str, is_failure: bool) -> None:
+    assert (outcome.kind, str(outcome), outcome.is_failure) == (kind, text, is_failure)
