@@ -9,7 +9,7 @@ import msgspec
 from gateway.admin.peers import PeerQueries
 from gateway.admin.replica import Replica
 from gateway.admin.reports import ReplicaReport, SessionPart, SessionRow, row_of
-from gateway.sessions.lifecycle import Sessions
+from gateway.sessions.lifecycle import SessionLifecycle
 from session_store import AuditEvent, Backend, Session, SessionGone
 from session_store.session import redact
 
@@ -45,11 +45,17 @@ class Operations:
     """Over all replicas of the store."""
 
     def __init__(
-        self, *, replica: Replica, backend: Backend, sessions: Sessions, asking: PeerQueries, clock: Callable[[], float]
+        self,
+        *,
+        replica: Replica,
+        backend: Backend,
+        lifecycle: SessionLifecycle,
+        asking: PeerQueries,
+        clock: Callable[[], float],
     ) -> None:
         self.replica = replica
         self._backend = backend
-        self._sessions = sessions
+        self._lifecycle = lifecycle
         self._asking = asking
         self._clock = clock
 
@@ -165,7 +171,7 @@ class Operations:
             NoSuch, Ambiguous: not one session is meant, or it has ended.
         """
         session = await self._found(prefix)
-        if not await self._sessions.end(session.id, f"the operator {by} ended it"):
+        if not await self._lifecycle.end(session.id, f"the operator {by} ended it"):
             raise NoSuch("the session ended a moment ago")
         return redact(session.id)
 

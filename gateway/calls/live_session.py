@@ -9,6 +9,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from time import monotonic
 from typing import Final
 
 import msgspec
@@ -291,6 +292,20 @@ class LiveSession(Usage):
             return None
         return question.conversation, question.progress_token
 
+    def replace_record(self, session: Session, *, is_read: bool = False) -> None:
+        """Use this record from now on. `is_read`: the store has just returned it."""
+        self.session = session
+        if is_read:
+            self.read_at = monotonic()
+
+    def note_new_process(self, reason: str) -> None:
+        """Say why the session's servers have new processes here, if it has used them before."""
+        self.new_process = reason
+
+    def hand_over(self) -> None:
+        """Begin nothing more: another replica serves the session from now on. `close` has to follow."""
+        self.ended = True
+
     # -- its end
 
     async def renew(self) -> None:
@@ -359,8 +374,22 @@ class LiveSessions:
         live = self._live.get(session.id)
         if live is None:
             live = self._live[session.id] = LiveSession(session, self._events)
-        live.session = session
+        live.replace_record(session)
         return live
+
+    def of_new(self, session: Session) -> LiveSession:
+        """The live side of a session that was opened here: no earlier process has left streams open."""
+        live = self.of(session)
+        live.recovered = True
+        return live
+
+    def note_alias(self, live: LiveSession, alias: str) -> None:
+        """Note the alias by which the store finds that session."""
+        live.alias = alias
+
+    def named(self, alias: str) -> list[LiveSession]:
+        """The sessions that the store has found by that alias."""
+        return [live for live in self if live.alias == alias]
 
     def in_use(self, session_id: str) -> bool:
         """Whether the session has an exchange in flight, a parked one, or an open stream."""

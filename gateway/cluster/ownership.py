@@ -71,7 +71,7 @@ class Cluster:
         """Set when a session was taken from this replica while it lived: perhaps it is not found."""
         self._taken: TTLCache[str, None] = TTLCache(_MOST_CONTESTED, _CONTESTED_S, timer=lambda: monotonic())
         self._refusing: dict[str, tuple[str, float]] = {}
-        self.released: set[str] = set()
+        self._released: set[str] = set()
         self._known: dict[str, tuple[float, tuple[str | None, bool]]] = {}
 
     # -- this replica's life
@@ -113,8 +113,25 @@ class Cluster:
                         *(replica, address, self.address),
                     )
 
+    def advertise(self, address: str) -> None:
+        """Be found at that HOST:PORT from the next beat on."""
+        self.address = address
+
+    def set_reachable(self, is_reachable: bool) -> None:
+        """Note whether other replicas reach this one at its address. The next beat publishes it."""
+        self.is_reachable = is_reachable
+
+    def start_leaving(self) -> None:
+        """Claim no session from now on: the gateway drains."""
+        self.is_leaving = True
+
+    def stop_leaving(self) -> None:
+        """Claim sessions again, the released ones included."""
+        self.is_leaving = False
+        self._released.clear()
+
     async def leave(self) -> None:
-        """Be known no more."""
+        """End the lease of this replica."""
         await self._directory.end_lease(self.replica)
 
     # -- owning
@@ -137,7 +154,7 @@ class Cluster:
             if claimed is None:
                 return session  # it ended meanwhile: who uses it will find out
             session = claimed
-        if session.id in self.released:
+        if session.id in self._released:
             raise OwnedByPeer(Route(session, principal, granted))  # read before we let it go
         return session
 
@@ -150,7 +167,11 @@ class Cluster:
 
     def let_go(self, session: Session) -> None:
         """About to be released: from now on it is served elsewhere."""
-        self.released.add(session.id)
+        self._released.add(session.id)
+
+    def has_released(self, session_id: str) -> bool:
+        """True if this replica, which leaves, has released that session."""
+        return session_id in self._released
 
     async def is_contested(self, session: Session) -> bool:
         """Whether a session that is to be taken over was itself taken from this replica while this one was alive. Then

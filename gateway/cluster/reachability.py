@@ -81,7 +81,7 @@ class Reachability:
             logger.info("this gateway is found at %s again", cluster.address)
         self._failed = self._failed + 1 if why else 0
         if cluster.is_reachable == bool(why):
-            cluster.is_reachable = not why
+            cluster.set_reachable(not why)
             with contextlib.suppress(StoreUnavailable):
                 await cluster.beat()  # the others hear of it at once
 

@@ -46,7 +46,7 @@ class SessionMiddleware:
             headers = [(name.lower().encode(), value.encode()) for name, value in refused.headers.items()]
             await send_json(send, refused.status, json.dumps({"error": str(refused)}).encode(), headers)
             return
-        told = self._gateway.sessions.headers(resolved, request)
+        told = self._gateway.carriers.headers(resolved.live.session, request, cookie_held=resolved.cookie_held)
 
         async def telling(event: MutableMapping[str, Any]) -> None:
             if event["type"] == "http.response.start":
@@ -82,4 +82,4 @@ class SessionMiddleware:
         correlation = correlation_id(headers, {})
         CORRELATION.set(correlation)
         asking = RequestContext(who.principal, who.granted, correlation)
-        return await self._gateway.sessions.resume_or_open(request, asking), request
+        return await self._gateway.resolver.resume_or_open(request, asking), request

@@ -28,8 +28,12 @@ from gateway.protocol.params import meta_of, text_of
 from gateway.relay.dispatch import Relay, id_of, message_of, meta_for_upstream
 from gateway.relay.endpoint import Endpoint
 from gateway.relay.replies import ImmediateReply, StreamReply
-from gateway.sessions.carriers import client_facts
-from gateway.sessions.lifecycle import Resolved, Sessions
+from gateway.sessions.attach import Resolved
+from gateway.sessions.carriers import Carriers, client_facts
+from gateway.sessions.lifecycle import SessionLifecycle
+from gateway.sessions.reattach import InitializeResolver
+from gateway.sessions.records import SessionRecords
+from gateway.sessions.resolve import SessionResolver
 from session_store import EventLog, UnknownEvent
 from transports.era import Era
 from transports.inbound_port import Answer, EventSource, Request
@@ -54,10 +58,23 @@ class LegacyClients:
     """What a client of the handshake era sends."""
 
     def __init__(
-        self, *, relay: Relay, sessions: Sessions, endpoints: Mapping[str, Endpoint], events: EventLog
+        self,
+        *,
+        relay: Relay,
+        resolver: SessionResolver,
+        initializer: InitializeResolver,
+        records: SessionRecords,
+        lifecycle: SessionLifecycle,
+        carriers: Carriers,
+        endpoints: Mapping[str, Endpoint],
+        events: EventLog,
     ) -> None:
         self._relay = relay
-        self._sessions = sessions
+        self._resolver = resolver
+        self._initializer = initializer
+        self._records = records
+        self._lifecycle = lifecycle
+        self._carriers = carriers
         self._endpoints = endpoints
         self._events = events
 
@@ -66,7 +83,7 @@ class LegacyClients:
         message, endpoint = message_of(request), self._endpoints[request.endpoint]
         if message.method == "initialize":
             return await self._initialize(request, who)
-        resolved = await self._sessions.resume(request, who)
+        resolved = await self._resolver.resume(request, who)
         if resolved is None:
             raise no_session()
         live = resolved.live
@@ -105,17 +122,15 @@ class LegacyClients:
         if "_meta" in params:
             params = params | {"_meta": msgspec.Raw(encode(without_our_keys(meta_of(params))))}
         facts = client_facts(info, version, splice(encode(params)))
-        resolved = await self._sessions.initialize(request, who, facts)
+        resolved = await self._initializer.initialize(request, who, facts)
         live = resolved.live
         if not resolved.opened:
-            await self._sessions.update(live, client=facts)
+            await self._records.update(live, client=facts)
         with live.in_use():
             try:
                 result = at_most(await endpoint.initialize(live, who.correlation), version)
                 if (negotiated := version_of(result)) != version:
-                    await self._sessions.update(
-                        live, client=msgspec.structs.replace(facts, protocol_version=negotiated)
-                    )
+                    await self._records.update(live, client=msgspec.structs.replace(facts, protocol_version=negotiated))
             except HandshakeRefused as error:
                 await self._undo(resolved)
                 return ImmediateReply(
@@ -128,32 +143,33 @@ class LegacyClients:
             except BaseException:
                 await self._undo(resolved)
                 raise
-        return ImmediateReply(encode_result(encode(message.id), result), self._sessions.headers(resolved, request))
+        headers = self._carriers.headers(live.session, request, cookie_held=resolved.cookie_held)
+        return ImmediateReply(encode_result(encode(message.id), result), headers)
 
     async def _undo(self, resolved: Resolved) -> None:
         """A refused handshake leaves nothing behind."""
         if resolved.opened:
-            await self._sessions.end(resolved.live.session.id, "handshake refused")
+            await self._lifecycle.end(resolved.live.session.id, "handshake refused")
 
     async def _remember(self, live: LiveSession, method: str, params: Object) -> None:
         """Keep what a new link has to be told again: log level and subscriptions."""
         if method == "logging/setLevel":
             if (level := text_of(params, "level")) not in LEVELS:
                 raise unknown_level(LEVELS)
-            await self._sessions.update(live, log_level=level)
+            await self._records.update(live, log_level=level)
         elif method == "resources/subscribe":
-            await self._sessions.subscribe(live, text_of(params, "uri"))
+            await self._records.subscribe(live, text_of(params, "uri"))
         elif method == "resources/unsubscribe":
-            await self._sessions.unsubscribe(live, text_of(params, "uri"))
+            await self._records.unsubscribe(live, text_of(params, "uri"))
 
     async def negotiated(self, request: Request, who: RequestContext) -> str:
         """The protocol version of the session that a request names. Raises `Refused` where it names none."""
-        return (await self._sessions.require(request, who)).live.session.client.protocol_version
+        return (await self._resolver.require(request, who)).live.session.client.protocol_version
 
     async def notify(self, request: Request, who: RequestContext) -> None:
         """Act on a notification, or pass it on."""
         message = message_of(request)
-        live = (await self._sessions.require(request, who)).live
+        live = (await self._resolver.require(request, who)).live
         await self._relay.count(live)
         params = request.params
         method = str(message.method)
@@ -163,7 +179,7 @@ class LegacyClients:
         if method == "notifications/progress" and _progress_of_question(live, params):
             return
         if method == "notifications/initialized":
-            await self._sessions.update(live, initialized=True)
+            await self._records.update(live, initialized=True)
         meta = meta_for_upstream(params, live, who.correlation)
         body = encode(params | {"_meta": msgspec.Raw(encode(meta))})
         await self._endpoints[request.endpoint].notify(live, method, body, who.correlation)
@@ -177,13 +193,13 @@ class LegacyClients:
 
     async def respond(self, request: Request, who: RequestContext) -> None:
         """Give a client's answer to the server that asked."""
-        live = (await self._sessions.require(request, who)).live
+        live = (await self._resolver.require(request, who)).live
         if not live.answered(message_of(request)):
             logger.info("a client answered a request that nobody waits for")
 
     async def stream(self, request: Request, who: RequestContext, last_event_id: str | None) -> EventSource:
         """The session's own stream, or what is left of one that broke."""
-        live = (await self._sessions.require(request, who)).live
+        live = (await self._resolver.require(request, who)).live
         await self._relay.count(live)
         stream = STANDALONE
         if last_event_id is not None:
@@ -197,8 +213,8 @@ class LegacyClients:
 
     async def end(self, request: Request, who: RequestContext) -> None:
         """End the session."""
-        live = (await self._sessions.require(request, who)).live
-        if not await self._sessions.end(live.session.id, "the client ended it"):
+        live = (await self._resolver.require(request, who)).live
+        if not await self._lifecycle.end(live.session.id, "the client ended it"):
             raise session_unknown()
 
 

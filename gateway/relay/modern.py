@@ -26,7 +26,9 @@ from gateway.protocol.params import meta_of
 from gateway.relay.dispatch import Relay, id_of, message_of
 from gateway.relay.endpoint import Endpoint
 from gateway.relay.replies import ImmediateReply
-from gateway.sessions.lifecycle import Resolved, Sessions
+from gateway.sessions.attach import Resolved
+from gateway.sessions.carriers import Carriers
+from gateway.sessions.resolve import SessionResolver
 from session_store import Context
 from transports.era import Era
 from transports.inbound_port import Answer, Refused, Request
@@ -41,10 +43,17 @@ class ModernClients:
     """What a client of 2026-07-28 sends."""
 
     def __init__(
-        self, *, relay: Relay, sessions: Sessions, endpoints: Mapping[str, Endpoint], seal: RequestStateSeal
+        self,
+        *,
+        relay: Relay,
+        resolver: SessionResolver,
+        carriers: Carriers,
+        endpoints: Mapping[str, Endpoint],
+        seal: RequestStateSeal,
     ) -> None:
         self._relay = relay
-        self._sessions = sessions
+        self._resolver = resolver
+        self._carriers = carriers
         self._endpoints = endpoints
         self._seal = seal
 
@@ -53,24 +62,24 @@ class ModernClients:
         message, endpoint = message_of(request), self._endpoints[request.endpoint]
         method = str(message.method)
         if method == "server/discover":
-            return await self._discover(message, endpoint, self._sessions.context_of(request, who))
+            return await self._discover(message, endpoint, self._resolver.context_of(request, who))
         params = request.params
         binding: Binding | None = None
         if method in MAY_ASK:
             binding = Binding(who.principal, request.endpoint, RequestDigest(method, params))
         if binding is not None and "requestState" in params and bytes(params["requestState"]) != b"null":
             opened = self._seal.open(params["requestState"], binding)
-            found = await self._sessions.resume_by_id(opened.session_id, who, Era.MODERN)
+            found = await self._resolver.resume_by_id(opened.session_id, who, Era.MODERN)
             if opened.call:
                 return await self._go_on(request, who, found, opened, binding)
             resolved: Resolved | None = found
             params = with_inner_state(params, opened)
         elif method in SESSIONLESS:
-            resolved = await self._sessions.resume(request, who)
+            resolved = await self._resolver.resume(request, who)
         else:
-            resolved = await self._sessions.resume_or_open(request, who)
+            resolved = await self._resolver.resume_or_open(request, who)
         live = None if resolved is None else resolved.live
-        headers = [] if resolved is None else self._sessions.headers(resolved, request)
+        headers = [] if resolved is None else self._headers(resolved, request)
 
         exchange = Exchange(
             method=method,
@@ -79,7 +88,7 @@ class ModernClients:
             replies=ReplyQueue(),
             shape=self._shaping(binding, who.correlation),
             caller=caller_of_meta(request.meta),
-            context=self._sessions.context_of(request, who) if resolved is None else resolved.context,
+            context=self._resolver.context_of(request, who) if resolved is None else resolved.context,
             granted=who.granted,
         )
         return await self._relay.send(exchange, endpoint, Era.MODERN, params, headers, who.correlation, request)
@@ -94,7 +103,7 @@ class ModernClients:
     ) -> Answer:
         """Answer a client that comes back to a parked call with what it was asked."""
         live, message = resolved.live, message_of(request)
-        headers = self._sessions.headers(resolved, request)
+        headers = self._headers(resolved, request)
         shape = self._shaping(binding, who.correlation)
         responses = decode_object(request.params.get("inputResponses", msgspec.Raw(b"{}")), "inputResponses")
         exchange = live.suspended.get(opened.call)
@@ -131,6 +140,9 @@ class ModernClients:
         answer_suspended(exchange, responses)
         return reply
 
+    def _headers(self, resolved: Resolved, request: Request) -> list[tuple[bytes, bytes]]:
+        return self._carriers.headers(resolved.live.session, request, cookie_held=resolved.cookie_held)
+
     def _shaping(self, binding: Binding | None, correlation: str) -> Callable[[Exchange, Object], Object]:
         return lambda exchange, result: self._shape(exchange, result, binding, correlation)
 
@@ -147,7 +159,7 @@ class ModernClients:
         if asks and binding is not None:
             suspended = exchange.suspended if exchange.is_suspended else None
             result = self._seal.seal(result, session_id=session.id, binding=binding, suspended=suspended)
-        additions = {SESSION_KEY: msgspec.Raw(encode(self._sessions.token(session)))}
+        additions = {SESSION_KEY: msgspec.Raw(encode(self._carriers.token(session)))}
         return with_meta(result, additions | self._relay.trace(live, correlation))
 
     async def _discover(self, message: Message, endpoint: Endpoint, context: Context) -> Answer:

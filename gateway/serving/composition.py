@@ -55,9 +55,17 @@ from gateway.serving.guard import guard_of
 from gateway.serving.own_process import hide, why_in_sight
 from gateway.serving.paths import ALL, HEALTH, READY
 from gateway.serving.readiness import Readiness
+from gateway.sessions.attach import SessionAttacher
+from gateway.sessions.cached_record import CachedRecords
+from gateway.sessions.carriers import Carriers
 from gateway.sessions.child_sessions import ChildSessions
-from gateway.sessions.lifecycle import ENDED, Sessions
+from gateway.sessions.lifecycle import ENDED, SessionLifecycle
+from gateway.sessions.lookup import SessionLookup
+from gateway.sessions.opening import SessionOpener
+from gateway.sessions.reattach import InitializeResolver
 from gateway.sessions.record_limits import RecordLimits
+from gateway.sessions.records import SessionRecords
+from gateway.sessions.resolve import SessionResolver
 from gateway.upstreams.factory import in_process, upstream_of
 from gateway.upstreams.prestart import PrestartPool
 from gateway.upstreams.review import compare
@@ -141,7 +149,9 @@ class Gateway:
         self._cluster: Cluster | None = None
         if self._backend.is_shared:
             self._cluster = Cluster(
-                self._backend.directory, self._backend.sessions, lost=lambda session_id: self.sessions.lost(session_id)
+                self._backend.directory,
+                self._backend.sessions,
+                lost=lambda session_id: self.lifecycle.taken_over(session_id),
             )
         self.rates = RateLimits(options.policy, self._backend.rates)
         self._quotas = PrincipalQuotas(
@@ -157,22 +167,51 @@ class Gateway:
             # An app of the operator's own, behind the middleware, has sessions and no servers.
             lambda path, context: endpoints[path].warm_servers(context) if path in endpoints else []
         )
-        self.sessions = Sessions(
+        rules = ContextRules(
+            options.policy.rules, lives.trust, trust_announced=options.policy.trust_announced_workspace
+        )
+        record_limits = RecordLimits(options.limits.record_bytes, self.metrics.limited)
+        self._records = SessionRecords(self._backend.sessions, record_limits)
+        self.lifecycle = SessionLifecycle(
             store=self._backend.sessions,
             bus=self._backend.bus,
             audit=self.audit,
             live=self._live,
-            ring=ring,
-            settings=options.session,
-            room=RecordLimits(options.limits.record_bytes, self.metrics.limited),
-            clock=clock,
-            closed=self._forget,
-            rules=ContextRules(
-                options.policy.rules, lives.trust, trust_announced=options.policy.trust_announced_workspace
-            ),
             quotas=self._quotas,
-            warm=self._warm,
             cluster=self._cluster,
+            on_close=self._forget,
+        )
+        attacher = SessionAttacher(
+            store=self._backend.sessions, live=self._live, cluster=self._cluster, rules=rules, audit=self.audit
+        )
+        opener = SessionOpener(
+            lifecycle=self.lifecycle,
+            attacher=attacher,
+            settings=lives,
+            rules=rules,
+            prestart=self._warm,
+            cluster=self._cluster,
+            clock=clock,
+        )
+        self.carriers = Carriers(ring, cookie=lives.cookie)
+        lookup = SessionLookup(self._backend.sessions, self.carriers, self.audit)
+        self.resolver = SessionResolver(
+            store=self._backend.sessions,
+            lookup=lookup,
+            live=self._live,
+            cached=CachedRecords(rules, self._cluster, clock),
+            attacher=attacher,
+            opener=opener,
+            settings=lives,
+        )
+        initializer = InitializeResolver(
+            resolver=self.resolver,
+            lookup=lookup,
+            attacher=attacher,
+            opener=opener,
+            limits=record_limits,
+            settings=lives,
+            audit=self.audit,
         )
         self._fork_server = ForkServer()
         self.limits = options.limits.before_authentication
@@ -189,9 +228,9 @@ class Gateway:
         if options.tools:
             from gateway.sessions.tools import NAME, gateway_tools  # loads the SDK, which others need not wait for
 
-            given |= {NAME: gateway_tools(self.sessions, self._backend.sessions)}
+            given |= {NAME: gateway_tools(self.lifecycle, self._backend.sessions)}
         self.upstreams += [self._object(name, server, options) for name, server in given.items()]
-        handles = ChildSessions(self.sessions, self._backend.sessions, self.audit, clock)
+        handles = ChildSessions(lifecycle=self.lifecycle, attacher=attacher, store=self._backend.sessions, clock=clock)
         self.policy = Policy(options.policy, {u.name: server_policy(u.settings) for u in self.upstreams})
         self.calls = ToolCalls(self.policy, self.audit, Schemas(), options.policy)
         self._rules = options.policy
@@ -214,9 +253,22 @@ class Gateway:
             rates=self.rates,
             identity=self.identity,
             audit=self.audit,
-            legacy=LegacyClients(relay=relay, sessions=self.sessions, endpoints=endpoints, events=self._events),
+            legacy=LegacyClients(
+                relay=relay,
+                resolver=self.resolver,
+                initializer=initializer,
+                records=self._records,
+                lifecycle=self.lifecycle,
+                carriers=self.carriers,
+                endpoints=endpoints,
+                events=self._events,
+            ),
             modern=ModernClients(
-                relay=relay, sessions=self.sessions, endpoints=endpoints, seal=RequestStateSeal(ring, clock)
+                relay=relay,
+                resolver=self.resolver,
+                carriers=self.carriers,
+                endpoints=endpoints,
+                seal=RequestStateSeal(ring, clock),
             ),
         )
         guard = self.guard
@@ -230,7 +282,7 @@ class Gateway:
                 self._cluster,
                 envelopes,
                 self.endpoints,
-                took_over=self.sessions.took_over,
+                took_over=attacher.take_over,
                 guard=self.guard,
                 watching=self.watching,
                 limits=self.limits,
@@ -282,7 +334,7 @@ class Gateway:
         )
         self._asking = PeerQueries(self._backend.bus, name, replica.answer)
         operations = Operations(
-            replica=replica, backend=self._backend, sessions=self.sessions, asking=self._asking, clock=clock
+            replica=replica, backend=self._backend, lifecycle=self.lifecycle, asking=self._asking, clock=clock
         )
         self.operator_routes = operator_routes(
             operations=operations,
@@ -321,8 +373,8 @@ class Gateway:
             upstream,
             options.limits,
             grants=self._grants,
-            record_use=self.sessions.record_use,
-            remote_session_changed=self.sessions.remote_session_changed,
+            record_use=self._records.record_use,
+            remote_session_changed=self._records.remote_session_changed,
             assertions=self.assertions,
             credentials=self._credentials,
             quotas=self._quotas,
@@ -394,7 +446,7 @@ class Gateway:
                 "other gateways on this store reach this one"
             )
         bound = await stack.enter_async_context(self._forwarding.listening(host, port))
-        self._cluster.address = self._advertised or f"{host}:{bound}"
+        self._cluster.advertise(self._advertised or f"{host}:{bound}")
         await self._forwarding.reaching.look()
         with contextlib.suppress(StoreUnavailable):
             await self._cluster.beat()
@@ -408,12 +460,12 @@ class Gateway:
     async def _leave(self) -> None:
         """End what this process holds. The sessions themselves stay, where the store outlives us."""
         with contextlib.suppress(StoreUnavailable):
-            await self.sessions.keep_alive()
+            await self.lifecycle.keep_alive()
             await self.audit.flush()
         held = [live.session for live in self._live]
-        closing = [self.sessions.close(session.id, over=False) for session in held]
+        closing = [self.lifecycle.close(session.id, over=False) for session in held]
         await asyncio.gather(
-            *closing, *(u.close() for u in self.upstreams), self.sessions.closed_all(), return_exceptions=True
+            *closing, *(u.close() for u in self.upstreams), self.lifecycle.settled(), return_exceptions=True
         )
         self.watching.another_second(time())
         await self._warm.close()
@@ -427,7 +479,7 @@ class Gateway:
         """Not ready any more; open streams end, so that their clients go elsewhere."""
         self.is_draining = True
         if self._cluster is not None:
-            self._cluster.is_leaving = True
+            self._cluster.start_leaving()
         for live in self._live:
             live.leave()
             for exchange in list(live.exchanges.values()):
@@ -450,15 +502,14 @@ class Gateway:
         """Be ready again after a drain: sessions that nobody owns may be served here."""
         self.is_draining = False
         if self._cluster is not None:
-            self._cluster.is_leaving = False
-            self._cluster.released.clear()
+            self._cluster.stop_leaving()
 
     async def _hand_over(self) -> None:
         """Let other replicas have the sessions, each as soon as its calls have been answered."""
         until = asyncio.get_running_loop().time() + HAND_OVER_S
         with contextlib.suppress(StoreUnavailable):
             # Calls end in many places; a look now and then is simpler than hearing of each.
-            while not await self.sessions.release_idle() and asyncio.get_running_loop().time() < until:  # noqa: ASYNC110
+            while not await self.lifecycle.release_idle() and asyncio.get_running_loop().time() < until:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)  # calls end in many places, and this is over in seconds
 
     def _may_serve(self) -> bool:
@@ -471,7 +522,7 @@ class Gateway:
             await asyncio.sleep(self._sweep_every_s)
             try:
                 self._warm.sweep()
-                await self.sessions.sweep()
+                await self.lifecycle.sweep()
                 if silent:
                     logger.info("the session store answers again")
                 silent = False
@@ -493,7 +544,7 @@ class Gateway:
         """Hear of sessions that end elsewhere."""
         while True:
             try:
-                async with self._backend.bus.subscribed(ENDED, self.sessions.heard):
+                async with self._backend.bus.subscribed(ENDED, self.lifecycle.ended_elsewhere):
                     await asyncio.Event().wait()
             except StoreUnavailable:
                 await asyncio.sleep(self._sweep_every_s)

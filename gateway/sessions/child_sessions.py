@@ -13,10 +13,10 @@ import msgspec
 
 from gateway.calls.exchange import Exchange
 from gateway.errors import session_unknown, too_many_handles, unknown_handle
-from gateway.observability.audit import Audit
 from gateway.protocol.listing import Tools, arguments_of
 from gateway.protocol.params import text_of
-from gateway.sessions.lifecycle import Sessions
+from gateway.sessions.attach import SessionAttacher
+from gateway.sessions.lifecycle import SessionLifecycle
 from session_store import Session, SessionStore
 from session_store.session import new_session_id
 from transports.era import Era
@@ -61,10 +61,17 @@ def _with_argument(tool: dict[str, Any]) -> dict[str, Any]:
 class ChildSessions:
     """Opens, finds and closes children."""
 
-    def __init__(self, sessions: Sessions, store: SessionStore, audit: Audit, clock: Callable[[], float]) -> None:
-        self._sessions = sessions
+    def __init__(
+        self,
+        *,
+        lifecycle: SessionLifecycle,
+        attacher: SessionAttacher,
+        store: SessionStore,
+        clock: Callable[[], float],
+    ) -> None:
+        self._lifecycle = lifecycle
+        self._attacher = attacher
         self._store = store
-        self._audit = audit
         self._clock = clock
 
     async def handle(self, exchange: Exchange, era: Era, params: Object, tools: Tools) -> Object | None:
@@ -96,7 +103,7 @@ class ChildSessions:
         if found is None:
             raise unknown_handle(name, given)
         if found.id != live.session.id:  # else the call was passed on to the replica that has the child
-            exchange.move_to((await self._sessions.found(found, exchange.granted)).live)
+            exchange.move_to((await self._attacher.attach(found, exchange.granted)).live)
         rest = {key: value for key, value in arguments.items() if key != ARGUMENT}
         return params | {"arguments": msgspec.Raw(encode(rest))}
 
@@ -120,12 +127,10 @@ class ChildSessions:
             children=(),
             subscriptions=(),
             parent=parent.id,
-            owner=self._sessions.replica,
-            epoch=1 if self._sessions.replica else 0,
             version=0,
         )
-        await self._sessions.keep(child, _alias(parent, handle))
-        self._audit.tell("created", session=child, reason="within another session")
+        child = await self._lifecycle.create(child, _alias(parent, handle))
+        self._lifecycle.created(child, reason="within another session")
         grown = await self._store.change_set(parent.id, "children", add=child.id)
         if grown is None or len(grown.children) > MAX_CHILDREN:  # the parent has ended, or others were opened meanwhile
             await self._close(parent, handle)
@@ -137,7 +142,7 @@ class ChildSessions:
         if found is None:
             return False
         await self._store.change_set(found.parent, "children", remove=found.id)
-        return await self._sessions.end(found.id, "its handle was closed")
+        return await self._lifecycle.end(found.id, "its handle was closed")
 
 
 def _alias(within: Session, handle: str) -> str:

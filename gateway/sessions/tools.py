@@ -10,7 +10,7 @@ from typing import Any, Final
 from mcp.server import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 
-from gateway.sessions.lifecycle import Sessions
+from gateway.sessions.lifecycle import SessionLifecycle
 from session_store import Session, SessionStore, current_session
 from session_store.session import redact
 
@@ -22,7 +22,7 @@ _MOST: Final = 20_000
 """Sessions that are looked through for a principal's own."""
 
 
-def gateway_tools(sessions: Sessions, store: SessionStore) -> Any:
+def gateway_tools(lifecycle: SessionLifecycle, store: SessionStore) -> Any:
     """The server object. Whose sessions are meant says the session a tool is called in."""
     server = MCPServer(NAME)
 
@@ -40,7 +40,7 @@ def gateway_tools(sessions: Sessions, store: SessionStore) -> Any:
     async def end_session(session: str) -> str:
         """End another one of your sessions, with its processes, by how its id begins."""
         found = _chosen([own for own in await own_sessions(store) if own.id != current_session().id], session)
-        await sessions.end(found.id, "its owner ended it")
+        await lifecycle.end(found.id, "its owner ended it")
         return f"ended {redact(found.id)}"
 
     return server

@@ -1,97 +1,96 @@
-"""Which session a request belongs to, without a gateway around it."""
-
-from typing import Any
+"""Sessions are created within their quota, kept alive, ended and handed over."""
 
 import pytest
 
-from gateway.calls.live_session import LiveSessions
 from gateway.config.policy import PolicySettings
-from gateway.config.sessions import SessionSettings
-from gateway.identity.context_rules import ContextRules
-from gateway.identity.request_context import RequestContext
-from gateway.observability.audit import Audit
-from gateway.policy.quotas import PrincipalQuotas
-from gateway.policy.rate_limits import RateLimits
-from gateway.relay.pipeline import available
-from gateway.sessions.lifecycle import Sessions
-from gateway.upstreams.prestart import PrestartPool
-from session_store import ANONYMOUS, KeyRing, MemoryBackend, SessionStore, StoreUnavailable
-from session_store.session import new_session_id
-from session_store.testing import FakeClock
-from session_store.tokens import Purpose, TokenCodec
-from tests.requirements import requirement
-from transports.era import Era
-from transports.inbound_port import Refused, Request
-
-NOBODY = RequestContext(ANONYMOUS, None, "")
+from gateway.sessions.lifecycle import ENDED
+from session_store import MemoryBackend, StoreUnavailable
+from session_store.testing import FakeClock, a_session
+from tests.unit.sessions.parts import Parts
+from transports.inbound_port import Refused
 
 pytestmark = pytest.mark.anyio
 
 
-class CountingStore:
-    """A store that does not answer, and counts who tried."""
-
-    def __init__(self) -> None:
-        self.asked = 0
-
-    def __getattr__(self, name: str) -> Any:
-        async def unavailable(*_: Any, **__: Any) -> Any:
-            self.asked += 1
-            raise StoreUnavailable(name)
-
-        return unavailable
-
-
-def sessions(store: Any, ring: KeyRing) -> Sessions:
-    held: SessionStore = store
-    backend, clock = MemoryBackend(), FakeClock()
-    return Sessions(
-        store=held,
-        bus=backend.bus,
-        audit=Audit(backend.audit, clock),
-        live=LiveSessions(backend.events),
-        ring=ring,
-        settings=SessionSettings(),
-        clock=clock,
-        closed=lambda _: None,
-        rules=ContextRules((), "direct"),
-        warm=PrestartPool(lambda *_: []),
-        quotas=PrincipalQuotas(
-            PolicySettings(),
-            backend.quotas,
-            held,
-            rates=RateLimits(PolicySettings(), backend.rates),
-            kept_s=60.0,
-            run="",
-            runs=backend.directory.replicas,
-        ),
-    )
-
-
-def request(**headers: str) -> Request:
-    named = {name.replace("_", "-"): value for name, value in headers.items()}
-    return Request(era=Era.LEGACY, endpoint="/mcp", headers=named)
-
-
-@requirement("id.forged")
-async def test_a_forged_token_is_refused_before_any_store_access() -> None:
-    store, ring = CountingStore(), KeyRing.ephemeral()
-    stranger = TokenCodec(KeyRing.ephemeral(), Purpose.TOKEN).sign(new_session_id())
-    for token in (stranger, "nonsense", TokenCodec(ring, Purpose.COOKIE).sign(new_session_id())):
-        with pytest.raises(Refused) as refused:
-            await sessions(store, ring).resume(request(mcp_session_id=token), NOBODY)
-        assert refused.value.status == 404
-    assert store.asked == 0
-    forged_cookie = request(cookie=f"mcp_session_id={stranger}")
-    assert await sessions(store, ring).resume(forged_cookie, NOBODY) is None
-    assert store.asked == 0
-
-
-async def test_a_store_that_does_not_answer_is_503_and_never_404() -> None:
-    store, ring = CountingStore(), KeyRing.ephemeral()
-    good = TokenCodec(ring, Purpose.TOKEN).sign(new_session_id())
+async def test_a_session_is_created_once_for_its_alias_and_counted_once() -> None:
+    parts = Parts(policy=PolicySettings(principal_sessions=1))
+    first = await parts.lifecycle.create(a_session(parts.clock), "alias")
+    again = await parts.lifecycle.create(a_session(parts.clock), "alias")
+    assert again.id == first.id, "also where the quota is used up"
     with pytest.raises(Refused) as refused:
-        with available():
-            await sessions(store, ring).resume(request(mcp_session_id=good), NOBODY)
-    assert (refused.value.status, refused.value.headers["Retry-After"]) == (503, "1")
-    assert store.asked == 1
+        await parts.lifecycle.create(a_session(parts.clock), None)
+    assert refused.value.status == 429
+    assert await parts.lifecycle.end(first.id, "test")
+    assert await parts.lifecycle.create(a_session(parts.clock), None)
+
+
+async def test_a_session_ends_with_those_within_it_and_for_one_caller() -> None:
+    parts = Parts()
+    child = await parts.lifecycle.create(a_session(parts.clock), None)
+    parent = await parts.lifecycle.create(a_session(parts.clock, children=(child.id,)), None)
+    lives = [parts.live.of(parent), parts.live.of(child)]
+    assert [await parts.lifecycle.end(parent.id, "test") for _ in range(2)] == [True, False]
+    assert all(live.ended for live in lives) and {*parts.closed} == {*lives}
+    assert await parts.store.gone([parent.id, child.id]) == [parent.id, child.id]
+
+
+async def test_an_end_elsewhere_closes_what_is_held_here() -> None:
+    clock = FakeClock()
+    backend = MemoryBackend(clock=clock)
+    here, there = Parts(backend=backend, clock=clock), Parts(backend=backend, clock=clock)
+    one, other = [here.live.of(await there.lifecycle.create(a_session(clock), None)) for _ in range(2)]
+    async with backend.bus.subscribed(ENDED, here.lifecycle.ended_elsewhere):
+        await there.lifecycle.end(one.session.id, "test")
+        await here.lifecycle.settled()
+    assert one.ended and not other.ended
+    await there.lifecycle.end(other.session.id, "test")  # and nobody hears of it
+    here.lifecycle.ended_elsewhere(None)
+    await here.lifecycle.sweep()
+    await here.lifecycle.settled()
+    assert other.ended
+
+
+async def test_sessions_in_use_are_kept_alive_also_after_an_outage() -> None:
+    parts = Parts()
+    live = parts.live.of(await parts.lifecycle.create(a_session(parts.clock), None))
+    live.in_use().release()
+    parts.clock.pass_time(60.0)
+    store, parts.store = parts.store, Gone()  # type: ignore[assignment]
+    parts.lifecycle._store = parts.store
+    with pytest.raises(StoreUnavailable):
+        await parts.lifecycle.keep_alive()
+    parts.lifecycle._store = store
+    await parts.lifecycle.keep_alive()
+    found = await store.peek(live.session.id)
+    assert found is not None and found.used_at == parts.clock()
+    parts.clock.pass_time(60.0)
+    await parts.lifecycle.keep_alive()
+    assert await store.peek(live.session.id) == found, "it was not used since"
+
+
+class Gone:
+    """A store that does not answer."""
+
+    async def touch(self, _: str) -> bool:
+        raise StoreUnavailable("out")
+
+
+async def test_a_replica_that_drains_releases_its_idle_sessions() -> None:
+    parts = Parts(clustered=True)
+    assert parts.cluster is not None
+    live = parts.live.of(await parts.lifecycle.create(a_session(parts.clock), None))
+    assert live.session.owner == parts.cluster.replica
+    assert await parts.lifecycle.release_idle()
+    await parts.lifecycle.settled()
+    found = await parts.store.peek(live.session.id)
+    assert found is not None and found.owner == ""
+    assert live.ended and parts.cluster.has_released(live.session.id)
+
+
+async def test_a_session_that_was_taken_over_is_closed_and_stays_in_the_store() -> None:
+    parts = Parts(clustered=True)
+    live = parts.live.of(await parts.lifecycle.create(a_session(parts.clock), None))
+    parts.lifecycle.taken_over(live.session.id)
+    await parts.lifecycle.settled()
+    assert live.ended and live.goes_on and parts.live.get(live.session.id) is None
+    assert await parts.store.peek(live.session.id) is not None

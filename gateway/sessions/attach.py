@@ -1,0 +1,92 @@
+"""Makes a stored session live on this replica: owned, its streams recovered, its context that of the request.
+
+Does not know how the session was found.
+"""
+
+import msgspec
+
+from gateway.calls.live_session import LiveSession, LiveSessions
+from gateway.cluster.ownership import Cluster
+from gateway.identity.context_rules import ContextRules, CredentialClaims
+from gateway.observability.audit import Audit
+from session_store import Context, Session, SessionStore
+
+__all__ = ["Resolved", "SessionAttacher"]
+
+
+class Resolved(msgspec.Struct, frozen=True, kw_only=True):
+    """The session a request belongs to, and the context that the request's credential gives it there.
+
+    `opened`: the request has opened the session. `cookie_held`: the client holds the session's cookie already.
+    """
+
+    live: LiveSession
+    context: Context
+    opened: bool = False
+    cookie_held: bool = False
+
+
+class SessionAttacher:
+    """Attaches sessions to this replica."""
+
+    def __init__(
+        self,
+        *,
+        store: SessionStore,
+        live: LiveSessions,
+        cluster: Cluster | None,
+        rules: ContextRules,
+        audit: Audit,
+    ) -> None:
+        self._store = store
+        self._live = live
+        self._cluster = cluster
+        self._replica = "" if cluster is None else cluster.replica
+        self._rules = rules
+        self._audit = audit
+
+    async def attach(self, session: Session, granted: CredentialClaims | None) -> Resolved:
+        """A session for a request, as the store has just returned it.
+
+        Raises:
+            OwnedByPeer: another replica owns the session.
+        """
+        live = self._live.get(session.id)
+        if live is None or not live.recovered or session.owner != self._replica:
+            live = await self._attached_anew(session, granted)
+        else:
+            live.replace_record(session, is_read=True)
+        return await self._with_context(live, granted)
+
+    async def _attached_anew(self, session: Session, granted: CredentialClaims | None) -> LiveSession:
+        unowned = not session.owner
+        if self._cluster is not None:
+            session = await self._cluster.own(session, session.principal, granted)
+        is_new = self._live.get(session.id) is None
+        live = self._live.of(session)
+        if is_new:
+            if unowned and self._cluster is not None:
+                live.note_new_process("drain")
+            self._audit.tell("resumed", session=session)
+        await live.recover()
+        return live
+
+    async def _with_context(self, live: LiveSession, granted: CredentialClaims | None) -> Resolved:
+        """Give the session the context that the credential and the rules say now. If the context has changed, the
+        session's servers are restarted: they were started with the old one."""
+        context = self._rules.renewed(live.session, granted)
+        if context != live.session.context:
+            renewed = await self._store.update(live.session.id, context=context)
+            # Set before the next await: no server may start with the old context.
+            live.replace_record(msgspec.structs.replace(live.session, context=context) if renewed is None else renewed)
+            await live.renew()
+        return Resolved(live=live, context=context)
+
+    def attach_new(self, session: Session) -> Resolved:
+        """A session that was opened on this replica a moment ago: there is nothing to recover."""
+        return Resolved(live=self._live.of_new(session), context=session.context, opened=True)
+
+    def take_over(self, session: Session) -> None:
+        """Attach a session that this replica has claimed from an owner that is gone."""
+        self._live.of(session).note_new_process("takeover")
+        self._audit.tell("resumed", session=session, reason="its gateway is gone")

@@ -1,0 +1,71 @@
+"""When this replica may serve a session from its cached record, without asking the store.
+
+A cached record is what the store last returned for a live session. Every rule here starts from the same condition: the
+record belongs to the principal of the request, and its context is what the credential and the operator's rules give
+now. No I/O.
+"""
+
+from collections.abc import Callable
+from time import monotonic
+from typing import Final
+
+from gateway.calls.live_session import LiveSession
+from gateway.cluster.ownership import Cluster, Forwarded
+from gateway.identity.context_rules import ContextRules, CredentialClaims
+from gateway.identity.request_context import RequestContext
+from session_store import Principal, Session
+
+__all__ = ["CACHED_FOR_S", "CachedRecords"]
+
+CACHED_FOR_S: Final = 0.01
+"""How long a record that the store has returned serves further requests (docs/adr/0009-just-read.md)."""
+
+
+class CachedRecords:
+    """Decides about cached records. `clock` is the wall clock, in which sessions expire."""
+
+    def __init__(self, rules: ContextRules, cluster: Cluster | None, clock: Callable[[], float]) -> None:
+        self._rules = rules
+        self._cluster = cluster
+        self._clock = clock
+
+    def is_recent(self, live: LiveSession, who: RequestContext) -> bool:
+        """True if the record was read less than `CACHED_FOR_S` ago. If the message is lost that announces the end of
+        the session, the session is served for that much longer."""
+        cluster = self._cluster
+        return (
+            monotonic() - live.read_at < CACHED_FOR_S
+            and (cluster is None or (cluster.is_fresh and not cluster.has_released(live.session.id)))
+            and self._fits(live, who.principal, who.granted)
+        )
+
+    def is_confirmed_by(self, forwarded: Forwarded, live: LiveSession, who: RequestContext) -> bool:
+        """True if the replica that forwarded the request has read the same version of the record from the store."""
+        session, cluster = live.session, self._cluster
+        return (
+            cluster is not None
+            and live.recovered
+            and (session.owner, session.epoch, session.version) == (cluster.replica, forwarded.epoch, forwarded.version)
+            and cluster.is_fresh
+            and self._fits(live, who.principal, who.granted)
+        )
+
+    def serves_outage(self, live: LiveSession, who: RequestContext) -> bool:
+        """True if the session may be served while the store does not answer: this replica owns the session, and its
+        lease is valid for a while."""
+        session, cluster = live.session, self._cluster
+        return (
+            cluster is not None
+            and cluster.is_fresh_for_a_while
+            and session.owner == cluster.replica
+            and self._fits(live, who.principal, who.granted)
+            and not session.is_expired(self._clock())
+        )
+
+    def _fits(self, live: LiveSession, principal: Principal, granted: CredentialClaims | None) -> bool:
+        session: Session = live.session
+        return (
+            not live.ended
+            and session.principal == principal
+            and self._rules.renewed(session, granted) == session.context
+        )

@@ -1,0 +1,77 @@
+"""Which stored session a token or a cookie names. Knows nothing of live sessions and of other replicas."""
+
+from gateway.errors import session_unknown
+from gateway.identity.request_context import RequestContext
+from gateway.observability.audit import Audit
+from gateway.sessions.carriers import Carriers, cookies_of
+from session_store import Principal, Session, SessionStore
+from transports.era import Era
+from transports.inbound_port import Request
+
+__all__ = ["SessionLookup"]
+
+
+class SessionLookup:
+    """Verifies carriers and reads the sessions they name. The audit trail records why a carrier was refused, the client
+    does not learn it."""
+
+    def __init__(self, store: SessionStore, carriers: Carriers, audit: Audit) -> None:
+        self._store = store
+        self._carriers = carriers
+        self._audit = audit
+
+    def id_of_token(self, token: str, era: Era, principal: Principal) -> str:
+        """The session id in a token that this gateway has signed.
+
+        Raises:
+            Refused: 404, the token is not one of this gateway's.
+        """
+        session_id = self._carriers.tokens.verify(token)
+        if session_id is None:
+            self._refused(era, principal, "no token of ours")
+            raise session_unknown()
+        return session_id
+
+    async def by_id(self, session_id: str, era: Era, principal: Principal, cached: Session | None = None) -> Session:
+        """The live session of that id. `cached` is the caller's copy of the record, as `SessionStore.resume` takes it.
+
+        Raises:
+            Refused: 404, there is no such session of this principal.
+            StoreUnavailable: the store does not answer.
+        """
+        session = await self._store.resume(session_id, principal, cached)
+        if session is None:
+            await self._refused_id(session_id, era, principal)
+            raise session_unknown()
+        return session
+
+    async def by_stale_token(self, token: str, era: Era, principal: Principal) -> Session | None:
+        """As `by_id` for a client that may bring an old token without knowing: None if the token is of no use."""
+        session_id = self._carriers.tokens.verify(token)
+        if session_id is None:
+            self._refused(era, principal, "no token of ours")
+            return None
+        session = await self._store.resume(session_id, principal)
+        if session is None:
+            await self._refused_id(session_id, era, principal)
+        return session
+
+    async def by_cookie(self, request: Request, who: RequestContext) -> Session | None:
+        """The session that a cookie of the request names. Clients return cookies without knowing it, so a cookie whose
+        session has ended is neither an error nor recorded."""
+        if not request.same_site:
+            return None
+        for value in cookies_of(request):
+            session_id = self._carriers.cookies.verify(value)
+            if session_id is None:
+                self._refused(request.era, who.principal, "no cookie of ours")
+            elif (session := await self._store.resume(session_id, who.principal)) is not None:
+                return session
+        return None
+
+    def _refused(self, era: Era, principal: Principal, reason: str, session_id: str = "") -> None:
+        self._audit.tell("refused", session_id=session_id, era=era, principal=str(principal), reason=reason)
+
+    async def _refused_id(self, session_id: str, era: Era, principal: Principal) -> None:
+        fate = await self._store.fate(session_id)
+        self._refused(era, principal, "somebody else's" if fate == "live" else fate, session_id)

@@ -1,0 +1,89 @@
+"""Opens new sessions. Does not know which requests need one."""
+
+from collections.abc import Callable
+
+from msgspec.structs import replace
+
+from gateway.cluster.ownership import Cluster
+from gateway.config.sessions import SessionSettings
+from gateway.context.facts import announced_workspace
+from gateway.identity.context_rules import ContextRules
+from gateway.identity.request_context import RequestContext
+from gateway.sessions.attach import Resolved, SessionAttacher
+from gateway.sessions.lifecycle import SessionLifecycle
+from gateway.sessions.metadata import metadata_of
+from gateway.upstreams.prestart import PrestartPool
+from session_store import ClientFacts, Context, Session
+from session_store.session import new_session_id, origin_of
+from transports.inbound_port import Request
+
+__all__ = ["SessionOpener"]
+
+
+class SessionOpener:
+    """Makes the record of a new session from a request and the operator's settings, and keeps it in the store."""
+
+    def __init__(
+        self,
+        *,
+        lifecycle: SessionLifecycle,
+        attacher: SessionAttacher,
+        settings: SessionSettings,
+        rules: ContextRules,
+        prestart: PrestartPool,
+        cluster: Cluster | None,
+        clock: Callable[[], float],
+    ) -> None:
+        self._lifecycle = lifecycle
+        self._attacher = attacher
+        self._settings = settings
+        self._rules = rules
+        self._prestart = prestart
+        self._cluster = cluster
+        self._clock = clock
+
+    def context_of(self, request: Request, who: RequestContext) -> Context:
+        """The context that a session opened by this request would have.
+
+        Raises:
+            Refused: 400, the announced workspace cannot be used.
+        """
+        announced = announced_workspace(request.meta, self._settings.workspace_path)
+        return self._rules.context(who.principal, who.granted, announced)
+
+    async def open(self, request: Request, who: RequestContext, client: ClientFacts, alias: str | None) -> Resolved:
+        """Open a session. If `alias` names a live session already, resume that one.
+
+        Raises:
+            Refused: 429, its principal has as many as it may; 503, other replicas do not reach this one.
+            OwnedByPeer: the session of that alias is another replica's.
+        """
+        if self._cluster is not None:
+            self._cluster.check_reachable()
+        session = self._new(request, who, client)
+        with self._prestart.beginning(session) as session:
+            kept = await self._lifecycle.create(session, alias)
+            if kept.id != session.id:
+                return await self._attacher.attach(kept, who.granted)
+            self._prestart.opened(session)
+        self._lifecycle.created(kept)
+        return self._attacher.attach_new(kept)
+
+    def _new(self, request: Request, who: RequestContext, client: ClientFacts) -> Session:
+        now, principal, settings = self._clock(), who.principal, self._settings
+        session = Session(
+            id=new_session_id(),
+            principal=principal,
+            endpoint=request.endpoint,
+            era=request.era,
+            created_at=now,
+            used_at=now,
+            idle_ttl_s=settings.idle_ttl_s,
+            max_age_s=settings.max_age_s,
+            unconfirmed_ttl_s=settings.unconfirmed_ttl_s,
+            confirmed=not principal.is_anonymous,
+            origin=origin_of(request.client) if principal.is_anonymous else "",
+            client=client,
+            context=self.context_of(request, who),
+        )
+        return replace(session, metadata=metadata_of(session, settings.metadata))

@@ -1,0 +1,69 @@
+"""The session of a legacy `initialize`: one the client names or is re-attached to, else a new one."""
+
+from gateway.config.sessions import SessionSettings
+from gateway.identity.request_context import RequestContext
+from gateway.observability.audit import Audit
+from gateway.sessions.aliases import reattach_alias
+from gateway.sessions.attach import Resolved, SessionAttacher
+from gateway.sessions.carriers import explicit_token, same_client
+from gateway.sessions.lookup import SessionLookup
+from gateway.sessions.opening import SessionOpener
+from gateway.sessions.record_limits import RecordLimits
+from gateway.sessions.resolve import SessionResolver
+from session_store import ClientFacts
+from transports.inbound_port import Request
+
+__all__ = ["InitializeResolver"]
+
+
+class InitializeResolver:
+    """Resolves `initialize` requests to sessions."""
+
+    def __init__(
+        self,
+        *,
+        resolver: SessionResolver,
+        lookup: SessionLookup,
+        attacher: SessionAttacher,
+        opener: SessionOpener,
+        limits: RecordLimits,
+        settings: SessionSettings,
+        audit: Audit,
+    ) -> None:
+        self._resolver = resolver
+        self._lookup = lookup
+        self._attacher = attacher
+        self._opener = opener
+        self._limits = limits
+        self._reattach = settings.reattach
+        self._audit = audit
+
+    async def initialize(self, request: Request, who: RequestContext, client: ClientFacts) -> Resolved:
+        """The session of an `initialize`. A stale token is no error: the client is about to get a new session.
+
+        Raises:
+            Refused: -32602, the parameters of `initialize` are larger than a record keeps; as `SessionOpener.open`.
+            OwnedByPeer: another replica owns the session.
+        """
+        self._limits.check_handshake(client.initialize_params)
+        if request.forwarded is not None:
+            return await self._resolver.resume_by_id(request.forwarded.session_id, who, request.era)
+        resolved = await self._resume(request, who, client)
+        if resolved is not None:
+            self._audit.tell("resumed", session=resolved.live.session, reason="initialized again")
+            return resolved
+        alias = None
+        if "principal" in self._reattach:
+            alias = reattach_alias(who.principal, client.name, request.endpoint)
+        return await self._opener.open(request, who, client, alias)
+
+    async def _resume(self, request: Request, who: RequestContext, client: ClientFacts) -> Resolved | None:
+        if (token := explicit_token(request)) is not None:
+            session = await self._lookup.by_stale_token(token, request.era, who.principal)
+            if session is not None:
+                return await self._attacher.attach(session, who.granted)
+        if "cookie" in self._reattach:
+            resolved = await self._resolver.resume_by_cookie(request, who)
+            if resolved is not None and same_client(resolved.live.session, request, client):
+                return Resolved(live=resolved.live, context=resolved.context)
+        return None

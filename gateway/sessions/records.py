@@ -1,0 +1,60 @@
+"""Changes of a session's record: in the store, and in the copy that this replica has cached."""
+
+from typing import Any
+
+from gateway.calls.live_session import LiveSession
+from gateway.sessions.record_limits import RecordLimits
+from session_store import SessionStore
+from session_store.ports.sessions import SetField
+
+__all__ = ["SessionRecords"]
+
+
+class SessionRecords:
+    """Writes records; a session that has ended is left as it is. Every method may raise `StoreUnavailable`."""
+
+    def __init__(self, store: SessionStore, limits: RecordLimits) -> None:
+        self._store = store
+        self._limits = limits
+
+    async def update(self, live: LiveSession, **fields: Any) -> None:
+        """Set fields of the record."""
+        session = await self._store.update(live.session.id, **fields)
+        if session is not None:
+            live.replace_record(session)
+
+    async def subscribe(self, live: LiveSession, uri: str) -> None:
+        """Record a subscription, which the next process of the server has to be given again.
+
+        Raises:
+            Refused: -32602, the record has no room for it.
+        """
+        if uri in live.session.subscriptions:
+            return
+        self._limits.check_subscription(live.session, uri)
+        await self._change_set(live, "subscriptions", add=uri)
+        try:
+            self._limits.check_subscription(live.session)
+        except BaseException:
+            await self._change_set(live, "subscriptions", remove=uri)  # others were added at the same time
+            raise
+
+    async def unsubscribe(self, live: LiveSession, uri: str) -> None:
+        """Remove a subscription."""
+        await self._change_set(live, "subscriptions", remove=uri)
+
+    async def record_use(self, live: LiveSession, upstream: str) -> bool:
+        """Record that the session uses that upstream. True if the session did so already, in an earlier process."""
+        if upstream in live.session.links:
+            return True
+        await self._change_set(live, "links", add=upstream)
+        return False
+
+    async def remote_session_changed(self, live: LiveSession, old: str, new: str) -> None:
+        """Record what a later link to an HTTP upstream can resume with, in place of `old`; empty: nothing."""
+        await self._change_set(live, "remote", add=new, remove=old)
+
+    async def _change_set(self, live: LiveSession, field: SetField, **change: str) -> None:
+        session = await self._store.change_set(live.session.id, field, **change)
+        if session is not None:
+            live.replace_record(session)

@@ -1,0 +1,85 @@
+"""How requests carry their session."""
+
+from typing import Any
+
+import pytest
+
+from gateway.context.facts import SESSION_KEY
+from gateway.sessions.carriers import Carriers, client_facts, cookies_of, explicit_token, modern_client, same_client
+from session_store import KeyRing
+from session_store.testing import FakeClock, a_session
+from transports.era import Era
+from transports.inbound_port import Request
+
+CLOCK = FakeClock()
+
+
+def request(era: Era = Era.LEGACY, *, secure: bool = False, meta: Any = None, **headers: str) -> Request:
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return Request(era=era, endpoint="/mcp", headers=named, meta=meta or {}, secure=secure)
+
+
+def test_explicit_tokens_come_in_the_order_of_their_carriers() -> None:
+    meta = {SESSION_KEY: "meta"}
+    assert explicit_token(request(mcp_session_id="legacy", mcp_gateway_session="own", meta=meta)) == "legacy"
+    assert explicit_token(request(mcp_gateway_session="own", meta=meta)) == "own"
+    assert explicit_token(request(meta=meta)) == "meta"
+    assert explicit_token(request()) is None
+
+
+def test_a_modern_clients_legacy_header_is_ignored() -> None:
+    assert explicit_token(request(Era.MODERN, mcp_session_id="legacy")) is None
+    assert explicit_token(request(Era.MODERN, mcp_session_id="legacy", mcp_gateway_session="own")) == "own"
+
+
+@pytest.mark.parametrize(
+    ("header", "plain", "behind_tls"),
+    [
+        ("mcp_session_id=a", ["a"], []),
+        ("x=1; mcp_session_id=a; __Host-mcp_session_id=b", ["a"], ["b"]),
+        ("mcp_session_id=a; mcp_session_id=b", ["a", "b"], []),
+        ("; ".join(f"mcp_session_id={n}" for n in range(9)), ["0", "1", "2", "3"], []),
+        ("", [], []),
+    ],
+)
+def test_cookies_are_ours_by_name_and_four_at_most(header: str, plain: list[str], behind_tls: list[str]) -> None:
+    assert cookies_of(request(cookie=header)) == plain
+    assert cookies_of(request(cookie=header, secure=True)) == behind_tls
+
+
+@pytest.mark.parametrize("info", [None, [], "x", {"name": None}, {}])
+def test_what_a_client_says_of_itself_may_be_anything(info: Any) -> None:
+    assert client_facts(info, "1").name == ""
+
+
+def test_what_a_client_says_of_itself_is_cut() -> None:
+    meta = {"io.modelcontextprotocol/clientInfo": {"name": "n" * 1_000, "version": "v" * 1_000}}
+    facts = modern_client(request(Era.MODERN, meta=meta))
+    assert (len(facts.name), len(facts.version)) == (128, 64)
+
+
+def test_a_client_is_the_same_by_its_name_at_one_endpoint_in_the_legacy_era() -> None:
+    session, facts = a_session(CLOCK), client_facts({"name": "tests"}, "1")
+    assert same_client(session, request(), facts)
+    assert not same_client(session, request(), client_facts({"name": "other"}, "1"))
+    assert not same_client(a_session(CLOCK, endpoint="/servers/x/mcp"), request(), facts)
+    assert not same_client(a_session(CLOCK, era="modern"), request(), facts)
+
+
+def test_a_client_learns_of_its_session_by_headers_and_once_by_a_cookie() -> None:
+    carriers, session = Carriers(KeyRing.ephemeral(), cookie=True), a_session(CLOCK)
+    told = dict(carriers.headers(session, request(), cookie_held=False))
+    assert carriers.tokens.verify(told[b"mcp-gateway-session"].decode()) == session.id
+    assert told[b"mcp-session-id"] == told[b"mcp-gateway-session"] and told[b"cache-control"] == b"no-store"
+    name, _, value = told[b"set-cookie"].decode().partition("=")
+    assert name == "mcp_session_id" and carriers.cookies.verify(value.partition(";")[0]) == session.id
+    assert b"set-cookie" not in dict(carriers.headers(session, request(), cookie_held=True))
+    modern = dict(carriers.headers(session, request(Era.MODERN, secure=True), cookie_held=False))
+    assert b"mcp-session-id" not in modern and modern[b"set-cookie"].startswith(b"__Host-mcp_session_id=")
+    assert modern[b"set-cookie"].endswith(b"; Secure")
+
+
+def test_the_token_of_a_session_within_another_is_that_of_the_one_around_it() -> None:
+    carriers, parent = Carriers(KeyRing.ephemeral(), cookie=False), a_session(CLOCK)
+    child = a_session(CLOCK, parent=parent.id)
+    assert carriers.tokens.verify(carriers.token(child)) == parent.id

@@ -1,0 +1,21 @@
+"""The metadata that the operator's rules give a new session."""
+
+import pytest
+
+from gateway.sessions.metadata import metadata_of
+from session_store.testing import FakeClock, a_session
+from transports.inbound_port import Refused
+
+SESSION = a_session(FakeClock())
+
+
+def test_rules_name_what_is_known_of_a_session() -> None:
+    rules = {"who": "{principal}", "as": "{agent}/{workspace}/{trust}", "at": "{endpoint}", "plain": "text"}
+    expected = {"who": "api-key:alice", "as": "tests/w/direct", "at": "/mcp", "plain": "text"}
+    assert metadata_of(SESSION, rules) == expected
+
+
+def test_metadata_that_is_too_large_is_refused() -> None:
+    with pytest.raises(Refused) as refused:
+        metadata_of(SESSION, {f"name{n}": "x" * 900 for n in range(200)})
+    assert refused.value.status == 400

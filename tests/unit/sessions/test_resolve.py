@@ -1,0 +1,180 @@
+"""Which session a request belongs to, without a gateway around it."""
+
+from typing import Any
+
+import pytest
+
+from gateway.cluster.ownership import Cluster
+from gateway.identity.request_context import RequestContext
+from gateway.relay.pipeline import available
+from session_store import ANONYMOUS, KeyRing, MemoryBackend, StoreUnavailable
+from session_store.session import new_session_id
+from session_store.testing import ALICE, BOB, FakeClock
+from session_store.tokens import Purpose, TokenCodec
+from tests.requirements import requirement
+from tests.unit.sessions.parts import Parts
+from transports.era import Era
+from transports.inbound_port import OwnedByPeer, Refused, Request
+
+NOBODY = RequestContext(ANONYMOUS, None, "")
+FOR_ALICE = RequestContext(ALICE, None, "")
+FOR_BOB = RequestContext(BOB, None, "")
+
+pytestmark = pytest.mark.anyio
+
+
+class CountingStore:
+    """A store that does not answer, and counts who tried."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def __getattr__(self, name: str) -> Any:
+        async def unavailable(*_: Any, **__: Any) -> Any:
+            self.asked += 1
+            raise StoreUnavailable(name)
+
+        return unavailable
+
+
+class Switched:
+    """A store that answers until it is switched off."""
+
+    def __init__(self, store: Any) -> None:
+        self.store = store
+        self.is_off = False
+        self.asked = 0
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self.store, name)
+
+        async def asked(*arguments: Any, **named: Any) -> Any:
+            self.asked += 1
+            if self.is_off:
+                raise StoreUnavailable(name)
+            return await method(*arguments, **named)
+
+        return asked
+
+
+def request(era: Era = Era.LEGACY, **headers: str) -> Request:
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    meta = {"io.modelcontextprotocol/clientInfo": {"name": "tests"}} if era is Era.MODERN else {}
+    return Request(era=era, endpoint="/mcp", headers=named, meta=meta)
+
+
+@requirement("id.forged")
+async def test_a_forged_token_is_refused_before_any_store_access() -> None:
+    store, ring = CountingStore(), KeyRing.ephemeral()
+    stranger = TokenCodec(KeyRing.ephemeral(), Purpose.TOKEN).sign(new_session_id())
+    for token in (stranger, "nonsense", TokenCodec(ring, Purpose.COOKIE).sign(new_session_id())):
+        with pytest.raises(Refused) as refused:
+            await Parts(store=store, ring=ring).resolver.resume(request(mcp_session_id=token), NOBODY)
+        assert refused.value.status == 404
+    assert store.asked == 0
+    forged_cookie = request(cookie=f"mcp_session_id={stranger}")
+    assert await Parts(store=store, ring=ring).resolver.resume(forged_cookie, NOBODY) is None
+    assert store.asked == 0
+
+
+async def test_a_store_that_does_not_answer_is_503_and_never_404() -> None:
+    store, ring = CountingStore(), KeyRing.ephemeral()
+    good = TokenCodec(ring, Purpose.TOKEN).sign(new_session_id())
+    with pytest.raises(Refused) as refused:
+        with available():
+            await Parts(store=store, ring=ring).resolver.resume(request(mcp_session_id=good), NOBODY)
+    assert (refused.value.status, refused.value.headers["Retry-After"]) == (503, "1")
+    assert store.asked == 1
+
+
+async def test_a_token_names_one_session_and_only_for_its_own_principal() -> None:
+    parts = Parts()
+    opened = await parts.resolver.resume_or_open(request(Era.MODERN), FOR_ALICE)
+    assert opened.opened
+    token = parts.carriers.token(opened.live.session)
+    found = await parts.resolver.require(request(mcp_session_id=token), FOR_ALICE)
+    assert found.live is opened.live and not found.opened
+    for stranger in (FOR_BOB, NOBODY):
+        with pytest.raises(Refused) as refused:
+            await parts.resolver.resume(request(mcp_session_id=token), stranger)
+        assert refused.value.status == 404
+
+
+async def test_an_explicit_token_comes_before_a_cookie_and_a_cookie_before_the_default_session() -> None:
+    parts = Parts()
+    by_default = (await parts.resolver.resume_or_open(request(Era.MODERN), FOR_ALICE)).live
+    others = []
+    for _ in range(2):
+        client = Request(era=Era.MODERN, endpoint="/mcp", headers={}, meta={})
+        await parts.store.end((await parts.resolver.resume_or_open(client, NOBODY)).live.session.id)
+        others.append((await parts.resolver.resume_or_open(client, FOR_BOB)).live)
+    assert others[0] is others[1], "the same client of the same principal"
+    mine = (await parts.resolver.resume_or_open(Request(era=Era.MODERN, endpoint="/mcp", headers={}), FOR_ALICE)).live
+    assert mine is not by_default, "another client"
+    cookie = f"mcp_session_id={parts.carriers.cookies.sign(mine.session.id)}"
+    found = await parts.resolver.resume(request(Era.MODERN, cookie=cookie), FOR_ALICE)
+    assert found is not None and found.live is mine and found.cookie_held
+    token = parts.carriers.token(by_default.session)
+    found = await parts.resolver.resume(request(Era.MODERN, cookie=cookie, mcp_gateway_session=token), FOR_ALICE)
+    assert found is not None and found.live is by_default and not found.cookie_held
+    found = await parts.resolver.resume(request(Era.MODERN), FOR_ALICE)
+    assert found is not None and found.live is by_default
+
+
+async def test_a_legacy_message_without_a_session_is_refused() -> None:
+    with pytest.raises(Refused) as refused:
+        await Parts().resolver.require(request(), FOR_ALICE)
+    assert refused.value.status == 400
+
+
+async def test_the_session_of_another_replica_is_not_served_here() -> None:
+    clock = FakeClock()
+    backend = MemoryBackend(clock=clock)
+    owner = Parts(backend=backend, clock=clock, clustered=True)
+    other = Parts(backend=backend, clock=clock, clustered=True)
+    session = (await owner.resolver.resume_or_open(request(Era.MODERN), FOR_ALICE)).live.session
+    with pytest.raises(OwnedByPeer) as elsewhere:
+        await other.resolver.resume_by_id(session.id, FOR_ALICE, Era.MODERN)
+    assert isinstance(owner.cluster, Cluster) and elsewhere.value.route.session.owner == owner.cluster.replica
+    assert other.live.get(session.id) is None
+
+
+async def test_an_owner_serves_its_sessions_by_id_and_by_alias_while_the_store_is_away() -> None:
+    clock = FakeClock()
+    backend = MemoryBackend(clock=clock)
+    store = Switched(backend.sessions)
+    parts = Parts(backend=backend, store=store, clock=clock, clustered=True)
+    assert parts.cluster is not None
+    live = (await parts.resolver.resume_or_open(request(Era.MODERN), FOR_ALICE)).live
+    await parts.resolver.resume(request(Era.MODERN), FOR_ALICE)
+    store.is_off = True
+    token = parts.carriers.token(live.session)
+    for asked in (request(mcp_session_id=token), request(Era.MODERN)):
+        with pytest.raises(StoreUnavailable):
+            await parts.resolver.resume(asked, FOR_ALICE)  # no lease: another replica may own it by now
+    await parts.cluster.beat()
+    for asked in (request(mcp_session_id=token), request(Era.MODERN)):
+        found = await parts.resolver.resume(asked, FOR_ALICE)
+        assert found is not None and found.live is live
+        with pytest.raises(StoreUnavailable):
+            await parts.resolver.resume(asked, FOR_BOB)
+
+
+async def test_the_store_is_asked_once_for_requests_that_come_together() -> None:
+    clock = FakeClock()
+    backend = MemoryBackend(clock=clock)
+    store = Switched(backend.sessions)
+    parts = Parts(backend=backend, store=store, clock=clock)
+    live = (await parts.resolver.resume_or_open(request(Era.MODERN), FOR_ALICE)).live
+    token = parts.carriers.token(live.session)
+    await parts.resolver.resume(request(mcp_session_id=token), FOR_ALICE)
+    live.read_at += 60.0  # as if no time passed
+    store.asked = 0
+    for _ in range(3):
+        assert await parts.resolver.resume(request(mcp_session_id=token), FOR_ALICE) is not None
+    assert store.asked == 0
+    with pytest.raises(Refused):
+        await parts.resolver.resume(request(mcp_session_id=token), FOR_BOB)
+    live.read_at -= 120.0
+    await parts.resolver.resume(request(mcp_session_id=token), FOR_ALICE)
+    assert store.asked > 0
