@@ -17,6 +17,7 @@ import msgspec
 from gateway.bridge.suspended_calls import withdraw_suspended
 from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import Exchange
+from gateway.calls.streams import STANDALONE, call_of_stream
 from gateway.calls.usage import Usage
 from gateway.errors import OUTCOME_UNKNOWN, UNREAD
 from gateway.observability.observed import Failure
@@ -36,13 +37,9 @@ from transports.jsonrpc import (
 )
 from transports.reply_queue import MAX_QUEUED_BYTES
 
-__all__ = ["MAX_SERVER_ID_BYTES", "STANDALONE", "LiveSession", "LiveSessions", "stream_of_call"]
+__all__ = ["MAX_SERVER_ID_BYTES", "LiveSession", "LiveSessions"]
 
 logger = logging.getLogger(__name__)
-
-STANDALONE: Final = "standalone"
-"""The stream of a session that belongs to no call: what a legacy client hears on its GET."""
-
 
 _UNKNOWN: Final = (
     "The gateway that served this session is gone without an answer; whether the call took effect is unknown"
@@ -63,16 +60,6 @@ _KEPT_FAILURES: Final = 5
 
 MAX_SERVER_ID_BYTES: Final = 1_024
 """The id of a server's request, and the token of its progress, as JSON: each is kept while its client is asked."""
-
-
-def stream_of_call(session: Session, number: int, upstream: str, client_id: RequestId) -> str:
-    """The name of a call's stream. The epoch makes it unique where several processes have served a session."""
-    return f"{session.epoch}/{number}/{upstream}/{encode(client_id).decode()}"
-
-
-def call_of(stream: str) -> bytes | None:
-    """The id, as JSON, of the call that stream belongs to."""
-    return None if stream == STANDALONE else stream.split("/", 3)[-1].encode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +174,7 @@ class LiveSession(Usage):
         self.recovered = True
         try:
             for stream in await self._events.unfinished(self.session.id):
-                request_id = call_of(stream)
+                request_id = call_of_stream(stream)
                 if request_id is not None:
                     error = {"code": OUTCOME_UNKNOWN, "message": _UNKNOWN}
                     await self._events.append(self.session.id, stream, encode_error(request_id, error))
@@ -298,14 +285,6 @@ class LiveSession(Usage):
         if is_read:
             self.read_at = monotonic()
 
-    def note_new_process(self, reason: str) -> None:
-        """Say why the session's servers have new processes here, if it has used them before."""
-        self.new_process = reason
-
-    def hand_over(self) -> None:
-        """Begin nothing more: another replica serves the session from now on. `close` has to follow."""
-        self.ended = True
-
     # -- its end
 
     async def renew(self) -> None:
@@ -369,12 +348,15 @@ class LiveSessions:
     def get(self, session_id: str) -> LiveSession | None:
         return self._live.get(session_id)
 
-    def of(self, session: Session) -> LiveSession:
-        """The live side of that session, with the record as it is now."""
+    def of(self, session: Session, *, new_process: str = "") -> LiveSession:
+        """The live side of that session, with the record as it is now. `new_process`: why the session's servers have
+        new processes here, if it has used them before."""
         live = self._live.get(session.id)
         if live is None:
             live = self._live[session.id] = LiveSession(session, self._events)
         live.replace_record(session)
+        if new_process:
+            live.new_process = new_process
         return live
 
     def of_new(self, session: Session) -> LiveSession:
@@ -399,3 +381,8 @@ class LiveSessions:
     def remove(self, session_id: str) -> LiveSession | None:
         """Forget first, close afterwards: a session that is going is not found any more."""
         return self._live.pop(session_id, None)
+
+    def hand_over(self, live: LiveSession) -> None:
+        """Forget a session that another replica serves from now on. It begins nothing more, and has to be closed."""
+        live.ended = True
+        self.remove(live.session.id)

@@ -9,8 +9,9 @@ from collections.abc import Mapping
 import msgspec
 
 from gateway.calls.exchange import Exchange
-from gateway.calls.live_session import STANDALONE, LiveSession
+from gateway.calls.live_session import LiveSession
 from gateway.calls.shared_server import LEVELS
+from gateway.calls.streams import STANDALONE
 from gateway.context.facts import with_meta, without_our_keys
 from gateway.errors import (
     UPSTREAM_UNAVAILABLE,

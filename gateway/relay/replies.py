@@ -5,7 +5,8 @@ import contextlib
 from collections.abc import AsyncIterator
 
 from gateway.calls.exchange import Exchange
-from gateway.calls.live_session import STANDALONE, LiveSession, stream_of_call
+from gateway.calls.live_session import LiveSession
+from gateway.calls.streams import STANDALONE, stream_of_call
 from gateway.cluster.ownership import Cluster
 from gateway.errors import OUTCOME_UNKNOWN
 from session_store import EventLog, StoreUnavailable

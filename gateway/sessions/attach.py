@@ -63,10 +63,9 @@ class SessionAttacher:
         if self._cluster is not None:
             session = await self._cluster.own(session, session.principal, granted)
         is_new = self._live.get(session.id) is None
-        live = self._live.of(session)
+        was_released = is_new and unowned and self._cluster is not None
+        live = self._live.of(session, new_process="drain" if was_released else "")
         if is_new:
-            if unowned and self._cluster is not None:
-                live.note_new_process("drain")
             self._audit.tell("resumed", session=session)
         await live.recover()
         return live
@@ -88,5 +87,5 @@ class SessionAttacher:
 
     def take_over(self, session: Session) -> None:
         """Attach a session that this replica has claimed from an owner that is gone."""
-        self._live.of(session).note_new_process("takeover")
+        self._live.of(session, new_process="takeover")
         self._audit.tell("resumed", session=session, reason="its gateway is gone")

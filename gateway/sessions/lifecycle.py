@@ -169,8 +169,7 @@ class SessionLifecycle:
         idle = [live for live in self._live if not live.exchanges and not live.has_suspended]
         for live in idle:
             # No await in this loop: a request that arrives now finds the session released.
-            live.hand_over()
-            self._live.remove(live.session.id)
+            self._live.hand_over(live)
             self._on_close(live)
             self._cluster.let_go(live.session)
         # The next owner may start its processes before the old ones have ended: nobody calls the old ones any more.

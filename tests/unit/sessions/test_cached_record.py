@@ -60,6 +60,14 @@ def _cluster(**fields: Any) -> Callable[[Case], None]:
     return lambda case: case.cluster.__dict__.update(fields)
 
 
+def _live(**fields: Any) -> Callable[[Case], None]:
+    def change(case: Case) -> None:
+        for name, value in fields.items():
+            setattr(case.live, name, value)
+
+    return change
+
+
 def _record(**fields: Any) -> Callable[[Case], None]:
     return lambda case: case.live.replace_record(replace(case.live.session, **fields))
 
@@ -75,7 +83,7 @@ CASES: dict[str, tuple[Callable[[Case], None], tuple[bool, bool, bool]]] = {
         _set("who", RequestContext(ALICE, CredentialClaims(permissions=("admin",)), "")),
         (False, False, False),
     ),
-    "the session has ended here": (lambda case: case.live.hand_over(), (False, False, False)),
+    "the session has ended here": (_live(ended=True), (False, False, False)),
     "no cluster": (_set("cluster", None), (True, False, False)),
     "the lease may have run out": (_cluster(is_fresh=False, is_fresh_for_a_while=False), (False, False, False)),
     "the lease runs out soon": (_cluster(is_fresh_for_a_while=False), (True, True, False)),
