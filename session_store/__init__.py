@@ -2,8 +2,9 @@
 
 from session_store.connect import backend_for
 from session_store.context import MISSING, NoSession, SessionState, ToolSession, current_session
+from session_store.embedded.events import MemoryEventLog
 from session_store.limits import InvalidState
-from session_store.memory import MemoryBackend, MemoryEventLog, MemorySessionStore
+from session_store.memory import MemoryBackend, MemorySessionStore
 from session_store.metadata import InvalidMetadata
 from session_store.ports.accounting import Marks, Quotas, Rates
 from session_store.ports.audit import AuditEvent, AuditTrail

@@ -10,7 +10,7 @@ from gateway.calls.streams import STANDALONE, stream_of_call
 from gateway.cluster.ownership import Cluster
 from gateway.errors import OUTCOME_UNKNOWN
 from session_store import EventLog, StoreUnavailable
-from session_store.memory import MAX_LOG_BYTES
+from session_store.embedded.events import MAX_LOG_BYTES
 from transports.jsonrpc import encode, encode_error
 from transports.reply_queue import Frame, ReplyQueue
 

@@ -5,7 +5,7 @@ import random
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Final
 
-from session_store.memory.events import MAX_LOG_BYTES, MAX_LOG_EVENTS, sequence_of
+from session_store.embedded.events import MAX_LOG_BYTES, MAX_LOG_EVENTS, sequence_of
 from session_store.ports.cluster import Bus
 from session_store.ports.errors import UnknownEvent
 from session_store.ports.events import Event

@@ -6,17 +6,15 @@ from pathlib import Path
 from time import time
 from typing import Final
 
-from session_store.marks import MemoryMarks
-from session_store.memory import MemoryBus
-from session_store.memory.directory import MemoryDirectory
+from session_store.embedded.backend import EmbeddedBackend
+from session_store.embedded.records import Result, Work
 from session_store.ports.backend import Observation
 from session_store.ports.errors import StoreError
-from session_store.rates import MemoryRates
 from session_store.sqlite.audit import SqliteAuditTrail
 from session_store.sqlite.database import FORMAT, Database
 from session_store.sqlite.events import SqliteEventLog
 from session_store.sqlite.quotas import SqliteQuotas
-from session_store.sqlite.sessions import SqliteSessionStore, SqliteStateStore
+from session_store.sqlite.records import SqliteRecords
 from session_store.tokens import InvalidKeyRing, KeyRing, generate_key
 
 __all__ = ["SqliteBackend", "SqliteEventLog", "keys_beside"]
@@ -24,35 +22,33 @@ __all__ = ["SqliteBackend", "SqliteEventLog", "keys_beside"]
 KEY_FILE_ENDING: Final = ".keys"
 
 
-class SqliteBackend:
-    """`sqlite:///path`. Bus and leases stay inside the process: there is no other gateway to talk to."""
+class SqliteBackend(EmbeddedBackend):
+    """`sqlite:///path`. What happens in one process only (bus, leases, rates, marks) is in memory."""
 
     is_durable = True
-    is_shared = False
-    needs_keys = False
 
     def __init__(
         self, path: Path, *, clock: Callable[[], float] = time, exclusive: bool = True, create: bool = True
     ) -> None:
+        super().__init__(clock=clock)
         self.path = path
         self._exclusive = exclusive
         self._create = create
         self._database = Database(path)
-        self.sessions = SqliteSessionStore(self._database, clock)
-        self.state = SqliteStateStore(self._database, self.sessions)
-        self.bus = MemoryBus()
         self.events = SqliteEventLog(self._database, self.bus, clock)
-        self.directory = MemoryDirectory(self.sessions, clock=clock)
         self.audit = SqliteAuditTrail(self._database)
-        self.rates = MemoryRates(clock)  # one process has the file
-        self.marks = MemoryMarks(clock)
         self.quotas = SqliteQuotas(self._database)
+
+    async def run(self, work: Work[Result]) -> Result:
+        return await self._database.run(lambda db: work(SqliteRecords(db)))
+
+    @property
+    def needs_keys(self) -> bool:
+        """False: the keys are in a file beside the database."""
+        return False
 
     def own_keys(self) -> KeyRing:
         return keys_beside(self.path)
-
-    def protect(self, in_use: Callable[[str], bool]) -> None:
-        """Unbounded: no session is evicted."""
 
     async def inspect(self) -> Sequence[Observation]:
         return [Observation(subject="store", state="ok", text="the file can be used")]
@@ -66,7 +62,7 @@ class SqliteBackend:
         await self._database.run(lambda db: db.execute("SELECT 1").fetchone())
 
     async def try_write(self) -> None:
-        # Writes the first page anew as it is.
+        # Rewrites the first page with the same content.
         await self._database.run(lambda db: db.execute(f"PRAGMA user_version={FORMAT}").fetchone())
 
     async def close(self) -> None:

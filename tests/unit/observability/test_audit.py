@@ -9,7 +9,7 @@ import pytest
 from gateway.config.operators import AuditSettings
 from gateway.observability.audit import Audit
 from session_store import AuditEvent, StoreUnavailable
-from session_store.memory import MemoryAuditTrail
+from session_store.embedded.audit import MemoryAuditTrail
 from tests.requirements import requirement
 
 

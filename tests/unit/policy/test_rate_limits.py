@@ -5,7 +5,7 @@ import pytest
 from gateway.config.policy import PolicySettings
 from gateway.policy.rate_limits import RateLimits
 from session_store import Principal
-from session_store.rates import MemoryRates
+from session_store.embedded.rates import MemoryRates
 from session_store.testing import FakeClock, a_session
 from tests.requirements import requirement
 from transports.inbound_port import Refused

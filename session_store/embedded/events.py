@@ -1,4 +1,4 @@
-"""Event streams in this process, capped per session."""
+"""`EventLog` in this process, bounded per session."""
 
 import asyncio
 import secrets
@@ -17,7 +17,7 @@ MAX_LOG_BYTES: Final = 1 << 20
 
 
 def sequence_of(nonce: str, event_id: str) -> int:
-    """The number in an event id of the log with that nonce. Raises `UnknownEvent`."""
+    """The sequence number in an event id of the log with that nonce. Raises `UnknownEvent`."""
     own, _, number = event_id.partition("-")
     if own != nonce or not (number.isascii() and number.isdigit() and len(number) < 16):
         raise UnknownEvent(event_id)
@@ -37,7 +37,24 @@ class _Log:
     news: asyncio.Event = field(default_factory=asyncio.Event)
     dropped: bool = False
 
+    def append(self, stream: str, frame: bytes, *, max_events: int, max_bytes: int) -> str:
+        """Store a frame and drop the oldest events beyond the bounds. Returns the event id."""
+        self.last += 1
+        self.events.append((self.last, stream, frame))
+        self.size += len(frame)
+        while len(self.events) > max_events or (self.size > max_bytes and len(self.events) > 1):
+            self.size -= len(self.events.popleft()[2])
+        self.finished &= {name for _, name, _ in self.events}
+        self.wake()
+        return f"{self.nonce}-{self.last}"
+
+    def drop(self) -> None:
+        """End the followers."""
+        self.dropped = True
+        self.wake()
+
     def wake(self) -> None:
+        """Let the followers look for new events."""
         self.news.set()
         self.news = asyncio.Event()
 
@@ -52,15 +69,7 @@ class MemoryEventLog:
 
     async def append(self, session_id: str, stream: str, frame: bytes) -> str:
         log = self._log(session_id)
-        log.last += 1
-        log.events.append((log.last, stream, frame))
-        log.size += len(frame)
-        while len(log.events) > self._max_events or (log.size > self._max_bytes and len(log.events) > 1):
-            log.size -= len(log.events.popleft()[2])
-        streams = {name for _, name, _ in log.events}
-        log.finished &= streams
-        log.wake()
-        return f"{log.nonce}-{log.last}"
+        return log.append(stream, frame, max_events=self._max_events, max_bytes=self._max_bytes)
 
     async def finish(self, session_id: str, stream: str) -> None:
         log = self._log(session_id)
@@ -72,7 +81,7 @@ class MemoryEventLog:
         try:
             position = log.delivered.get(stream, 0) if after is None else sequence_of(log.nonce, after)
         except UnknownEvent:
-            return  # it was dropped a moment ago
+            return  # the log was dropped in the meantime
         while True:
             news = log.news
             for sequence, name, frame in tuple(log.events):
@@ -80,7 +89,7 @@ class MemoryEventLog:
                     position = sequence
                     yield Event(id=f"{log.nonce}-{sequence}", frame=frame)
             if news is not log.news:
-                continue  # something came while the reader was busy
+                continue  # another event came while the reader was busy
             if log.dropped or stream in log.finished:
                 return
             await news.wait()
@@ -114,8 +123,7 @@ class MemoryEventLog:
     async def drop(self, session_id: str) -> None:
         log = self._logs.pop(session_id, None)
         if log is not None:
-            log.dropped = True
-            log.wake()
+            log.drop()
 
     def _log(self, session_id: str) -> _Log:
         return self._logs.setdefault(session_id, _Log())

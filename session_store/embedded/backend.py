@@ -1,0 +1,84 @@
+"""The base class of embedded backends, which one gateway process uses.
+
+The author of a backend writes `Records` (eleven short methods) and `run`, and registers a factory for the URL scheme
+(`session_store.connect`). `session_store.testing.BackendContract` then tests the backend.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from time import time
+
+from session_store.embedded.audit import MemoryAuditTrail
+from session_store.embedded.bus import MemoryBus
+from session_store.embedded.directory import MemoryDirectory
+from session_store.embedded.events import MemoryEventLog
+from session_store.embedded.marks import MemoryMarks
+from session_store.embedded.quotas import MemoryQuotas
+from session_store.embedded.rates import MemoryRates
+from session_store.embedded.records import Result, Work
+from session_store.embedded.sessions import EmbeddedSessionStore
+from session_store.embedded.state import EmbeddedStateStore
+from session_store.ports.accounting import Quotas
+from session_store.ports.audit import AuditTrail
+from session_store.ports.backend import Observation
+from session_store.ports.errors import StoreError
+from session_store.ports.events import EventLog
+from session_store.tokens import KeyRing
+
+__all__ = ["EmbeddedBackend"]
+
+
+class EmbeddedBackend(ABC):
+    """A backend of one process: sessions and state on `Records`, everything else in memory.
+
+    One process needs no more than memory for bus, leases, rates and marks. A durable backend may set `events`, `audit`
+    and `quotas` to parts of its own, after `super().__init__()`. Without them, after a restart, clients cannot resume
+    streams from before, the audit trail is empty, and sessions from before do not count for quotas.
+    """
+
+    is_shared = False
+    is_durable = False
+
+    def __init__(self, *, clock: Callable[[], float] = time, sessions: EmbeddedSessionStore | None = None) -> None:
+        self.sessions = EmbeddedSessionStore(self, clock) if sessions is None else sessions
+        self.state = EmbeddedStateStore(self, clock)
+        self.events: EventLog = MemoryEventLog()
+        self.audit: AuditTrail = MemoryAuditTrail()
+        self.quotas: Quotas = MemoryQuotas()
+        self.bus = MemoryBus()
+        self.directory = MemoryDirectory(self.sessions, clock=clock)
+        self.rates = MemoryRates(clock)
+        self.marks = MemoryMarks(clock)
+
+    @abstractmethod
+    async def run(self, work: Work[Result]) -> Result:
+        """Call `work` with the records as one transaction: see `Transactions`."""
+
+    @property
+    def needs_keys(self) -> bool:
+        """Sessions that outlive the process need the same keys after a restart."""
+        return self.is_durable
+
+    def own_keys(self) -> KeyRing:
+        """New keys for each process, which only sessions in memory can do with."""
+        if self.needs_keys:
+            raise StoreError("a durable store needs keys that are the same after a restart")
+        return KeyRing.ephemeral()
+
+    def protect(self, in_use: Callable[[str], bool]) -> None:  # noqa: B027  # optional
+        """A bounded backend evicts no session for whose id `in_use` returns True. Unbounded backends ignore this."""
+
+    async def inspect(self) -> Sequence[Observation]:
+        return [Observation(subject="store", state="ok", text="it can be used")]
+
+    async def open(self) -> None:  # noqa: B027  # optional
+        """Connect or open; nothing by default."""
+
+    async def ping(self) -> None:  # noqa: B027  # optional
+        """Check that the store answers; nothing by default."""
+
+    async def try_write(self) -> None:  # noqa: B027  # optional
+        """Check that the store accepts writes; nothing by default."""
+
+    async def close(self) -> None:  # noqa: B027  # optional
+        """Release all resources; nothing by default."""

@@ -1,0 +1,106 @@
+"""What the author of an embedded backend writes: access to stored records, inside one transaction.
+
+`session_store.embedded.backend.EmbeddedBackend` builds the rest of a backend from this. What an operation means
+(expiry, ownership, limits) is decided there: these methods only read and write.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from typing import Protocol, TypeVar
+
+from session_store.ports.sessions import Fate
+from session_store.session import Session
+
+__all__ = ["Records", "Result", "Transactions", "Work", "live"]
+
+Result = TypeVar("Result")
+
+
+class Records(ABC):
+    """Sessions by id, aliases of sessions, and values by session and key. Expired sessions are still records.
+
+    All methods are synchronous: they run inside a transaction (see `Transactions`).
+    """
+
+    @abstractmethod
+    def read(self, session_id: str) -> Session | None:
+        """The record of that session, expired or not."""
+
+    @abstractmethod
+    def write(self, session: Session) -> None:
+        """Create or replace the record of the session."""
+
+    @abstractmethod
+    def remove(self, session_id: str) -> None:
+        """Delete the record, its alias if it still has one, and its values."""
+
+    @abstractmethod
+    def scan(self, after: str = "") -> Iterable[Session]:
+        """All records in order of id, starting after the id `after`."""
+
+    @abstractmethod
+    def named(self, alias: str) -> str | None:
+        """The id of the session that has the alias."""
+
+    @abstractmethod
+    def set_alias(self, alias: str, session_id: str) -> None:
+        """Give the alias to that session, which has none; another session that had the alias loses it."""
+
+    @abstractmethod
+    def value(self, session_id: str, key: str) -> bytes | None:
+        """The value of that key; None if there is none."""
+
+    @abstractmethod
+    def set_value(self, session_id: str, key: str, value: bytes | None) -> None:
+        """Store the value; None deletes the key."""
+
+    @abstractmethod
+    def keys(self, session_id: str) -> list[str]:
+        """The keys that have a value, sorted."""
+
+    @abstractmethod
+    def record_fate(self, session_id: str, fate: Fate, at: float) -> None:
+        """Remember what happened to a session that is being removed. Old ones may be forgotten."""
+
+    @abstractmethod
+    def fate(self, session_id: str) -> Fate:
+        """What `record_fate` recorded; `unknown` if nothing."""
+
+    # -- Correct for every backend. A backend that can do them faster overrides them.
+
+    def use(self, session: Session) -> None:
+        """As `write`, for a session that has just been used. A bounded backend notes the order of use here."""
+        self.write(session)
+
+    def size(self, session_id: str, *, without: str = "") -> int:
+        """Bytes of all keys and values, except those of the key `without`."""
+        keys = [key for key in self.keys(session_id) if key != without]
+        return sum(len(key.encode()) + len(self.value(session_id, key) or b"") for key in keys)
+
+    def expired(self, now: float) -> list[str]:
+        """The ids of the sessions that have expired."""
+        return [session.id for session in self.scan() if session.is_expired(now)]
+
+    def prune(self, now: float) -> None:  # noqa: B027  # optional
+        """Called after each sweep: a backend may delete old fates here."""
+
+
+Work = Callable[[Records], Result]
+
+
+class Transactions(Protocol):
+    """Runs work on the records."""
+
+    async def run(self, work: Work[Result]) -> Result:
+        """Call `work` with the records, and return its result once its changes are stored.
+
+        Nothing else reads or writes the records meanwhile. `work` never raises after it has changed something, so there
+        is nothing to roll back for its own exceptions, which pass through. Raises `StoreUnavailable`.
+        """
+        ...
+
+
+def live(records: Records, session_id: str, now: float) -> Session | None:
+    """The session of that id, unless it has expired."""
+    session = records.read(session_id)
+    return None if session is None or session.is_expired(now) else session

@@ -1,0 +1,146 @@
+"""`SessionStore` on the records of an embedded backend: each operation is one transaction."""
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
+
+from msgspec.structs import replace
+
+from session_store.embedded.records import Records, Transactions, live
+from session_store.metadata import merged_metadata
+from session_store.ports.sessions import Fate, Gone, SetField
+from session_store.session import Principal, Session
+
+__all__ = ["EmbeddedSessionStore"]
+
+
+class EmbeddedSessionStore:
+    """Decides what is live, what counts as use, and what ends a session. Does not know how records are stored."""
+
+    def __init__(self, transactions: Transactions, clock: Callable[[], float]) -> None:
+        self._transactions = transactions
+        self._clock = clock
+
+    async def create(self, session: Session, *, alias: str | None = None) -> Session:
+        def work(records: Records) -> Session:
+            if alias is not None and (existing := self._named(records, alias)) is not None:
+                return self._use(records, existing)
+            self.make_room(session)
+            records.write(session)
+            if alias is not None:
+                records.set_alias(alias, session.id)
+            return session
+
+        return await self._transactions.run(work)
+
+    async def resume(self, session_id: str, principal: Principal, known: Session | None = None) -> Session | None:
+        def work(records: Records) -> Session | None:
+            session = live(records, session_id, self._clock())
+            return None if session is None or session.principal != principal else self._use(records, session)
+
+        return await self._transactions.run(work)
+
+    async def resume_alias(self, alias: str) -> Session | None:
+        def work(records: Records) -> Session | None:
+            session = self._named(records, alias)
+            return None if session is None else self._use(records, session)
+
+        return await self._transactions.run(work)
+
+    async def named(self, alias: str) -> Session | None:
+        return await self._transactions.run(lambda records: self._named(records, alias))
+
+    async def peek(self, session_id: str) -> Session | None:
+        return await self._transactions.run(lambda records: live(records, session_id, self._clock()))
+
+    async def touch(self, session_id: str) -> bool:
+        def work(records: Records) -> bool:
+            session = live(records, session_id, self._clock())
+            if session is not None:
+                records.use(session.used(self._clock()))
+            return session is not None
+
+        return await self._transactions.run(work)
+
+    async def update(self, session_id: str, **fields: object) -> Session | None:
+        return await self.change(session_id, lambda session: replace(session, **fields))
+
+    async def change_set(self, session_id: str, field: SetField, *, add: str = "", remove: str = "") -> Session | None:
+        return await self.change(session_id, lambda session: session.with_set(field, add=add, remove=remove))
+
+    async def annotate(self, session_id: str, changes: Mapping[str, str | None]) -> Session | None:
+        return await self.change(session_id, lambda s: replace(s, metadata=merged_metadata(s.metadata, changes)))
+
+    async def change(self, session_id: str, changed: Callable[[Session], Session | None]) -> Session | None:
+        """Replace the live session by what `changed` makes of it. None if there is none, or `changed` returns None."""
+
+        def work(records: Records) -> Session | None:
+            session = live(records, session_id, self._clock())
+            session = None if session is None else changed(session)
+            if session is not None:
+                records.write(session)
+            return session
+
+        return await self._transactions.run(work)
+
+    async def end(self, session_id: str) -> bool:
+        def work(records: Records) -> bool:
+            is_live = live(records, session_id, self._clock()) is not None
+            if is_live:
+                self._remove(records, session_id, "ended")
+            return is_live
+
+        return await self._transactions.run(work)
+
+    async def page(self, *, after: str = "", limit: int = 100) -> list[Session]:
+        def work(records: Records) -> list[Session]:
+            now = self._clock()
+            return list(islice((s for s in records.scan(after) if not s.is_expired(now)), limit))
+
+        return await self._transactions.run(work)
+
+    async def gone(self, session_ids: Sequence[str]) -> list[str]:
+        def work(records: Records) -> list[str]:
+            now = self._clock()
+            return [session_id for session_id in session_ids if live(records, session_id, now) is None]
+
+        return await self._transactions.run(work)
+
+    async def fate(self, session_id: str) -> Fate:
+        def work(records: Records) -> Fate:
+            session = records.read(session_id)
+            if session is not None:
+                return "expired" if session.is_expired(self._clock()) else "live"
+            return records.fate(session_id)
+
+        return await self._transactions.run(work)
+
+    async def sweep(self) -> list[Gone]:
+        def work(records: Records) -> list[Gone]:
+            now = self._clock()
+            expired = records.expired(now)
+            for session_id in expired:
+                self._remove(records, session_id, "expired")
+            records.prune(now)
+            return [Gone(session_id=session_id, reason="expired") for session_id in expired]
+
+        return await self._transactions.run(work)
+
+    def make_room(self, newcomer: Session) -> None:
+        """A bounded store removes a session here before it adds another, in the same transaction.
+
+        Raises:
+            StoreFull: every session in it is in use.
+        """
+
+    def _named(self, records: Records, alias: str) -> Session | None:
+        session_id = records.named(alias)
+        return None if session_id is None else live(records, session_id, self._clock())
+
+    def _use(self, records: Records, session: Session) -> Session:
+        session = session.used(self._clock(), confirm=True)
+        records.use(session)
+        return session
+
+    def _remove(self, records: Records, session_id: str, fate: Fate) -> None:
+        records.remove(session_id)
+        records.record_fate(session_id, fate, self._clock())

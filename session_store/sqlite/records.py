@@ -1,0 +1,92 @@
+"""Session records in SQLite tables."""
+
+import sqlite3
+from collections.abc import Iterator
+from typing import Final, cast
+
+import msgspec
+
+from session_store.embedded.records import Records
+from session_store.ports.sessions import Fate
+from session_store.session import Session
+
+__all__ = ["SqliteRecords"]
+
+FATE_KEPT_S: Final = 3_600
+_FATES_HELD: Final = 10_000
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(Session).decode
+
+
+class SqliteRecords(Records):
+    """The tables, inside one transaction of the connection."""
+
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self._db = db
+
+    def read(self, session_id: str) -> Session | None:
+        row = self._db.execute("SELECT record FROM sessions WHERE id = ?", (session_id,)).fetchone()
+        return None if row is None else _decode(row[0])
+
+    def write(self, session: Session) -> None:
+        self._db.execute(
+            "INSERT INTO sessions (id, expires_at, record) VALUES (?, ?, ?) "
+            "ON CONFLICT DO UPDATE SET expires_at = excluded.expires_at, record = excluded.record",
+            (session.id, session.expires_at, _encode(session)),
+        )
+
+    def remove(self, session_id: str) -> None:
+        self._db.execute("DELETE FROM sessions WHERE id = ?", (session_id,))  # values go with it: a foreign key
+        for table in ("events", "streams", "logs"):
+            self._db.execute(f"DELETE FROM {table} WHERE session = ?", (session_id,))
+
+    def scan(self, after: str = "") -> Iterator[Session]:
+        rows = self._db.execute("SELECT record FROM sessions WHERE id > ? ORDER BY id", (after,))
+        return (_decode(row[0]) for row in rows)
+
+    def expired(self, now: float) -> list[str]:
+        return [row[0] for row in self._db.execute("SELECT id FROM sessions WHERE expires_at <= ?", (now,))]
+
+    def named(self, alias: str) -> str | None:
+        row = self._db.execute("SELECT id FROM sessions WHERE alias = ?", (alias,)).fetchone()
+        return None if row is None else str(row[0])
+
+    def set_alias(self, alias: str, session_id: str) -> None:
+        self._db.execute("UPDATE sessions SET alias = NULL WHERE alias = ?", (alias,))
+        self._db.execute("UPDATE sessions SET alias = ? WHERE id = ?", (alias, session_id))
+
+    def value(self, session_id: str, key: str) -> bytes | None:
+        query = "SELECT value FROM state WHERE session = ? AND key = ?"
+        row = self._db.execute(query, (session_id, key)).fetchone()
+        return None if row is None else bytes(row[0])
+
+    def set_value(self, session_id: str, key: str, value: bytes | None) -> None:
+        if value is None:
+            self._db.execute("DELETE FROM state WHERE session = ? AND key = ?", (session_id, key))
+        else:
+            self._db.execute("INSERT OR REPLACE INTO state VALUES (?, ?, ?)", (session_id, key, value))
+
+    def keys(self, session_id: str) -> list[str]:
+        query = "SELECT key FROM state WHERE session = ? ORDER BY key"
+        return [row[0] for row in self._db.execute(query, (session_id,))]
+
+    def size(self, session_id: str, *, without: str = "") -> int:
+        query = (
+            "SELECT COALESCE(SUM(LENGTH(CAST(key AS BLOB)) + LENGTH(value)), 0) FROM state "
+            "WHERE session = ? AND key != ?"
+        )
+        return int(self._db.execute(query, (session_id, without)).fetchone()[0])
+
+    def record_fate(self, session_id: str, fate: Fate, at: float) -> None:
+        self._db.execute("INSERT OR REPLACE INTO fates VALUES (?, ?, ?)", (session_id, fate, at))
+
+    def fate(self, session_id: str) -> Fate:
+        row = self._db.execute("SELECT fate FROM fates WHERE session = ?", (session_id,)).fetchone()
+        return "unknown" if row is None else cast("Fate", row[0])
+
+    def prune(self, now: float) -> None:
+        self._db.execute("DELETE FROM fates WHERE at < ?", (now - FATE_KEPT_S,))
+        newest = "SELECT session FROM fates ORDER BY at DESC LIMIT ?"
+        if self._db.execute("SELECT COUNT(*) FROM fates").fetchone()[0] > _FATES_HELD:
+            self._db.execute(f"DELETE FROM fates WHERE session NOT IN ({newest})", (_FATES_HELD,))

@@ -1,0 +1,1 @@
+"""Extensions as other people would write them: small, and outside the packages."""
