@@ -63,7 +63,8 @@ class EventDecoder:
             event = self._line(line)
             if event is not None:
                 yield event
-        self._size = sum(map(len, self._data)) + len(self._rest[0])
+        # The lines of an event are joined by line breaks, which count: lines may be empty.
+        self._size = sum(map(len, self._data)) + len(self._data) + len(self._rest[0])
         if self._size > self._most:
             raise TooLarge(f"an event of more than {self._most} bytes")
 
