@@ -1,0 +1,57 @@
+"""Public names of several upstreams behind one endpoint, their merged lists, and the cursors of these."""
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.protocol.catalog import cursor_of, merge_lists, named, next_cursor, owner_of
+from transports.inbound_port import Refused
+from transports.jsonrpc import INVALID_PARAMS, encode
+
+
+@given(upstream=st.sampled_from(["one", "two"]), name=st.text(min_size=1))
+def test_a_public_name_leads_back_to_its_upstream_and_its_own_name(upstream: str, name: str) -> None:
+    public = named(upstream, {"name": name, "title": "kept"})
+    assert public["title"] == "kept"
+    assert owner_of(public["name"], ["one", "two"], "tool") == (upstream, name)
+
+
+@pytest.mark.parametrize("name", ["", "echo", "one__", "three__echo", "__echo", "one_echo"])
+def test_a_name_of_no_upstream_is_refused_as_unknown(name: str) -> None:
+    with pytest.raises(Refused, match="Unknown tool") as refused:
+        owner_of(name, ["one", "two"], "tool")
+    assert (refused.value.status, refused.value.code) == (200, INVALID_PARAMS)
+
+
+def test_an_unknown_name_is_repeated_only_in_part() -> None:
+    with pytest.raises(Refused) as refused:
+        owner_of("x" * 10_000, ["one"], "prompt")
+    assert len(str(refused.value)) < 200
+
+
+def test_lists_are_merged_in_the_order_of_the_upstreams() -> None:
+    pages = [("one", {"tools": [{"name": "b"}, {"name": "a"}]}), ("two", {}), ("three", {"tools": [{"name": "a"}]})]
+    assert merge_lists("tools/list", pages) == [{"name": "one__b"}, {"name": "one__a"}, {"name": "three__a"}]
+
+
+def test_resources_keep_their_uris_in_a_merged_list() -> None:
+    resource = {"uri": "note://a", "name": "a"}
+    assert merge_lists("resources/list", [("one", {"resources": [resource]})]) == [resource]
+
+
+@given(upstream=st.text(), cursor=st.text())
+def test_a_cursor_says_whose_page_comes_next(upstream: str, cursor: str) -> None:
+    params = {"cursor": msgspec.Raw(encode(next_cursor(upstream, cursor)))}
+    assert cursor_of(params) == (upstream, cursor)
+
+
+def test_without_a_cursor_a_list_begins_at_the_start() -> None:
+    assert cursor_of({}) is None
+
+
+@pytest.mark.parametrize("cursor", ["", "nonsense", "WzFd", 7, None, "\u00fc", "W10="])
+def test_a_cursor_of_somebody_else_is_refused(cursor: object) -> None:
+    with pytest.raises(Refused, match="Invalid cursor") as refused:
+        cursor_of({"cursor": msgspec.Raw(encode(cursor))})
+    assert refused.value.code == INVALID_PARAMS

@@ -1,0 +1,110 @@
+"""The legacy handshake and the modern discovery, each made of the other, and one made of several."""
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from gateway.protocol.handshake import (
+    HANDSHAKE_VERSIONS,
+    MODERN_VERSIONS,
+    at_most,
+    capabilities_of,
+    discovery_of,
+    handshake_of,
+    merge_discoveries,
+    merge_handshakes,
+    negotiable,
+    server_info_of,
+    version_of,
+)
+from transports.jsonrpc import encode
+
+
+def shaken(version: str = "2025-11-25", **more: Any) -> bytes:
+    """An `initialize` result."""
+    info = {"name": "s", "version": "1"}
+    return encode({"protocolVersion": version, "capabilities": {}, "serverInfo": info, **more})
+
+
+@pytest.mark.parametrize("version", HANDSHAKE_VERSIONS)
+def test_a_version_of_the_handshake_era_is_asked_for_as_it_is(version: str) -> None:
+    params = {"protocolVersion": msgspec.Raw(encode(version)), "x": msgspec.Raw(b"1")}
+    assert negotiable(params) is params
+
+
+@pytest.mark.parametrize("version", ["2026-07-28", "1.0", 7, None])
+def test_any_other_version_becomes_the_newest_of_the_handshake_era(version: Any) -> None:
+    params = {"protocolVersion": msgspec.Raw(encode(version)), "x": msgspec.Raw(b"1")}
+    assert version_of(encode(negotiable(params))) == HANDSHAKE_VERSIONS[-1]
+    assert negotiable(params)["x"] == params["x"]
+    assert version_of(encode(negotiable({}))) == HANDSHAKE_VERSIONS[-1]
+
+
+@pytest.mark.parametrize(
+    ("negotiated", "asked", "told"),
+    [
+        ("2025-11-25", "2025-03-26", "2025-03-26"),
+        ("2025-03-26", "2025-11-25", "2025-03-26"),
+        ("2025-06-18", "2025-06-18", "2025-06-18"),
+        ("2025-11-25", "2026-07-28", "2025-11-25"),
+        ("of-its-own", "2025-03-26", "of-its-own"),
+    ],
+)
+def test_a_client_gets_no_newer_version_than_it_asked_for(negotiated: str, asked: str, told: str) -> None:
+    assert version_of(at_most(shaken(negotiated), asked)) == told
+
+
+def test_a_result_without_a_version_has_an_empty_one() -> None:
+    assert version_of(b"{}") == ""
+
+
+def test_a_server_that_has_shaken_hands_is_discovered_without_what_the_modern_era_does_not_know() -> None:
+    declared = {"tools": {"listChanged": True}, "logging": {}, "tasks": {}, "made-up": {}}
+    told = json.loads(discovery_of(shaken(capabilities=declared, instructions="be kind")))
+    assert told["capabilities"] == {"tools": {"listChanged": True}, "logging": {}}
+    assert told["supportedVersions"] == list(MODERN_VERSIONS) and told["resultType"] == "complete"
+    assert (told["ttlMs"], told["cacheScope"], told["instructions"]) == (0, "private", "be kind")
+    assert told["_meta"]["io.modelcontextprotocol/serverInfo"] == told["serverInfo"] == {"name": "s", "version": "1"}
+    assert "instructions" not in json.loads(discovery_of(shaken()))
+
+
+@pytest.mark.parametrize(("asked", "told"), [("2025-03-26", "2025-03-26"), ("2026-07-28", "2025-11-25")])
+def test_a_server_that_was_discovered_shakes_hands_in_a_version_of_the_client(asked: str, told: str) -> None:
+    discovered = {"capabilities": {"tools": {}, "tasks": {}}, "serverInfo": {"name": "m"}, "ttlMs": 5}
+    result = json.loads(handshake_of(encode(discovered), asked))
+    assert result == {"protocolVersion": told, "capabilities": {"tools": {}}, "serverInfo": {"name": "m"}}
+
+
+def test_the_name_of_a_discovered_server_may_stand_in_its_meta() -> None:
+    in_meta = {"_meta": {"io.modelcontextprotocol/serverInfo": {"name": "m"}}}
+    assert json.loads(handshake_of(encode(in_meta), ""))["serverInfo"] == {"name": "m"}
+    assert json.loads(handshake_of(b"{}", ""))["serverInfo"]["name"] == "unknown"
+
+
+def test_what_a_server_declared_is_empty_where_it_declared_nothing_of_use() -> None:
+    assert capabilities_of(None) == capabilities_of(b'{"capabilities":7}') == {}
+    assert capabilities_of(shaken(capabilities={"tools": {}})) == {"tools": {}}
+    assert json.loads(server_info_of(shaken())) == {"name": "s", "version": "1"}
+
+
+def test_one_server_is_passed_on_as_it_is() -> None:
+    assert merge_handshakes([shaken()], "9") == shaken() and merge_discoveries([b"{ }"], "9") == b"{ }"
+
+
+def test_several_handshakes_have_the_oldest_version_and_every_capability() -> None:
+    one = shaken("2025-06-18", capabilities={"tools": {"listChanged": True}}, instructions="one")
+    two = shaken("2025-11-25", capabilities={"tools": {}, "logging": {}}, instructions="two")
+    told = json.loads(merge_handshakes([one, two], "9"))
+    assert told["protocolVersion"] == "2025-06-18" and told["instructions"] == "one\n\ntwo"
+    assert told["capabilities"] == {"tools": {"listChanged": True}, "logging": {}}
+    assert told["serverInfo"] == {"name": "mcp-session-gateway", "version": "9"}
+
+
+def test_several_discoveries_may_be_cached_for_the_shortest_time_and_by_the_client_only() -> None:
+    one = {"supportedVersions": ["2026-07-28", "x"], "capabilities": {"tools": {}}, "ttlMs": 60, "cacheScope": "public"}
+    two = {"supportedVersions": ["2026-07-28"], "capabilities": {"prompts": {}}, "ttlMs": 5}
+    told = json.loads(merge_discoveries([encode(one), encode(two)], "9"))
+    assert (told["ttlMs"], told["cacheScope"], told["supportedVersions"]) == (5, "private", ["2026-07-28"])
+    assert told["capabilities"] == {"tools": {}, "prompts": {}}

@@ -1,0 +1,34 @@
+"""Text in NFKC, in bounded time."""
+
+import time
+import unicodedata
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.protocol.normal_form import MOST_MARKS, TooManyMarks, normal
+
+
+@given(st.text())
+def test_any_text_is_normalised_or_has_too_many_marks(text: str) -> None:
+    try:
+        assert normal(text) == unicodedata.normalize("NFKC", text)
+    except TooManyMarks:
+        assert len(text) > MOST_MARKS
+
+
+@pytest.mark.parametrize(
+    ("text", "same_as"), [("plain", "plain"), ("\uff45vil", "evil"), ("e\u0301", "\u00e9"), ("\u3000", " ")]
+)
+def test_lookalikes_become_alike(text: str, same_as: str) -> None:
+    assert normal(text) == same_as
+
+
+@pytest.mark.parametrize("mark", ["\u0301", "\u0316", "\u0f73", "\uff9e"])
+def test_a_character_has_a_bounded_number_of_marks(mark: str) -> None:
+    normal("a" + mark * MOST_MARKS)
+    began = time.monotonic()
+    with pytest.raises(TooManyMarks, match=str(MOST_MARKS)):
+        normal("a" + mark * 100_000)
+    assert time.monotonic() - began < 0.5

@@ -1,0 +1,70 @@
+"""Results and errors of servers of one era, for clients of the other."""
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from gateway.protocol.results import legacy_result, list_result, modern_error, modern_result, urls_required
+from transports.era import Era
+from transports.jsonrpc import INVALID_PARAMS, Object, encode
+
+INFO = b'{"name":"s"}'
+
+
+def raw(**members: Any) -> Object:
+    return {name: msgspec.Raw(encode(value)) for name, value in members.items()}
+
+
+def plain(result: Object) -> Any:
+    return json.loads(encode(result))
+
+
+def test_a_merged_list_may_be_cached_as_long_as_its_shortest_part() -> None:
+    body: dict[str, Any] = {"tools": []}
+    pages: list[dict[str, Any]] = [{"ttlMs": 60}, {"ttlMs": 5, "cacheScope": "public"}]
+    told = list_result(Era.MODERN, body, pages)
+    assert told == {"tools": [], "resultType": "complete", "ttlMs": 5, "cacheScope": "private"}
+    assert (
+        list_result(Era.MODERN, body, [{"ttlMs": 60}, {}])["ttlMs"] == list_result(Era.MODERN, body, [])["ttlMs"] == 0
+    )
+    assert list_result(Era.LEGACY, body, pages) is body
+
+
+def test_a_legacy_result_gets_what_the_modern_era_wants() -> None:
+    told = plain(modern_result("tools/call", raw(content=[], _meta={"a": 1}), INFO))
+    assert told["resultType"] == "complete" and "ttlMs" not in told
+    assert told["_meta"] == {"io.modelcontextprotocol/serverInfo": {"name": "s"}, "a": 1}
+
+
+def test_a_legacy_list_may_not_be_cached_and_its_tools_have_no_tasks() -> None:
+    tools = [{"name": "a", "execution": {"taskSupport": "required"}}, {"name": "b"}]
+    told = plain(modern_result("tools/list", raw(tools=tools), INFO))
+    assert told["tools"] == [{"name": "a"}, {"name": "b"}]
+    assert (told["ttlMs"], told["cacheScope"]) == (0, "private")
+
+
+def test_a_resource_that_is_not_found_has_another_code_in_the_modern_era() -> None:
+    error = {"code": -32002, "message": "not found", "data": {"uri": "x"}}
+    assert json.loads(bytes(modern_error(msgspec.Raw(encode(error))))) == {**error, "code": INVALID_PARAMS}
+    other = msgspec.Raw(b'{"code": -32000, "message": "x"}')
+    assert modern_error(other) is other
+
+
+def test_urls_that_a_user_has_to_visit_are_found_in_the_error() -> None:
+    error = {"code": -32042, "message": "go", "data": {"elicitations": [{"url": "https://a.example"}, "no object"]}}
+    found = urls_required(msgspec.Raw(encode(error)))
+    assert found == [{"url": msgspec.Raw(b'"https://a.example"')}]
+    assert urls_required(msgspec.Raw(encode({**error, "code": -32000}))) is None
+
+
+@pytest.mark.parametrize("data", [None, 7, {}, {"elicitations": 7}])
+def test_an_error_about_urls_that_names_none_in_the_right_form_is_an_error_like_others(data: Any) -> None:
+    assert urls_required(msgspec.Raw(encode({"code": -32042, "message": "go", "data": data}))) is None
+
+
+def test_a_modern_result_loses_what_the_handshake_era_does_not_know() -> None:
+    result = raw(content=[], resultType="complete", ttlMs=5, cacheScope="public", structuredContent={"a": 1})
+    assert plain(legacy_result(result)) == {"content": [], "structuredContent": {"a": 1}}
+    assert plain(legacy_result(raw(content=[], structuredContent=[1]))) == {"content": []}, "it had to be an object"
