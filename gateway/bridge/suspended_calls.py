@@ -181,7 +181,7 @@ def _gathered(exchange: "Exchange") -> None:
     assert suspended is not None
     suspended.is_gathering = False
     if suspended.questions and conversation is not None and conversation.calls.is_sent(exchange):
-        put_questions(exchange, conversation.suspend_s)
+        put_questions(exchange, conversation.deadlines.suspended_s)
 
 
 def without_modern_gaps(method: str, params: Object) -> Object:
@@ -218,7 +218,7 @@ def answer_suspended(exchange: "Exchange", responses: Object) -> None:
             _give(question, responses[key])
     exchange.heard()
     if suspended.questions and exchange.conversation is not None:
-        put_questions(exchange, exchange.conversation.suspend_s)
+        put_questions(exchange, exchange.conversation.deadlines.suspended_s)
 
 
 def _give(question: Question, response: msgspec.Raw) -> None:

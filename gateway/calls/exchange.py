@@ -131,8 +131,20 @@ class Exchange:
 
         self.ended = both
 
+    def sent_as(self, conversation: "Conversation", number: int, request: tuple[Object, Object] | None) -> None:
+        """The server has it, under that number. `request`: params and `_meta`, if it may have to be sent again."""
+        self.conversation = conversation
+        self.number = number
+        self.sent = request
+        self.heard_at = self.written_at = monotonic()
+
+    def take_request(self) -> tuple[Object, Object] | None:
+        """Params and `_meta` to be sent again. They are returned once."""
+        request, self.sent = self.sent, None
+        return request
+
     def heard(self) -> None:
-        """A sign of life: the time a call may take counts from the last one."""
+        """Count the call's deadline from now on."""
         self.heard_at = monotonic()
 
     def emit(self, frame: bytes) -> bool:

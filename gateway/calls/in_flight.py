@@ -71,7 +71,7 @@ class Calls:
 
 def look_after(conversation: "Conversation", now: float) -> None:
     """Give a sign of life to clients that wait, and an end to calls that are late; `now` by the monotonic clock."""
-    limit_s = conversation.call_timeout_s
+    limit_s = conversation.deadlines.call_s
     for exchange in conversation.calls:
         exchange.replies.tick(now)
         if exchange.is_suspended:

@@ -1,21 +1,18 @@
-"""How much a legacy server is to say on behalf of modern clients, who ask for it with each call."""
+"""The log level of a legacy server on behalf of modern clients, which ask for one with each call. Pure."""
 
-from typing import TYPE_CHECKING
+from typing import Final
 
 from gateway.calls.shared_server import LEVELS
 from gateway.protocol.handshake import capabilities_of
-from transports.jsonrpc import encode
 
-if TYPE_CHECKING:
-    from gateway.calls.conversation import Conversation
+__all__ = ["is_lower"]
 
-__all__ = ["want_log_level"]
+_CAPABILITY: Final = "logging"
 
 
-def want_log_level(conversation: "Conversation", level: str) -> None:
-    """A legacy server has one level for all: the lowest that any call has asked for. The rest is filtered."""
-    if level not in LEVELS or "logging" not in capabilities_of(conversation.initialize_result):
-        return
-    if not conversation.log_level or LEVELS.index(level) < LEVELS.index(conversation.log_level):
-        conversation.log_level = level
-        conversation.request("logging/setLevel", encode({"level": level}))
+def is_lower(level: str, present: str, initialize_result: bytes | None) -> bool:
+    """Whether the server has to be asked for that level: it has one level for all calls, the lowest that any of them
+    has asked for. `present` is that level, empty before the first. The messages are filtered for each call."""
+    if level not in LEVELS or _CAPABILITY not in capabilities_of(initialize_result):
+        return False
+    return not present or LEVELS.index(level) < LEVELS.index(present)

@@ -18,7 +18,6 @@ from gateway.calls.shared_server import LEVELS
 from gateway.protocol.methods import CHANGES
 from gateway.protocol.params import meta_of
 from gateway.protocol.subscription_filter import SUBSCRIPTION_ID, tagged
-from gateway.upstreams.inventory import Lists
 from transports.era import Era
 from transports.jsonrpc import (
     INVALID_REQUEST,
@@ -42,12 +41,12 @@ class Router(Protocol):
         """The server wants something of a client."""
         ...
 
-    def told(self, conversation: "Conversation", message: Message) -> None:
+    def notified(self, conversation: "Conversation", message: Message) -> None:
         """The server sent a notification."""
         ...
 
-    def lost(self, conversation: "Conversation") -> None:
-        """The server is gone: what it asked needs no answer any more."""
+    def closed(self, conversation: "Conversation") -> None:
+        """The link is gone: nobody waits for the answers to what the server has asked."""
         ...
 
 
@@ -75,13 +74,12 @@ class _Router(ABC):
         except InvalidMessage as error:
             conversation.refuse(server_id, error.code, str(error))
 
-    def told(self, conversation: Conversation, message: Message) -> None:
+    def notified(self, conversation: Conversation, message: Message) -> None:
         method = str(message.method)
         try:
             params = message.params_object()
             change = CHANGES.get(method)
             if change is not None and change.flag:
-                conversation.lists = conversation.lists or Lists()
                 conversation.lists.forget(change.kind)
             if method == "notifications/progress":
                 _progress(conversation, params)
@@ -97,7 +95,7 @@ class _Router(ABC):
         except (InvalidMessage, msgspec.MsgspecError):
             return  # a notification nobody could read; there is no one to tell
 
-    def lost(self, conversation: Conversation) -> None:
+    def closed(self, conversation: Conversation) -> None:
         for live in self._audience(conversation):
             live.lost(conversation)
 

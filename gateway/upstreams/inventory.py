@@ -14,39 +14,19 @@ import msgspec
 from cachetools import LRUCache
 
 from gateway.calls.conversation import Conversation
+from gateway.calls.lists import Listed, Lists
 from gateway.protocol.listing import MOST_BYTES, MOST_TOOLS, Names, Tools, items_of
-from gateway.protocol.methods import METHODS, lists_of
+from gateway.protocol.methods import METHODS
 from transports.era import Era
 from transports.jsonrpc import encode
 from transports.upstream_port import UpstreamUnavailable
 
-__all__ = ["Inventory", "Listed", "Lists"]
+__all__ = ["Inventory"]
 
 AGAIN_S: Final = 5.0
 """How long an answer stands when something is asked for that is not in it: servers need not say that lists changed."""
 _PAGES: Final = 100
 _HELD_BYTES: Final = 16 << 20
-
-Listed = Tools | Names
-
-
-class Lists:
-    """What one conversation has heard, by the method of the list."""
-
-    __slots__ = ("asked_at", "asking", "changed", "known")
-
-    def __init__(self) -> None:
-        self.known: dict[str, Listed] = {}
-        self.changed: set[str] = set()
-        self.asked_at: dict[str, float] = {}
-        self.asking: dict[str, asyncio.Task[Listed]] = {}
-
-    def forget(self, kind: str) -> None:
-        """The server says that its lists of that kind have changed."""
-        for row in lists_of(kind):
-            self.known.pop(row.name, None)
-            self.asked_at.pop(row.name, None)
-            self.changed.add(row.name)
 
 
 class Inventory:
@@ -62,7 +42,7 @@ class Inventory:
 
     def known(self, method: str, conversation: Conversation | None) -> Listed | None:
         """What is listed, as far as it is known now."""
-        lists = None if conversation is None else conversation.lists
+        lists = None if conversation is None else conversation.known_lists
         if lists is not None and method in lists.known:
             return lists.known[method]
         if method != "tools/list" or (lists is not None and method in lists.changed):
@@ -76,7 +56,7 @@ class Inventory:
             UpstreamUnavailable, HandshakeRefused, LinkClosed: the server cannot be asked.
         """
         found = self.known(method, conversation)
-        lists = conversation.lists = conversation.lists or Lists()
+        lists = conversation.lists
         is_old = monotonic() - lists.asked_at.get(method, float("-inf")) >= AGAIN_S
         if found is not None and (name in found or not name or not is_old):
             return found
@@ -116,7 +96,6 @@ class Inventory:
             if known is None or names <= known:
                 return  # what has never been asked for is asked for whole
             items = [{row.item_key: name} for name in (*known, *names)]
-        conversation.lists = conversation.lists or Lists()
         conversation.lists.known[method] = self._kept(method, items)
 
     async def items(self, method: str, conversation: Conversation) -> list[dict[str, Any]]:

@@ -15,7 +15,8 @@ from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 
-from gateway.upstreams.upstream import ConfiguredUpstream, Prepared
+from gateway.upstreams.session_resources import Prepared
+from gateway.upstreams.upstream import ConfiguredUpstream
 from session_store import Context, Principal, Session
 from session_store.session import new_session_id, redact
 from transports.upstream_port import UpstreamUnavailable

@@ -6,48 +6,45 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Final, cast
 
 import msgspec
-from msgspec import structs
 
 from gateway.calls.conversation import Conversation
+from gateway.calls.deadlines import Deadlines
 from gateway.calls.exchange import Exchange
 from gateway.calls.live_session import LiveSession
 from gateway.calls.server_messages import IsolatedRouter, SharedRouter
 from gateway.config.limits import LimitSettings
 from gateway.config.upstreams import UpstreamSettings
-from gateway.context.assertion import HEADER, Assertions
-from gateway.context.facts import child_environment, facts_of, new_correlation_id
-from gateway.context.link_resources import LinkResourceProvider, LinkResources
-from gateway.context.secrets import PrincipalSecrets, is_template
+from gateway.context.assertion import Assertions
+from gateway.context.link_resources import LinkResourceProvider
+from gateway.context.secrets import PrincipalSecrets
 from gateway.policy.quotas import PrincipalQuotas
 from gateway.protocol.capabilities import Caller
 from gateway.protocol.handshake import HandshakeRefused, discovery_of
 from gateway.protocol.listing import Tools
 from gateway.upstreams.inventory import Inventory
+from gateway.upstreams.link_source import SessionLinks, SharedLinks, TrialLinks, UpstreamLinks
+from gateway.upstreams.session_resources import Prepared, SessionResources
 from session_store import Context, Session
 from transports.era import Era
 from transports.jsonrpc import (
     INVALID_REQUEST,
     METHOD_NOT_FOUND,
     encode,
-    encode_notification,
-    encode_request,
     error_code,
     splice,
 )
 from transports.upstream_port import (
-    ConnectOptions,
     LinkClosed,
-    PrestartedLink,
     PrestartingUpstream,
     Upstream,
     UpstreamUnavailable,
 )
 
-__all__ = ["ConfiguredUpstream", "Prepared"]
+__all__ = ["ConfiguredUpstream"]
 
 logger = logging.getLogger(__name__)
 
@@ -64,22 +61,6 @@ _META: Final = {
     "io.modelcontextprotocol/clientInfo": {"name": "mcp-session-gateway", "version": "0"},
     "io.modelcontextprotocol/clientCapabilities": {},
 }
-_SHARED_HANDSHAKE: Final = encode(
-    {
-        "protocolVersion": "2025-11-25",
-        "capabilities": {"elicitation": {}, "sampling": {}, "roots": {}},
-        "clientInfo": {"name": "mcp-session-gateway", "version": "0"},
-    }
-)
-
-
-async def _ignored(_: str) -> None:
-    """Nothing of a link that many sessions use is kept for one of them."""
-
-
-async def _never_linked(_: LiveSession) -> bool:
-    """What a server behind a URL holds in memory outlives our processes."""
-    return False
 
 
 @dataclass(slots=True)
@@ -95,23 +76,6 @@ class _Facts:
     def discovery(self) -> bytes | None:
         """What modern clients are told."""
         return discovery_of(self.initialize) if self.initialize is not None else self.discover
-
-
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """A process that was started ahead: with what it was given, and by what environment it is known."""
-
-    grant: LinkResources
-    link: PrestartedLink
-    env: Mapping[str, str]
-
-    @property
-    def is_good(self) -> bool:
-        return self.link.is_unheard
-
-    async def close(self) -> None:
-        await self.link.close()
-        self.grant.close()
 
 
 class ConfiguredUpstream:
@@ -137,17 +101,31 @@ class ConfiguredUpstream:
         self.settings = settings
         self._upstream = upstream
         self._limits = limits
-        self._grants = grants
-        self._record_use = record_use
-        self._remote_session_changed = remote_session_changed
-        self._assertions = assertions
-        self._sandbox = settings.sandbox or sandbox
-        self._credentials = credentials
-        self._quotas = quotas
-        self.restarts: Counter[str] = Counter()  # of its processes, by reason
-        self._started_ahead = started_ahead
-        self._secret_env = {name: value for name, value in settings.env.items() if is_template(value)}
-        self._secret_headers = {name: value for name, value in settings.headers.items() if is_template(value)}
+        self._deadlines = Deadlines(
+            start_s=limits.start_timeout_s,
+            call_s=limits.call_timeout_s,
+            suspended_s=limits.parked_s,
+            idle_stop_s=settings.idle_stop_s,
+        )
+        self._resources = SessionResources(
+            settings,
+            grants=grants,
+            assertions=assertions,
+            credentials=credentials,
+            quotas=quotas,
+            started_ahead=lambda session: started_ahead(session, name),
+            sandbox=settings.sandbox or sandbox,
+        )
+        self._links = UpstreamLinks(
+            name,
+            upstream,
+            self._resources,
+            is_url=bool(settings.url),
+            record_use=record_use,
+            remote_session_changed=remote_session_changed,
+            permits=lambda context, uris: self.permits(context, uris),
+            known_handshake=lambda: None if self._facts is None else self._facts.initialize,
+        )
         self.inventory = Inventory(name, limits.start_timeout_s, _META)
         self.inventory.first = lambda: None if self._facts is None or self._facts.failure else self._facts.tools
         self.is_reviewed = not settings.tools  # whether its patterns are known to name what it lists
@@ -160,6 +138,11 @@ class ConfiguredUpstream:
         self._shared: dict[Era, Conversation] = {}
         self._shakes_hands: bool | None = None
         self._shaking: asyncio.Task[None] | None = None
+
+    @property
+    def restarts(self) -> Counter[str]:
+        """Links that replaced an earlier one, by reason."""
+        return self._links.restarts
 
     # -- what it speaks
 
@@ -225,7 +208,7 @@ class ConfiguredUpstream:
         return self._shakes_hands is not False
 
     async def _shake_hands(self) -> None:
-        trial = self._new(Era.LEGACY, SharedRouter(), grant=_nothing, handshake=lambda: _SHARED_HANDSHAKE, restore=list)
+        trial = Conversation(TrialLinks(self._links), SharedRouter(), self._deadlines)
         try:
             await trial.ready()
             self._shakes_hands = True
@@ -326,120 +309,21 @@ class ConfiguredUpstream:
         key = (self.name, era, told.capabilities if told is not None else b"")
         conversation = live.conversations.get(key)
         if conversation is None:
-            conversation = live.conversations[key] = self._new(
-                era,
-                IsolatedRouter(live),
-                grant=lambda: self._grant(live, correlation, key),
-                handshake=lambda: told.initialize_params() if told else live.session.client.initialize_params,
-                restore=lambda: _restore(live, self.permits),
-                remote_session_changed=lambda resume: self._remember(live, key, resume),
-            )
+            source = SessionLinks(self._links, live, key, told, correlation)
+            conversation = live.conversations[key] = Conversation(source, IsolatedRouter(live), self._deadlines)
         return conversation
-
-    async def _grant(self, live: LiveSession, correlation: str, key: tuple[str, Era, bytes]) -> LinkResources:
-        if self.settings.url:
-            own = await self._credentials.fill(self._secret_headers, live.session.principal)
-            return LinkResources(
-                given=ConnectOptions(
-                    headers=lambda: {**own, HEADER: self._assertions.of(live.session, self.settings.url)},
-                    resume=_remembered(live, key)[1],
-                    keep=lambda: live.goes_on,
-                )
-            )
-        if self.settings.in_process:
-            return self._grants.for_object(live.session)
-        session = live.session
-        env = await self._environment(session, correlation)
-        ended = await self._quotas.process(session)
-        try:
-            granted = await self._ahead(session, env) or await self._for_child(session, env, correlation)
-        except BaseException:
-            ended()
-            raise
-
-        def close() -> None:
-            granted.close()
-            ended()
-
-        return replace(granted, close=close)
-
-    async def _environment(self, session: Session, correlation: str) -> dict[str, str]:
-        """What a child is told of its session, and its principal's secrets."""
-        env = child_environment(session, self.settings.context_env, correlation)
-        return env | await self._credentials.fill(self._secret_env, session.principal)
-
-    async def _for_child(self, session: Session, env: Mapping[str, str], correlation: str) -> LinkResources:
-        sandbox = self._sandbox if session.context.trust != "direct" else ()
-        return await self._grants.for_child(session, facts_of(session, correlation), env, sandbox, self.settings.env)
 
     async def prepare(self, session: Session) -> Prepared:
         """Start a process for a session that is not open yet. Raises `UpstreamUnavailable`."""
-        upstream = cast("PrestartingUpstream", self._upstream)  # the settings let nothing else be warm
-        correlation = new_correlation_id()
-        env = await self._environment(session, correlation)
-        grant = await self._for_child(session, env, correlation)
-        try:
-            link = await upstream.start(grant.given)
-        except BaseException:
-            grant.close()
-            raise
-        return Prepared(grant, link, self._known_by(env))
-
-    async def _ahead(self, session: Session, env: Mapping[str, str]) -> LinkResources | None:
-        """The process that was started ahead for that session, if it is what one started now would be."""
-        part = self._started_ahead(session, self.name)
-        if part is None:
-            return None
-        if not part.is_good or part.env != self._known_by(env):
-            await part.close()
-            return None
-        return replace(part.grant, given=structs.replace(part.grant.given, started=part.link))
-
-    def _known_by(self, env: Mapping[str, str]) -> dict[str, str]:
-        """An environment, but for the correlation id of the request that it was made for."""
-        requests = {name for name, fact in self.settings.context_env.items() if fact == "correlation_id"}
-        return {name: value for name, value in env.items() if name not in requests}
-
-    async def _remember(self, live: LiveSession, key: tuple[str, Era, bytes], resume: str) -> None:
-        """A session of its own at the server is for every later link, on whatever replica."""
-        old, known = _remembered(live, key)
-        if resume != known:
-            await self._remote_session_changed(live, old, _remote(key, resume) if resume else "")
+        # The settings allow prestarted processes for no other upstream.
+        return await self._resources.prepare(session, cast("PrestartingUpstream", self._upstream))
 
     def _common(self, era: Era) -> Conversation:
         conversation = self._shared.get(era)
         if conversation is None:
-            conversation = self._shared[era] = self._new(
-                era,
-                SharedRouter(),
-                grant=_nothing,
-                handshake=lambda: _SHARED_HANDSHAKE,
-                restore=lambda: [encode_notification("notifications/initialized", None)],
-            )
+            source = SharedLinks(self._links, era)
+            conversation = self._shared[era] = Conversation(source, SharedRouter(), self._deadlines)
         return conversation
-
-    def _new(
-        self, era: Era, router: Any, *, grant: Any, handshake: Any, restore: Any, remote_session_changed: Any = _ignored
-    ) -> Conversation:
-        return Conversation(
-            self._upstream,
-            era,
-            name=self.name,
-            router=router,
-            grant=grant,
-            handshake=handshake if era is Era.LEGACY else None,
-            restore=restore if era is Era.LEGACY else list,
-            record_use=_never_linked
-            if self.settings.url
-            else lambda live: self._record_use(live, f"{self.name}/{era}"),
-            remote_session_changed=remote_session_changed,
-            known=lambda: None if self._facts is None else self._facts.initialize,
-            start_timeout_s=self._limits.start_timeout_s,
-            call_timeout_s=self._limits.call_timeout_s,
-            idle_stop_s=self.settings.idle_stop_s,
-            suspend_s=self._limits.parked_s,
-            restarts=self.restarts,
-        )
 
     def forget(self, live: LiveSession) -> None:
         """That session is over."""
@@ -453,40 +337,3 @@ class ConfiguredUpstream:
         await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.gather(*(c.close() for c in self._shared.values()))
         await self._upstream.close()
-
-
-def _remote(key: tuple[str, Era, bytes], resume: str) -> str:
-    return encode([key[0], key[2].decode(), resume]).decode()
-
-
-def _remembered(live: LiveSession, key: tuple[str, Era, bytes]) -> tuple[str, str]:
-    """What the record says of the session at that server: as it stands there, and what it can be gone on with."""
-    for entry in live.session.remote:
-        name, capabilities, resume = msgspec.json.decode(entry, type=tuple[str, str, str])
-        if (name, capabilities) == (key[0], key[2].decode()):
-            return entry, resume
-    return "", ""
-
-
-async def _nothing() -> LinkResources:
-    """A link of many sessions, or of none, is given nothing of any."""
-    return LinkResources()
-
-
-def _restore(live: LiveSession, permits: Callable[[Context, frozenset[str]], frozenset[str]]) -> list[bytes]:
-    """What a legacy server has to hear again after the handshake was replayed."""
-    session = live.session
-    frames = [encode_notification("notifications/initialized", None)]
-    if session.era == Era.MODERN:
-        heard = frozenset().union(*(listening.wanted.uris for listening in live.listening))
-        uris = sorted(permits(session.context, heard))
-        return frames + [encode_request(f"restore-{uri}", "resources/subscribe", encode({"uri": uri})) for uri in uris]
-    if not session.initialized:
-        return []
-    if session.log_level:
-        frames.append(encode_request("restore-log-level", "logging/setLevel", encode({"level": session.log_level})))
-    frames += [
-        encode_request(f"restore-{uri}", "resources/subscribe", encode({"uri": uri}))
-        for uri in sorted(permits(session.context, frozenset(session.subscriptions)))
-    ]
-    return frames

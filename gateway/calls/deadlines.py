@@ -1,0 +1,20 @@
+"""How long a conversation waits for what, in seconds."""
+
+from dataclasses import dataclass
+
+__all__ = ["Deadlines"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deadlines:
+    """The times of one upstream's conversations.
+
+    `start_s`: until a link is open, handshake included. `call_s`: until a call is answered, counted from the last
+    message that belongs to it. `suspended_s`: until a modern client answers what a legacy server has asked.
+    `idle_stop_s`: until a link without calls is closed; None: never.
+    """
+
+    start_s: float
+    call_s: float
+    suspended_s: float
+    idle_stop_s: float | None

@@ -1,0 +1,327 @@
+"""The one link that a conversation has at a time: opened when it is needed, closed when it is idle, replaced when lost.
+
+Knows nothing of calls. A link is a process, an HTTP session or an object (`transports.upstream_port.Link`).
+"""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Final, Protocol
+
+import msgspec
+from msgspec.structs import replace
+
+from gateway.calls.link_source import LinkSource
+from gateway.calls.state_table import step
+from gateway.context.link_resources import LinkResources
+from gateway.protocol.handshake import HandshakeRefused
+from session_store.context import bound_session
+from transports.jsonrpc import Message, splice
+from transports.tasks import Tasks, TasksClosed
+from transports.upstream_port import Link, LinkClosed, LinkEvents, UpstreamUnavailable
+
+__all__ = ["LINK", "LOSSES", "LinkEvent", "LinkLifecycle", "LinkState", "LinkUser", "Loss"]
+
+logger = logging.getLogger(__name__)
+
+_OPENING: Final = "opening"
+_MAX_RETIRED: Final = 8
+
+
+class Loss(StrEnum):
+    """Why a link was replaced: the reason that clients, the log and the metrics have."""
+
+    STOPPED = "idle_stop"
+    CRASHED = "crash"
+    FORGOTTEN = "upstream_session"
+
+
+LOSSES: Final = frozenset(Loss)
+
+
+class LinkState(StrEnum):
+    """Where a link is in its life."""
+
+    ABSENT = "absent"
+    OPENING = "opening"
+    OPEN = "open"
+    CLOSING = "closing"
+    ENDED = "ended"
+    """The conversation is over; no link will follow."""
+
+
+class LinkEvent(StrEnum):
+    """What happens to a link."""
+
+    OPEN = "open"
+    OPENED = "opened"
+    FAILED = "failed"
+    """It could not be opened, or the server refused the handshake."""
+    LOST = "lost"
+    """The process ended, or the server has forgotten the session."""
+    DISCARD = "discard"
+    """Nobody needs it (idle stop), or it takes no message."""
+    CLOSED = "closed"
+    END = "end"
+
+
+LINK: Final[Mapping[LinkState, Mapping[LinkEvent, LinkState]]] = {
+    LinkState.ABSENT: {
+        LinkEvent.OPEN: LinkState.OPENING,
+        LinkEvent.LOST: LinkState.ABSENT,
+        LinkEvent.END: LinkState.ENDED,
+    },
+    LinkState.OPENING: {
+        LinkEvent.OPENED: LinkState.OPEN,
+        LinkEvent.LOST: LinkState.OPENING,  # the opening fails by itself
+        LinkEvent.FAILED: LinkState.ABSENT,
+        LinkEvent.END: LinkState.ENDED,
+    },
+    LinkState.OPEN: {
+        LinkEvent.LOST: LinkState.ABSENT,
+        LinkEvent.DISCARD: LinkState.CLOSING,
+        LinkEvent.END: LinkState.ENDED,
+    },
+    LinkState.CLOSING: {
+        LinkEvent.LOST: LinkState.CLOSING,
+        LinkEvent.CLOSED: LinkState.ABSENT,
+        LinkEvent.END: LinkState.ENDED,
+    },
+    LinkState.ENDED: {
+        LinkEvent.FAILED: LinkState.ENDED,
+        LinkEvent.LOST: LinkState.ENDED,
+        LinkEvent.CLOSED: LinkState.ENDED,
+        LinkEvent.END: LinkState.ENDED,
+    },
+}
+"""An opening waits for the end of the link before it, so there are never two."""
+
+
+class LinkUser(LinkEvents, Protocol):
+    """The conversation that a link belongs to."""
+
+    @property
+    def has_calls(self) -> bool:
+        """Whether a client's call is in flight."""
+        ...
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing waits for the server: no client's call, and no request of the gateway's own."""
+        ...
+
+    async def ask(self, method: str, params: bytes | None) -> Message:
+        """Send a request of the gateway's own over the present link. Raises `LinkClosed`."""
+        ...
+
+    def restarted(self, reason: str) -> None:
+        """The link that is open now replaces an earlier one."""
+        ...
+
+
+class LinkLifecycle:
+    """Opens, replaces and closes the link. `restarts` counts links that replaced an earlier one."""
+
+    # Without a dictionary each: there are as many as there are conversations.
+    __slots__ = """_closing _idle _idle_stop_s _loss _resources _retired _source _start_s _tasks _user _was_open
+        initialize_result last_words link log_level restarts state""".split()
+
+    def __init__(self, source: LinkSource, user: LinkUser, *, start_s: float, idle_stop_s: float | None) -> None:
+        self.state = LinkState.ABSENT
+        self.link: Link | None = None
+        self.initialize_result: bytes | None = None
+        self.restarts = 0
+        self.last_words: list[str] = []  # the last lines on stderr of a process that is gone
+        self.log_level = ""  # what a legacy server was asked for on behalf of modern clients
+        self._source = source
+        self._user = user
+        self._start_s = start_s
+        self._idle_stop_s = idle_stop_s
+        self._resources = LinkResources()
+        self._loss: Loss | None = None  # why the next link replaces the one before
+        self._was_open = False
+        self._retired: list[Link] = []  # takes no message, but may still answer
+        self._closing: asyncio.Task[None] | None = None
+        self._idle: asyncio.TimerHandle | None = None
+        self._tasks = Tasks(f"link to server {source.name!r}")
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a call can be sent now."""
+        return self.state is LinkState.OPEN
+
+    def _step(self, event: LinkEvent) -> None:
+        self.state = step(LINK, self.state, event)
+
+    def require(self) -> Link:
+        """The present link, which may still be shaking hands. Raises `LinkClosed` if there is none."""
+        if self.link is None:
+            raise LinkClosed("it exited")
+        return self.link
+
+    # -- opening
+
+    async def ready(self) -> None:
+        """Wait until the link is open. Concurrent callers share one opening; one that is cancelled does not end it.
+
+        Raises:
+            UpstreamUnavailable, HandshakeRefused: the server cannot be used.
+        """
+        if self.state is LinkState.OPEN:
+            return
+        ended = f"the session with server {self._source.name!r} has ended"
+        if self.state is LinkState.ENDED:
+            raise UpstreamUnavailable(ended)
+        try:
+            await self._tasks.share(_OPENING, self._open)
+        except TasksClosed:
+            raise UpstreamUnavailable(ended) from None
+
+    async def _open(self) -> None:
+        if self._closing is not None:
+            await asyncio.wait((self._closing,))
+        self._step(LinkEvent.OPEN)
+        try:
+            async with asyncio.timeout(self._start_s):
+                await self._connect()
+                self.require()  # it may have been lost since its handshake
+            self._step(LinkEvent.OPENED)
+        except TimeoutError:
+            await self._fail()
+            late = f"server {self._source.name!r} did not start within {self._start_s:g} s"
+            raise UpstreamUnavailable(late) from None
+        except LinkClosed as error:
+            await self._fail()
+            raise UpstreamUnavailable(f"server {self._source.name!r} ended while it was starting: {error}") from None
+        except BaseException:
+            await self._fail()
+            raise
+        loss, self._loss, self._was_open = self._loss, None, True
+        if loss is not None:
+            self.restarts += 1
+            self._source.restarted(loss)
+            self._user.restarted(loss)
+            logger.info("server %s was started again after %s", self._source.name, loss)
+        self.rest()
+
+    async def _connect(self) -> None:
+        self._resources = await self._source.resources()
+        options = self._resources.given
+        if self._loss is Loss.FORGOTTEN:
+            options = replace(options, resume="")
+        with bound_session(self._resources.session):
+            self.link = await self._source.connect(options, self._user)
+        params = self._source.handshake()
+        if params is None:
+            return
+        if options.resume:
+            self.initialize_result = self.initialize_result or self._source.known_handshake()
+            return
+        answer = await self._user.ask("initialize", params)
+        if isinstance(answer.error, msgspec.Raw):
+            raise HandshakeRefused(answer.error)
+        assert isinstance(answer.result, msgspec.Raw)
+        self.initialize_result = splice(answer.result)
+        self.log_level = ""
+        for frame in self._source.replay():
+            self.require().send(frame)
+        await self._source.remote_session_changed(self.require().resume)
+
+    async def _fail(self) -> None:
+        try:
+            await _end(self._detach())
+        finally:
+            self._step(LinkEvent.FAILED)
+
+    def log_level_is(self, level: str) -> None:
+        """The server was asked for that log level. A new link starts without one."""
+        self.log_level = level
+
+    # -- losing
+
+    def lost(self) -> None:
+        """The link has ended, by itself or because it was closed."""
+        self.last_words = [] if self.link is None else self.link.last_words[-10:]
+        self.link = None
+        self._resources.close()
+        self._resources = LinkResources()
+        if self._was_open and self._loss is None:
+            self._loss = Loss.CRASHED
+        self._step(LinkEvent.LOST)
+
+    def forgotten(self, link: Link) -> None:
+        """The server no longer knows the session of that link, which takes no message but may still answer others."""
+        if link is not self.link:
+            return
+        self.link = None
+        self._retired = [*self._retired[1 - _MAX_RETIRED :], link]
+        self._resources = LinkResources()
+        self._loss = Loss.FORGOTTEN
+        self._step(LinkEvent.LOST)
+
+    def discard(self) -> None:
+        """Close an open link that is of no more use, in the background."""
+        if self.state is not LinkState.OPEN:
+            return
+        self._step(LinkEvent.DISCARD)
+        self._closing = self._tasks.spawn(self._discarded(self._detach()))
+
+    async def _discarded(self, detached: "_Detached") -> None:
+        try:
+            await _end(detached)
+        finally:
+            self._closing = None
+            self._step(LinkEvent.CLOSED)
+
+    def _detach(self) -> "_Detached":
+        link, self.link = self.link, None
+        resources, self._resources = self._resources, LinkResources()
+        return link, resources
+
+    # -- idling
+
+    def rest(self) -> None:
+        """Close the link after a while without calls."""
+        if self._idle_stop_s is None or self.link is None or self._user.has_calls:
+            return
+        self.wake()
+        self._idle = asyncio.get_running_loop().call_later(self._idle_stop_s, self._stop)
+
+    def wake(self) -> None:
+        """There is a call again."""
+        if self._idle is not None:
+            self._idle.cancel()
+            self._idle = None
+
+    def _stop(self) -> None:
+        self._idle = None
+        if self.state is LinkState.OPEN and self._user.is_idle:
+            self._loss = Loss.STOPPED
+            self.discard()
+        else:
+            self.rest()
+
+    # -- ending
+
+    async def close(self) -> None:
+        """Close the link for good: nothing of it is left when this returns. Idempotent."""
+        self._step(LinkEvent.END)
+        self.wake()
+        if (opening := self._tasks.running(_OPENING)) is not None:
+            opening.cancel()
+        await self._tasks.settled()
+        await self._tasks.close()
+        await asyncio.gather(_end(self._detach()), *(link.close() for link in self._retired))
+
+
+_Detached = tuple[Link | None, LinkResources]
+
+
+async def _end(detached: _Detached) -> None:
+    link, resources = detached
+    try:
+        if link is not None:
+            await link.close()
+    finally:
+        resources.close()

@@ -1,0 +1,59 @@
+"""Where the links of a conversation come from. Implemented for a session, for a shared server and for a trial."""
+
+from typing import TYPE_CHECKING, Protocol
+
+from gateway.context.link_resources import LinkResources
+from transports.era import Era
+from transports.upstream_port import ConnectOptions, Link, LinkEvents
+
+if TYPE_CHECKING:
+    from gateway.calls.live_session import LiveSession
+
+__all__ = ["LinkSource"]
+
+
+class LinkSource(Protocol):
+    """Opens links to one server in one era. Every method is called anew for each link."""
+
+    @property
+    def name(self) -> str:
+        """The server's name in the configuration."""
+        ...
+
+    @property
+    def era(self) -> Era:
+        """The era in which the links are used."""
+        ...
+
+    async def resources(self) -> LinkResources:
+        """What the next link is given of its session. Raises `UpstreamUnavailable`."""
+        ...
+
+    async def connect(self, options: ConnectOptions, events: LinkEvents) -> Link:
+        """A new link. Raises `UpstreamUnavailable`."""
+        ...
+
+    def handshake(self) -> bytes | None:
+        """The params of `initialize`; None in the modern era, which has no handshake."""
+        ...
+
+    def known_handshake(self) -> bytes | None:
+        """The `initialize` result that an earlier link to the server had, for a link that resumes a session there."""
+        ...
+
+    def replay(self) -> list[bytes]:
+        """The messages that follow a handshake: the notification, log level and subscriptions of the session."""
+        ...
+
+    async def record_use(self, live: "LiveSession") -> bool:
+        """Record that a session uses the server, before its first message is sent, so that a later process can report
+        what was lost. True if an earlier process has recorded that already. Raises `StoreUnavailable`."""
+        ...
+
+    async def remote_session_changed(self, resume: str) -> None:
+        """Record what a later link can resume; empty if there is no such thing. Raises `StoreUnavailable`."""
+        ...
+
+    def restarted(self, reason: str) -> None:
+        """Count a link that replaces an earlier one."""
+        ...

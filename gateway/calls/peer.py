@@ -1,0 +1,135 @@
+"""JSON-RPC with one server over the present link: ids, the gateway's own requests, notifications, answers.
+
+Knows nothing of clients and their calls.
+"""
+
+import contextlib
+import logging
+
+import msgspec
+
+from gateway.calls.link_lifecycle import LinkLifecycle
+from gateway.calls.link_source import LinkSource
+from gateway.calls.log_level import is_lower
+from gateway.calls.pending import PendingRequests
+from transports.era import Era
+from transports.jsonrpc import (
+    Message,
+    encode,
+    encode_error,
+    encode_notification,
+    encode_request,
+    encode_result,
+    splice,
+)
+from transports.upstream_port import Link, LinkClosed
+
+__all__ = ["Peer"]
+
+logger = logging.getLogger(__name__)
+
+
+class Peer:
+    """One server, as the gateway sends to it."""
+
+    # Without a dictionary each: there are as many as there are sessions.
+    __slots__ = ("_last_number", "_links", "_own", "_source")
+
+    def __init__(self, source: LinkSource, links: LinkLifecycle) -> None:
+        self._source = source
+        self._links = links
+        self._own = PendingRequests()
+        self._last_number = 0
+
+    @property
+    def name(self) -> str:
+        """The server's name."""
+        return self._source.name
+
+    @property
+    def era(self) -> Era:
+        """The era that the server is spoken to in."""
+        return self._source.era
+
+    @property
+    def link(self) -> Link | None:
+        """The present link, even while it is shaking hands."""
+        return self._links.link
+
+    @property
+    def initialize_result(self) -> bytes | None:
+        """The server's answer to the last handshake."""
+        return self._links.initialize_result
+
+    @property
+    def restarts(self) -> int:
+        """How many links have replaced an earlier one."""
+        return self._links.restarts
+
+    @property
+    def last_words(self) -> list[str]:
+        """The last lines on stderr of a process that is gone."""
+        return self._links.last_words
+
+    async def ready(self) -> None:
+        """Wait until the link is open.
+
+        Raises:
+            UpstreamUnavailable, HandshakeRefused: the server cannot be used.
+        """
+        await self._links.ready()
+
+    def _next_number(self) -> int:
+        self._last_number += 1
+        return self._last_number
+
+    async def ask(self, method: str, params: bytes | None) -> Message:
+        """A request of the gateway's own, and its answer. Raises `LinkClosed` when the link ends before the answer."""
+        link, number = self._links.require(), self._next_number()
+        answer = self._own.expect(number)
+        try:
+            link.send(encode_request(number, method, params))
+        except BaseException:
+            answer.cancel()
+            raise
+        return await answer
+
+    def request(self, method: str, params: bytes) -> None:
+        """A request whose answer nobody waits for."""
+        self._send_or_drop(encode_request(self._next_number(), method, params))
+
+    def _send_or_drop(self, frame: bytes) -> None:
+        with contextlib.suppress(LinkClosed):
+            self._links.require().send(frame)
+
+    def want_log_level(self, level: str) -> None:
+        """Have a legacy server log from that level on, on behalf of a modern client (`gateway.calls.log_level`)."""
+        if is_lower(level, self._links.log_level, self.initialize_result):
+            self._links.log_level_is(level)
+            self.request("logging/setLevel", encode({"level": level}))
+
+    def notify(self, method: str, params: bytes | None) -> None:
+        """Send a notification, if there is a link."""
+        if self.link is None:
+            return
+        try:
+            self.link.send(splice(encode_notification(method, params)))
+        except LinkClosed:
+            logger.debug("%s is not sent to server %s, which is closed", method, self.name)
+
+    def answer(self, request_id: bytes, message: Message) -> None:
+        """Send the client's answer to a request of the server's; `request_id` is the server's own id, as JSON."""
+        if isinstance(message.result, msgspec.Raw):
+            frame = encode_result(request_id, splice(message.result))
+        else:
+            assert isinstance(message.error, msgspec.Raw)
+            frame = encode_error(request_id, splice(message.error))
+        self._send_or_drop(frame)
+
+    def refuse(self, request_id: bytes, code: int, reason: str) -> None:
+        """Answer a request of the server's with an error of the gateway's."""
+        self._send_or_drop(encode_error(request_id, {"code": code, "message": reason}))
+
+    def acknowledge(self, request_id: bytes) -> None:
+        """Answer a ping."""
+        self._send_or_drop(encode_result(request_id, b"{}"))

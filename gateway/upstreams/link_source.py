@@ -1,0 +1,196 @@
+"""The sources of links to one server: a session's own, the one that sessions share, and a trial (`LinkSource`)."""
+
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import msgspec
+
+from gateway.calls.live_session import LiveSession
+from gateway.context.link_resources import LinkResources
+from gateway.protocol.capabilities import Caller
+from gateway.upstreams.session_resources import SessionResources
+from session_store import Context
+from transports.era import Era
+from transports.jsonrpc import encode, encode_notification, encode_request
+from transports.upstream_port import ConnectOptions, Link, LinkEvents, Upstream
+
+__all__ = ["Key", "SessionLinks", "SharedLinks", "TrialLinks", "UpstreamLinks"]
+
+Key = tuple[str, Era, bytes]
+"""What tells a session's conversations apart: server, era, and the capabilities that a handshake declares."""
+
+Permits = Callable[[Context, frozenset[str]], frozenset[str]]
+
+_SHARED_HANDSHAKE: Final = encode(
+    {
+        "protocolVersion": "2025-11-25",
+        "capabilities": {"elicitation": {}, "sampling": {}, "roots": {}},
+        "clientInfo": {"name": "mcp-session-gateway", "version": "0"},
+    }
+)
+_INITIALIZED: Final = encode_notification("notifications/initialized", None)
+
+
+class UpstreamLinks:
+    """What all links to one server have in common. `restarts` counts their replacements, by reason.
+
+    `record_use` and `remote_session_changed` write to the record of a session. `permits` returns those URIs of
+    resources that a context may subscribe to. `known_handshake` is the `initialize` result of the probe.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        upstream: Upstream,
+        resources: SessionResources,
+        *,
+        is_url: bool,
+        record_use: Callable[[LiveSession, str], Awaitable[bool]],
+        remote_session_changed: Callable[[LiveSession, str, str], Awaitable[None]],
+        permits: Permits,
+        known_handshake: Callable[[], bytes | None],
+    ) -> None:
+        self.name = name
+        self.restarts: Counter[str] = Counter()
+        self.resources = resources
+        self.remote_session_changed = remote_session_changed
+        self.permits = permits
+        self.known_handshake = known_handshake
+        self._upstream = upstream
+        self._is_url = is_url
+        self._record_use = record_use
+
+    async def connect(self, options: ConnectOptions, events: LinkEvents) -> Link:
+        """A new link. Raises `UpstreamUnavailable`."""
+        return await self._upstream.connect(options, events)
+
+    async def record_use(self, live: LiveSession, era: Era) -> bool:
+        """Record a session's use of the server. What a server behind a URL has in memory outlives the gateway."""
+        return False if self._is_url else await self._record_use(live, f"{self.name}/{era}")
+
+
+class SharedLinks:
+    """Links that belong to no session, or to many: they are given nothing of any."""
+
+    def __init__(self, links: UpstreamLinks, era: Era) -> None:
+        self._links = links
+        self.name = links.name
+        self.era = era
+
+    async def resources(self) -> LinkResources:
+        return LinkResources()
+
+    async def connect(self, options: ConnectOptions, events: LinkEvents) -> Link:
+        return await self._links.connect(options, events)
+
+    def handshake(self) -> bytes | None:
+        return _SHARED_HANDSHAKE if self.era is Era.LEGACY else None
+
+    def known_handshake(self) -> bytes | None:
+        return self._links.known_handshake()
+
+    def replay(self) -> list[bytes]:
+        return [_INITIALIZED]
+
+    async def record_use(self, live: LiveSession) -> bool:
+        return await self._links.record_use(live, self.era)
+
+    async def remote_session_changed(self, resume: str) -> None:
+        """Nothing of a link that many sessions use is recorded for one of them."""
+
+    def restarted(self, reason: str) -> None:
+        self._links.restarts[reason] += 1
+
+
+class TrialLinks(SharedLinks):
+    """One link, to see whether the server accepts a handshake."""
+
+    def __init__(self, links: UpstreamLinks) -> None:
+        super().__init__(links, Era.LEGACY)
+
+    def replay(self) -> list[bytes]:
+        return []
+
+
+class SessionLinks:
+    """The links of one session. `caller` is the modern client that a legacy server gets a handshake for; None: the
+    session's own client has made one. `correlation` is of the request that the first link is opened for."""
+
+    __slots__ = ("_caller", "_correlation", "_key", "_links", "_live")
+
+    def __init__(
+        self, links: UpstreamLinks, live: LiveSession, key: Key, caller: Caller | None, correlation: str
+    ) -> None:
+        self._links = links
+        self._live = live
+        self._key = key
+        self._caller = caller
+        self._correlation = correlation
+
+    @property
+    def name(self) -> str:
+        return self._links.name
+
+    @property
+    def era(self) -> Era:
+        return self._key[1]
+
+    async def resources(self) -> LinkResources:
+        return await self._links.resources.of(self._live, self._correlation, _recorded(self._live, self._key)[1])
+
+    async def connect(self, options: ConnectOptions, events: LinkEvents) -> Link:
+        return await self._links.connect(options, events)
+
+    def handshake(self) -> bytes | None:
+        if self.era is not Era.LEGACY:
+            return None
+        if self._caller is not None:
+            return self._caller.initialize_params()
+        return self._live.session.client.initialize_params
+
+    def known_handshake(self) -> bytes | None:
+        return self._links.known_handshake()
+
+    def replay(self) -> list[bytes]:
+        return _replay(self._live, self._links.permits)
+
+    async def record_use(self, live: LiveSession) -> bool:
+        return await self._links.record_use(live, self.era)
+
+    async def remote_session_changed(self, resume: str) -> None:
+        """A session at the server is for every later link, on whatever replica."""
+        entry, known = _recorded(self._live, self._key)
+        if resume != known:
+            changed = encode([self._key[0], self._key[2].decode(), resume]).decode() if resume else ""
+            await self._links.remote_session_changed(self._live, entry, changed)
+
+    def restarted(self, reason: str) -> None:
+        self._links.restarts[reason] += 1
+
+
+def _recorded(live: LiveSession, key: Key) -> tuple[str, str]:
+    """What the record has of the session at that server: the entry as it stands there, and what can be resumed."""
+    for entry in live.session.remote:
+        name, capabilities, resume = msgspec.json.decode(entry, type=tuple[str, str, str])
+        if (name, capabilities) == (key[0], key[2].decode()):
+            return entry, resume
+    return "", ""
+
+
+def _replay(live: LiveSession, permits: Permits) -> list[bytes]:
+    """The messages that a legacy server gets after a handshake on behalf of that session."""
+    session = live.session
+    if session.era == Era.MODERN:
+        listened = frozenset().union(*(listening.wanted.uris for listening in live.listening))
+        return [_INITIALIZED, *_subscriptions(permits(session.context, listened))]
+    if not session.initialized:
+        return []
+    frames = [_INITIALIZED]
+    if session.log_level:
+        frames.append(encode_request("restore-log-level", "logging/setLevel", encode({"level": session.log_level})))
+    return [*frames, *_subscriptions(permits(session.context, frozenset(session.subscriptions)))]
+
+
+def _subscriptions(uris: frozenset[str]) -> list[bytes]:
+    return [encode_request(f"restore-{uri}", "resources/subscribe", encode({"uri": uri})) for uri in sorted(uris)]

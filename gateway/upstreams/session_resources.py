@@ -1,0 +1,137 @@
+"""What a link of one server is given of its session: environment and secrets, headers and assertion, or an object."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from msgspec import structs
+
+from gateway.calls.live_session import LiveSession
+from gateway.config.upstreams import UpstreamSettings
+from gateway.context.assertion import HEADER, Assertions
+from gateway.context.facts import child_environment, facts_of, new_correlation_id
+from gateway.context.link_resources import LinkResourceProvider, LinkResources
+from gateway.context.secrets import PrincipalSecrets, is_template
+from gateway.policy.quotas import PrincipalQuotas
+from session_store import Session
+from transports.upstream_port import ConnectOptions, PrestartedLink, PrestartingUpstream
+
+__all__ = ["Prepared", "SessionResources"]
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A prestarted process, the resources it was given, and the environment that it was started with."""
+
+    grant: LinkResources
+    link: PrestartedLink
+    env: Mapping[str, str]
+
+    @property
+    def is_good(self) -> bool:
+        """Whether it is as good as a new process."""
+        return self.link.is_unheard
+
+    async def close(self) -> None:
+        """End the process and take its resources back."""
+        await self.link.close()
+        self.grant.close()
+
+
+class SessionResources:
+    """Makes the resources of links to one server.
+
+    `started_ahead` returns the process that was prestarted for a session, if there is one. `sandbox` is the command
+    that starts the children of sessions whose trust is not `direct`.
+    """
+
+    def __init__(
+        self,
+        settings: UpstreamSettings,
+        *,
+        grants: LinkResourceProvider,
+        assertions: Assertions,
+        credentials: PrincipalSecrets,
+        quotas: PrincipalQuotas,
+        started_ahead: Callable[[Session], Prepared | None],
+        sandbox: tuple[str, ...],
+    ) -> None:
+        self._settings = settings
+        self._grants = grants
+        self._assertions = assertions
+        self._credentials = credentials
+        self._quotas = quotas
+        self._started_ahead = started_ahead
+        self._sandbox = sandbox
+        self._secret_env = {name: value for name, value in settings.env.items() if is_template(value)}
+        self._secret_headers = {name: value for name, value in settings.headers.items() if is_template(value)}
+
+    async def of(self, live: LiveSession, correlation: str, resume: str) -> LinkResources:
+        """For the next link of a session; `resume` is what an earlier link to a URL has left.
+
+        Raises:
+            UpstreamUnavailable: the process limit of its principal is reached, or a secret is missing.
+        """
+        if self._settings.url:
+            return await self._for_url(live, resume)
+        session = live.session
+        if self._settings.in_process:
+            return self._grants.for_object(session)
+        env = await self._environment(session, correlation)
+        release = await self._quotas.process(session)
+        try:
+            resources = await self._prestarted(session, env) or await self._for_child(session, env, correlation)
+        except BaseException:
+            release()
+            raise
+
+        def close() -> None:
+            resources.close()
+            release()
+
+        return replace(resources, close=close)
+
+    async def _for_url(self, live: LiveSession, resume: str) -> LinkResources:
+        own = await self._credentials.fill(self._secret_headers, live.session.principal)
+        return LinkResources(
+            given=ConnectOptions(
+                headers=lambda: {**own, HEADER: self._assertions.of(live.session, self._settings.url)},
+                resume=resume,
+                keep=lambda: live.goes_on,
+            )
+        )
+
+    async def _environment(self, session: Session, correlation: str) -> dict[str, str]:
+        """The facts of its session for a child, and the secrets of its principal."""
+        env = child_environment(session, self._settings.context_env, correlation)
+        return env | await self._credentials.fill(self._secret_env, session.principal)
+
+    async def _for_child(self, session: Session, env: Mapping[str, str], correlation: str) -> LinkResources:
+        sandbox = self._sandbox if session.context.trust != "direct" else ()
+        return await self._grants.for_child(session, facts_of(session, correlation), env, sandbox, self._settings.env)
+
+    async def prepare(self, session: Session, upstream: PrestartingUpstream) -> Prepared:
+        """Start a process for a session that is not open yet. Raises `UpstreamUnavailable`."""
+        correlation = new_correlation_id()
+        env = await self._environment(session, correlation)
+        resources = await self._for_child(session, env, correlation)
+        try:
+            link = await upstream.start(resources.given)
+        except BaseException:
+            resources.close()
+            raise
+        return Prepared(resources, link, self._comparable(env))
+
+    async def _prestarted(self, session: Session, env: Mapping[str, str]) -> LinkResources | None:
+        """The prestarted process of that session, if it was started with the environment that it would get now."""
+        prepared = self._started_ahead(session)
+        if prepared is None:
+            return None
+        if not prepared.is_good or prepared.env != self._comparable(env):
+            await prepared.close()
+            return None
+        return replace(prepared.grant, given=structs.replace(prepared.grant.given, started=prepared.link))
+
+    def _comparable(self, env: Mapping[str, str]) -> dict[str, str]:
+        """An environment without the correlation id of the request that it was made for."""
+        requests = {name for name, fact in self._settings.context_env.items() if fact == "correlation_id"}
+        return {name: value for name, value in env.items() if name not in requests}

@@ -1,0 +1,314 @@
+"""The life of a link: opened once, replaced when lost, closed when idle, and never two at a time."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from itertools import product
+
+import pytest
+
+from gateway.calls.link_lifecycle import LINK, LinkEvent, LinkLifecycle, LinkState
+from gateway.calls.live_session import LiveSession
+from gateway.calls.state_table import IllegalStep, step
+from gateway.context.link_resources import LinkResources
+from gateway.protocol.handshake import HandshakeRefused
+from transports.era import Era
+from transports.jsonrpc import Message, encode, parse
+from transports.upstream_port import ConnectOptions, Link, LinkClosed, LinkEvents, UpstreamUnavailable
+
+pytestmark = pytest.mark.anyio
+
+
+class FakeLink:
+    pid = None
+    resume = "its session"
+    may_forget = False
+
+    def __init__(self, user: "User", source: "Source") -> None:
+        self.frames: list[bytes] = []
+        self.last_words = ["a line"]
+        self.may_close = asyncio.Event()
+        self.may_close.set()
+        self._user = user
+        self._source = source
+        source.open_links += 1
+        assert source.open_links == 1, "there are two links"
+
+    def send(self, frame: bytes) -> None:
+        self.frames.append(frame)
+
+    async def close(self) -> None:
+        await self.may_close.wait()
+        self.end()
+
+    def end(self) -> None:
+        self._source.open_links -= 1
+        self._user.closed("it ended")
+
+
+class User:
+    """Answers the handshake itself, and has calls when the test says so."""
+
+    def __init__(self) -> None:
+        self.has_calls = False
+        self.answer = parse(b'{"jsonrpc":"2.0","id":1,"result":{"serverInfo":{}}}')
+        self.reasons: list[str] = []
+        self.links: LinkLifecycle
+
+    @property
+    def is_idle(self) -> bool:
+        return not self.has_calls
+
+    async def ask(self, method: str, params: bytes | None) -> Message:
+        self.links.require().send(encode([method]))
+        await asyncio.sleep(0)
+        self.links.require()
+        return self.answer
+
+    def restarted(self, reason: str) -> None:
+        self.reasons.append(reason)
+
+    def closed(self, reason: str) -> None:
+        self.links.lost()
+
+    def message(self, message: Message) -> None: ...
+    def unreadable(self, request_id: int | str | None, reason: str) -> None: ...
+    def refused(self, request_id: int | str, reason: str) -> None: ...
+    def unsent(self, link: Link, request_id: int | str | None, reason: str) -> None: ...
+
+
+class Source:
+    name = "files"
+
+    def __init__(self, user: User, era: Era = Era.LEGACY) -> None:
+        self.user = user
+        self.era = era
+        self.open_links = 0
+        self.made: list[FakeLink] = []
+        self.given: list[ConnectOptions] = []
+        self.options = ConnectOptions()
+        self.resumable: list[str] = []
+        self.restarts: Counter[str] = Counter()
+        self.taken_back = 0
+        self.failure: Exception | None = None
+        self.may_connect = asyncio.Event()
+        self.may_connect.set()
+
+    async def resources(self) -> LinkResources:
+        def close() -> None:
+            self.taken_back += 1
+
+        return LinkResources(given=self.options, close=close)
+
+    async def connect(self, options: ConnectOptions, events: LinkEvents) -> Link:
+        await self.may_connect.wait()
+        if self.failure is not None:
+            raise self.failure
+        self.given.append(options)
+        link = FakeLink(self.user, self)
+        self.made.append(link)
+        return link
+
+    def handshake(self) -> bytes | None:
+        return b"{}" if self.era is Era.LEGACY else None
+
+    def known_handshake(self) -> bytes | None:
+        return b'{"known":true}'
+
+    def replay(self) -> list[bytes]:
+        return [b"initialized"]
+
+    async def record_use(self, live: LiveSession) -> bool:
+        return False
+
+    async def remote_session_changed(self, resume: str) -> None:
+        self.resumable.append(resume)
+
+    def restarted(self, reason: str) -> None:
+        self.restarts[reason] += 1
+
+
+def lifecycle(
+    era: Era = Era.LEGACY, *, start_s: float = 5.0, idle_stop_s: float | None = None
+) -> tuple[LinkLifecycle, Source, User]:
+    user = User()
+    source = Source(user, era)
+    user.links = LinkLifecycle(source, user, start_s=start_s, idle_stop_s=idle_stop_s)
+    return user.links, source, user
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    for _ in range(1_000):
+        if condition():
+            return
+        await asyncio.sleep(0)
+    raise AssertionError("it does not happen")
+
+
+async def turns(count: int = 6) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+def test_every_state_is_reached_and_can_end() -> None:
+    assert LINK.keys() == set(LinkState)
+    assert {after for row in LINK.values() for after in row.values()} == set(LinkState)
+    for state in LinkState:
+        assert step(LINK, state, LinkEvent.END) is LinkState.ENDED
+
+
+@pytest.mark.parametrize(("state", "event"), list(product(LinkState, LinkEvent)))
+def test_a_step_is_in_the_table_or_an_error(state: LinkState, event: LinkEvent) -> None:
+    if event in LINK[state]:
+        assert step(LINK, state, event) is LINK[state][event]
+    else:
+        with pytest.raises(IllegalStep):
+            step(LINK, state, event)
+
+
+async def test_concurrent_callers_share_one_opening_and_its_handshake() -> None:
+    links, source, _ = lifecycle()
+    await asyncio.gather(links.ready(), links.ready(), links.ready())
+    assert links.is_open and len(source.made) == 1
+    assert source.made[0].frames == [b'["initialize"]', b"initialized"]
+    assert links.initialize_result == b'{"serverInfo":{}}' and source.resumable == ["its session"]
+
+
+async def test_a_caller_that_is_cancelled_does_not_end_the_opening() -> None:
+    links, source, _ = lifecycle()
+    source.may_connect.clear()
+    impatient, patient = asyncio.create_task(links.ready()), asyncio.create_task(links.ready())
+    await turns()
+    impatient.cancel()
+    await turns()
+    source.may_connect.set()
+    await patient
+    assert impatient.cancelled() and links.is_open
+
+
+async def test_a_modern_link_has_no_handshake() -> None:
+    links, source, _ = lifecycle(Era.MODERN)
+    await links.ready()
+    assert links.is_open and source.made[0].frames == [] and links.initialize_result is None
+
+
+async def test_a_link_that_resumes_a_session_makes_no_handshake() -> None:
+    links, source, _ = lifecycle()
+    source.options = ConnectOptions(resume="its session")
+    await links.ready()
+    assert source.made[0].frames == [] and links.initialize_result == b'{"known":true}'
+
+
+async def test_a_refused_handshake_leaves_no_link() -> None:
+    links, source, user = lifecycle()
+    user.answer = parse(b'{"jsonrpc":"2.0","id":1,"error":{"code":-32600,"message":"no"}}')
+    with pytest.raises(HandshakeRefused):
+        await links.ready()
+    assert (links.state, links.link, source.open_links, source.taken_back) == (LinkState.ABSENT, None, 0, 1)
+
+
+async def test_a_server_that_cannot_be_reached_can_be_tried_again() -> None:
+    links, source, _ = lifecycle()
+    source.failure = UpstreamUnavailable("no such command")
+    with pytest.raises(UpstreamUnavailable, match="no such command"):
+        await links.ready()
+    source.failure = None
+    await links.ready()
+    assert links.is_open and not source.restarts
+
+
+async def test_a_server_that_starts_too_slowly_is_given_up() -> None:
+    links, source, _ = lifecycle(start_s=0.001)
+    source.may_connect.clear()
+    with pytest.raises(UpstreamUnavailable, match=r"did not start within 0\.001 s"):
+        await links.ready()
+    assert links.state is LinkState.ABSENT
+
+
+async def test_a_link_that_is_lost_while_it_opens_fails_the_opening() -> None:
+    links, source, _ = lifecycle()
+    opening = asyncio.create_task(links.ready())
+    await until(lambda: bool(source.made))
+    source.made[0].end()
+    with pytest.raises(UpstreamUnavailable, match="ended while it was starting"):
+        await opening
+    assert links.state is LinkState.ABSENT and links.link is None
+
+
+async def test_a_crash_is_counted_and_reported_once_the_next_link_is_open() -> None:
+    links, source, user = lifecycle()
+    await links.ready()
+    source.made[0].end()
+    assert (links.state, links.last_words, user.reasons) == (LinkState.ABSENT, ["a line"], [])
+    with pytest.raises(LinkClosed):
+        links.require()
+    await links.ready()
+    assert (links.restarts, source.restarts, user.reasons) == (1, {"crash": 1}, ["crash"])
+
+
+async def test_a_forgotten_session_is_not_resumed() -> None:
+    links, source, user = lifecycle()
+    source.options = ConnectOptions(resume="its session")
+    await links.ready()
+    old = links.require()
+    links.forgotten(old)
+    source.open_links = 0
+    await links.ready()
+    links.forgotten(old)
+    assert [options.resume for options in source.given] == ["its session", ""]
+    assert links.is_open and user.reasons == ["upstream_session"]
+
+
+async def test_an_idle_link_is_closed_and_the_next_opening_waits_for_its_end() -> None:
+    links, source, user = lifecycle(idle_stop_s=0.0)
+    await links.ready()
+    source.made[0].may_close.clear()
+    await until(lambda: links.state is LinkState.CLOSING)
+    assert links.link is None
+    opening = asyncio.create_task(links.ready())
+    user.has_calls = True
+    await turns()
+    assert links.state is LinkState.CLOSING and len(source.made) == 1
+    source.made[0].may_close.set()
+    await opening
+    assert links.is_open and user.reasons == ["idle_stop"] and source.taken_back == 1
+
+
+async def test_a_link_with_calls_is_not_idle() -> None:
+    links, _, user = lifecycle(idle_stop_s=0.0)
+    user.has_calls = True
+    await links.ready()
+    links.rest()
+    await turns()
+    assert links.is_open
+
+
+async def test_a_link_that_takes_no_message_is_discarded_once() -> None:
+    links, source, _ = lifecycle()
+    await links.ready()
+    links.discard()
+    links.discard()
+    assert (links.state, links.link) == (LinkState.CLOSING, None)
+    await turns()
+    assert (links.state, source.open_links) == (LinkState.ABSENT, 0)
+
+
+async def test_nothing_is_left_after_close_and_nothing_opens_again() -> None:
+    links, source, _ = lifecycle()
+    source.may_connect.clear()
+    opening = asyncio.create_task(links.ready())
+    await turns()
+    await links.close()
+    await links.close()
+    with pytest.raises(UpstreamUnavailable, match="has ended"):
+        await opening
+    with pytest.raises(UpstreamUnavailable, match="has ended"):
+        await links.ready()
+    assert (links.state, links.link, source.made, source.taken_back) == (LinkState.ENDED, None, [], 1)
+
+
+async def test_an_open_link_is_closed_for_good() -> None:
+    links, source, _ = lifecycle()
+    await links.ready()
+    await links.close()
+    assert (links.state, links.link, source.open_links, source.taken_back) == (LinkState.ENDED, None, 0, 1)
