@@ -17,7 +17,9 @@ def main() -> None:
     own_process.hide()
     private_environment.take()
     from gateway.cli.main import app
+    from gateway.demo_server import main as demo
 
+    app.command("demo-server", help="Be a small stdio MCP server that shows what sessions do.")(demo)
     app()
 
 

@@ -16,7 +16,8 @@ from starlette.staticfiles import StaticFiles
 from gateway.admin.auth import Access
 from gateway.admin.charts import charts_of
 from gateway.admin.formatting import amount, clock, span
-from gateway.admin.operations import ONLY, Ambiguous, NoSuch, Operations, Page
+from gateway.admin.operations import Operations
+from gateway.admin.operators import ONLY, Ambiguous, NoSuch, SessionQuery
 from gateway.admin.sign_in_attempts import TooManyAttempts
 from session_store import StoreUnavailable
 from transports.inbound.http import Guard, read_body
@@ -45,12 +46,11 @@ _LONGEST_FORM: Final = 16 << 10
 
 
 class Console:
-    """The pages. `told` is told what an operator has done."""
+    """The pages."""
 
-    def __init__(self, operations: Operations, access: Access, told: Callable[[str], None]) -> None:
+    def __init__(self, operations: Operations, access: Access) -> None:
         self._operations = operations
         self._access = access
-        self._told = told
         self._templates = Environment(
             loader=PackageLoader("gateway.admin"),
             autoescape=select_autoescape(["html"]),
@@ -132,7 +132,7 @@ class Console:
             else:
                 yield ": nothing new\n\n"
             before = shown
-            if self._operations.replica.is_draining():
+            if self._operations.is_draining:
                 return
             await asyncio.sleep(max(EVERY_S, (monotonic() - began) * _REST))
 
@@ -142,7 +142,7 @@ class Console:
     async def _overview(self, _: Request) -> dict[str, Any]:
         replicas, failing, events = await asyncio.gather(
             self._operations.replicas(),
-            self._operations.sessions(only="failing", limit=10),
+            self._operations.sessions(SessionQuery(only="failing", limit=10)),
             self._operations.events(15),
         )
         return {
@@ -163,12 +163,8 @@ class Console:
     async def _sessions(self, request: Request) -> dict[str, Any]:
         query, only = request.query_params.get("q", ""), request.query_params.get("only", "all")
         after = request.query_params.get("after", "")
-        page: Page = await self._operations.sessions(
-            query=query,
-            only=ONLY.get(only, "all"),
-            limit=_PAGE,
-            after=after,
-        )
+        wanted = SessionQuery(query=query, only=ONLY.get(only, "all"), limit=_PAGE, after=after)
+        page = await self._operations.sessions(wanted)
         more = urlencode({"q": query, "only": only, "after": page.after}) if page.after else ""
         return {"sessions": page.sessions, "query": query, "only": only, "more": more, "after": after}
 
@@ -213,11 +209,10 @@ class Console:
         if operator is None or deed not in ("drain", "admit"):
             return Response(status_code=403 if operator is None else 404, headers=_HEADERS)
         try:
-            name = await self._operations.drain(request.path_params["replica"], admit=deed == "admit")
+            order = self._operations.drain if deed == "drain" else self._operations.admit
+            await order(request.path_params["replica"], operator)
         except (NoSuch, Ambiguous, StoreUnavailable) as error:
             return self._failed(request, operator, str(error))
-        done = "has drained" if deed == "drain" else "has admitted again"
-        self._told(f"the operator {operator} {done} replica {name}")
         return RedirectResponse(f"{_root(request)}/admin", 303, headers=_HEADERS)
 
     def _failed(self, request: Request, operator: str, words: str) -> Response:

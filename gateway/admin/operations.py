@@ -1,142 +1,146 @@
-"""What an operator can see and do, whichever replica is asked. REST interface, console and CLI are its faces."""
+"""The operators' model on a store: its records, and what the replicas that use the store know beside them."""
 
 import asyncio
-from collections.abc import Callable, Iterable
-from typing import Any, Final, Literal
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Final, Protocol
 
 import msgspec
 
-from gateway.admin.peers import PeerQueries
-from gateway.admin.replica import Replica
+from gateway.admin.operators import SHORTEST_PREFIX, Ambiguous, NoSuch, Page, SessionQuery
+from gateway.admin.replicas import Replicas
 from gateway.admin.reports import ReplicaReport, SessionPart, SessionRow, row_of
-from gateway.sessions.lifecycle import SessionLifecycle
-from session_store import AuditEvent, Backend, Session, SessionGone
+from session_store import AuditEvent, Backend, Session, SessionGone, StoreUnavailable
 from session_store.session import redact
 
-__all__ = ["ONLY", "Ambiguous", "NoSuch", "Operations", "Page", "matches"]
+__all__ = ["EndsSessions", "Operations", "matches"]
 
-SHORTEST_PREFIX: Final = 4
-DRAIN_WITHIN_S: Final = 20.0
-_MOST_LOOKED_AT: Final = 50_000
-_AT_ONCE: Final = 1_000
-_SEARCHED: Final = 2_000
+SEARCH_LIMIT: Final = 50_000
+"""How many records one page of sessions is searched for in."""
+
+_READ_AT_ONCE: Final = 1_000
+_MOST_CANDIDATES: Final = 10
+_EVENTS_SEARCHED: Final = 2_000
 """Events among which those of one session are looked for."""
 
-Only = Literal["all", "failing", "busy"]
-ONLY: Final[dict[str, Only]] = {"all": "all", "failing": "failing", "busy": "busy"}
+_FOLLOW_EVERY_S: Final = 1.0
+_FOLLOWED_AT_ONCE: Final = 500
 
 
-class NoSuch(LookupError):
-    """There is nothing of that name; the message is for the operator."""
+class EndsSessions(Protocol):
+    """Ends sessions on every replica."""
 
-
-class Ambiguous(LookupError):
-    """Several are meant; the message says how to choose."""
-
-
-class Page(msgspec.Struct, frozen=True, kw_only=True):
-    """Some sessions in order of id, and where the next page begins (empty: there is none)."""
-
-    sessions: list[SessionRow]
-    after: str = ""
+    async def end(self, session_id: str, reason: str) -> bool:
+        """False if the session had ended already."""
+        ...
 
 
 class Operations:
-    """Over all replicas of the store."""
+    """Implements `admin.operators.Operators`. `record` keeps what an operator did in the audit trail."""
 
     def __init__(
         self,
         *,
-        replica: Replica,
         backend: Backend,
-        lifecycle: SessionLifecycle,
-        asking: PeerQueries,
+        replicas: Replicas,
+        ending: EndsSessions,
+        record: Callable[[str], None],
         clock: Callable[[], float],
+        search_limit: int = SEARCH_LIMIT,
     ) -> None:
-        self.replica = replica
         self._backend = backend
-        self._lifecycle = lifecycle
-        self._asking = asking
+        self._replicas = replicas
+        self._ending = ending
+        self._record = record
         self._clock = clock
+        self._search_limit = search_limit
+
+    @property
+    def sees_calls(self) -> bool:
+        return self._replicas.are_known
+
+    @property
+    def is_draining(self) -> bool:
+        """True if this replica drains: streams to operators end, so that they ask another."""
+        return self._replicas.is_draining
 
     # -- replicas
 
-    async def _names(self) -> dict[str, str]:
-        if not self._backend.is_shared:
-            return {self.replica.name: ""}
-        return {self.replica.name: "", **await self._backend.directory.replicas()}
-
     async def replicas(self) -> list[ReplicaReport]:
-        """All that hold a lease; one that does not answer is `silent`."""
-        names = await self._names()
-        answers = await self._asking.ask("report", None, names)
-        reports = []
-        for name, address in sorted(names.items()):
-            if name not in answers:
-                reports.append(ReplicaReport(replica=name, address=address, silent=True))
-                continue
-            report = msgspec.convert(answers[name], ReplicaReport)
-            reports.append(msgspec.structs.replace(report, here=name == self.replica.name))
-        return reports
+        return await self._replicas.reports()
 
-    async def drain(self, prefix: str, *, admit: bool = False) -> str:
-        """Have a replica hand its sessions to the others and take no new ones, or have it take some again; its name.
+    async def drain(self, prefix: str, by: str = "") -> str:
+        name = await self._replicas.drain(prefix)
+        self._record(f"{_operator(by)} has drained replica {name}")
+        return name
 
-        Raises:
-            NoSuch, Ambiguous: not one replica is meant; or it does not answer.
-        """
-        names = [name for name in await self._names() if name.startswith(prefix)]
-        if len(names) != 1 or not prefix:
-            raise (Ambiguous if len(names) > 1 else NoSuch)(
-                f"{len(names)} replicas have a name that begins with {prefix!r}"
-            )
-        answers = await self._asking.ask("admit" if admit else "drain", None, names, patience_s=DRAIN_WITHIN_S)
-        if not answers:
-            raise NoSuch(f"replica {names[0]} does not answer")
-        return names[0]
+    async def admit(self, prefix: str, by: str = "") -> str:
+        name = await self._replicas.admit(prefix)
+        self._record(f"{_operator(by)} has admitted replica {name} again")
+        return name
 
     # -- sessions
 
-    async def sessions(self, *, query: str = "", only: Only = "all", limit: int = 50, after: str = "") -> Page:
-        """Live sessions. `query` is looked for in id, principal, client, workspace, endpoint, era, trust and owner.
-
-        `after` is the last session of the page before; those that are `failing` or `busy` come in one page.
-        """
-        if only != "all":
-            return await self._notable(query, only, limit)
+    async def sessions(self, query: SessionQuery) -> Page:
+        if query.only != "all":
+            return await self._notable(query)
         found: list[Session] = []
         # "~" stands behind every character of an id: the page begins behind all that start like that.
-        place, looked_at = f"{after}~" if after else "", 0
-        while len(found) <= limit and looked_at < _MOST_LOOKED_AT:
-            size = min(_AT_ONCE, limit + 1) if not query else _AT_ONCE
+        place, looked_at = f"{query.after}~" if query.after else "", 0
+        size = _READ_AT_ONCE if query.query else min(_READ_AT_ONCE, query.limit + 1)
+        while len(found) <= query.limit and looked_at < self._search_limit:
             page = await self._backend.sessions.page(after=place, limit=size)
-            found += [session for session in page if matches(session, query)]
+            found += [session for session in page if matches(session, query.query)]
             looked_at += len(page)
             if len(page) < size:
                 break
             place = page[-1].id
-        more = redact(found[limit - 1].id) if len(found) > limit else ""
-        found = found[:limit]
-        parts = await self._parts([session.id for session in found])
-        return Page(sessions=await self._rows(found, parts), after=more)
+        more = redact(found[query.limit - 1].id) if len(found) > query.limit else ""
+        return Page(sessions=await self._rows(found[: query.limit]), after=more)
 
-    async def _notable(self, query: str, only: Only, limit: int) -> Page:
-        answers = await self._asking.ask("notable", only, await self._names())
-        parts = [msgspec.convert(part, SessionPart) for told in answers.values() for part in told]
-        if only == "failing":
-            parts.sort(key=lambda part: -part.failures[0].at)
-        else:
-            parts.sort(key=lambda part: -part.in_flight)
+    async def _notable(self, query: SessionQuery) -> Page:
+        parts = await self._replicas.notable(query.only)
         peeked = await asyncio.gather(*(self._backend.sessions.peek(part.id) for part in parts))
-        found = [session for session in peeked if session is not None and matches(session, query)][:limit]
-        return Page(sessions=await self._rows(found, await self._parts([session.id for session in found])))
+        found = [session for session in peeked if session is not None and matches(session, query.query)]
+        return Page(sessions=await self._rows(found[: query.limit]))
 
-    async def _parts(self, session_ids: Iterable[str]) -> dict[str, SessionPart]:
-        answers = await self._asking.ask("parts", list(session_ids), await self._names())
-        parts = [msgspec.convert(part, SessionPart) for told in answers.values() for part in told]
-        return {part.id: part for part in parts}
+    async def session(self, prefix: str) -> SessionRow:
+        session = await self._find(prefix)
+        row = (await self._rows([session]))[0]
+        try:
+            keys = await self._backend.state.keys(session.id)
+        except SessionGone:
+            raise NoSuch("the session ended a moment ago") from None
+        return msgspec.structs.replace(row, state_keys=keys)
 
-    async def _rows(self, found: list[Session], parts: dict[str, SessionPart]) -> list[SessionRow]:
+    async def end(self, prefix: str, by: str = "") -> str:
+        session = await self._find(prefix)
+        if not await self._ending.end(session.id, f"{_operator(by)} ended it"):
+            raise NoSuch("the session ended a moment ago")
+        return redact(session.id)
+
+    async def _find(self, prefix: str) -> Session:
+        """The one session that is meant. Never a guess. Raises `NoSuch`, `Ambiguous`."""
+        if prefix and len(prefix) < SHORTEST_PREFIX:
+            raise NoSuch(f"give at least {SHORTEST_PREFIX} characters of the session's id")
+        exact = await self._backend.sessions.peek(prefix) if prefix else None
+        if exact is not None:
+            return exact
+        page = await self._backend.sessions.page(after=prefix, limit=_MOST_CANDIDATES + 1)
+        found = [session for session in page if session.id.startswith(prefix)]
+        if len(found) == 1:
+            return found[0]
+        if not found:
+            why = f"no session begins with {prefix[:64]!r}: it has ended, or never was"
+            raise NoSuch(why if prefix else "no session is live")
+        what = f"begins with {prefix!r}" if prefix else "is live"
+        now = self._clock()
+        raise Ambiguous(
+            f"more than one session {what}: say which, by more of its id",
+            tuple(row_of(session, None, now) for session in found),
+        )
+
+    async def _rows(self, found: list[Session]) -> list[SessionRow]:
+        parts: dict[str, SessionPart] = await self._replicas.parts([session.id for session in found])
         sizes = await asyncio.gather(*(self._size(session) for session in found))
         now = self._clock()
         return [
@@ -150,58 +154,41 @@ class Operations:
         except SessionGone:
             return 0
 
-    async def session(self, prefix: str) -> SessionRow:
-        """One session with all that is known of it.
-
-        Raises:
-            NoSuch, Ambiguous: not one session is meant.
-        """
-        session = await self._found(prefix)
-        row = (await self._rows([session], await self._parts([session.id])))[0]
-        try:
-            keys = await self._backend.state.keys(session.id)
-        except SessionGone:
-            raise NoSuch("the session ended a moment ago") from None
-        return msgspec.structs.replace(row, state_keys=keys)
-
-    async def end(self, prefix: str, by: str) -> str:
-        """End a session at once, on every replica; how its id begins.
-
-        Raises:
-            NoSuch, Ambiguous: not one session is meant, or it has ended.
-        """
-        session = await self._found(prefix)
-        if not await self._lifecycle.end(session.id, f"the operator {by} ended it"):
-            raise NoSuch("the session ended a moment ago")
-        return redact(session.id)
-
-    async def _found(self, prefix: str) -> Session:
-        if len(prefix) < SHORTEST_PREFIX:
-            raise NoSuch(f"give at least {SHORTEST_PREFIX} characters of the session's id")
-        page = await self._backend.sessions.page(after=prefix, limit=2)
-        exact = await self._backend.sessions.peek(prefix)
-        found = [session for session in page if session.id.startswith(prefix)] if exact is None else [exact]
-        if not found:
-            raise NoSuch(f"no live session has an id that begins with {prefix[:64]!r}: it has ended, or never was")
-        if len(found) > 1:
-            raise Ambiguous(f"more than one live session has an id that begins with {prefix!r}: give more of it")
-        return found[0]
-
-    # -- what happened
+    # -- events
 
     async def events(self, limit: int = 100, session: str = "") -> list[dict[str, Any]]:
-        """The newest audit events of all replicas, newest first; of one session, where how its id begins is given."""
-        trail = await self._backend.audit.recent(max(limit, _SEARCHED) if session else limit)
+        trail = await self._backend.audit.recent(max(limit, _EVENTS_SEARCHED) if session else limit)
         wanted = [event for event in trail if not session or event.session == redact(session)]
         return [_facts(event) for event in wanted[:limit]]
 
+    async def follow(self, session: str = "") -> AsyncIterator[dict[str, Any]]:
+        seen: set[bytes] | None = None
+        while not self._replicas.is_draining:
+            try:
+                latest = await self.events(_FOLLOWED_AT_ONCE, session)
+            except StoreUnavailable:
+                latest = []
+            if latest:
+                by_text = {msgspec.json.encode(event): event for event in latest}
+                for text in reversed(by_text) if seen is not None else ():
+                    if text not in (seen or ()):
+                        yield by_text[text]
+                seen = set(by_text)
+            seen = seen or set()
+            await asyncio.sleep(_FOLLOW_EVERY_S)
+
+
+def _operator(by: str) -> str:
+    return f"the operator {by}" if by else "the operator"
+
 
 def _facts(event: AuditEvent) -> dict[str, Any]:
+    """What the event says: fields without a value are left out."""
     return {name: value for name in event.__slots__ if (value := getattr(event, name)) not in ("", 0.0)}
 
 
 def matches(session: Session, query: str) -> bool:
-    """Whether all words of a query are found in what is known of a session; or its id begins like that."""
+    """True if all words of the query stand in what is known of a session, or its id begins like that."""
     if not query:
         return True
     facts = (

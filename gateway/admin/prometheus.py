@@ -102,7 +102,7 @@ class PrometheusExporter:
         yield GaugeMetricFamily("mcp_gateway_calls_parked", "Calls that wait for their client", value=suspended)
         yield GaugeMetricFamily("mcp_gateway_streams", "Event streams of sessions that are open", value=streams)
         yield GaugeMetricFamily(
-            "mcp_gateway_draining", "1 while sessions are handed over", value=int(self._replica.is_draining())
+            "mcp_gateway_draining", "1 while sessions are handed over", value=int(self._replica.is_draining)
         )
         lag = self._replica.metrics.loop_lag_s
         yield GaugeMetricFamily("mcp_gateway_loop_lag_seconds", "How late the event loop was, last time", value=lag)

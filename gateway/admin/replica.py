@@ -1,9 +1,9 @@
 """What this replica says of itself, and does when an operator asks it on whatever replica."""
 
 import os
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Iterable
 from time import time
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import msgspec
 
@@ -16,12 +16,31 @@ from gateway.upstreams.upstream import ConfiguredUpstream
 from gateway.version import __version__
 from session_store.metadata import scrubbed_text
 
-__all__ = ["Replica"]
+__all__ = ["Replica", "Serving"]
 
 _MOST_FAILING: Final = 200
 _WORDS: Final = 10
 _MOST_CHARS: Final = 300
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
+
+
+class Serving(Protocol):
+    """Whether this process serves, and how it is made to stop and to start again."""
+
+    @property
+    def is_draining(self) -> bool: ...
+
+    async def is_ready(self) -> bool:
+        """True if new requests can be served."""
+        ...
+
+    async def drain(self) -> None:
+        """Hand the sessions to other replicas and take no new ones. Returns when it is done."""
+        ...
+
+    def admit(self) -> None:
+        """Take sessions again."""
+        ...
 
 
 class Replica:
@@ -35,21 +54,19 @@ class Replica:
         upstreams: Iterable[ConfiguredUpstream],
         metrics: Metrics,
         cluster: Cluster | None,
-        is_ready: Callable[[], Awaitable[bool]],
-        is_draining: Callable[[], bool],
-        drain: Callable[[], Awaitable[None]],
-        admit: Callable[[], None],
+        serving: Serving,
     ) -> None:
         self.name = name
         self.metrics = metrics
         self.upstreams = tuple(upstreams)
         self._live = live
         self._cluster = cluster
-        self._is_ready = is_ready
-        self.is_draining = is_draining
-        self._drain = drain
-        self._admit = admit
+        self._serving = serving
         self._began = time()
+
+    @property
+    def is_draining(self) -> bool:
+        return self._serving.is_draining
 
     async def answer(self, what: str, args: Any) -> Any:
         """Answer what an operator's replica asks.
@@ -65,9 +82,9 @@ class Replica:
             case "notable":
                 return msgspec.to_builtins(self.notable(args))
             case "drain":
-                await self._drain()
+                await self._serving.drain()
             case "admit":
-                self._admit()
+                self._serving.admit()
             case _:
                 raise LookupError(what)
         return True
@@ -81,8 +98,8 @@ class Replica:
             pid=os.getpid(),
             version=__version__,
             up_s=round(time() - self._began, 1),
-            ready=await self._is_ready(),
-            draining=self.is_draining(),
+            ready=await self._serving.is_ready(),
+            draining=self.is_draining,
             sessions=len(lives),
             in_flight=sum(len(live.exchanges) for live in lives),
             streams=sum(live.listeners for live in lives),

@@ -1,6 +1,5 @@
 """The REST interface for operators, under `/admin/api`. Its description is made from the same table as its routes."""
 
-import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -11,17 +10,16 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from gateway.admin.auth import Access
-from gateway.admin.operations import ONLY, Ambiguous, NoSuch, Operations, Page
+from gateway.admin.operations import Operations
+from gateway.admin.operators import ONLY, Ambiguous, NoSuch, Page, SessionQuery
 from gateway.admin.reports import ReplicaReport, SessionRow
 from gateway.admin.sign_in_attempts import TooManyAttempts
 from gateway.version import __version__
 from session_store import StoreUnavailable
 
-__all__ = ["Problem", "Rest", "follow_events"]
+__all__ = ["Problem", "Rest"]
 
 API: Final = "/admin/api"
-_EVERY_S: Final = 1.0
-_CAUGHT_UP: Final = 500
 
 
 class Problem(Exception):
@@ -50,10 +48,9 @@ class _Operation:
 class Rest:
     """The routes."""
 
-    def __init__(self, operations: Operations, access: Access, told: Callable[[str], None]) -> None:
+    def __init__(self, operations: Operations, access: Access) -> None:
         self.operations = operations
         self.access = access
-        self.told = told
 
     @property
     def routes(self) -> list[Route]:
@@ -100,12 +97,9 @@ class Rest:
         query = request.query_params
         if (only := query.get("only", "all")) not in ONLY:
             raise Problem(400, f"only: must be one of {', '.join(ONLY)}")
-        return await self.operations.sessions(
-            query=query.get("q", ""),
-            only=ONLY[only],
-            limit=_number(request, "limit", 50, 1_000),
-            after=query.get("after", ""),
-        )
+        limit = _number(request, "limit", 50, 1_000)
+        wanted = SessionQuery(query=query.get("q", ""), only=ONLY[only], limit=limit, after=query.get("after", ""))
+        return await self.operations.sessions(wanted)
 
     async def session(self, request: Request, _: str) -> SessionRow:
         return await self.operations.session(request.path_params["session"])
@@ -117,39 +111,21 @@ class Rest:
         return await self.operations.replicas()
 
     async def drain(self, request: Request, operator: str) -> dict[str, str]:
-        name = await self.operations.drain(request.path_params["replica"])
-        self.told(f"the operator {operator} has drained replica {name}")
-        return {"drained": name}
+        return {"drained": await self.operations.drain(request.path_params["replica"], operator)}
 
     async def admit(self, request: Request, operator: str) -> dict[str, str]:
-        name = await self.operations.drain(request.path_params["replica"], admit=True)
-        self.told(f"the operator {operator} has admitted replica {name} again")
-        return {"admitted": name}
+        return {"admitted": await self.operations.admit(request.path_params["replica"], operator)}
 
     async def events(self, request: Request, _: str) -> Any:
         session = request.query_params.get("session", "")
         if "text/event-stream" in request.headers.get("accept", ""):
-            follow = follow_events(self.operations, session)
-            return StreamingResponse(follow, media_type="text/event-stream", headers=_FRESH)
+            return StreamingResponse(self._frames(session), media_type="text/event-stream", headers=_FRESH)
         return await self.operations.events(_number(request, "limit", 100, 10_000), session)
 
-
-async def follow_events(operations: Operations, session: str = "") -> AsyncIterator[bytes]:
-    """Audit events as they come, each once, oldest first; ends when the replica drains."""
-    seen: dict[bytes, None] | None = None
-    yield b": what happens from now on\n\n"
-    while not operations.replica.is_draining():
-        try:
-            latest = [msgspec.json.encode(event) for event in await operations.events(_CAUGHT_UP, session)]
-        except StoreUnavailable:
-            latest = []
-        if latest:
-            for event in reversed(latest) if seen is not None else ():
-                if event not in (seen or ()):
-                    yield b"data: " + event + b"\n\n"
-            seen = dict.fromkeys(latest)
-        seen = seen or {}
-        await asyncio.sleep(_EVERY_S)
+    async def _frames(self, session: str) -> AsyncIterator[bytes]:
+        yield b": what happens from now on\n\n"
+        async for event in self.operations.follow(session):
+            yield b"data: " + msgspec.json.encode(event) + b"\n\n"
 
 
 def _number(request: Request, name: str, default: int, most: int) -> int:

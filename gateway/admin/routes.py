@@ -29,13 +29,12 @@ def operator_routes(
     access: Access,
     exposition: PrometheusExporter,
     backend: Backend,
-    told: Callable[[str], None],
     open_metrics: bool,
 ) -> list[BaseRoute]:
     """For Starlette. Without an operator's key there is no console and no REST; `open_metrics`: nor one for metrics."""
     routes: list[BaseRoute] = []
     if access.is_open:
-        routes += [*Rest(operations, access, told).routes, *Console(operations, access, told).routes]
+        routes += [*Rest(operations, access).routes, *Console(operations, access).routes]
     if access.is_open or open_metrics:
         routes.append(Route(METRICS, _metrics(access, exposition, backend, is_open=open_metrics)))
     return routes

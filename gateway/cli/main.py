@@ -1,17 +1,18 @@
-"""The command line. What operators watch and do is in files of its own; `demo-server` is started by `__main__`."""
+"""The command line. What operators watch and do is in files of its own; `__main__` adds `demo-server`."""
 
 import asyncio
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from gateway.cli.doctor import doctor
 from gateway.cli.operate import app as replicas_app
 from gateway.cli.operate import tail, top
-from gateway.cli.sessions import JsonOption
+from gateway.cli.options import CommandArgument, ConfigOption, JsonOption, Overrides, options
+from gateway.cli.output import complain
 from gateway.cli.sessions import app as sessions_app
 from gateway.cli.terminal import Terminal
 from gateway.config.settings import ConfigurationError, Settings, load_settings
@@ -34,33 +35,13 @@ app.command("tail")(tail)
 app.command("doctor")(doctor)
 _err = Terminal(stderr=True)
 
-ConfigOption = Annotated[
-    Path | None, typer.Option("--config", "-c", help="JSON or TOML file with mcpServers, and gateway beside it.")
-]
-
-
-def _fail(message: str) -> typer.Exit:
-    for line in message.splitlines():
-        _err.complain("error", line)
-    return typer.Exit(2)
-
 
 @app.command()
+@options
 def run(
-    command: Annotated[
-        list[str] | None, typer.Argument(metavar="[-- COMMAND ARG...]", help="A stdio server to serve, without a file.")
-    ] = None,
+    overrides: Overrides,
+    command: CommandArgument = None,
     config: ConfigOption = None,
-    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
-    port: Annotated[int | None, typer.Option(help="Port to listen on; 0 takes a free one.")] = None,
-    store: Annotated[str | None, typer.Option(help="Where sessions are kept, as a URL.")] = None,
-    advertise: Annotated[str | None, typer.Option(help="HOST:PORT where other gateways reach this one.")] = None,
-    anonymous: Annotated[
-        bool, typer.Option("--anonymous", help="Serve whoever reaches it, without a credential.")
-    ] = False,
-    allowed_host: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="A host name requests may ask for; may be repeated.")
-    ] = None,
     workers: Annotated[int, typer.Option(min=1, max=256, help="Processes on the one port; needs a redis store.")] = 1,
 ) -> None:
     """Serve MCP over Streamable HTTP."""
@@ -68,27 +49,23 @@ def run(
     from gateway.serving.uvicorn_server import serve
     from gateway.serving.workers import LISTENER, run_workers
 
-    given: dict[str, Any] = {"host": host, "port": port, "store": store, "advertise": advertise}
-    given |= {"anonymous": anonymous or None, "allowed_hosts": allowed_host or None}
     try:
-        settings = load_settings(config, {key: value for key, value in given.items() if value is not None})
+        settings = load_settings(config, overrides.given())
         settings = _with_command(settings, command)
         configure_logging(settings.gateway.log_level, settings.gateway.log_format)
         if workers > 1 and LISTENER not in os.environ:
             raise typer.Exit(run_workers(settings, sys.argv[1:], workers))
         serve(settings)
     except ConfigurationError as error:
-        raise _fail(str(error)) from None
+        raise complain(str(error)) from None
     except OSError as error:
         where = f"{settings.gateway.host}:{settings.gateway.port}"
-        raise _fail(f"cannot listen on {where}: {error.strerror or error}") from None
+        raise complain(f"cannot listen on {where}: {error.strerror or error}") from None
 
 
 @app.command()
 def stdio(
-    command: Annotated[
-        list[str] | None, typer.Argument(metavar="[-- COMMAND ARG...]", help="A stdio server to serve, without a file.")
-    ] = None,
+    command: CommandArgument = None,
     config: ConfigOption = None,
     store: Annotated[str | None, typer.Option(help="Where sessions are kept, as a URL.")] = None,
 ) -> None:
@@ -101,7 +78,7 @@ def stdio(
         configure_logging(settings.gateway.log_level, settings.gateway.log_format)
         serve_stdio(settings)
     except ConfigurationError as error:
-        raise _fail(str(error)) from None
+        raise complain(str(error)) from None
 
 
 def _with_command(settings: Settings, command: list[str] | None) -> Settings:
@@ -133,7 +110,7 @@ def check(
         warnings += [] if offline else asyncio.run(_compared(settings))
     except ConfigurationError as error:
         if not as_json:
-            raise _fail(str(error)) from None
+            raise complain(str(error)) from None
         typer.echo(to_json({"good": False, "faults": str(error).splitlines()}))
         raise typer.Exit(2) from None
     names = ", ".join(settings.mcpServers) or "no servers"
@@ -180,7 +157,7 @@ def show_manifest(
         configure_logging("error")
         typer.echo(to_json(asyncio.run(manifest(settings)), indent=2))
     except ConfigurationError as error:
-        raise _fail(str(error)) from None
+        raise complain(str(error)) from None
 
 
 @app.command()
@@ -189,11 +166,3 @@ def keygen() -> None:
     from session_store.tokens import generate_key
 
     typer.echo(generate_key())
-
-
-@app.command("demo-server")
-def demo_server() -> None:
-    """Be a small stdio MCP server that shows what sessions do."""
-    from gateway.demo_server import main
-
-    main()

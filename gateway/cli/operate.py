@@ -2,17 +2,20 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
+import msgspec
 import typer
 from rich.console import Group
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
-from gateway.admin.formatting import amount, readable
-from gateway.cli.sessions import JsonOption, KeyOption, UrlOption, complain, print_event, sessions_table
-from gateway.cli.sources import Mistake, RestSource
+from gateway.admin.operators import OperatorError, Operators, SessionQuery
+from gateway.admin.reports import ReplicaReport, SessionRow
+from gateway.cli.options import AtGateway, JsonOption, options
+from gateway.cli.output import complain, print_event, replicas_table, sessions_table
+from gateway.cli.rest_client import RestClient
 from gateway.cli.terminal import Terminal
 from gateway.observability.visible import as_json, visible_line
 
@@ -26,128 +29,119 @@ _MOST: Final = 15
 NameArgument = Annotated[str, typer.Argument(metavar="REPLICA", help="How its name begins, as `list` shows it.")]
 
 
-def _run(url: str, key: str, work: Callable[[RestSource], Awaitable[None]]) -> None:
+def _run(gateway: AtGateway, work: Callable[[Operators], Awaitable[None]]) -> None:
     async def running() -> None:
-        if not url:
-            raise Mistake("say which gateway with --url or MCP_GATEWAY_URL")
-        async with RestSource(url, key).open() as source:
+        if not gateway.url:
+            raise OperatorError("say which gateway with --url or MCP_GATEWAY_URL")
+        async with RestClient(gateway.url, gateway.key).open() as source:
             await work(source)
 
     try:
         asyncio.run(running())
-    except Mistake as error:
-        raise complain(error) from None
+    except OperatorError as error:
+        raise complain(str(error)) from None
     except KeyboardInterrupt:
         raise typer.Exit(0) from None
 
 
-def _replicas_table(replicas: list[dict[str, Any]]) -> Table:
-    table = Table(box=None)
-    for name in ("replica", "state", "address"):
-        table.add_column(name, no_wrap=True)
-    for name in ("sessions", "processes", "in flight", "calls/s", "failed/s", "p50", "p99", "memory"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for one in replicas:
-        if one["silent"]:
-            table.add_row(one["replica"], Text("silent", style="red"), one["address"])
-            continue
-        not_ready = Text("not ready", style="red")
-        state = Text("draining") if one["draining"] else Text("ready") if one["ready"] else not_ready
-        _, calls, failed, p50, p99 = one["history"][-1] if one["history"] else (0, 0, 0, 0.0, 0.0)
-        counts = (one["sessions"], one["processes"], one["in_flight"], calls, failed)
-        times = (readable(p50, "s"), readable(p99, "s"), amount(one["memory_bytes"]))
-        name = f"{one['replica']}{' *' if one['here'] else ''}"
-        table.add_row(name, state, one["address"] or "alone", *map(str, counts), *times)
-    return table
-
-
 @app.command("list")
-def list_replicas(url: UrlOption = "", key: KeyOption = "", in_json: JsonOption = False) -> None:
+@options
+def list_replicas(gateway: AtGateway, in_json: JsonOption = False) -> None:
     """List live replicas; * is the one that answers."""
 
-    async def work(source: RestSource) -> None:
+    async def work(source: Operators) -> None:
         found = await source.replicas()
         if in_json:
-            typer.echo(as_json(found))
+            typer.echo(as_json(msgspec.to_builtins(found)))
         else:
-            _out.print(_replicas_table(found))
+            _out.print(replicas_table(found))
 
-    _run(url, key, work)
+    _run(gateway, work)
 
 
 @app.command("drain")
-def drain(replica: NameArgument, url: UrlOption = "", key: KeyOption = "", in_json: JsonOption = False) -> None:
+@options
+def drain(replica: NameArgument, gateway: AtGateway, in_json: JsonOption = False) -> None:
     """Have a replica hand its sessions to the others and be not ready."""
 
-    async def work(source: RestSource) -> None:
+    async def work(source: Operators) -> None:
         with Terminal(stderr=True).status(f"{replica} hands over its sessions"):
-            answer = await source.ask("POST", f"replicas/{replica}/drain")
-        typer.echo(as_json(answer) if in_json else visible_line(f"drained {answer['drained']}"))
+            name = await source.drain(replica)
+        typer.echo(as_json({"drained": name}) if in_json else visible_line(f"drained {name}"))
 
-    _run(url, key, work)
+    _run(gateway, work)
 
 
 @app.command("admit")
-def admit(replica: NameArgument, url: UrlOption = "", key: KeyOption = "", in_json: JsonOption = False) -> None:
+@options
+def admit(replica: NameArgument, gateway: AtGateway, in_json: JsonOption = False) -> None:
     """Have a drained replica take sessions again."""
 
-    async def work(source: RestSource) -> None:
-        answer = await source.ask("DELETE", f"replicas/{replica}/drain")
-        typer.echo(as_json(answer) if in_json else visible_line(f"admitted {answer['admitted']}"))
+    async def work(source: Operators) -> None:
+        name = await source.admit(replica)
+        typer.echo(as_json({"admitted": name}) if in_json else visible_line(f"admitted {name}"))
 
-    _run(url, key, work)
+    _run(gateway, work)
 
 
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What `top` shows."""
+
+    replicas: list[ReplicaReport]
+    failing: list[SessionRow]
+    busy: list[SessionRow]
+
+    def screen(self) -> Group:
+        parts: list[Any] = [replicas_table(self.replicas)]
+        for name, rows in (("failing", self.failing), ("busy", self.busy)):
+            if rows:
+                parts += [Text(f"\n{name}", style="bold"), sessions_table(rows, with_calls=True)]
+        return Group(*parts)
+
+
+@options
 def top(
-    url: UrlOption = "",
-    key: KeyOption = "",
+    gateway: AtGateway,
     once: Annotated[bool, typer.Option("--once", help="Print it once, and end.")] = False,
     in_json: JsonOption = False,
 ) -> None:
     """Replicas, and the sessions that fail and are busy, as they change."""
 
-    async def look(source: RestSource) -> dict[str, Any]:
+    async def look(source: Operators) -> _Seen:
         replicas, failing, busy = await asyncio.gather(
             source.replicas(),
-            source.page(query="", only="failing", limit=_MOST, after=""),
-            source.page(query="", only="busy", limit=_MOST, after=""),
+            source.sessions(SessionQuery(only="failing", limit=_MOST)),
+            source.sessions(SessionQuery(only="busy", limit=_MOST)),
         )
-        return {"replicas": replicas, "failing": failing["sessions"], "busy": busy["sessions"]}
+        return _Seen(replicas, failing.sessions, busy.sessions)
 
-    async def work(source: RestSource) -> None:
+    async def work(source: Operators) -> None:
         seen = await look(source)
         if in_json:
-            typer.echo(as_json(seen))
+            typer.echo(as_json(msgspec.to_builtins(seen)))
         elif once:
-            _out.print(_screen(seen))
+            _out.print(seen.screen())
         else:
-            with Live(_screen(seen), console=_out, auto_refresh=False, screen=True) as live:
+            with Live(seen.screen(), console=_out, auto_refresh=False, screen=True) as live:
                 while True:
                     await asyncio.sleep(_EVERY_S)
-                    live.update(_screen(await look(source)), refresh=True)
+                    live.update((await look(source)).screen(), refresh=True)
 
-    _run(url, key, work)
-
-
-def _screen(seen: dict[str, Any]) -> Group:
-    parts: list[Any] = [_replicas_table(seen["replicas"])]
-    for name in ("failing", "busy"):
-        if seen[name]:
-            parts += [Text(f"\n{name}", style="bold"), sessions_table(seen[name])]
-    return Group(*parts)
+    _run(gateway, work)
 
 
+@options
 def tail(
-    url: UrlOption = "",
-    key: KeyOption = "",
+    gateway: AtGateway,
     session: Annotated[str, typer.Option(help="Of this session only: how its id begins, 8 characters.")] = "",
     in_json: JsonOption = False,
 ) -> None:
     """What happens to sessions on all replicas, as it happens; calls as well with gateway.audit.calls."""
 
-    async def work(source: RestSource) -> None:
+    async def work(source: Operators) -> None:
         async for event in source.follow(session):
             print_event(event, in_json=in_json)
-        raise Mistake("the stream has ended: that gateway drains or stops; ask another")
+        raise OperatorError("the stream has ended: that gateway drains or stops; ask another")
 
-    _run(url, key, work)
+    _run(gateway, work)

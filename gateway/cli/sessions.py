@@ -2,178 +2,159 @@
 
 import asyncio
 import json
-import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Annotated, Any
 
+import msgspec
 import typer
-from rich.table import Table
-from rich.text import Text
 
-from gateway.admin.formatting import span
-from gateway.admin.operations import ONLY
-from gateway.cli.sources import Mistake, Source, opened
+from gateway.admin.operators import ONLY, Ambiguous, OperatorError, Operators, SessionQuery
+from gateway.admin.reports import SessionRow
+from gateway.admin.store_only import operations_on
+from gateway.cli.options import JsonOption, Where, options
+from gateway.cli.output import complain, facts_table, print_event, sessions_table
+from gateway.cli.rest_client import RestClient
 from gateway.cli.terminal import Terminal
-from gateway.observability.visible import as_json, visible_line
-from session_store import StoreError
+from gateway.observability.visible import as_json
+from session_store import StoreError, backend_for
+from session_store.connect import BackendOptions, shown
 
-__all__ = ["JsonOption", "KeyOption", "UrlOption", "app", "complain", "print_event", "sessions_table"]
+__all__ = ["app", "source_of"]
 
 app = typer.Typer(help="Look at sessions, and end them.", no_args_is_help=True)
-
-
 _out = Terminal()
-_err = Terminal(stderr=True)
 
-StoreOption = Annotated[
-    str, typer.Option("--store", envvar="MCP_GATEWAY_STORE", help="The store's URL, as the gateway has it.")
-]
-UrlOption = Annotated[
-    str,
-    typer.Option("--url", envvar="MCP_GATEWAY_URL", help="A running gateway, or its operators' listener."),
-]
-KeyOption = Annotated[
-    str, typer.Option("--key", envvar="MCP_GATEWAY_ADMIN_KEY", help="An operator's key; better given as a variable.")
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+_SEEN_BY_GATEWAYS = {"calls", "failed", "in_flight", "parked", "streams", "processes", "failures"}
+"""Fields of a session that its record does not have."""
+
 IdArgument = Annotated[
     str, typer.Argument(metavar="[ID]", help="How its id begins, as `list` shows it; not needed if there is but one.")
 ]
 
 
-def complain(error: Exception) -> typer.Exit:
-    """Tell the person at the terminal what is wrong."""
-    for line in str(error).splitlines():
-        _err.complain("error", line)
-    return typer.Exit(2)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listing:
+    """Which sessions `list` shows."""
+
+    limit: Annotated[int, typer.Option(min=1, max=1_000, help="How many to show.")] = 50
+    after: Annotated[str, typer.Option(help="Begin behind this one: the last of the page before.")] = ""
+    query: Annotated[str, typer.Option("--find", help="Words in id, principal, client, workspace, servers …")] = ""
+    only: Annotated[str, typer.Option(help="all, failing or busy; the last two with --url.")] = "all"
+
+    def session_query(self) -> SessionQuery:
+        """Raises `OperatorError`."""
+        if self.only not in ONLY:
+            raise OperatorError(f"--only: must be one of {', '.join(ONLY)}")
+        return SessionQuery(query=self.query, only=ONLY[self.only], limit=self.limit, after=self.after)
 
 
-def _run(store: str, url: str, key: str, work: Callable[[Source], Awaitable[None]]) -> None:
+@asynccontextmanager
+async def source_of(where: Where) -> AsyncIterator[Operators]:
+    """The operators' model at that place.
+
+    Raises:
+        OperatorError, StoreError: no place is given, or it cannot be used.
+    """
+    if where.url:
+        async with RestClient(where.url, where.key).open() as client:
+            yield client
+        return
+    if not where.store:
+        raise OperatorError("say where: --url of a running gateway (with MCP_GATEWAY_ADMIN_KEY), or --store")
+    backend = backend_for(where.store, BackendOptions(exclusive=False, create=False))
+    if not backend.is_durable:
+        raise OperatorError(
+            f"{shown(where.store)} keeps its sessions inside the gateway's process, where no other can see them; give "
+            "the URL of a sqlite or redis store, or ask the gateway with --url"
+        )
+    await backend.open()
+    try:
+        await backend.ping()
+        yield operations_on(backend)
+    finally:
+        await backend.close()
+
+
+def _run(where: Where, work: Callable[[Operators], Awaitable[None]]) -> None:
     async def running() -> None:
-        async with opened(store, url, key) as source:
+        async with source_of(where) as source:
             await work(source)
 
     try:
         asyncio.run(running())
-    except (Mistake, StoreError, ValueError) as error:
-        raise complain(error) from None
+    except Ambiguous as error:
+        names = [f"  {row.session}  {row.principal}  {row.client or '?'}" for row in error.candidates[:10]]
+        more = ["  …"] if len(error.candidates) > 10 else []
+        raise complain("\n".join([str(error), *names, *more])) from None
+    except (OperatorError, StoreError, ValueError) as error:
+        raise complain(str(error)) from None
 
 
-def sessions_table(rows: list[dict[str, Any]]) -> Table:
-    """Sessions for people."""
-    table = Table(box=None)
-    table.add_column("session", no_wrap=True, min_width=8)
-    for name in ("principal", "endpoint", "era", "client"):
-        table.add_column(name, no_wrap=True)
-    for name in ("age", "idle", "ends in"):
-        table.add_column(name, no_wrap=True, justify="right")
-    counted = bool(rows) and "calls" in rows[0]
-    if counted:
-        for name in ("calls", "failed"):
-            table.add_column(name, justify="right", no_wrap=True)
-        table.add_column("last failure", no_wrap=True)
-    for row in rows:
-        cells: list[str | Text] = [row[name] for name in ("session", "principal", "endpoint", "era", "client")]
-        cells += [span(row[name]) for name in ("age_s", "idle_s", "expires_in_s")]
-        if counted:
-            failed = Text(str(row["failed"]), style="red") if row["failed"] else "0"
-            last = [f"{one['name']}: {one['why'] or one['outcome']}" for one in row["failures"][:1]]
-            cells += [str(row["calls"]), failed, "".join(last)]
-        table.add_row(*cells)
-    return table
+def _facts(source: Operators, row: SessionRow, *without: str) -> dict[str, Any]:
+    """The fields that this source knows of."""
+    left_out = {*without, *(() if source.sees_calls else _SEEN_BY_GATEWAYS)}
+    return {name: value for name, value in msgspec.to_builtins(row).items() if name not in left_out}
 
 
 @app.command("list")
-def list_sessions(
-    store: StoreOption = "",
-    url: UrlOption = "",
-    key: KeyOption = "",
-    limit: Annotated[int, typer.Option(min=1, max=1_000, help="How many to show.")] = 50,
-    after: Annotated[str, typer.Option(help="Begin behind this one: the last of the page before.")] = "",
-    query: Annotated[str, typer.Option("--find", help="Words in id, principal, client, workspace, servers …")] = "",
-    only: Annotated[str, typer.Option(help="all, failing or busy; the last two with --url.")] = "all",
-    in_json: JsonOption = False,
-) -> None:
+@options
+def list_sessions(where: Where, listing: Listing, in_json: JsonOption = False) -> None:
     """List live sessions, in order of id."""
 
-    async def work(source: Source) -> None:
-        if only not in ONLY:
-            raise Mistake(f"--only: must be one of {', '.join(ONLY)}")
-        page = await source.page(query=query, only=ONLY[only], limit=limit, after=after)
+    async def work(source: Operators) -> None:
+        page = await source.sessions(listing.session_query())
         if in_json:
-            typer.echo(as_json(page | {"after": page["after"] or None}))
+            without = () if source.sees_calls else ("state_keys",)
+            rows = [_facts(source, row, *without) for row in page.sessions]
+            typer.echo(as_json({"sessions": rows, "after": page.after or None}))
             return
-        _out.print(sessions_table(page["sessions"]))
-        if page["after"]:
-            _out.print(f"more: --after {page['after']}")
+        _out.print(sessions_table(page.sessions, with_calls=source.sees_calls))
+        if page.after:
+            _out.print(f"more: --after {page.after}")
 
-    _run(store, url, key, work)
+    _run(where, work)
 
 
 @app.command("show")
-def show_session(
-    store: StoreOption = "",
-    url: UrlOption = "",
-    key: KeyOption = "",
-    session_id: IdArgument = "",
-    in_json: JsonOption = False,
-) -> None:
+@options
+def show_session(where: Where, session_id: IdArgument = "", in_json: JsonOption = False) -> None:
     """Show one session: its record, the keys of its state, and with --url its processes and failures."""
 
-    async def work(source: Source) -> None:
-        facts = await source.show(session_id)
+    async def work(source: Operators) -> None:
+        facts = _facts(source, await source.session(session_id))
         if in_json:
             typer.echo(as_json(facts))
-            return
-        table = Table(box=None, show_header=False)
-        for name, value in facts.items():
-            table.add_row(name, as_json(value) if isinstance(value, list | dict) else str(value))
-        _out.print(table)
+        else:
+            _out.print(facts_table(facts))
 
-    _run(store, url, key, work)
+    _run(where, work)
 
 
 @app.command("end")
-def end_session(
-    store: StoreOption = "",
-    url: UrlOption = "",
-    key: KeyOption = "",
-    session_id: IdArgument = "",
-    in_json: JsonOption = False,
-) -> None:
+@options
+def end_session(where: Where, session_id: IdArgument = "", in_json: JsonOption = False) -> None:
     """End one session at once, on every replica."""
 
-    async def work(source: Source) -> None:
+    async def work(source: Operators) -> None:
         ended = await source.end(session_id)
         typer.echo(json.dumps({"ended": ended}) if in_json else f"ended {ended}")
 
-    _run(store, url, key, work)
+    _run(where, work)
 
 
 @app.command("events")
+@options
 def events(
-    store: StoreOption = "",
-    url: UrlOption = "",
-    key: KeyOption = "",
+    where: Where,
     limit: Annotated[int, typer.Option(min=1, max=10_000, help="How many to show.")] = 50,
     in_json: JsonOption = False,
 ) -> None:
     """What happened to sessions lately, newest first."""
 
-    async def work(source: Source) -> None:
+    async def work(source: Operators) -> None:
         for event in await source.events(limit):
             print_event(event, in_json=in_json)
 
-    _run(store, url, key, work)
-
-
-def print_event(event: dict[str, Any], *, in_json: bool) -> None:
-    """One line."""
-    if in_json:
-        typer.echo(as_json(event))
-        return
-    at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(event["at"]))
-    took = f"{event['took_s'] * 1_000:.1f} ms" if event.get("outcome") else ""
-    facts = [event.get(name, "") for name in ("session", "principal", "endpoint", "tool", "outcome")]
-    words = (at, event["event"], *facts, took, event.get("reason", ""))
-    _out.print("  ".join(visible_line(word) for word in words if word))
+    _run(where, work)

@@ -18,6 +18,7 @@ from gateway.admin.operations import Operations
 from gateway.admin.peers import PeerQueries
 from gateway.admin.prometheus import PrometheusExporter
 from gateway.admin.replica import Replica
+from gateway.admin.replicas import PeerReplicas
 from gateway.admin.routes import operator_routes
 from gateway.bridge.request_state import RequestStateSeal
 from gateway.calls.live_session import LiveSession, LiveSessions
@@ -327,21 +328,21 @@ class Gateway:
             upstreams=self.upstreams,
             metrics=self.metrics,
             cluster=self._cluster,
-            is_ready=self.is_ready,
-            is_draining=lambda: self.is_draining,
-            drain=self.drain,
-            admit=self.admit,
+            serving=self,
         )
         self._asking = PeerQueries(self._backend.bus, name, replica.answer)
         operations = Operations(
-            replica=replica, backend=self._backend, lifecycle=self.lifecycle, asking=self._asking, clock=clock
+            backend=self._backend,
+            replicas=PeerReplicas(replica, self._backend, self._asking),
+            ending=self.lifecycle,
+            record=lambda reason: self.audit.tell("operated", reason=reason),
+            clock=clock,
         )
         self.operator_routes = operator_routes(
             operations=operations,
             access=Access(options.admin.keys, ring, guard=self.guard, marks=self._backend.marks, audit=self.audit),
             exposition=PrometheusExporter(replica, self.audit),
             backend=self._backend,
-            told=lambda reason: self.audit.tell("operated", reason=reason),
             open_metrics=bool(options.admin.listen),
         )
 

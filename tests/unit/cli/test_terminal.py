@@ -3,9 +3,11 @@
 import io
 from typing import Any
 
+import msgspec
 from rich.table import Table
 
-from gateway.cli.sessions import sessions_table
+from gateway.admin.reports import SessionRow
+from gateway.cli.output import sessions_table
 from gateway.cli.terminal import Terminal
 from tests.requirements import requirement
 from tests.support.hostile_text import HOSTILE, STEERING, shows_only_text
@@ -13,12 +15,14 @@ from tests.support.hostile_text import HOSTILE, STEERING, shows_only_text
 
 @requirement("wall.decoded")
 def test_tables_and_lines_show_what_they_were_given() -> None:
-    row: dict[str, Any] = dict.fromkeys(("session", "principal", "endpoint", "era", "client"), HOSTILE)
-    failure = {"name": HOSTILE, "why": HOSTILE, "outcome": ""}
-    row |= {"age_s": 1, "idle_s": 1, "expires_in_s": 1, "calls": 1, "failed": 1, "failures": [failure]}
+    names = ("session", "principal", "endpoint", "era", "client", "workspace", "trust", "owner")
+    facts: dict[str, Any] = dict.fromkeys(names, HOSTILE)
+    failure = {"at": 1.0, "server": HOSTILE, "name": HOSTILE, "why": HOSTILE, "outcome": "", "correlation": ""}
+    facts |= {"age_s": 1, "idle_s": 1, "expires_in_s": 1, "calls": 1, "failed": 1, "failures": [failure]}
+    row = msgspec.convert(facts | {"permissions": []}, SessionRow)
     plain = Table()
     plain.add_row(HOSTILE)
-    for shown in (sessions_table([row]), plain, HOSTILE):
+    for shown in (sessions_table([row], with_calls=True), plain, HOSTILE):
         out = Terminal()
         out.file = file = io.StringIO()
         out.print(shown)

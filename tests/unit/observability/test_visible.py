@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from gateway.cli.sessions import print_event
+from gateway.cli.output import print_event
 from gateway.observability.visible import as_json, visible, visible_line
 from tests.requirements import requirement
 from tests.support.hostile_text import HOSTILE, shows_only_text

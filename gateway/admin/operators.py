@@ -1,0 +1,116 @@
+"""What an operator can see and do. Console, REST interface and command line are faces of this one model.
+
+It has two sources: `admin.operations` works on a store and on the replicas of that store, `cli.rest_client` asks a
+running gateway by its REST interface.
+"""
+
+from collections.abc import AsyncIterator
+from typing import Any, Final, Literal, Protocol
+
+import msgspec
+
+from gateway.admin.reports import ReplicaReport, SessionRow
+
+__all__ = [
+    "ONLY",
+    "SHORTEST_PREFIX",
+    "Ambiguous",
+    "NoSuch",
+    "Only",
+    "OperatorError",
+    "Operators",
+    "Page",
+    "SessionQuery",
+    "UnknownHere",
+]
+
+SHORTEST_PREFIX: Final = 4
+"""The fewest characters of a session's id that name it."""
+
+Only = Literal["all", "failing", "busy"]
+ONLY: Final[dict[str, Only]] = {"all": "all", "failing": "failing", "busy": "busy"}
+
+
+class OperatorError(Exception):
+    """What an operator asked for cannot be done. The message says why, and what to do."""
+
+
+class NoSuch(OperatorError):
+    """Nothing has that name."""
+
+
+class Ambiguous(OperatorError):
+    """Several have that name. `candidates` are some of them, where they are sessions."""
+
+    def __init__(self, message: str, candidates: tuple[SessionRow, ...] = ()) -> None:
+        super().__init__(message)
+        self.candidates = candidates
+
+
+class UnknownHere(OperatorError):
+    """This source does not know that: another one does."""
+
+
+class SessionQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """Which sessions an operator wants to see.
+
+    `query` holds words to find in id, principal, client, workspace, endpoint, era, trust, owner and servers. `after` is
+    the last session of the page before. `failing` and `busy` sessions come in one page.
+    """
+
+    query: str = ""
+    only: Only = "all"
+    limit: int = 50
+    after: str = ""
+
+
+class Page(msgspec.Struct, frozen=True, kw_only=True):
+    """Some sessions in order of id, and where the next page begins (empty: there is none)."""
+
+    sessions: list[SessionRow]
+    after: str = ""
+
+
+class Operators(Protocol):
+    """The model. A session is named by how its id begins (`SHORTEST_PREFIX` characters or more, or nothing where only
+    one is live), a replica by how its name begins. `by` is the operator's name, empty where it is not known.
+
+    Every method may raise `StoreUnavailable` or an `OperatorError`: `NoSuch` or `Ambiguous` where not one has the name.
+    """
+
+    @property
+    def sees_calls(self) -> bool:
+        """True if it knows what happens inside gateways: calls, processes and failures of sessions, and replicas."""
+        ...
+
+    async def sessions(self, query: SessionQuery) -> Page:
+        """A page of live sessions."""
+        ...
+
+    async def session(self, prefix: str) -> SessionRow:
+        """One session with all that is known of it."""
+        ...
+
+    async def end(self, prefix: str, by: str = "") -> str:
+        """End a session at once, on every replica. Returns how its id begins."""
+        ...
+
+    async def events(self, limit: int = 100, session: str = "") -> list[dict[str, Any]]:
+        """The newest audit events, newest first; of one session where how its id begins is given."""
+        ...
+
+    def follow(self, session: str = "") -> AsyncIterator[dict[str, Any]]:
+        """Audit events as they come, each once, oldest first, until the replica that is asked drains."""
+        ...
+
+    async def replicas(self) -> list[ReplicaReport]:
+        """All replicas that hold a lease. One that does not answer is `silent`."""
+        ...
+
+    async def drain(self, prefix: str, by: str = "") -> str:
+        """Have a replica hand its sessions to the others and take no new ones. Returns its name when it has."""
+        ...
+
+    async def admit(self, prefix: str, by: str = "") -> str:
+        """Have a drained replica take sessions again. Returns its name."""
+        ...

@@ -1,0 +1,134 @@
+"""The running gateways of a store, as the operators' model asks them: all of them over the bus, or none."""
+
+from collections.abc import Iterable
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from gateway.admin.operators import Ambiguous, NoSuch, Only, UnknownHere
+from gateway.admin.peers import PeerQueries
+from gateway.admin.replica import Replica
+from gateway.admin.reports import ReplicaReport, SessionPart
+from session_store import Backend
+
+__all__ = ["NoReplicas", "PeerReplicas", "Replicas"]
+
+DRAIN_WITHIN_S: Final = 20.0
+
+
+class Replicas(Protocol):
+    """What running gateways know, and do when they are told."""
+
+    @property
+    def are_known(self) -> bool:
+        """True if running gateways can be asked."""
+        ...
+
+    @property
+    def is_draining(self) -> bool:
+        """True if the gateway that is asked drains."""
+        ...
+
+    async def reports(self) -> list[ReplicaReport]:
+        """One report for each replica that holds a lease, in order of name."""
+        ...
+
+    async def parts(self, session_ids: Iterable[str]) -> dict[str, SessionPart]:
+        """What is known of these sessions beside their records, by id."""
+        ...
+
+    async def notable(self, only: Only) -> list[SessionPart]:
+        """Sessions that are `failing`, the latest failure first, or `busy`, the busiest first."""
+        ...
+
+    async def drain(self, prefix: str) -> str:
+        """Drain the replica whose name begins like that. Returns its name."""
+        ...
+
+    async def admit(self, prefix: str) -> str:
+        """Admit the replica whose name begins like that. Returns its name."""
+        ...
+
+
+class PeerReplicas:
+    """All replicas of a store, asked over its bus. `own` answers for this process."""
+
+    def __init__(self, own: Replica, backend: Backend, queries: PeerQueries) -> None:
+        self._own = own
+        self._backend = backend
+        self._queries = queries
+
+    are_known = True
+
+    @property
+    def is_draining(self) -> bool:
+        return self._own.is_draining
+
+    async def reports(self) -> list[ReplicaReport]:
+        """One that does not answer is `silent`."""
+        names = await self._names()
+        answers = await self._queries.ask("report", None, names)
+        reports = []
+        for name, address in sorted(names.items()):
+            if name not in answers:
+                reports.append(ReplicaReport(replica=name, address=address, silent=True))
+                continue
+            report = msgspec.convert(answers[name], ReplicaReport)
+            reports.append(msgspec.structs.replace(report, here=name == self._own.name))
+        return reports
+
+    async def parts(self, session_ids: Iterable[str]) -> dict[str, SessionPart]:
+        return {part.id: part for part in await self._ask_for_parts("parts", list(session_ids))}
+
+    async def notable(self, only: Only) -> list[SessionPart]:
+        parts = await self._ask_for_parts("notable", only)
+        if only == "failing":
+            return sorted(parts, key=lambda part: -part.failures[0].at)
+        return sorted(parts, key=lambda part: -part.in_flight)
+
+    async def drain(self, prefix: str) -> str:
+        return await self._order("drain", prefix)
+
+    async def admit(self, prefix: str) -> str:
+        return await self._order("admit", prefix)
+
+    async def _names(self) -> dict[str, str]:
+        """Addresses by name."""
+        if not self._backend.is_shared:
+            return {self._own.name: ""}
+        return {self._own.name: "", **await self._backend.directory.replicas()}
+
+    async def _ask_for_parts(self, what: str, args: Any) -> list[SessionPart]:
+        answers = await self._queries.ask(what, args, await self._names())
+        return [msgspec.convert(part, SessionPart) for parts in answers.values() for part in parts]
+
+    async def _order(self, what: str, prefix: str) -> str:
+        names = [name for name in await self._names() if name.startswith(prefix)]
+        if len(names) != 1 or not prefix:
+            kind = Ambiguous if len(names) > 1 else NoSuch
+            raise kind(f"{len(names)} replicas have a name that begins with {prefix!r}")
+        if not await self._queries.ask(what, None, names, patience_s=DRAIN_WITHIN_S):
+            raise NoSuch(f"replica {names[0]} does not answer")
+        return names[0]
+
+
+class NoReplicas:
+    """No gateway can be asked: there is a store only."""
+
+    are_known = False
+    is_draining = False
+
+    async def reports(self) -> list[ReplicaReport]:
+        raise UnknownHere("which replicas run is known to gateways only: ask one with --url")
+
+    async def parts(self, session_ids: Iterable[str]) -> dict[str, SessionPart]:
+        return {}
+
+    async def notable(self, only: Only) -> list[SessionPart]:
+        raise UnknownHere("which sessions fail or are busy is known to gateways only: ask one with --url")
+
+    async def drain(self, prefix: str) -> str:
+        raise UnknownHere("a replica is drained by a gateway: ask one with --url")
+
+    async def admit(self, prefix: str) -> str:
+        raise UnknownHere("a replica is admitted by a gateway: ask one with --url")

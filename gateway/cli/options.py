@@ -1,0 +1,106 @@
+"""Options that several commands have, as values: each field of such a value is an option of the command."""
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, TypeVar, get_type_hints
+
+import typer
+
+__all__ = ["AtGateway", "CommandArgument", "ConfigOption", "JsonOption", "Overrides", "Where", "options"]
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+ConfigOption = Annotated[
+    Path | None, typer.Option("--config", "-c", help="JSON or TOML file with mcpServers, and gateway beside it.")
+]
+CommandArgument = Annotated[
+    list[str] | None, typer.Argument(metavar="[-- COMMAND ARG...]", help="A stdio server to serve, without a file.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AtGateway:
+    """The running gateway that a command asks."""
+
+    url: Annotated[
+        str, typer.Option("--url", envvar="MCP_GATEWAY_URL", help="A running gateway, or its operators' listener.")
+    ] = ""
+    key: Annotated[
+        str,
+        typer.Option("--key", envvar="MCP_GATEWAY_ADMIN_KEY", help="An operator's key; better given as a variable."),
+    ] = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Where(AtGateway):
+    """Where a command looks: at a running gateway, or into a store."""
+
+    store: Annotated[
+        str, typer.Option("--store", envvar="MCP_GATEWAY_STORE", help="The store's URL, as the gateway has it.")
+    ] = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overrides:
+    """Settings of `gateway` that win over file and environment."""
+
+    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None
+    port: Annotated[int | None, typer.Option(help="Port to listen on; 0 takes a free one.")] = None
+    store: Annotated[str | None, typer.Option(help="Where sessions are kept, as a URL.")] = None
+    advertise: Annotated[str | None, typer.Option(help="HOST:PORT where other gateways reach this one.")] = None
+    anonymous: Annotated[bool, typer.Option("--anonymous", help="Serve whoever reaches it, without a credential.")] = (
+        False
+    )
+    allowed_host: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="A host name requests may ask for; may be repeated.")
+    ] = None
+
+    def given(self) -> dict[str, Any]:
+        """The settings that are given, by name."""
+        values: dict[str, Any] = {name: getattr(self, name) for name in ("host", "port", "store", "advertise")}
+        values |= {"anonymous": self.anonymous or None, "allowed_hosts": self.allowed_host or None}
+        return {name: value for name, value in values.items() if value is not None}
+
+
+def options(command: Command) -> Command:
+    """A command that typer gives options one by one, while the function takes values.
+
+    Each parameter of the function whose type is a dataclass becomes the fields of that dataclass: their annotations,
+    defaults and order.
+    """
+    signature = inspect.signature(command, eval_str=True)
+    fields = {
+        name: dataclasses.fields(parameter.annotation)
+        for name, parameter in signature.parameters.items()
+        if dataclasses.is_dataclass(parameter.annotation)
+    }
+
+    @functools.wraps(command)
+    def run(**given: Any) -> Any:
+        values = {
+            name: parameter.annotation(**{field.name: given[field.name] for field in fields[name]})
+            if name in fields
+            else given[name]
+            for name, parameter in signature.parameters.items()
+        }
+        return command(**values)
+
+    parameters = []
+    for name, parameter in signature.parameters.items():
+        if name in fields:
+            hints = get_type_hints(parameter.annotation, include_extras=True)
+            parameters += [_option(field, hints[field.name]) for field in fields[name]]
+        else:
+            parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+    run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]  # what typer reads
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return run  # type: ignore[return-value]  # typer calls it by the names of its options
+
+
+def _option(field: "dataclasses.Field[Any]", annotation: Any) -> inspect.Parameter:
+    return inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=annotation)

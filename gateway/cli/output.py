@@ -1,0 +1,91 @@
+"""What commands print for people: tables of sessions and replicas, lines of events, errors."""
+
+import time
+from typing import Any
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from gateway.admin.formatting import amount, readable, span
+from gateway.admin.reports import ReplicaReport, SessionRow
+from gateway.cli.terminal import Terminal
+from gateway.observability.visible import as_json, visible_line
+
+__all__ = ["complain", "facts_table", "print_event", "replicas_table", "sessions_table"]
+
+_out = Terminal()
+_err = Terminal(stderr=True)
+
+
+def complain(message: str) -> typer.Exit:
+    """Print what is wrong, line by line. Returns what ends the command with exit code 2."""
+    for line in message.splitlines():
+        _err.complain("error", line)
+    return typer.Exit(2)
+
+
+def sessions_table(rows: list[SessionRow], *, with_calls: bool) -> Table:
+    """One line for each session; with its calls where they are known."""
+    table = Table(box=None)
+    table.add_column("session", no_wrap=True, min_width=8)
+    for name in ("principal", "endpoint", "era", "client"):
+        table.add_column(name, no_wrap=True)
+    for name in ("age", "idle", "ends in"):
+        table.add_column(name, no_wrap=True, justify="right")
+    has_calls = bool(rows) and with_calls
+    if has_calls:
+        for name in ("calls", "failed"):
+            table.add_column(name, justify="right", no_wrap=True)
+        table.add_column("last failure", no_wrap=True)
+    for row in rows:
+        cells: list[str | Text] = [row.session, row.principal, row.endpoint, row.era, row.client]
+        cells += [span(seconds) for seconds in (row.age_s, row.idle_s, row.expires_in_s)]
+        if has_calls:
+            failed = Text(str(row.failed), style="red") if row.failed else "0"
+            last = [f"{failure.name}: {failure.why or failure.outcome}" for failure in row.failures[:1]]
+            cells += [str(row.calls), failed, "".join(last)]
+        table.add_row(*cells)
+    return table
+
+
+def facts_table(facts: dict[str, Any]) -> Table:
+    """A name and its value in each line."""
+    table = Table(box=None, show_header=False)
+    for name, value in facts.items():
+        table.add_row(name, as_json(value) if isinstance(value, list | tuple | dict) else str(value))
+    return table
+
+
+def replicas_table(replicas: list[ReplicaReport]) -> Table:
+    """One line for each replica; `*` marks the one that answers."""
+    table = Table(box=None)
+    for name in ("replica", "state", "address"):
+        table.add_column(name, no_wrap=True)
+    for name in ("sessions", "processes", "in flight", "calls/s", "failed/s", "p50", "p99", "memory"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for one in replicas:
+        if one.silent:
+            table.add_row(one.replica, Text("silent", style="red"), one.address)
+            continue
+        state = Text("draining") if one.draining else Text("ready") if one.ready else Text("not ready", style="red")
+        last = one.history[-1] if one.history else None
+        calls, failed = (0, 0) if last is None else (last.calls, last.failed)
+        p50, p99 = (0.0, 0.0) if last is None else (last.p50_s, last.p99_s)
+        counts = (one.sessions, one.processes, one.in_flight, calls, failed)
+        times = (readable(p50, "s"), readable(p99, "s"), amount(one.memory_bytes))
+        name = f"{one.replica}{' *' if one.here else ''}"
+        table.add_row(name, state, one.address or "alone", *map(str, counts), *times)
+    return table
+
+
+def print_event(event: dict[str, Any], *, in_json: bool) -> None:
+    """One line for an audit event."""
+    if in_json:
+        typer.echo(as_json(event))
+        return
+    at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(event["at"]))
+    took = f"{event.get('took_s', 0.0) * 1_000:.1f} ms" if event.get("outcome") else ""
+    facts = [event.get(name, "") for name in ("session", "principal", "endpoint", "tool", "outcome")]
+    parts = (at, event["event"], *facts, took, event.get("reason", ""))
+    _out.print("  ".join(visible_line(part) for part in parts if part))

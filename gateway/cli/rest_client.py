@@ -1,0 +1,119 @@
+"""The operators' model at a running gateway, asked by its REST interface. It knows what all replicas know."""
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, Final, TypeVar
+from urllib.parse import quote
+
+import httpx2
+import msgspec
+
+from gateway.admin.operators import (
+    SHORTEST_PREFIX,
+    Ambiguous,
+    NoSuch,
+    OperatorError,
+    Page,
+    SessionQuery,
+)
+from gateway.admin.reports import ReplicaReport, SessionRow
+
+__all__ = ["RestClient"]
+
+_MOST_CANDIDATES: Final = 10
+_TIMEOUT_S: Final = 30.0
+
+T = TypeVar("T")
+
+
+class RestClient:
+    """Implements `admin.operators.Operators`. The gateway knows who asks by the key, so `by` is not sent."""
+
+    sees_calls = True
+
+    def __init__(self, url: str, key: str) -> None:
+        self._url = url.removesuffix("/").removesuffix("/mcp").removesuffix("/admin")
+        if not key:
+            raise OperatorError("MCP_GATEWAY_ADMIN_KEY is not set: it holds an operator's key of that gateway")
+        self._client = httpx2.AsyncClient(
+            base_url=f"{self._url}/admin/api/", headers={"Authorization": f"Bearer {key}"}, timeout=_TIMEOUT_S
+        )
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator["RestClient"]:
+        """Inside the block it can be asked."""
+        async with self._client:
+            yield self
+
+    async def sessions(self, query: SessionQuery) -> Page:
+        params = {"q": query.query, "only": query.only, "limit": str(query.limit), "after": query.after}
+        return await self._ask("GET", "sessions", Page, {name: value for name, value in params.items() if value})
+
+    async def session(self, prefix: str) -> SessionRow:
+        return await self._ask("GET", f"sessions/{await self._one(prefix)}", SessionRow)
+
+    async def end(self, prefix: str, by: str = "") -> str:
+        return (await self._ask("DELETE", f"sessions/{await self._one(prefix)}", dict[str, str]))["ended"]
+
+    async def _one(self, prefix: str) -> str:
+        """A prefix that can stand in a path: that of the only session where none is given."""
+        if prefix:
+            if len(prefix) < SHORTEST_PREFIX:
+                raise NoSuch(f"give at least {SHORTEST_PREFIX} characters of the session's id")
+            return quote(prefix, safe="")
+        found = (await self.sessions(SessionQuery(limit=_MOST_CANDIDATES + 1))).sessions
+        if not found:
+            raise NoSuch("no session is live")
+        if len(found) > 1:
+            raise Ambiguous("more than one session is live: say which, by more of its id", tuple(found))
+        return found[0].session
+
+    async def events(self, limit: int = 100, session: str = "") -> list[dict[str, Any]]:
+        params = {"limit": str(limit)} | ({"session": session} if session else {})
+        return await self._ask("GET", "events", list[dict[str, Any]], params)
+
+    async def follow(self, session: str = "") -> AsyncIterator[dict[str, Any]]:
+        params = {"session": session} if session else {}
+        accept = {"Accept": "text/event-stream"}
+        try:
+            async with self._client.stream("GET", "events", params=params, headers=accept, timeout=None) as response:
+                if response.status_code != 200:
+                    await response.aread()
+                self._check(response)
+                async for line in response.aiter_lines():
+                    if line.startswith("data: "):
+                        yield json.loads(line[6:])
+        except httpx2.HTTPError as error:
+            raise self._unreachable(error) from None
+
+    async def replicas(self) -> list[ReplicaReport]:
+        return await self._ask("GET", "replicas", list[ReplicaReport])
+
+    async def drain(self, prefix: str, by: str = "") -> str:
+        return (await self._ask("POST", f"replicas/{quote(prefix, safe='')}/drain", dict[str, str]))["drained"]
+
+    async def admit(self, prefix: str, by: str = "") -> str:
+        return (await self._ask("DELETE", f"replicas/{quote(prefix, safe='')}/drain", dict[str, str]))["admitted"]
+
+    async def _ask(self, method: str, path: str, kind: type[T], params: dict[str, str] | None = None) -> T:
+        try:
+            response = await self._client.request(method, path, params=params)
+        except httpx2.HTTPError as error:
+            raise self._unreachable(error) from None
+        self._check(response)
+        return msgspec.json.decode(response.content, type=kind)
+
+    def _unreachable(self, error: Exception) -> OperatorError:
+        return OperatorError(f"{self._url} cannot be reached: {error or type(error).__name__}")
+
+    def _check(self, response: httpx2.Response) -> None:
+        if response.status_code == 200:
+            return
+        if response.status_code == 401:
+            raise OperatorError("MCP_GATEWAY_ADMIN_KEY is not a key of that gateway's gateway.admin.keys")
+        try:
+            detail = response.json()["detail"]
+        except (ValueError, LookupError, TypeError):
+            detail = f"{self._url} answers {response.status_code}: are operators served there (gateway.admin.keys)?"
+        raise OperatorError(str(detail))
