@@ -190,6 +190,8 @@ STILL_ASSIGNED: set[tuple[str, str]] = {
 
 OF_LIBRARIES: set[tuple[str, str]] = {
     ("gateway/admin/console.py", "self._templates.filters"),
+    ("gateway/cli/options.py", "run.__annotations__"),
+    ("gateway/cli/options.py", "run.__signature__"),
     ("gateway/config/patterns.py", "options.case_sensitive"),
     ("gateway/config/patterns.py", "options.log_errors"),
     ("gateway/config/patterns.py", "options.max_mem"),

@@ -1,0 +1,179 @@
+"""`gateway.admin.operations`: pages, names that are never guessed, and what is recorded."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from gateway.admin.operations import Operations, matches
+from gateway.admin.operators import Ambiguous, NoSuch, Only, SessionQuery, UnknownHere
+from gateway.admin.replicas import NoReplicas
+from gateway.admin.reports import ReplicaReport, SessionPart
+from gateway.admin.store_only import operations_on
+from session_store import AuditEvent, MemoryBackend, Session
+from session_store.session import redact
+from session_store.testing import FakeClock, a_session
+
+pytestmark = pytest.mark.anyio
+
+
+class FakeReplicas:
+    """Gateways that know one busy session."""
+
+    are_known = True
+    is_draining = False
+
+    def __init__(self, part: SessionPart | None = None) -> None:
+        self._parts = [] if part is None else [part]
+
+    async def reports(self) -> list[ReplicaReport]:
+        return [ReplicaReport(replica="abc")]
+
+    async def parts(self, session_ids: Iterable[str]) -> dict[str, SessionPart]:
+        wanted = set(session_ids)
+        return {part.id: part for part in self._parts if part.id in wanted}
+
+    async def notable(self, only: Only) -> list[SessionPart]:
+        return self._parts
+
+    async def drain(self, prefix: str) -> str:
+        return "abc"
+
+    async def admit(self, prefix: str) -> str:
+        return "abc"
+
+
+class FakeEnding:
+    """Notes what it is to end."""
+
+    def __init__(self) -> None:
+        self.ended: list[tuple[str, str]] = []
+
+    async def end(self, session_id: str, reason: str) -> bool:
+        self.ended.append((session_id, reason))
+        return True
+
+
+class Parts:
+    """A model on a store in memory, and what it did."""
+
+    def __init__(self, replicas: Any = None) -> None:
+        self.clock = FakeClock()
+        self.backend = MemoryBackend(clock=self.clock)
+        self.ending = FakeEnding()
+        self.recorded: list[str] = []
+        self.operations = Operations(
+            backend=self.backend,
+            replicas=NoReplicas() if replicas is None else replicas,
+            ending=self.ending,
+            record=self.recorded.append,
+            clock=self.clock,
+        )
+
+    async def holding(self, *ids: str) -> list[Session]:
+        sessions = [a_session(self.clock, id=one) for one in ids]
+        for session in sessions:
+            await self.backend.sessions.create(session)
+        return sessions
+
+
+async def test_pages_follow_each_other_in_order_of_id() -> None:
+    parts = Parts()
+    ids = [f"{letter * 4}-and-more-{n}" for n, letter in enumerate("abcde")]
+    await parts.holding(*reversed(ids))
+    first = await parts.operations.sessions(SessionQuery(limit=3))
+    assert [row.session for row in first.sessions] == [redact(one) for one in ids[:3]]
+    rest = await parts.operations.sessions(SessionQuery(limit=3, after=first.after))
+    assert [row.session for row in rest.sessions] == [redact(one) for one in ids[3:]] and rest.after == ""
+
+
+@pytest.mark.parametrize(
+    ("prefix", "kind", "message"),
+    [
+        ("abc", NoSuch, "give at least 4 characters of the session's id"),
+        ("nothing", NoSuch, "no session begins with 'nothing': it has ended, or never was"),
+        ("same", Ambiguous, "more than one session begins with 'same': say which, by more of its id"),
+        ("", Ambiguous, "more than one session is live: say which, by more of its id"),
+    ],
+)
+async def test_a_session_is_never_guessed(prefix: str, kind: type[Exception], message: str) -> None:
+    parts = Parts()
+    await parts.holding("same-one-0", "same-two-0", "different")
+    with pytest.raises(kind) as caught:
+        await parts.operations.end(prefix)
+    assert str(caught.value) == message and not parts.ending.ended
+    if isinstance(caught.value, Ambiguous):
+        assert "same-one" in [row.session for row in caught.value.candidates]
+
+
+async def test_the_only_session_needs_no_name_and_a_whole_id_is_never_ambiguous() -> None:
+    parts = Parts()
+    assert str(await _refusal(parts, "")) == "no session is live"
+    await parts.holding("abcd")
+    assert await parts.operations.end("", "ann") == "abcd"
+    await parts.holding("abcd-longer")
+    assert await parts.operations.end("abcd") == "abcd"
+    assert parts.ending.ended == [("abcd", "the operator ann ended it"), ("abcd", "the operator ended it")]
+
+
+async def _refusal(parts: Parts, prefix: str) -> Exception:
+    with pytest.raises(NoSuch) as caught:
+        await parts.operations.session(prefix)
+    return caught.value
+
+
+async def test_rows_have_what_replicas_know_where_there_are_any() -> None:
+    parts = Parts(FakeReplicas(SessionPart(id="busy-session", calls=3, in_flight=2)))
+    await parts.holding("busy-session", "idle-session")
+    page = await parts.operations.sessions(SessionQuery(only="busy"))
+    assert [(row.session, row.calls, row.in_flight) for row in page.sessions] == [("busy-ses", 3, 2)]
+    assert (await parts.operations.session("idle")).calls == 0 and parts.operations.sees_calls
+
+
+async def test_what_only_gateways_know_is_said_to_be_theirs() -> None:
+    parts = Parts()
+    for asked in (parts.operations.replicas(), parts.operations.drain("abc"), parts.operations.admit("abc")):
+        with pytest.raises(UnknownHere, match="--url"):
+            await asked
+    with pytest.raises(UnknownHere, match="--url"):
+        await parts.operations.sessions(SessionQuery(only="failing"))
+    assert not parts.operations.sees_calls and not parts.recorded
+
+
+async def test_what_an_operator_does_to_a_replica_is_recorded() -> None:
+    parts = Parts(FakeReplicas())
+    assert await parts.operations.drain("a", "ann") == await parts.operations.admit("a", "ann") == "abc"
+    assert parts.recorded == [
+        "the operator ann has drained replica abc",
+        "the operator ann has admitted replica abc again",
+    ]
+
+
+async def test_events_of_one_session_leave_out_what_they_do_not_say() -> None:
+    parts = Parts()
+    of_one = AuditEvent(at=1.0, event="created", session="aaaaaaaa", principal="", endpoint="", era="")
+    of_other = AuditEvent(at=2.0, event="ended", session="bbbbbbbb", principal="", endpoint="", era="", reason="idle")
+    await parts.backend.audit.record([of_one, of_other])
+    assert await parts.operations.events(session="bbbbbbbb-and-the-rest") == [
+        {"at": 2.0, "event": "ended", "session": "bbbbbbbb", "reason": "idle", "count": 1}
+    ]
+    assert [event["event"] for event in await parts.operations.events(1)] == ["ended"]
+
+
+async def test_a_store_alone_ends_sessions_and_tells_the_gateways() -> None:
+    clock = FakeClock()
+    backend = MemoryBackend()
+    session = a_session(clock, created_at=4e9, used_at=4e9)
+    await backend.sessions.create(session)
+    published: list[bytes | None] = []
+    async with backend.bus.subscribed("mcp:ended", published.append):
+        assert await operations_on(backend).end(session.id[:8]) == redact(session.id)
+    assert published == [session.id.encode()] and await backend.sessions.peek(session.id) is None
+    [event] = await backend.audit.recent(1)
+    assert (event.event, event.reason, event.session) == ("ended", "the operator ended it", redact(session.id))
+
+
+def test_all_words_of_a_query_have_to_stand_somewhere() -> None:
+    session = a_session(FakeClock(), id="abcd", endpoint="/servers/demo/mcp", links=("files",))
+    assert matches(session, "") and matches(session, "ab") and matches(session, "FILES demo")
+    assert not matches(session, "files other")

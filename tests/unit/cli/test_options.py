@@ -1,0 +1,46 @@
+"""`gateway.cli.options`: values whose fields are options."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
+from typer.testing import CliRunner
+
+from gateway.cli.options import AtGateway, Overrides, Where, options
+
+
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    """Two options of a command."""
+
+    height: Annotated[int, typer.Option(help="How high.")] = 1
+    width: Annotated[int, typer.Option("--broad", help="How broad.")] = 2
+
+
+def _ran(*arguments: str) -> str:
+    app = typer.Typer()
+
+    @app.command()
+    @options
+    def draw(name: str, size: Size, where: AtGateway, loud: bool = False) -> None:
+        """Draw something."""
+        typer.echo(f"{name} {size.height} {size.width} {where.url} {loud}")
+
+    ran = CliRunner().invoke(app, [*arguments])
+    return ran.output.strip()
+
+
+def test_each_field_of_a_value_is_an_option() -> None:
+    assert _ran("box", "--broad", "7", "--url", "u", "--loud") == "box 1 7 u True"
+    assert _ran("box", "--height", "3") == "box 3 2  False"
+    assert "Draw something." in _ran("--help") and "How broad." in _ran("--help")
+
+
+def test_only_what_was_given_overrides_settings() -> None:
+    assert Overrides().given() == {}
+    given = Overrides(port=0, anonymous=True, allowed_host=["a.example"]).given()
+    assert given == {"port": 0, "anonymous": True, "allowed_hosts": ["a.example"]}
+
+
+def test_a_store_is_one_more_place_to_look() -> None:
+    assert Where(store="redis://r", url="u") == Where(url="u", store="redis://r") and isinstance(Where(), AtGateway)
