@@ -13,7 +13,7 @@ from typing import Final, cast
 
 __all__ = [
     "HEAD_BYTES",
-    "SIGN_OF_LIFE_S",
+    "HEARTBEAT_S",
     "PeerConnection",
     "PeerConnectionLost",
     "PeerConnectionPool",
@@ -24,26 +24,26 @@ __all__ = [
 ]
 
 CONNECT_S: Final = 1.0
-SIGN_OF_LIFE_S: Final = 0.5
-"""How often the one who works on a request says so."""
+HEARTBEAT_S: Final = 0.5
+"""How often the answering side sends a heartbeat while it works on a request."""
 
-SILENT_AFTER_S: Final = 1.5
-"""When the one who waits begins to wonder."""
+TIMED_OUT_AFTER_S: Final = 1.5
+"""After how many seconds without a frame the asking side counts a peer as timed out."""
 
 MAX_FRAME_BYTES: Final = 1 << 30
 _MAX_UNREAD: Final = 1 << 20
 _IDLE_S: Final = 30.0
 _MAX_IDLE: Final = 256
 HEAD_BYTES: Final = 5
-"""Of a frame: its kind, and the length of the rest."""
+"""Length of a frame's kind and size."""
 
 
 class PeerRefused(Exception):
-    """Nobody listens at that address."""
+    """The address refuses connections."""
 
 
 class PeerTimedOut(Exception):
-    """The other side has not been heard of for a while; it may still come."""
+    """No frame has come for a while. One may still come."""
 
 
 class PeerConnectionLost(Exception):
@@ -56,7 +56,7 @@ def frame(kind: bytes, payload: bytes = b"") -> bytes:
 
 
 class Wire(asyncio.Protocol):
-    """One connection: its end, and how fast it is written to."""
+    """One connection of either side: whether it is open, and when it can be written to."""
 
     def __init__(self) -> None:
         self.transport: asyncio.Transport | None = None
@@ -74,7 +74,7 @@ class Wire(asyncio.Protocol):
         self._may_write = None
 
     async def write(self, data: bytes) -> None:
-        """Returns when the other side reads fast enough for more; at once when it is gone."""
+        """Send, and wait while the other side reads slowly. Returns at once when the connection is closed."""
         if self.transport is None:
             return
         self.transport.write(data)
@@ -94,7 +94,10 @@ class Wire(asyncio.Protocol):
 
 
 class PeerConnection(Wire):
-    """One connection of the asking side."""
+    """A connection of the asking side. It carries one request at a time.
+
+    `heard_at` is when the last frame came, `idle_since` when the last request was done, both by the loop's clock.
+    """
 
     def __init__(self, pool: "PeerConnectionPool", address: str) -> None:
         super().__init__()
@@ -138,7 +141,7 @@ class PeerConnection(Wire):
             self._rest += data[at:]
 
     def heard(self, kind: bytes, payload: bytes) -> None:
-        """A frame has come."""
+        """Handle a frame."""
         self.heard_at = asyncio.get_running_loop().time()
         if kind == b"p":
             return
@@ -153,8 +156,8 @@ class PeerConnection(Wire):
         """The next frame.
 
         Raises:
-            HopSilent: none came, and no sign of life; it can be waited for again.
-            HopBroken: none will come.
+            PeerTimedOut: none came, no heartbeat either. It can be waited for again.
+            PeerConnectionLost: none will come.
         """
         while not self._frames:
             if self.transport is None:
@@ -171,9 +174,23 @@ class PeerConnection(Wire):
             self.transport.resume_reading()
         return kind, payload
 
-    def look(self, now: float) -> None:
-        """Tell the reader when it has been silent for long. What waits to be read is no silence."""
-        if now - self.heard_at >= SILENT_AFTER_S and self._waiter is not None and not self._waiter.done():
+    @property
+    def quiet_for_s(self) -> float:
+        """Seconds since the last frame."""
+        return asyncio.get_running_loop().time() - self.heard_at
+
+    def restart_timeout(self, now: float) -> None:
+        """Count the time without frames from now on."""
+        self.heard_at = now
+
+    def set_idle(self) -> None:
+        """Record that no request uses the connection from now on."""
+        self.idle_since = asyncio.get_running_loop().time()
+
+    def check_timeout(self, now: float) -> None:
+        """Raise `PeerTimedOut` in the reader if no frame has come for too long. A reader that has frames to read does
+        not wait, and so does not time out."""
+        if now - self.heard_at >= TIMED_OUT_AFTER_S and self._waiter is not None and not self._waiter.done():
             self._waiter.set_exception(PeerTimedOut())
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -186,17 +203,17 @@ class PeerConnection(Wire):
             self._waiter.set_result(None)
 
     def done(self) -> None:
-        """The answer is complete: the connection can serve the next request."""
+        """Give the connection back to the pool: the answer is complete."""
         self._pool.keep(self)
 
     def close(self) -> None:
-        """Give the request up."""
+        """Cancel the request."""
         self._pool.lost(self)
         self.abort()
 
 
 class PeerConnectionPool:
-    """Connections to the other processes, by address."""
+    """Open connections to peers, by address."""
 
     def __init__(self) -> None:
         self._idle: dict[str, list[PeerConnection]] = {}
@@ -209,70 +226,70 @@ class PeerConnectionPool:
         """A connection to HOST:PORT.
 
         Raises:
-            HopRefused: nobody is there.
-            HopSilent: nobody says anything, not even no.
+            PeerRefused: nobody listens there.
+            PeerTimedOut: the peer neither accepts nor refuses the connection.
         """
         loop = asyncio.get_running_loop()
         idle = self._idle.get(address)
         while idle:
-            hop = idle.pop()
-            if hop.transport is not None and loop.time() - hop.idle_since < _IDLE_S:
-                return hop
-            hop.abort()
+            connection = idle.pop()
+            if connection.transport is not None and loop.time() - connection.idle_since < _IDLE_S:
+                return connection
+            connection.abort()
         host, _, port = address.rpartition(":")
         try:
             async with asyncio.timeout(CONNECT_S):
-                _, hop = await loop.create_connection(
+                _, connection = await loop.create_connection(
                     lambda: PeerConnection(self, address), host.strip("[]"), int(port)
                 )
         except ConnectionRefusedError:
             raise PeerRefused from None
         except (OSError, TimeoutError):
             raise PeerTimedOut from None
-        return hop
+        return connection
 
-    def watch(self, hop: PeerConnection) -> None:
-        """Look for signs of life of it."""
-        self._active.add(hop)
+    def watch(self, connection: PeerConnection) -> None:
+        """Check the connection for heartbeats until it is given back."""
+        self._active.add(connection)
         if self._timer is None:
             loop = asyncio.get_running_loop()
             self._looked_at = loop.time()
-            self._timer = loop.call_later(SIGN_OF_LIFE_S, self._look)
+            self._timer = loop.call_later(HEARTBEAT_S, self._look)
 
     def _look(self) -> None:
         loop = asyncio.get_running_loop()
         now = loop.time()
-        was_away = now - self._looked_at > 2 * SIGN_OF_LIFE_S
+        was_away = now - self._looked_at > 2 * HEARTBEAT_S
         self._looked_at = now
-        self._timer = loop.call_later(SIGN_OF_LIFE_S, self._look) if self._active else None
-        for hop in tuple(self._active):
+        self._timer = loop.call_later(HEARTBEAT_S, self._look) if self._active else None
+        for connection in tuple(self._active):
             if was_away:
-                hop.heard_at = now  # it was we who did not listen
-            hop.look(now)
+                connection.restart_timeout(now)  # this process was suspended: heartbeats were sent and not read
+            connection.check_timeout(now)
 
-    def keep(self, hop: PeerConnection) -> None:
-        """It can be used again."""
-        self._active.discard(hop)
-        idle = self._idle.setdefault(hop.address, [])
-        if hop.transport is None or self._is_closed or len(idle) >= _MAX_IDLE:
-            hop.abort()
+    def keep(self, connection: PeerConnection) -> None:
+        """Keep a connection for the next request."""
+        self._active.discard(connection)
+        idle = self._idle.setdefault(connection.address, [])
+        if connection.transport is None or self._is_closed or len(idle) >= _MAX_IDLE:
+            connection.abort()
             return
-        hop.idle_since = asyncio.get_running_loop().time()
-        idle.append(hop)
+        connection.set_idle()
+        idle.append(connection)
 
-    def lost(self, hop: PeerConnection) -> None:
-        """It cannot be used any more."""
-        self._active.discard(hop)
-        idle = self._idle.get(hop.address, [])
-        if hop in idle:
-            idle.remove(hop)
+    def lost(self, connection: PeerConnection) -> None:
+        """Forget a connection that is closed."""
+        self._active.discard(connection)
+        idle = self._idle.get(connection.address, [])
+        if connection in idle:
+            idle.remove(connection)
         if not idle:
-            self._idle.pop(hop.address, None)
+            self._idle.pop(connection.address, None)
 
     def close(self) -> None:
         """Close every connection."""
         self._is_closed = True
         if self._timer is not None:
             self._timer.cancel()
-        for hop in [*self._active, *(hop for idle in self._idle.values() for hop in idle)]:
-            hop.abort()
+        for connection in [*self._active, *(connection for idle in self._idle.values() for connection in idle)]:
+            connection.abort()

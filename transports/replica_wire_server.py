@@ -1,4 +1,4 @@
-"""The answering side of the hop: requests of other processes, bounded until the sender is known to be a replica.
+"""The answering side of the connection: requests of other processes, bounded until the sender is known to be a replica.
 
 The head of a request is small, comes within seconds, and says who sent it. Only then is there room for its body. What a
 head has to be is not known here: `opening` is asked.
@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from transports.replica_wire import HEAD_BYTES, SIGN_OF_LIFE_S, Wire, frame
+from transports.replica_wire import HEAD_BYTES, HEARTBEAT_S, Wire, frame
 
 __all__ = ["Incoming", "PeerBounds", "PeerServer", "PeerUnknown"]
 
@@ -34,7 +34,7 @@ _ALIVE: Final = b"p\x00\x00\x00\x00"
 
 
 class PeerUnknown(Exception):
-    """The head is not a replica's, or for another process. `told` is the answer to it."""
+    """The head was not sealed by a replica of this store, or is for another process. `told` is sent as the answer."""
 
     def __init__(self, told: bytes) -> None:
         super().__init__(told.decode())
@@ -133,7 +133,7 @@ class Incoming(Wire):
             self._server.active.discard(self)
 
     def look(self, now: float) -> None:
-        """Cut it when it has taken too long."""
+        """Close the connection if its request takes too long to arrive, or none comes."""
         if self._working is not None:
             return
         if self.opened is not None:
@@ -149,20 +149,20 @@ class Incoming(Wire):
 
     @property
     def held_bytes(self) -> int:
-        """Of a request that is not whole yet."""
+        """Bytes of a request that has not arrived completely."""
         return len(self._rest)
 
     async def send(self, kind: bytes, payload: bytes = b"") -> None:
-        """Send a frame, and wait where the other side is slow. To one that has left nothing is sent."""
+        """Send a frame, and wait while the other side reads slowly. Does nothing on a closed connection."""
         await self.write(frame(kind, payload))
 
-    def sign_of_life(self) -> None:
-        """Say that it is being worked on; not to one that does not read."""
+    def heartbeat(self) -> None:
+        """Send a heartbeat, unless the other side reads slowly."""
         if self.transport is not None and self._may_write is None:
             self.transport.write(_ALIVE)
 
     async def left(self) -> None:
-        """Until the other side gives the request up."""
+        """Wait until the other side cancels the request."""
         if self.transport is None:
             return
         if self._left is None:
@@ -225,7 +225,7 @@ class PeerServer:
                 del self._peers[connection.peer]
 
     def gone(self, connection: Incoming) -> None:
-        """It is closed."""
+        """Forget a connection that is closed."""
         self.known(connection)
         self.connections.discard(connection)
 
@@ -234,22 +234,22 @@ class PeerServer:
         """Listen inside the block; gives the port (0 takes a free one). Raises `OSError`: it cannot be had."""
         loop = asyncio.get_running_loop()
         server = await loop.create_server(lambda: Incoming(self), host, port)
-        signs = asyncio.create_task(self._signs_of_life())
+        heartbeats = asyncio.create_task(self._heartbeats())
         try:
             yield server.sockets[0].getsockname()[1]
         finally:
             server.close()
-            signs.cancel()
+            heartbeats.cancel()
             for connection in tuple(self.connections):
                 connection.abort()
             await asyncio.sleep(0)  # a connection that is cut is closed with the loop's next turn
 
-    async def _signs_of_life(self) -> None:
+    async def _heartbeats(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            await asyncio.sleep(SIGN_OF_LIFE_S)
+            await asyncio.sleep(HEARTBEAT_S)
             for connection in tuple(self.active):
-                connection.sign_of_life()
+                connection.heartbeat()
             now = loop.time()
             for connection in tuple(self.connections):
                 connection.look(now)

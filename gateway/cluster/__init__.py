@@ -1,1 +1,1 @@
-"""Which replica owns a session, and how requests reach it."""
+"""Which replica owns a session, and how requests reach the owner."""

@@ -1,4 +1,4 @@
-"""The envelope a request travels in between replicas: who may do what where, for the next seconds, once."""
+"""The envelope of a forwarded request: what the sending replica vouches for, to one replica, for seconds, once."""
 
 import enum
 import hashlib
@@ -14,29 +14,48 @@ from gateway.cluster.ownership import Route
 from gateway.identity.context_rules import CredentialClaims
 from session_store import KeyRing, Purpose
 
-__all__ = ["GREETING", "Envelope", "Envelopes", "Opened", "Refusal"]
+__all__ = ["GREETING", "Envelope", "Envelopes", "ForwardedRequest", "Headers", "Opened", "Refusal"]
 
 GOOD_FOR_S: Final = 10.0
 _MAC_BYTES: Final = 32
 _REMEMBERED_S: Final = 2 * GOOD_FOR_S
-"""How long a nonce is remembered at least: a copy may be sealed a few seconds after the first."""
+"""How long a nonce is kept at least: a copy may be sealed a few seconds after the first."""
 
 GREETING: Final = "greeting"
-"""The path of what only asks who answers: no endpoint's, for those begin with a slash."""
+"""The path of a request that only asks which replica answers. Paths of endpoints begin with a slash."""
 
 Headers = list[tuple[bytes, bytes]]
 
 
 class Refusal(enum.StrEnum):
-    """Why an envelope was not taken."""
+    """Why a replica refuses an envelope."""
 
     INVALID = "invalid"
+    """Its seal, its age or its content is wrong."""
     SOMEBODY_ELSE = "somebody else"
+    """It is for another replica."""
     SEEN = "seen"
+    """A copy of it has been taken."""
+
+
+class ForwardedRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A request as it is forwarded: for which session, and what the client has sent. `path` is that of an endpoint.
+
+    `again`: the request was given to a process that was lost, and may have taken effect.
+    """
+
+    route: Route
+    method: str
+    path: str
+    secure: bool
+    again: bool
+    headers: Headers
+    body: bytes
 
 
 class Envelope(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """`digest` is of headers and body; `version` is that of the session's record as the sender has read it."""
+    """What is sealed. `digest` is of headers and body, `version` that of the session's record as the sender has read
+    it, `expires` seconds since the epoch."""
 
     target: str
     session: str
@@ -55,37 +74,28 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class Opened(NamedTuple):
-    """An envelope whose seal is good, and the headers as they came with it."""
+    """An envelope with a valid seal, and the encoded headers that came with it."""
 
     envelope: Envelope
     packed: bytes
 
 
 class Envelopes:
-    """Seals and opens them: an HMAC under a key of their own (`Purpose.FORWARD`)."""
+    """Seals and opens envelopes with an HMAC under keys of their own (`Purpose.FORWARD`)."""
 
     def __init__(self, ring: KeyRing, clock: Callable[[], float] = time.time) -> None:
         self._keys = [key.encode() if isinstance(key, str) else key for key in ring.derive(Purpose.FORWARD)]
         self._clock = clock
-        # Two generations: one is dropped whole when nothing in it can be good any more.
+        # Nonces, in two generations: the older one is dropped whole when all of its envelopes have expired.
         self._seen: set[str] = set()
         self._seen_before: set[str] = set()
         self._turns_at = 0.0
 
-    def sealing(
-        self,
-        target: str,
-        route: Route,
-        *,
-        method: str,
-        path: str,
-        secure: bool,
-        again: bool,
-        headers: Headers,
-        body: bytes,
-    ) -> Callable[[], bytes]:
-        """Gives the head of a request, good from when it is called. Whoever takes one of them takes no other."""
-        packed = msgspec.msgpack.encode(headers)
+    def sealing(self, target: str, request: ForwardedRequest, traced: Headers) -> Callable[[], bytes]:
+        """Gives the sealed head of a request for the replica `target`, valid from the time of each call. Of all heads
+        that one of these functions gives, the target takes one. `traced` are headers of this attempt."""
+        packed = msgspec.msgpack.encode([*request.headers, *traced])
+        route = request.route
         envelope = Envelope(
             target=target,
             session=route.session.id,
@@ -93,11 +103,11 @@ class Envelopes:
             version=route.session.version,
             issuer=route.principal.issuer,
             subject=route.principal.subject,
-            method=method,
-            path=path,
-            secure=secure,
-            again=again,
-            digest=_digest(packed, body),
+            method=request.method,
+            path=request.path,
+            secure=request.secure,
+            again=request.again,
+            digest=_digest(packed, request.body),
             nonce=secrets.token_urlsafe(12),
             expires=0.0,
             granted=route.granted,
@@ -106,7 +116,7 @@ class Envelopes:
         return lambda: self._sealed(envelope, packed)
 
     def greeting(self, target: str) -> bytes:
-        """The head of a request that asks a replica whether it is the one: about no session, at no path."""
+        """The sealed head of a request that asks whether the replica `target` answers. About no session."""
         packed = msgspec.msgpack.encode([])
         return self._sealed(
             Envelope(
@@ -133,7 +143,8 @@ class Envelopes:
         return b"".join((mac, len(data).to_bytes(4, "big"), data, packed))
 
     def open(self, replica: str, head: bytes) -> Opened | Refusal:
-        """What came in one of ours, meant for this replica and fresh. Of what goes with it nothing is known yet."""
+        """The envelope in a head, if a replica of this store has sealed it, for `replica`, and it is fresh. Headers and
+        body are not verified yet: `take` does that."""
         size = int.from_bytes(head[_MAC_BYTES : _MAC_BYTES + 4], "big")
         data, packed = head[_MAC_BYTES + 4 :][:size], head[_MAC_BYTES + 4 + size :]
         macs = (hmac.digest(key, data, "sha256") for key in self._keys)
@@ -148,7 +159,7 @@ class Envelopes:
         return Opened(envelope, packed) if envelope.target == replica else Refusal.SOMEBODY_ELSE
 
     def take(self, opened: Opened, body: bytes) -> Headers | Refusal:
-        """The headers that were sealed, if headers and body are what was sealed and nobody has taken them before."""
+        """The headers, if headers and body are those that were sealed and no copy was taken before."""
         envelope = opened.envelope
         if _digest(opened.packed, body) != envelope.digest:
             return Refusal.INVALID

@@ -1,7 +1,7 @@
-"""Which replica owns a session: the lease of this one, claims, and the fence before an answer leaves.
+"""Which replica owns a session: this replica's lease, claims, and the check before an answer is sent.
 
 Invariants: an epoch has one owner (compare-and-set in the store); only an owner holds links of a session; an owner
-whose lease may have run out asks the store before it lets an answer out.
+whose lease may have expired asks the store before it sends an answer.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ _MOST_CONTESTED: Final = 10_000
 
 
 class Route(msgspec.Struct, frozen=True):
-    """Where a request goes: the session, as it was read, who it was read for, and what their credential grants."""
+    """The session a request belongs to, as the store returned it, its principal, and what the credential grants."""
 
     session: Session
     principal: Principal
@@ -40,7 +40,8 @@ class Route(msgspec.Struct, frozen=True):
 
 
 class Forwarded(msgspec.Struct, frozen=True, kw_only=True):
-    """What another replica vouches for, having read the session's record at that epoch and version a moment ago.
+    """What the replica that forwards a request vouches for. It has just read the session's record from the store, at
+    that epoch and version.
 
     `started` is called before anything of the request is written upstream.
     """
@@ -66,9 +67,9 @@ class Cluster:
         self._reachable_since: float | None = None
         self.is_leaving = False
         self.is_reachable = True
-        """Whether others find this replica at its address: one they do not find owns nothing."""
+        """Whether other replicas reach this one at its address. A replica that is not reached owns no session."""
         self.doubted = asyncio.Event()
-        """Set when a session was taken from this replica while it lived: perhaps it is not found."""
+        """Set when a session was taken from this replica while its lease was valid: others may not reach it."""
         self._taken: TTLCache[str, None] = TTLCache(_MOST_CONTESTED, _CONTESTED_S, timer=lambda: monotonic())
         self._refusing: dict[str, tuple[str, float]] = {}
         self._released: set[str] = set()
@@ -77,7 +78,7 @@ class Cluster:
     # -- this replica's life
 
     async def live(self) -> None:
-        """Beat until cancelled. Sessions that others have claimed are given up at once."""
+        """Renew the lease until cancelled. Sessions that others have claimed are closed at once."""
         while True:
             try:
                 await self.beat()
@@ -87,7 +88,7 @@ class Cluster:
             await asyncio.sleep(BEAT_S)
 
     async def beat(self) -> None:
-        """Take the lease anew."""
+        """Renew the lease."""
         began = monotonic()
         lived = began < self._lease_until
         lost = await self._directory.renew_lease(self.replica, self.address if self.is_reachable else "", LEASE_S)
@@ -102,7 +103,7 @@ class Cluster:
                 self.doubted.set()
 
     async def _look_after_the_refusing(self) -> None:
-        """Log each replica whose address refused a connection and whose lease is good still: the address is wrong."""
+        """Log each replica whose address refused a connection and whose lease is still valid: the address is wrong."""
         for replica, (address, since) in tuple(self._refusing.items()):
             if monotonic() - since > LEASE_S + BEAT_S:
                 del self._refusing[replica]
@@ -114,7 +115,7 @@ class Cluster:
                     )
 
     def advertise(self, address: str) -> None:
-        """Be found at that HOST:PORT from the next beat on."""
+        """Publish that HOST:PORT as this replica's address, with the next beat."""
         self.address = address
 
     def set_reachable(self, is_reachable: bool) -> None:
@@ -137,7 +138,7 @@ class Cluster:
     # -- owning
 
     def check_reachable(self) -> None:
-        """Raises `Refused`: others do not find this replica, so it begins nothing."""
+        """Raises `Refused`: 503, other replicas do not reach this one, so it opens no session."""
         if not self.is_reachable:
             raise not_found_by_others()
 
@@ -145,28 +146,28 @@ class Cluster:
         """The session, owned by this replica.
 
         Raises:
-            Elsewhere: another replica owns it, or has to, because this one leaves.
+            OwnedByPeer: another replica owns it, or has to, because this one leaves.
         """
         while session.owner != self.replica:
             if session.owner or self.is_leaving or not self.is_reachable:
                 raise OwnedByPeer(Route(session, principal, granted))
             claimed = await self.claim(session)
             if claimed is None:
-                return session  # it ended meanwhile: who uses it will find out
+                return session  # it has ended: the next access to the store finds that
             session = claimed
         if session.id in self._released:
-            raise OwnedByPeer(Route(session, principal, granted))  # read before we let it go
+            raise OwnedByPeer(Route(session, principal, granted))  # read before this replica released it
         return session
 
     async def claim(self, session: Session) -> Session | None:
-        """The session after an attempt to become its owner, whoever is now; None when it is gone."""
+        """Try to become the owner. Returns the session with its owner, whoever that is; None if it has ended."""
         epoch = await self._directory.claim(session.id, self.replica, epoch=session.epoch)
         if epoch is not None:
             return msgspec.structs.replace(session, owner=self.replica, epoch=epoch)
         return await self._sessions.peek(session.id)
 
     def let_go(self, session: Session) -> None:
-        """About to be released: from now on it is served elsewhere."""
+        """Serve a session no longer that is about to be released."""
         self._released.add(session.id)
 
     def has_released(self, session_id: str) -> bool:
@@ -176,23 +177,25 @@ class Cluster:
     async def is_contested(self, session: Session) -> bool:
         """Whether a session that is to be taken over was itself taken from this replica while this one was alive. Then
         both replicas live and cannot reach each other, and the session would move back and forth."""
-        await self.beat()  # what was taken a moment ago is known from now on
+        await self.beat()  # tells which sessions were taken a moment ago
         return session.id in self._taken
 
     def refused_by(self, replica: str, address: str) -> None:
-        """Note that a replica with a valid lease refuses connections: it has just died, or its address is wrong."""
+        """Note that the address of a replica with a valid lease refuses connections: it has just died, or its
+        address is wrong."""
         self._refusing.setdefault(replica, (address, monotonic()))
 
     def found(self, session_id: str) -> None:
-        """Note that the owner of that session has answered: if it is unreachable later, it may be taken over from."""
+        """Note that the owner of that session has answered. If the owner is unreachable later, the session may be taken
+        over."""
         if self._taken:
             self._taken.pop(session_id, None)
 
     async def take(self, session: Session, *, leased: bool) -> Session | None:
         """As `claim`, from an owner that cannot be reached.
 
-        One whose lease is good still answers those who do reach it: it has to hear of its loss first, which its next
-        beat tells it, or its lease to run out.
+        An owner with a valid lease (`leased`) still answers clients that reach it. So this waits until the owner has
+        learned of its loss, with its next beat, or until its lease has expired.
         """
         claimed = await self.claim(session)
         if leased and claimed is not None and claimed.owner == self.replica:
@@ -202,30 +205,31 @@ class Cluster:
         return claimed
 
     async def release(self, session: Session) -> None:
-        """Own it no longer: the next replica that is asked for it claims it. For a replica that leaves."""
+        """Give a session up, for a replica that leaves. The next replica that is asked for it claims it."""
         await self._directory.release(session.id, self.replica, epoch=session.epoch)
 
     # -- the fence
 
     @property
     def is_fresh(self) -> bool:
-        """Whether nobody can have taken a session from us without our knowing."""
+        """True while the lease is valid: no replica can have taken a session without this one knowing."""
         return monotonic() < self._lease_until
 
     @property
     def is_fresh_for_a_while(self) -> bool:
-        """Whether a call that begins now will, as most do, be over before the lease is."""
+        """True if the lease is valid for at least `_MARGIN_S` more."""
         return monotonic() < self._lease_until - _MARGIN_S
 
     async def still_owns(self, session: Session) -> bool:
-        """Asked of the store, when the lease does not tell."""
+        """Ask the store whether this replica owns the session. For a lease that may have expired."""
         found = await self._sessions.peek(session.id)
         return found is not None and (found.owner, found.epoch) == (self.replica, session.epoch)
 
     # -- the others
 
     async def address_of(self, replica: str) -> tuple[str | None, bool]:
-        """Where a replica is, or was last, and whether its lease is good."""
+        """The address of a replica (None: unknown), and whether its lease is valid. If the lease has expired, the
+        last known address."""
         asked, answer = self._known.get(replica, (0.0, (None, False)))
         if monotonic() - asked < _KNOWN_S and answer[1]:
             return answer
@@ -237,12 +241,12 @@ class Cluster:
         return await self._directory.last_address(replica), False
 
     async def another(self) -> tuple[str, str] | None:
-        """Some other live replica and its address."""
+        """Another replica with a valid lease, and its address."""
         live = await self._directory.replicas()
         others = [(name, at) for name, at in live.items() if at and name != self.replica]
         return secrets.choice(others) if others else None
 
     @property
-    def may_claim_from_the_silent(self) -> bool:
-        """After an outage of the store every lease looks missing: only a full lease later does that mean something."""
+    def trusts_expired_leases(self) -> bool:
+        """False for one lease after an outage of the store: every lease looks expired then."""
         return self._reachable_since is not None and monotonic() - self._reachable_since >= LEASE_S

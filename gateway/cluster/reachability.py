@@ -21,11 +21,11 @@ logger = logging.getLogger(__name__)
 
 EVERY_S: Final = 10.0
 AGAIN_S: Final = 1.0
-"""How soon a replica looks again that was not found: networks come up a moment after the process."""
+"""How soon a replica checks again after a failure: networks come up a moment after the process."""
 
 _PATIENCE_S: Final = 3.0
-_SILENT: Final = "no answer comes from there"
-_TOLD_EVERY: Final = 60
+_NO_ANSWER: Final = "no answer comes from there"
+_LOG_EVERY: Final = 60
 _REFUSED: Final = {
     Refusal.SOMEBODY_ELSE.value: "another gateway process answers there",
     Refusal.INVALID.value: "a gateway with other keys, or with another clock, answers there",
@@ -33,17 +33,17 @@ _REFUSED: Final = {
 
 
 async def why_not_found(address: str, replica: str, envelopes: Envelopes) -> str:
-    """Why that replica does not answer at that address, in words; empty where it does."""
-    pool = PeerConnectionPool()  # a connection of its own: an old one would say nothing of new ones
+    """Why that replica does not answer at that address, as text for operators; empty if it does."""
+    pool = PeerConnectionPool()  # a pool of its own: an open connection does not show that new ones are accepted
     try:
         async with asyncio.timeout(_PATIENCE_S):
-            hop = await pool.open(address)
-            hop.ask(envelopes.greeting(replica), b"")
-            kind, payload = await hop.next()
+            connection = await pool.open(address)
+            connection.ask(envelopes.greeting(replica), b"")
+            kind, payload = await connection.next()
     except PeerRefused:
         return "nobody listens there"
     except (PeerTimedOut, PeerConnectionLost, TimeoutError):
-        return _SILENT
+        return _NO_ANSWER
     finally:
         pool.close()
     if kind == b"r":
@@ -52,24 +52,24 @@ async def why_not_found(address: str, replica: str, envelopes: Envelopes) -> str
 
 
 class Reachability:
-    """Keeps `cluster.is_reachable` true to the facts."""
+    """Checks whether other replicas reach this one, and sets `cluster.is_reachable`."""
 
     def __init__(self, cluster: Cluster, envelopes: Envelopes) -> None:
         self._cluster = cluster
         self._envelopes = envelopes
-        self._was_silent = False
+        self._has_timed_out = False
         self._failed = 0
 
     async def look(self) -> None:
         """Ask once. The first timeout changes nothing, because the machine may be busy; it is asked again soon."""
         cluster = self._cluster
         why = await why_not_found(cluster.address, cluster.replica, self._envelopes)
-        is_first_silence = why == _SILENT and not self._was_silent
-        self._was_silent = why == _SILENT
-        if is_first_silence and cluster.is_reachable:
+        is_first_timeout = why == _NO_ANSWER and not self._has_timed_out
+        self._has_timed_out = why == _NO_ANSWER
+        if is_first_timeout and cluster.is_reachable:
             cluster.doubted.set()
             return
-        if why and self._failed % _TOLD_EVERY == 0:
+        if why and self._failed % _LOG_EVERY == 0:
             logger.error(
                 "other gateways cannot reach this one at %s (gateway.advertise): %s. It is not ready, and takes no "
                 "session, until they can. Give an address that leads to this process%s",
@@ -83,10 +83,10 @@ class Reachability:
         if cluster.is_reachable == bool(why):
             cluster.set_reachable(not why)
             with contextlib.suppress(StoreUnavailable):
-                await cluster.beat()  # the others hear of it at once
+                await cluster.beat()  # publishes it at once
 
     async def keep_looking(self) -> None:
-        """Until cancelled."""
+        """Check periodically, and whenever there is a doubt, until cancelled."""
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(EVERY_S if self._cluster.is_reachable else AGAIN_S):

@@ -126,7 +126,7 @@ class Tracing:
 
     @contextlib.contextmanager
     def forwarding(self, session: Session, replica: str) -> Iterator[dict[str, str]]:
-        """Around a hop: headers that make what the other replica does a part of this trace."""
+        """Around a forwarded request: headers that make what the other replica does a part of this trace."""
         arrived = _ARRIVED.get()
         if arrived is None:
             yield {}

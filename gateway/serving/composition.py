@@ -23,9 +23,12 @@ from gateway.admin.routes import operator_routes
 from gateway.bridge.request_state import RequestStateSeal
 from gateway.calls.live_session import LiveSession, LiveSessions
 from gateway.cluster.envelope import Envelopes
+from gateway.cluster.forwarded import PeerListener
 from gateway.cluster.forwarding import Forwarding
+from gateway.cluster.membership import Membership
 from gateway.cluster.ownership import Cluster
-from gateway.config.addresses import host_and_port
+from gateway.cluster.peer_requests import PeerRequests
+from gateway.cluster.reachability import Reachability
 from gateway.config.keyring import key_ring
 from gateway.config.settings import ConfigurationError, GatewaySettings, Settings
 from gateway.config.upstreams import UpstreamSettings
@@ -85,6 +88,7 @@ from session_store.connect import BackendOptions
 from session_store.context import ToolSession, tool_session
 from transports.inbound.addresses import Addresses
 from transports.inbound.http_sse import HttpSse
+from transports.inbound.limits import Limited
 from transports.inbound.streamable_http import StreamableHttp
 from transports.jsonrpc import Message
 from transports.upstream.process import ForkServer
@@ -273,22 +277,12 @@ class Gateway:
             ),
         )
         guard = self.guard
-        self._advertised = options.advertise
-        self._address = options.internal or options.advertise or f"{options.host}:0"
-        self.endpoints: dict[str, StreamableHttp] = {}
-        self._forwarding: Forwarding | None = None
+        forwarding: Forwarding | None = None
         if self._cluster is not None:
             envelopes = Envelopes(ring, clock)
-            self._forwarding = Forwarding(
-                self._cluster,
-                envelopes,
-                self.endpoints,
-                took_over=attacher.take_over,
-                guard=self.guard,
-                watching=self.watching,
-                limits=self.limits,
-            )
-        self.endpoints |= {
+            peers = PeerRequests(self._cluster, envelopes, self.watching)
+            forwarding = Forwarding(self._cluster, peers, self.guard, take_over=attacher.take_over)
+        self.endpoints = {
             path: StreamableHttp(
                 pipeline,
                 path,
@@ -297,10 +291,26 @@ class Gateway:
                 limits=self.limits,
                 refusals=self.metrics.limited,
                 poll_after_s=options.limits.poll_after_s,
-                forwarder=self._forwarding,
+                forwarder=forwarding,
             )
             for path in endpoints
         }
+        self._membership: Membership | None = None
+        if self._cluster is not None:
+            self._membership = Membership(
+                self._cluster,
+                listener=PeerListener(
+                    self._cluster.replica,
+                    envelopes,
+                    self.endpoints,
+                    self.limits,
+                    refused=lambda: self.metrics.limited.update((Limited.HOP,)),
+                ),
+                peers=peers,
+                reachability=Reachability(self._cluster, envelopes),
+                listen=options.internal or options.advertise or f"{options.host}:0",
+                advertise=options.advertise,
+            )
         self.fronts: dict[str, HttpSse] = {}
         if options.sse:
             for path in endpoints:
@@ -413,11 +423,12 @@ class Gateway:
             stack.push_async_callback(self._backend.close)
             stack.callback(self._grants.close)
             await stack.enter_async_context(self._fork_server)
-            await self._join(stack)
+            if self._membership is not None:
+                await stack.enter_async_context(self._membership.joined())
             probes = [upstream.probe() for upstream in self.upstreams]
             work = [self._sweep(), self._listen(), self._take_times()]
-            if self._cluster is not None and self._forwarding is not None:
-                work += [self._cluster.live(), self._forwarding.reaching.keep_looking(), self._asking.listen()]
+            if self._membership is not None:
+                work += [*self._membership.upkeep(), self._asking.listen()]
             background = [asyncio.create_task(one) for one in work]
             try:
                 # A client's first discover finds the cache filled; a slow server holds up the start for 10 s at most.
@@ -434,23 +445,6 @@ class Gateway:
                 await self._leave()
                 if self.watching.tracing is not None:
                     await flush()
-
-    async def _join(self, stack: contextlib.AsyncExitStack) -> None:
-        """Be reached by the other gateways on the same store."""
-        if self._cluster is None or self._forwarding is None:
-            return
-        stack.callback(self._forwarding.close)
-        host, port = host_and_port(self._address)
-        if host in ("0.0.0.0", "::") and not self._advertised:
-            raise ConfigurationError(
-                f"gateway.host is {host}: say with gateway.advertise (or MCP_GATEWAY_ADVERTISE) at which HOST:PORT the "
-                "other gateways on this store reach this one"
-            )
-        bound = await stack.enter_async_context(self._forwarding.listening(host, port))
-        self._cluster.advertise(self._advertised or f"{host}:{bound}")
-        await self._forwarding.reaching.look()
-        with contextlib.suppress(StoreUnavailable):
-            await self._cluster.beat()
 
     @contextlib.asynccontextmanager
     async def lifespan(self, _: Any) -> AsyncIterator[None]:

@@ -1,4 +1,4 @@
-"""The hop: what an envelope has to be, and what becomes of a request whose owner is silent, gone, or breaks off."""
+"""Requests between replicas: whole frames, heartbeats, bounds for unknown senders, and how each side ends."""
 
 import asyncio
 import contextlib
@@ -34,9 +34,9 @@ async def answering(handler: Callable[[Incoming], Awaitable[None]]) -> AsyncIter
 
 
 async def asked(pool: PeerConnectionPool, address: str, body: bytes) -> PeerConnection:
-    hop = await pool.open(address)
-    hop.ask(b"head", body)
-    return hop
+    connection = await pool.open(address)
+    connection.ask(b"head", body)
+    return connection
 
 
 @requirement("rep.any")
@@ -49,11 +49,11 @@ async def test_frames_of_any_size_arrive_whole_and_connections_are_used_again() 
     async with answering(echo) as (pool, address):
         first: PeerConnection | None = None
         for size in (0, 1, 5, 70_000, 9_000_000):
-            hop = await asked(pool, address, b"x" * size)
-            first = first or hop
-            assert await hop.next() == (b"b", b"x" * size) and await hop.next() == (b"e", b"")
-            assert hop is first
-            hop.done()
+            connection = await asked(pool, address, b"x" * size)
+            first = first or connection
+            assert await connection.next() == (b"b", b"x" * size) and await connection.next() == (b"e", b"")
+            assert connection is first
+            connection.done()
 
 
 @requirement("rep.any")
@@ -86,7 +86,7 @@ async def test_a_reader_that_is_slow_holds_up_who_writes_to_it_and_nobody_else()
 
 
 @requirement("rep.honest")
-async def test_work_in_progress_gives_signs_of_life_and_a_stopped_process_none() -> None:
+async def test_work_in_progress_gives_heartbeats_and_a_stopped_process_none() -> None:
     go_on = asyncio.Event()
 
     async def working(incoming: Incoming) -> None:
@@ -94,12 +94,12 @@ async def test_work_in_progress_gives_signs_of_life_and_a_stopped_process_none()
         await incoming.send(b"e")
 
     async with answering(working) as (pool, address):
-        hop = await asked(pool, address, b"")
+        connection = await asked(pool, address, b"")
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(2.5):
-                await hop.next()
+                await connection.next()
         go_on.set()
-        assert await hop.next() == (b"e", b"")
+        assert await connection.next() == (b"e", b"")
 
     async def silent(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await go_on.wait()
@@ -108,13 +108,13 @@ async def test_work_in_progress_gives_signs_of_life_and_a_stopped_process_none()
     go_on.clear()
     server = await asyncio.start_server(silent, "127.0.0.1", 0)
     pool = PeerConnectionPool()
-    hop = await asked(pool, f"127.0.0.1:{server.sockets[0].getsockname()[1]}", b"")
+    connection = await asked(pool, f"127.0.0.1:{server.sockets[0].getsockname()[1]}", b"")
     for _ in range(2):
         with pytest.raises(PeerTimedOut):
-            await hop.next()
+            await connection.next()
     go_on.set()
     with pytest.raises(PeerConnectionLost):
-        await hop.next()
+        await connection.next()
     server.close()
     pool.close()
     await asyncio.sleep(0)  # it closes with the loop's next turn
@@ -205,9 +205,9 @@ async def test_nothing_of_a_body_is_kept_before_its_head_is_known() -> None:
             await writer.drain()
         assert not any(connection.held_bytes for connection in server.connections)
         writer.close()
-        hop = await pool.open(f"127.0.0.1:{port}")
-        hop.ask(b"head", b"x" * (1 << 24))
-        assert await hop.next() == (b"e", b"x" * (1 << 24)), "one of ours has room for it"
+        connection = await pool.open(f"127.0.0.1:{port}")
+        connection.ask(b"head", b"x" * (1 << 24))
+        assert await connection.next() == (b"e", b"x" * (1 << 24)), "one of ours has room for it"
 
 
 @requirement("wall.before-auth")
@@ -217,20 +217,20 @@ async def test_a_stranger_that_says_nothing_has_seconds_and_one_of_ours_may_be_i
     monkeypatch.setattr(replica_wire_server, "HEAD_WITHIN_S", 0.2)
     monkeypatch.setattr(replica_wire_server, "BODY_WITHIN_S", 0.2)
     async with guarded() as (pool, _, port, refused):
-        hop = await pool.open(f"127.0.0.1:{port}")
-        hop.ask(b"head", b"")
-        assert await hop.next() == (b"e", b"")
+        connection = await pool.open(f"127.0.0.1:{port}")
+        connection.ask(b"head", b"")
+        assert await connection.next() == (b"e", b"")
         for start in (b"", b"q\0\0\0", b"q\0\0\0\x68\0\0\0\x04head" + b"x" * 10):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(start)
             assert await _ended(reader) == b""
             writer.close()
         assert len(refused) == 3
-        hop.ask(b"head", b"again")
-        assert await hop.next() == (b"e", b"again")
+        connection.ask(b"head", b"again")
+        assert await connection.next() == (b"e", b"again")
         monkeypatch.setattr(replica_wire_server, "IDLE_S", 0.2)
         with pytest.raises(PeerConnectionLost):
-            await hop.next()
+            await connection.next()
         assert len(refused) == 3
 
 
@@ -242,8 +242,8 @@ async def test_strangers_in_any_number_leave_room_for_ours(monkeypatch: pytest.M
             _reader, writer = await asyncio.open_connection("127.0.0.1", port)
             stack.callback(writer.close)
             writer.write(b"q")
-        hops = [await pool.open(f"127.0.0.1:{port}") for _ in range(4)]
-        for hop in hops:
-            hop.ask(b"head", b"in")
-            assert await hop.next() == (b"e", b"in")
-        assert len(server.connections) <= 8 + len(hops) and len(refused) >= 32
+        connections = [await pool.open(f"127.0.0.1:{port}") for _ in range(4)]
+        for connection in connections:
+            connection.ask(b"head", b"in")
+            assert await connection.next() == (b"e", b"in")
+        assert len(server.connections) <= 8 + len(connections) and len(refused) >= 32

@@ -67,7 +67,7 @@ class Ownership(RuleBasedStateMachine):
             directory: Any = Interrupted(self.backend.directory, self)
             sessions: Any = Interrupted(self.backend.sessions, self)
             replica = Cluster(directory, sessions, lost=lambda i, held=held: held.pop(i, None))  # type: ignore[misc]
-            replica.address = f"http://{n}"
+            replica.advertise(f"http://{n}")
             self.replicas.append(replica)
             self.beat(n)
 
@@ -136,7 +136,7 @@ class Ownership(RuleBasedStateMachine):
         _, leased = self.do(replica.address_of(session.owner))
         refused = owner in self.dead
         silent = owner in self.paused
-        if refused or (silent and not leased and replica.may_claim_from_the_silent):
+        if refused or (silent and not leased and replica.trusts_expired_leases):
             claimed = self.do(replica.claim(session))
             if claimed is not None and claimed.owner == replica.replica:
                 self.serve(n, claimed)

@@ -116,12 +116,12 @@ async def test_two_that_do_not_find_each_other_do_not_take_a_session_in_turn(
         opened = await counted(at_one, "")
         session = opened.headers["mcp-gateway-session"]
         for gateway in (one, other):
-            assert gateway._forwarding is not None
+            assert gateway._membership is not None
 
             async def refused(address: str) -> Any:
                 raise PeerRefused
 
-            monkeypatch.setattr(gateway._forwarding._pool, "open", refused)
+            monkeypatch.setattr(gateway._membership._peers._pool, "open", refused)
         assert tool_text(await counted(at_other, session)) == "1", "it may have died: it is taken over at once"
         epochs = []
         for _ in range(4):
@@ -147,7 +147,7 @@ async def test_what_was_taken_is_contested_until_the_other_has_answered_or_its_l
     one, other = (Cluster(backend.directory, backend.sessions, lost=lost.append) for _ in range(2))
     session = await backend.sessions.create(a_session(clock, idle_ttl_s=1e9, max_age_s=1e9))
     for cluster in (one, other):
-        cluster.address = f"{cluster.replica}:1"
+        cluster.advertise(f"{cluster.replica}:1")
         await cluster.beat()
     mine = await one.own(session, session.principal, None)
     theirs = await other.take(mine, leased=False)
@@ -162,7 +162,7 @@ async def test_what_was_taken_is_contested_until_the_other_has_answered_or_its_l
     clock.pass_time(LEASE_S + 1)
     await other.beat()
     assert not await other.is_contested(back) and not other.doubted.is_set()
-    one.is_reachable = False
+    one.set_reachable(False)
     await one.beat()
     assert (await other.address_of(one.replica))[0] == "", "the others hear that nobody finds it"
     assert await other.another() is None, "nothing is handed to it"

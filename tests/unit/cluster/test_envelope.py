@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from gateway.cluster.envelope import Envelope, Envelopes, Refusal
+from gateway.cluster.envelope import Envelope, Envelopes, ForwardedRequest, Refusal
 from gateway.cluster.ownership import Route
 from session_store import KeyRing
 from session_store.testing import ALICE, FakeClock, a_session
@@ -11,7 +11,7 @@ from tests.requirements import requirement
 from transports import replica_wire_server as replica_wire_server
 
 RING = KeyRing.ephemeral()
-HEADERS = [(b"accept", b"application/json")]
+HEADERS = [(b"accept", b"application/json"), (b"traceparent", b"00-1-2-01")]
 
 
 class Door:
@@ -22,10 +22,16 @@ class Door:
         self.envelopes = Envelopes(ring, self.clock)
 
     def sealing(self, target: str = "me", body: bytes = b"{}") -> Callable[[], bytes]:
-        route = Route(a_session(self.clock), ALICE, None)
-        return self.envelopes.sealing(
-            target, route, method="POST", path="/mcp", secure=True, again=False, headers=HEADERS, body=body
+        request = ForwardedRequest(
+            route=Route(a_session(self.clock), ALICE, None),
+            method="POST",
+            path="/mcp",
+            secure=True,
+            again=False,
+            headers=HEADERS[:1],
+            body=body,
         )
+        return self.envelopes.sealing(target, request, HEADERS[1:])
 
     def open(self, head: bytes, body: bytes = b"{}") -> tuple[Envelope, Any] | Refusal:
         opened = self.envelopes.open("me", head)

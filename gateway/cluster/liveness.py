@@ -1,0 +1,76 @@
+"""What it means for a session that its owner cannot be reached: the liveness decision. Pure: no I/O, no clock.
+
+An owner that does not answer may have died, may be cut off from this replica, or may be slow. The store knows whether
+its lease is valid. Each answer of the two decides whether the session may be taken over.
+"""
+
+import enum
+from typing import Final
+
+from gateway.cluster.envelope import Refusal
+
+__all__ = ["Lease", "Liveness", "Outcome", "after_refusal", "decide"]
+
+
+class Lease(enum.Enum):
+    """What the store says about the lease of a replica."""
+
+    VALID = enum.auto()
+    EXPIRED = enum.auto()
+    UNKNOWN = enum.auto()
+    """The store does not answer, or did not a moment ago: then every lease looks expired."""
+
+
+class Liveness(enum.Enum):
+    """What is decided about a peer that has timed out."""
+
+    WAIT = enum.auto()
+    """It may still answer."""
+    GONE = enum.auto()
+    """It has died: its sessions may be claimed."""
+    CUT_OFF = enum.auto()
+    """It runs and does not reach this replica: its sessions may be claimed, and it has to learn of that first."""
+    UNDECIDED = enum.auto()
+    """Nothing is known, and the client has waited long enough: it gets 503."""
+
+
+DECISIONS: Final = {
+    # lease, and whether the peer has been timed out for at least one lease
+    (Lease.VALID, False): Liveness.WAIT,
+    (Lease.VALID, True): Liveness.CUT_OFF,
+    (Lease.EXPIRED, False): Liveness.GONE,
+    (Lease.EXPIRED, True): Liveness.GONE,
+    (Lease.UNKNOWN, False): Liveness.WAIT,
+    (Lease.UNKNOWN, True): Liveness.UNDECIDED,
+}
+
+
+def decide(lease: Lease, *, for_a_lease: bool) -> Liveness:
+    """The liveness decision about a peer that has timed out. `for_a_lease`: for at least `LEASE_S` seconds."""
+    return DECISIONS[lease, for_a_lease]
+
+
+class Outcome(enum.Enum):
+    """How a request to a peer ends."""
+
+    ANSWERED = enum.auto()
+    MOVED = enum.auto()
+    """The peer does not serve the session (any more)."""
+    GONE = enum.auto()
+    """As `Liveness.GONE`."""
+    CUT_OFF = enum.auto()
+    """As `Liveness.CUT_OFF`."""
+    UNKNOWN = enum.auto()
+    """The peer runs, and its answer broke off."""
+
+
+REFUSALS: Final = {
+    Refusal.SOMEBODY_ELSE: Outcome.GONE,  # another process has the owner's address now
+    Refusal.SEEN: Outcome.UNKNOWN,  # a copy of the request has arrived, on a connection that broke
+    Refusal.INVALID: None,
+}
+
+
+def after_refusal(refusal: Refusal) -> Outcome | None:
+    """What it means that a peer refuses an envelope. None: the two replicas disagree about keys or time."""
+    return REFUSALS[refusal]

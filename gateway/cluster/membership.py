@@ -1,0 +1,67 @@
+"""This replica's membership of its cluster: it listens for peers, advertises its address, and renews its lease."""
+
+import contextlib
+from collections.abc import AsyncIterator, Coroutine
+from typing import Any
+
+from gateway.cluster.forwarded import PeerListener
+from gateway.cluster.ownership import Cluster
+from gateway.cluster.peer_requests import PeerRequests
+from gateway.cluster.reachability import Reachability
+from gateway.config.addresses import host_and_port
+from gateway.config.settings import ConfigurationError
+from session_store import StoreUnavailable
+
+__all__ = ["Membership"]
+
+
+class Membership:
+    """Joins the cluster and keeps the membership alive.
+
+    `listen` is the HOST:PORT to listen at for peers; `advertise` is the address peers reach it by, if that is another.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        *,
+        listener: PeerListener,
+        peers: PeerRequests,
+        reachability: Reachability,
+        listen: str,
+        advertise: str,
+    ) -> None:
+        self._cluster = cluster
+        self._listener = listener
+        self._peers = peers
+        self._reachability = reachability
+        self._listen = listen
+        self._advertise = advertise
+
+    @contextlib.asynccontextmanager
+    async def joined(self) -> AsyncIterator[None]:
+        """Accept the requests of peers inside the block, and be known to them.
+
+        Raises:
+            ConfigurationError: peers could not reach the address.
+            OSError: the address cannot be listened at.
+        """
+        host, port = host_and_port(self._listen)
+        if host in ("0.0.0.0", "::") and not self._advertise:
+            raise ConfigurationError(
+                f"gateway.host is {host}: say with gateway.advertise (or MCP_GATEWAY_ADVERTISE) at which HOST:PORT the "
+                "other gateways on this store reach this one"
+            )
+        try:
+            async with self._listener.listening(host, port) as bound:
+                self._cluster.advertise(self._advertise or f"{host}:{bound}")
+                await self._reachability.look()
+                with contextlib.suppress(StoreUnavailable):
+                    await self._cluster.beat()
+                yield
+        finally:
+            self._peers.close()
+
+    def upkeep(self) -> list[Coroutine[Any, Any, None]]:
+        """What has to run for as long as the membership lasts: renew the lease, check that peers reach this replica."""
+        return [self._cluster.live(), self._reachability.keep_looking()]

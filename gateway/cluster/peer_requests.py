@@ -1,0 +1,174 @@
+"""One request to one peer: sent, its answer relayed to the client, and what its end says about the peer.
+
+The peer answers with frames: `s` before anything is written upstream, then what ASGI sends: `h` the head of the
+response, `b` pieces of its body, `e` its end; or `m` alone: the session is not (any longer) served there; or `r`: the
+peer refuses the envelope.
+"""
+
+import logging
+from time import monotonic
+from typing import Final, NamedTuple
+
+from gateway.cluster.envelope import Envelopes, ForwardedRequest, Headers, Refusal
+from gateway.cluster.liveness import Lease, Liveness, Outcome, after_refusal, decide
+from gateway.cluster.ownership import LEASE_S, Cluster
+from gateway.cluster.relayed_reply import RelayedReply
+from gateway.errors import unreachable
+from gateway.observability.request_log import RequestLog
+from session_store import StoreUnavailable
+from transports.inbound.http import ClientWatch
+from transports.inbound_port import Refused
+from transports.replica_wire import PeerConnection, PeerConnectionLost, PeerConnectionPool, PeerRefused, PeerTimedOut
+
+__all__ = ["Peer", "PeerRequests"]
+
+logger = logging.getLogger(__name__)
+
+_MOST_TRIES: Final = 3
+
+
+class Peer(NamedTuple):
+    """Another replica, and the HOST:PORT at which it is asked."""
+
+    replica: str
+    address: str
+
+
+class PeerRequests:
+    """Sends requests to peers. Decides nothing about sessions."""
+
+    def __init__(self, cluster: Cluster, envelopes: Envelopes, log: RequestLog) -> None:
+        self._cluster = cluster
+        self._envelopes = envelopes
+        self._log = log
+        self._pool = PeerConnectionPool()
+
+    async def ask(self, peer: Peer, request: ForwardedRequest, reply: RelayedReply) -> Outcome:
+        """Have that peer answer the client.
+
+        Raises:
+            Refused: 503, the peer cannot be reached, and it is too early to say that it is gone.
+        """
+        forwarded = self._log.metrics.forwarded
+        try:
+            with self._log.forwarding(request.route.session, peer.replica) as traced:
+                outcome = await self._ask(peer, request, traced, reply)
+        except Refused:
+            forwarded["unreachable"] += 1
+            raise
+        forwarded[outcome.name.lower()] += 1
+        return outcome
+
+    async def _ask(self, peer: Peer, request: ForwardedRequest, traced: Headers, reply: RelayedReply) -> Outcome:
+        seal = self._envelopes.sealing(peer.replica, request, traced)
+        timed_out_since: float | None = None
+        tries = 0
+        while True:
+            try:
+                connection = await self._pool.open(peer.address)
+            except PeerRefused:
+                return Outcome.GONE
+            except PeerTimedOut:
+                timed_out_since = timed_out_since or monotonic()
+                if (outcome := await self._after_timeout(peer, monotonic() - timed_out_since)) is not None:
+                    return outcome
+                continue
+            # The same nonce each time: of two copies of a request the peer works on one at most.
+            connection.ask(seal(), request.body)
+            outcome = await self._watched(connection, peer, reply)
+            if outcome is not None:
+                return outcome
+            fate = await self._after_loss(peer)
+            if reply.has_started or fate is Outcome.GONE:
+                return fate
+            tries += 1
+            if tries == _MOST_TRIES:
+                raise unreachable()
+
+    async def _watched(self, connection: PeerConnection, peer: Peer, reply: RelayedReply) -> Outcome | None:
+        """Relay the answer until the client leaves. None: the connection was lost first."""
+        watch = ClientWatch(reply.receive, connection.close)
+        try:
+            return await self._relay(connection, peer, reply)
+        except PeerConnectionLost:
+            return Outcome.ANSWERED if watch.left else None
+        except BaseException:
+            connection.close()  # the peer learns by this that nobody waits for the answer
+            raise
+        finally:
+            watch.stop()
+
+    async def _relay(self, connection: PeerConnection, peer: Peer, reply: RelayedReply) -> Outcome:
+        while True:
+            try:
+                kind, payload = await connection.next()
+            except PeerTimedOut:
+                outcome = await self._after_timeout(peer, connection.quiet_for_s)
+                if outcome is not None:
+                    connection.close()
+                    return outcome
+                continue
+            if kind == b"s":
+                reply.start()
+            elif kind == b"m":
+                connection.done()
+                return Outcome.MOVED
+            elif kind == b"r":
+                connection.close()
+                return self._after_refusal(payload, reply)
+            elif kind == b"e":
+                connection.done()
+                await reply.end(payload)
+                return Outcome.ANSWERED
+            else:
+                await reply.pass_on(kind, payload)
+
+    # -- what the end of a request says about the peer
+
+    async def _after_timeout(self, peer: Peer, timed_out_for_s: float) -> Outcome | None:
+        """None: wait for the peer a little longer. Raises `Refused`: nothing is known, and waiting is over."""
+        try:
+            lease = await self._lease_of(peer)
+        except StoreUnavailable:
+            lease = Lease.UNKNOWN
+        decision = decide(lease, for_a_lease=timed_out_for_s >= LEASE_S)
+        if decision is Liveness.UNDECIDED:
+            raise unreachable()
+        return _OUTCOMES[decision]
+
+    async def _lease_of(self, peer: Peer) -> Lease:
+        _, leased = await self._cluster.address_of(peer.replica)
+        if leased:
+            return Lease.VALID
+        return Lease.EXPIRED if self._cluster.trusts_expired_leases else Lease.UNKNOWN
+
+    async def _after_loss(self, peer: Peer) -> Outcome:
+        """What a new connection says about a peer whose answer broke off."""
+        try:
+            (await self._pool.open(peer.address)).done()
+        except PeerRefused:
+            return Outcome.GONE
+        except PeerTimedOut:
+            pass
+        return Outcome.UNKNOWN
+
+    def _after_refusal(self, payload: bytes, reply: RelayedReply) -> Outcome:
+        refusal = Refusal(payload.decode())
+        outcome = after_refusal(refusal)
+        if outcome is None:
+            logger.error("a gateway on this store refuses our requests: do its keys and its clock agree with ours?")
+            raise unreachable()
+        if refusal is Refusal.SEEN:
+            reply.start()
+        return outcome
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._pool.close()
+
+
+_OUTCOMES: Final = {
+    Liveness.WAIT: None,
+    Liveness.GONE: Outcome.GONE,
+    Liveness.CUT_OFF: Outcome.CUT_OFF,
+}

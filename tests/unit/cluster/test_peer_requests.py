@@ -1,0 +1,183 @@
+"""One request to one peer, with the peer and the store played by the test."""
+
+import asyncio
+from typing import Any
+
+import msgspec
+import pytest
+
+from gateway.cluster import peer_requests
+from gateway.cluster.envelope import Envelopes, ForwardedRequest, Refusal
+from gateway.cluster.liveness import Outcome
+from gateway.cluster.ownership import LEASE_S, Route
+from gateway.cluster.peer_requests import Peer, PeerRequests
+from gateway.cluster.relayed_reply import RelayedReply
+from gateway.observability.metrics import Metrics
+from gateway.observability.request_log import RequestLog
+from session_store import KeyRing, StoreUnavailable
+from session_store.testing import ALICE, FakeClock, a_session
+from transports.inbound_port import Refused
+from transports.replica_wire import PeerConnectionLost, PeerRefused, PeerTimedOut
+
+pytestmark = pytest.mark.anyio
+
+LOST, TIMED_OUT = PeerConnectionLost(), PeerTimedOut()
+HEAD = (b"h", msgspec.msgpack.encode((200, [(b"content-type", b"application/json")])))
+
+
+class Cluster:
+    """What the store says of the peer's lease."""
+
+    def __init__(self, leased: bool | None, *, trusts: bool = True) -> None:
+        self.leased = leased
+        self.trusts_expired_leases = trusts
+
+    async def address_of(self, _: str) -> tuple[str, bool]:
+        if self.leased is None:
+            raise StoreUnavailable("out")
+        return "a:1", self.leased
+
+
+class Connection:
+    """Gives one frame after the other, or raises."""
+
+    def __init__(self, frames: list[Any], quiet_for_s: float = 0.0) -> None:
+        self.frames = frames
+        self.quiet_for_s = quiet_for_s
+        self.asked: list[bytes] = []
+        self.ends: list[str] = []
+
+    def ask(self, head: bytes, body: bytes) -> None:
+        self.asked.append(head)
+
+    async def next(self) -> tuple[bytes, bytes]:
+        frame = self.frames.pop(0)
+        if isinstance(frame, Exception):
+            raise frame
+        return frame  # type: ignore[no-any-return]
+
+    def done(self) -> None:
+        self.ends.append("done")
+
+    def close(self) -> None:
+        self.ends.append("close")
+
+
+class Pool:
+    """Opens what it is given, one after the other."""
+
+    def __init__(self, opened: list[Any]) -> None:
+        self.opened = opened
+
+    async def open(self, _: str) -> Connection:
+        found = self.opened.pop(0)
+        if isinstance(found, Exception):
+            raise found
+        return found  # type: ignore[no-any-return]
+
+
+class Asked:
+    """One request, what the client got, and what was counted."""
+
+    def __init__(self, cluster: Cluster, *opened: Any) -> None:
+        self.sent: list[Any] = []
+        self.log = RequestLog(Metrics(), lines_per_s=0)
+        self.requests = PeerRequests(cluster, Envelopes(KeyRing.ephemeral(), FakeClock()), self.log)  # type: ignore[arg-type]
+        self.requests._pool = Pool([*opened])  # type: ignore[assignment]
+        self.reply = RelayedReply(self._receive, self._send)
+
+    async def _receive(self) -> Any:
+        await asyncio.Event().wait()
+
+    async def _send(self, event: Any) -> None:
+        self.sent.append(event)
+
+    async def outcome(self) -> Outcome:
+        request = ForwardedRequest(
+            route=Route(a_session(FakeClock()), ALICE, None),
+            method="POST",
+            path="/mcp",
+            secure=False,
+            again=False,
+            headers=[],
+            body=b"{}",
+        )
+        return await self.requests.ask(Peer("peer", "a:1"), request, self.reply)
+
+
+async def test_an_answer_is_passed_on_as_it_comes() -> None:
+    connection = Connection([(b"s", b""), HEAD, (b"b", b"one"), (b"e", b"two")])
+    asked = Asked(Cluster(True), connection)
+    assert await asked.outcome() is Outcome.ANSWERED
+    assert [event.get("body") for event in asked.sent] == [None, b"one", b"two"] and connection.ends == ["done"]
+    assert asked.reply.has_started and asked.reply.has_begun and not asked.reply.is_stream
+    assert asked.log.metrics.forwarded["answered"] == 1
+
+
+async def test_a_session_that_moved_is_no_answer() -> None:
+    asked = Asked(Cluster(True), Connection([(b"m", b"")]))
+    assert await asked.outcome() is Outcome.MOVED and not asked.reply.has_started
+
+
+@pytest.mark.parametrize(
+    ("refusal", "outcome", "started"),
+    [(Refusal.SOMEBODY_ELSE, Outcome.GONE, False), (Refusal.SEEN, Outcome.UNKNOWN, True)],
+)
+async def test_a_refusal_says_what_became_of_the_request(refusal: Refusal, outcome: Outcome, started: bool) -> None:
+    asked = Asked(Cluster(True), Connection([(b"r", refusal.value.encode())]))
+    assert await asked.outcome() is outcome and asked.reply.has_started is started
+
+
+async def test_replicas_that_disagree_about_keys_give_503() -> None:
+    asked = Asked(Cluster(True), Connection([(b"r", b"invalid")]))
+    with pytest.raises(Refused):
+        await asked.outcome()
+    assert asked.log.metrics.forwarded["unreachable"] == 1
+
+
+async def test_an_address_that_refuses_is_a_peer_that_is_gone() -> None:
+    assert await Asked(Cluster(True), PeerRefused()).outcome() is Outcome.GONE
+
+
+@pytest.mark.parametrize(
+    ("cluster", "quiet_for_s", "outcome"),
+    [
+        (Cluster(False), 1.5, Outcome.GONE),
+        (Cluster(True), LEASE_S, Outcome.CUT_OFF),
+        (Cluster(True), 1.5, Outcome.ANSWERED),
+        (Cluster(None), 1.5, Outcome.ANSWERED),
+        (Cluster(False, trusts=False), 1.5, Outcome.ANSWERED),
+    ],
+)
+async def test_a_peer_that_timed_out_is_judged_by_its_lease(
+    cluster: Cluster, quiet_for_s: float, outcome: Outcome
+) -> None:
+    asked = Asked(cluster, Connection([TIMED_OUT, HEAD, (b"e", b"")], quiet_for_s))
+    assert await asked.outcome() is outcome
+
+
+@pytest.mark.parametrize("cluster", [Cluster(None), Cluster(False, trusts=False)])
+async def test_nothing_is_decided_about_a_peer_while_the_store_is_away(cluster: Cluster) -> None:
+    with pytest.raises(Refused):
+        await Asked(cluster, Connection([TIMED_OUT], LEASE_S)).outcome()
+
+
+async def test_a_connection_that_broke_before_anything_was_done_is_tried_again_with_one_nonce() -> None:
+    lost, probe, good = Connection([LOST]), Connection([]), Connection([HEAD, (b"e", b"")])
+    asked = Asked(Cluster(True), lost, probe, good)
+    assert await asked.outcome() is Outcome.ANSWERED
+    assert lost.asked == good.asked, "of the two the peer works on one at most"
+    assert probe.ends == ["done"]
+
+
+async def test_it_is_tried_three_times() -> None:
+    tries = [Connection([LOST]) for _ in range(2 * peer_requests._MOST_TRIES)]
+    with pytest.raises(Refused):
+        await Asked(Cluster(True), *tries).outcome()
+
+
+async def test_an_answer_that_broke_off_after_its_start_is_not_tried_again() -> None:
+    broken = Connection([(b"s", b""), LOST])
+    assert await Asked(Cluster(True), broken, Connection([])).outcome() is Outcome.UNKNOWN
+    broken = Connection([(b"s", b""), LOST])
+    assert await Asked(Cluster(True), broken, PeerRefused()).outcome() is Outcome.GONE
