@@ -144,11 +144,6 @@ def test_the_demo_server_needs_nothing_heavy() -> None:
 
 MAX_MODULE, MAX_TEST_FILE, MAX_CLASS, MAX_CONSTRUCTOR, MAX_PARAMETERS = 400, 500, 250, 8, 6
 STILL_LARGE: set[str] = {
-    "gateway/cluster/envelope.py:sealing",
-    "gateway/cluster/forwarding.py",
-    "gateway/cluster/forwarding.py:Forwarding",
-    "gateway/cluster/forwarding.py:_ask",
-    "gateway/cluster/forwarding.py:_ask_as",
     "gateway/observability/audit.py:tell",
     "gateway/relay/dispatch.py:send",
     "gateway/relay/endpoint.py:Endpoint",
