@@ -1,7 +1,7 @@
 """Sessions: what they are, how they are kept. Knows nothing of HTTP, MCP methods or transports."""
 
 from session_store.connect import backend_for
-from session_store.context import MISSING, NoSession, SessionState, ToolSession, current_session
+from session_store.context import current_session
 from session_store.embedded.events import MemoryEventLog
 from session_store.limits import InvalidState
 from session_store.memory import MemoryBackend, MemorySessionStore
@@ -25,6 +25,7 @@ from session_store.session import (
     Source,
 )
 from session_store.tokens import InvalidKeyRing, KeyRing, Purpose, TokenCodec
+from session_store.tool_session import MISSING, NoSession, SessionState, ToolSession
 
 __all__ = [
     "ANONYMOUS",

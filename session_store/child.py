@@ -1,4 +1,4 @@
-"""The current session in a stdio child: facts from its environment, state over the Unix socket it was given."""
+"""The session of a stdio child: facts from its environment, state over a Unix socket."""
 
 import functools
 import http.client
@@ -11,7 +11,10 @@ from urllib.parse import quote
 
 import anyio.to_thread
 
-from session_store.context import (
+from session_store.limits import InvalidState, check_key
+from session_store.ports.errors import SessionGone, StoreUnavailable
+from session_store.session import Context, Provenance
+from session_store.tool_session import (
     ACCESS_VARIABLE,
     FACTS_VARIABLE,
     SOCKET_VARIABLE,
@@ -19,9 +22,6 @@ from session_store.context import (
     SessionState,
     ToolSession,
 )
-from session_store.limits import InvalidState, check_key
-from session_store.ports.errors import SessionGone, StoreUnavailable
-from session_store.session import Context, Provenance
 
 __all__ = ["SocketState", "child_session"]
 
@@ -29,7 +29,7 @@ TIMEOUT_S = 5.0
 
 
 class SocketState:
-    """The state of one session, spoken to over HTTP on a Unix socket (docs/state.md)."""
+    """The state of one session over HTTP on a Unix socket (docs/state.md)."""
 
     def __init__(self, path: str, access: str) -> None:
         self._path = path
@@ -64,12 +64,12 @@ class SocketState:
         return list(json.loads(body)["keys"])
 
     async def metadata(self) -> Mapping[str, str]:
-        """The session's metadata as it is now."""
+        """The session's current metadata."""
         _, body = await self._ask("GET", "/v1/session")
         return dict(json.loads(body)["metadata"])
 
     async def _ask(self, method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
-        # In a thread: the standard library's client is all that a server has to load for it.
+        # In a thread: the client of the standard library blocks, but a server need not load another.
         status, answer = await anyio.to_thread.run_sync(self._exchange, method, path, body)
         if status < 400 or (status == 404 and method in ("GET", "DELETE")):
             return status, answer
@@ -117,7 +117,7 @@ def _reason(body: bytes) -> str:
 
 @functools.cache
 def child_session() -> ToolSession:
-    """The session this process was started for. Raises `NoSession`."""
+    """The session that this process was started for. Raises `NoSession`."""
     try:
         facts: Any = json.loads(os.environ[FACTS_VARIABLE])
         state = SocketState(os.environ[SOCKET_VARIABLE], os.environ[ACCESS_VARIABLE])

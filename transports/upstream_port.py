@@ -28,16 +28,18 @@ class LinkClosed(Exception):
 
 
 class ConnectOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What a link is given beside what the operator has set for its server.
+    """What a link gets for its session, in addition to what the operator configured for the server.
 
-    `env` is for a process, `launcher` a command that starts it. `headers` gives what goes with every HTTP request.
-    `resume` is what an earlier link of the same session has left (`Link.resume`), and `keep` says whether a later one
-    is to go on with it. `started` is a link that the same upstream has started ahead for all of this.
+    `env` is the environment of a process, `launcher` a command that starts it. `headers` returns headers for every
+    HTTP request. `schemas` returns the input schemas, by tool, of the tools that mirror arguments in headers. `resume`
+    is the `Link.resume` of an earlier link of the same session, and `keep` tells whether a later link will resume this
+    one. `started` is a link that the same upstream has prestarted with these options.
     """
 
     env: Mapping[str, str] = msgspec.field(default_factory=dict)
     launcher: tuple[str, ...] = ()
     headers: Callable[[], Mapping[str, str]] = dict
+    schemas: Callable[[], Mapping[str, Any]] = dict
     resume: str = ""
     keep: Callable[[], bool] = lambda: False
     started: Any = None

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 
 from gateway.context.state_api import StateAccess, by_connection, state_api
 from session_store import Session, SessionStore, StateStore
-from session_store.context import ACCESS_VARIABLE, FACTS_VARIABLE, SOCKET_VARIABLE, ToolSession, tool_session
+from session_store.context import tool_session
+from session_store.tool_session import ACCESS_VARIABLE, FACTS_VARIABLE, SOCKET_VARIABLE, ToolSession
 from transports.inbound.app_server import AppServer
 from transports.inbound.limits import Limits, Refusals
 from transports.upstream_port import ConnectOptions, UpstreamUnavailable

@@ -17,8 +17,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from session_store import InvalidState, SessionGone, StateStore, StoreUnavailable
-from session_store.context import ToolSession, to_json
 from session_store.limits import MAX_VALUE_BYTES
+from session_store.tool_session import ToolSession, to_json
 
 __all__ = ["StateAccess", "by_connection", "state_api"]
 

@@ -85,14 +85,14 @@ from session_store import (
     backend_for,
 )
 from session_store.connect import BackendOptions
-from session_store.context import ToolSession, tool_session
+from session_store.context import tool_session
+from session_store.tool_session import ToolSession
 from transports.inbound.addresses import Addresses
 from transports.inbound.http_sse import HttpSse
 from transports.inbound.limits import Limited
 from transports.inbound.streamable_http import StreamableHttp
 from transports.jsonrpc import Message
 from transports.upstream.process import ForkServer
-from transports.upstream.streamable_http import HttpUpstream
 from transports.upstream_port import Upstream
 
 __all__ = ["HAND_OVER_S", "Gateway"]
@@ -392,8 +392,6 @@ class Gateway:
             started_ahead=self._warm.part,
             sandbox=options.policy.sandbox,
         )
-        if isinstance(upstream, HttpUpstream):
-            upstream.schemas = lambda: configured.schemas
         return configured
 
     def _forget(self, live: LiveSession) -> None:

@@ -5,7 +5,7 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final, cast
 
@@ -124,7 +124,7 @@ class ConfiguredUpstream:
             record_use=record_use,
             remote_session_changed=remote_session_changed,
             permits=lambda context, uris: self.permits(context, uris),
-            known_handshake=lambda: None if self._facts is None else self._facts.initialize,
+            probed=lambda: self._facts,
         )
         self.inventory = Inventory(name, limits.start_timeout_s, _META)
         self.inventory.first = lambda: None if self._facts is None or self._facts.failure else self._facts.tools
@@ -145,11 +145,6 @@ class ConfiguredUpstream:
         return self._links.restarts
 
     # -- what it speaks
-
-    @property
-    def schemas(self) -> Mapping[str, Any]:
-        """Input schemas of the tools that mirror arguments in headers, as far as they are known."""
-        return {} if self._facts is None else self._facts.tools.mirrored
 
     @property
     def has_answered(self) -> bool:

@@ -7,7 +7,7 @@ and event ids, caps events at 1 MiB, and decodes every message.
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Coroutine, Mapping
 from typing import Any, Final
 
 import httpx2
@@ -36,8 +36,7 @@ Headers = dict[str, str]
 
 
 class HttpUpstream:
-    """Opens links to one URL. `headers` are the operator's, for every request; `schemas` has the input schemas of the
-    tools that mirror arguments in headers, as far as they are known."""
+    """Opens links to one URL. `headers` are the operator's, for every request."""
 
     def __init__(
         self,
@@ -46,13 +45,11 @@ class HttpUpstream:
         url: str,
         headers: Mapping[str, str],
         max_event_bytes: int,
-        schemas: Callable[[], Mapping[str, Any]] = dict,
     ) -> None:
         self.name = name
         self.url = url
         self.headers = dict(headers)
         self.max_event_bytes = max_event_bytes
-        self.schemas = schemas
         self._client: httpx2.AsyncClient | None = None
 
     @property
@@ -169,7 +166,7 @@ class HttpLink:
         if source in params:
             headers["mcp-name"] = encode_header_value(str(msgspec.json.decode(params[source])))
         if method == "tools/call":
-            schema = self._upstream.schemas().get(str(msgspec.json.decode(params.get("name", b'""'))))
+            schema = self._given.schemas().get(str(msgspec.json.decode(params.get("name", b'""'))))
             arguments = msgspec.json.decode(params.get("arguments", b"{}"))
             if schema is not None and isinstance(arguments, dict):
                 headers |= mcp_param_headers(x_mcp_header_map(schema), arguments)

@@ -1,0 +1,182 @@
+"""The contract of a `Backend`: its session store, and every other part."""
+
+import asyncio
+
+import pytest
+
+from session_store.limits import MAX_INTEGER, MAX_KEY_BYTES, MAX_STATE_BYTES, MAX_VALUE_BYTES, InvalidState
+from session_store.ports.audit import AuditEvent
+from session_store.ports.backend import Backend
+from session_store.ports.errors import SessionGone
+from session_store.testing.samples import FakeClock, a_session
+from session_store.testing.sessions import SessionStoreContract
+
+__all__ = ["BackendContract"]
+
+
+@pytest.mark.anyio
+class BackendContract(SessionStoreContract):
+    """What the parts of a backend do beside keeping sessions."""
+
+    async def test_state_is_there_key_by_key(self, backend: Backend, clock: FakeClock) -> None:
+        session, other = [await backend.sessions.create(a_session(clock)) for _ in range(2)]
+        state = backend.state
+        await state.set(session.id, "b", b'{"x":[1,null,"\xc3\xbc"]}')
+        await state.set(session.id, "a", b"1")
+        assert await state.get(session.id, "b") == b'{"x":[1,null,"\xc3\xbc"]}'
+        assert await state.keys(session.id) == ["a", "b"] and await state.size(session.id) == 3 + 19
+        assert await state.keys(other.id) == [] and await state.size(other.id) == 0
+        assert await state.get(other.id, "a") is None
+        assert [await state.delete(session.id, "a") for _ in range(2)] == [True, False]
+        assert await state.get(session.id, "a") is None
+
+    async def test_increments_are_exact_and_integers_only(self, backend: Backend, clock: FakeClock) -> None:
+        session, state = await backend.sessions.create(a_session(clock)), backend.state
+        sums = await asyncio.gather(*(state.increment(session.id, "n", 2) for _ in range(50)))
+        assert sorted(sums) == list(range(2, 102, 2))
+        assert await state.increment(session.id, "n", -100) == 0
+        assert await state.get(session.id, "n") == b"0"
+        for value in (b'"1"', b"1.0", b"null", b"[]"):
+            await state.set(session.id, "t", value)
+            with pytest.raises(InvalidState, match="integer"):
+                await state.increment(session.id, "t", 1)
+            assert await state.get(session.id, "t") == value
+        assert await state.increment(session.id, "big", MAX_INTEGER) == MAX_INTEGER
+        for by in (1, MAX_INTEGER, MAX_INTEGER * 4):
+            with pytest.raises(InvalidState, match="64-bit"):
+                await state.increment(session.id, "big", by)
+        assert await state.get(session.id, "big") == str(MAX_INTEGER).encode()
+
+    async def test_compare_and_set_has_one_winner(self, backend: Backend, clock: FakeClock) -> None:
+        session, state = await backend.sessions.create(a_session(clock)), backend.state
+        won = await asyncio.gather(*(state.compare_and_set(session.id, "k", None, b"%d" % n) for n in range(20)))
+        assert sum(won) == 1
+        value = await state.get(session.id, "k")
+        assert value == b"%d" % won.index(True)
+        assert not await state.compare_and_set(session.id, "k", b"no", b"1")
+        assert await state.compare_and_set(session.id, "k", value, None)
+        assert await state.keys(session.id) == []
+        assert await state.compare_and_set(session.id, "k", None, None)
+
+    async def test_state_has_limits_and_beyond_them_nothing_changes(self, backend: Backend, clock: FakeClock) -> None:
+        session, state = await backend.sessions.create(a_session(clock)), backend.state
+        full = b'"' + b"x" * (MAX_VALUE_BYTES - 2) + b'"'
+        await state.set(session.id, "k", full)
+        with pytest.raises(InvalidState, match=str(MAX_VALUE_BYTES)):
+            await state.set(session.id, "k", full + b" ")
+        for key in ("", "x" * (MAX_KEY_BYTES + 1), "\ud800"):
+            with pytest.raises(InvalidState, match="key"):
+                await state.set(session.id, key, b"1")
+        fits = MAX_STATE_BYTES // (MAX_VALUE_BYTES + 3)
+        for n in range(1, fits):
+            await state.set(session.id, f"k{n:02}", full)
+        with pytest.raises(InvalidState, match=str(MAX_STATE_BYTES)):
+            await state.set(session.id, "one too many", full)
+        with pytest.raises(InvalidState, match=str(MAX_STATE_BYTES)):
+            await state.compare_and_set(session.id, "one too many", None, full)
+        assert len(await state.keys(session.id)) == fits
+        await state.set(session.id, "k01", b"1")
+        await state.set(session.id, "one too many", full)
+
+    async def test_a_full_state_takes_no_new_number(self, backend: Backend, clock: FakeClock) -> None:
+        session, state = await backend.sessions.create(a_session(clock)), backend.state
+        left = MAX_STATE_BYTES
+        n = 0
+        while left > 10:
+            size = min(MAX_VALUE_BYTES, left - 3)
+            await state.set(session.id, f"{n:03}", b"9" * size)
+            left, n = left - 3 - size, n + 1
+        with pytest.raises(InvalidState, match=str(MAX_STATE_BYTES)):
+            await state.increment(session.id, "x" * 20, 1)
+        assert "x" * 20 not in await state.keys(session.id)
+
+    async def test_state_goes_with_its_session(self, backend: Backend, clock: FakeClock) -> None:
+        ended, expired = [await backend.sessions.create(a_session(clock, idle_ttl_s=10.0)) for _ in range(2)]
+        for session in (ended, expired):
+            await backend.state.set(session.id, "k", b"1")
+        await backend.sessions.end(ended.id)
+        clock.pass_time(10)
+        for session in (ended, expired):
+            for operation in (
+                backend.state.get(session.id, "k"),
+                backend.state.set(session.id, "k", b"2"),
+                backend.state.increment(session.id, "k", 1),
+                backend.state.keys(session.id),
+            ):
+                with pytest.raises(SessionGone):
+                    await operation
+
+    async def test_the_bus_reaches_those_who_listen(self, backend: Backend) -> None:
+        heard: list[bytes | None] = []
+        both = asyncio.Event()
+
+        def hear(data: bytes | None) -> None:
+            heard.append(data)
+            if len(heard) == 2:
+                both.set()
+
+        async with backend.bus.subscribed("topic", hear):
+            await backend.bus.publish("topic", b"one")
+            await backend.bus.publish("other", b"no")
+            await backend.bus.publish("topic", b"two")
+            async with asyncio.timeout(5):
+                await both.wait()
+        await backend.bus.publish("topic", b"late")
+        assert heard == [b"one", b"two"]
+
+    async def test_one_replica_at_a_time_claims_a_session(self, backend: Backend, clock: FakeClock) -> None:
+        session, directory = await backend.sessions.create(a_session(clock)), backend.directory
+        epochs = await asyncio.gather(*(directory.claim(session.id, f"r{n}", epoch=0) for n in range(5)))
+        assert sorted(str(e) for e in epochs) == ["1", "None", "None", "None", "None"]
+        owner = f"r{epochs.index(1)}"
+        found = await backend.sessions.peek(session.id)
+        assert found is not None and (found.owner, found.epoch) == (owner, 1)
+        assert await directory.claim(session.id, "taker", epoch=1) == 2
+        assert not await directory.release(session.id, owner, epoch=1)
+        assert not await directory.acknowledged(owner, session.id)
+        assert await directory.renew_lease(owner, "here", 5.0) == [session.id], "it is told what it lost"
+        assert await directory.acknowledged(owner, session.id)
+        assert await directory.renew_lease(owner, "here", 5.0) == []
+        assert await directory.release(session.id, "taker", epoch=2)
+        found = await backend.sessions.peek(session.id)
+        assert found is not None and (found.owner, found.epoch) == ("", 2)
+        assert await directory.claim("nobody", "taker", epoch=0) is None
+
+    async def test_a_replica_lives_until_it_leaves(self, backend: Backend) -> None:
+        directory = backend.directory
+        await directory.renew_lease("one", "http://one", 5.0)
+        await directory.renew_lease("two", "http://two", 5.0)
+        assert await directory.replicas() == {"one": "http://one", "two": "http://two"}
+        await directory.end_lease("one")
+        assert await directory.address("one") is None and await directory.last_address("one") is None
+        assert await directory.last_address("two") == "http://two"
+        assert await directory.replicas() == {"two": "http://two"}
+
+    async def test_a_rate_lets_so_many_through_at_once_and_then_one_by_one(
+        self, backend: Backend, clock: FakeClock
+    ) -> None:
+        assert [await backend.rates.take("one", 2.0, 3) for _ in range(3)] == [0.0] * 3
+        assert await backend.rates.take("one", 2.0, 3) == pytest.approx(0.5, abs=0.01)
+        assert await backend.rates.take("two", 2.0, 3) == 0.0, "nobody else pays"
+        clock.pass_time(0.51)
+        assert await backend.rates.take("one", 2.0, 3) == 0.0 < await backend.rates.take("one", 2.0, 3)
+        assert [await backend.rates.take("two", 2.0, 3, 2) for _ in range(2)] == [0.0, pytest.approx(0.5, abs=0.02)]
+
+    async def test_no_more_are_held_than_there_may_be(self, backend: Backend) -> None:
+        async def hold(name: str) -> list[str]:
+            return await backend.quotas.hold("some", name, 3, for_s=60)
+
+        held = await asyncio.gather(*(hold(f"n{n}") for n in range(5)))
+        assert held.count([]) == 3
+        mine = next(names for names in held if names)
+        assert len(mine) == 3 and await hold(mine[0]) == [], "what is held stays"
+        await backend.quotas.give_back("some", [mine[0], "unknown"])
+        assert await hold("another") == [] and await hold(mine[0]) == sorted(["another", *mine[1:]])
+        assert await backend.quotas.hold("others", "n0", 1, for_s=60) == []
+
+    async def test_the_audit_trail_gives_the_newest_first(self, backend: Backend) -> None:
+        events = [AuditEvent(at=float(n), event="created", session=f"s{n}", reason="\u00fc") for n in range(5)]
+        await backend.audit.record(events[:3])
+        await backend.audit.record(events[3:])
+        assert await backend.audit.recent(2) == [events[4], events[3]]
+        assert len(await backend.audit.recent()) == 5

@@ -1,0 +1,41 @@
+"""What the contract tests work with: a clock, principals and sessions."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from session_store.session import ClientFacts, Context, Principal, Provenance, Session, new_session_id
+
+__all__ = ["ALICE", "BOB", "FakeClock", "a_session"]
+
+ALICE = Principal(issuer="api-key", subject="alice")
+BOB = Principal(issuer="api-key", subject="bob")
+
+
+@dataclass
+class FakeClock:
+    """Time that passes when told to. Seconds."""
+
+    now: float = 1_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def pass_time(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def a_session(clock: FakeClock, **fields: Any) -> Session:
+    """A session opened now, with some of everything in it."""
+    values: dict[str, Any] = {
+        "id": new_session_id(),
+        "principal": ALICE,
+        "endpoint": "/mcp",
+        "era": "legacy",
+        "created_at": clock(),
+        "used_at": clock(),
+        "idle_ttl_s": 100.0,
+        "max_age_s": 1_000.0,
+        "client": ClientFacts(name="tests", version="1", protocol_version="2025-11-25", initialize_params=b"{}"),
+        "context": Context(workspace="w", permissions=("read",), provenance=Provenance(workspace="authenticated")),
+    }
+    return Session(**(values | fields))

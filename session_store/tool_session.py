@@ -1,0 +1,132 @@
+"""What a tool sees of its session: facts, state and metadata. Does not know where they are kept."""
+
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from session_store.limits import InvalidState, check_key
+from session_store.session import Context
+
+__all__ = [
+    "ACCESS_VARIABLE",
+    "FACTS_VARIABLE",
+    "MISSING",
+    "SOCKET_VARIABLE",
+    "NoSession",
+    "SessionState",
+    "StatePort",
+    "ToolSession",
+    "to_json",
+]
+
+MISSING: Final[Any] = type("Missing", (), {"__repr__": lambda self: "MISSING", "__bool__": lambda self: False})()
+"""Stands for a missing key, where None would be a value."""
+
+SOCKET_VARIABLE: Final = "MCP_SESSION_SOCKET"
+"""Variable of a stdio child: the Unix socket where it reaches its session's state over HTTP."""
+ACCESS_VARIABLE: Final = "MCP_SESSION_ACCESS"
+"""Variable of a stdio child: the bearer token for the socket, valid for one session and one upstream while the child
+lives."""
+FACTS_VARIABLE: Final = "MCP_SESSION_FACTS"
+"""Variable of a stdio child: the facts of its session as JSON. The operator cannot rename this one."""
+
+
+class NoSession(LookupError):
+    """This code does not run for a session."""
+
+
+class StatePort(Protocol):
+    """The state of one session: `StateStore` without the session id."""
+
+    async def get(self, key: str) -> bytes | None: ...
+
+    async def set(self, key: str, value: bytes) -> None: ...
+
+    async def delete(self, key: str) -> bool: ...
+
+    async def increment(self, key: str, by: int) -> int: ...
+
+    async def compare_and_set(self, key: str, expected: bytes | None, value: bytes | None) -> bool: ...
+
+    async def keys(self) -> list[str]: ...
+
+
+class SessionState:
+    """The session's state: JSON values by key, shared by all servers of the session and isolated from other sessions.
+
+    Every operation is atomic, across replicas too. All raise `SessionGone` once the session has ended,
+    `StoreUnavailable` when the store does not answer, and `InvalidState` beyond a limit (`session_store.limits`).
+    """
+
+    def __init__(self, port: StatePort) -> None:
+        self._port = port
+
+    async def get(self, key: str, default: Any = None) -> Any:
+        """The value; `default` if the key is missing."""
+        value = await self._port.get(key)
+        return default if value is None else json.loads(value)
+
+    async def set(self, key: str, value: Any) -> None:
+        """Store a JSON value."""
+        await self._port.set(key, to_json(key, value))
+
+    async def delete(self, key: str) -> bool:
+        """Delete the key. True if it existed."""
+        return await self._port.delete(key)
+
+    async def increment(self, key: str, by: int = 1) -> int:
+        """Add to an integer and return the sum. A missing key counts as 0."""
+        return await self._port.increment(key, by)
+
+    async def compare_and_set(self, key: str, expected: Any, value: Any) -> bool:
+        """Set the key if its value is `expected`. True if it was. `MISSING` stands for no value, on both sides."""
+        before = None if expected is MISSING else to_json(key, expected)
+        after = None if value is MISSING else to_json(key, value)
+        return await self._port.compare_and_set(key, before, after)
+
+    async def keys(self) -> list[str]:
+        """All keys, sorted."""
+        return await self._port.keys()
+
+
+def to_json(key: str, value: Any) -> bytes:
+    """Compact JSON with sorted names, so that equal values are equal bytes.
+
+    Raises:
+        InvalidState: JSON cannot hold the value.
+    """
+    check_key(key)
+    try:
+        text = json.dumps(value, separators=(",", ":"), sort_keys=True, ensure_ascii=False, allow_nan=False)
+        return text.encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidState(f"the value of {key!r} cannot be kept as JSON: {error}") from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolSession:
+    """What a tool knows of the session it serves. `id` is no credential; `principal` is who authenticated."""
+
+    id: str
+    principal: str
+    agent: str
+    context: Context
+    state: SessionState
+    read_metadata: Callable[[], Awaitable[Mapping[str, str]]]
+    write_metadata: Callable[[Mapping[str, str | None]], Awaitable[None]] | None = None
+
+    async def metadata(self) -> Mapping[str, str]:
+        """The session's current metadata."""
+        return await self.read_metadata()
+
+    async def annotate(self, changes: Mapping[str, str | None]) -> None:
+        """Change these names of the metadata; None removes a name. Values that look like credentials are redacted.
+
+        Raises:
+            InvalidMetadata: a value is no text, or the metadata would be too large.
+            PermissionError: this code runs outside the gateway's process.
+        """
+        if self.write_metadata is None:
+            raise PermissionError("metadata is written by the operator's rules and by in-process tools only")
+        await self.write_metadata(changes)
