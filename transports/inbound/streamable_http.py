@@ -1,4 +1,4 @@
-"""Streamable HTTP, both eras on one endpoint: framing, statuses and headers. Whose message it is, the handler says.
+"""Streamable HTTP, both eras on one endpoint: methods, statuses and replies. The handler knows sessions.
 
 MCP 2025-03-26 … 2025-11-25 and 2026-07-28, Transports §Streamable HTTP.
 """
@@ -10,12 +10,12 @@ from time import monotonic
 from typing import Any, Final
 
 import msgspec
-from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, MODERN_PROTOCOL_VERSIONS
 
 from transports.era import Era
 from transports.inbound.batch import BATCHES, Batches
 from transports.inbound.bodies import Bodies, HeldBody
 from transports.inbound.event_stream import follow, next_or_quiet, stream_answer
+from transports.inbound.headers import check_legacy, check_post, check_version, era_of, preflight
 from transports.inbound.http import (
     ClientWatch,
     Guard,
@@ -57,7 +57,7 @@ logger = logging.getLogger(__name__)
 
 _PRIMING: Final = "2025-11-25"
 _MOST_TRIES: Final = 6
-"""How often a request is looked for a place for while its session changes hands."""
+"""How often a request is forwarded anew while its session changes owners."""
 
 
 class StreamableHttp:
@@ -94,7 +94,7 @@ class StreamableHttp:
                 send = readable_by(send, headers["origin"])
             body = b""
             if scope["method"] == "POST":
-                _check_post(headers)
+                check_post(headers)
                 admit = functools.partial(self._admit, scope, headers)
                 held = HeldBody(self._bodies, functools.partial(self._guard.client, scope, headers))
                 read = await read_body(receive, headers, self._body_limit, admit, held)
@@ -118,7 +118,7 @@ class StreamableHttp:
     async def _admit(self, scope: Scope, headers: Mapping[str, str]) -> None:
         """Raises `Refused`: the caller may not call. What another replica forwards comes from a known caller."""
         if "mcp.forwarded" not in scope:
-            await self._handler.admit(self._request(scope, headers, _era_of_header(headers)))
+            await self._handler.admit(self._request(scope, headers, era_of(headers)))
 
     async def _serve_somewhere(
         self, scope: Scope, headers: Mapping[str, str], body: bytes, receive: Receive, send: Send
@@ -142,16 +142,16 @@ class StreamableHttp:
         match scope["method"]:
             case "POST":
                 await self._post(scope, headers, body, receive, send)
-            case "GET" if _era_of_header(headers) is Era.LEGACY:
+            case "GET" if era_of(headers) is Era.LEGACY:
                 await self._get(scope, headers, receive, send)
-            case "DELETE" if _era_of_header(headers) is Era.LEGACY:
-                _check_version(headers)
+            case "DELETE" if era_of(headers) is Era.LEGACY:
+                check_version(headers)
                 await self._handler.end(self._request(scope, headers, Era.LEGACY))
                 await send_status(send, 200)
             case "OPTIONS":
-                await send_status(send, 204, [(b"allow", b"POST, GET, DELETE, OPTIONS"), *_preflight(headers)])
+                await send_status(send, 204, [(b"allow", b"POST, GET, DELETE, OPTIONS"), *preflight(headers)])
             case _:
-                modern = _era_of_header(headers) is Era.MODERN
+                modern = era_of(headers) is Era.MODERN
                 await send_status(send, 405, [(b"allow", b"POST" if modern else b"POST, GET, DELETE")])
 
     def _request(
@@ -161,12 +161,11 @@ class StreamableHttp:
         era: Era,
         message: Message | None = None,
         params: Object | None = None,
-        *,
         meta: Mapping[str, Any] | None = None,
-        version: str = "",
     ) -> Request:
         if params:
             self._sizes.check(params, meta)
+        version = str(meta.get(VERSION_KEY, "")) if meta and era is Era.MODERN else ""
         return Request(
             era=era,
             endpoint=self._endpoint,
@@ -216,13 +215,12 @@ class StreamableHttp:
         params = _params_of(message)
         meta = msgspec.json.decode(params["_meta"]) if "_meta" in params else None
         known = meta if isinstance(meta, dict) else {}
-        if VERSION_KEY in known or _era_of_header(headers) is Era.MODERN:
-            version = str(known.get(VERSION_KEY, ""))
-            request = self._request(scope, headers, Era.MODERN, message, params, meta=known, version=version)
+        if VERSION_KEY in known or era_of(headers) is Era.MODERN:
+            request = self._request(scope, headers, Era.MODERN, message, params, known)
             await self._modern(request, scope["headers"], meta, receive, send)
         else:
-            _check_legacy(headers, message)
-            await self._legacy(self._request(scope, headers, Era.LEGACY, message, params, meta=known), send)
+            check_legacy(headers, message)
+            await self._legacy(self._request(scope, headers, Era.LEGACY, message, params, known), send)
 
     async def _modern(
         self, request: Request, raw_headers: list[tuple[bytes, bytes]], meta: Any, receive: Receive, send: Send
@@ -286,7 +284,7 @@ class StreamableHttp:
         request = self._request(scope, headers, Era.LEGACY)
         if not request.same_site:
             raise Refused(403, INVALID_REQUEST, "Event streams are not served to other sites.")
-        _check_version(headers)
+        check_version(headers)
         if len(headers.get("last-event-id", "")) > MAX_LABEL_CHARS:
             raise Refused(400, INVALID_PARAMS, f"Last-Event-ID is longer than {MAX_LABEL_CHARS} characters.")
         source = await self._handler.stream(request, headers.get("last-event-id"))
@@ -297,7 +295,7 @@ class StreamableHttp:
 
 
 def _failed() -> Refused:
-    """What is told of a fault of ours: that there was one. The log has the rest, under the call's correlation id."""
+    """The answer to a fault of the gateway. The log has the details, under the call's correlation id."""
     return Refused(500, INTERNAL_ERROR, "The gateway failed at this. Whether a call took effect is unknown.")
 
 
@@ -309,7 +307,7 @@ async def _send_answer(
     priming: bool = False,
     poll_after_s: float = 0.0,
 ) -> None:
-    """JSON when the answer comes first, an event stream once anything comes before it or nothing comes for long."""
+    """Reply with JSON if the answer comes first; with an event stream if another frame does, or no frame for long."""
     first = await next_or_quiet(answer)
     if first is None:
         raise Refused(500, INTERNAL_ERROR, "The call was given up: its messages were not read.")
@@ -319,52 +317,6 @@ async def _send_answer(
         if answer.is_doubtful:
             first = await answer.confirmed(first)
         await send_json(send, status_of(first.error_code), first.data, answer.headers)
-
-
-def _era_of_header(headers: Mapping[str, str]) -> Era:
-    return Era.MODERN if headers.get(VERSION_HEADER) in MODERN_PROTOCOL_VERSIONS else Era.LEGACY
-
-
-def _check_post(headers: Mapping[str, str]) -> None:
-    kind = headers.get("content-type", "")
-    if kind != "application/json" and kind.partition(";")[0].strip().lower() != "application/json":
-        raise Refused(415, INVALID_REQUEST, "The Content-Type must be application/json.")
-    accepts = headers.get("accept", "")
-    if not _accepts(accepts, "application/json") or not _accepts(accepts, "text/event-stream"):
-        raise Refused(406, INVALID_REQUEST, "Accept must name application/json and text/event-stream.")
-
-
-def _check_legacy(headers: Mapping[str, str], message: Message) -> None:
-    # `initialize` negotiates its version in the body; whatever the header says is not negotiated yet.
-    if message.method != "initialize":
-        _check_version(headers)
-
-
-def _check_version(headers: Mapping[str, str]) -> None:
-    version = headers.get(VERSION_HEADER, BATCHES)
-    if version not in HANDSHAKE_PROTOCOL_VERSIONS:
-        supported = ", ".join((*HANDSHAKE_PROTOCOL_VERSIONS, *MODERN_PROTOCOL_VERSIONS))
-        raise Refused(400, INVALID_REQUEST, f"Unsupported MCP-Protocol-Version. Supported: {supported}.")
-
-
-def _accepts(accept: str, wanted: str) -> bool:
-    """Whether an Accept header lets a media type in (RFC 9110 §12.5.1); quality values are not weighed."""
-    # Clients send one of a few; what is longer than any of them is not kept.
-    return _lets_in(accept, wanted) if len(accept) <= MAX_LABEL_CHARS else _lets_in.__wrapped__(accept, wanted)
-
-
-@functools.lru_cache(maxsize=64)
-def _lets_in(accept: str, wanted: str) -> bool:
-    kinds = {part.partition(";")[0].strip().lower() for part in accept.split(",")}
-    return bool(kinds & {wanted, wanted.partition("/")[0] + "/*", "*/*"})
-
-
-def _preflight(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
-    """What a browser asks before it sends a page's request. The guard has let the origin in."""
-    return [
-        (b"access-control-allow-methods", b"POST, GET, DELETE"),
-        (b"access-control-allow-headers", headers.get("access-control-request-headers", "*").encode("latin-1")),
-    ]
 
 
 def _params_of(message: Message) -> Object:

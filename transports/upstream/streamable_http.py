@@ -7,16 +7,17 @@ and event ids, caps events at 1 MiB, and decodes every message.
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import Coroutine, Mapping
 from typing import Any, Final
 
 import httpx2
 import msgspec
 from mcp.shared.inbound import encode_header_value, mcp_param_headers, x_mcp_header_map
 
-from transports.jsonrpc import InvalidMessage, Message, Object, decode_id, parse, parse_lenient
-from transports.sse import Event, EventDecoder, TooLarge
-from transports.upstream.unreadable import meant_by
+from transports.jsonrpc import Message, Object, decode_id, parse
+from transports.sse import TooLarge
+from transports.tasks import Tasks
+from transports.upstream.http_replies import ReplyReader, error_text
 from transports.upstream_port import ConnectOptions, LinkClosed, LinkEvents
 from transports.wire_methods import NAME_SOURCES
 
@@ -54,7 +55,7 @@ class HttpUpstream:
 
     @property
     def client(self) -> httpx2.AsyncClient:
-        """One pool of connections for all links. Cookies are not kept: they would be shared by sessions."""
+        """One pool of connections for all links. Cookies are not stored: sessions would share them."""
         if self._client is None:
             self._client = httpx2.AsyncClient(
                 timeout=httpx2.Timeout(None, connect=CONNECT_S),
@@ -64,25 +65,28 @@ class HttpUpstream:
         return self._client
 
     async def connect(self, given: ConnectOptions, events: LinkEvents) -> "HttpLink":
-        """A link that continues the server's session in `given.resume`, or begins without one. Nothing is sent yet."""
+        """A link that resumes the server's session in `given.resume`, or has none yet. Sends nothing."""
         return HttpLink(self, given, events)
 
     async def close(self) -> None:
-        """Give the connections back."""
+        """Close the pooled connections."""
         if self._client is not None:
             await self._client.aclose()
             self._client = None
 
 
 class HttpLink:
-    """One client's side of one server: its session there, its requests in flight, its stream."""
+    """One session at one server: its requests in flight and its stream."""
 
     def __init__(self, upstream: HttpUpstream, given: ConnectOptions, events: LinkEvents) -> None:
         self._upstream = upstream
         self._given = given
         self._events = events
         self._version, self._session = _resumed(given.resume)
-        self._tasks: dict[object, asyncio.Task[None]] = {}
+        self._work = Tasks(f"link to server {upstream.name}")
+        self._running: dict[object, asyncio.Task[None]] = {}
+        self._initialize_id: object = None
+        self._replies = ReplyReader(upstream.name, upstream.max_event_bytes, deliver=self._deliver, events=events)
         self._told: asyncio.Task[None] | None = None
         self._closed = False
         if self._session:
@@ -102,7 +106,7 @@ class HttpLink:
 
     @property
     def resume(self) -> str:
-        """What another link could go on with; empty when the server keeps no session."""
+        """What a later link can resume; empty if the server keeps no session."""
         return msgspec.json.encode([self._version, self._session]).decode() if self._session else ""
 
     def send(self, frame: bytes) -> None:
@@ -111,27 +115,29 @@ class HttpLink:
         message = parse(frame)
         params = message.params_object()
         if message.is_request:
+            if message.method == "initialize":
+                self._initialize_id = message.id
             modern = _MODERN.encode() in bytes(params.get("_meta", b""))
             work = self._ask_modern(frame, message, params) if modern else self._ask(frame, message)
             self._run(message.id, work)
         elif message.method == _CANCELLED and not self._version:
-            # A request of the modern era is cancelled by closing its stream; where there is none, nothing is in flight.
+            # Closing its stream cancels a request of the modern era. Without a stream, nothing is in flight.
             self._cancel(decode_id(params.get("requestId", msgspec.Raw(b"null"))))
         else:
-            # What is told keeps its order, and comes before what is asked later.
+            # Notifications and responses keep their order, and precede later requests.
             self._told = self._run(object(), self._tell(frame, self._told))
             if message.method == "notifications/initialized":
                 self._run("stream", self._follow(self._told))
 
     def _cancel(self, request_id: object) -> None:
-        task = self._tasks.get(request_id)
+        task = self._running.get(request_id)
         if task is not None:
             task.cancel()
 
     def _run(self, key: object, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(work)
-        self._tasks[key] = task
-        task.add_done_callback(lambda _: self._tasks.pop(key, None) if self._tasks.get(key) is task else None)
+        task = self._work.spawn(work)
+        self._running[key] = task
+        task.add_done_callback(lambda _: self._running.pop(key, None) if self._running.get(key) is task else None)
         return task
 
     # -- requests
@@ -173,7 +179,7 @@ class HttpLink:
         await self._post(frame, message, headers)
 
     async def _post(self, frame: bytes, message: Message, headers: Headers) -> None:
-        """Send a request and hear its answer, whatever becomes of it."""
+        """Send a request and read its answer. Every way it can fail is reported."""
         assert isinstance(message.id, int | str)
         url, name = self._upstream.url, self._upstream.name
         try:
@@ -185,92 +191,35 @@ class HttpLink:
                 if response.status_code == 404 and self._session and message.method != "initialize":
                     self._forgotten(message.id)
                     return
-                await self._hear(response, message)
+                last = await self._replies.read(response, message)
+                if last is not None:
+                    await self._rest(last, message.id)
         except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
-            self._events.refused(message.id, f"server {name!r} cannot be reached: {_words(error)}")
+            self._events.refused(message.id, f"server {name!r} cannot be reached: {error_text(error)}")
         except (httpx2.HTTPError, OSError) as error:
-            self._events.unreadable(message.id, f"server {name!r} broke off: {_words(error)}")
+            self._events.unreadable(message.id, f"server {name!r} broke off: {error_text(error)}")
         except TooLarge as error:
             self._events.unreadable(message.id, f"server {name!r}: {error}")
-        except Exception:  # whatever it is that the server has sent, the call must not wait for ever
+        except Exception:  # whatever the server has sent: the call must not wait for ever
             logger.exception("an answer of server %s could not be read", name)
             self._events.unreadable(message.id, f"server {name!r} answered with what cannot be read")
 
-    async def _hear(self, response: httpx2.Response, message: Message) -> None:
-        assert isinstance(message.id, int | str)
-        name, kind = self._upstream.name, response.headers.get("content-type", "")
-        if kind.startswith("text/event-stream") and response.status_code == 200:
-            last = await self._events_of(response, message.id)
-            if last is not None:
-                await self._rest(last, message.id)
-            return
-        body = await self._body(response)
-        try:
-            answer = parse_lenient(body)
-        except InvalidMessage:
-            answer = None
-        if answer is not None and answer.is_response and (answer.id == message.id or answer.id is None):
-            self._note_version(message, answer)
-            if answer.id is None:  # it could not read whose it was
-                answer = msgspec.structs.replace(answer, id=message.id)
-            self._events.message(answer)
-        elif response.status_code in (200, 202):
-            self._events.unreadable(message.id, f"server {name!r} answered with what is no answer")
-        else:
-            self._events.refused(
-                message.id, f"server {name!r} answered {response.status_code} {response.reason_phrase}"
-            )
-
-    def _note_version(self, message: Message, answer: Message) -> None:
-        if message.method == "initialize" and isinstance(answer.result, msgspec.Raw):
-            self._version = str(msgspec.json.decode(answer.result).get("protocolVersion", ""))
-
-    async def _body(self, response: httpx2.Response) -> bytes:
-        parts, size = [], 0
-        async for chunk in response.aiter_bytes():
-            size += len(chunk)
-            if size > self._upstream.max_event_bytes:
-                raise TooLarge(f"an answer of more than {self._upstream.max_event_bytes} bytes")
-            parts.append(chunk)
-        return b"".join(parts)
-
-    async def _events_of(self, response: httpx2.Response, request_id: int | str | None) -> str | None:
-        """Pass on what an event stream brings. None when the answer was in it, else the id of its last event."""
-        last = ""
-        async for event in _decoded(response, self._upstream.max_event_bytes):
-            last = event.id or last
-            if event.data and self._pass_on(event.data, request_id):
-                return None
-        return last
-
-    def _pass_on(self, data: bytes, request_id: int | str | None) -> bool:
-        try:
-            message = parse_lenient(data)
-        except InvalidMessage as error:
-            logger.warning("server %s sent what is no message: %s", self._upstream.name, error)
-            meant = meant_by(data)
-            if request_id is None or not meant.is_answer or meant.request_id not in (None, request_id):
-                return False
-            reason = f"server {self._upstream.name!r} answered with what cannot be read: {error}"
-            self._events.unreadable(request_id, reason)
-            return True
-        is_answer = message.is_response and message.id == request_id
-        if is_answer and isinstance(message.result, msgspec.Raw) and not self._version:
+    def _deliver(self, message: Message) -> None:
+        """Pass a message on. The result of `initialize` has the version of all later requests."""
+        if message.is_response and message.id == self._initialize_id and isinstance(message.result, msgspec.Raw):
             result = msgspec.json.decode(message.result)
-            if isinstance(result, dict) and "capabilities" in result:  # of `initialize`
-                self._version = str(result.get("protocolVersion", ""))
+            self._version = str(result.get("protocolVersion", "")) if isinstance(result, dict) else ""
         self._events.message(message)
-        return is_answer
 
     async def _rest(self, last: str, request_id: int | str) -> None:
-        """The stream ended before the answer: read on behind its last event (MCP 2025-11-25, Resumability)."""
+        """The stream ended before the answer: resume it after its last event (MCP 2025-11-25, Resumability)."""
         for attempt in range(_MOST_RETRIES if last else 0):
             await asyncio.sleep(_RETRY_S if attempt else 0.1)
             with contextlib.suppress(httpx2.HTTPError, OSError):
                 async with self._get({"last-event-id": last}) as response:
                     if response.status_code != 200:
                         break
-                    more = await self._events_of(response, request_id)
+                    more = await self._replies.stream(response, request_id)
                     if more is None:
                         return
                     last = more or last
@@ -285,7 +234,7 @@ class HttpLink:
             if response.status_code == 404 and self._session:
                 self._forgotten(None)
         except (httpx2.HTTPError, OSError) as error:
-            logger.warning("server %s was not told something: %s", self._upstream.name, _words(error))
+            logger.warning("server %s did not get a message: %s", self._upstream.name, error_text(error))
 
     # -- the server's own stream
 
@@ -294,7 +243,7 @@ class HttpLink:
         return self._upstream.client.stream("GET", self._upstream.url, headers=headers)
 
     async def _follow(self, after: asyncio.Task[None] | None) -> None:
-        """Hear what the server says on its own, for as long as it lets us."""
+        """Read the server's own messages, while it offers a stream."""
         if after is not None:
             await asyncio.wait([after])
         last = ""
@@ -305,27 +254,24 @@ class HttpLink:
                         self._forgotten(None)
                         return
                     if response.status_code != 200:
-                        return  # 405: it has none
-                    last = await self._events_of(response, None) or last
+                        return  # 405: the server has no such stream
+                    last = await self._replies.stream(response, None) or last
             await asyncio.sleep(_RETRY_S)
 
-    # -- its end
+    # -- the end
 
     def _forgotten(self, request_id: int | str | None) -> None:
-        """The server knows the session no more, so it has not executed this request either."""
+        """The server no longer knows the session, so it did not execute this request."""
         self._closed = True
-        stream = self._tasks.get("stream")
+        stream = self._running.get("stream")
         if stream is not None and stream is not asyncio.current_task():
             stream.cancel()
         self._events.unsent(self, request_id, f"server {self._upstream.name!r} has forgotten the session")
 
     async def close(self) -> None:
-        """End the requests, and the server's session, unless another link is to go on with it."""
+        """End the requests. End the server's session too, unless a later link will resume it."""
         was_open, self._closed = not self._closed, True
-        tasks = list(self._tasks.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._work.close()
         if was_open:
             if self._session and not self._given.keep():
                 headers = self._headers(self._session_headers())
@@ -341,14 +287,3 @@ def _resumed(state: str) -> tuple[str, str]:
     except msgspec.MsgspecError:
         return "", ""
     return version, session
-
-
-async def _decoded(response: httpx2.Response, most: int) -> AsyncIterator[Event]:
-    decoder = EventDecoder(most)
-    async for chunk in response.aiter_bytes():
-        for event in decoder.feed(chunk):
-            yield event
-
-
-def _words(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error)[:200]}" if str(error) else type(error).__name__

@@ -1,0 +1,65 @@
+"""Rules of the headers of Streamable HTTP: media types, version and era. Pure: no I/O."""
+
+import functools
+from collections.abc import Mapping
+
+from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, MODERN_PROTOCOL_VERSIONS
+
+from transports.era import Era
+from transports.inbound.batch import BATCHES
+from transports.inbound.limits import MAX_LABEL_CHARS
+from transports.inbound.modern import VERSION_HEADER
+from transports.inbound_port import Refused
+from transports.jsonrpc import INVALID_REQUEST, Message
+
+__all__ = ["check_legacy", "check_post", "check_version", "era_of", "preflight"]
+
+
+def era_of(headers: Mapping[str, str]) -> Era:
+    """The era that the version header names."""
+    return Era.MODERN if headers.get(VERSION_HEADER) in MODERN_PROTOCOL_VERSIONS else Era.LEGACY
+
+
+def check_post(headers: Mapping[str, str]) -> None:
+    """Raises `Refused` for a media type that a POST cannot have, or cannot be answered with."""
+    kind = headers.get("content-type", "")
+    if kind != "application/json" and kind.partition(";")[0].strip().lower() != "application/json":
+        raise Refused(415, INVALID_REQUEST, "The Content-Type must be application/json.")
+    accepts = headers.get("accept", "")
+    if not _accepts(accepts, "application/json") or not _accepts(accepts, "text/event-stream"):
+        raise Refused(406, INVALID_REQUEST, "Accept must name application/json and text/event-stream.")
+
+
+def check_legacy(headers: Mapping[str, str], message: Message) -> None:
+    """Raises `Refused` for a version that a legacy message cannot have."""
+    # `initialize` negotiates the version in its body: the header of that request does not count.
+    if message.method != "initialize":
+        check_version(headers)
+
+
+def check_version(headers: Mapping[str, str]) -> None:
+    """Raises `Refused` for a version that no legacy client speaks."""
+    version = headers.get(VERSION_HEADER, BATCHES)
+    if version not in HANDSHAKE_PROTOCOL_VERSIONS:
+        supported = ", ".join((*HANDSHAKE_PROTOCOL_VERSIONS, *MODERN_PROTOCOL_VERSIONS))
+        raise Refused(400, INVALID_REQUEST, f"Unsupported MCP-Protocol-Version. Supported: {supported}.")
+
+
+def _accepts(accept: str, wanted: str) -> bool:
+    """True if an Accept header permits the media type (RFC 9110 §12.5.1). Quality values are ignored."""
+    # Clients send one of a few values. A longer one would only fill the cache.
+    return _lets_in(accept, wanted) if len(accept) <= MAX_LABEL_CHARS else _lets_in.__wrapped__(accept, wanted)
+
+
+@functools.lru_cache(maxsize=64)
+def _lets_in(accept: str, wanted: str) -> bool:
+    kinds = {part.partition(";")[0].strip().lower() for part in accept.split(",")}
+    return bool(kinds & {wanted, wanted.partition("/")[0] + "/*", "*/*"})
+
+
+def preflight(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
+    """The answer to a browser's preflight request. The guard has checked the origin already."""
+    return [
+        (b"access-control-allow-methods", b"POST, GET, DELETE"),
+        (b"access-control-allow-headers", headers.get("access-control-request-headers", "*").encode("latin-1")),
+    ]

@@ -1,0 +1,98 @@
+"""Reading the HTTP responses of an MCP server: JSON bodies and event streams become messages.
+
+MCP 2025-03-26 … 2025-11-25 and 2026-07-28, Transports §Streamable HTTP. Does not know requests in flight or sessions.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import Final
+
+import httpx2
+import msgspec
+
+from transports.jsonrpc import InvalidMessage, Message, parse_lenient
+from transports.sse import EventDecoder, TooLarge
+from transports.upstream.unreadable import meant_by
+from transports.upstream_port import LinkEvents
+
+__all__ = ["ReplyReader", "error_text"]
+
+logger = logging.getLogger(__name__)
+
+_MOST_ERROR_CHARS: Final = 200
+
+
+class ReplyReader:
+    """Reads the responses of server `name`. Messages go to `deliver`, unusable answers to `events`.
+
+    Raises `TooLarge` for an event or a body of more than `max_bytes`, and what the HTTP client raises.
+    """
+
+    def __init__(self, name: str, max_bytes: int, *, deliver: Callable[[Message], None], events: LinkEvents) -> None:
+        self._name = name
+        self._max_bytes = max_bytes
+        self._deliver = deliver
+        self._events = events
+
+    async def read(self, response: httpx2.Response, message: Message) -> str | None:
+        """Read the response to that request. None when the request is done; else the id of the last event of a stream
+        that ended before the answer."""
+        assert isinstance(message.id, int | str)
+        if response.status_code == 200 and response.headers.get("content-type", "").startswith("text/event-stream"):
+            return await self.stream(response, message.id)
+        body = await self._body(response)
+        try:
+            answer = parse_lenient(body)
+        except InvalidMessage:
+            answer = None
+        if answer is not None and answer.is_response and (answer.id == message.id or answer.id is None):
+            if answer.id is None:  # the server could not read whose request it was
+                answer = msgspec.structs.replace(answer, id=message.id)
+            self._deliver(answer)
+        elif response.status_code in (200, 202):
+            self._events.unreadable(message.id, f"server {self._name!r} answered with what is no answer")
+        else:
+            status = f"{response.status_code} {response.reason_phrase}"
+            self._events.refused(message.id, f"server {self._name!r} answered {status}")
+        return None
+
+    async def stream(self, response: httpx2.Response, request_id: int | str | None) -> str | None:
+        """Deliver the messages of an event stream. None when the answer to the request was among them; else the id of
+        the last event."""
+        last = ""
+        decoder = EventDecoder(self._max_bytes)
+        async for chunk in response.aiter_bytes():
+            for event in decoder.feed(chunk):
+                last = event.id or last
+                if event.data and self._event(event.data, request_id):
+                    return None
+        return last
+
+    async def _body(self, response: httpx2.Response) -> bytes:
+        parts, size = [], 0
+        async for chunk in response.aiter_bytes():
+            size += len(chunk)
+            if size > self._max_bytes:
+                raise TooLarge(f"an answer of more than {self._max_bytes} bytes")
+            parts.append(chunk)
+        return b"".join(parts)
+
+    def _event(self, data: bytes, request_id: int | str | None) -> bool:
+        """True if the event was the answer to that request, or an unreadable one."""
+        try:
+            message = parse_lenient(data)
+        except InvalidMessage as error:
+            logger.warning("server %s sent what is no message: %s", self._name, error)
+            meant = meant_by(data)
+            if request_id is None or not meant.is_answer or meant.request_id not in (None, request_id):
+                return False
+            reason = f"server {self._name!r} answered with what cannot be read: {error}"
+            self._events.unreadable(request_id, reason)
+            return True
+        self._deliver(message)
+        return message.is_response and message.id == request_id
+
+
+def error_text(error: Exception) -> str:
+    """The error for a log line or a reason: its class and the beginning of its text."""
+    return f"{type(error).__name__}: {str(error)[:_MOST_ERROR_CHARS]}" if str(error) else type(error).__name__
