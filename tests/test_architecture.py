@@ -174,7 +174,6 @@ STILL_ASSIGNED: set[tuple[str, str]] = {
     ("gateway/relay/modern.py", "exchange.progress_token"),
     ("gateway/relay/modern.py", "exchange.replay"),
     ("gateway/relay/replies.py", "self.replies.abandoned"),
-    ("gateway/serving/composition.py", "self.metrics.loop_lag_s"),
     ("gateway/serving/composition.py", "u.permits"),
     ("gateway/upstreams/review.py", "upstream.is_reviewed"),
     ("gateway/upstreams/upstream.py", "self.inventory.first"),

@@ -10,6 +10,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from session_store import Bus, StoreUnavailable
+from transports.tasks import Tasks
 
 __all__ = ["ASK", "PeerQueries"]
 
@@ -47,7 +48,7 @@ class PeerQueries:
         self._name = name
         self._answer = answer
         self._waiting: dict[str, Callable[[str, Any], None]] = {}
-        self._working: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks("peer queries")
 
     async def listen(self) -> None:
         """Hear questions and answers until cancelled."""
@@ -93,9 +94,7 @@ class PeerQueries:
     def _asked(self, data: bytes | None) -> None:
         question = _read(data, _Question)
         if question is not None and self._name in question.to:
-            task = asyncio.create_task(self._work(question))
-            self._working.add(task)
-            task.add_done_callback(self._working.discard)
+            self._tasks.spawn(self._work(question))
 
     async def _work(self, question: _Question) -> None:
         try:

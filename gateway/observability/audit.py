@@ -3,7 +3,7 @@
 Session events and refusals are lines of the log as well. Refusals that come in numbers are told as sums.
 """
 
-import asyncio
+import contextlib
 import logging
 import sys
 from collections import Counter, deque
@@ -23,6 +23,7 @@ from gateway.observability.visible import visible_json
 from session_store import AuditEvent, AuditTrail, Session, StoreUnavailable
 from session_store.audit import part_of
 from session_store.session import redact
+from transports.tasks import Tasks
 
 __all__ = ["Audit"]
 
@@ -51,7 +52,7 @@ class Audit:
         # Apart: a stranger who is refused by the thousand takes nothing from what is told of named principals.
         self._repeated = {"strangers": Repeated(monotonic), "named": Repeated(monotonic)}
         self._dropped = 0
-        self._flushing: asyncio.Task[None] | None = None
+        self._tasks = Tasks("audit")
 
     def tell(
         self,
@@ -115,14 +116,12 @@ class Audit:
 
     def _add(self, event: AuditEvent) -> None:
         self._waiting.append(event)
-        if len(self._waiting) >= _MANY and self._flushing is None:
-            self._flushing = asyncio.create_task(self._flush())
-            self._flushing.add_done_callback(self._flushed)
+        if len(self._waiting) >= _MANY:
+            self._tasks.start("early flush", self._flush_early)
 
-    def _flushed(self, task: asyncio.Task[None]) -> None:
-        self._flushing = None
-        if not task.cancelled():
-            task.exception()  # the next round says so
+    async def _flush_early(self) -> None:
+        with contextlib.suppress(StoreUnavailable):  # the next `flush` raises it
+            await self._flush()
 
     async def flush(self) -> None:
         """Write what waits; it goes on waiting when the store does not answer.
@@ -130,8 +129,7 @@ class Audit:
         Raises:
             StoreUnavailable: the store does not.
         """
-        if self._flushing is not None:
-            await asyncio.wait([self._flushing])
+        await self._tasks.settled()
         await self._flush()
 
     async def _flush(self) -> None:

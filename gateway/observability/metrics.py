@@ -71,6 +71,10 @@ class Metrics:
             series.counts[bisect_left(BUCKETS_S, took_s)] += 1
             series.total_s += took_s
 
+    def record_loop_lag(self, seconds: float) -> None:
+        """How late the event loop was with the last second."""
+        self.loop_lag_s = max(0.0, seconds)
+
     @property
     def calls(self) -> int:
         """Requests that have their answer."""

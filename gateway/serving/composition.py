@@ -530,7 +530,7 @@ class Gateway:
         while True:
             began = loop.time()
             await asyncio.sleep(1.0)
-            self.metrics.loop_lag_s = max(0.0, loop.time() - began - 1.0)
+            self.metrics.record_loop_lag(loop.time() - began - 1.0)
             self.watching.another_second(time())
 
     async def _listen(self) -> None:

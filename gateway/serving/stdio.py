@@ -13,6 +13,7 @@ from gateway.serving.composition import Gateway
 from gateway.serving.paths import ALL
 from transports.inbound.connected import Connected
 from transports.inbound.inside import Inside
+from transports.tasks import Tasks
 
 __all__ = ["serve_stdio"]
 
@@ -56,12 +57,10 @@ async def _serve(settings: Settings) -> None:
             token=os.environ.get(TOKEN_VARIABLE, ""),
             headers={"authorization": f"Bearer {key}"} if key else None,
         )
-        reading = asyncio.create_task(_read(reader, front))
-        stopping = asyncio.create_task(stop.wait())
-        await asyncio.wait((reading, stopping), return_when=asyncio.FIRST_COMPLETED)
-        for task in (reading, stopping):
-            task.cancel()
-        await asyncio.gather(reading, stopping, return_exceptions=True)
+        tasks = Tasks("stdio")
+        waiting = (tasks.spawn(_read(reader, front)), tasks.spawn(stop.wait()))
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        await tasks.close()
         await front.close()
 
 

@@ -20,6 +20,7 @@ from gateway.serving.paths import ALL
 from gateway.serving.workers import inherited_listener, tell_ready, worker_number
 from transports.inbound.connections import Connections
 from transports.inbound.http_connection import http_connections
+from transports.tasks import Tasks
 
 __all__ = ["serve"]
 
@@ -58,13 +59,13 @@ class _Server(uvicorn.Server):
         self._gateway = gateway
         self._url = url
         self._operators = operators
-        self._beside: asyncio.Task[None] | None = None
+        self._tasks = Tasks("the operators' listener")
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self.started and self._operators is not None:
             server, listener = self._operators
-            self._beside = asyncio.create_task(server.serve(sockets=[listener]))
+            self._tasks.spawn(server.serve(sockets=[listener]))
             await server.serves.wait()
         if self.started:
             # What is there now stays: the collector need not walk through it again, nor stop calls for it so often.
@@ -76,9 +77,9 @@ class _Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         await self._gateway.drain()
-        if self._operators is not None and self._beside is not None:
+        if self._operators is not None:
             self._operators[0].should_exit = True
-            await self._beside
+            await self._tasks.settled()
         await super().shutdown(sockets)
 
 
