@@ -1,7 +1,7 @@
 """What the wires need to know of a method: two columns of the table of methods.
 
-They stand here because transports import nothing of the gateway. `gateway.protocol.methods` has the other columns and
-reads these. Both follow the SDK's tables of the protocol, so that a method of a later revision comes with the SDK.
+They stand here because transports import nothing of the gateway, and follow the SDK's tables of the protocol, so that a
+method of a later revision comes with the SDK. `gateway.protocol.methods` has all columns. A test holds that both agree.
 """
 
 from collections.abc import Mapping

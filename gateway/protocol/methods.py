@@ -1,15 +1,14 @@
 """The table of methods: one row for each method of MCP and its extensions, and what the gateway has to know of it.
 
 Pure. Schemas of MCP 2024-11-05 to 2026-07-28. A method that works as others do needs a row and nothing else; only a
-method with behaviour of its own is named elsewhere (tests/unit/protocol/test_methods.py has the list).
+method with behaviour of its own is named elsewhere: the unit tests have the list of these, and hold the table against
+the SDK's. The SDK itself is not imported: the command line reads this table, and the SDK takes a second to load.
 """
 
 from collections.abc import Mapping
 from typing import Final, Literal
 
 import msgspec
-
-from transports.wire_methods import NAME_SOURCES, SESSIONLESS
 
 __all__ = [
     "CACHEABLE",
@@ -48,6 +47,7 @@ class Method(msgspec.Struct, frozen=True):
     `for_all`: every server of an endpoint gets it, instead of the one that it names.
     `is_stream`: its answer stays open; the time it takes says nothing.
     `is_counted`: metrics have a label of its own for it.
+    `has_mcp_name`: the header `Mcp-Name` repeats what `named` says (MCP 2026-07-28, Request Headers).
     """
 
     name: str
@@ -66,16 +66,17 @@ class Method(msgspec.Struct, frozen=True):
     for_all: bool = False
     is_stream: bool = False
     is_counted: bool = True
+    has_mcp_name: bool = False
 
     @property
     def needs_session(self) -> bool:
         """Whether a modern request of this method opens a session; legacy ones all belong to a session."""
-        return self.name not in SESSIONLESS
+        return not self.listed and self.name != "server/discover"
 
     @property
     def mcp_name(self) -> str:
         """The key of the params that the header `Mcp-Name` repeats; empty where there is no such header."""
-        return NAME_SOURCES.get(self.name, "")
+        return self.named if self.has_mcp_name else ""
 
 
 def _list(name: str, kind: Kind, listed: str, item_key: str = "name") -> Method:
@@ -101,12 +102,21 @@ ROWS: Final = (
     Method("server/discover", MODERN, is_cacheable=True),
     Method("logging/setLevel", LEGACY, is_repeatable=True, is_recorded=True, for_all=True),
     _list("tools/list", "tools", "tools"),
-    Method("tools/call", BOTH, "tools", named="name", may_ask=True),
+    Method("tools/call", BOTH, "tools", named="name", may_ask=True, has_mcp_name=True),
     _list("prompts/list", "prompts", "prompts"),
-    Method("prompts/get", BOTH, "prompts", named="name", is_repeatable=True, may_ask=True),
+    Method("prompts/get", BOTH, "prompts", named="name", is_repeatable=True, may_ask=True, has_mcp_name=True),
     _list("resources/list", "resources", "resources", "uri"),
     _list("resources/templates/list", "resources", "resourceTemplates", "uriTemplate"),
-    Method("resources/read", BOTH, "resources", named="uri", is_cacheable=True, is_repeatable=True, may_ask=True),
+    Method(
+        "resources/read",
+        BOTH,
+        "resources",
+        named="uri",
+        is_cacheable=True,
+        is_repeatable=True,
+        may_ask=True,
+        has_mcp_name=True,
+    ),
     Method("resources/subscribe", LEGACY, "resources", named="uri", is_repeatable=True, is_recorded=True),
     Method("resources/unsubscribe", LEGACY, "resources", named="uri", is_repeatable=True, is_recorded=True),
     Method("completion/complete", BOTH, "completions", named="ref", is_repeatable=True),

@@ -70,6 +70,12 @@ def test_the_command_says_what_is_wrong_and_exits_with_2(tmp_path: Path) -> None
     assert weak.returncode == 2 and "32" in weak.stderr and "too-short" not in weak.stderr
 
 
+def test_the_command_line_starts_without_the_sdk() -> None:
+    """The SDK takes a second and 55 MB to load, and commands that list or check something need nothing of it."""
+    program = "import sys, gateway.cli.main; sys.exit('mcp' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, timeout=30, check=False).returncode == 0
+
+
 def test_an_address_in_use_is_a_clear_error(demo: RunningGateway) -> None:
     port = demo.base.rpartition(":")[2]
     taken = command("run", "--port", port, "--", "cat")

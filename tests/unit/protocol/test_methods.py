@@ -29,6 +29,7 @@ from gateway.protocol.methods import (
     metric_label,
 )
 from tests.requirements import requirement
+from transports.wire_methods import NAME_SOURCES, SESSIONLESS
 
 ROOT = Path(__file__).parents[3]
 NAMES = {row.name for row in ROWS}
@@ -111,8 +112,8 @@ def test_the_table_has_every_method_of_every_revision(known: Any, ours: Any, is_
 def test_the_columns_agree_with_the_protocol() -> None:
     assert set(CACHEABLE_METHODS) == CACHEABLE
     assert set(INPUT_REQUIRED_METHODS) == MAY_ASK
-    assert {row.name for row in ROWS if row.mcp_name} == MAY_ASK
-    assert all(row.mcp_name == row.named for row in ROWS if row.mcp_name)
+    assert {row.name: row.mcp_name for row in ROWS if row.mcp_name} == dict(NAME_SOURCES)
+    assert {row.name for row in ROWS if not row.needs_session} == SESSIONLESS
 
 
 def test_the_columns_are_read_by_name() -> None:
