@@ -1,7 +1,7 @@
-"""What an upstream is: how links to a server are opened, and what is heard of them. No I/O of its own."""
+"""What an upstream is: how links to a server are opened, and what they report. No I/O of its own."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 
@@ -20,11 +20,11 @@ __all__ = [
 
 
 class UpstreamUnavailable(Exception):
-    """A link could not be opened. The message is for the person who called the tool: no secrets, what went wrong."""
+    """A link could not be opened. The message says why, for the person who called the tool, and holds no secrets."""
 
 
 class LinkClosed(Exception):
-    """The link is gone or takes no more; nothing of this message reached the upstream."""
+    """The link has ended or takes no more messages. Nothing of this message reached the upstream."""
 
 
 class ConnectOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,27 +46,30 @@ class ConnectOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LinkEvents(Protocol):
-    """Who hears a link. Called on the event loop, never concurrently, never blocking."""
+    """What a link reports. Called on the event loop, one call at a time. Implementations never block."""
 
     def message(self, message: Message) -> None:
-        """The upstream sent this."""
+        """The upstream sent this message."""
         ...
 
     def unreadable(self, request_id: int | str | None, reason: str) -> None:
-        """The upstream sent something that had to be thrown away; the request it answered, where that can be told."""
+        """The upstream sent something unreadable. `request_id` is the request that it answers, None if unknown."""
         ...
 
     def refused(self, request_id: int | str, reason: str) -> None:
-        """The upstream did not take that request, and says why: nothing of it was executed."""
+        """The upstream refused that request. The request was not executed."""
         ...
 
     def unsent(self, link: "Link", request_id: int | str | None, reason: str) -> None:
-        """As `refused`, by an upstream that has forgotten the link's session; None: that is all we know. The link takes
-        nothing more. What else it was given may still be answered."""
+        """The upstream no longer knows this link's session (HTTP 404). The request was not executed.
+
+        `request_id` is None if no request can be named. The link takes no more messages. Earlier requests may still be
+        answered.
+        """
         ...
 
     def closed(self, reason: str) -> None:
-        """The link has ended, after its last message. Called exactly once, also when we ended it."""
+        """The link has ended. Called exactly once, after the last message, also if `Link.close` ended the link."""
         ...
 
 
@@ -75,22 +78,22 @@ class Link(Protocol):
 
     @property
     def pid(self) -> int | None:
-        """The process behind it, where there is one."""
+        """The id of its process, if there is one."""
         ...
 
     @property
     def last_words(self) -> list[str]:
-        """The last lines its process has written for people (stderr), where there is one."""
+        """The last lines that its process wrote to stderr, if there is one."""
         ...
 
     @property
     def resume(self) -> str:
-        """What a later link to the same server could go on with; empty where there is no such thing."""
+        """What a later link to the same server can resume; empty if there is nothing."""
         ...
 
     @property
     def may_forget(self) -> bool:
-        """Whether its server has sessions that it may forget, so that a message turns out to be `unsent` later."""
+        """True if the server has sessions that it may forget: a message may be reported as `unsent` later."""
         ...
 
     def send(self, frame: bytes) -> None:
@@ -98,19 +101,20 @@ class Link(Protocol):
         ...
 
     async def close(self) -> None:
-        """End it in the order the wire asks for and return when nothing is left. Idempotent."""
+        """End the link as its wire prescribes, and return when nothing of it is left. Idempotent."""
         ...
 
 
 class PrestartedLink(Link, Protocol):
-    """A link that was started before anybody asked for it."""
+    """A link that was started before a session needed it."""
 
     @property
     def is_unheard(self) -> bool:
-        """Whether it lives and has said nothing yet: nobody can tell it from a new one."""
+        """True if it is open and has sent nothing yet: it is as good as a new one."""
         ...
 
 
+@runtime_checkable
 class Upstream(Protocol):
     """A server that links can be opened to."""
 
@@ -119,13 +123,13 @@ class Upstream(Protocol):
         ...
 
     async def close(self) -> None:
-        """Give back what its links share."""
+        """Release what its links share. Idempotent."""
         ...
 
 
 class PrestartingUpstream(Upstream, Protocol):
-    """An upstream whose links can be started ahead."""
+    """An upstream whose links can be prestarted."""
 
     async def start(self, given: ConnectOptions) -> PrestartedLink:
-        """Start a link for somebody who comes later, with `ConnectOptions.started`. Raises `UpstreamUnavailable`."""
+        """Start a link that a later `connect` gets as `ConnectOptions.started`. Raises `UpstreamUnavailable`."""
         ...

@@ -106,7 +106,8 @@ class UpstreamSettings(BaseModel):
     headers: dict[str, str] = Field(default={}, repr=False)
     """What every request to `url` carries; `${secret:NAME}` as in `env`."""
     in_process: str = ""
-    """Instead of a command: a server object of the `mcp` SDK in the gateway's process, as `module:attribute`."""
+    """Instead of a command: a server object of the `mcp` SDK, or an `Upstream` of another package, in the gateway's
+    process, as `module:attribute`."""
     shared: bool = False
     """One process for all sessions. Only for a server that keeps sessions apart by the context in `_meta`."""
     handles: bool = False

@@ -45,7 +45,16 @@ def plain(values: Mapping[str, str]) -> dict[str, str]:
 
 
 def in_process(where: str, name: str, server: Any) -> Upstream:
-    """A server object in this process. Raises `ConfigurationError`: it is none."""
+    """The upstream of an object in this process: a server object of the SDK, or an upstream of another kind, as it is.
+
+    An `Upstream` that another package brings is how an upstream kind is added from outside: it stands in the setting
+    `in_process`, or in the `servers` of `create_app`. `transports.testing` has the contract that it keeps.
+
+    Raises:
+        ConfigurationError: the object is neither.
+    """
+    if isinstance(server, Upstream):
+        return server
     from transports.upstream.in_process import InProcessUpstream  # loads the SDK: 0.6 s that others need not wait for
 
     try:

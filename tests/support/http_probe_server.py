@@ -56,6 +56,8 @@ class HttpProbe:
             await self._error(send, 404, message.get("id"), -32600, "Session not found")
         elif "id" not in message:
             await self._send(send, 202)
+        elif method == "ping":
+            await self._result(send, message, {})
         elif method == "tools/list":
             tools = [
                 {"name": name, "inputSchema": {"type": "object"}}
