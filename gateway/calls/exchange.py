@@ -73,7 +73,6 @@ class Exchange:
     correlation = ""
     span: CallSpan | None = None
     watchers: tuple[Watcher, ...] = ()
-    check_mirrored: Callable[[object], None] | None = None  # of the request (`transports.inbound_port.Request`)
 
     def __init__(
         self,
@@ -117,6 +116,34 @@ class Exchange:
         """Continue in another session, which is in use until the wire is done with this exchange."""
         self.live = live
         self.when_done(live.in_use().release)
+
+    def filter_result(self, shape: Callable[["Exchange", Object], Object]) -> None:
+        """Have the server's result changed by `shape`, before the shape that the exchange has already."""
+        later = self.shape
+        self.shape = shape if later is None else lambda exchange, result: later(exchange, shape(exchange, result))
+
+    def use_bridge(self, bridge: Bridge) -> None:
+        """The server is of the other era: have its answer translated."""
+        self.bridge = bridge
+
+    def calls_tool(self, tool: str, slow_s: float) -> None:
+        """This is a call of that tool, as logs name it. A call that takes longer than `slow_s` is logged as slow."""
+        self.tool, self.slow_s = tool, slow_s
+
+    def replay_answers(self, answers: Mapping[str, str]) -> None:
+        """The client has answered these questions before (by digest): the server gets the answers if it asks again."""
+        self.replay = answers
+
+    def resume(
+        self,
+        client_id: RequestId,
+        shape: Callable[["Exchange", Object], Object] | None,
+        progress_token: msgspec.Raw | None,
+    ) -> None:
+        """The client of a suspended call has come back with another request, which the answer is for."""
+        self.client_id = client_id
+        self.shape = shape
+        self.progress_token = progress_token
 
     def when_done(self, callback: Callable[[], None]) -> None:
         """Have that called once, when the wire is done with this exchange: before what was given earlier."""
@@ -246,7 +273,7 @@ class Exchange:
         """End the client's present request with a question. What comes from now on waits for its next one."""
         answered, self.replies = self.replies, ReplyQueue()
         # The server has it, and its client may take long: what the request came with is kept no longer.
-        self.sent = self.check_mirrored = None
+        self.sent = None
         restarted, self.restarted = self.restarted, None
         data = encode(self._shaped(result, restarted))
         answered.push(Frame(encode_result(encode(self.client_id), data), final=True))

@@ -11,6 +11,7 @@ import msgspec
 from gateway.errors import bad_context
 from gateway.protocol.params import meta_of
 from session_store import Context, Principal, Session
+from session_store.session import redact
 from transports.jsonrpc import Object, encode
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "fact_of",
     "facts_of",
     "new_correlation_id",
+    "trace_meta",
     "with_meta",
     "without_our_keys",
 ]
@@ -125,6 +127,11 @@ def _told(session_id: str, principal: Principal, agent: str, context: Context) -
         "permissions": context.permissions,
     }
     return encode(facts)[:-1] + b',"correlation_id":"'
+
+
+def trace_meta(session: Session, correlation: str) -> Object:
+    """What a result's `_meta` says of the request for whoever traces it."""
+    return {TRACE_KEY: msgspec.Raw(encode({"session": redact(session.id), "correlation_id": correlation}))}
 
 
 def without_our_keys(meta: Object) -> Object:

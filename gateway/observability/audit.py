@@ -91,10 +91,9 @@ class Audit:
         what = "an operator acted" if event.event == "operated" else f"session {event.event}"
         logger.info(what, extra={name: value for name, value in shown.items() if value})
 
-    def watch(self, exchange: ObservedExchange, server: str, tool: str) -> None:
-        """Record a tool call of a session once it is answered."""
-        session, correlation, began = exchange.session, CORRELATION.get(), monotonic()
-        assert session is not None
+    def call_watcher(self, session: Session, tool: str) -> Callable[[ObservedExchange, Outcome, bytes], None]:
+        """What records a call of that tool (`server/name`) once the call has ended."""
+        correlation, began = CORRELATION.get(), monotonic()
 
         def finished(_: ObservedExchange, outcome: Outcome, __: bytes) -> None:
             self._add(
@@ -106,13 +105,13 @@ class Audit:
                     endpoint=session.endpoint,
                     era=session.era,
                     correlation=correlation,
-                    tool=f"{server}/{tool}",
+                    tool=tool,
                     outcome=str(outcome),
                     took_s=round(monotonic() - began, 6),
                 )
             )
 
-        exchange.watch(finished)
+        return finished
 
     def _add(self, event: AuditEvent) -> None:
         self._waiting.append(event)

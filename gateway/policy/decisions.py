@@ -141,6 +141,12 @@ class Policy:
         )
         return self.sees(context, server) and in_workspace and all(_is_for(context, item) for item in found)
 
+    def permitted_uris(self, context: Context, server: str, uris: frozenset[str]) -> frozenset[str]:
+        """The resources among these of which a session may hear."""
+        if "resources" not in self._restricted[server]:
+            return uris
+        return frozenset(uri for uri in uris if self.allows_uri(context, server, uri))
+
     def _entries(self, context: Context) -> Sequence[WorkspaceSettings]:
         """What restricts the context's workspace: the first entry that names it, none where workspaces are not
         restricted. One that no entry names has nothing. One that is only announced has what all that it could be named

@@ -8,7 +8,6 @@ from typing import Any, Final
 import msgspec
 from cachetools import LRUCache
 
-from gateway.calls.exchange import Exchange
 from gateway.config.policy import PolicySettings
 from gateway.context.facts import fact_of
 from gateway.errors import invalid_arguments, unknown_tool, unusable_tool
@@ -16,19 +15,20 @@ from gateway.observability.audit import Audit
 from gateway.policy.blocked_arguments import TooMuchText, contains
 from gateway.policy.decisions import Decision, Policy
 from gateway.protocol.listing import Tools
-from gateway.protocol.params import text_of
 from gateway.protocol.schemas import HELD_BYTES, Schema, Schemas, UnusableSchema
 from session_store import Context, Session
 from session_store.session import redact
 from transports.jsonrpc import Object, encode
-from transports.turns import at_once, in_turns, is_large
 
-__all__ = ["ToolCalls"]
+__all__ = ["MAX_LOGGED_NAME", "Steps", "ToolCalls"]
 
 logger = logging.getLogger(__name__)
 
-_MOST_NAME: Final = 128
+MAX_LOGGED_NAME: Final = 128
+"""Characters of a tool's name in logs."""
 _MOST_WARNED: Final = 10_000
+
+Steps = Generator[None, None, Object]
 
 _UNLISTED: Final = Decision(allowed=False, reason="the server does not list it")
 
@@ -86,37 +86,35 @@ class ToolCalls:
                     found[tool["name"]] = patterns
         return found
 
-    def checked(self, server: str, tools: Tools, exchange: Exchange, params: Object) -> Object:
-        """A call's params as the server is to see them; the exchange learns when it is slow.
+    def decide(self, server: str, tools: Tools, context: Context, session: Session, name: str) -> Decision:
+        """What holds for a call of that tool. `context` is that of the request, which may differ from the session's.
 
         Raises:
-            Refused: no such tool, as far as this session goes; or its arguments are not good.
+            Refused: no such tool, as far as this session goes.
         """
-        return at_once(self._steps(server, tools, exchange, params))
-
-    async def checked_in_turns(self, server: str, tools: Tools, exchange: Exchange, params: Object) -> Object:
-        """As `checked`; of large arguments in steps, with others served in between."""
-        steps = self._steps(server, tools, exchange, params)
-        return await in_turns(steps) if is_large(params) else at_once(steps)
-
-    def _steps(self, server: str, tools: Tools, exchange: Exchange, params: Object) -> Generator[None, None, Object]:
-        assert exchange.live is not None
-        session, name = exchange.live.session, text_of(params, "name")
         is_listed = name in tools
         # Where names matter, one that is not listed is not there; elsewhere the decision is the same for all.
-        decision = self._policy.decide(exchange.context, server, name if is_listed else "")
+        decision = self._policy.decide(context, server, name if is_listed else "")
         if decision.allowed and not is_listed and "tools" in self._policy.restricts(server):
             decision = _UNLISTED
         if not decision.allowed:
-            self._audit.tell("refused", session=session, reason=decision.reason, tool=f"{server}/{name[:_MOST_NAME]}")
+            tool = f"{server}/{name[:MAX_LOGGED_NAME]}"
+            self._audit.tell("refused", session=session, reason=decision.reason, tool=tool)
             raise unknown_tool(name)
-        if exchange.check_mirrored is not None and name in tools.mirrored:
-            exchange.check_mirrored(tools.mirrored[name])
-        exchange.tool, exchange.slow_s = name[:_MOST_NAME], decision.slow_s
-        if self._audit.calls:
-            self._audit.watch(exchange, server, name[:_MOST_NAME])
+        return decision
+
+    def checked(self, decision: Decision, tools: Tools, session: Session, name: str, params: Object) -> Object | Steps:
+        """A call's params as the server is to see them; or the steps that make them (`transports.turns`), for arguments
+        may be large.
+
+        Raises:
+            Refused: the arguments are not good.
+        """
         if not (decision.bind or decision.blocked or self._checks):
             return params
+        return self._steps(decision, tools, session, name, params)
+
+    def _steps(self, decision: Decision, tools: Tools, session: Session, name: str, params: Object) -> Steps:
         raw = params.get("arguments", msgspec.Raw(b"{}"))
         arguments = msgspec.json.decode(raw)
         yield

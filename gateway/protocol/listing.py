@@ -1,6 +1,6 @@
 """What a server lists, as far as it can be used, bounded. Pure: knows nothing of who may see what."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
 from typing import Any, Final
 
@@ -64,7 +64,7 @@ class Tools:
         self.listed: list[dict[str, Any]] = []
         self.schemas: dict[str, Schema | None] = {}
         self.mirrored: dict[str, Any] = {}  # input schemas of those that mirror arguments in headers (MCP 2026-07-28)
-        self.unmatched: list[str] | None = None  # patterns of the configuration that name none of them, once compared
+        self._unmatched: list[str] | None = None
         self.size = 0
         for tool in listed:
             size = _size(tool)
@@ -83,6 +83,12 @@ class Tools:
 
     def __contains__(self, name: object) -> bool:
         return name in self.schemas
+
+    def unmatched(self, compare: Callable[[Iterable[str]], list[str]]) -> list[str]:
+        """What `compare` finds wrong with the tools' names. They are compared once."""
+        if self._unmatched is None:
+            self._unmatched = compare(self.schemas)
+        return self._unmatched
 
     def has(self, tool: dict[str, Any]) -> bool:
         """Whether that tool is among them, with the same schema."""

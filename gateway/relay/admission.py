@@ -1,27 +1,35 @@
-"""What policy lets through to a server, and what of its lists: by the names that the server lists, and by methods that
-are known (`gateway.protocol.methods`). What is hidden is answered as what is not there."""
+"""What policy lets through to a server, and which part of its lists a session sees.
+
+Decides by the names that the server lists and by the table of methods (`gateway.protocol.methods`). A session cannot
+list or call what policy hides from it: such names are answered as unknown.
+"""
 
 import logging
-from typing import Any
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Final
 
 import msgspec
 
+from gateway.calls.call import Call
 from gateway.calls.conversation import Conversation
-from gateway.calls.exchange import Exchange
 from gateway.config.policy import PolicySettings
 from gateway.errors import unknown_method, unknown_prompt, unknown_resource
+from gateway.observability.audit import Audit
 from gateway.policy.decisions import Policy
-from gateway.policy.tool_calls import ToolCalls
+from gateway.policy.tool_calls import MAX_LOGGED_NAME, Steps, ToolCalls
 from gateway.protocol.listing import Names, Tools, items_of
 from gateway.protocol.methods import METHODS
 from gateway.protocol.params import text_of
 from gateway.protocol.uris import is_of_any
+from gateway.sessions.child_sessions import with_handles
+from gateway.upstreams.inventory import Listed
 from gateway.upstreams.review import unmatched
 from gateway.upstreams.upstream import ConfiguredUpstream
 from session_store import Context
-from transports.era import Era
 from transports.inbound_port import Refused
 from transports.jsonrpc import INVALID_PARAMS, Object, encode
+from transports.turns import at_once, in_turns, is_large
 from transports.upstream_port import UpstreamUnavailable
 
 __all__ = ["Admission"]
@@ -29,176 +37,219 @@ __all__ = ["Admission"]
 logger = logging.getLogger(__name__)
 
 
-class Admission:
-    """Of all servers."""
+_NOTHING_ASKED: Final[Mapping[str, Listed]] = MappingProxyType({})
 
-    def __init__(self, policy: Policy, calls: ToolCalls, settings: PolicySettings) -> None:
+
+class _Missing(msgspec.Struct, frozen=True):
+    """A list that a decision needs and nobody has asked for yet; with the name that has to be in it, if one has to."""
+
+    method: str
+    name: str
+
+
+class _Lists(msgspec.Struct, frozen=True):
+    """What a server lists, as far as one decision may know. `asked` has what was asked for on behalf of the request."""
+
+    upstream: ConfiguredUpstream
+    conversation: Conversation | None
+    asked: Mapping[str, Listed]
+
+    def tools(self, name: str) -> Tools | _Missing:
+        """The tools, with that one among them unless it does not exist."""
+        found = self._having("tools/list", name)
+        assert not isinstance(found, Names)
+        return found
+
+    def names(self, method: str, name: str) -> Names | _Missing:
+        """The names in another list, with that one among them unless it does not exist."""
+        found = self._having(method, name)
+        assert not isinstance(found, Tools)
+        return found
+
+    def _having(self, method: str, name: str) -> Listed | _Missing:
+        if method in self.asked:
+            return self.asked[method]
+        found = self.upstream.inventory.known(method, self.conversation)
+        return _Missing(method, name) if found is None or (name and name not in found) else found
+
+
+class Admission:
+    """Applies policy to the requests and lists of all servers."""
+
+    def __init__(self, policy: Policy, calls: ToolCalls, audit: Audit, settings: PolicySettings) -> None:
         self._policy = policy
         self._calls = calls
+        self._audit = audit
         self._refuses_unmatched = settings.unmatched_patterns == "refuse"
 
     # -- requests
 
-    def admit_now(
-        self, upstream: ConfiguredUpstream, conversation: Conversation, exchange: Exchange, params: Object
-    ) -> Object | None:
-        """As `admit`, where nothing has to be found out; else None."""
-        restricted = self._policy.restricts(upstream.name)
-        row = METHODS.get(exchange.method)
-        if exchange.method == "tools/call":
-            tools = upstream.inventory.known("tools/list", conversation)
-            if not isinstance(tools, Tools) or ("tools" in restricted and text_of(params, "name") not in tools):
-                return None
-            self._compare(upstream, tools)
-            return self._calls.checked(upstream.name, tools, exchange, params)
-        if exchange.method == "tools/list" or (restricted and (row is None or row.kind != "none")):
-            return None
-        return params
+    def admit_now(self, upstream: ConfiguredUpstream, conversation: Conversation, call: Call) -> Object | None:
+        """A request's params as the server is to see them; None while a list has to be asked for first.
 
-    async def admit(
-        self, upstream: ConfiguredUpstream, exchange: Exchange, era: Era, params: Object, correlation: str
-    ) -> Object:
-        """A request's params as the server is to see them.
+        Raises: as `admit`.
+        """
+        found = self._decide(upstream, conversation, call, _NOTHING_ASKED)
+        if isinstance(found, _Missing):
+            return None
+        return found if isinstance(found, dict) else at_once(found)
+
+    async def admit(self, upstream: ConfiguredUpstream, call: Call) -> Object:
+        """As `admit_now`. The lists that the decision needs are asked for, and large arguments are checked in steps.
 
         Raises:
             Refused: it names nothing that is there for this session, or its arguments are not good.
             UpstreamUnavailable, HandshakeRefused, LinkClosed: the server cannot say what it lists.
         """
-        restricted, method = self._policy.restricts(upstream.name), exchange.method
-        row = METHODS.get(method)
-        if method == "tools/call":
-            name = text_of(params, "name")
-            tools = await self._tools(upstream, exchange, era, name if "tools" in restricted else "", correlation)
-            self._compare(upstream, tools)
-            return await self._calls.checked_in_turns(upstream.name, tools, exchange, params)
-        if row is None and restricted:
-            raise unknown_method(method)
-        if row is None or not row.named:
-            return params
-        asking = _Asking(self._policy, upstream, exchange, era, correlation)
+        known_by = None
+        if call.method == "tools/call":
+            await upstream.facts()
+            live = call.exchange.live
+            known_by = None if live is None else upstream.open_with(live)
+        asked: dict[str, Listed] = {}
+        while isinstance(found := self._decide(upstream, known_by, call, asked), _Missing):
+            conversation = await upstream.conversation_for(call)
+            asked[found.method] = await upstream.inventory.listed(found.method, conversation, found.name)
+        if isinstance(found, dict):
+            return found
+        return await in_turns(found) if is_large(call.params) else at_once(found)
+
+    def _decide(
+        self,
+        upstream: ConfiguredUpstream,
+        conversation: Conversation | None,
+        call: Call,
+        asked: Mapping[str, Listed],
+    ) -> Object | Steps | _Missing:
+        """The decision on a request: its params, or the steps that check them; or the list that is missing.
+
+        `asked` has the lists that were asked for on behalf of this request: what is not there does not exist. Other
+        lists are those that the conversation is known to have.
+        """
+        restricted, row = self._policy.restricts(upstream.name), METHODS.get(call.method)
+        lists = _Lists(upstream, conversation, asked)
+        if row is None:
+            if restricted:
+                raise unknown_method(call.method)
+            return call.params
+        if call.method == "tools/call":
+            name = text_of(call.params, "name")
+            tools = lists.tools(name if "tools" in restricted else "")
+            return tools if isinstance(tools, _Missing) else self._tool_call(upstream, tools, name, call)
+        if not row.named:
+            return call.params
+        missing = None
         if row.kind == "completions":
-            await self._complete(asking, restricted, params)
+            missing = self._completion(upstream.name, lists, call)
         elif row.kind not in restricted:
             pass
-        elif method == "subscriptions/listen":
-            return self._heard(upstream, exchange.context, params)
+        elif call.method == "subscriptions/listen":
+            return self._listen(upstream.name, call)
         elif row.kind == "prompts":
-            await asking.prompt(text_of(params, row.named))
+            missing = self._prompt(upstream.name, lists, call, text_of(call.params, row.named))
         else:
-            await asking.resource(text_of(params, row.named))
-        return params
+            missing = self._resource(upstream.name, lists, call, text_of(call.params, row.named))
+        return call.params if missing is None else missing
+
+    def _tool_call(self, upstream: ConfiguredUpstream, tools: Tools, name: str, call: Call) -> Object | Steps:
+        exchange = call.exchange
+        assert exchange.live is not None
+        self._compare(upstream, tools)
+        session = exchange.live.session
+        decision = self._calls.decide(upstream.name, tools, exchange.context, session, name)
+        if call.check_mirrored is not None and name in tools.mirrored:
+            call.check_mirrored(tools.mirrored[name])
+        tool = name[:MAX_LOGGED_NAME]
+        exchange.calls_tool(tool, decision.slow_s)
+        if self._audit.calls:
+            exchange.watch(self._audit.call_watcher(session, f"{upstream.name}/{tool}"))
+        return self._calls.checked(decision, tools, session, name, call.params)
 
     def _compare(self, upstream: ConfiguredUpstream, tools: Tools) -> None:
-        """Compare a server that could not be asked at the start with its patterns, at its first call. Raises
-        `UpstreamUnavailable`: a pattern matches no tool, so it is unknown what it was to protect."""
+        """Compare the patterns of a server that could not be asked at the start with its tools, at its first call.
+
+        Raises:
+            UpstreamUnavailable: a pattern matches no tool, so it is unknown what it was to protect.
+        """
         if upstream.is_reviewed or not self._refuses_unmatched:
             return
-        if tools.unmatched is None:
-            where = f"mcpServers.{upstream.name}.tools"
-            tools.unmatched = unmatched(where, upstream.settings.tools, tools.schemas, "tool")
-        if tools.unmatched:
-            logger.error("server %s is not called: %s", upstream.name, "; ".join(tools.unmatched))
+        where = f"mcpServers.{upstream.name}.tools"
+        faults = tools.unmatched(lambda names: unmatched(where, upstream.settings.tools, names, "tool"))
+        if faults:
+            logger.error("server %s is not called: %s", upstream.name, "; ".join(faults))
             raise UpstreamUnavailable(
                 f"server {upstream.name!r} is not served: its policy names tools it does not list"
             )
-        upstream.is_reviewed = True
+        upstream.mark_reviewed()
 
-    async def _tools(
-        self, upstream: ConfiguredUpstream, exchange: Exchange, era: Era, name: str, correlation: str
-    ) -> Tools:
-        await upstream.facts()
-        live = exchange.live
-        known = upstream.inventory.known("tools/list", None if live is None else upstream.open_with(live))
-        if not isinstance(known, Tools) or (name and name not in known):
-            conversation = await upstream.conversation_for(exchange, era, correlation)
-            known = await upstream.inventory.listed("tools/list", conversation, name)
-        assert isinstance(known, Tools)
-        return known
-
-    async def _complete(self, asking: "_Asking", restricted: frozenset[str], params: Object) -> None:
-        """What is completed is decided on as what it belongs to."""
-        ref = msgspec.json.decode(params.get("ref", b"null"))
+    def _completion(self, server: str, lists: _Lists, call: Call) -> _Missing | None:
+        """Decide on a completion as on the prompt or the resource that it belongs to."""
+        restricted = self._policy.restricts(server)
+        ref = msgspec.json.decode(call.params.get("ref", b"null"))
         ref = ref if isinstance(ref, dict) else {}
         if ref.get("type") == "ref/prompt" and isinstance(ref.get("name"), str):
-            if "prompts" in restricted:
-                await asking.prompt(ref["name"])
-        elif ref.get("type") == "ref/resource" and isinstance(ref.get("uri"), str):
-            if "resources" in restricted:
-                await asking.resource(ref["uri"])
-        elif restricted:
+            return self._prompt(server, lists, call, ref["name"]) if "prompts" in restricted else None
+        if ref.get("type") == "ref/resource" and isinstance(ref.get("uri"), str):
+            return self._resource(server, lists, call, ref["uri"]) if "resources" in restricted else None
+        if restricted:
             raise Refused(200, INVALID_PARAMS, "params.ref must name a prompt, or a resource by its URI")
+        return None
 
-    def _heard(self, upstream: ConfiguredUpstream, context: Context, params: Object) -> Object:
-        wanted = msgspec.json.decode(params.get("notifications", b"{}"))
+    def _prompt(self, server: str, lists: _Lists, call: Call, name: str) -> _Missing | None:
+        prompts = lists.names("prompts/list", name)
+        if isinstance(prompts, _Missing):
+            return prompts
+        if name not in prompts or not self._policy.allows_prompt(call.exchange.context, server, name):
+            raise unknown_prompt(name)
+        return None
+
+    def _resource(self, server: str, lists: _Lists, call: Call, uri: str) -> _Missing | None:
+        context = call.exchange.context
+        resources = lists.names("resources/list", uri)
+        if isinstance(resources, _Missing):
+            return resources
+        if uri in resources:
+            if self._policy.allows_listed_uri(context, server, uri):
+                return None
+        elif self._policy.allows_uri(context, server, uri):
+            # A resource that is not listed is made of a template, which has to be there as well.
+            templates = lists.names("resources/templates/list", uri)
+            if isinstance(templates, _Missing):
+                return templates
+            if is_of_any(uri, (t for t in templates if self._policy.allows_listed_uri(context, server, t))):
+                return None
+        raise unknown_resource(uri)
+
+    def _listen(self, server: str, call: Call) -> Object:
+        """A `subscriptions/listen` without the resources that the session may not see."""
+        wanted = msgspec.json.decode(call.params.get("notifications", b"{}"))
         if not isinstance(wanted, dict) or not isinstance(wanted.get("resourceSubscriptions"), list):
-            return params
+            return call.params
         uris = frozenset(uri for uri in wanted["resourceSubscriptions"] if isinstance(uri, str))
-        wanted["resourceSubscriptions"] = sorted(self.permitted(upstream.name, context, uris))
-        return params | {"notifications": msgspec.Raw(encode(wanted))}
-
-    def permitted(self, server: str, context: Context, uris: frozenset[str]) -> frozenset[str]:
-        """Those resources of which a session may hear."""
-        if "resources" not in self._policy.restricts(server):
-            return uris
-        return frozenset(uri for uri in uris if self._policy.allows_uri(context, server, uri))
+        wanted["resourceSubscriptions"] = sorted(self._policy.permitted_uris(call.exchange.context, server, uris))
+        return call.params | {"notifications": msgspec.Raw(encode(wanted))}
 
     def passes(self, upstream: ConfiguredUpstream, method: str) -> bool:
-        """Whether a client's notification is for that server."""
+        """Whether a client's notification may go to that server."""
         return method in METHODS or not self._policy.restricts(upstream.name)
 
     # -- lists
 
     def show(self, upstream: ConfiguredUpstream, context: Context, method: str, page: dict[str, Any]) -> None:
-        """Leave in a list's page what that context may see."""
+        """Leave in a list's page what that context may see. The last page of tools gets what handles need."""
         row, server = METHODS[method], upstream.name
         items = items_of(page, row.listed, row.item_key)
         if row.kind == "tools":
             page[row.listed] = self._calls.shown(server, context, items)
+            if upstream.settings.handles and not page.get("nextCursor"):
+                page[row.listed] = with_handles(page[row.listed])
         elif row.kind in self._policy.restricts(server):
             allows = self._policy.allows_prompt if row.kind == "prompts" else self._policy.allows_listed_uri
             page[row.listed] = [item for item in items if allows(context, server, item[row.item_key])]
 
     def shapes(self, upstream: ConfiguredUpstream, method: str) -> bool:
-        """Whether that list is other than the server makes it."""
+        """Whether sessions see another list than the server makes."""
         row = METHODS.get(method)
         if row is None or not row.listed:
             return False
         return row.kind == "tools" or row.kind in self._policy.restricts(upstream.name)
-
-
-class _Asking:
-    """One request, asking whether what it names is there for its session."""
-
-    def __init__(
-        self, policy: Policy, upstream: ConfiguredUpstream, exchange: Exchange, era: Era, correlation: str
-    ) -> None:
-        self._policy = policy
-        self._upstream = upstream
-        self._exchange = exchange
-        self._era = era
-        self._correlation = correlation
-
-    async def prompt(self, name: str) -> None:
-        """Raises `Refused`."""
-        context, server = self._exchange.context, self._upstream.name
-        if name not in await self._names("prompts/list", name) or not self._policy.allows_prompt(context, server, name):
-            raise unknown_prompt(name)
-
-    async def resource(self, uri: str) -> None:
-        """Raises `Refused`."""
-        context, server = self._exchange.context, self._upstream.name
-        if uri in await self._names("resources/list", uri):
-            if self._policy.allows_listed_uri(context, server, uri):
-                return
-        elif self._policy.allows_uri(context, server, uri):
-            # Of a template: then that has to be there as well.
-            templates = await self._names("resources/templates/list", uri)
-            if is_of_any(uri, (t for t in templates if self._policy.allows_listed_uri(context, server, t))):
-                return
-        raise unknown_resource(uri)
-
-    async def _names(self, method: str, name: str) -> Names:
-        conversation = await self._upstream.conversation_for(self._exchange, self._era, self._correlation)
-        found = await self._upstream.inventory.listed(method, conversation, name)
-        assert isinstance(found, Names)
-        return found

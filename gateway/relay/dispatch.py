@@ -1,152 +1,121 @@
-"""One call on its way: bounded, given its context, counted as use of its session."""
+"""Sends one call to one server: what the server is to see of it, over which conversation, in which era.
 
-from typing import Final
+Knows nothing of other servers behind the same URL.
+"""
+
+from collections.abc import Callable
 
 import msgspec
 
+from gateway.bridge.legacy_server import LegacyServerBridge, legacy_meta, legacy_params
+from gateway.bridge.modern_server import ModernServerBridge
+from gateway.bridge.subscription_relay import caller_of
+from gateway.calls.call import Call
+from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import Exchange
-from gateway.calls.live_session import LiveSession
-from gateway.cluster.ownership import Cluster, Forwarded
-from gateway.config.limits import LimitSettings
-from gateway.context.facts import CONTEXT_KEY, TRACE_KEY, context_meta, without_our_keys
-from gateway.errors import OUTCOME_UNKNOWN, too_many_exchanges, too_much_in_flight
-from gateway.observability.request_log import RequestLog
-from gateway.policy.rate_limits import RateLimits
-from gateway.protocol.handshake import HandshakeRefused
-from gateway.protocol.params import meta_of
-from gateway.relay.endpoint import Endpoint
-from gateway.relay.replies import CallReply
-from session_store import EventLog
-from session_store.session import redact
+from gateway.calls.shared_server import considerate
+from gateway.protocol.methods import LISTS, METHODS, RECORDED
+from gateway.relay.admission import Admission
+from gateway.relay.aggregation import empty_result
+from gateway.relay.subscriptions import relay_changes
+from gateway.sessions.child_sessions import ChildSessions
+from gateway.upstreams.upstream import ConfiguredUpstream
 from transports.era import Era
-from transports.inbound.bodies import SMALL_BODY_BYTES, Bodies
-from transports.inbound.limits import Limited
-from transports.inbound_port import Answer, Request
-from transports.jsonrpc import Message, Object, RequestId, encode
-from transports.turns import is_large
-from transports.upstream_port import LinkClosed, UpstreamUnavailable
+from transports.jsonrpc import Object, encode
+from transports.turns import is_large, others_first
 
-__all__ = ["Relay", "id_of", "message_of", "meta_for_upstream"]
+__all__ = ["Dispatch"]
 
 
-_UNKNOWN: Final = (
-    "The gateway that served this session died before it answered; whether the call took effect is unknown"
-)
+class Dispatch:
+    """Sends calls to servers. The outcome comes through the call's exchange."""
 
+    def __init__(self, handles: ChildSessions, admission: Admission) -> None:
+        self._handles = handles
+        self._admission = admission
 
-class Relay:
-    """What calls of both eras have in common. `result_meta` puts trace facts into results. `bodies` is the account of
-    the whole process, which every wire takes from while it reads."""
+    def send_now(self, upstream: ConfiguredUpstream, call: Call) -> bool:
+        """Send a call for which nothing has to be waited; else return False, with nothing done.
 
-    def __init__(
-        self,
-        *,
-        events: EventLog,
-        result_meta: bool,
-        limits: LimitSettings,
-        cluster: Cluster | None = None,
-        rates: RateLimits,
-        watching: RequestLog,
-    ) -> None:
-        self._cluster = cluster
-        self._rates = rates
-        self._watching = watching
-        self._events = events
-        self.result_meta = result_meta
-        self._max_exchanges = limits.exchanges
-        self._max_bytes = limits.in_flight_bytes
-        self.bodies = Bodies(limits.all_in_flight_bytes, watching.metrics.limited, too_much_in_flight)
-
-    async def send(
-        self,
-        exchange: Exchange,
-        endpoint: Endpoint,
-        era: Era,
-        params: Object,
-        headers: list[tuple[bytes, bytes]],
-        correlation: str,
-        request: Request,
-    ) -> Answer:
-        """Send a call upstream; its outcome comes through the answer.
+        Every decision is the one that `send` makes. Calls that need more than these decisions go the other way.
 
         Raises:
-            Refused: 429, too many calls of the session are in flight, or too large ones; or the call names nothing that
-                exists.
+            Refused: the call names nothing that is there for this session, or its arguments are not good.
+            UpstreamUnavailable: the server is not served.
         """
-        live = exchange.live
-        held = 0
-        if live is not None:
-            await self._rates.call(live.session)
-            # Compared last: the reply below counts, and nothing is waited for in between.
-            if live.busy >= self._max_exchanges:
-                raise too_many_exchanges()
-            if request.body_bytes > SMALL_BODY_BYTES:
-                held = self._room_for(live, request.body_bytes)
-        meta = self._watching.begin(exchange, request, meta_for_upstream(params, live, correlation), correlation)
-        exchange.check_mirrored = request.check_mirrored
-        events = self._events if era is Era.LEGACY else None
-        reply = CallReply(exchange, headers, events=events, cluster=self._cluster, held=held)
-        try:
-            forwarded: Forwarded | None = request.forwarded
-            if request.again and not await self._may_repeat(exchange, endpoint, era, params, correlation):
-                exchange.fail(OUTCOME_UNKNOWN, _UNKNOWN)
-                return reply
-            if forwarded is not None:
-                await forwarded.started()
-            if is_large(params) or not endpoint.relay_now(exchange, era, params, meta, correlation):
-                await endpoint.relay(exchange, era, params, meta, correlation)
-        except BaseException:
-            self._watching.forget(exchange)
-            await reply.done()
-            raise
-        return reply
-
-    def _room_for(self, live: LiveSession, size: int) -> int:
-        """The bytes to count, if the session may have so many more in flight."""
-        if live.held_bytes and live.held_bytes + size > self._max_bytes:
-            self._watching.metrics.limited[Limited.IN_FLIGHT] += 1
-            raise too_much_in_flight("this session")
-        return size
-
-    async def count(self, live: LiveSession) -> None:
-        """Count what a session asks for that is no call. Raises `Refused`: 429."""
-        await self._rates.call(live.session)
-
-    def attach(
-        self, exchange: Exchange, headers: list[tuple[bytes, bytes]], request: Request, correlation: str
-    ) -> Answer:
-        """The rest of a call that is under way already."""
-        self._watching.begin_again(exchange, request, correlation)
-        return CallReply(exchange, headers, events=None, cluster=self._cluster)
-
-    @staticmethod
-    async def _may_repeat(exchange: Exchange, endpoint: Endpoint, era: Era, params: Object, correlation: str) -> bool:
-        try:
-            return await endpoint.is_repeatable(exchange, era, params, correlation)
-        except (UpstreamUnavailable, HandshakeRefused, LinkClosed):
+        live = call.exchange.live
+        if live is None or live.ended or upstream.settings.shared or upstream.settings.handles:
             return False
+        if call.method in LISTS or upstream.era_now(call.era) is not call.era:
+            return False
+        conversation = upstream.conversation(live, call.era, call.correlation)
+        if not conversation.is_open_to(live):
+            return False
+        params = self._admission.admit_now(upstream, conversation, call)
+        return params is not None and conversation.start_now(call.exchange, params, call.meta)
 
-    def trace(self, live: LiveSession, correlation: str) -> Object:
-        """The trace facts for a result's `_meta`, if they are wanted."""
-        if not self.result_meta:
-            return {}
-        trace = {"session": redact(live.session.id), "correlation_id": correlation}
-        return {TRACE_KEY: msgspec.Raw(encode(trace))}
+    async def send(self, upstream: ConfiguredUpstream, call: Call) -> None:
+        """Send a call, once everything is known that its way depends on.
 
+        Raises:
+            Refused: as `send_now`.
+            UpstreamUnavailable, HandshakeRefused, LinkClosed: the server cannot be reached.
+        """
+        exchange = call.exchange
+        if upstream.settings.handles:
+            params = await self._handles.handle(call, (await upstream.facts()).tools)
+            if params is None:
+                return
+            call = call.with_params(params)
+        call = call.with_params(await self._admission.admit(upstream, call))
+        await others_first(is_large(call.params))
+        if self._admission.shapes(upstream, call.method):
+            exchange.filter_result(self._list_filter(upstream, call.method))
+        server_era = await upstream.era_for(call.era)
+        conversation = await upstream.conversation_for(call)
+        if exchange.live is not None and server_era is Era.MODERN and call.era is Era.LEGACY:
+            await self._send_to_modern(upstream, conversation, call)
+            return
+        params, meta = call.params, call.meta
+        if server_era is Era.LEGACY and call.era is Era.MODERN:
+            exchange.use_bridge(LegacyServerBridge(conversation))
+            params, meta = legacy_params(params), legacy_meta(meta)
+        if upstream.settings.shared:
+            others = [live.session for live in conversation.users if live is not None and live is not exchange.live]
+            seen = considerate(call.method, params, others)
+            if seen is None:
+                exchange.finish(empty_result())
+                return
+            params = seen
+        await conversation.start(exchange, params, meta)
 
-def meta_for_upstream(params: Object, live: LiveSession | None, correlation: str) -> Object:
-    """`_meta` as the upstream is to see it: the client's, less what only we may say, and the session's context."""
-    meta = without_our_keys(meta_of(params))
-    return meta if live is None else meta | {CONTEXT_KEY: context_meta(live.session, correlation)}
+    def _list_filter(self, upstream: ConfiguredUpstream, method: str) -> Callable[[Exchange, Object], Object]:
+        """What turns the server's list into the list that the call's session may see."""
+        key = LISTS[method]
 
+        def filtered(exchange: Exchange, result: Object) -> Object:
+            page = msgspec.json.decode(encode(result))
+            upstream.inventory.seen(method, exchange.conversation, page)
+            self._admission.show(upstream, exchange.context, method, page)
+            result = result | {key: msgspec.Raw(encode(page.get(key, [])))}
+            if "cacheScope" in result:
+                result["cacheScope"] = msgspec.Raw(b'"private"')
+            return result
 
-def message_of(request: Request) -> Message:
-    """The message of a request that has one."""
-    assert request.message is not None
-    return request.message
+        return filtered
 
-
-def id_of(message: Message) -> RequestId:
-    """The id of a message that is a request."""
-    assert isinstance(message.id, int | str)
-    return message.id
+    async def _send_to_modern(self, upstream: ConfiguredUpstream, conversation: Conversation, call: Call) -> None:
+        """Send a legacy client's call to a modern server."""
+        exchange, live = call.exchange, call.exchange.live
+        assert live is not None
+        is_recorded = call.method in RECORDED
+        changes_subscriptions = is_recorded and METHODS[call.method].kind == "resources"
+        if changes_subscriptions or live.session.initialized:
+            await relay_changes(upstream, live, call.correlation, anew=changes_subscriptions)
+        if is_recorded:
+            # The session's record has it. A modern server gets it with the subscription, or with the next request.
+            exchange.finish(empty_result())
+            return
+        meta = call.meta | caller_of(live).meta(live.session.log_level)
+        exchange.use_bridge(ModernServerBridge(conversation, call.params, meta))
+        await conversation.start(exchange, call.params, meta)

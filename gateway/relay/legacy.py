@@ -12,9 +12,8 @@ from gateway.calls.exchange import Exchange
 from gateway.calls.live_session import LiveSession
 from gateway.calls.shared_server import LEVELS
 from gateway.calls.streams import STANDALONE
-from gateway.context.facts import with_meta, without_our_keys
+from gateway.context.facts import trace_meta, with_meta
 from gateway.errors import (
-    UPSTREAM_UNAVAILABLE,
     no_session,
     session_unknown,
     stream_taken,
@@ -23,32 +22,24 @@ from gateway.errors import (
     unknown_resource,
 )
 from gateway.identity.request_context import RequestContext
-from gateway.protocol.handshake import HandshakeRefused, at_most, negotiable, version_of
 from gateway.protocol.methods import RECORDED
-from gateway.protocol.params import meta_of, text_of
-from gateway.relay.dispatch import Relay, id_of, message_of, meta_for_upstream
+from gateway.protocol.params import text_of
 from gateway.relay.endpoint import Endpoint
+from gateway.relay.intake import Intake, id_of, message_of, meta_for_upstream
+from gateway.relay.legacy_handshake import LegacyHandshake
 from gateway.relay.replies import ImmediateReply, StreamReply
-from gateway.sessions.attach import Resolved
-from gateway.sessions.carriers import Carriers, client_facts
 from gateway.sessions.lifecycle import SessionLifecycle
-from gateway.sessions.reattach import InitializeResolver
 from gateway.sessions.records import SessionRecords
 from gateway.sessions.resolve import SessionResolver
 from session_store import EventLog, UnknownEvent
-from transports.era import Era
 from transports.inbound_port import Answer, EventSource, Request
 from transports.jsonrpc import (
     Object,
     decode_id,
     encode,
-    encode_error,
     encode_result,
-    error_code,
-    splice,
 )
 from transports.reply_queue import ReplyQueue
-from transports.upstream_port import UpstreamUnavailable
 
 __all__ = ["LegacyClients"]
 
@@ -61,21 +52,21 @@ class LegacyClients:
     def __init__(
         self,
         *,
-        relay: Relay,
+        intake: Intake,
+        handshake: LegacyHandshake,
         resolver: SessionResolver,
-        initializer: InitializeResolver,
         records: SessionRecords,
         lifecycle: SessionLifecycle,
-        carriers: Carriers,
         endpoints: Mapping[str, Endpoint],
         events: EventLog,
+        result_meta: bool,
     ) -> None:
-        self._relay = relay
+        self._result_meta = result_meta
+        self._intake = intake
+        self._handshake = handshake
         self._resolver = resolver
-        self._initializer = initializer
         self._records = records
         self._lifecycle = lifecycle
-        self._carriers = carriers
         self._endpoints = endpoints
         self._events = events
 
@@ -83,26 +74,26 @@ class LegacyClients:
         """Answer a request."""
         message, endpoint = message_of(request), self._endpoints[request.endpoint]
         if message.method == "initialize":
-            return await self._initialize(request, who)
+            return await self._handshake.initialize(request, who)
         resolved = await self._resolver.resume(request, who)
         if resolved is None:
             raise no_session()
         live = resolved.live
         if message.method == "ping":
-            await self._relay.count(live)
+            await self._intake.count(live)
             return ImmediateReply(encode_result(encode(message.id), b"{}"))
         params = request.params
-        if message.method == "resources/subscribe" and not endpoint.may_hear(
+        if message.method == "resources/subscribe" and not endpoint.may_subscribe(
             live.session.context, text_of(params, "uri")
         ):
             raise unknown_resource(text_of(params, "uri"))
         if message.method in RECORDED:
             await self._remember(live, str(message.method), params)
         shape = None
-        if self._relay.result_meta:
+        if self._result_meta:
 
             def shape(exchange: Exchange, result: Object) -> Object:
-                return with_meta(result, self._relay.trace(live, who.correlation))
+                return with_meta(result, trace_meta(live.session, who.correlation))
 
         exchange = Exchange(
             method=str(message.method),
@@ -113,44 +104,7 @@ class LegacyClients:
             context=resolved.context,
             granted=who.granted,
         )
-        return await self._relay.send(exchange, endpoint, Era.LEGACY, params, [], who.correlation, request)
-
-    async def _initialize(self, request: Request, who: RequestContext) -> Answer:
-        message, endpoint = message_of(request), self._endpoints[request.endpoint]
-        params = negotiable(request.params)
-        info = msgspec.json.decode(params.get("clientInfo", b"null"))
-        version = msgspec.json.decode(params["protocolVersion"])
-        if "_meta" in params:
-            params = params | {"_meta": msgspec.Raw(encode(without_our_keys(meta_of(params))))}
-        facts = client_facts(info, version, splice(encode(params)))
-        resolved = await self._initializer.initialize(request, who, facts)
-        live = resolved.live
-        if not resolved.opened:
-            await self._records.update(live, client=facts)
-        with live.in_use():
-            try:
-                result = at_most(await endpoint.initialize(live, who.correlation), version)
-                if (negotiated := version_of(result)) != version:
-                    await self._records.update(live, client=msgspec.structs.replace(facts, protocol_version=negotiated))
-            except HandshakeRefused as error:
-                await self._undo(resolved)
-                return ImmediateReply(
-                    encode_error(encode(message.id), splice(error.error)), error_code=error_code(error.error)
-                )
-            except UpstreamUnavailable as error:
-                await self._undo(resolved)
-                failure = {"code": UPSTREAM_UNAVAILABLE, "message": str(error)}
-                return ImmediateReply(encode_error(encode(message.id), failure), error_code=UPSTREAM_UNAVAILABLE)
-            except BaseException:
-                await self._undo(resolved)
-                raise
-        headers = self._carriers.headers(live.session, request, cookie_held=resolved.cookie_held)
-        return ImmediateReply(encode_result(encode(message.id), result), headers)
-
-    async def _undo(self, resolved: Resolved) -> None:
-        """A refused handshake leaves nothing behind."""
-        if resolved.opened:
-            await self._lifecycle.end(resolved.live.session.id, "handshake refused")
+        return await self._intake.accept(exchange, request, who, params, [])
 
     async def _remember(self, live: LiveSession, method: str, params: Object) -> None:
         """Keep what a new link has to be told again: log level and subscriptions."""
@@ -171,7 +125,7 @@ class LegacyClients:
         """Act on a notification, or pass it on."""
         message = message_of(request)
         live = (await self._resolver.require(request, who)).live
-        await self._relay.count(live)
+        await self._intake.count(live)
         params = request.params
         method = str(message.method)
         if method == "notifications/cancelled":
@@ -201,7 +155,7 @@ class LegacyClients:
     async def stream(self, request: Request, who: RequestContext, last_event_id: str | None) -> EventSource:
         """The session's own stream, or what is left of one that broke."""
         live = (await self._resolver.require(request, who)).live
-        await self._relay.count(live)
+        await self._intake.count(live)
         stream = STANDALONE
         if last_event_id is not None:
             try:

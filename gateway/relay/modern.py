@@ -17,14 +17,14 @@ from gateway.bridge.request_state import (
 )
 from gateway.bridge.suspended_calls import answer_suspended
 from gateway.calls.exchange import Exchange
-from gateway.context.facts import SESSION_KEY, with_meta
+from gateway.context.facts import SESSION_KEY, trace_meta, with_meta
 from gateway.errors import bad_request_state
 from gateway.identity.request_context import RequestContext
 from gateway.protocol.capabilities import caller_of_meta
 from gateway.protocol.methods import CACHEABLE, MAY_ASK
 from gateway.protocol.params import meta_of
-from gateway.relay.dispatch import Relay, id_of, message_of
 from gateway.relay.endpoint import Endpoint
+from gateway.relay.intake import Intake, id_of, message_of
 from gateway.relay.replies import ImmediateReply
 from gateway.sessions.attach import Resolved
 from gateway.sessions.carriers import Carriers
@@ -45,13 +45,15 @@ class ModernClients:
     def __init__(
         self,
         *,
-        relay: Relay,
+        intake: Intake,
         resolver: SessionResolver,
         carriers: Carriers,
         endpoints: Mapping[str, Endpoint],
         seal: RequestStateSeal,
+        result_meta: bool,
     ) -> None:
-        self._relay = relay
+        self._result_meta = result_meta
+        self._intake = intake
         self._resolver = resolver
         self._carriers = carriers
         self._endpoints = endpoints
@@ -91,7 +93,7 @@ class ModernClients:
             context=self._resolver.context_of(request, who) if resolved is None else resolved.context,
             granted=who.granted,
         )
-        return await self._relay.send(exchange, endpoint, Era.MODERN, params, headers, who.correlation, request)
+        return await self._intake.accept(exchange, request, who, params, headers)
 
     async def _go_on(
         self,
@@ -119,22 +121,20 @@ class ModernClients:
                 context=resolved.context,
                 granted=who.granted,
             )
-            exchange.replay = dict(opened.answers) | {
-                asked: bytes(responses[key]).decode() for key, asked in opened.asked.items() if key in responses
-            }
+            exchange.replay_answers(
+                dict(opened.answers)
+                | {asked: bytes(responses[key]).decode() for key, asked in opened.asked.items() if key in responses}
+            )
             again = msgspec.structs.replace(request, again=True)
-            endpoint = self._endpoints[request.endpoint]
             params = {k: v for k, v in request.params.items() if k not in ("requestState", "inputResponses")}
-            return await self._relay.send(exchange, endpoint, Era.MODERN, params, headers, who.correlation, again)
+            return await self._intake.accept(exchange, again, who, params, headers)
         if opened.turn != exchange.suspended.turn:
             raise bad_request_state()
         if request.forwarded is not None:
             await request.forwarded.started()
-        exchange.client_id = id_of(message)
-        exchange.shape = shape
         token = meta_of(request.params).get("progressToken")
-        exchange.progress_token = None if token is None else token.copy()
-        reply = self._relay.attach(exchange, headers, request, who.correlation)
+        exchange.resume(id_of(message), shape, None if token is None else token.copy())
+        reply = self._intake.attach(exchange, headers, request, who.correlation)
         if exchange.replies.is_closed or exchange.conversation is None:
             del live.suspended[opened.call]  # it ended while nobody listened; that is the answer
         answer_suspended(exchange, responses)
@@ -160,7 +160,7 @@ class ModernClients:
             suspended = exchange.suspended if exchange.is_suspended else None
             result = self._seal.seal(result, session_id=session.id, binding=binding, suspended=suspended)
         additions = {SESSION_KEY: msgspec.Raw(encode(self._carriers.token(session)))}
-        return with_meta(result, additions | self._relay.trace(live, correlation))
+        return with_meta(result, additions | (trace_meta(session, correlation) if self._result_meta else {}))
 
     async def _discover(self, message: Message, endpoint: Endpoint, context: Context) -> Answer:
         result = await endpoint.discover(context)

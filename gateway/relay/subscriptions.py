@@ -9,6 +9,7 @@ from collections.abc import Iterable
 import msgspec
 
 from gateway.bridge.subscription_relay import caller_of, child_of, everything, subscription_relay_for
+from gateway.calls.call import Call
 from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import Exchange
 from gateway.calls.live_session import LiveSession
@@ -53,15 +54,15 @@ async def relay_changes(
         raise
 
 
-async def listen(upstreams: Iterable[ConfiguredUpstream], exchange: Exchange, params: Object, correlation: str) -> None:
+async def listen(upstreams: Iterable[ConfiguredUpstream], call: Call) -> None:
     """Answer a `subscriptions/listen` over several servers, or over one that does not know it.
 
     Raises:
         Refused: the session listens to as much as it may.
     """
-    live = exchange.live
+    exchange, live = call.exchange, call.exchange.live
     assert live is not None
-    listening = SubscriptionFilter(exchange.client_id, Filter.of(params), exchange.emit)
+    listening = SubscriptionFilter(exchange.client_id, Filter.of(call.params), exchange.emit)
     if sum(each.wanted.size for each in (*live.listening, listening)) > MAX_LISTENED_BYTES:
         raise record_full("params.notifications", MAX_LISTENED_BYTES)
     attended = _Attended(live, listening)
@@ -70,7 +71,7 @@ async def listen(upstreams: Iterable[ConfiguredUpstream], exchange: Exchange, pa
     honoured = Filter()
     for upstream in upstreams:
         try:
-            conversation = await upstream.conversation_for(exchange, Era.MODERN, correlation)
+            conversation = await upstream.conversation_for(call)
             if conversation.era is Era.MODERN:
                 honoured |= await attended.listen(upstream, conversation, exchange)
             else:

@@ -4,8 +4,7 @@ import asyncio
 import contextlib
 import logging
 import secrets
-from collections.abc import AsyncIterator, Callable, Mapping
-from functools import partial
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from time import time
 from typing import Any
 
@@ -36,6 +35,7 @@ from gateway.context.assertion import HEADER, Assertions
 from gateway.context.link_resources import LinkResourceProvider
 from gateway.context.secrets import PrincipalSecrets
 from gateway.context.state_api import StateAccess, state_api
+from gateway.errors import too_much_in_flight
 from gateway.identity.access_tokens import AccessTokens
 from gateway.identity.authenticate import Identity
 from gateway.identity.context_rules import ContextRules
@@ -50,11 +50,15 @@ from gateway.policy.rate_limits import RateLimits
 from gateway.policy.tool_calls import ToolCalls
 from gateway.protocol.schemas import Schemas
 from gateway.relay.admission import Admission
-from gateway.relay.dispatch import Relay
+from gateway.relay.aggregation import Aggregation
+from gateway.relay.dispatch import Dispatch
 from gateway.relay.endpoint import Endpoint
+from gateway.relay.intake import Intake
 from gateway.relay.legacy import LegacyClients
+from gateway.relay.legacy_handshake import LegacyHandshake
 from gateway.relay.modern import ModernClients
 from gateway.relay.pipeline import Pipeline
+from gateway.relay.visible_servers import VisibleServers
 from gateway.serving.guard import guard_of
 from gateway.serving.own_process import hide, why_in_sight
 from gateway.serving.paths import ALL, HEALTH, READY
@@ -88,6 +92,7 @@ from session_store.connect import BackendOptions
 from session_store.context import tool_session
 from session_store.tool_session import ToolSession
 from transports.inbound.addresses import Addresses
+from transports.inbound.bodies import Bodies
 from transports.inbound.http_sse import HttpSse
 from transports.inbound.limits import Limited
 from transports.inbound.streamable_http import StreamableHttp
@@ -108,6 +113,9 @@ ready: were idle connections closed at once, a request on its way on one of them
 
 SWEEP_EVERY_S = 1.0
 """How often ended sessions are cleared away and sessions in use kept alive; more often where sessions live short."""
+
+_GIVEN_OBJECT = UpstreamSettings(in_process="given:object")
+"""The entry of a server that was given as an object."""
 
 
 class Gateway:
@@ -225,29 +233,33 @@ class Gateway:
         )
         self._credentials = PrincipalSecrets(options.secrets, options.issuers)
         self.assertions = Assertions(ring, issuer=options.issuer, clock=clock)
-        self.upstreams = [
-            self._configured(name, entry, upstream_of(name, entry, options.limits, self._fork_server), options)
-            for name, entry in settings.mcpServers.items()
-        ]
         given = dict(servers or {})
         if options.tools:
             from gateway.sessions.tools import NAME, gateway_tools  # loads the SDK, which others need not wait for
 
             given |= {NAME: gateway_tools(self.lifecycle, self._backend.sessions)}
+        entries = {**settings.mcpServers, **dict.fromkeys(given, _GIVEN_OBJECT)}
+        self.policy = Policy(options.policy, {name: server_policy(entry) for name, entry in entries.items()})
+        self.upstreams = [
+            self._configured(name, entry, upstream_of(name, entry, options.limits, self._fork_server), options)
+            for name, entry in settings.mcpServers.items()
+        ]
         self.upstreams += [self._object(name, server, options) for name, server in given.items()]
         handles = ChildSessions(lifecycle=self.lifecycle, attacher=attacher, store=self._backend.sessions, clock=clock)
-        self.policy = Policy(options.policy, {u.name: server_policy(u.settings) for u in self.upstreams})
         self.calls = ToolCalls(self.policy, self.audit, Schemas(), options.policy)
         self._rules = options.policy
-        admission = Admission(self.policy, self.calls, options.policy)
-        timeout = options.limits.call_timeout_s
-        serving = partial(Endpoint, call_timeout_s=timeout, handles=handles, policy=self.policy, admission=admission)
-        endpoints = {ALL: serving(self.upstreams)} | {f"/servers/{u.name}/mcp": serving([u]) for u in self.upstreams}
-        for u in self.upstreams:
-            u.permits = partial(admission.permitted, u.name)
-        relay = Relay(
+        admission = Admission(self.policy, self.calls, self.audit, options.policy)
+        dispatch = Dispatch(handles, admission)
+
+        def endpoint(upstreams: Sequence[ConfiguredUpstream]) -> Endpoint:
+            visible = VisibleServers(upstreams, self.policy)
+            aggregation = Aggregation(visible, admission, call_timeout_s=options.limits.call_timeout_s)
+            return Endpoint(visible, dispatch=dispatch, aggregation=aggregation, admission=admission)
+
+        endpoints = {ALL: endpoint(self.upstreams)} | {f"/servers/{u.name}/mcp": endpoint([u]) for u in self.upstreams}
+        intake = Intake(
+            endpoints=endpoints,
             events=self._events,
-            result_meta=options.result_meta,
             limits=options.limits,
             rates=self.rates,
             cluster=self._cluster,
@@ -259,23 +271,31 @@ class Gateway:
             identity=self.identity,
             audit=self.audit,
             legacy=LegacyClients(
-                relay=relay,
+                intake=intake,
+                handshake=LegacyHandshake(
+                    initializer=initializer,
+                    records=self._records,
+                    lifecycle=self.lifecycle,
+                    carriers=self.carriers,
+                    endpoints=endpoints,
+                ),
                 resolver=self.resolver,
-                initializer=initializer,
                 records=self._records,
                 lifecycle=self.lifecycle,
-                carriers=self.carriers,
                 endpoints=endpoints,
                 events=self._events,
+                result_meta=options.result_meta,
             ),
             modern=ModernClients(
-                relay=relay,
+                intake=intake,
                 resolver=self.resolver,
                 carriers=self.carriers,
                 endpoints=endpoints,
                 seal=RequestStateSeal(ring, clock),
+                result_meta=options.result_meta,
             ),
         )
+        bodies = Bodies(options.limits.all_in_flight_bytes, self.metrics.limited, too_much_in_flight)
         guard = self.guard
         forwarding: Forwarding | None = None
         if self._cluster is not None:
@@ -287,7 +307,7 @@ class Gateway:
                 pipeline,
                 path,
                 guard=guard,
-                bodies=relay.bodies,
+                bodies=bodies,
                 limits=self.limits,
                 refusals=self.metrics.limited,
                 poll_after_s=options.limits.poll_after_s,
@@ -372,8 +392,7 @@ class Gateway:
         return self._grants.state_of(session)
 
     def _object(self, name: str, server: Any, options: GatewaySettings) -> ConfiguredUpstream:
-        entry = UpstreamSettings(in_process="given:object")
-        return self._configured(name, entry, in_process(f"servers[{name!r}]", name, server), options)
+        return self._configured(name, _GIVEN_OBJECT, in_process(f"servers[{name!r}]", name, server), options)
 
     def _configured(
         self, name: str, entry: UpstreamSettings, upstream: Upstream, options: GatewaySettings
@@ -391,6 +410,7 @@ class Gateway:
             quotas=self._quotas,
             started_ahead=self._warm.part,
             sandbox=options.policy.sandbox,
+            permits=lambda context, uris: self.policy.permitted_uris(context, name, uris),
         )
         return configured
 

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
+from gateway.calls.call import Call
 from gateway.calls.exchange import Exchange
 from gateway.errors import session_unknown, too_many_handles, unknown_handle
 from gateway.protocol.listing import Tools, arguments_of
@@ -74,7 +75,7 @@ class ChildSessions:
         self._store = store
         self._clock = clock
 
-    async def handle(self, exchange: Exchange, era: Era, params: Object, tools: Tools) -> Object | None:
+    async def handle(self, call: Call, tools: Tools) -> Object | None:
         """A tool call's params as the server is to see them, the exchange moved to the child it names. None when the
         call was one of ours, and is answered. Only a call that names no session at all is for the parent: what was
         meant for a child must never be done there.
@@ -83,6 +84,7 @@ class ChildSessions:
             Refused: no such child, or no handle.
             Elsewhere: another replica has it.
         """
+        exchange, era, params = call.exchange, call.era, call.params
         live = exchange.live
         if live is None or exchange.method != "tools/call":
             return params

@@ -64,7 +64,7 @@ async def compare(upstreams: Sequence[ConfiguredUpstream], settings: PolicySetti
     for fault in found.unmatched:
         logger.warning("%s", fault)
     for upstream in reached:
-        upstream.is_reviewed = True
+        upstream.mark_reviewed()
     for upstream in upstreams:
         if not upstream.is_reviewed:
             logger.warning("server %s is compared with its patterns when it answers", upstream.name)

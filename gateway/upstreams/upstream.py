@@ -11,9 +11,9 @@ from typing import Any, Final, cast
 
 import msgspec
 
+from gateway.calls.call import Call
 from gateway.calls.conversation import Conversation
 from gateway.calls.deadlines import Deadlines
-from gateway.calls.exchange import Exchange
 from gateway.calls.live_session import LiveSession
 from gateway.calls.server_messages import IsolatedRouter, SharedRouter
 from gateway.config.limits import LimitSettings
@@ -95,6 +95,7 @@ class ConfiguredUpstream:
         credentials: PrincipalSecrets,
         quotas: PrincipalQuotas,
         started_ahead: Callable[[Session, str], "Prepared | None"],
+        permits: Callable[[Context, frozenset[str]], frozenset[str]],
         sandbox: tuple[str, ...] = (),
     ) -> None:
         self.name = name
@@ -123,21 +124,23 @@ class ConfiguredUpstream:
             is_url=bool(settings.url),
             record_use=record_use,
             remote_session_changed=remote_session_changed,
-            permits=lambda context, uris: self.permits(context, uris),
+            permits=permits,
             probed=lambda: self._facts,
         )
         self.inventory = Inventory(name, limits.start_timeout_s, _META)
         self.inventory.first = lambda: None if self._facts is None or self._facts.failure else self._facts.tools
         self.is_reviewed = not settings.tools  # whether its patterns are known to name what it lists
-        self.permits: Callable[[Context, frozenset[str]], frozenset[str]] = lambda _, uris: (
-            uris
-        )  # `Admission.permitted`
+        self.permits = permits
         self._facts: _Facts | None = None
         self._probing: asyncio.Task[_Facts] | None = None
         self._probe_again_at = 0.0
         self._shared: dict[Era, Conversation] = {}
         self._shakes_hands: bool | None = None
         self._shaking: asyncio.Task[None] | None = None
+
+    def mark_reviewed(self) -> None:
+        """Its patterns are known to name what it lists."""
+        self.is_reviewed = True
 
     @property
     def restarts(self) -> Counter[str]:
@@ -172,22 +175,16 @@ class ConfiguredUpstream:
         except TimeoutError:
             return _Facts()
 
-    async def era_for(self, client: Era) -> Era:
-        """In which era the server is talked to for such a client: in the client's own, if it speaks that."""
-        facts = await self.facts()
-        if facts.discover is None:
-            return Era.LEGACY
-        if client is Era.MODERN or not await self._speaks_legacy():
-            return Era.MODERN
-        return Era.LEGACY
-
     def era_now(self, client: Era) -> Era | None:
-        """As `era_for`, None while it is not known."""
-        if self._facts is None:
-            return None
-        if self._facts.discover is None:
-            return Era.LEGACY
-        return None if client is Era.LEGACY and not self._shakes_hands else client
+        """In which era the server is spoken to for such a client: in the client's own, if the server speaks that. None
+        while it is not known."""
+        return None if self._facts is None else _era(self._facts, client, shakes_hands=self._shakes_hands)
+
+    async def era_for(self, client: Era) -> Era:
+        """As `era_now`, once it is known."""
+        facts = await self.facts()
+        era = _era(facts, client, shakes_hands=self._shakes_hands)
+        return era or _era(facts, client, shakes_hands=await self._speaks_legacy()) or Era.LEGACY
 
     async def capabilities(self) -> Any:
         """What the server says it can do, as the probe has heard."""
@@ -272,12 +269,12 @@ class ConfiguredUpstream:
 
     # -- conversations
 
-    async def conversation_for(self, exchange: Exchange, client: Era, correlation: str) -> Conversation:
-        """The conversation a call of such a client belongs to, in the era that is right for the two."""
-        era = await self.era_for(client)
+    async def conversation_for(self, call: Call) -> Conversation:
+        """The conversation that a call belongs to, in the era that is right for its client and this server."""
+        era, exchange = await self.era_for(call.era), call.exchange
         if exchange.live is None:
             return self.sessionless(era)
-        return self.conversation(exchange.live, era, correlation, exchange.caller)
+        return self.conversation(exchange.live, era, call.correlation, exchange.caller)
 
     def open_with(self, live: LiveSession) -> Conversation | None:
         """The conversation that a session has already, in whatever era; None while it has none."""
@@ -332,3 +329,13 @@ class ConfiguredUpstream:
         await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.gather(*(c.close() for c in self._shared.values()))
         await self._upstream.close()
+
+
+def _era(facts: _Facts, client: Era, *, shakes_hands: bool | None) -> Era | None:
+    """The era for such a client. A server that answers no discovery speaks the legacy era; any other the modern one,
+    and the legacy one as well if it `shakes_hands` (None: not known)."""
+    if facts.discover is None:
+        return Era.LEGACY
+    if client is Era.MODERN or shakes_hands is False:
+        return Era.MODERN
+    return Era.LEGACY if shakes_hands else None

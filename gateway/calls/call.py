@@ -1,0 +1,43 @@
+"""One request of a client on its way to a server: the exchange, and what is sent for it."""
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from gateway.calls.exchange import Exchange
+from transports.era import Era
+from transports.jsonrpc import Object
+
+__all__ = ["Call"]
+
+
+class Call(msgspec.Struct, frozen=True):
+    """What every step between the client and the server needs of a request.
+
+    `era` is the client's. `params` are without `_meta`'s meaning: `meta` is what the server gets as `_meta`.
+    `correlation` is the request's correlation id. `check_mirrored` compares headers with arguments
+    (`transports.inbound_port.Request`), None where the wire has nothing to compare.
+    """
+
+    exchange: Exchange
+    era: Era
+    params: Object
+    meta: Object
+    correlation: str
+    check_mirrored: Callable[[Any], None] | None = None
+
+    @property
+    def method(self) -> str:
+        """The request's method."""
+        return self.exchange.method
+
+    def with_params(self, params: Object) -> "Call":
+        """The same request with other params."""
+        if params is self.params:
+            return self
+        return Call(self.exchange, self.era, params, self.meta, self.correlation, self.check_mirrored)
+
+    def asking(self, params: Object, meta: Object) -> "Call":
+        """A request of the gateway's own, made for this one."""
+        return Call(self.exchange, self.era, params, meta, self.correlation)

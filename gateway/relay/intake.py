@@ -1,0 +1,145 @@
+"""A call's way in: counted, bounded, given its context, and sent on its way; its reply counts as use of its session."""
+
+from collections.abc import Mapping
+from typing import Final
+
+from gateway.calls.call import Call
+from gateway.calls.exchange import Exchange
+from gateway.calls.live_session import LiveSession
+from gateway.cluster.ownership import Cluster, Forwarded
+from gateway.config.limits import LimitSettings
+from gateway.context.facts import CONTEXT_KEY, context_meta, without_our_keys
+from gateway.errors import OUTCOME_UNKNOWN, UPSTREAM_UNAVAILABLE, too_many_exchanges, too_much_in_flight
+from gateway.identity.request_context import RequestContext
+from gateway.observability.request_log import RequestLog
+from gateway.policy.rate_limits import RateLimits
+from gateway.protocol.handshake import HandshakeRefused
+from gateway.protocol.params import meta_of
+from gateway.relay.endpoint import Endpoint
+from gateway.relay.replies import CallReply
+from session_store import EventLog
+from transports.era import Era
+from transports.inbound.bodies import SMALL_BODY_BYTES
+from transports.inbound.limits import Limited
+from transports.inbound_port import Answer, Request
+from transports.jsonrpc import Message, Object, RequestId
+from transports.turns import is_large
+from transports.upstream_port import LinkClosed, UpstreamUnavailable
+
+__all__ = ["Intake", "id_of", "message_of", "meta_for_upstream"]
+
+Headers = list[tuple[bytes, bytes]]
+
+_UNKNOWN: Final = (
+    "The gateway that served this session died before it answered; whether the call took effect is unknown"
+)
+
+
+class Intake:
+    """Takes in the calls of both eras, for all endpoints."""
+
+    def __init__(
+        self,
+        *,
+        endpoints: Mapping[str, Endpoint],
+        events: EventLog,
+        limits: LimitSettings,
+        rates: RateLimits,
+        watching: RequestLog,
+        cluster: Cluster | None = None,
+    ) -> None:
+        self._endpoints = endpoints
+        self._cluster = cluster
+        self._rates = rates
+        self._watching = watching
+        self._events = events
+        self._max_exchanges = limits.exchanges
+        self._max_bytes = limits.in_flight_bytes
+
+    async def accept(
+        self, exchange: Exchange, request: Request, who: RequestContext, params: Object, headers: Headers
+    ) -> Answer:
+        """Send a call to its server. The outcome comes through the answer, which tells the client `headers`.
+
+        Raises:
+            Refused: 429, too many calls of the session are in flight, or too large ones; or the call names nothing that
+                exists.
+        """
+        live = exchange.live
+        held = 0
+        if live is not None:
+            await self._rates.call(live.session)
+            held = self._room_for(live, request.body_bytes)  # the reply counts as use: nothing is awaited before it
+        meta = self._watching.begin(
+            exchange, request, meta_for_upstream(params, live, who.correlation), who.correlation
+        )
+        events = self._events if request.era is Era.LEGACY else None
+        reply = CallReply(exchange, headers, events=events, cluster=self._cluster, held=held)
+        call = Call(exchange, request.era, params, meta, who.correlation, request.check_mirrored)
+        try:
+            forwarded: Forwarded | None = request.forwarded
+            endpoint = self._endpoints[request.endpoint]
+            if request.again and not await _may_repeat(endpoint, call):
+                exchange.fail(OUTCOME_UNKNOWN, _UNKNOWN)
+                return reply
+            if forwarded is not None:
+                await forwarded.started()
+            if is_large(params) or not endpoint.relay_now(call):
+                await endpoint.relay(call)
+        except UpstreamUnavailable as error:
+            exchange.fail(UPSTREAM_UNAVAILABLE, str(error))
+        except HandshakeRefused as error:
+            exchange.finish(Message(jsonrpc="2.0", id=0, error=error.error))
+        except LinkClosed as error:
+            exchange.fail(OUTCOME_UNKNOWN, str(error))
+        except BaseException:
+            self._watching.forget(exchange)
+            await reply.done()
+            raise
+        return reply
+
+    def _room_for(self, live: LiveSession, size: int) -> int:
+        """The bytes that count for one more call with a body of this size. Raises `Refused`: there is no room."""
+        if live.busy >= self._max_exchanges:
+            raise too_many_exchanges()
+        if size <= SMALL_BODY_BYTES:
+            return 0
+        if live.held_bytes and live.held_bytes + size > self._max_bytes:
+            self._watching.metrics.limited[Limited.IN_FLIGHT] += 1
+            raise too_much_in_flight("this session")
+        return size
+
+    async def count(self, live: LiveSession) -> None:
+        """Count what a session asks for that is no call. Raises `Refused`: 429."""
+        await self._rates.call(live.session)
+
+    def attach(self, exchange: Exchange, headers: Headers, request: Request, correlation: str) -> Answer:
+        """The reply to a client that comes back to a call which is under way."""
+        self._watching.begin_again(exchange, request, correlation)
+        return CallReply(exchange, headers, events=None, cluster=self._cluster)
+
+
+async def _may_repeat(endpoint: Endpoint, call: Call) -> bool:
+    """Whether a call that may have taken effect can be made again; False while the server cannot be asked."""
+    try:
+        return await endpoint.is_repeatable(call)
+    except (UpstreamUnavailable, HandshakeRefused, LinkClosed):
+        return False
+
+
+def meta_for_upstream(params: Object, live: LiveSession | None, correlation: str) -> Object:
+    """`_meta` as the upstream is to see it: the client's, less what only we may say, and the session's context."""
+    meta = without_our_keys(meta_of(params))
+    return meta if live is None else meta | {CONTEXT_KEY: context_meta(live.session, correlation)}
+
+
+def message_of(request: Request) -> Message:
+    """The message of a request that has one."""
+    assert request.message is not None
+    return request.message
+
+
+def id_of(message: Message) -> RequestId:
+    """The id of a message that is a request."""
+    assert isinstance(message.id, int | str)
+    return message.id

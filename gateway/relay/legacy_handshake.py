@@ -1,0 +1,84 @@
+"""The handshake of a legacy client: `initialize` opens its session and the servers behind the endpoint.
+
+MCP 2025-11-25, Lifecycle.
+"""
+
+from collections.abc import Mapping
+
+import msgspec
+
+from gateway.context.facts import without_our_keys
+from gateway.errors import UPSTREAM_UNAVAILABLE
+from gateway.identity.request_context import RequestContext
+from gateway.protocol.handshake import HandshakeRefused, at_most, negotiable, version_of
+from gateway.protocol.params import meta_of
+from gateway.relay.endpoint import Endpoint
+from gateway.relay.intake import message_of
+from gateway.relay.replies import ImmediateReply
+from gateway.sessions.attach import Resolved
+from gateway.sessions.carriers import Carriers, client_facts
+from gateway.sessions.lifecycle import SessionLifecycle
+from gateway.sessions.reattach import InitializeResolver
+from gateway.sessions.records import SessionRecords
+from transports.inbound_port import Answer, Request
+from transports.jsonrpc import encode, encode_error, encode_result, error_code, splice
+from transports.upstream_port import UpstreamUnavailable
+
+__all__ = ["LegacyHandshake"]
+
+
+class LegacyHandshake:
+    """Answers `initialize`. A handshake that is refused leaves no session behind."""
+
+    def __init__(
+        self,
+        *,
+        initializer: InitializeResolver,
+        records: SessionRecords,
+        lifecycle: SessionLifecycle,
+        carriers: Carriers,
+        endpoints: Mapping[str, Endpoint],
+    ) -> None:
+        self._initializer = initializer
+        self._records = records
+        self._lifecycle = lifecycle
+        self._carriers = carriers
+        self._endpoints = endpoints
+
+    async def initialize(self, request: Request, who: RequestContext) -> Answer:
+        """Answer `initialize`: open the session, or find it again, and its servers with it."""
+        message, endpoint = message_of(request), self._endpoints[request.endpoint]
+        params = negotiable(request.params)
+        info = msgspec.json.decode(params.get("clientInfo", b"null"))
+        version = msgspec.json.decode(params["protocolVersion"])
+        if "_meta" in params:
+            params = params | {"_meta": msgspec.Raw(encode(without_our_keys(meta_of(params))))}
+        facts = client_facts(info, version, splice(encode(params)))
+        resolved = await self._initializer.initialize(request, who, facts)
+        live = resolved.live
+        if not resolved.opened:
+            await self._records.update(live, client=facts)
+        with live.in_use():
+            try:
+                result = at_most(await endpoint.initialize(live, who.correlation), version)
+                if (negotiated := version_of(result)) != version:
+                    await self._records.update(live, client=msgspec.structs.replace(facts, protocol_version=negotiated))
+            except HandshakeRefused as error:
+                await self._undo(resolved)
+                return ImmediateReply(
+                    encode_error(encode(message.id), splice(error.error)), error_code=error_code(error.error)
+                )
+            except UpstreamUnavailable as error:
+                await self._undo(resolved)
+                failure = {"code": UPSTREAM_UNAVAILABLE, "message": str(error)}
+                return ImmediateReply(encode_error(encode(message.id), failure), error_code=UPSTREAM_UNAVAILABLE)
+            except BaseException:
+                await self._undo(resolved)
+                raise
+        headers = self._carriers.headers(live.session, request, cookie_held=resolved.cookie_held)
+        return ImmediateReply(encode_result(encode(message.id), result), headers)
+
+    async def _undo(self, resolved: Resolved) -> None:
+        """A refused handshake leaves nothing behind."""
+        if resolved.opened:
+            await self._lifecycle.end(resolved.live.session.id, "handshake refused")
