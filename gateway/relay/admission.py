@@ -13,6 +13,7 @@ import msgspec
 
 from gateway.calls.call import Call
 from gateway.calls.conversation import Conversation
+from gateway.calls.lists import Listed
 from gateway.config.policy import PolicySettings
 from gateway.errors import unknown_method, unknown_prompt, unknown_resource
 from gateway.observability.audit import Audit
@@ -23,7 +24,6 @@ from gateway.protocol.methods import METHODS
 from gateway.protocol.params import text_of
 from gateway.protocol.uris import is_of_any
 from gateway.sessions.child_sessions import with_handles
-from gateway.upstreams.inventory import Listed
 from gateway.upstreams.review import unmatched
 from gateway.upstreams.upstream import ConfiguredUpstream
 from session_store import Context
