@@ -12,7 +12,7 @@ run: $(VENV)/.installed ## Serve the demo server on http://127.0.0.1:8080/mcp
 	$(BIN)/mcp-session-gateway run -- $(BIN)/mcp-session-gateway demo-server
 
 test: $(VENV)/.installed-dev ## Set up and run all tests
-	$(BIN)/python -m pytest -m "not alone" -n 4 --dist loadfile
+	$(BIN)/python -m pytest -m "not alone" -n 4 --dist loadfile --no-loadscope-reorder
 	$(BIN)/python -m pytest -m alone
 
 unit: $(VENV)/.installed-dev ## The unit tests alone (half a minute)

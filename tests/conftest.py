@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Final
 
 import httpx
 import pytest
@@ -47,10 +48,37 @@ class NoCookies:
 COLLECTED: list[pytest.Item] = []
 """All tests of a run, before options like `-m` choose among them."""
 
+LONGEST_FIRST: Final = (
+    "test_documents.py",
+    "attack/test_live.py",
+    "cluster",
+    "operating",
+    "e2e/test_processes.py",
+    "e2e/test_durability.py",
+    "e2e/test_edge_limits.py",
+    "e2e/test_tools.py",
+    "clients",
+    "matrix",
+    "attack",
+    "e2e",
+    "processes",
+    "store",
+)
+"""Files and folders whose tests take longest, in the order in which a parallel run begins them. A file is run by one
+worker: were a long one to begin last, the other workers would wait for it."""
+
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: _place(item.path))
     COLLECTED[:] = items
+
+
+def _place(path: Path) -> int:
+    """Where a test file stands in the order of a run; what is quick comes last."""
+    name = path.relative_to(Path(__file__).parent).as_posix()
+    places = (place for place, start in enumerate(LONGEST_FIRST) if name == start or name.startswith(f"{start}/"))
+    return next(places, len(LONGEST_FIRST))
 
 
 def named_requirements(items: Iterable[pytest.Item]) -> set[str]:
