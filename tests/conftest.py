@@ -1,4 +1,4 @@
-"""What every test can use."""
+"""Fixtures of all tests, the order of a run, and the requirements that tests name."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -20,7 +20,7 @@ def anyio_backend() -> str:
 
 @pytest.fixture(scope="session")
 def redis_server() -> Iterator[RunningRedis]:
-    """One Redis for all tests that leave it as it is. Who counts its keys empties it first."""
+    """One Redis server for all tests of a process. A test that counts keys empties it first."""
     with running_redis() as server:
         yield server
 

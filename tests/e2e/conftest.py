@@ -1,4 +1,4 @@
-"""Gateways that several tests use: started once."""
+"""Gateways that several test files share, started once for each process of a run."""
 
 import subprocess
 import sys

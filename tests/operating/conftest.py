@@ -1,4 +1,4 @@
-"""Two replicas that operators may look into, and nobody may stop."""
+"""Two replicas with an operator's key, shared by several test files: a test must leave both running."""
 
 import contextlib
 import subprocess

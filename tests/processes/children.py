@@ -1,4 +1,4 @@
-"""Small programs for the process tests to run, and how to see which of them still live."""
+"""Small programs for the process tests to run, and how to find the ones still alive."""
 
 import asyncio
 import os
@@ -18,13 +18,13 @@ STUBBORN = (
     "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('ready', flush=True)\n"
     "while True: time.sleep(60)\n"
 )
-"""Hears neither the end of its stdin nor SIGTERM."""
+"""Ignores the end of its stdin and SIGTERM."""
 
 SETSID = (
     "import subprocess, sys\n"
     "subprocess.Popen(['sleep', '600'], start_new_session=True)\nprint('ready', flush=True)\nsys.stdin.read()\n"
 )
-"""Has a grandchild in a session of its own."""
+"""Starts a child in a process session of its own (setsid)."""
 
 DAEMON = (
     "import os, sys, time\n"
@@ -36,11 +36,11 @@ DAEMON = (
     "    os._exit(0)\n"
     "os.wait()\nprint('ready', flush=True)\nsys.stdin.read()\n"
 )
-"""Has a daemon: a twice-forked grandchild that has let go of everything."""
+"""Starts a daemon: a twice-forked process in its own process session, with stdin, stdout and stderr closed."""
 
 
 class Recorder:
-    """A `LineSink` that remembers what it heard, in order."""
+    """A `LineSink` that records lines, oversized lines and exit codes in order."""
 
     def __init__(self) -> None:
         self.lines: list[bytes] = []
@@ -60,7 +60,7 @@ class Recorder:
 
 
 class Family:
-    """Every process started by one test and their descendants, recognised by a variable in their environment."""
+    """The processes of one test and their descendants, recognised by a variable in their environment."""
 
     def __init__(self, tag: str | None = None) -> None:
         self.tag = tag or uuid4().hex
@@ -72,6 +72,7 @@ class Family:
         return self.command(sys.executable, "-I", "-S", "-c", program)
 
     def members(self) -> list[int]:
+        """The pids of those that are alive."""
         mark = f"FAMILY={self.tag}".encode()
         found = []
         for entry in Path("/proc").glob("[0-9]*"):
@@ -87,7 +88,7 @@ class Family:
 
 
 async def until(condition: Callable[[], object], within_s: float = 10.0) -> bool:
-    """Whether a condition comes true in time; the event loop runs meanwhile."""
+    """Poll a condition while the event loop runs. Returns False if it is not true within `within_s` seconds."""
     deadline = time.monotonic() + within_s
     while not condition():
         if time.monotonic() > deadline:
@@ -97,4 +98,5 @@ async def until(condition: Callable[[], object], within_s: float = 10.0) -> bool
 
 
 def open_fds() -> int:
+    """The number of file descriptors that this process has open."""
     return len(os.listdir("/proc/self/fd"))

@@ -1,4 +1,4 @@
-"""Stands in for a gateway that is about to be killed: `stand_in.py TAG COUNT` starts children and waits."""
+"""A stand-in for a gateway that a test kills: `stand_in.py TAG COUNT` starts that many children and waits."""
 
 import asyncio
 import sys

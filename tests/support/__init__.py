@@ -1,1 +1,1 @@
-"""What tests share: a running gateway, raw clients, servers that misbehave on order."""
+"""What tests share: a gateway process, clients that write raw messages, and servers that misbehave on request."""

@@ -1,4 +1,4 @@
-"""What docker-compose.yml starts, as plain processes: Redis, three gateways, HAProxy with the configuration we ship."""
+"""The topology of docker-compose.yml as plain processes: Redis, three gateways, HAProxy."""
 
 import contextlib
 import os
@@ -21,7 +21,7 @@ KEYS = {"MCP_GATEWAY_KEYS": "k" * 40}
 
 @dataclass
 class Topology:
-    """The parts; `url` is the load balancer's."""
+    """The processes. `url` is the endpoint at the load balancer."""
 
     url: str
     redis: RunningRedis
@@ -30,7 +30,7 @@ class Topology:
 
 @contextlib.contextmanager
 def running_topology(servers: Mapping[str, Any], options: Mapping[str, Any] | None = None) -> Iterator[Topology]:
-    """Everything, until the block ends."""
+    """All processes, stopped when the block ends. Rates and quotas are off unless `options` says otherwise."""
     with contextlib.ExitStack() as stack:
         redis = stack.enter_context(running_redis())
         options = {"policy": UNLIMITED, **(options or {}), "store": redis.url}

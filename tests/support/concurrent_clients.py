@@ -1,4 +1,4 @@
-"""Many modern clients at once, each with a session of its own."""
+"""Modern clients that run concurrently, each in its own session."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
@@ -12,7 +12,7 @@ __all__ = ["AsyncModern", "run_concurrently"]
 
 
 class AsyncModern:
-    """A client that keeps its session token, and announces its workspace when it opens the session."""
+    """A modern client that returns its session token and announces a workspace."""
 
     def __init__(self, http: httpx.AsyncClient, workspace: str = "", token: str = "") -> None:
         self._http = http
@@ -28,10 +28,11 @@ class AsyncModern:
         return await self._http.post(url, json=body, headers=headers)
 
     async def tool(self, url: str, tool: str, arguments: Mapping[str, Any] | None = None) -> str:
-        """The text a tool answers."""
+        """The text of a tool's result. Fails if the answer is an error."""
         return str((await self.result(url, tool, arguments))["content"][0]["text"])
 
     async def result(self, url: str, tool: str, arguments: Mapping[str, Any] | None = None) -> Any:
+        """The result of a tool call, whose session token is kept. Fails if the answer is an error."""
         response = await self.send(url, tool, arguments or {})
         answer = messages(response)[-1]
         assert "result" in answer, answer
@@ -40,7 +41,7 @@ class AsyncModern:
 
 
 def run_concurrently(work: Callable[[httpx.AsyncClient, int], Awaitable[Any]], count: int) -> list[Any]:
-    """What each of `count` concurrent clients comes to."""
+    """Run `work(http, n)` for `n` in `range(count)` concurrently; returns the results in order."""
 
     async def running() -> list[Any]:
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)

@@ -1,4 +1,4 @@
-"""The code blocks of documents. A comment above one says how it is run, where that is not by itself:
+"""The code blocks of the documents. A comment above a block says how the block is run, unless it runs alone:
 
 `<!-- run: serves -->`, `serves, in the project`, `on stdin`, `with CONFIG` (beside a gateway that serves it),
 `elsewhere: TEST`, or `not here: REASON`.
@@ -22,7 +22,7 @@ _BLOCK = re.compile(r"(?:<!-- run: (?P<note>[^>]*) -->\n)?```(?P<language>\w*)\n
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """One block, and where it stands."""
+    """One code block and its place. `note` is the text of the comment above it, empty without one."""
 
     path: Path
     line: int
@@ -35,7 +35,7 @@ class Block:
 
 
 def blocks(*languages: str) -> Iterator[Block]:
-    """All blocks in these languages."""
+    """All code blocks of the documents in these languages, in the order of the documents."""
     for path in DOCUMENTS:
         text = path.read_text(encoding="utf-8")
         for found in _BLOCK.finditer(text):

@@ -1,4 +1,4 @@
-"""Many requests, as bytes, over a few kept connections: faster than any client that reads what it is told."""
+"""Sends many requests, given as bytes, over a few kept connections: faster than a client that parses its responses."""
 
 import asyncio
 import re
@@ -13,13 +13,13 @@ _WAIT_S = 30.0
 
 
 def request(method: str, path: str, headers: dict[str, str], body: bytes = b"") -> bytes:
-    """One request; the caller gives its Host."""
+    """The bytes of one request with its `Content-Length`. The caller gives the `Host` header."""
     lines = [f"{method} {path} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
     return "\r\n".join([*lines, f"Content-Length: {len(body)}", "", ""]).encode("latin-1", "replace") + body
 
 
 async def flood(url: str, requests: Iterable[bytes], connections: int = 8) -> Counter[int]:
-    """Send them all; how many answers there were, by status. 0: the connection was closed without one."""
+    """Send all requests. Returns the number of responses by status; 0 stands for a connection closed without one."""
     parts, waiting, statuses = urlsplit(url), iter(requests), Counter[int]()
     assert parts.hostname is not None and parts.port is not None
     host, port = parts.hostname, parts.port
@@ -49,7 +49,7 @@ async def _some(host: str, port: int, waiting: Iterator[bytes], statuses: Counte
 
 
 async def _answer(reader: asyncio.StreamReader) -> tuple[int, bool]:
-    """The status, and whether the connection is good for more. A stream that stays open is left."""
+    """The status of the response, and whether the connection can be used again: not after an open event stream."""
     head = (await reader.readuntil(b"\r\n\r\n")).lower()
     status = int(head[9:12])
     found = _LENGTH.search(head)

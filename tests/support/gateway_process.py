@@ -1,4 +1,4 @@
-"""A gateway started as a user starts it: the command in a process of its own."""
+"""A gateway started as a user starts it: `mcp-session-gateway run` in a process of its own."""
 
 import contextlib
 import json
@@ -32,7 +32,7 @@ def server(command: Sequence[str], **more: Any) -> dict[str, Any]:
 
 
 class RunningGateway:
-    """The process, its address and what it wrote to stderr."""
+    """A gateway process, its URL and its stderr."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
@@ -52,15 +52,17 @@ class RunningGateway:
         return self.url.removesuffix("/mcp")
 
     def stderr(self) -> str:
+        """What the gateway has written to stderr so far."""
         return "".join(self._lines)
 
     def wait_ready(self) -> None:
+        """Wait for the line `ready URL`. Fails if it does not come within `READY_WITHIN_S`."""
         if not self._ready.wait(READY_WITHIN_S) or not self.url:
             self.kill()
             raise AssertionError(f"the gateway did not start:\n{self.stderr()}")
 
     def stop(self) -> int:
-        """SIGTERM; the exit code."""
+        """Send SIGTERM, wait for the end, and return the exit code."""
         self.process.send_signal(signal.SIGTERM)
         code = self.process.wait(30)
         self._reader.join(5)
@@ -93,7 +95,17 @@ def running_gateway(
     must_stop: bool = True,
     port: int = 0,
 ) -> Iterator[RunningGateway]:
-    """A gateway on that or a free port, with these servers or with one command; stopped at the end."""
+    """A gateway process that is stopped when the block ends.
+
+    Args:
+        servers: the configuration's `mcpServers`; None for one server `main`.
+        command: the command of that one server.
+        options: the configuration's `gateway`.
+        env: variables beside those of this process.
+        arguments: of the command line.
+        must_stop: stop with SIGTERM and fail if the exit code is not 0. If False, SIGKILL.
+        port: to listen on; 0 for a free one.
+    """
     with tempfile.TemporaryDirectory() as folder:
         typed = [sys.executable, "-m", "gateway", "run", "--port", str(port), *arguments]
         if servers is None and options is None:

@@ -1,4 +1,4 @@
-"""Bytes to a listener and whatever comes back: for what no client library lets one send."""
+"""Sends raw bytes to a listener and reads the responses: for requests that no client library would send."""
 
 import socket
 import time
@@ -15,7 +15,7 @@ Listener = tuple[str, int] | str
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """One response, informational ones included. A body that was cut off is as long as what came."""
+    """One response, final or informational (1xx). `complete` is False if the connection ended within it."""
 
     status: int
     headers: tuple[tuple[bytes, bytes], ...]
@@ -23,38 +23,38 @@ class Answer:
     complete: bool = True
 
     def header(self, name: str) -> str:
-        """The value, empty where there is none."""
+        """The value of a header; empty if there is none."""
         return next((v.decode("latin-1") for n, v in self.headers if n.lower() == name.lower().encode()), "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Received:
-    """What came back on one connection."""
+    """Everything received on one connection."""
 
     answers: tuple[Answer, ...]
     closed: bool
     rest: bytes
-    """What came after them and is no response."""
+    """Bytes after the last response that are no response."""
 
     @property
     def statuses(self) -> list[int]:
-        """Of the final responses."""
+        """The statuses of the final responses."""
         return [answer.status for answer in self.answers if answer.status >= 200]
 
     @property
     def all_statuses(self) -> list[int]:
-        """Of informational ones as well."""
+        """The statuses of all responses, informational ones included."""
         return [answer.status for answer in self.answers]
 
 
 def listener_of(url: str) -> Listener:
-    """Where the gateway at that URL listens."""
+    """The listener of a gateway with this URL."""
     host, _, port = url.partition("//")[2].partition("/")[0].rpartition(":")
     return host.strip("[]"), int(port)
 
 
 def connected(listener: Listener, *, timeout_s: float = 10.0) -> socket.socket:
-    """A connection that sends at once what it is given."""
+    """A connection without Nagle's delay: each write is sent at once."""
     if isinstance(listener, str):
         unix = socket.socket(socket.AF_UNIX)
         unix.settimeout(timeout_s)
@@ -66,7 +66,7 @@ def connected(listener: Listener, *, timeout_s: float = 10.0) -> socket.socket:
 
 
 def post(path: str, body: bytes, *headers: str, version: str = "1.1") -> bytes:
-    """A POST with these headers and no others but its length."""
+    """A POST request with these headers and `Content-Length`, and no others."""
     head = [f"POST {path} HTTP/{version}", *headers, f"Content-Length: {len(body)}", "", ""]
     return "\r\n".join(head).encode("latin-1") + body
 
@@ -112,7 +112,7 @@ def answers(
 
 
 def read_answers(data: bytes, *, closed: bool, head_only: bool = False) -> Received:
-    """The responses in those bytes, as h11 reads them, one after the other."""
+    """Parse consecutive responses with h11."""
     found = list(_responses(data, closed=closed, head_only=head_only))
     return Received(answers=tuple(answer for answer, _ in found), closed=closed, rest=found[-1][1] if found else data)
 

@@ -1,4 +1,4 @@
-"""A server of the handshake era on HTTP that keeps sessions, notes what it gets, and misbehaves on order."""
+"""A legacy MCP server on HTTP for tests: keeps sessions, records its requests, and misbehaves on request."""
 
 import asyncio
 import contextlib
@@ -16,7 +16,11 @@ __all__ = ["HttpProbe", "running_http_probe"]
 
 
 class HttpProbe:
-    """The app, and what it has seen. `answer_with` is a status for everything, 0 for good answers."""
+    """The ASGI app and its record of requests.
+
+    `sessions`: session id → number of tool calls. `deleted`: ids of DELETE requests. `headers`: of every request.
+    `executed`: names of the tools called. `answer_with`: the status of every response; 0 for normal responses.
+    """
 
     def __init__(self) -> None:
         self.port = free_port()
@@ -125,7 +129,7 @@ class HttpProbe:
 
 @contextlib.contextmanager
 def running_http_probe() -> Iterator[HttpProbe]:
-    """The server, in a thread of this process, so that a test sees what it sees."""
+    """The server in a thread of this process, so that a test can read its record."""
     probe = HttpProbe()
     config = uvicorn.Config(probe, host="127.0.0.1", port=probe.port, lifespan="off", log_level="critical")
     running = uvicorn.Server(config)

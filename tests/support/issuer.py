@@ -1,4 +1,4 @@
-"""An issuer of access tokens: publishes its keys over HTTP, replaces them, and signs whatever a test wants."""
+"""An issuer of access tokens for tests: publishes its keys as JWKS over HTTP, rotates them, and signs any claims."""
 
 import contextlib
 import json
@@ -18,7 +18,7 @@ AUDIENCE = "https://mcp.example/mcp"
 
 
 class Issuer:
-    """`url` is its name; `keys` are published."""
+    """`url` is the issuer's name, `keys` are published by key id, `asked` counts the requests for them."""
 
     def __init__(self, port: int) -> None:
         self.url = f"http://127.0.0.1:{port}"
@@ -27,17 +27,18 @@ class Issuer:
         self.rotate("first")
 
     def rotate(self, name: str) -> None:
-        """Sign with a new key from now on; the old ones are not published any more."""
+        """Replace all keys by a new one with this key id."""
         self.keys = {name: rsa.generate_private_key(public_exponent=65_537, key_size=2_048)}
 
     def jwks(self) -> dict[str, Any]:
+        """The published keys as a JSON Web Key Set (RFC 7517)."""
         found = []
         for name, key in self.keys.items():
             found.append({**json.loads(RSAAlgorithm.to_jwk(key.public_key())), "kid": name, "use": "sig"})
         return {"keys": found}
 
     def token(self, subject: str = "ada", *, key: Any = None, kid: str | None = None, **claims: Any) -> str:
-        """A good token, but for what is changed."""
+        """A token valid for a minute, except for what the arguments change. A claim of None is left out."""
         name, own = next(iter(self.keys.items()))
         now = int(time.time())
         body = {"iss": self.url, "aud": AUDIENCE, "sub": subject, "iat": now, "exp": now + 60, "scope": "mcp", **claims}
@@ -45,14 +46,14 @@ class Issuer:
         return jwt.encode(body, key or own, algorithm="RS256", headers={"kid": kid or name})
 
     def settings(self, **more: Any) -> dict[str, Any]:
-        """For `gateway.auth`."""
+        """The setting `gateway.auth` that trusts this issuer; `more` changes its entry of `jwt`."""
         entry = {"issuer": self.url, "audience": AUDIENCE, "jwks_url": f"{self.url}/jwks.json", "scopes": ["mcp"]}
         return {"resource": AUDIENCE, "jwt": [{**entry, **more}]}
 
 
 @contextlib.contextmanager
 def running_issuer() -> Iterator[Issuer]:
-    """The issuer, in a thread."""
+    """An issuer that serves its keys in a thread of this process."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

@@ -1,7 +1,8 @@
-"""A stdio server for tests that lists what a JSON file says, and does whatever it is asked, listed or not.
+"""A stdio server for tests that lists what a JSON file contains and answers every request, listed or not.
 
 `argv[1]`: the file, with `tools`, `prompts`, `resources` and `resourceTemplates`; read anew for every list. `argv[2:]`
-may hold `modern` (speaks both eras, instead of the handshake only). The tool `relist` says that the lists have changed.
+may hold `modern` (speaks both eras, instead of the handshake only). The tool `relist` sends
+`notifications/tools/list_changed`.
 """
 
 import json

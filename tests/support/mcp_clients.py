@@ -1,5 +1,7 @@
-"""Clients that write every byte themselves, for what SDKs hide: status, headers, framing. httpx, which the gateway does
-not use, as the independent stack."""
+"""MCP clients of both eras that write their messages themselves, for what SDKs hide: status, headers, event streams.
+
+They use httpx, which the gateway does not, so that both ends do not share a bug.
+"""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -17,7 +19,7 @@ _NAMES = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}
 
 
 def modern_body(method: str, params: Mapping[str, Any] | None = None, *, meta: Any = None, request_id: Any = 1) -> Any:
-    """A request of 2026-07-28."""
+    """A modern (2026-07-28) request with the `_meta` fields that the revision requires."""
     full_meta = {
         "io.modelcontextprotocol/protocolVersion": VERSION,
         "io.modelcontextprotocol/clientInfo": {"name": "raw", "version": "1"},
@@ -28,7 +30,7 @@ def modern_body(method: str, params: Mapping[str, Any] | None = None, *, meta: A
 
 
 def modern_headers(body: Any) -> dict[str, str]:
-    """The headers that go with a modern body."""
+    """The request headers that a modern message requires."""
     headers = {**ACCEPT, "MCP-Protocol-Version": VERSION, "Mcp-Method": body["method"]}
     if body["method"] in _NAMES and _NAMES[body["method"]] in body["params"]:
         headers["Mcp-Name"] = body["params"][_NAMES[body["method"]]]
@@ -36,14 +38,14 @@ def modern_headers(body: Any) -> dict[str, str]:
 
 
 def messages(response: httpx.Response) -> list[Any]:
-    """The JSON-RPC messages of an answer, JSON or SSE."""
+    """The JSON-RPC messages of a response, which is JSON or an event stream."""
     if response.headers["content-type"].startswith("application/json"):
         return [response.json()]
     return [json.loads(data) for _, data in events(response.text) if data]
 
 
 def events(text: str) -> Iterator[tuple[str, str]]:
-    """(id, data) of each event of a stream; comments have neither."""
+    """(id, data) of each event of a stream. Comments are skipped."""
     for block in text.split("\n\n"):
         fields = dict(line.split(": ", 1) for line in block.split("\n") if ": " in line and not line.startswith(":"))
         if fields or "data: " in block:
@@ -51,7 +53,7 @@ def events(text: str) -> Iterator[tuple[str, str]]:
 
 
 def tool_text(response: httpx.Response) -> str:
-    """The text of a tool's answer."""
+    """The text of a tool's result. Fails if the answer is an error."""
     answer = messages(response)[-1]
     assert "result" in answer, answer
     text = answer["result"]["content"][0]["text"]
@@ -60,7 +62,7 @@ def tool_text(response: httpx.Response) -> str:
 
 
 class Modern:
-    """A modern client that keeps nothing unless told to."""
+    """A modern client. It returns no session token and no cookie, unless `headers` hold one."""
 
     def __init__(self, url: str, http: httpx.Client, *, headers: Mapping[str, str] | None = None) -> None:
         self._url = url
@@ -86,7 +88,7 @@ class Modern:
 
 
 class Legacy:
-    """A legacy client: opens a session with `initialize` and keeps its header."""
+    """A legacy client: opens a session with `initialize` and sends `Mcp-Session-Id` with every later request."""
 
     def __init__(self, url: str, http: httpx.Client, *, version: str = "2025-11-25", headers: Any = None) -> None:
         self.url = url
@@ -111,7 +113,7 @@ class Legacy:
         return response
 
     def open(self, **more: Any) -> Self:
-        """Initialize, and say so."""
+        """Complete the handshake: `initialize`, then `notifications/initialized`."""
         response = self.initialize(**more)
         assert response.status_code == 200 and self.session, response.text
         assert self.notify("notifications/initialized").status_code == 202

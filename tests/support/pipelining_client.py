@@ -1,4 +1,4 @@
-"""A client of one TCP connection, with requests that do not wait for the answers of those before them."""
+"""A client that pipelines requests on one TCP connection: it does not wait for a response before the next request."""
 
 import http.client
 import json
@@ -10,7 +10,7 @@ __all__ = ["PipeliningClient"]
 
 
 class PipeliningClient:
-    """A client that writes its requests without waiting for answers, and reads these in their order."""
+    """Writes requests at once and reads their responses in order."""
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
@@ -27,18 +27,22 @@ class PipeliningClient:
         self._socket.close()
 
     def write(self, *requests: bytes) -> None:
+        """Send these requests in one write."""
         self._socket.sendall(b"".join(requests))
 
     def request(self, method: str, path: str, headers: dict[str, str], body: bytes = b"") -> bytes:
+        """The bytes of one request, with `Host` and `Content-Length`."""
         head = {"Host": self._host, **headers, "Content-Length": str(len(body))}
         lines = [f"{method} {path} HTTP/1.1", *(f"{name}: {value}" for name, value in head.items()), "", ""]
         return "\r\n".join(lines).encode() + body
 
     def rpc(self, body: Any, headers: dict[str, str], path: str = "/mcp") -> bytes:
+        """The bytes of a POST of one JSON-RPC message."""
         head = {"Content-Type": "application/json", **headers}
         return self.request("POST", path, head, json.dumps(body).encode())
 
     def answers(self, number: int) -> list[tuple[int, Any]]:
+        """Status and JSON body (None if empty) of the next responses."""
         return [self._answer() for _ in range(number)]
 
     def _answer(self) -> tuple[int, Any]:

@@ -1,4 +1,4 @@
-"""A stdio server for tests: tells what it was told, and misbehaves on order. Speaks both eras, checks nothing.
+"""A stdio server for tests: reports what it receives and misbehaves on request. Speaks both eras, validates nothing.
 
 Standard library only, so that it starts fast. `argv[1:]` may hold `refuse` (the handshake), `ignore-term`,
 `legacy-only`, `modern-only`, or `mirror` (an argument in a header).

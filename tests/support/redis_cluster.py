@@ -1,4 +1,4 @@
-"""A real Redis Cluster of the tests' own: three masters, each with a replica."""
+"""A Redis Cluster for tests: three masters, each with a replica if asked for."""
 
 import contextlib
 import subprocess
@@ -56,7 +56,7 @@ class RunningCluster:
         return redis.Redis(port=port, socket_timeout=2)
 
     def run(self, port: int, *command: object) -> Any:
-        """What a node answers to a command."""
+        """Run a command on one node and return its reply."""
         return self.node(port).execute_command(*command)  # type: ignore[no-untyped-call]  # the driver has no hint
 
     def id_of(self, port: int) -> str:
@@ -88,6 +88,6 @@ class RunningCluster:
 
 @contextlib.contextmanager
 def running_cluster(*, replicas: bool = False) -> Iterator[RunningCluster]:
-    """A cluster, gone at the end."""
+    """A cluster that is stopped when the block ends."""
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         yield RunningCluster(Path(folder), stack, replicas=replicas)

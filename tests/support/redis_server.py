@@ -1,4 +1,4 @@
-"""A real Redis of the tests' own, which can be stopped and started again."""
+"""A Redis server for tests, which can be stopped, frozen and started again."""
 
 import contextlib
 import signal
@@ -17,6 +17,7 @@ __all__ = ["RunningRedis", "running_redis"]
 
 
 def free_port() -> int:
+    """A TCP port of the loopback interface that nothing listened on a moment ago."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -56,22 +57,23 @@ class RunningRedis:
                 time.sleep(0.02)
 
     def stop(self) -> None:
-        """SIGTERM: it writes what it holds and goes."""
+        """SIGTERM: the server saves its data and exits."""
         assert self._process is not None
         self._process.terminate()
         self._process.wait(15)
 
     def freeze(self) -> None:
-        """It is there and says nothing any more."""
+        """SIGSTOP: the server accepts connections (the kernel does) and does not answer."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
 
     def thaw(self) -> None:
+        """SIGCONT: the server answers again, beginning with the commands that arrived meanwhile."""
         assert self._process is not None
         self._process.send_signal(signal.SIGCONT)
 
     def client(self) -> redis.Redis:
-        """A plain client to look with."""
+        """A plain client, for tests to inspect the data."""
         return redis.Redis(port=self.port, socket_timeout=5)
 
     def close(self) -> None:
@@ -82,7 +84,7 @@ class RunningRedis:
 
 @contextlib.contextmanager
 def running_redis() -> Iterator[RunningRedis]:
-    """A Redis server, gone at the end."""
+    """A Redis server that is stopped when the block ends."""
     with tempfile.TemporaryDirectory() as folder:
         server = RunningRedis(Path(folder))
         try:

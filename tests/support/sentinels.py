@@ -54,7 +54,7 @@ class Sentinels:
         return self._start("--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(folder), *more)
 
     def known(self, port: int, what: str) -> object:
-        """What the sentinel at that port knows of the master."""
+        """One field of what the sentinel at this port reports about the master."""
         master: Any = self.look(port).sentinel_master("main")
         return master[what]
 
@@ -74,6 +74,6 @@ class Sentinels:
 
 @contextlib.contextmanager
 def running_sentinels() -> Iterator[Sentinels]:
-    """All of them, gone at the end."""
+    """All of these processes, stopped when the block ends."""
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         yield Sentinels(Path(folder), stack)

@@ -1,4 +1,4 @@
-"""One tool, written once with `current_session()`, to be served by the SDK, by FastAPI and as a stdio child."""
+"""Tools that use `current_session()`, served by the SDK, by FastAPI and as a stdio child, to compare what they see."""
 
 import asyncio
 import json
@@ -12,7 +12,7 @@ __all__ = ["visit"]
 
 
 async def visit(name: str, pause_s: float = 0.0) -> str:
-    """Count the visits of a name in this session, and say whose session it is."""
+    """Record a visit in the session's state; returns workspace, visits and names as JSON."""
     session = current_session()
     before = await session.state.get("names", [])
     await asyncio.sleep(pause_s)
@@ -31,12 +31,12 @@ async def visit(name: str, pause_s: float = 0.0) -> str:
 
 
 async def bump(key: str) -> str:
-    """Add one."""
+    """Increment a key of the session's state and return the new value."""
     return str(await current_session().state.increment(key))
 
 
 async def annotate(name: str, value: str) -> str:
-    """Write metadata, where that is allowed."""
+    """Write metadata of the session; returns all of it as JSON, or why it was refused."""
     try:
         await current_session().annotate({name: value})
     except (PermissionError, InvalidMetadata) as error:
@@ -45,7 +45,7 @@ async def annotate(name: str, value: str) -> str:
 
 
 def blocking_whoami() -> str:
-    """A tool that is no coroutine: the SDK runs it in a thread."""
+    """A tool that is no coroutine, so that the SDK runs it in a thread; returns the workspace."""
     return current_session().context.workspace
 
 

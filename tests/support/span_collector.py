@@ -1,4 +1,4 @@
-"""Receives spans as an OpenTelemetry collector does (OTLP over HTTP), and keeps them."""
+"""An OpenTelemetry collector for tests: receives spans (OTLP over HTTP) and keeps them in memory."""
 
 import gzip
 import threading
@@ -32,16 +32,17 @@ class Received:
 
 
 class Collector:
-    """What has come so far."""
+    """The spans received so far; `url` is its endpoint."""
 
     def __init__(self) -> None:
         self.spans: list[Received] = []
         self.url = ""
 
     def take(self, body: bytes) -> None:
-        told = ExportTraceServiceRequest()
-        told.ParseFromString(body)
-        for of_resource in told.resource_spans:
+        """Add the spans of one export request, a serialised `ExportTraceServiceRequest`."""
+        exported = ExportTraceServiceRequest()
+        exported.ParseFromString(body)
+        for of_resource in exported.resource_spans:
             resource = {a.key: a.value.string_value for a in of_resource.resource.attributes}
             for of_scope in of_resource.scope_spans:
                 for span in of_scope.spans:
@@ -63,7 +64,7 @@ class Collector:
 
 @contextmanager
 def collecting() -> Iterator[Collector]:
-    """A collector that listens."""
+    """A collector that listens on a free port until the block ends."""
     collector = Collector()
 
     class Handler(BaseHTTPRequestHandler):

@@ -1,4 +1,4 @@
-"""A TCP relay that can be cut: nothing passes any more, and nobody is told."""
+"""A TCP relay that can simulate a network partition: no byte passes, and no connection is closed."""
 
 import contextlib
 import select
@@ -25,11 +25,12 @@ class Relay:
         self._thread.start()
 
     def cut(self) -> None:
-        """From now on nothing passes; connections stay open, and new ones are taken by the system."""
+        """Stop relaying. Connections stay open, and the kernel still accepts new ones."""
         with self._lock:
             self._passes.clear()
 
     def mend(self) -> None:
+        """Relay again, beginning with the bytes that were held up."""
         self._passes.set()
 
     def close(self) -> None:
@@ -73,7 +74,7 @@ class Relay:
 
 @contextlib.contextmanager
 def running_relay(target: int) -> Iterator[Relay]:
-    """A relay, gone at the end."""
+    """A relay that is closed when the block ends."""
     relay = Relay(target)
     try:
         yield relay

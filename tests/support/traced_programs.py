@@ -1,6 +1,6 @@
 """A client and a server of the official SDK that send their spans to a collector: `server`, or `client URL SESSION`.
 
-Where the collector is, OTEL_EXPORTER_OTLP_ENDPOINT says.
+The variable OTEL_EXPORTER_OTLP_ENDPOINT has the URL of the collector.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 
 
 def send_spans(service: str) -> TracerProvider:
-    """As any program that is traced does."""
+    """Set up the OpenTelemetry SDK to export spans, as any traced program does."""
     provider = TracerProvider(resource=Resource({"service.name": service}))
     provider.add_span_processor(SimpleSpanProcessor(OTLPSpanExporter()))
     trace.set_tracer_provider(provider)
@@ -36,9 +36,9 @@ async def call(url: str, session: str) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1] == "client":
-        told = send_spans("agent")
+        provider = send_spans("agent")
         asyncio.run(call(*sys.argv[2:]))
-        told.shutdown()
+        provider.shutdown()
     else:
         send_spans("server")
         from tests.matrix.features import main

@@ -1,4 +1,4 @@
-"""Which processes live: bounded looks at the process table, never a sleep for an outcome."""
+"""Waits for conditions and for the end of processes, each with a deadline."""
 
 import time
 from collections.abc import Callable
@@ -9,7 +9,7 @@ __all__ = ["descendants", "eventually", "gone"]
 
 
 def eventually(condition: Callable[[], bool], within_s: float = 5.0) -> bool:
-    """Whether a condition comes true in time."""
+    """Poll a condition until it is true. Returns False if it is not within `within_s` seconds."""
     deadline = time.monotonic() + within_s
     while not condition():
         if time.monotonic() > deadline:
@@ -19,7 +19,7 @@ def eventually(condition: Callable[[], bool], within_s: float = 5.0) -> bool:
 
 
 def descendants(pid: int) -> list[psutil.Process]:
-    """Everything a process has started, directly or not, and not yet buried."""
+    """The child processes of a process and their descendants, zombies included; empty if the process is gone."""
     try:
         return psutil.Process(pid).children(recursive=True)
     except psutil.NoSuchProcess:
@@ -27,7 +27,7 @@ def descendants(pid: int) -> list[psutil.Process]:
 
 
 def gone(processes: list[psutil.Process], within_s: float = 2.0) -> bool:
-    """Whether these processes are all over in time; a zombie is."""
+    """Wait until all these processes have ended (a zombie has). Returns False if one is alive after `within_s`."""
 
     def over(process: psutil.Process) -> bool:
         try:
