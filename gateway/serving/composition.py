@@ -97,7 +97,7 @@ from transports.inbound.http_sse import HttpSse
 from transports.inbound.limits import Limited
 from transports.inbound.streamable_http import StreamableHttp
 from transports.jsonrpc import Message
-from transports.upstream.process import ForkServer
+from transports.upstream.spawn import ForkServer
 from transports.upstream_port import Upstream
 
 __all__ = ["HAND_OVER_S", "Gateway"]

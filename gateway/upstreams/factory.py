@@ -9,7 +9,7 @@ from gateway.config.limits import LimitSettings
 from gateway.config.settings import ConfigurationError
 from gateway.config.upstreams import UpstreamSettings
 from gateway.context.secrets import is_template
-from transports.upstream.process import ForkServer
+from transports.upstream.spawn import ForkServer
 from transports.upstream.stdio import StdioUpstream
 from transports.upstream.streamable_http import HttpUpstream
 from transports.upstream_port import Upstream

@@ -15,7 +15,8 @@ import pytest
 
 from tests.processes.children import DAEMON, ECHO, SETSID, STUBBORN, Family, Recorder, open_fds, until
 from tests.requirements import requirement
-from transports.upstream.process import ForkServer, Process, ProcessFailed
+from transports.upstream.process import Process, ProcessFailed
+from transports.upstream.spawn import ForkServer
 
 pytestmark = pytest.mark.anyio
 

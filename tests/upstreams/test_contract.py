@@ -14,7 +14,7 @@ from tests.support.redis_server import free_port
 from tests.toys.echo_upstream import EchoUpstream
 from transports.testing import UnreachableUpstreamContract, UpstreamContract
 from transports.upstream.in_process import InProcessUpstream
-from transports.upstream.process import ForkServer
+from transports.upstream.spawn import ForkServer
 from transports.upstream.stdio import StdioUpstream
 from transports.upstream.streamable_http import HttpUpstream
 from transports.upstream_port import Upstream

@@ -17,7 +17,7 @@ from typing import Final, Protocol
 from transports.inbound.client_address import network_of
 from transports.inbound.limits import Limited, Limits, Refusals
 
-__all__ = ["Connection", "Connections", "Phase", "drop", "reset"]
+__all__ = ["Connection", "Connections", "Cycle", "Phase", "disconnect", "drop", "end_writing", "reset"]
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +61,13 @@ class Connection(Protocol):
         depend on the client."""
 
 
+class Cycle(Protocol):
+    """One request and its response, as uvicorn's protocols keep them."""
+
+    disconnected: bool
+    message_event: asyncio.Event
+
+
 class _Seen:
     __slots__ = ("peer", "since", "standing", "taken_at", "unsent")
 
@@ -69,6 +76,14 @@ class _Seen:
         self.standing: tuple[Phase, int] = (Phase.HEAD, 0)
         self.since = self.taken_at = now
         self.unsent = 0
+
+    def note(self, standing: tuple[Phase, int], unsent: int, now: float) -> None:
+        """Note when the connection last made progress, and when the client last took some of what is unsent."""
+        if not unsent or unsent < self.unsent:
+            self.taken_at = now
+        self.unsent = unsent
+        if standing != self.standing:
+            self.standing, self.since = standing, now
 
 
 _SPARE: Final = (Phase.HEAD, Phase.IDLE)
@@ -181,11 +196,7 @@ class Connections:
     def _has_time(self, connection: Connection, seen: _Seen, now: float) -> bool:
         """Cut the connection if it has exceeded a deadline; else return True."""
         standing, unsent = connection.standing(), connection.unsent()
-        if not unsent or unsent < seen.unsent:
-            seen.taken_at = now
-        seen.unsent = unsent
-        if standing != seen.standing:
-            seen.standing, seen.since = standing, now
+        seen.note(standing, unsent, now)
         phase = standing[0]
         if unsent and now - seen.taken_at >= self.limits.write_timeout_s:
             connection.cut(Limited.WRITE_TIME)
@@ -209,6 +220,28 @@ def reset(transport: asyncio.Transport) -> None:
         with contextlib.suppress(OSError):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     transport.abort()
+
+
+def disconnect(cycle: Cycle) -> None:
+    """Let the app of a request know that its client has left."""
+    cycle.disconnected = True
+    cycle.message_event.set()
+
+
+def end_writing(transport: asyncio.Transport) -> bool:
+    """End this side of a connection only: closing both sides could lose the last response (RFC 9112 §9.6).
+
+    False if that cannot be done: then the whole connection is closed.
+    """
+    if not transport.can_write_eof():
+        transport.close()
+        return False
+    try:
+        transport.write_eof()
+    except OSError:  # the connection was reset, and the event loop has not reported it yet
+        transport.abort()
+        return False
+    return True
 
 
 def drop(transport: asyncio.Transport) -> None:

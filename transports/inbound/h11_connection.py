@@ -11,7 +11,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-from transports.inbound.connections import Connections, Phase, drop, reset
+from transports.inbound.connections import Connections, Phase, disconnect, drop, reset
 from transports.inbound.framing import BadRequest, plain_target
 from transports.inbound.http import Receive, Scope, Send
 from transports.inbound.limits import Limited
@@ -82,7 +82,7 @@ class H11Connection(H11Protocol):
         if cycle is not None and cycle.response_complete and self.conn.their_state is h11.SEND_BODY:
             if self._received - self._received_before > self._limits.body_bytes:
                 self._others.refusals[Limited.BODY_SIZE] += 1
-                self.transport.close()  # it was answered long ago
+                self.transport.close()  # the request has its answer already
 
     def _should_upgrade(self) -> bool:
         self._received_before = self._received  # a request begins
@@ -95,15 +95,14 @@ class H11Connection(H11Protocol):
         self._others.refusals[fault.kind] += 1
         cycle = self.cycle
         if cycle is not None and not cycle.response_complete:
-            cycle.disconnected = True
-            cycle.message_event.set()
+            disconnect(cycle)
             if cycle.response_started:
                 self.transport.abort()
                 return
         self.transport.write(fault.response())
         self.transport.close()
 
-    # -- what the others ask
+    # -- for `Connections`
 
     def standing(self) -> tuple[Phase, int]:
         theirs = self.conn.their_state

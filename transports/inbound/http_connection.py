@@ -1,6 +1,6 @@
 """One HTTP/1.1 connection: uvicorn's on httptools, with limits, and with one defined end for each fault.
 
-Bytes are parsed by httptools (llhttp, strict). What it cannot read right is given to h11 with the connection: a head
+httptools (llhttp, strict) parses the bytes. H11 takes over the connections that httptools cannot read correctly: a head
 with `Upgrade`, whose body httptools would take for another protocol, and HTTP/1.0. docs/adr/0012-the-http-edge.md
 """
 
@@ -13,22 +13,23 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from transports.inbound.connections import Connections, Phase, drop, reset
+from transports.inbound.connections import Connections, Phase, disconnect, drop, end_writing, reset
 from transports.inbound.framing import BadRequest, plain_target
 from transports.inbound.h11_connection import H11Connection
+from transports.inbound.head_bytes import HeadBytes
 from transports.inbound.limits import Limited
 
 __all__ = ["HttpConnection", "http_connections"]
 
 _PROGRESS_BITS: Final = 16
-"""A body has made a step with each 64 KiB."""
+"""A body counts as progressing with each 64 KiB."""
 
 _MOST_DROPPED: Final = 1 << 20
 """Bytes that are still read and discarded after the last response, before the connection is aborted."""
 
 
 class _Unusual(Exception):
-    """A head that h11 has to read."""
+    """A head that h11 has to parse."""
 
 
 class _Last(Exception):
@@ -36,7 +37,7 @@ class _Last(Exception):
 
 
 class HttpConnection(HttpToolsProtocol):
-    """`place` stands for the peer's address on a Unix socket."""
+    """`place` replaces the peer's address on a Unix socket."""
 
     def __init__(
         self,
@@ -63,11 +64,7 @@ class HttpConnection(HttpToolsProtocol):
         self._heads = 0
         self._body_bytes = 0
         self._overhead = 0
-        # The bytes of this head so far; None where its first byte was not the first of a chunk.
-        self._is_first = False
-        self._head: bytearray | None = None
-        self._head_bytes = 0
-        self._chunk_bytes = 0
+        self._head = HeadBytes()
 
     # -- the connection
 
@@ -75,7 +72,7 @@ class HttpConnection(HttpToolsProtocol):
         super().connection_made(cast("asyncio.Transport", transport))
         refused = self._others.enter(self, self.client[0] if self.client else "", place=self._place)
         if refused is not None:
-            # It is not among the checked connections, so it must not wait for the client to read this.
+            # Nobody checks the deadlines of this connection, so it must not wait for the client to read.
             self._is_leaving = True
             self.transport.write(BadRequest(503, "Too many connections.", refused).response())
             self.transport.close()
@@ -85,16 +82,14 @@ class HttpConnection(HttpToolsProtocol):
         super().connection_lost(exc)
         running = self._running
         if running is not None and not running.response_complete:
-            running.disconnected = True  # of pipelined requests uvicorn tells the last only
-            running.message_event.set()
+            disconnect(running)  # uvicorn does this only for the last of pipelined requests
         self.pipeline.clear()
 
     def data_received(self, data: bytes) -> None:
         if self._last_words is not None or self._is_leaving or self.transport.is_closing():
             self._drop(data)
             return
-        self._is_first = not (self._in_head or self._in_body)
-        self._chunk_bytes = len(data)
+        self._head.arrive(len(data), between_messages=not (self._in_head or self._in_body))
         was_in_body, body_bytes = self._in_body, self._body_bytes
         try:
             self.parser.feed_data(data)
@@ -105,7 +100,9 @@ class HttpConnection(HttpToolsProtocol):
             self._refuse(BadRequest(400, "This connection speaks HTTP/1.1 only."))
         else:
             if self._in_head:
-                self._keep_head(data)
+                self._head.keep(data)
+                if self._head.size > self._limits.head_bytes:
+                    self._refuse(_too_long(self._limits.head_bytes))
             elif self._in_body:
                 self._look_at_body(len(data) if was_in_body and self._body_bytes == body_bytes else 0)
 
@@ -124,9 +121,7 @@ class HttpConnection(HttpToolsProtocol):
             raise self._fault
         super().on_message_begin()
         self._in_head = True
-        self._head = bytearray() if self._is_first else None
-        self._head_bytes = 0
-        self._is_first = False
+        self._head.begin()
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._in_body:
@@ -146,7 +141,7 @@ class HttpConnection(HttpToolsProtocol):
         except (BadRequest, _Unusual) as fault:
             self._fault = fault
             raise
-        self._head = None
+        self._head.end()
         self._heads += 1
         self._in_body = True
         self._body_bytes = self._overhead = 0
@@ -156,40 +151,25 @@ class HttpConnection(HttpToolsProtocol):
         method, version = self.parser.get_method().decode("ascii"), self.parser.get_http_version()
         if version == "1.0" or (self.parser.should_upgrade() and method != "CONNECT"):
             raise _Unusual
-        if self._head_bytes + self._chunk_bytes > self._limits.head_bytes:
-            size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
-            if size > self._limits.head_bytes:
-                raise self._too_long()
+        if self._head.at_most > self._limits.head_bytes:
+            if _size_of(self.url, self.headers) > self._limits.head_bytes:
+                raise _too_long(self._limits.head_bytes)
         if len(self.pipeline) >= self._limits.pipelined:
             raise BadRequest(503, "Too many requests at once on one connection.", Limited.PIPELINE)
         self.url = plain_target(method, self.url, version, self.headers)
-
-    def _too_long(self) -> BadRequest:
-        return BadRequest(431, f"The headers are larger than {self._limits.head_bytes} bytes.", Limited.HEAD_SIZE)
-
-    def _keep_head(self, data: bytes) -> None:
-        if self._head is not None:
-            self._head += data
-        # Of a head that began behind other things, what was read with them is not counted: 256 KiB at most.
-        if self._head is not None or self._head_bytes:
-            self._head_bytes += len(data)
-        else:
-            self._head_bytes = 1
-        if self._head_bytes > self._limits.head_bytes:
-            self._refuse(self._too_long())
 
     def on_body(self, body: bytes) -> None:
         self._body_bytes += len(body)
         super().on_body(body)
 
     def _look_at_body(self, overhead: int) -> None:
-        """`overhead`: bytes that came without a byte of the body among them: trailers, extensions of chunks."""
+        """`overhead` is the size of a chunk that brought no byte of the body: trailers, chunk extensions."""
         self._overhead = self._overhead + overhead if overhead else 0
         if self._overhead > self._limits.head_bytes:
             self._refuse(BadRequest(431, "The trailers are too large.", Limited.HEAD_SIZE))
         elif self._body_bytes > self._limits.body_bytes and self.cycle.response_complete:
             self._others.refusals[Limited.BODY_SIZE] += 1
-            self._leave(b"")  # it was answered long ago
+            self._leave(b"")  # the request has its answer already
 
     def on_message_complete(self) -> None:
         self._in_body = False
@@ -205,7 +185,7 @@ class HttpConnection(HttpToolsProtocol):
         return self._running is not None and not self._running.response_complete
 
     def on_response_complete(self) -> None:
-        # In place of uvicorn's, which starts a timer here and stops it with the next byte.
+        # Replaces uvicorn's method, which starts a timer here and stops it with the next byte.
         self.server_state.total_requests += 1
         if self.transport.is_closing():
             return
@@ -219,18 +199,18 @@ class HttpConnection(HttpToolsProtocol):
     # -- the end
 
     def _end_at(self, fault: Exception | None, data: bytes) -> None:
-        """The parser has stopped."""
+        """The parser stopped at `data`."""
         if isinstance(fault, _Last):
             self._last_words = b""  # uvicorn closes the connection with the response
         elif isinstance(fault, BadRequest):
             self._refuse(fault)
         elif not isinstance(fault, _Unusual):
             self._refuse(BadRequest(400, "This is no HTTP/1.1 request."))
-        elif self._head is None or self._is_answering():
-            # Where it begins in what was read, only the parser knew. No client that means well does this.
+        elif self._head.copy is None or self._is_answering():
+            # Only the parser knew where the head begins in the data. No well-meaning client sends this.
             self._refuse(BadRequest(400, "An Upgrade, or HTTP/1.0, must not follow another request so closely."))
         else:
-            self._hand_over(bytes(self._head) + data)
+            self._hand_over(bytes(self._head.copy) + data)
 
     def _hand_over(self, head: bytes) -> None:
         self.server_state.connections.discard(self)
@@ -247,13 +227,12 @@ class HttpConnection(HttpToolsProtocol):
             self._in_body = False
             cycle = self.cycle
             if cycle is not self._running:
-                self.pipeline.popleft()  # it is the last one there, and has not begun
+                self.pipeline.popleft()  # the faulty request is the last one there, and has not begun
             elif cycle.response_complete:
-                self._leave(b"")  # that was its answer
+                self._leave(b"")  # the request has its answer already
                 return
             else:
-                cycle.disconnected = True
-                cycle.message_event.set()
+                disconnect(cycle)
                 if cycle.response_started:
                     self.transport.abort()
                 else:
@@ -266,25 +245,18 @@ class HttpConnection(HttpToolsProtocol):
             self._leave(fault.response())
 
     def _leave(self, answer: bytes) -> None:
-        """Write a last response and end our side only: closing both could lose the response (RFC 9112 §9.6)."""
+        """Write a last response and end this side of the connection."""
         self._is_leaving = True
         self._in_head = self._in_body = False
         for cycle in (self._running, self.cycle):
             if cycle is not None:
-                cycle.waiting_for_100_continue = False  # an app that reads on would write behind the last answer
+                cycle.waiting_for_100_continue = False  # else an app that reads more would write behind the last answer
         if answer:
             self.transport.write(answer)
-        if not self.transport.can_write_eof():
-            self.transport.close()
-            return
-        try:
-            self.transport.write_eof()
-        except OSError:  # it was reset, and the loop has not told yet
-            self.transport.abort()
-        else:
+        if end_writing(self.transport):
             self.flow.resume_reading()
 
-    # -- what the others ask
+    # -- for `Connections`
 
     def standing(self) -> tuple[Phase, int]:
         if self._is_leaving:
@@ -316,8 +288,16 @@ class HttpConnection(HttpToolsProtocol):
         drop(self.transport)
 
 
+def _size_of(url: bytes, headers: list[tuple[bytes, bytes]]) -> int:
+    return len(url) + sum(len(name) + len(value) + 4 for name, value in headers)
+
+
+def _too_long(limit: int) -> BadRequest:
+    return BadRequest(431, f"The headers are larger than {limit} bytes.", Limited.HEAD_SIZE)
+
+
 def http_connections(connections: Connections) -> Callable[..., HttpConnection]:
-    """What uvicorn makes connections with (`Config(http=…)`)."""
+    """The factory of connections that uvicorn calls (`Config(http=…)`)."""
 
     def made(
         config: Config,

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from typing import Final
 
 from transports.jsonrpc import InvalidMessage, Message, parse_lenient
-from transports.upstream.process import Command, ForkServer, Process, ProcessFailed
+from transports.upstream.process import Command, Process, ProcessFailed
+from transports.upstream.spawn import ForkServer
 from transports.upstream.unreadable import answered_by, meant_by
 from transports.upstream_port import ConnectOptions, Link, LinkClosed, LinkEvents, UpstreamUnavailable
 

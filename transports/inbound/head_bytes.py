@@ -1,0 +1,47 @@
+"""The bytes of the request head that a connection is reading. Pure: no I/O, no parsing."""
+
+__all__ = ["HeadBytes"]
+
+
+class HeadBytes:
+    """Counts the bytes of a head, and copies them for a parser that may have to read the head again.
+
+    `copy` is None if the head did not begin at the start of a chunk: where it began, only the first parser knows.
+    """
+
+    __slots__ = ("_chunk", "_is_first", "copy", "size")
+
+    def __init__(self) -> None:
+        self.copy: bytearray | None = None
+        self.size = 0
+        self._chunk = 0
+        self._is_first = False
+
+    def arrive(self, size: int, *, between_messages: bool) -> None:
+        """A chunk of that size is about to be parsed."""
+        self._chunk = size
+        self._is_first = between_messages
+
+    def begin(self) -> None:
+        """A message begins in this chunk. The first one of a chunk that came between messages begins at its start."""
+        self.copy = bytearray() if self._is_first else None
+        self.size = 0
+        self._is_first = False
+
+    def keep(self, data: bytes) -> None:
+        """The chunk ended inside the head. Of a chunk in which other messages came first, one byte is counted."""
+        if self.copy is not None:
+            self.copy += data
+        if self.copy is not None or self.size:
+            self.size += len(data)
+        else:
+            self.size = 1
+
+    @property
+    def at_most(self) -> int:
+        """What a head that ends in this chunk has at most."""
+        return self.size + self._chunk
+
+    def end(self) -> None:
+        """The head is complete."""
+        self.copy = None
