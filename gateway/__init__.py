@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from gateway.integrations.asgi import SessionMiddleware
     from gateway.integrations.mcp_sdk import SdkEventStore, SdkSubscriptionBus
     from gateway.serving.app import create_app
-    from gateway.serving.composition import Gateway
+    from gateway.serving.gateway import Gateway
 
 __all__ = [
     "Gateway",
@@ -26,7 +26,7 @@ __all__ = [
 ]
 
 _MODULES: Final = {
-    "Gateway": "gateway.serving.composition",
+    "Gateway": "gateway.serving.gateway",
     "SdkEventStore": "gateway.integrations.mcp_sdk",
     "SdkSubscriptionBus": "gateway.integrations.mcp_sdk",
     "SessionMiddleware": "gateway.integrations.asgi",

@@ -123,7 +123,7 @@ def check(
 async def _compared(settings: Settings) -> list[str]:
     """Warnings about what servers list. Raises `ConfigurationError`: the policy does not fit it."""
     from gateway.observability.logs import configure_logging
-    from gateway.serving.composition import Gateway
+    from gateway.serving.gateway import Gateway
     from gateway.upstreams.review import CORRECT, MEND, asking, review
     from session_store import KeyRing, MemoryBackend
 

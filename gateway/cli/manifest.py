@@ -4,7 +4,7 @@ from typing import Any
 
 from gateway.config.settings import Settings
 from gateway.protocol.catalog import named
-from gateway.serving.composition import Gateway
+from gateway.serving.gateway import Gateway
 from gateway.upstreams.review import asking
 from session_store import Context, KeyRing, MemoryBackend
 

@@ -6,7 +6,7 @@ from typing import Final
 
 from gateway.config.settings import ConfigurationError, Settings
 from gateway.doctor.findings import Finding, bad, doubtful, good
-from gateway.serving.composition import Gateway
+from gateway.serving.gateway import Gateway
 from gateway.upstreams.review import asking, review
 from session_store import KeyRing, MemoryBackend
 

@@ -16,7 +16,7 @@ from transports.inbound.http import Guard, Receive, Scope, Send, peer_of, send_j
 from transports.inbound_port import Refused, Request
 
 if TYPE_CHECKING:
-    from gateway.serving.composition import Gateway
+    from gateway.serving.gateway import Gateway
 
 __all__ = ["SCOPE_KEY", "SessionMiddleware"]
 

@@ -9,7 +9,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from gateway.config.settings import Settings
-from gateway.serving.composition import Gateway
+from gateway.serving.gateway import Gateway
 from gateway.serving.paths import HEALTH, JWKS, READY
 from session_store import Backend
 from transports.inbound.http import Receive, Scope, Send

@@ -9,7 +9,7 @@ from typing import Final
 
 from gateway.config.settings import Settings
 from gateway.serving.app import create_app
-from gateway.serving.composition import Gateway
+from gateway.serving.gateway import Gateway
 from gateway.serving.paths import ALL
 from transports.inbound.connected import Connected
 from transports.inbound.inside import Inside

@@ -21,7 +21,7 @@ from session_store import Context, Principal, Session
 from session_store.session import new_session_id, redact
 from transports.upstream_port import UpstreamUnavailable
 
-__all__ = ["PrestartPool"]
+__all__ = ["PrestartPool", "PrestartShelf"]
 
 logger = logging.getLogger(__name__)
 
@@ -62,16 +62,59 @@ class _Kit:
         await asyncio.gather(*(part.close() for part in self.parts.values()), return_exceptions=True)
 
 
-class PrestartPool:
-    """Pools of kits, one for each environment."""
+class PrestartShelf:
+    """The kits of sessions that are open: each process is taken once, by the server it was started for."""
 
-    def __init__(self, servers_of: Callable[[str, Context], Sequence[ConfiguredUpstream]]) -> None:
+    def __init__(self) -> None:
+        self._kits: dict[str, _Kit] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+
+    def put(self, kit: _Kit) -> None:
+        """Keep the kit for its session."""
+        self._kits[kit.session.id] = kit
+
+    def part(self, session: Session, server: str) -> Prepared | None:
+        """The process of that server that was started for the session, once."""
+        kit = self._kits.get(session.id)
+        part = None if kit is None else kit.parts.pop(server, None)
+        if kit is not None and not kit.parts:
+            del self._kits[session.id]
+        return part
+
+    def forget(self, session_id: str) -> None:
+        """That session is over: what it has not used of its kit ends."""
+        kit = self._kits.pop(session_id, None)
+        if kit is not None:
+            self.close_soon(kit)
+
+    def close_soon(self, kit: _Kit) -> None:
+        """End the processes of a kit in the background."""
+        self.finish(asyncio.create_task(kit.close()))
+
+    def finish(self, task: asyncio.Task[None]) -> None:
+        """Wait for that task in `close`."""
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+    async def close(self) -> None:
+        """End everything."""
+        for session_id in list(self._kits):
+            self.forget(session_id)
+        while self._closing:  # what is being made when it is cancelled has something to end as well
+            await asyncio.gather(*self._closing, return_exceptions=True)
+
+
+class PrestartPool:
+    """Pools of kits, one for each environment. `servers_of` gives the servers of a path that are started ahead."""
+
+    def __init__(
+        self, shelf: PrestartShelf, servers_of: Callable[[str, Context], Sequence[ConfiguredUpstream]]
+    ) -> None:
+        self._shelf = shelf
         self._servers_of = servers_of
         self._pools: OrderedDict[_Environment, _Pool] = OrderedDict()
-        self._given: dict[str, _Kit] = {}
         self._open: set[str] = set()
         self._at_once = asyncio.Semaphore(AT_ONCE)
-        self._closing: set[asyncio.Task[None]] = set()
 
     @contextlib.contextmanager
     def beginning(self, session: Session) -> Iterator[Session]:
@@ -83,7 +126,7 @@ class PrestartPool:
             yield begun
         finally:
             if begun.id not in self._open:
-                self.forget(begun.id)
+                self._shelf.forget(begun.id)
             self._open.discard(begun.id)
 
     def _begin(self, session: Session) -> Session:
@@ -100,9 +143,9 @@ class PrestartPool:
         while pool.kits:
             kit = pool.kits.pop(0)
             if kit.is_good:
-                self._given[kit.session.id] = kit
+                self._shelf.put(kit)
                 return replace(session, id=kit.session.id)
-            self._close_soon(kit)
+            self._shelf.close_soon(kit)
         return session
 
     def opened(self, session: Session) -> None:
@@ -112,20 +155,6 @@ class PrestartPool:
         pool = self._pools.get(environment)
         if pool is not None and pool.filling is None:
             pool.filling = asyncio.create_task(self._fill(pool))
-
-    def part(self, session: Session, server: str) -> Prepared | None:
-        """The process of that server that was started for the session, once."""
-        kit = self._given.get(session.id)
-        part = None if kit is None else kit.parts.pop(server, None)
-        if kit is not None and not kit.parts:
-            del self._given[session.id]
-        return part
-
-    def forget(self, session_id: str) -> None:
-        """That session is over: what it has not used of its kit ends."""
-        kit = self._given.pop(session_id, None)
-        if kit is not None:
-            self._close_soon(kit)
 
     def sweep(self) -> None:
         """End kits that nobody has wanted for long."""
@@ -139,10 +168,7 @@ class PrestartPool:
         for pool in self._pools.values():
             self._drop(pool)
         self._pools.clear()
-        for session_id in list(self._given):
-            self.forget(session_id)
-        while self._closing:  # what is being made when it is cancelled has something to end as well
-            await asyncio.gather(*self._closing, return_exceptions=True)
+        await self._shelf.close()
 
     # -- making and ending kits
 
@@ -163,7 +189,7 @@ class PrestartPool:
             for server in servers:
                 kit.parts[server.name] = await server.prepare(kit.session)
         except BaseException:
-            self._close_soon(kit)
+            self._shelf.close_soon(kit)
             raise
         pool.kits.append(kit)
         logger.debug("processes were started ahead", extra={"session": redact(kit.session.id)})
@@ -171,13 +197,7 @@ class PrestartPool:
     def _drop(self, pool: _Pool) -> None:
         if pool.filling is not None:
             pool.filling.cancel()
-            self._closing.add(pool.filling)
-            pool.filling.add_done_callback(self._closing.discard)
+            self._shelf.finish(pool.filling)
         for kit in pool.kits:
-            self._close_soon(kit)
+            self._shelf.close_soon(kit)
         pool.kits.clear()
-
-    def _close_soon(self, kit: _Kit) -> None:
-        task = asyncio.create_task(kit.close())
-        self._closing.add(task)
-        task.add_done_callback(self._closing.discard)

@@ -11,7 +11,7 @@ import yaml
 from mcp import Client
 
 from gateway.config.settings import load_settings
-from gateway.serving.composition import HAND_OVER_S
+from gateway.serving.drain import HAND_OVER_S
 from gateway.serving.paths import HEALTH, READY
 from gateway.serving.uvicorn_server import DRAIN_TIMEOUT_S
 from tests.requirements import requirement

@@ -15,7 +15,7 @@ from gateway.cluster.envelope import Envelopes
 from gateway.cluster.ownership import LEASE_S, Cluster
 from gateway.config.settings import Settings
 from gateway.serving.app import create_app
-from gateway.serving.composition import Gateway
+from gateway.serving.gateway import Gateway
 from session_store import KeyRing, MemoryBackend
 from session_store.testing import FakeClock, a_session
 from tests.requirements import requirement
@@ -116,12 +116,12 @@ async def test_two_that_do_not_find_each_other_do_not_take_a_session_in_turn(
         opened = await counted(at_one, "")
         session = opened.headers["mcp-gateway-session"]
         for gateway in (one, other):
-            assert gateway._membership is not None
+            assert gateway.parts.http.membership is not None
 
             async def refused(address: str) -> Any:
                 raise PeerRefused
 
-            monkeypatch.setattr(gateway._membership._peers._pool, "open", refused)
+            monkeypatch.setattr(gateway.parts.http.membership._peers._pool, "open", refused)
         assert tool_text(await counted(at_other, session)) == "1", "it may have died: it is taken over at once"
         epochs = []
         for _ in range(4):
@@ -173,10 +173,11 @@ async def test_what_was_taken_is_contested_until_the_other_has_answered_or_its_l
 async def test_a_gateway_says_why_it_is_not_found(redis_server: RunningRedis) -> None:
     ring = KeyRing(["k" * 40])
     async with inside(redis_server) as (one, _), inside(redis_server) as (other, _):
-        assert one._cluster is not None and other._cluster is not None
-        address, name = one._cluster.address, one._cluster.replica
+        cluster, peer = one.parts.foundation.cluster, other.parts.foundation.cluster
+        assert cluster is not None and peer is not None
+        address, name = cluster.address, cluster.replica
         assert await reaching.why_not_found(address, name, Envelopes(ring)) == ""
-        asked = reaching.why_not_found(other._cluster.address, name, Envelopes(ring))
+        asked = reaching.why_not_found(peer.address, name, Envelopes(ring))
         assert await asked == "another gateway process answers there"
         foreign = Envelopes(KeyRing(["x" * 40]))
         assert "other keys" in await reaching.why_not_found(address, name, foreign)

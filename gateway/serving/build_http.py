@@ -1,0 +1,149 @@
+"""Builds what clients and peers reach."""
+
+from collections.abc import Mapping
+
+from gateway.bridge.request_state import RequestStateSeal
+from gateway.cluster.envelope import Envelopes
+from gateway.cluster.forwarded import PeerListener
+from gateway.cluster.forwarding import Forwarding
+from gateway.cluster.membership import Membership
+from gateway.cluster.ownership import Cluster
+from gateway.cluster.peer_requests import PeerRequests
+from gateway.cluster.reachability import Reachability
+from gateway.errors import too_much_in_flight
+from gateway.relay.intake import Intake
+from gateway.relay.legacy import LegacyClients
+from gateway.relay.legacy_handshake import LegacyHandshake
+from gateway.relay.modern import ModernClients
+from gateway.relay.pipeline import Pipeline
+from gateway.serving.parts import Callers, Foundation, Http, Resolution, Servers, SessionParts
+from session_store import Purpose
+from transports.inbound.addresses import Addresses
+from transports.inbound.bodies import Bodies
+from transports.inbound.http_sse import HttpSse
+from transports.inbound.limits import Limited
+from transports.inbound.streamable_http import StreamableHttp
+
+__all__ = ["build_http"]
+
+
+def build_http(
+    base: Foundation, callers: Callers, sessions: SessionParts, servers: Servers, resolution: Resolution
+) -> Http:
+    """What clients reach, and what forwards requests to the replica that owns their session."""
+    options, cluster = base.settings.gateway, base.cluster
+    pipeline = _pipeline(base, callers, sessions, servers, resolution)
+    bodies = Bodies(options.limits.all_in_flight_bytes, base.metrics.limited, too_much_in_flight)
+    envelopes = Envelopes(base.ring, base.clock)
+    peers = None if cluster is None else PeerRequests(cluster, envelopes, base.request_log)
+    forwarding = None
+    if cluster is not None and peers is not None:
+        forwarding = Forwarding(cluster, peers, callers.guard, take_over=sessions.attacher.take_over)
+    endpoints = {
+        path: StreamableHttp(
+            pipeline,
+            path,
+            guard=callers.guard,
+            bodies=bodies,
+            limits=base.limits,
+            refusals=base.metrics.limited,
+            poll_after_s=options.limits.poll_after_s,
+            forwarder=forwarding,
+        )
+        for path in servers.endpoints
+    }
+    membership = None
+    if cluster is not None and peers is not None:
+        membership = _membership(base, cluster, peers, envelopes, endpoints)
+    sse = _sse(base, callers, pipeline, endpoints) if options.sse else {}
+    return Http(endpoints=endpoints, sse=sse, membership=membership)
+
+
+def _pipeline(
+    base: Foundation, callers: Callers, sessions: SessionParts, servers: Servers, resolution: Resolution
+) -> Pipeline:
+    """What becomes of each request."""
+    options, endpoints, events = base.settings.gateway, servers.endpoints, base.backend.events
+    intake = Intake(
+        endpoints=endpoints,
+        events=events,
+        limits=options.limits,
+        rates=base.rates,
+        cluster=base.cluster,
+        watching=base.request_log,
+    )
+    handshake = LegacyHandshake(
+        initializer=resolution.initializer,
+        records=sessions.records,
+        lifecycle=sessions.lifecycle,
+        carriers=resolution.carriers,
+        endpoints=endpoints,
+    )
+    legacy = LegacyClients(
+        intake=intake,
+        handshake=handshake,
+        resolver=resolution.resolver,
+        records=sessions.records,
+        lifecycle=sessions.lifecycle,
+        endpoints=endpoints,
+        events=events,
+        result_meta=options.result_meta,
+    )
+    modern = ModernClients(
+        intake=intake,
+        resolver=resolution.resolver,
+        carriers=resolution.carriers,
+        endpoints=endpoints,
+        seal=RequestStateSeal(base.ring, base.clock),
+        result_meta=options.result_meta,
+    )
+    return Pipeline(
+        watching=base.request_log,
+        rates=base.rates,
+        identity=callers.identity,
+        audit=base.audit,
+        legacy=legacy,
+        modern=modern,
+    )
+
+
+def _membership(
+    base: Foundation,
+    cluster: Cluster,
+    peers: PeerRequests,
+    envelopes: Envelopes,
+    endpoints: Mapping[str, StreamableHttp],
+) -> Membership:
+    """How the other gateways on the store reach this one."""
+    options, limited = base.settings.gateway, base.metrics.limited
+    return Membership(
+        cluster,
+        listener=PeerListener(
+            cluster.replica, envelopes, endpoints, base.limits, refused=lambda: limited.update((Limited.HOP,))
+        ),
+        peers=peers,
+        reachability=Reachability(cluster, envelopes),
+        listen=options.internal or options.advertise or f"{options.host}:0",
+        advertise=options.advertise,
+    )
+
+
+def _sse(
+    base: Foundation, callers: Callers, pipeline: Pipeline, endpoints: Mapping[str, StreamableHttp]
+) -> dict[str, HttpSse]:
+    """The paths of the transport of 2024-11-05."""
+    addresses = Addresses(base.ring.derive(Purpose.CONNECTION))
+    served: dict[str, HttpSse] = {}
+    for path, endpoint in endpoints.items():
+        front = HttpSse(
+            endpoint,
+            pipeline,
+            path,
+            base.backend.bus,
+            guard=callers.guard,
+            addresses=addresses,
+            body_limit=base.settings.gateway.limits.body_bytes,
+        )
+        stream = path.removesuffix("/mcp") + "/sse"
+        served |= {stream: front, f"{stream}/messages": front}
+    return served

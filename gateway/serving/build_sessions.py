@@ -1,0 +1,91 @@
+"""Builds what keeps sessions, and what resolves which session a request belongs to."""
+
+from collections.abc import Sequence
+
+from gateway.calls.live_session import LiveSession
+from gateway.identity.context_rules import ContextRules
+from gateway.serving.parts import Foundation, Resolution, Servers, SessionParts
+from gateway.sessions.attach import SessionAttacher
+from gateway.sessions.cached_record import CachedRecords
+from gateway.sessions.carriers import Carriers
+from gateway.sessions.lifecycle import SessionLifecycle
+from gateway.sessions.lookup import SessionLookup
+from gateway.sessions.opening import SessionOpener
+from gateway.sessions.reattach import InitializeResolver
+from gateway.sessions.record_limits import RecordLimits
+from gateway.sessions.records import SessionRecords
+from gateway.sessions.resolve import SessionResolver
+from gateway.upstreams.prestart import PrestartPool
+from gateway.upstreams.upstream import ConfiguredUpstream
+from session_store import Context
+from transports.listeners import Listeners
+
+__all__ = ["build_resolution", "build_sessions"]
+
+
+def build_sessions(base: Foundation) -> SessionParts:
+    """The records of sessions, and their life."""
+    options, store = base.settings.gateway, base.backend.sessions
+    policy, trust = options.policy, options.session.trust
+    rules = ContextRules(policy.rules, trust, trust_announced=policy.trust_announced_workspace)
+    record_limits = RecordLimits(options.limits.record_bytes, base.metrics.limited)
+    closed: Listeners[LiveSession] = Listeners()
+    lifecycle = SessionLifecycle(
+        store=store,
+        bus=base.backend.bus,
+        audit=base.audit,
+        live=base.live,
+        quotas=base.quotas,
+        cluster=base.cluster,
+        on_close=closed.notify,
+    )
+    base.taken_over.add(lifecycle.taken_over)
+    return SessionParts(
+        rules=rules,
+        record_limits=record_limits,
+        records=SessionRecords(store, record_limits),
+        lifecycle=lifecycle,
+        attacher=SessionAttacher(store=store, live=base.live, cluster=base.cluster, rules=rules, audit=base.audit),
+        closed=closed,
+    )
+
+
+def build_resolution(base: Foundation, sessions: SessionParts, servers: Servers) -> Resolution:
+    """Which session a request belongs to: one that it carries, or a new one, for which processes may be started."""
+    settings, store = base.settings.gateway.session, base.backend.sessions
+
+    def servers_ahead(path: str, context: Context) -> Sequence[ConfiguredUpstream]:
+        # An app of the operator's own, behind the middleware, has sessions and no servers.
+        return servers.endpoints[path].warm_servers(context) if path in servers.endpoints else []
+
+    prestart = PrestartPool(servers.prestarted, servers_ahead)
+    opener = SessionOpener(
+        lifecycle=sessions.lifecycle,
+        attacher=sessions.attacher,
+        settings=settings,
+        rules=sessions.rules,
+        prestart=prestart,
+        cluster=base.cluster,
+        clock=base.clock,
+    )
+    carriers = Carriers(base.ring, cookie=settings.cookie)
+    lookup = SessionLookup(store, carriers, base.audit)
+    resolver = SessionResolver(
+        store=store,
+        lookup=lookup,
+        live=base.live,
+        cached=CachedRecords(sessions.rules, base.cluster, base.clock),
+        attacher=sessions.attacher,
+        opener=opener,
+        settings=settings,
+    )
+    initializer = InitializeResolver(
+        resolver=resolver,
+        lookup=lookup,
+        attacher=sessions.attacher,
+        opener=opener,
+        limits=sessions.record_limits,
+        settings=settings,
+        audit=base.audit,
+    )
+    return Resolution(carriers=carriers, resolver=resolver, initializer=initializer, prestart=prestart)

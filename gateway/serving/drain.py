@@ -1,0 +1,89 @@
+"""Draining: streams end, and sessions are handed to other replicas, each as soon as its calls are answered."""
+
+import asyncio
+import contextlib
+from typing import Final
+
+import msgspec
+
+from gateway.calls.live_session import LiveSession, LiveSessions
+from gateway.cluster.ownership import Cluster
+from gateway.serving.readiness import Readiness
+from gateway.serving.state import ServingState
+from gateway.sessions.lifecycle import SessionLifecycle
+from session_store import StoreUnavailable
+from transports.jsonrpc import Message
+
+__all__ = ["HAND_OVER_S", "Drain"]
+
+HAND_OVER_S: Final = 10.0
+"""How long a drain waits for sessions whose calls are still being answered."""
+
+LINGER_S: Final = 2.0
+"""How long a gateway with peers serves requests that still come, until load balancers have seen that it is not ready.
+If idle connections were closed at once, a request on its way on one of them would be lost."""
+
+_COMPLETE: Final = msgspec.Raw(b'{"resultType":"complete"}')
+
+
+class Drain:
+    """Implements `admin.replica.Serving`."""
+
+    def __init__(
+        self,
+        *,
+        state: ServingState,
+        readiness: Readiness,
+        live: LiveSessions,
+        lifecycle: SessionLifecycle,
+        cluster: Cluster | None,
+    ) -> None:
+        self._state = state
+        self._readiness = readiness
+        self._live = live
+        self._lifecycle = lifecycle
+        self._cluster = cluster
+
+    @property
+    def is_draining(self) -> bool:
+        return self._state.is_draining
+
+    async def is_ready(self) -> bool:
+        return await self._readiness.is_ready()
+
+    async def drain(self) -> None:
+        self._state.start_draining()
+        for live in self._live:
+            _end_streams(live)
+        if self._cluster is not None:
+            linger_s = LINGER_S if await self._has_peers(self._cluster) else 0.0
+            await asyncio.gather(self._hand_over(), asyncio.sleep(linger_s))
+
+    def admit(self) -> None:
+        self._state.stop_draining()
+
+    @staticmethod
+    async def _has_peers(cluster: Cluster) -> bool:
+        """True if requests can go elsewhere. If the store does not answer, they are assumed to."""
+        try:
+            return await cluster.another() is not None
+        except StoreUnavailable:
+            return True
+
+    async def _hand_over(self) -> None:
+        loop = asyncio.get_running_loop()
+        until = loop.time() + HAND_OVER_S
+        with contextlib.suppress(StoreUnavailable):
+            # Calls end in many places: polling for some seconds is simpler than a notification from each.
+            while not await self._lifecycle.release_idle() and loop.time() < until:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+
+
+def _end_streams(live: LiveSession) -> None:
+    """End the session's streams and subscriptions, so that the client asks another replica for them."""
+    live.leave()
+    for exchange in list(live.exchanges.values()):
+        if exchange.is_subscription:
+            exchange.finish(Message(jsonrpc="2.0", id=0, result=_COMPLETE))
+            if exchange.conversation is not None:
+                exchange.conversation.cancel(exchange, "the gateway stops")

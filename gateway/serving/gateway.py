@@ -1,0 +1,95 @@
+"""The gateway as the programs of others hold it: its parts by name, and its life as context managers."""
+
+import contextlib
+from collections.abc import AsyncIterator, Callable, Mapping
+from time import time
+from typing import Any
+
+from gateway.config.settings import Settings
+from gateway.context.state_api import state_api
+from gateway.serving.asserted_state import AssertedState
+from gateway.serving.composition import compose
+from gateway.serving.lifecycle import Lifecycle
+from gateway.serving.paths import HEALTH, READY
+from session_store import Backend, KeyRing, Session
+from session_store.context import tool_session
+from session_store.tool_session import ToolSession
+
+__all__ = ["Gateway"]
+
+
+class Gateway:
+    """One gateway process, put together from its settings. It serves inside `running` or `lifespan`."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        store: Backend | None = None,
+        servers: Mapping[str, Any] | None = None,
+        ring: KeyRing | None = None,
+        clock: Callable[[], float] = time,
+    ) -> None:
+        parts = compose(settings, store=store, servers=servers, ring=ring, clock=clock)
+        base, callers, served, resolution = parts.foundation, parts.callers, parts.servers, parts.resolution
+        self.parts = parts
+        self._lifecycle = Lifecycle(parts)
+        self._state = base.state
+        self.audit = base.audit
+        self.metrics = base.metrics
+        self.rates = base.rates
+        self.limits = base.limits
+        self.identity = callers.identity
+        self.metadata = callers.metadata
+        self.guard = callers.guard
+        self.upstreams = served.upstreams
+        self.policy = served.policy
+        self.calls = served.tool_calls
+        self.assertions = served.assertions
+        self.carriers = resolution.carriers
+        self.resolver = resolution.resolver
+        self.endpoints = parts.http.endpoints
+        self.fronts = parts.http.sse
+        self.paths = (*self.endpoints, *self.fronts, HEALTH, READY)
+        self.operator_routes = parts.operating.routes
+        asserted = AssertedState(served.assertions, base.backend.sessions, served.link_resources, base.audit)
+        self.state_api = state_api(asserted.of)
+
+    @property
+    def is_running(self) -> bool:
+        """True if it serves what comes."""
+        return self._state.is_running
+
+    @property
+    def is_draining(self) -> bool:
+        """True if it hands its sessions to other replicas."""
+        return self._state.is_draining
+
+    async def is_ready(self) -> bool:
+        """True if new requests can be served."""
+        return await self.parts.drain.is_ready()
+
+    def tool_session(self, session: Session) -> ToolSession:
+        """A session as tools in this process see it."""
+        backend = self.parts.foundation.backend
+        return tool_session(session, sessions=backend.sessions, state=backend.state)
+
+    async def try_store(self) -> None:
+        """Open the store and close it again. Raises `ConfigurationError`: it cannot be used."""
+        await self._lifecycle.try_store()
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Serve inside the block. At its end every server that was started has ended."""
+        async with self._lifecycle.running():
+            yield
+
+    @contextlib.asynccontextmanager
+    async def lifespan(self, _: Any) -> AsyncIterator[None]:
+        """For the app that serves or mounts this gateway: `Starlette(lifespan=gateway.lifespan)`."""
+        async with self._lifecycle.running():
+            yield
+
+    async def drain(self) -> None:
+        """End open streams and hand the sessions to other replicas. It is not ready from now on."""
+        await self.parts.drain.drain()

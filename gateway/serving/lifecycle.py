@@ -1,0 +1,146 @@
+"""The life of one gateway process: it opens the store, joins its peers, serves, and leaves no process behind."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+from time import time
+from typing import Final
+
+from gateway.config.settings import ConfigurationError
+from gateway.observability.otel import flush
+from gateway.serving.own_process import hide, why_in_sight
+from gateway.serving.parts import Parts
+from gateway.sessions.lifecycle import ENDED
+from gateway.upstreams.review import compare
+from session_store import StoreError, StoreUnavailable
+from transports.tasks import Tasks
+
+__all__ = ["Lifecycle"]
+
+logger = logging.getLogger(__name__)
+
+SWEEP_EVERY_S: Final = 1.0
+"""How often ended sessions are removed and sessions in use kept alive; more often where sessions live short."""
+
+_PROBED_WITHIN_S: Final = 10.0
+"""How long the start waits for the first answers of servers."""
+
+
+class Lifecycle:
+    """Runs the parts. Builds none."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        session = parts.foundation.settings.gateway.session
+        self._sweep_every_s = min(SWEEP_EVERY_S, session.unconfirmed_ttl_s / 3, session.idle_ttl_s / 3)
+
+    async def try_store(self) -> None:
+        """Open the store and close it again. Raises `ConfigurationError`: it cannot be used."""
+        await self._open_store()
+        await self._parts.foundation.backend.close()
+
+    async def _open_store(self) -> None:
+        try:
+            await self._parts.foundation.backend.open()
+        except StoreError as error:
+            raise ConfigurationError(f"gateway.store: {error}") from None
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Serve inside the block. At its end every server that was started has ended.
+
+        Raises:
+            ConfigurationError: the store or the advertised address cannot be used, or the policy does not fit what
+                servers list.
+        """
+        base, servers, http = self._parts.foundation, self._parts.servers, self._parts.http
+        hide()  # an app that embeds the gateway has not closed its process to the servers yet
+        if any(entry.settings.command for entry in servers.upstreams) and (why := why_in_sight()):
+            logger.warning("servers without a sandbox can read this process's memory and environment: %s", why)
+        await self._open_store()
+        async with contextlib.AsyncExitStack() as stack:
+            stack.push_async_callback(base.backend.close)
+            stack.callback(servers.link_resources.close)
+            await stack.enter_async_context(servers.fork_server)
+            if http.membership is not None:
+                await stack.enter_async_context(http.membership.joined())
+            probes = [upstream.probe() for upstream in servers.upstreams]
+            upkeep = self._start_upkeep()
+            try:
+                if probes:  # a client's first discovery finds the answers
+                    await asyncio.wait(probes, timeout=_PROBED_WITHIN_S)
+                await compare(servers.upstreams, base.settings.gateway.policy, servers.tool_calls)
+                base.state.start()
+                yield
+            finally:
+                base.state.stop()
+                await upkeep.close()
+                await self._release()
+                if base.request_log.tracing is not None:
+                    await flush()
+
+    def _start_upkeep(self) -> Tasks:
+        """What runs for as long as the gateway does."""
+        tasks, membership = Tasks("gateway"), self._parts.http.membership
+        work = [self._sweep(), self._follow_ends(), self._end_seconds()]
+        if membership is not None:
+            work += [*membership.upkeep(), self._parts.operating.queries.listen()]
+        for one in work:
+            tasks.spawn(one)
+        return tasks
+
+    async def _release(self) -> None:
+        """End the servers and release the sessions, which live on in a store that outlives this process."""
+        base, sessions = self._parts.foundation, self._parts.sessions.lifecycle
+        with contextlib.suppress(StoreUnavailable):
+            await sessions.keep_alive()
+            await base.audit.flush()
+        held = [live.session for live in base.live]
+        await asyncio.gather(
+            *(sessions.close(session.id, over=False) for session in held),
+            *(upstream.close() for upstream in self._parts.servers.upstreams),
+            sessions.settled(),
+            return_exceptions=True,
+        )
+        base.request_log.another_second(time())
+        await self._parts.resolution.prestart.close()
+        await base.quotas.settled()
+        if base.cluster is not None:
+            with contextlib.suppress(StoreUnavailable):
+                await asyncio.gather(*(base.cluster.release(session) for session in held))
+                await base.cluster.leave()
+
+    async def _sweep(self) -> None:
+        is_silent = False
+        while True:
+            await asyncio.sleep(self._sweep_every_s)
+            try:
+                self._parts.resolution.prestart.sweep()
+                await self._parts.sessions.lifecycle.sweep()
+                if is_silent:
+                    logger.info("the session store answers again")
+                is_silent = False
+            except StoreUnavailable as error:
+                if not is_silent:
+                    logger.warning("the session store does not answer: %s", error)
+                is_silent = True
+
+    async def _end_seconds(self) -> None:
+        """End a second in the history of the metrics, second by second."""
+        loop, base = asyncio.get_running_loop(), self._parts.foundation
+        while True:
+            began = loop.time()
+            await asyncio.sleep(1.0)
+            base.metrics.record_loop_lag(loop.time() - began - 1.0)
+            base.request_log.another_second(time())
+
+    async def _follow_ends(self) -> None:
+        """Close the sessions that end on other replicas."""
+        while True:
+            try:
+                bus, lifecycle = self._parts.foundation.backend.bus, self._parts.sessions.lifecycle
+                async with bus.subscribed(ENDED, lifecycle.ended_elsewhere):
+                    await asyncio.Event().wait()
+            except StoreUnavailable:
+                await asyncio.sleep(self._sweep_every_s)

@@ -1,0 +1,148 @@
+"""The parts of one gateway process, in the order in which they are built. Values: nothing here does anything."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from starlette.routing import BaseRoute
+
+from gateway.admin.peers import PeerQueries
+from gateway.calls.live_session import LiveSession, LiveSessions
+from gateway.cluster.membership import Membership
+from gateway.cluster.ownership import Cluster
+from gateway.config.settings import Settings
+from gateway.context.assertion import Assertions
+from gateway.context.link_resources import LinkResourceProvider
+from gateway.identity.authenticate import Identity
+from gateway.identity.context_rules import ContextRules
+from gateway.identity.resource_metadata import ResourceMetadata
+from gateway.observability.audit import Audit
+from gateway.observability.metrics import Metrics
+from gateway.observability.request_log import RequestLog
+from gateway.policy.decisions import Policy
+from gateway.policy.quotas import PrincipalQuotas
+from gateway.policy.rate_limits import RateLimits
+from gateway.policy.tool_calls import ToolCalls
+from gateway.relay.endpoint import Endpoint
+from gateway.serving.drain import Drain
+from gateway.serving.state import ServingState
+from gateway.sessions.attach import SessionAttacher
+from gateway.sessions.carriers import Carriers
+from gateway.sessions.lifecycle import SessionLifecycle
+from gateway.sessions.reattach import InitializeResolver
+from gateway.sessions.record_limits import RecordLimits
+from gateway.sessions.records import SessionRecords
+from gateway.sessions.resolve import SessionResolver
+from gateway.upstreams.prestart import PrestartPool, PrestartShelf
+from gateway.upstreams.upstream import ConfiguredUpstream
+from session_store import Backend, KeyRing
+from transports.inbound.http import Guard
+from transports.inbound.http_sse import HttpSse
+from transports.inbound.limits import Limits
+from transports.inbound.streamable_http import StreamableHttp
+from transports.listeners import Listeners
+from transports.upstream.spawn import ForkServer
+
+__all__ = ["Callers", "Foundation", "Http", "Operating", "Parts", "Resolution", "Servers", "SessionParts"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Foundation:
+    """What all others build on: the store, the keys, the clock, what is observed, and whether this process serves.
+
+    `cluster` is None where the store serves one gateway only.
+    """
+
+    settings: Settings
+    ring: KeyRing
+    clock: Callable[[], float]
+    backend: Backend
+    live: LiveSessions
+    metrics: Metrics
+    request_log: RequestLog
+    audit: Audit
+    cluster: Cluster | None
+    taken_over: Listeners[str]
+    """Ids of sessions that another replica took from this one."""
+    state: ServingState
+    limits: Limits
+    rates: RateLimits
+    quotas: PrincipalQuotas
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Callers:
+    """Who calls, and which `Host` and `Origin` are served."""
+
+    identity: Identity
+    metadata: ResourceMetadata
+    guard: Guard
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionParts:
+    """The records and the life of sessions. `closed` is notified of each live session that this replica closes."""
+
+    rules: ContextRules
+    record_limits: RecordLimits
+    records: SessionRecords
+    lifecycle: SessionLifecycle
+    attacher: SessionAttacher
+    closed: Listeners[LiveSession]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Servers:
+    """The servers, what they are given, and what may be done with them."""
+
+    upstreams: list[ConfiguredUpstream]
+    fork_server: ForkServer
+    prestarted: PrestartShelf
+    link_resources: LinkResourceProvider
+    assertions: Assertions
+    policy: Policy
+    tool_calls: ToolCalls
+    endpoints: Mapping[str, Endpoint]
+    """By path."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resolution:
+    """Which session a request belongs to."""
+
+    carriers: Carriers
+    resolver: SessionResolver
+    initializer: InitializeResolver
+    prestart: PrestartPool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Http:
+    """What clients and peers reach."""
+
+    endpoints: Mapping[str, StreamableHttp]
+    """By path."""
+    sse: Mapping[str, HttpSse]
+    """HTTP+SSE by path, where it is switched on."""
+    membership: Membership | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operating:
+    """What operators reach, and what replicas ask each other for them."""
+
+    routes: list[BaseRoute]
+    queries: PeerQueries
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """All parts of a gateway."""
+
+    foundation: Foundation
+    callers: Callers
+    sessions: SessionParts
+    servers: Servers
+    resolution: Resolution
+    http: Http
+    drain: Drain
+    operating: Operating
