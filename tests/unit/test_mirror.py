@@ -19,7 +19,6 @@ HERE: Final = Path(__file__).parent
 FILES: Final = sorted(path for path in HERE.rglob("test_*.py") if path != Path(__file__))
 
 WITHOUT_TEST_YET: Final = {
-    "gateway/admin/charts.py",
     "gateway/calls/shared_server.py",
     "gateway/identity/request_context.py",
     "session_store/audit.py",
@@ -30,7 +29,7 @@ WITHOUT_TEST_YET: Final = {
     "transports/inbound/modern.py",
 }
 """Pure modules that have no unit test. The list only shrinks: a new pure module comes with its tests."""
-AT_MOST: Final = 9
+AT_MOST: Final = 8
 
 NOT_HERE: Final = {
     "multiprocessing",

@@ -1,0 +1,32 @@
+"""`gateway.admin.charts`: what the pictures show of the last five minutes."""
+
+from gateway.admin.charts import Chart, charts_of
+from gateway.admin.reports import ReplicaReport
+from gateway.observability.metrics import Sample
+
+NOW = 1_000.5
+
+
+def report(*samples: Sample) -> ReplicaReport:
+    return ReplicaReport(replica="a", history=list(samples))
+
+
+def test_calls_of_all_replicas_add_up_and_the_slowest_is_shown() -> None:
+    one = report(Sample(999.9, 3, 1, 0.010, 0.020))
+    other = report(Sample(999.1, 4, 0, 0.001, 2.0))
+    calls, failures, latency = charts_of([one, other], NOW)
+    assert (calls.now, failures.now, latency.now) == ("7/s", "1/s", "10.00 ms · p99 2.00 s")
+    assert latency.names == ["p50", "p99"] and calls.names == []
+
+
+def test_what_is_older_than_five_minutes_is_left_out() -> None:
+    calls, _, latency = charts_of([report(Sample(600.0, 9, 9, 1.0, 1.0))], NOW)
+    assert calls.now == "0/s" and calls.top == "0/s" and latency.now == "no calls"
+
+
+def test_the_highest_value_touches_the_top_and_names_are_text() -> None:
+    chart = Chart("<Calls>", "/s", [("<b>", [0.0, 5.0, 10.0])], "10/s")
+    assert chart.top == "10/s"
+    assert 'points="596.0,120.0 598.0,60.0 600.0,0.0"' in chart.svg
+    assert "<b>" not in chart.svg and "&lt;b&gt;" in chart.svg and "&lt;Calls&gt;" in chart.svg
+    assert 'points=""' in Chart("Calls", "/s", [("calls", [])], "0/s").svg

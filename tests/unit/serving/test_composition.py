@@ -1,0 +1,30 @@
+"""`gateway.serving.composition`: which parts there are for which settings."""
+
+import dataclasses
+
+import pytest
+
+from gateway.config.settings import Settings
+from gateway.serving.composition import compose
+from session_store import KeyRing, MemoryBackend
+
+SETTINGS = {"mcpServers": {"demo": {"command": "demo"}}, "gateway": {"sse": True}}
+
+
+def test_each_server_has_a_path_of_its_own() -> None:
+    parts = compose(Settings.model_validate(SETTINGS), ring=KeyRing.ephemeral())
+    assert [*parts.http.endpoints] == ["/mcp", "/servers/demo/mcp"]
+    assert [*parts.http.sse] == ["/sse", "/sse/messages", "/servers/demo/sse", "/servers/demo/sse/messages"]
+    assert [upstream.name for upstream in parts.servers.upstreams] == ["demo"]
+    assert parts.http.membership is None and parts.foundation.cluster is None
+
+
+def test_a_store_that_is_given_is_used() -> None:
+    backend = MemoryBackend()
+    assert compose(Settings(), store=backend, ring=KeyRing.ephemeral()).foundation.backend is backend
+
+
+def test_the_parts_are_patched_by_nobody() -> None:
+    parts = compose(Settings(), ring=KeyRing.ephemeral())
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        parts.http = parts.http  # type: ignore[misc]  # what must not work
