@@ -1,8 +1,9 @@
 """Credentials → principal: who is calling. API keys, access tokens, headers of trusted proxies, or nobody."""
 
+import functools
 import ipaddress
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -13,7 +14,6 @@ from gateway.identity.context_rules import CredentialClaims, granted_by, granted
 from gateway.identity.key_digests import KeyDigests
 from gateway.identity.subjects import named_in_header, unusable
 from session_store import ANONYMOUS, Principal
-from transports.inbound_port import Request
 
 __all__ = ["API_KEY_ISSUER", "Authenticated", "Identity", "TrustedProxies"]
 
@@ -28,27 +28,27 @@ class Authenticated(msgspec.Struct, frozen=True):
 _ANYBODY: Final = Authenticated(ANONYMOUS)
 
 
+_CACHED_ADDRESSES: Final = 10_000
+
+
 class TrustedProxies:
-    """Whose word counts about where a request came from, and who sent it."""
+    """The proxies whose word counts about where a request came from, and who sent it."""
 
     def __init__(self, settings: ProxySettings | None) -> None:
         self.settings = settings
         networks = () if settings is None else settings.networks
         self._networks = [ipaddress.ip_network(network) for network in networks]
-        self._known: dict[str, bool] = {}
+        self._is_trusted = functools.lru_cache(maxsize=_CACHED_ADDRESSES)(self._is_in_a_network)
 
     def __contains__(self, address: object) -> bool:
-        if not self._networks or not isinstance(address, str) or not address:
+        return bool(self._networks) and isinstance(address, str) and self._is_trusted(address)
+
+    def _is_in_a_network(self, address: str) -> bool:
+        try:
+            parsed = ipaddress.ip_address(address)
+        except ValueError:
             return False
-        if address not in self._known:
-            if len(self._known) > 10_000:
-                self._known.clear()
-            try:
-                parsed = ipaddress.ip_address(address)
-            except ValueError:
-                return False
-            self._known[address] = any(parsed in network for network in self._networks)
-        return self._known[address]
+        return any(parsed in network for network in self._networks)
 
 
 class Identity:
@@ -76,21 +76,15 @@ class Identity:
         self._metadata_url = metadata_url
         self.proxies = TrustedProxies(auth.proxies)
         self._has_proxies = auth.proxies is not None
-        self._serves_anybody = allow_anonymous and not (self._keys or self._tokens or auth.proxies)
-
-    def known(self, request: Request) -> Authenticated | None:
-        """Who sent a request, where there is nothing to find out; else None."""
-        if request.forwarded is not None or self._has_proxies:
-            return None
-        if self._serves_anybody:
-            return _ANYBODY
-        scheme, _, credential = request.headers.get("authorization", "").partition(" ")
-        if not self._keys or scheme != "Bearer" or (self._tokens is not None and credential.count(".") == 2):
-            return None
-        return self._keys.holder(credential)
 
     async def authenticate(self, headers: Mapping[str, str], peer: str = "") -> Authenticated:
-        """Who sent these headers (lower-case names), on a connection from that address.
+        """As `known`, once an access token is verified."""
+        who = self.known(headers, peer)
+        return await self.verify(headers) if who is None else who
+
+    def known(self, headers: Mapping[str, str], peer: str = "") -> Authenticated | None:
+        """Who sent these headers (lower-case names), on a connection from that address. None while they carry an access
+        token that has to be verified first (`verify`).
 
         A credential that is presented must be good: a wrong key is never served as anonymous where keys are configured.
 
@@ -105,22 +99,26 @@ class Identity:
             if self._allow_anonymous:
                 return _ANYBODY
             raise self._refused("Authentication required: send Authorization: Bearer with your credential.")
-        scheme, _, credential = authorization.partition(" ")
-        credential = credential.strip()
-        if scheme.lower() != "bearer" or not credential:
+        scheme, credential = _credential(authorization)
+        if scheme != "bearer" or not credential:
             raise self._refused("Authentication required: the Authorization header must be Bearer and a credential.")
         if self._tokens is not None and credential.count(".") == 2:
-            return await self._by_token(self._tokens, credential)
+            verified = self._tokens.remembered(credential)
+            return None if verified is None else self._token_holder(*verified)
         return self._by_key(credential)
 
-    async def _by_token(self, tokens: AccessTokens, token: str) -> Authenticated:
+    async def verify(self, headers: Mapping[str, str]) -> Authenticated:
+        """Who holds the access token in these headers. Raises as `known`."""
+        assert self._tokens is not None
         try:
-            principal, claims = tokens.remembered(token) or await tokens.verify(token)
+            return self._token_holder(*await self._tokens.verify(_credential(headers["authorization"])[1]))
         except InsufficientScope as error:
             challenge = self._challenge("insufficient_scope", error.needed)
             raise insufficient_scope(f"The access token does not go far enough: {error}.", challenge) from None
         except InvalidToken as error:
             raise self._refused(f"The access token is not valid: {error}.", error="invalid_token") from None
+
+    def _token_holder(self, principal: Principal, claims: Mapping[str, Any]) -> Authenticated:
         return Authenticated(principal, granted_by(claims, self._claims[principal.issuer]))
 
     def _by_key(self, key: str) -> Authenticated:
@@ -130,7 +128,7 @@ class Identity:
         return holder
 
     def _vouched(self, headers: Mapping[str, str]) -> Authenticated | None:
-        """What a trusted proxy says; None when it says nothing of who calls."""
+        """The caller whom a trusted proxy names; None when it names nobody."""
         settings = self.proxies.settings
         if settings is None or not settings.subject_header:
             return None
@@ -151,6 +149,12 @@ class Identity:
 
     def _challenge(self, error: str, scope: str) -> str:
         """The parameters of `WWW-Authenticate: Bearer`."""
-        said = {"error": error, "scope": scope, "resource_metadata": self._metadata_url}
-        challenge = {"realm": "mcp-session-gateway"} | {name: value for name, value in said.items() if value}
+        parameters = {"error": error, "scope": scope, "resource_metadata": self._metadata_url}
+        challenge = {"realm": "mcp-session-gateway"} | {name: value for name, value in parameters.items() if value}
         return ", ".join(f'{name}="{value}"' for name, value in challenge.items())
+
+
+def _credential(authorization: str) -> tuple[str, str]:
+    """The scheme of an `Authorization` header, in lower case, and the credential."""
+    scheme, _, credential = authorization.partition(" ")
+    return scheme.lower(), credential.strip()

@@ -103,10 +103,12 @@ class Pipeline:
 
     async def _who(self, request: Request, correlation: str) -> RequestContext:
         """Who asks: what the headers prove, or what another replica has found them to."""
-        who = request.forwarded or self._identity.known(request)
+        who = request.forwarded
         if who is None:
             try:
-                who = await self._identity.authenticate(request.headers, request.peer)
+                who = self._identity.known(request.headers, request.peer)
+                if who is None:
+                    who = await self._identity.verify(request.headers)
             except Refused as refused:
                 self._audit.tell("refused", era=request.era, reason=str(refused))
                 raise
