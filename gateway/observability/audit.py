@@ -58,21 +58,22 @@ class Audit:
         self,
         event: Literal["created", "resumed", "expired", "evicted", "ended", "refused", "operated"],
         *,
-        session: Session | None = None,
-        session_id: str = "",
+        session: Session | str = "",
         era: str = "",
         principal: str = "",
         reason: str = "",
         tool: str = "",
     ) -> None:
-        """One event of one session; `session_id` where its record is not at hand."""
+        """Record one event. `session` is the session's record, or its id where the record is not at hand. `era` and
+        `principal` are those of the request, where there is no record."""
+        record = session if isinstance(session, Session) else None
         told = AuditEvent(
             at=self._clock(),
             event=event,
-            session=redact(session_id if session is None else session.id),
-            principal=principal if session is None else str(session.principal),
-            endpoint="" if session is None else session.endpoint,
-            era=era if session is None else session.era,
+            session=redact(session if isinstance(session, str) else session.id),
+            principal=principal if record is None else str(record.principal),
+            endpoint="" if record is None else record.endpoint,
+            era=era if record is None else record.era,
             reason=reason,
             correlation=CORRELATION.get(),
             tool=tool,

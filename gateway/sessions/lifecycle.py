@@ -93,7 +93,7 @@ class SessionLifecycle:
         for child in () if found is None else found.children:
             await self.end(child, f"{reason}, and this session was within it")
         if ended:
-            self._audit.tell("ended", session=found, session_id=session_id, reason=reason)
+            self._audit.tell("ended", session=found or session_id, reason=reason)
             if found is not None:
                 await self._quotas.session_over(found)
         closing = self._close_soon(session_id)
@@ -137,7 +137,7 @@ class SessionLifecycle:
         for gone in await self._store.sweep():
             live = self._live.get(gone.session_id)
             session = None if live is None else live.session
-            self._audit.tell(gone.reason, session=session, session_id=gone.session_id)
+            self._audit.tell(gone.reason, session=session or gone.session_id)
             if session is not None:
                 await self._quotas.session_over(session)
             self._close_soon(gone.session_id)
