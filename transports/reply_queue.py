@@ -49,6 +49,10 @@ class ReplyQueue:
         self._wake()
         return True
 
+    def abandon(self) -> None:
+        """Nobody reads the frames any more."""
+        self.abandoned = True
+
     def close(self) -> None:
         """Nothing more comes; the reader gets what is queued and then None."""
         self._closed = True

@@ -1,19 +1,19 @@
 """JWT access tokens (RFC 9068), verified by the keys their issuer publishes (RFC 7517), remembered until they end."""
 
-import asyncio
 import hashlib
 import logging
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final
 
 import httpx2
 import jwt
+from cachetools import FIFOCache
 
 from gateway.config.auth import JwtSettings
 from gateway.identity.subjects import unusable
 from session_store import Principal
+from transports.tasks import Tasks
 
 __all__ = ["AccessTokens", "InsufficientScope", "InvalidToken"]
 
@@ -64,7 +64,7 @@ class AccessTokens:
     def __init__(self, issuers: Sequence[JwtSettings], clock: Callable[[], float] = time.time) -> None:
         self._issuers = {settings.issuer: _Issuer(settings) for settings in issuers}
         self._clock = clock
-        self._good: OrderedDict[bytes, tuple[float, Principal, Mapping[str, Any]]] = OrderedDict()
+        self._good: FIFOCache[bytes, tuple[float, Principal, Mapping[str, Any]]] = FIFOCache(_REMEMBERED)
 
     def remembered(self, token: str) -> tuple[Principal, Mapping[str, Any]] | None:
         """As `verify`, of a token that was verified before and has not expired."""
@@ -93,8 +93,6 @@ class AccessTokens:
         principal = Principal(issuer=issuer.settings.issuer, subject=str(claims["sub"]))
         until = min(float(claims["exp"]), self._clock() + REMEMBERED_S)
         self._good[hashlib.sha256(token.encode()).digest()] = (until, principal, claims)
-        if len(self._good) > _REMEMBERED:
-            self._good.popitem(last=False)
         return principal, claims
 
 
@@ -105,15 +103,13 @@ class _Issuer:
         self.settings = settings
         self._keys: dict[str, jwt.PyJWK] = {}
         self._fetched_at = float("-inf")
-        self._fetching: asyncio.Task[None] | None = None
+        self._tasks = Tasks(f"keys of {settings.issuer}")
 
     async def key(self, name: str, header: Mapping[str, Any]) -> jwt.PyJWK:
         """The key of that id. Keys are read again when they are old, or when one is asked for that is not known."""
         age = time.monotonic() - self._fetched_at
         if age > KEYS_GOOD_FOR_S or (name not in self._keys and age > LOOK_AGAIN_S):
-            if self._fetching is None:
-                self._fetching = asyncio.create_task(self._fetch())
-            await asyncio.shield(self._fetching)
+            await self._tasks.share("fetch", self._fetch)
         if name not in self._keys:
             raise InvalidToken("it is signed with a key that its issuer does not publish")
         return self._keys[name]
@@ -130,7 +126,6 @@ class _Issuer:
             logger.warning("the keys of %s cannot be read: %s", self.settings.issuer, type(error).__name__)
         finally:
             self._fetched_at = time.monotonic()
-            self._fetching = None
 
     def checked(self, token: str, key: jwt.PyJWK, now: float) -> Mapping[str, Any]:
         """The claims of a token that is good for us. The algorithm is the operator's choice, never the token's."""

@@ -1,6 +1,5 @@
 """How many sessions and processes a principal may have, on all replicas together; who has no name, by address."""
 
-import asyncio
 import contextlib
 import logging
 import random
@@ -13,6 +12,7 @@ from gateway.config.policy import PolicySettings
 from gateway.errors import too_many
 from gateway.policy.rate_limits import RateLimits
 from session_store import Quotas, Session, SessionStore, StoreUnavailable
+from transports.tasks import Tasks
 
 __all__ = ["PrincipalQuotas"]
 
@@ -56,7 +56,7 @@ class PrincipalQuotas:
         self._rates = rates
         self._kept_s = kept_s + _OPENING_S
         self._full: TTLCache[str, bool] = TTLCache(4_096, _FULL_FOR_S)
-        self._returning: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks("quotas")
 
     async def session(self, session: Session) -> None:
         """Count a session that is about to be opened.
@@ -121,9 +121,7 @@ class PrincipalQuotas:
 
     def _give_back(self, key: str, name: str) -> None:
         self._full.pop(key, None)
-        task = asyncio.create_task(self._given_back(key, name))
-        self._returning.add(task)
-        task.add_done_callback(self._returning.discard)
+        self._tasks.spawn(self._given_back(key, name))
 
     async def _given_back(self, key: str, name: str) -> None:
         try:
@@ -132,8 +130,8 @@ class PrincipalQuotas:
             logger.warning("a process that ended still counts, until this gateway stops")
 
     async def settled(self) -> None:
-        """Until all that has ended has been given back."""
-        await asyncio.gather(*self._returning, return_exceptions=True)
+        """Wait until everything that has ended is given back."""
+        await self._tasks.settled()
 
 
 def _named(session: Session) -> str:

@@ -3,15 +3,16 @@
 Whoever has named nobody is counted by the network they come from: strangers must not use up what others have.
 """
 
-import asyncio
 import math
-from collections import OrderedDict
 from time import monotonic
 from typing import Final
+
+from cachetools import FIFOCache
 
 from gateway.config.policy import PolicySettings, RateSettings
 from gateway.errors import too_often
 from session_store import Principal, Rates, Session, StoreUnavailable
+from transports.tasks import Tasks
 
 __all__ = ["RateLimits"]
 
@@ -30,7 +31,7 @@ Key = tuple[str, str | Principal]
 class _Account:
     """What this replica has taken for one key and not spent yet; below 0, what it has spent and not taken yet."""
 
-    __slots__ = ("asking", "credit", "key", "left", "until")
+    __slots__ = ("credit", "key", "left", "until")
 
     def __init__(self, key: str, rate: RateSettings) -> None:
         self.key = key
@@ -38,10 +39,14 @@ class _Account:
         self.until = 0.0
         ahead = _ahead(rate)
         self.credit = ahead if ahead > 1 else 0
-        self.asking: asyncio.Task[float] | None = None
+
+    def add(self, taken: int, until: float) -> None:
+        """Put in what was taken from the common account; it is lost after `until`, by the monotonic clock."""
+        self.left += taken
+        self.until = until
 
     def spend(self, now: float) -> bool:
-        """Once, if there is something left."""
+        """Spend one. False if nothing is left."""
         if self.left > 0 and now > self.until:
             self.left = 0
         if self.left <= -self.credit:
@@ -62,7 +67,8 @@ class RateLimits:
         self._principal = settings.principal_rate
         self._opening = settings.opening_rate
         self._rates = rates
-        self._accounts: OrderedDict[Key, _Account] = OrderedDict()
+        self._accounts: FIFOCache[Key, _Account] = FIFOCache(_HELD)
+        self._tasks = Tasks("rate limits")
 
     async def message(self, principal: Principal, client: str) -> None:
         """Count a message of a client, whatever it is; `client` is the network it comes from.
@@ -96,17 +102,13 @@ class RateLimits:
         what, whose = key
         text = whose.key if isinstance(whose, Principal) else whose
         account = self._accounts[key] = _Account(f"{what}/{text}", rate)
-        if len(self._accounts) > _HELD:
-            self._accounts.popitem(last=False)
         return account
 
     async def _ask(self, account: _Account, rate: RateSettings) -> float:
         """Take from the common account and spend once: 0, or the seconds to wait."""
         while not account.spend(monotonic()):
             # Whoever comes meanwhile waits for the same answer, and asks anew when it was not enough for all.
-            if account.asking is None:
-                account.asking = asyncio.create_task(self._take(account, rate))
-            wait = await asyncio.shield(account.asking)
+            wait = await self._tasks.share(account, lambda: self._take(account, rate))
             if wait > 0:
                 return wait
         return 0.0
@@ -118,9 +120,7 @@ class RateLimits:
             if wait > 0 and ahead > 1:
                 ahead, wait = 1, await self._rates.take(account.key, rate.per_s, rate.burst, 1 + owed)
         except StoreUnavailable:
-            wait = 0.0  # its owner goes on while the store is away; so does the session
-        finally:
-            account.asking = None
+            wait = 0.0  # sessions go on while the store is away
         if wait <= 0:
-            account.left, account.until = account.left + owed + ahead, monotonic() + _GOOD_S
+            account.add(owed + ahead, monotonic() + _GOOD_S)
         return wait

@@ -71,7 +71,7 @@ class CallReply:
             live.exchanges[exchange.client_id] = exchange
 
     def cancel(self, reason: str) -> None:
-        self.replies.abandoned = True
+        self.replies.abandon()
         if self.replies is not self._exchange.replies:
             return  # it has been answered with a question, and waits
         if self._exchange.conversation is not None:
