@@ -15,6 +15,7 @@ from redis.asyncio import Redis
 from session_store.ports.errors import StoreUnavailable
 from session_store.redis.commands import Commands, Prepared, Script
 from session_store.redis.connection import TIMEOUT_S, Connection, ServerError
+from session_store.redis.shared_run import SharedRun
 
 __all__ = ["ClusterCommands", "slot_of"]
 
@@ -47,7 +48,7 @@ class ClusterCommands(Commands):
         self._slots: list[Place | None] = [None] * SLOTS
         self._is_stale = True
         self._read_at = 0.0
-        self._reading: asyncio.Task[None] | None = None
+        self._reading = SharedRun(self._read)
         self._next = 0
 
     async def run(self, *command: Any) -> Any:
@@ -109,19 +110,11 @@ class ClusterCommands(Commands):
     # -- who has which slot
 
     async def _read_slots(self) -> None:
-        """Concurrent callers share one reading, and what was read a moment ago will do."""
+        """Read the slot table anew, unless it was read a moment ago. Concurrent callers share one read."""
         loop = asyncio.get_running_loop()
         if self._masters and loop.time() - self._read_at < _REFRESH_S:
             return
-        if self._reading is None:
-            self._reading = asyncio.create_task(self._read())
-            self._reading.add_done_callback(self._read_done)
-        await asyncio.shield(self._reading)
-
-    def _read_done(self, task: asyncio.Task[None]) -> None:
-        self._reading = None
-        if not task.cancelled():
-            task.exception()  # told to those who waited
+        await self._reading.done()
 
     async def _read(self) -> None:
         failure: StoreUnavailable | None = None
@@ -171,8 +164,7 @@ class ClusterCommands(Commands):
         return self._connections[place]
 
     async def close(self) -> None:
-        if self._reading is not None:
-            self._reading.cancel()
+        self._reading.cancel()
         for connection in self._connections.values():
             connection.close()
         await asyncio.sleep(0)  # a connection that is cut is closed with the loop's next turn

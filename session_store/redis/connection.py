@@ -1,7 +1,7 @@
 """One connection to one Redis server, over which the commands of all requests are pipelined.
 
-redis-py knows URLs, TLS and credentials, and serves what is not asked for by every request; a round trip of its own
-costs ten times of what this does (docs/adr/0004-redis.md).
+redis-py handles URLs, TLS, credentials and rare commands. Its own round trip costs ten times as much as this one
+(docs/adr/0004-redis.md).
 """
 
 import asyncio
@@ -14,6 +14,7 @@ from redis.asyncio.sentinel import SentinelConnectionPool
 from redis.exceptions import RedisError
 
 from session_store.ports.errors import StoreUnavailable
+from session_store.redis.shared_run import SharedRun
 
 __all__ = ["TIMEOUT_S", "Connection", "ServerError"]
 
@@ -34,7 +35,7 @@ class Connection:
     def __init__(self, client: Redis) -> None:
         self._client = client
         self._transport: asyncio.Transport | None = None
-        self._connecting: asyncio.Task[None] | None = None
+        self._connecting = SharedRun(self._connect)
         self._wire: _Wire | None = None
         self._greeting: list[bytes] = []
         self._greeted: list[asyncio.Future[Any]] = []
@@ -74,15 +75,7 @@ class Connection:
 
     async def open(self) -> None:
         """Be connected. Concurrent callers share one attempt. Raises `StoreUnavailable`."""
-        if self._connecting is None:
-            self._connecting = asyncio.create_task(self._connect())
-            self._connecting.add_done_callback(self._connect_done)
-        await asyncio.shield(self._connecting)
-
-    def _connect_done(self, task: asyncio.Task[None]) -> None:
-        self._connecting = None
-        if not task.cancelled():
-            task.exception()  # told to those who waited; they may all have left
+        await self._connecting.done()
 
     async def _connect(self) -> None:
         try:
@@ -168,8 +161,7 @@ class Connection:
 
     def close(self) -> None:
         """Let go of the server."""
-        if self._connecting is not None:
-            self._connecting.cancel()
+        self._connecting.cancel()
         if self._watch is not None:
             self._watch.cancel()
             self._watch = None

@@ -24,6 +24,7 @@ from transports.jsonrpc import (
     parse,
     splice,
 )
+from transports.tasks import Tasks
 from transports.wire_methods import NAME_SOURCES, SESSIONLESS
 
 __all__ = ["Connected"]
@@ -56,7 +57,7 @@ class Connected:
         self._is_named = bool(token)
         self._version = _LATEST
         self._calls: dict[object, tuple[Reply, asyncio.Task[None]]] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks("client connection")
         self._stream: Reply | None = None
         self._opening = asyncio.Lock()
         self._told: asyncio.Task[None] | None = None
@@ -94,7 +95,7 @@ class Connected:
         if source in params:
             headers["mcp-name"] = encode_header_value(str(msgspec.json.decode(params[source])))
         if message.is_request:
-            self._background(self._modern_call(message, line, headers))
+            self._tasks.spawn(self._modern_call(message, line, headers))
 
     async def _modern_call(self, message: Message, line: bytes, headers: dict[str, str]) -> None:
         if not self._token and message.method not in SESSIONLESS:
@@ -140,18 +141,18 @@ class Connected:
             self._call(message, self._ask("POST", headers, line))
             return
         before, reply = self._told, self._ask("POST", headers, line)
-        self._told = self._background(self._tell(reply, before))
+        self._told = self._tasks.spawn(self._tell(reply, before))
         if message.method == "notifications/initialized":
             await self._told
             self._stream = self._ask("GET", headers)
-            self._background(self._pass_on(self._stream))
+            self._tasks.spawn(self._pass_on(self._stream))
 
     def _cancel_modern(self, message: Message) -> bool:
         """A modern call is given up by leaving it; a notification does that here."""
         call = self._calls.get(decode_id(message.params_object().get("requestId", msgspec.Raw(b"null"))))
         if call is None or self._session:
             return False
-        self._background(call[0].leave())
+        self._tasks.spawn(call[0].leave())
         return True
 
     async def _initialize(self, message: Message, line: bytes) -> None:
@@ -181,7 +182,7 @@ class Connected:
     # -- answers
 
     def _call(self, message: Message, reply: Reply) -> None:
-        task = self._background(self._answer(message, reply))
+        task = self._tasks.spawn(self._answer(message, reply))
         self._calls[message.id] = (reply, task)
         task.add_done_callback(lambda _: self._calls.pop(message.id, None))
 
@@ -205,12 +206,6 @@ class Connected:
         async for _ in reply.frames():
             logger.warning("a message of the client's was refused: %d", reply.status)
 
-    def _background(self, work: Any) -> asyncio.Task[None]:
-        task: asyncio.Task[None] = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
-
     async def close(self, *, answering: bool = True) -> None:
         """The client says no more: answer what is still being answered, if it hears that, and end the session."""
         calls = [task for _, task in self._calls.values()]
@@ -223,6 +218,4 @@ class Connected:
             await self._ask("DELETE", headers).begun()
         for reply, _ in list(self._calls.values()):
             await reply.leave()
-        for task in tuple(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.close()

@@ -1,4 +1,4 @@
-"""A response that is an event stream: starts it, keeps it from being cut, gives up on a client that does not read."""
+"""A response that is an event stream: start, keepalives, and the end for a client that does not read."""
 
 import asyncio
 import math
@@ -13,14 +13,14 @@ from transports.sse import COMMENT, encode_event
 __all__ = ["KEEPALIVE_S", "Stream", "follow", "next_or_quiet", "stream_answer"]
 
 KEEPALIVE_S: Final = 15.0
-"""How long a stream may be quiet: proxies cut silent connections, often after 60 s, clients give up after 300 s."""
+"""A quiet stream gets a comment this often: proxies cut idle connections, often after 60 s, clients after 300 s."""
 
 RETRY_MS: Final = 500
 """When a client may come back for the rest of a stream that was closed before its end."""
 
 _SOON_S: Final = 1.0
 _WRITE_TIMEOUT_S: Final = 60.0
-"""How long one event may take to be read; then the client counts as gone."""
+"""How long a client may take to read one event. Then it counts as gone."""
 
 _HEADERS: Final[HeaderList] = [
     (b"content-type", b"text/event-stream"),
@@ -30,7 +30,7 @@ _HEADERS: Final[HeaderList] = [
 
 
 class Stream:
-    """An event stream on its way to one client; `gone` once that reads no more."""
+    """An event stream to one client. `gone` is True once nothing more can be written."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
@@ -48,6 +48,11 @@ class Stream:
                 await self._send({"type": "http.response.body", "body": data, "more_body": more})
         except (TimeoutError, OSError):
             self.gone = True
+
+    async def end(self) -> None:
+        """Complete the response. Further writes do nothing."""
+        await self.write(b"", more=False)
+        self.gone = True
 
 
 async def next_or_quiet(answer: Answer, until: float = math.inf) -> Frame | TimeoutError | None:
@@ -86,9 +91,9 @@ async def stream_answer(
                 break
         frame = await next_or_quiet(answer, closes_at)
         if monotonic() >= closes_at and not stream.gone:
-            await stream.write(b"", more=False)
-            stream.gone, closes_at = True, math.inf
-    await stream.write(b"", more=False)
+            await stream.end()
+            closes_at = math.inf
+    await stream.end()
 
 
 async def follow(send: Send, receive: Receive, source: EventSource) -> None:

@@ -1,7 +1,7 @@
 """An MCP server as a child process: one JSON-RPC message per line on its stdin and stdout.
 
-MCP 2025-11-25 and 2026-07-28, Transports §stdio. What a server prints that is no message harms nobody: it is logged and
-thrown away.
+MCP 2025-11-25 and 2026-07-28, Transports §stdio. A line of stdout that is no message is logged and
+discarded.
 """
 
 import logging
@@ -20,10 +20,10 @@ __all__ = ["INHERITED", "StdioLink", "StdioUpstream"]
 logger = logging.getLogger(__name__)
 
 INHERITED: Final = ("HOME", "LANG", "LC_ALL", "LC_CTYPE", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "TZ", "USER")
-"""What a child gets of the gateway's own environment: never its keys, nor what else an operator put there for it."""
+"""What a child inherits of the gateway's environment: never keys, nor other variables that are for the gateway."""
 
 MAX_UNREAD_BYTES: Final = 16 << 20
-"""What may wait for a child that does not read its stdin."""
+"""Unsent bytes, at most, for a child that does not read its stdin."""
 
 
 class StdioUpstream:
@@ -49,48 +49,53 @@ class StdioUpstream:
         self._grace_s = grace_s
 
     async def connect(self, given: ConnectOptions, events: LinkEvents) -> "StdioLink":
-        """Start a child, or take the one that was started ahead."""
+        """Start a child, or attach to the prestarted one."""
         if isinstance(given.started, StdioLink):
             given.started.heard_by(events)
             return given.started
         return await self._start(given, events)
 
     async def start(self, given: ConnectOptions) -> "StdioLink":
-        """Start a child for somebody who comes later (`ConnectOptions.started`). Raises `UpstreamUnavailable`."""
+        """Prestart a child (`ConnectOptions.started`). Raises `UpstreamUnavailable`."""
         return await self._start(given, _Unheard())
 
     async def _start(self, given: ConnectOptions, events: LinkEvents) -> "StdioLink":
-        """What the operator set for the server wins over what is given; both win over the inherited."""
+        """The environment is what the operator set for the server, over `given.env`, over the inherited variables."""
         inherited = {name: value for name in INHERITED if (value := os.environ.get(name)) is not None}
         command = Command(
             argv=(*given.launcher, *self._argv), env={**inherited, **given.env, **self._env}, cwd=self._cwd
         )
         link = StdioLink(self._name, events, self._grace_s)
         try:
-            link.process = await self._fork_server.spawn(
+            process = await self._fork_server.spawn(
                 command, link, max_line_bytes=self._max_line_bytes, stderr=link.stderr
             )
         except ProcessFailed as error:
             raise UpstreamUnavailable(f"server {self._name!r} could not be started: {error}") from error
+        link.attach(process)
         return link
 
     async def close(self) -> None:
-        """Its links share nothing but the fork server, which is not its own."""
+        """Nothing to release: the links share only the fork server, which has another owner."""
 
 
 class StdioLink:
-    """One child. Hears its lines (`LineSink`) and passes on the messages in them."""
+    """One child. Receives its lines (`LineSink`) and passes on the messages in them."""
 
-    process: Process
+    _process: Process
 
     def __init__(self, name: str, events: LinkEvents, grace_s: float) -> None:
         self._name = name
         self._events = events
         self._grace_s = grace_s
 
+    def attach(self, process: Process) -> None:
+        """The child runs. Its lines come after this call."""
+        self._process = process
+
     @property
     def pid(self) -> int | None:
-        return self.process.pid
+        return self._process.pid
 
     @property
     def may_forget(self) -> bool:
@@ -98,15 +103,15 @@ class StdioLink:
 
     @property
     def last_words(self) -> list[str]:
-        return self.process.stderr_tail()
+        return self._process.stderr_tail()
 
     @property
     def is_unheard(self) -> bool:
-        """Whether it was started ahead, lives, and has said nothing yet: nobody can tell it from a new one."""
+        """True if it was prestarted, runs, and has sent nothing yet: it is as good as a new one."""
         return isinstance(self._events, _Unheard) and not self._events.said
 
     def heard_by(self, events: LinkEvents) -> None:
-        """Be what was started ahead no longer. Raises `LinkClosed`."""
+        """Report to `events` from now on. Raises `LinkClosed` if the prestarted child has ended or sent something."""
         if not self.is_unheard:
             raise LinkClosed(f"server {self._name!r} has ended")
         self._events = events
@@ -116,13 +121,13 @@ class StdioLink:
         return ""
 
     def send(self, frame: bytes) -> None:
-        if self.process.write_buffer_size > MAX_UNREAD_BYTES:
+        if self._process.write_buffer_size > MAX_UNREAD_BYTES:
             raise LinkClosed(f"server {self._name!r} does not read its input")
-        if not self.process.write(frame + b"\n"):
+        if not self._process.write(frame + b"\n"):
             raise LinkClosed(f"server {self._name!r} has closed its input")
 
     async def close(self) -> None:
-        await self.process.shutdown(grace_s=self._grace_s)
+        await self._process.shutdown(grace_s=self._grace_s)
 
     def line(self, line: bytes) -> None:
         try:
@@ -140,13 +145,13 @@ class StdioLink:
         reason = f"server {self._name!r} wrote a message beyond the line limit; it was thrown away"
         logger.warning(reason)
         meant = answered_by(head, tail)
-        if meant.is_answer is not False:  # so much is hardly ever said for people
+        if meant.is_answer is not False:  # a log line is hardly ever that long
             self._events.unreadable(meant.request_id, reason)
 
     def exited(self, code: int | None) -> None:
         how = "ended" if code is None else f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
         if code:
-            last_words = [line[:500] for line in self.process.stderr_tail()[-5:]]
+            last_words = [line[:500] for line in self._process.stderr_tail()[-5:]]
             logger.warning("server %s %s; the end of its stderr: %s", self._name, how, last_words)
         self._events.closed(f"server {self._name!r} {how}")
 
