@@ -1,7 +1,8 @@
-"""Every refusal the gateway itself makes: HTTP status, JSON-RPC code, and words. One table (docs/errors.md).
+"""Every error that the gateway itself answers with: HTTP status, JSON-RPC code and message (docs/errors.md).
 
-The codes lie in JSON-RPC's implementation-defined band (-32000 to -32019), which MCP 2026-07-28 leaves to us, except
-where the protocol names one. -32000 and -32001 are avoided: SDKs give them meanings of their own.
+The gateway's codes are in the implementation-defined range of JSON-RPC (-32000 to -32019), which MCP 2026-07-28
+leaves to implementations. Codes that the protocol defines are used where they apply. -32000 and -32001 are not used,
+because SDKs give them other meanings.
 """
 
 from collections.abc import Iterable
@@ -63,10 +64,10 @@ TOO_OFTEN: Final = -32018
 
 
 class ErrorKind(NamedTuple):
-    """What an error code says: over HTTP, whose fault it is, and what the client does about it.
+    """One error code: its meaning, its HTTP statuses, where the fault is, and whether the client should retry.
 
-    `retry`: `no` (the same request fails again), `later` (nothing has happened: send it again, after `Retry-After`),
-    `new session`, `credential`, or `if repeatable` (it may have taken effect).
+    `retry`: `no` (the same request fails again), `later` (nothing was executed: send the request again, after
+    `Retry-After`), `new session`, `credential`, or `if repeatable` (the call may have taken effect).
     """
 
     name: str
@@ -78,141 +79,157 @@ class ErrorKind(NamedTuple):
 ERRORS: Final[dict[int, ErrorKind]] = {
     PARSE_ERROR: ErrorKind("not JSON", (400,), "client", "no"),
     INVALID_REQUEST: ErrorKind(
-        "no request that can be served", (200, 400, 403, 404, 406, 413, 415, 421, 431), "client", "no"
+        "invalid or unacceptable request", (200, 400, 403, 404, 406, 413, 415, 421, 431), "client", "no"
     ),
-    METHOD_NOT_FOUND: ErrorKind("no such method", (200, 404), "client", "no"),
-    INVALID_PARAMS: ErrorKind("parameters that cannot be used", (200, 400, 404, 409), "client", "no"),
-    INTERNAL_ERROR: ErrorKind("the gateway failed", (500, 503), "gateway", "if repeatable"),
-    SESSION_UNKNOWN: ErrorKind("no such session", (404,), "client", "new session"),
-    UNAUTHENTICATED: ErrorKind("no good credential", (401, 403), "client", "credential"),
-    STORE_UNAVAILABLE: ErrorKind("the session cannot be reached now", (503,), "gateway", "later"),
-    UPSTREAM_UNAVAILABLE: ErrorKind("the server cannot be had", (200, 503), "server", "later"),
+    METHOD_NOT_FOUND: ErrorKind("unknown method", (200, 404), "client", "no"),
+    INVALID_PARAMS: ErrorKind("invalid parameters", (200, 400, 404, 409), "client", "no"),
+    INTERNAL_ERROR: ErrorKind("internal error of the gateway", (500, 503), "gateway", "if repeatable"),
+    SESSION_UNKNOWN: ErrorKind("unknown session", (404,), "client", "new session"),
+    UNAUTHENTICATED: ErrorKind("missing, invalid or insufficient credential", (401, 403), "client", "credential"),
+    STORE_UNAVAILABLE: ErrorKind("the session is temporarily unavailable", (503,), "gateway", "later"),
+    UPSTREAM_UNAVAILABLE: ErrorKind("upstream unavailable", (200, 503), "server", "later"),
     OUTCOME_UNKNOWN: ErrorKind("no answer; the call may have taken effect", (200,), "server", "if repeatable"),
-    CALL_TIMED_OUT: ErrorKind("no answer in time; the server was told to stop", (200,), "server", "if repeatable"),
+    CALL_TIMED_OUT: ErrorKind("timed out; the gateway cancelled the call", (200,), "server", "if repeatable"),
     CANCELLED: ErrorKind("cancelled", (200,), "client", "no"),
-    UNREAD: ErrorKind("said to servers: the client does not take its requests", (200,), "client", "no"),
-    TOO_OFTEN: ErrorKind("more than this client may", (429,), "client", "later"),
-    # MCP 2026-07-28: headers that are not what the body says, what the client did not declare, and versions.
-    -32020: ErrorKind("headers that do not match the body", (400,), "client", "no"),
-    -32021: ErrorKind("a capability that the client has not declared is needed", (400,), "client", "no"),
-    -32022: ErrorKind("a protocol version that is not served", (400,), "client", "no"),
+    UNREAD: ErrorKind("sent to servers only: the client does not read its requests", (200,), "client", "no"),
+    TOO_OFTEN: ErrorKind("a limit of this client is reached", (429,), "client", "later"),
+    # MCP 2026-07-28 defines the codes below.
+    -32020: ErrorKind("headers do not match the body", (400,), "client", "no"),
+    -32021: ErrorKind("the request needs a capability that the client has not declared", (400,), "client", "no"),
+    -32022: ErrorKind("unsupported protocol version", (400,), "client", "no"),
 }
-"""Every error a client may get of us. What a server says itself is passed on as it is."""
+"""Every error of the gateway that a client can receive. Errors of a server are passed on unchanged."""
 
 
 def session_unknown() -> Refused:
-    """Unknown, expired, ended, forged or somebody else's: one answer, which tells nothing about other sessions."""
+    """The session is unknown, expired, ended, forged or another principal's. One answer, which reveals nothing about
+    other sessions."""
     return Refused(
-        404, SESSION_UNKNOWN, "Session not found. It may have expired or ended: start a new one without a session id."
+        404,
+        SESSION_UNKNOWN,
+        "Session not found. It may have expired or ended. Start a new one: send initialize without a session id.",
     )
 
 
 def no_session() -> Refused:
-    """A legacy message that needs a session and names none (MCP 2025-11-25, Transports §Session Management)."""
-    return Refused(400, INVALID_REQUEST, "No session: send the Mcp-Session-Id header of the answer to initialize.")
+    """A legacy message needs a session and names none (MCP 2025-11-25, Transports §Session Management)."""
+    return Refused(
+        400,
+        INVALID_REQUEST,
+        "The session id is missing. Send the Mcp-Session-Id header that the answer to initialize carried.",
+    )
 
 
 def unauthenticated(reason: str, challenge: str) -> Refused:
+    """The credential is missing or invalid; `reason` is the message, `challenge` the parameters (RFC 6750 §3)."""
     return Refused(401, UNAUTHENTICATED, reason, headers={"WWW-Authenticate": f"Bearer {challenge}"})
 
 
 def insufficient_scope(reason: str, challenge: str) -> Refused:
-    """A good token that does not go far enough: its client can ask for one that does (RFC 6750 §3.1)."""
+    """The token is valid but lacks a scope. The client can request a token that has the scope (RFC 6750 §3.1)."""
     return Refused(403, UNAUTHENTICATED, reason, headers={"WWW-Authenticate": f"Bearer {challenge}"})
 
 
 def store_unavailable() -> Refused:
-    """Never 404: a client that hears 404 throws a good session away."""
+    """The session store does not answer. Never 404: a client that receives 404 discards a session that still exists."""
     return Refused(
         503,
         STORE_UNAVAILABLE,
-        "The session store does not answer. Your session is not lost: try again.",
+        "The session store does not answer. Your session is not lost. Try again.",
         headers={"Retry-After": "1"},
     )
 
 
 def store_full() -> Refused:
+    """The gateway has as many sessions as it may have, and none of them can be ended now."""
     return Refused(
-        503, STORE_UNAVAILABLE, "No room for one more session: all are in use. Try again.", headers={"Retry-After": "5"}
+        503,
+        STORE_UNAVAILABLE,
+        "The gateway has as many sessions as it allows, and all are in use. Try again.",
+        headers={"Retry-After": "5"},
     )
 
 
 def unreachable() -> Refused:
-    """The owner of the session is silent, and it is too early to say that it is gone."""
+    """The replica that owns the session does not answer, and its lease is still valid, so nobody may take over."""
     return Refused(
         503,
         STORE_UNAVAILABLE,
-        "The gateway that serves your session does not answer. Your session is not lost: try again.",
+        "The gateway that serves your session does not answer. Your session is not lost. Try again.",
         headers={"Retry-After": "1"},
     )
 
 
 def not_found_by_others() -> Refused:
-    """Nothing is begun at a gateway that would lose it to those that do not find it."""
+    """This gateway opens no session, because the other gateways cannot reach it and would take the session over."""
     return Refused(
         503,
         STORE_UNAVAILABLE,
-        "This gateway is not ready: the others cannot reach it at the address it gives. Try again.",
+        "This gateway is not ready: other gateways cannot reach it at its gateway.advertise address. Try again.",
         headers={"Retry-After": "1"},
     )
 
 
 def too_many_exchanges() -> Refused:
-    return Refused(429, TOO_OFTEN, "Too many calls of this session are in flight.", headers={"Retry-After": "1"})
+    """The session has `limits.exchanges` calls in flight."""
+    reason = "Too many calls of this session are in flight. Try again when one of them is answered."
+    return Refused(429, TOO_OFTEN, reason, headers={"Retry-After": "1"})
 
 
 def too_much_in_flight(whose: str) -> Refused:
-    """Bytes of bodies whose requests have no answer yet. The rest of a body is not read for it."""
-    reason = f"Too many large requests of {whose} are in flight. Try again when one of them has its answer."
+    """The bodies of unanswered requests hold too many bytes. The rest of the refused body is not read."""
+    reason = f"Too many large requests of {whose} are in flight. Try again when one of them is answered."
     return Refused(429, TOO_OFTEN, reason, headers={"Retry-After": "1"})
 
 
 def unknown_tool(name: str) -> Refused:
-    """Not there, or not for this session: one answer."""
+    """The name does not exist, or policy hides it from this session: one answer for both."""
     return Refused(200, INVALID_PARAMS, f"Unknown tool: {name[:128]}")
 
 
 def unknown_prompt(name: str) -> Refused:
-    """Not there, or not for this session: one answer."""
+    """The name does not exist, or policy hides it from this session: one answer for both."""
     return Refused(200, INVALID_PARAMS, f"Unknown prompt: {name[:128]}")
 
 
 def unknown_resource(uri: str) -> Refused:
-    """Not there, or not for this session: one answer."""
+    """The name does not exist, or policy hides it from this session: one answer for both."""
     return Refused(200, INVALID_PARAMS, f"Resource not found: {uri[:256]}", data={"uri": uri[:256]})
 
 
 def unknown_method(method: str) -> Refused:
-    """Nobody here serves it."""
+    """Neither the gateway nor a server serves this method."""
     return Refused(200, METHOD_NOT_FOUND, f"Method not found: {method[:128]}")
 
 
 def unusable_tool(name: str, fault: str) -> Refused:
-    """The server's fault: nothing checks this tool's arguments."""
-    why = f"Tool {name[:128]} cannot be called: its input schema cannot be used: {fault}"
+    """The server lists an invalid input schema, so the gateway cannot check this tool's arguments."""
+    why = f"Tool {name[:128]} cannot be called, because its input schema is invalid: {fault}"
     return Refused(200, INVALID_PARAMS, why, data={"reason": "unusable_schema"})
 
 
 def invalid_arguments(tool: str, path: str, problem: str) -> Refused:
-    """What is wrong where, before the server has seen it."""
+    """The arguments do not pass the gateway's checks at `path`; the call was not sent to the server."""
     return Refused(200, INVALID_PARAMS, f"Invalid arguments for {tool[:128]}: {path}: {problem}", data={"path": path})
 
 
 def unknown_handle(tool: str, given: object) -> Refused:
-    """Unknown, closed, expired, misspelt or somebody else's: one answer."""
+    """The handle is unknown, closed, expired, misspelt or another principal's: one answer for all."""
     shown = repr(given[:32]) if isinstance(given, str) else f"({type(given).__name__})"
     return Refused(
         200,
         INVALID_PARAMS,
-        f"{tool[:64]}: no session {shown} of yours. open_session gives one; leave `session` out to work in your own.",
+        f"{tool[:64]}: you have no session {shown}. Open one with open_session, or omit `session` to use your own.",
     )
 
 
 def too_many_handles(most: int) -> Refused:
-    return Refused(200, INVALID_PARAMS, f"{most} sessions are open already: close one with close_session.")
+    """The client has opened as many further sessions as it may have."""
+    return Refused(200, INVALID_PARAMS, f"You have {most} sessions open, the limit. Close one with close_session.")
 
 
 def too_often(what: str, wait_s: int) -> Refused:
+    """A rate limit is exceeded: `what` is counted, and the next one is allowed in `wait_s` seconds."""
     return Refused(
         429,
         TOO_OFTEN,
@@ -223,43 +240,50 @@ def too_often(what: str, wait_s: int) -> Refused:
 
 
 def too_many(what: str, most: int, *, anonymous: bool) -> Refused:
-    """As many as one principal, or one address of anonymous clients, may have."""
+    """The principal, or the address of anonymous clients, has `most` of `what`, the quota."""
     whose = "The anonymous clients of your address" if anonymous else "You"
     return Refused(
         429,
         TOO_OFTEN,
-        f"{whose} have {most} {what}, and may not have more at a time. End a session first, or wait until one ends.",
+        f"{whose} have {most} {what}, the limit. End a session, or wait until one ends.",
         data={"most": most, "retryAfter": 30},
         headers={"Retry-After": "30"},
     )
 
 
 def unknown_event() -> Refused:
-    return Refused(404, INVALID_PARAMS, "Unknown Last-Event-ID: it is not of this session, or too old to resume from.")
+    """The stream cannot be resumed from this `Last-Event-ID`."""
+    return Refused(
+        404, INVALID_PARAMS, "Unknown Last-Event-ID: it belongs to another session, or is too old to resume from."
+    )
 
 
 def record_full(what: str, most: int) -> Refused:
-    """More of what a client says than its session's record keeps."""
-    return Refused(200, INVALID_PARAMS, f"{what}: a session keeps {most} bytes of what its client says. Send less.")
+    """The session's record has no room for more data of its client; `what` is too large."""
+    return Refused(200, INVALID_PARAMS, f"{what}: too large. A session stores at most {most} bytes of client data.")
 
 
 def unknown_level(levels: Iterable[str]) -> Refused:
+    """The log level is not one of MCP's."""
     return Refused(200, INVALID_PARAMS, f"params.level must be one of {', '.join(levels)}")
 
 
 def stream_taken() -> Refused:
-    return Refused(409, INVALID_PARAMS, "This session has a GET stream already.")
+    """A session has one GET stream at a time (MCP 2025-11-25, Transports §Listening for Messages)."""
+    return Refused(409, INVALID_PARAMS, "This session already has an open GET stream. Close it first.")
 
 
 def bad_context(reason: str) -> Refused:
-    return Refused(400, INVALID_PARAMS, f"The announced context cannot be used: {reason}.")
+    """The context that the client announced is invalid."""
+    return Refused(400, INVALID_PARAMS, f"The announced context is invalid: {reason}.")
 
 
 def bad_request_state() -> Refused:
-    """One answer for forged, expired, foreign and misplaced states (MCP 2026-07-28, Multi Round-Trip Requests)."""
+    """The request state is forged, expired, or of another session or call: one answer for all (MCP 2026-07-28,
+    Multi Round-Trip Requests)."""
     return Refused(400, INVALID_PARAMS, "Invalid or expired requestState", data={"reason": "invalid_request_state"})
 
 
 def is_bad_request_state(refused: Refused) -> bool:
-    """Whether it is that."""
+    """True if `refused` was made by `bad_request_state`."""
     return isinstance(refused.data, dict) and refused.data.get("reason") == "invalid_request_state"

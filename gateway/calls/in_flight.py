@@ -70,7 +70,7 @@ class Calls:
 
 
 def look_after(conversation: "Conversation", now: float) -> None:
-    """Give a sign of life to clients that wait, and an end to calls that are late; `now` by the monotonic clock."""
+    """Send keepalives to waiting clients, and end the calls that are overdue. `now`: seconds of the monotonic clock."""
     limit_s = conversation.deadlines.call_s
     for exchange in conversation.calls:
         exchange.replies.tick(now)
@@ -82,7 +82,7 @@ def look_after(conversation: "Conversation", now: float) -> None:
             late = f"server {conversation.name!r} did not answer" if is_sent else "the client did not answer the server"
             told = encode({"requestId": exchange.number, "reason": "timed out"})
             conversation.notify("notifications/cancelled", told)
-            conversation.fail(exchange, CALL_TIMED_OUT, f"{late} within {limit_s:g} s; it was told to stop")
+            conversation.fail(exchange, CALL_TIMED_OUT, f"{late} within {limit_s:g} s; the call was cancelled")
 
 
 def framed(exchange: "Exchange", number: int, params: Object, meta: Object) -> Generator[None, None, tuple[int, bytes]]:

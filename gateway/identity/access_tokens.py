@@ -83,12 +83,12 @@ class AccessTokens:
             unverified = jwt.decode(token, options={"verify_signature": False})
             header = jwt.get_unverified_header(token)
         except jwt.InvalidTokenError:
-            raise InvalidToken("it is no JWT") from None
+            raise InvalidToken("it is not a JWT") from None
         issuer = self._issuers.get(str(unverified.get("iss", "")))
         if issuer is None:
-            raise InvalidToken("its issuer is not trusted here")
+            raise InvalidToken("this gateway does not trust its issuer (gateway.auth.jwt)")
         if not is_access_token(header, unverified):
-            raise InvalidToken("it is no access token (RFC 9068)")
+            raise InvalidToken("it is not an access token (RFC 9068)")
         claims = issuer.checked(token, await issuer.key(str(header.get("kid", "")), header), self._clock())
         principal = Principal(issuer=issuer.settings.issuer, subject=str(claims["sub"]))
         until = min(float(claims["exp"]), self._clock() + REMEMBERED_S)
@@ -111,7 +111,7 @@ class _Issuer:
         if age > KEYS_GOOD_FOR_S or (name not in self._keys and age > LOOK_AGAIN_S):
             await self._tasks.share("fetch", self._fetch)
         if name not in self._keys:
-            raise InvalidToken("it is signed with a key that its issuer does not publish")
+            raise InvalidToken("its issuer does not publish the key that signed it")
         return self._keys[name]
 
     async def _fetch(self) -> None:
@@ -123,7 +123,7 @@ class _Issuer:
             self._keys = {str(key.key_id or ""): key for key in found.keys}
         except (httpx2.HTTPError, jwt.PyJWTError, ValueError, OSError) as error:
             # The keys we have stay good: an issuer that is away for a while must not lock everybody out.
-            logger.warning("the keys of %s cannot be read: %s", self.settings.issuer, type(error).__name__)
+            logger.warning("the keys of %s could not be fetched: %s", self.settings.issuer, type(error).__name__)
         finally:
             self._fetched_at = time.monotonic()
 
@@ -145,13 +145,13 @@ class _Issuer:
         except jwt.InvalidAudienceError:
             raise InvalidToken("it is for another audience") from None
         except jwt.PyJWTError as error:
-            raise InvalidToken(f"it cannot be trusted ({type(error).__name__})") from None
+            raise InvalidToken(f"its signature or claims are invalid ({type(error).__name__})") from None
         if claims.get("cnf") is not None:
             # Good only together with a proof of a key (RFC 7800; `jkt`: RFC 9449 §7.1, `x5t#S256`: RFC 8705 §3), which
             # is not checked here: as a bearer token it would be good for whoever has stolen it.
-            raise InvalidToken("it is bound to a key, and is no bearer token: ask for one without DPoP or mutual TLS")
+            raise InvalidToken("it is bound to a key, not a bearer token: request one without DPoP or mutual TLS")
         if why := unusable(claims["sub"]):
-            raise InvalidToken(f"its subject cannot be used: {why}")
+            raise InvalidToken(f"its subject is invalid: {why}")
         missing = set(settings.scopes) - set(str(claims.get("scope", "")).split())
         if missing:
             raise InsufficientScope(settings.scopes, missing)

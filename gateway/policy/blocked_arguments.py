@@ -47,14 +47,14 @@ _PLAIN: Final[dict[int, str | None]] = {
 
 
 class TooMuchText(ValueError):
-    """So much text cannot be looked through in a bounded time; why."""
+    """The arguments cannot be checked in a bounded time; the message says why."""
 
 
 def contains(arguments: Any, expressions: tuple[Any, ...]) -> bool:
-    """Whether one of these expressions (`patterns.expression`) finds something.
+    """True if one of these expressions (`patterns.expression`) matches a text in the arguments.
 
     Raises:
-        TooMuchText: that cannot be told.
+        TooMuchText: the arguments cannot be checked in a bounded time.
     """
     return any(
         expression.search(text.encode("utf-8", "replace")) is not None
@@ -64,7 +64,7 @@ def contains(arguments: Any, expressions: tuple[Any, ...]) -> bool:
 
 
 def _forms(arguments: Any) -> Iterator[str]:
-    """Every text, and its plain form where that is another."""
+    """Every text of the arguments, and its normal form if that differs."""
     left = MOST_FOREIGN
     for number, text in enumerate(_texts(arguments)):
         if number >= MOST_TEXTS:

@@ -160,9 +160,9 @@ def _refuse_blocked(tool: str, decision: Decision, arguments: Any) -> None:
     try:
         found = contains(arguments, decision.blocked)
     except TooMuchText as error:
-        raise invalid_arguments(tool, "arguments", f"they cannot be looked through: {error}") from None
+        raise invalid_arguments(tool, "arguments", f"they cannot be checked: {error}") from None
     if found:
-        raise invalid_arguments(tool, "arguments", "they contain what is blocked for this tool")
+        raise invalid_arguments(tool, "arguments", "they contain text that is blocked for this tool")
 
 
 def _bound(tool: str, decision: Decision, session: Session, arguments: Any) -> dict[str, Any]:

@@ -68,7 +68,7 @@ def _chosen(own: list[Session], beginning: str) -> Session:
     if len(matching) == 1:
         return matching[0]
     if not matching:
-        raise ToolError("No such session of yours. list_sessions shows them.")
+        raise ToolError("You have no such session. list_sessions lists yours.")
     names = ", ".join(redact(session.id) for session in matching[:20])
     raise ToolError(f"{len(matching)} sessions could be meant: say which, by how its id begins: {names}")
 

@@ -113,7 +113,7 @@ def test_a_call_that_names_a_session_is_never_done_in_another_one(gateway: Runni
         others: list[Any] = ["hs-", "mine", "", None, 0, 7, True, [handle], {}]
         for wrong in (handle[:-1], handle.upper(), f" {handle}", *others):
             error = messages(client.tool("count", {"session": wrong}))[-1]["error"]
-            assert error["code"] == -32602 and error["message"].startswith("count: no session"), wrong
+            assert error["code"] == -32602 and error["message"].startswith("count: you have no session"), wrong
         assert messages(client.tool("close_session", {}))[-1]["error"]["code"] == -32602
         assert tool_text(client.tool("count", {"session": handle})) == "2"
         assert tool_text(client.tool("count")) == "1", "only absence means the session around it"

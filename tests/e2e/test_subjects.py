@@ -46,7 +46,7 @@ def test_a_token_whose_subject_is_no_name_is_refused(
     for subject in UNUSABLE:
         answer = Modern(gateway.url, http, headers=bearer(issuer.token(subject))).tool("whoami")
         assert answer.status_code == 401 and 'error="invalid_token"' in answer.headers["www-authenticate"], subject
-        assert "subject cannot be used" in answer.json()["error"]["message"], subject
+        assert "subject is invalid" in answer.json()["error"]["message"], subject
     longest = "x" * 256
     told = json.loads(tool_text(Modern(gateway.url, http, headers=bearer(issuer.token(longest))).tool("whoami")))
     assert told["principal"].endswith(longest)

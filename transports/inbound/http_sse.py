@@ -178,7 +178,7 @@ class HttpSse:
         if len(names) != 1 or len(names[0]) > LONGEST_ADDRESS:
             raise Refused(400, INVALID_REQUEST, "Post to the address that the event stream began with.")
         if not self._addresses.is_of(names[0], caller):
-            raise Refused(404, INVALID_REQUEST, "No event stream of yours has this address.")
+            raise Refused(404, INVALID_REQUEST, "No open event stream of this client has this address.")
         body = await read_body(receive, headers, self._body_limit)
         if body is None:
             return
