@@ -81,7 +81,7 @@ class Access:
         if name is None:
             self._attempts.wrong(network)
             CLIENT.set(network)
-            self._audit.tell("refused", reason="an operator's key that is none")
+            self._audit.tell("refused", reason="unknown operator key")
         return name
 
     async def sign_in(self, request: Request, response: Response, key: str) -> bool:

@@ -102,7 +102,7 @@ class PeerQueries:
             answer = msgspec.json.encode(_Answer(question.number, self._name, body))
             await self._bus.publish(_ANSWERS + question.by, answer)
         except LookupError:
-            logger.warning("a replica of another version asks for %s, which this one does not know", question.what)
+            logger.warning("a replica of another version sent an unknown query: %s", question.what)
         except StoreUnavailable:
             return  # nobody can be told
 
@@ -117,5 +117,5 @@ def _read(data: bytes | None, kind: type[Message]) -> Message | None:
     try:
         return None if data is None else msgspec.json.decode(data, type=kind)
     except msgspec.MsgspecError:
-        logger.warning("a replica of another version is not understood")
+        logger.warning("a message of a replica could not be decoded; it probably runs another version")
         return None

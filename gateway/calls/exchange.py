@@ -183,7 +183,7 @@ class Exchange:
         self.restarted = restarted or self.restarted
         if self.slow_s is not math.inf and (took := monotonic() - self.written_at) > self.slow_s:
             session = "" if self.live is None else redact(self.live.session.id)
-            logger.warning("a slow call", extra={"tool": self.tool, "session": session, "took_s": round(took, 3)})
+            logger.warning("slow call", extra={"tool": self.tool, "session": session, "took_s": round(took, 3)})
         if self.bridge is not None:
             bridged = self.bridge.finish(self, message)
             if bridged is None:

@@ -109,8 +109,8 @@ class Cluster:
                 del self._refusing[replica]
                 if await self._directory.address(replica) is not None:
                     logger.error(
-                        "replica %s lives, and does not answer at %s: its gateway.advertise leads elsewhere, or not at "
-                        "all, from here (%s). What it served was taken over",
+                        "replica %s is running but refuses connections at %s, its gateway.advertise address. Correct "
+                        "that address, or the network between it and this gateway (%s). Its sessions were taken over",
                         *(replica, address, self.address),
                     )
 

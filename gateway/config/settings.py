@@ -173,7 +173,7 @@ class Settings(Frozen):
             for value in (*entry.env.values(), *entry.headers.values()):
                 for secret in re.findall(r"\$\{secret:([^}]*)\}", value):
                     if secret not in self.gateway.secrets:
-                        raise ValueError(f"mcpServers.{name}: gateway.secrets says nothing of {secret!r}")
+                        raise ValueError(f"mcpServers.{name}: gateway.secrets has no entry {secret!r}")
         return self
 
     @model_validator(mode="after")

@@ -75,7 +75,7 @@ class PrincipalSecrets:
             found = await self._read(settings, principal)
         except (OSError, ValueError, TimeoutError) as error:
             # The error's text may hold what a command has printed.
-            logger.warning("credential %s cannot be had: %s", name, type(error).__name__)
+            logger.warning("gateway.secrets.%s could not be read: %s", name, type(error).__name__)
             found = ""
         if not found:
             raise UpstreamUnavailable(f"there is no credential {name!r} for this principal")

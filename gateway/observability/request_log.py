@@ -137,7 +137,7 @@ class RequestLog:
         """A second is over."""
         self.metrics.history.take(at)
         if self._left_out and self._lines_per_s:
-            logger.info("%d more requests were answered and not logged one by one", self._left_out)
+            logger.info("%d more requests were answered (limit: gateway.log_calls_per_s)", self._left_out)
         self._left, self._left_out = self._lines_per_s, 0
 
     @staticmethod

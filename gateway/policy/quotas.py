@@ -127,7 +127,7 @@ class PrincipalQuotas:
         try:
             await self._quotas.give_back(key, [name])
         except StoreUnavailable:
-            logger.warning("a process that ended still counts, until this gateway stops")
+            logger.warning("a server process that ended still counts against its quota until this gateway stops")
 
     async def settled(self) -> None:
         """Wait until everything that has ended is given back."""

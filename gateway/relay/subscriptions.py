@@ -77,7 +77,7 @@ async def listen(upstreams: Iterable[ConfiguredUpstream], call: Call) -> None:
             else:
                 honoured |= await attended.subscribe(upstream, conversation)
         except (UpstreamUnavailable, HandshakeRefused, LinkClosed) as error:
-            logger.warning("server %s is not listened to: %s", upstream.name, error)
+            logger.warning("the subscription to server %s failed: %s", upstream.name, error)
     listening.acknowledge(honoured)
 
 

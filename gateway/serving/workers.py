@@ -79,7 +79,7 @@ def _tend(
     while not stopping.wait(_AGAIN_S):
         for place, worker in enumerate(workers):
             if worker.poll() is not None:
-                print(f"worker {worker.pid} is gone; starting another", file=sys.stderr, flush=True)  # noqa: T201
+                print(f"worker {worker.pid} has ended; starting another", file=sys.stderr, flush=True)  # noqa: T201
                 workers[place] = start(place)
 
 

@@ -88,4 +88,4 @@ class SessionAttacher:
     def take_over(self, session: Session) -> None:
         """Attach a session that this replica has claimed from an owner that is gone."""
         self._live.of(session, new_process="takeover")
-        self._audit.tell("resumed", session=session, reason="its gateway is gone")
+        self._audit.tell("resumed", session=session, reason="taken over from a replica that does not answer")

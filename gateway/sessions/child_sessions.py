@@ -132,7 +132,7 @@ class ChildSessions:
             version=0,
         )
         child = await self._lifecycle.create(child, _alias(parent, handle))
-        self._lifecycle.created(child, reason="within another session")
+        self._lifecycle.created(child, reason="opened with open_session")
         grown = await self._store.change_set(parent.id, "children", add=child.id)
         if grown is None or len(grown.children) > MAX_CHILDREN:  # the parent has ended, or others were opened meanwhile
             await self._close(parent, handle)

@@ -91,7 +91,7 @@ class SessionLifecycle:
         found = await self._store.peek(session_id)
         ended = await self._store.end(session_id)
         for child in () if found is None else found.children:
-            await self.end(child, f"{reason}, and this session was within it")
+            await self.end(child, f"its parent session ended: {reason}")
         if ended:
             self._audit.tell("ended", session=found or session_id, reason=reason)
             if found is not None:
@@ -127,7 +127,7 @@ class SessionLifecycle:
         try:
             await self._bus.publish(ENDED, session_id.encode())
         except StoreUnavailable:
-            logger.warning("an ended session could not be announced; other replicas find out at their next round")
+            logger.warning("other replicas were not notified that a session ended; each closes it at its next sweep")
 
     # -- while sessions live
 

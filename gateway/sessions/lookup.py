@@ -28,7 +28,7 @@ class SessionLookup:
         """
         session_id = self._carriers.tokens.verify(token)
         if session_id is None:
-            self._refused(era, principal, "no token of ours")
+            self._refused(era, principal, "invalid session token")
             raise session_unknown()
         return session_id
 
@@ -49,7 +49,7 @@ class SessionLookup:
         """As `by_id` for a client that may bring an old token without knowing: None if the token is of no use."""
         session_id = self._carriers.tokens.verify(token)
         if session_id is None:
-            self._refused(era, principal, "no token of ours")
+            self._refused(era, principal, "invalid session token")
             return None
         session = await self._store.resume(session_id, principal)
         if session is None:
@@ -64,7 +64,7 @@ class SessionLookup:
         for value in cookies_of(request):
             session_id = self._carriers.cookies.verify(value)
             if session_id is None:
-                self._refused(request.era, who.principal, "no cookie of ours")
+                self._refused(request.era, who.principal, "invalid session cookie")
             elif (session := await self._store.resume(session_id, who.principal)) is not None:
                 return session
         return None
@@ -74,4 +74,4 @@ class SessionLookup:
 
     async def _refused_id(self, session_id: str, era: Era, principal: Principal) -> None:
         fate = await self._store.fate(session_id)
-        self._refused(era, principal, "somebody else's" if fate == "live" else fate, session_id)
+        self._refused(era, principal, "session of another principal" if fate == "live" else fate, session_id)

@@ -179,7 +179,7 @@ class PrestartPool:
                 async with self._at_once:
                     await self._make(pool, servers)
         except UpstreamUnavailable as error:
-            logger.info("no process could be started ahead: %s", error)
+            logger.info("no process could be prestarted: %s", error)
         finally:
             pool.filling = None
 
@@ -192,7 +192,7 @@ class PrestartPool:
             self._shelf.close_soon(kit)
             raise
         pool.kits.append(kit)
-        logger.debug("processes were started ahead", extra={"session": redact(kit.session.id)})
+        logger.debug("processes were prestarted", extra={"session": redact(kit.session.id)})
 
     def _drop(self, pool: _Pool) -> None:
         if pool.filling is not None:

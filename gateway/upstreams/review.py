@@ -67,7 +67,7 @@ async def compare(upstreams: Sequence[ConfiguredUpstream], settings: PolicySetti
         upstream.mark_reviewed()
     for upstream in upstreams:
         if not upstream.is_reviewed:
-            logger.warning("server %s is compared with its patterns when it answers", upstream.name)
+            logger.warning("server %s has not answered; its policy patterns are checked once it does", upstream.name)
 
 
 async def review(

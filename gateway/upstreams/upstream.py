@@ -205,7 +205,7 @@ class ConfiguredUpstream:
             await trial.ready()
             self._shakes_hands = True
         except UpstreamUnavailable as error:
-            logger.warning("server %s could not be asked for a handshake: %s", self.name, error)
+            logger.warning("the handshake with server %s could not be tried: %s", self.name, error)
         except HandshakeRefused as error:
             # Any other error is about this handshake, and for the client that comes with its own.
             self._shakes_hands = error_code(error.error) not in _NO_HANDSHAKE

@@ -89,7 +89,7 @@ class RedisBus:
                     self._heard(message)
             except (RedisError, OSError) as error:
                 if not lost:
-                    logger.warning("the bus is interrupted: %s", type(error).__name__)
+                    logger.warning("the connection of the message bus was interrupted: %s", type(error).__name__)
                 lost = True
                 await asyncio.sleep(_AGAIN_S)
 

@@ -184,7 +184,7 @@ class _Wire(asyncio.Protocol):
             while (reply := self._reader.gets()) is not False:
                 self._owner.replied(reply)
         except (hiredis.ProtocolError, IndexError):
-            self._owner.broken(self, "Redis answered with what is no reply")
+            self._owner.broken(self, "Redis sent bytes that are not a reply")
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._owner.broken(self, "the connection to Redis was lost")

@@ -78,7 +78,7 @@ def test_a_refused_value_of_every_kind_is_in_the_trail(http: httpx.Client) -> No
     with running_gateway(SERVERS, options=options("memory://", auth={"proxies": proxies})) as gateway:
         forged = "f" * 24 + "." + "A" * 43
         Legacy(gateway.url, http, headers={**bearer(KEYS["alice"]), "Mcp-Session-Id": forged}).initialize()
-        assert eventually(lambda: refused(kept(gateway, http), "no token of ours") == 1)
+        assert eventually(lambda: refused(kept(gateway, http), "invalid session token") == 1)
         alice = Modern(gateway.url, http, headers=bearer(KEYS["alice"]))
         assert alice.tool("count", headers={"MCP-Gateway-Session": forged}).status_code == 404
         assert alice.tool("count", headers={"Cookie": f"mcp_session_id={forged}"}).status_code == 200
@@ -89,7 +89,7 @@ def test_a_refused_value_of_every_kind_is_in_the_trail(http: httpx.Client) -> No
 
         def told() -> bool:
             events = kept(gateway, http)
-            words = ("no token of ours", "no cookie of ours", "requestState", "API key")
+            words = ("invalid session token", "invalid session cookie", "requestState", "API key")
             return [refused(events, word) for word in words] == [2, 1, 1, 1]
 
         assert eventually(told), kept(gateway, http)
@@ -114,4 +114,4 @@ def test_a_forged_token_at_the_stdio_front_is_in_the_trail(modern: bool, tmp_pat
         command, input=line + "\n", text=True, env=env, cwd=ROOT, timeout=60, check=True, capture_output=True
     )
     events = [json.loads(told) for told in file.read_text().splitlines()]
-    assert [e["reason"] for e in events if e["event"] == "refused"] == ["no token of ours"]
+    assert [e["reason"] for e in events if e["event"] == "refused"] == ["invalid session token"]

@@ -140,14 +140,15 @@ def test_what_happens_to_sessions_is_told_in_the_log_and_in_the_trail(store: str
             ("resumed", False, "initialized again"),
             ("ended", False, "the client ended it"),
             ("refused", False, "ended"),
-            ("refused", True, "somebody else's"),
-            ("refused", False, "no token of ours"),
+            ("refused", True, "session of another principal"),
+            ("refused", False, "invalid session token"),
             ("expired", True, ""),
         ]
     )
     assert all(len(e["session"]) <= 8 and len(e["correlation"]) in (0, 32) for e in trail)
     for kind, count in Counter(e["event"] for e in trail).items():
-        assert logged.count(f'event="session {kind}"') == count
+        what = "request refused" if kind == "refused" else f"session {kind}"
+        assert logged.count(f'event="{what}"') == count
     assert expiring.session not in logged and expiring.session.partition(".")[0] not in logged
 
 

@@ -65,7 +65,7 @@ def test_only_calls_that_may_be_meant_fail(probe: RunningGateway, http: httpx.Cl
     assert hanging.next()["method"] == "notifications/message"
     for line in NO_ANSWERS:
         # It answers nobody: the call waits, and so does the other one.
-        told = probe.stderr().count("that is no message") + 1
+        told = probe.stderr().count("that is not a JSON-RPC message") + 1
         noisy = threading.Thread(target=quietly, args=(client, line), daemon=True)
         noisy.start()
         assert eventually(functools.partial(is_told, probe, told), 10)
@@ -78,7 +78,7 @@ def test_only_calls_that_may_be_meant_fail(probe: RunningGateway, http: httpx.Cl
 
 
 def is_told(gateway: RunningGateway, times: int) -> bool:
-    return gateway.stderr().count("that is no message") >= times
+    return gateway.stderr().count("that is not a JSON-RPC message") >= times
 
 
 def quietly(client: Legacy, line: str) -> None:

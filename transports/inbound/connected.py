@@ -204,7 +204,7 @@ class Connected:
         if before is not None:
             await before
         async for _ in reply.frames():
-            logger.warning("a message of the client's was refused: %d", reply.status)
+            logger.warning("a message of the client was refused with status %d", reply.status)
 
     async def close(self, *, answering: bool = True) -> None:
         """The client says no more: answer what is still being answered, if it hears that, and end the session."""

@@ -178,7 +178,7 @@ class Connections:
                 has_time = self._has_time(connection, seen, now)
             except Exception:
                 # A fault of one connection must not end the deadlines of all others.
-                logger.exception("a connection that could not be looked at is ended")
+                logger.exception("closing a connection whose limits could not be checked")
                 connection.drop()
                 has_time = False
             if has_time and seen.standing[0] in _SPARE:

@@ -87,9 +87,9 @@ class InProcessLink:
             line = message.message.model_dump_json(by_alias=True, exclude_unset=True).encode()
             heard = parse_lenient(line)
         except (InvalidMessage, ValueError, RecursionError) as error:
-            logger.warning("server %s sent what is no message: %s", self._name, error)
+            logger.warning("server %s sent something that is not a JSON-RPC message: %s", self._name, error)
             if isinstance(message.message, JSONRPCResponse | JSONRPCError):
-                reason = f"server {self._name!r} answered with what cannot be read"
+                reason = f"server {self._name!r} sent an answer that cannot be read"
                 self._events.unreadable(message.message.id, reason)
             return
         self._events.message(heard)

@@ -133,10 +133,10 @@ class StdioLink:
         try:
             message = parse_lenient(line)
         except InvalidMessage as error:
-            logger.warning("server %s wrote a line to stdout that is no message: %.80r", self._name, line)
+            logger.warning("server %s wrote a line to stdout that is not a JSON-RPC message: %.80r", self._name, line)
             meant = meant_by(line)
             if meant.is_answer:
-                reason = f"server {self._name!r} answered with what cannot be read: {error}"
+                reason = f"server {self._name!r} sent an answer that cannot be read: {error}"
                 self._events.unreadable(meant.request_id, reason)
             return
         self._events.message(message)

@@ -14,7 +14,7 @@ from tests.requirements import requirement
 def test_what_cannot_be_is_said_at_start(tmp_path: Path) -> None:
     secret = {"word": {"env": "WORD"}}
     for entry, secrets, words in (
-        ({"command": "x", "env": {"T": "${secret:word}"}}, {}, "says nothing of 'word'"),
+        ({"command": "x", "env": {"T": "${secret:word}"}}, {}, "has no entry 'word'"),
         ({"command": "x", "shared": True, "env": {"T": "${secret:word}"}}, secret, "a shared server gets no secrets"),
         ({"command": "x"}, {"word": {}}, "give one of file, env and command"),
         ({"command": "x"}, {"word": {"env": "{subject}_TOKEN"}}, "other variables of the gateway"),
