@@ -1,4 +1,4 @@
-"""`mcp-session-gateway doctor`: looks everything over, and says what to do."""
+"""`mcp-session-gateway doctor`: checks a configuration and its surroundings, and says what to do."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -11,7 +11,7 @@ from rich.text import Text
 
 from gateway.cli.terminal import Terminal
 from gateway.config.settings import ConfigurationError, Settings, load_settings
-from gateway.doctor.findings import Finding, bad, good
+from gateway.doctor.findings import Finding, failure, ok
 from gateway.observability.visible import as_json as to_json
 from gateway.observability.visible import visible
 from session_store import StoreError, backend_for
@@ -19,20 +19,22 @@ from session_store.connect import BackendOptions
 
 __all__ = ["doctor"]
 
-_MARKS: Final = {"good": "green", "doubtful": "yellow", "bad": "red"}
+_MARKS: Final = {"ok": "green", "warning": "yellow", "error": "red"}
 
 
 def doctor(
     config: Annotated[
-        Path | None, typer.Option("--config", "-c", help="The gateway's configuration, as `run` gets it.")
+        Path | None, typer.Option("--config", "-c", help="Configuration file of the gateway, as for `run`.")
     ] = None,
-    url: Annotated[str, typer.Option(help="Where clients reach it: through the load balancer, too.")] = "",
+    url: Annotated[
+        str, typer.Option(help="URL at which clients reach the gateway, for example the load balancer's.")
+    ] = "",
     token: Annotated[
-        str, typer.Option(envvar="MCP_GATEWAY_TOKEN", help="A client's credential, for --url; better as a variable.")
+        str, typer.Option(envvar="MCP_GATEWAY_TOKEN", help="A client's credential for --url. Prefer the variable.")
     ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Look over configuration, keys, store, clocks, limits, servers and load balancer; 1 when something is bad."""
+    """Check configuration, keys, store, clocks, limits, servers and load balancer. Exit status 1 after an error."""
     from gateway.observability.logs import configure_logging
 
     configure_logging("critical")
@@ -52,7 +54,7 @@ def doctor(
     findings = asyncio.run(look())
     if as_json:
         typer.echo(to_json([asdict(finding) for finding in findings]))
-    raise typer.Exit(1 if any(finding.state == "bad" for finding in findings) else 0)
+    raise typer.Exit(1 if any(finding.state == "error" for finding in findings) else 0)
 
 
 async def _all(config: Path | None, url: str, token: str) -> AsyncIterator[Finding]:
@@ -62,9 +64,9 @@ async def _all(config: Path | None, url: str, token: str) -> AsyncIterator[Findi
         settings = load_settings(config)
     except ConfigurationError as error:
         for line in str(error).splitlines():
-            yield bad("configuration", line, "correct it there; docs/configuration.md lists every setting")
+            yield failure("configuration", line, "correct this setting; docs/settings.md lists all of them")
     else:
-        yield good("configuration", f"{config or 'the environment'}: {len(settings.mcpServers)} servers")
+        yield ok("configuration", f"{config or 'the environment'}: {len(settings.mcpServers)} servers")
         async for finding in _of(settings):
             yield finding
     if url:
@@ -86,7 +88,7 @@ async def _of(settings: Settings) -> AsyncIterator[Finding]:
     try:
         backend = backend_for(url, BackendOptions(exclusive=False))
     except StoreError as error:
-        yield bad("store", str(error), "correct gateway.store")
+        yield failure("store", str(error), "correct gateway.store, the store's URL")
     else:
         async for finding in check_store(url, backend):
             yield finding

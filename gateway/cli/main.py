@@ -105,7 +105,7 @@ def check(
     try:
         settings = load_settings(config)
         key_ring(settings.gateway.store)
-        warnings = [f"{one.what}; {one.do}" for one in check_workspaces(settings) if one.state != "good"]
+        warnings = [f"{one.what}; {one.do}" for one in check_workspaces(settings) if one.state != "ok"]
         warnings += [] if settings.mcpServers else ["there is nothing to serve: mcpServers is empty or missing"]
         warnings += [] if offline else asyncio.run(_compared(settings))
     except ConfigurationError as error:

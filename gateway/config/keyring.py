@@ -27,7 +27,7 @@ def key_ring(store: str) -> KeyRing:
         raise ConfigurationError(f"MCP_GATEWAY_KEYS and {KEYS_FILE} are both set: give the keys in one of them")
     if file is not None:
         if others_can_read(file):
-            logger.warning("%s: %s can be read by others than its owner: chmod 600", KEYS_FILE, file)
+            logger.warning("%s: %s can be read by users other than its owner: chmod 600", KEYS_FILE, file)
         try:
             text = secret_in(file, KEYS_FILE).replace("\n", ",")
         except UnusableSecret as error:

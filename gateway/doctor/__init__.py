@@ -1,1 +1,1 @@
-"""Looks a configuration and its surroundings over before people do: each finding says what to do about it."""
+"""Checks a configuration, its store, servers and surroundings. Each finding says what to do about it."""

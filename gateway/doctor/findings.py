@@ -1,31 +1,32 @@
-"""What was looked at, how it is, and what to do."""
+"""One result of a check: what was checked, its state, and what to do."""
 
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["Finding", "bad", "doubtful", "good"]
+__all__ = ["Finding", "failure", "ok", "warning"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """`state` is good, doubtful (it works, until it does not) or bad (it does not). `do` is empty for what is good."""
+    """`state`: `ok`, `warning` (works now, will fail under load or after a restart) or `error`. `do` is the advice, empty
+    for `ok`."""
 
     check: str
-    state: Literal["good", "doubtful", "bad"]
+    state: Literal["ok", "warning", "error"]
     what: str
     do: str = ""
 
 
-def good(check: str, what: str) -> Finding:
-    """As it should be."""
-    return Finding(check=check, state="good", what=what)
+def ok(check: str, what: str) -> Finding:
+    """A finding with the state `ok`."""
+    return Finding(check=check, state="ok", what=what)
 
 
-def doubtful(check: str, what: str, do: str) -> Finding:
-    """It works, until it does not."""
-    return Finding(check=check, state="doubtful", what=what, do=do)
+def warning(check: str, what: str, do: str) -> Finding:
+    """A finding with the state `warning`."""
+    return Finding(check=check, state="warning", what=what, do=do)
 
 
-def bad(check: str, what: str, do: str) -> Finding:
-    """It does not work."""
-    return Finding(check=check, state="bad", what=what, do=do)
+def failure(check: str, what: str, do: str) -> Finding:
+    """A finding with the state `error`."""
+    return Finding(check=check, state="error", what=what, do=do)

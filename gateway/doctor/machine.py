@@ -1,4 +1,4 @@
-"""Checks of this machine and of what the configuration says: keys, addresses, file limits."""
+"""Checks of this machine and of the configuration: keys, addresses, limits of files and processes."""
 
 import os
 import resource
@@ -10,77 +10,79 @@ from gateway.config.addresses import is_loopback
 from gateway.config.keyring import KEYS_FILE, key_file, key_ring
 from gateway.config.secret_file import others_can_read
 from gateway.config.settings import ConfigurationError, Settings
-from gateway.doctor.findings import Finding, bad, doubtful, good
+from gateway.doctor.findings import Finding, failure, ok, warning
 from session_store import backend_for
 
 __all__ = ["check_access", "check_keys", "check_limits"]
 
 _FILES_PER_PROCESS: Final = 5
 _FILES_PER_CLIENT: Final = 1
-_FILES_OF_OURS: Final = 200
+_FILES_OF_THE_GATEWAY: Final = 200
 _FEWEST_FILES: Final = 1_024
 _PROCESSES_PER_SERVER: Final = 2
 """The server, and the reaper that ends it with its session."""
 
 
 def check_keys(settings: Settings) -> Iterator[Finding]:
-    """Whether tokens can be signed, and verified by others."""
+    """Check that the gateway has keys, and that other users of the machine cannot read files with secrets."""
     try:
         key_ring(settings.gateway.store)
     except ConfigurationError as error:
-        yield bad("keys", str(error), "give all gateways the same MCP_GATEWAY_KEYS, kept where secrets are kept")
+        yield failure("keys", str(error), "give all gateways the same MCP_GATEWAY_KEYS, and store it as a secret")
         return
     store_file = settings.gateway.store_file
     for name, file in ((KEYS_FILE, key_file()), ("gateway.store_file", Path(store_file) if store_file else None)):
         if file is not None and others_can_read(file):
-            yield doubtful("secrets", f"{name}: {file} can be read by others than its owner", f"chmod 600 {file}")
+            yield warning("secrets", f"{name}: {file} can be read by users other than its owner", f"chmod 600 {file}")
     is_durable = backend_for(settings.gateway.store).is_durable
     if not is_durable and key_file() is None and not os.environ.get("MCP_GATEWAY_KEYS"):
-        yield good("keys", "made at each start: sessions in memory do not outlive it either")
+        yield ok("keys", "generated at each start, which is enough for sessions in memory")
     else:
-        yield good("keys", "they can be used")
+        yield ok("keys", "configured and valid")
 
 
 def check_access(settings: Settings) -> Iterator[Finding]:
-    """Who reaches it, and how other gateways do."""
+    """Check who may call the gateway, and that other gateways can reach it."""
     options = settings.gateway
     if options.allows_anonymous and not is_loopback(options.host):
-        yield doubtful(
+        yield warning(
             "access",
-            f"host is {options.host}, and nobody has to say who they are",
-            "give api_keys or auth, unless everybody who reaches it may start processes here",
+            f"host is {options.host}, and callers need no credential",
+            "set api_keys or auth, unless everyone who can reach this address may start processes here",
         )
     else:
-        yield good("access", "anonymous, on this machine only" if options.allows_anonymous else "by credential")
+        yield ok(
+            "access", "anonymous, from this machine only" if options.allows_anonymous else "with a credential only"
+        )
     if backend_for(options.store).is_shared and options.host in ("0.0.0.0", "::") and not options.advertise:
-        yield bad(
+        yield failure(
             "address",
-            f"host is {options.host}, which is no address where other gateways on the store reach this one",
+            f"host is {options.host}, which is not an address that other gateways on the store can connect to",
             "set gateway.advertise (or MCP_GATEWAY_ADVERTISE) to this machine's HOST:PORT",
         )
 
 
 def check_limits(settings: Settings) -> Iterator[Finding]:
-    """Whether this process may open as many files, and start as many processes, as its sessions need."""
+    """Check that this process may open enough files and start enough processes for `session.max_sessions`."""
     sessions = settings.gateway.session.max_sessions
     own = sum(1 for entry in settings.mcpServers.values() if entry.command and not entry.shared)
-    needed = _FILES_OF_OURS + sessions * (_FILES_PER_CLIENT + own * _FILES_PER_PROCESS)
+    needed = _FILES_OF_THE_GATEWAY + sessions * (_FILES_PER_CLIENT + own * _FILES_PER_PROCESS)
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < needed:
-        room = max(0, (soft - _FILES_OF_OURS) // (_FILES_PER_CLIENT + own * _FILES_PER_PROCESS))
-        found = bad if soft < _FEWEST_FILES else doubtful
+        room = max(0, (soft - _FILES_OF_THE_GATEWAY) // (_FILES_PER_CLIENT + own * _FILES_PER_PROCESS))
+        found = failure if soft < _FEWEST_FILES else warning
         yield found(
             "files",
-            f"{soft} files may be open: room for about {room} sessions, and session.max_sessions is {sessions}",
+            f"at most {soft} files may be open, enough for about {room} sessions; session.max_sessions is {sessions}",
             f"raise the limit to {needed} (ulimit -n, LimitNOFILE=, or the container's nofile), or lower max_sessions",
         )
     else:
-        yield good("files", f"{'any number' if soft == resource.RLIM_INFINITY else soft} may be open")
+        yield ok("files", f"{'any number of' if soft == resource.RLIM_INFINITY else soft} files may be open")
     most = _most_processes()
     if most is not None and most < sessions * own * _PROCESSES_PER_SERVER:
-        yield doubtful(
+        yield warning(
             "processes",
-            f"{most} processes may run here, and {sessions} sessions need {sessions * own * _PROCESSES_PER_SERVER}",
+            f"at most {most} processes may run; {sessions} sessions need {sessions * own * _PROCESSES_PER_SERVER}",
             "raise the limit (ulimit -u, TasksMax=, or the container's pids limit), or lower session.max_sessions",
         )
 

@@ -1,4 +1,4 @@
-"""Whether the gateways that are live on a store are found at the addresses they give, from this machine."""
+"""Checks that this machine reaches every live gateway of a store at its advertised address."""
 
 from collections.abc import AsyncIterator
 from contextlib import suppress
@@ -7,16 +7,17 @@ from gateway.cluster.envelope import Envelopes
 from gateway.cluster.reachability import why_not_found
 from gateway.config.keyring import key_ring
 from gateway.config.settings import ConfigurationError, Settings
-from gateway.doctor.findings import Finding, bad, good
+from gateway.doctor.findings import Finding, failure, ok
 from session_store import Backend, StoreError
 
 __all__ = ["check_replicas"]
 
-_DO = "set gateway.advertise there to a HOST:PORT that leads to it from the other gateways; the doctor looks from here"
+_DO = "set its gateway.advertise to a HOST:PORT at which the other gateways, and this machine, reach it"
 
 
 async def check_replicas(settings: Settings, backend: Backend) -> AsyncIterator[Finding]:
-    """Ask each who it is; nothing where there are none, or where a store or keys cannot be used, which others say."""
+    """Send a request to each live gateway. No finding if there is none, or if the store or the keys are unusable: other
+    checks report that."""
     if not backend.is_shared:
         return
     with suppress(StoreError, ConfigurationError):
@@ -27,8 +28,14 @@ async def check_replicas(settings: Settings, backend: Backend) -> AsyncIterator[
         finally:
             await backend.close()
         for name, address in live.items():
-            why = await why_not_found(address, name, envelopes) if address else "it says itself that nobody finds it"
+            why = (
+                await why_not_found(address, name, envelopes)
+                if address
+                else "it reports that other gateways cannot reach it"
+            )
             if why:
-                yield bad("replicas", f"{name} is live and does not answer at {address or 'any address'}: {why}", _DO)
+                yield failure(
+                    "replicas", f"{name} is running but cannot be reached at {address or 'any address'}: {why}", _DO
+                )
             else:
-                yield good("replicas", f"{name} answers at {address}")
+                yield ok("replicas", f"{name} answers at {address}")

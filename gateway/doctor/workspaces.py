@@ -1,12 +1,9 @@
-"""Whether a client's own word on its workspace grants it something, or is all there is where something else is needed.
-
-Pure: looks at the configuration only.
-"""
+"""Checks whether the policy depends on workspaces that clients announce. Pure: reads the configuration only."""
 
 from collections.abc import Iterator
 
 from gateway.config.settings import Settings
-from gateway.doctor.findings import Finding, doubtful, good
+from gateway.doctor.findings import Finding, ok, warning
 from gateway.identity.context_rules import is_catch_all, is_for_all
 
 __all__ = ["check_workspaces"]
@@ -18,13 +15,13 @@ _DO = (
 
 
 def check_workspaces(settings: Settings) -> Iterator[Finding]:
-    """Who says which workspace a session is in, where that makes a difference."""
+    """Warn if announced workspaces grant something, or if policy names workspaces and only clients announce them."""
     auth, policy = settings.gateway.auth, settings.gateway.policy
     if policy.trust_announced_workspace:
-        yield doubtful(
+        yield warning(
             "workspaces",
-            "policy.trust_announced_workspace is on: any client may take any workspace, and what it grants",
-            f"{_DO}, and switch it off, unless all clients are yours",
+            "policy.trust_announced_workspace is on: any client may take any workspace, with all that it grants",
+            f"{_DO}, and switch the setting off, unless you trust all clients",
         )
         return
     named = [f"policy.rules[{n}].workspaces" for n, rule in enumerate(policy.rules) if not is_for_all(rule)]
@@ -35,10 +32,10 @@ def check_workspaces(settings: Settings) -> Iterator[Finding]:
         or any(rule.workspace is not None for rule in policy.rules)
     )
     if named and not said:
-        yield doubtful(
+        yield warning(
             "workspaces",
-            f"{', '.join(named)}: only clients say which workspace is theirs, and their word grants nothing",
-            f"{_DO}; or set policy.trust_announced_workspace, if all clients are yours",
+            f"{', '.join(named)}: workspaces come only from what clients announce, and that grants nothing",
+            f"{_DO}; or set policy.trust_announced_workspace if you trust all clients",
         )
     else:
-        yield good("workspaces", "what clients announce grants nothing")
+        yield ok("workspaces", "no setting depends on the workspace that a client announces")

@@ -74,7 +74,7 @@ class ToolCalls:
         key = (server, tool, b"" if schema is None else schema.digest)
         if key not in self._warned:
             self._warned[key] = None
-            logger.warning("the input schema of tool %s/%s cannot be used: %s", server, tool, fault)
+            logger.warning("the input schema of tool %s/%s is invalid: %s", server, tool, fault)
 
     def unchecked(self, tools: list[dict[str, Any]]) -> dict[str, tuple[str, ...]]:
         """Tools whose schemas have patterns that no arguments are checked by, and those patterns."""

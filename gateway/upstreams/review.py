@@ -24,9 +24,7 @@ __all__ = ["CORRECT", "MEND", "Reviewed", "asking", "compare", "review", "unmatc
 logger = logging.getLogger(__name__)
 
 CORRECT: Final = "correct them, or set gateway.policy.unmatched_patterns to allow"
-MEND: Final = (
-    "mend the server: such tools are neither listed nor called unless gateway.policy.unusable_schemas is allow"
-)
+MEND: Final = "correct the schemas in the server: such tools are hidden unless gateway.policy.unusable_schemas is allow"
 
 _WAIT_S: Final = 10.0
 _TOLD_NAMES: Final = 12
@@ -84,7 +82,7 @@ async def review(
             continue
         tools = facts.tools.listed
         for tool, fault in calls.unusable(server, tools).items():
-            found.unusable.append(f"mcpServers.{server}: the input schema of tool {tool!r} cannot be used: {fault}")
+            found.unusable.append(f"mcpServers.{server}: the input schema of tool {tool!r} is invalid: {fault}")
         for tool, patterns in calls.unchecked(tools).items():
             found.unchecked += [f"mcpServers.{server}: {_unchecked(tool, pattern)}" for pattern in patterns]
         wanted = {"prompts": bool(settings.prompts), "resources": bool(settings.resource_uris)}

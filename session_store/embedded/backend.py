@@ -69,7 +69,7 @@ class EmbeddedBackend(ABC):
         """A bounded backend evicts no session for whose id `in_use` returns True. Unbounded backends ignore this."""
 
     async def inspect(self) -> Sequence[Observation]:
-        return [Observation(subject="store", state="ok", text="it can be used")]
+        return [Observation(subject="store", state="ok", text="ready")]
 
     async def open(self) -> None:  # noqa: B027  # optional
         """Connect or open; nothing by default."""

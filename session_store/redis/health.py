@@ -99,7 +99,7 @@ def _findings(facts: RedisFacts) -> list[Observation]:
         )
     if facts.role != "master":
         do = "give the master's address, or use redis+sentinel://"
-        found.append(_error("store role", "it is a replica, which takes no writes", do))
+        found.append(_error("store role", "the server is a replica, which accepts no writes", do))
     found += [_eviction(facts), _persistence(facts)]
     if facts.memory_limit_bytes and facts.memory_bytes > facts.memory_limit_bytes * _FULL:
         share = facts.memory_bytes / facts.memory_limit_bytes
@@ -107,7 +107,7 @@ def _findings(facts: RedisFacts) -> list[Observation]:
         found.append(_warning("store memory", f"{share:.0%} of maxmemory is in use", do))
     if facts.latency_s > _SLOW_S:
         state = _error if facts.latency_s > _TOO_SLOW_S else _warning
-        do = "put it into the gateways' network: each request waits for it, and after 1 s it is given up"
+        do = "put it into the gateways' network: each request waits for it, and fails after 1 s"
         found.append(state("store latency", f"an answer takes {facts.latency_s * 1_000:.1f} ms", do))
     return found
 
@@ -115,19 +115,19 @@ def _findings(facts: RedisFacts) -> list[Observation]:
 def _clock(facts: RedisFacts) -> Observation:
     off = facts.ahead_s
     if abs(off) < _CLOCK_S:
-        return _ok("clock", "this machine's and the store's agree")
+        return _ok("clock", "the clocks of this machine and the store agree")
     which = f"the store's clock is {abs(off):.1f} s {'ahead of' if off > 0 else 'behind'} this machine's"
-    do = "let both follow a time server (chrony, systemd-timesyncd): sessions and tokens expire by them"
+    do = "synchronize both with a time server (chrony, systemd-timesyncd): sessions and tokens expire by these clocks"
     return (_error if abs(off) > _CLOCK_BAD_S else _warning)("clock", which, do)
 
 
 def _eviction(facts: RedisFacts) -> Observation:
     if facts.eviction == "noeviction":
-        return _ok("store eviction", "none: what is kept stays until it expires")
+        return _ok("store eviction", "off: Redis keeps every session until it expires")
     if not facts.memory_limit_bytes:
-        do = "set maxmemory-policy noeviction before somebody sets maxmemory"
+        do = "set maxmemory-policy noeviction before maxmemory is set"
         return _warning("store eviction", f"maxmemory-policy is {facts.eviction}, without a maxmemory yet", do)
-    what = f"maxmemory-policy is {facts.eviction}: sessions in use are thrown away when memory is short"
+    what = f"maxmemory-policy is {facts.eviction}: Redis deletes sessions that are in use when memory is short"
     return _error("store eviction", what, "set maxmemory-policy noeviction, and keep caches in another Redis")
 
 
@@ -135,6 +135,8 @@ def _persistence(facts: RedisFacts) -> Observation:
     if facts.persists:
         return _ok("store persistence", "on")
     if facts.persists is None:
-        return _warning("store persistence", "the server does not say", "see that its restart keeps its data")
+        return _warning(
+            "store persistence", "the server does not report it", "check that it keeps its data when it restarts"
+        )
     what = "off: all sessions end when it restarts"
     return _error("store persistence", what, "set appendonly yes, or use a replica with redis+sentinel://")

@@ -51,7 +51,7 @@ class SqliteBackend(EmbeddedBackend):
         return keys_beside(self.path)
 
     async def inspect(self) -> Sequence[Observation]:
-        return [Observation(subject="store", state="ok", text="the file can be used")]
+        return [Observation(subject="store", state="ok", text="the file can be opened")]
 
     async def open(self) -> None:
         if not self._create and not self.path.exists():

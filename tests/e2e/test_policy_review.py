@@ -61,9 +61,9 @@ def test_the_doctor_tells_of_patterns_and_schemas(tmp_path: Path) -> None:
     wrong = {"name": "wrong", "inputSchema": {"type": "objekt"}}
     (tmp_path / "lists.json").write_text(json.dumps(LISTS | {"tools": [*TOOLS, wrong]}))
     found, words = told(tmp_path, ["doctor"], MISSPELT[0][0], {})
-    assert found == 1 and MISSPELT[0][2] in words and "input schema of tool 'wrong' cannot be used" in words
+    assert found == 1 and MISSPELT[0][2] in words and "input schema of tool 'wrong' is invalid" in words
     found, words = told(tmp_path, ["check"], {}, {})
-    assert found == 2 and "input schema of tool 'wrong' cannot be used" in words
+    assert found == 2 and "input schema of tool 'wrong' is invalid" in words
     assert "unless gateway.policy.unusable_schemas is allow" in words
     for policy in ({"unusable_schemas": "allow"}, {"check_arguments": False}):
         assert told(tmp_path, ["check"], {}, policy)[0] == 0

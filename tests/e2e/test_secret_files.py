@@ -34,7 +34,7 @@ def test_the_doctor_looks_at_the_files_modes(secret: Path, tmp_path: Path) -> No
     for mode, found in ((0o600, []), (0o644, ["secrets"])):
         secret.chmod(mode)
         ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=ROOT, env=env)
-        assert [one["check"] for one in json.loads(ran.stdout) if one["state"] != "good"] == found, ran.stdout
+        assert [one["check"] for one in json.loads(ran.stdout) if one["state"] != "ok"] == found, ran.stdout
 
 
 @requirement("wall.secrets", "ctx.credentials")

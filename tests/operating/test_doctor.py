@@ -56,8 +56,8 @@ class Doctor:
     def finds(self) -> list[dict[str, str]]:
         ran = self.run()
         found: list[dict[str, str]] = json.loads(ran.stdout)
-        assert ran.returncode == int(any(finding["state"] == "bad" for finding in found)), ran.stderr
-        return [finding for finding in found if finding["state"] != "good"]
+        assert ran.returncode == int(any(finding["state"] == "error" for finding in found)), ran.stderr
+        return [finding for finding in found if finding["state"] != "ok"]
 
 
 @pytest.fixture
@@ -199,8 +199,9 @@ def test_where_nothing_is_wrong_nothing_is_found(doctor: Doctor) -> None:
         doctor.gateway = {"store": topology.redis.url}
         doctor.arguments = ("--url", topology.url)
         ran = doctor.run("")
-    assert ran.returncode == 0 and "bad" not in ran.stdout and "→" not in ran.stdout, ran.stdout
-    assert ran.stdout.count("good") >= 12 and "one is found again on 8 connections" in ran.stdout
+    assert ran.returncode == 0 and "error" not in ran.stdout and "→" not in ran.stdout, ran.stdout
+    states = [line.partition(" ")[0] for line in ran.stdout.splitlines()]
+    assert states.count("ok") >= 12 and "found through each of 8 connections" in ran.stdout
 
 
 @contextlib.contextmanager
