@@ -15,46 +15,46 @@ test: $(VENV)/.installed-dev ## Set up and run all tests
 	$(BIN)/python -m pytest -m "not alone" -n 4 --dist loadfile --no-loadscope-reorder
 	$(BIN)/python -m pytest -m alone
 
-unit: $(VENV)/.installed-dev ## The unit tests alone (half a minute)
+unit: $(VENV)/.installed-dev ## Run the unit tests only (half a minute)
 	$(BIN)/python -m pytest -q tests/unit
 
-check: $(VENV)/.installed-dev ## Format, lint, types, architecture
+check: $(VENV)/.installed-dev ## Check format, lint, types and architecture
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/test_architecture.py
 
-conformance: $(VENV)/.installed-dev ## The official conformance suite, both eras
+conformance: $(VENV)/.installed-dev ## Run the official conformance suite for both eras
 	$(BIN)/python -m tests.conformance.run
 
 chaos: $(VENV)/.installed-dev ## Kill, pause and cut off gateways and Redis under load (4 minutes)
 	$(BIN)/python -m tests.cluster.chaos
 
-cluster: $(VENV)/.installed-dev ## Redis, three gateways and HAProxy as processes
+cluster: $(VENV)/.installed-dev ## Run Redis, three gateways and HAProxy as local processes
 	$(BIN)/python -m tests.cluster.run
 
-attack: $(VENV)/.installed-dev ## Attacks tried, what came back, what others felt (6 minutes)
+attack: $(VENV)/.installed-dev ## Run known attacks and measure their effect on other clients (6 minutes)
 	$(BIN)/python -m tests.attack.run
 
-fuzz: $(VENV)/.installed-dev ## What strangers reach first, fuzzed for a minute beside h11 and json
+fuzz: $(VENV)/.installed-dev ## Fuzz the HTTP and JSON parsers for a minute, compared with h11 and json
 	$(BIN)/python -m tests.attack.fuzz --minutes 1
 
-matrix: $(VENV)/.installed-dev ## Every feature in every cell of the era matrix
+matrix: $(VENV)/.installed-dev ## Test every feature for every pair of client era and server era
 	$(BIN)/python -m tests.matrix.run
 
-bench: $(VENV)/.installed-dev ## How fast it is, beside what bounds it (10 minutes)
+bench: $(VENV)/.installed-dev ## Measure speed, compared with the limits of the machine (10 minutes)
 	$(BIN)/python -m bench.run
 	$(BIN)/python -m bench.sessions
 
-bench-peers: $(VENV)/.installed-dev ## The same beside other gateways, which it fetches
+bench-peers: $(VENV)/.installed-dev ## Measure speed compared with other gateways, which are downloaded
 	$(BIN)/python -m bench.run peers
 
-reference: $(VENV)/.installed-dev ## Write docs/settings.md and docs/images anew
+reference: $(VENV)/.installed-dev ## Regenerate docs/settings.md and docs/images
 	$(BIN)/python -m tests.tools.settings_reference
 	$(BIN)/python -m tests.operating.trace_picture docs/images/trace.svg
 	$(BIN)/python -m tests.operating.console_picture docs/images/console.png
 
-clean: ## Remove everything that was made
+clean: ## Remove everything that these commands create
 	rm -rf $(VENV) .cache .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist
 
 $(VENV)/.installed: pyproject.toml

@@ -1,4 +1,4 @@
-"""Metrics for Prometheus, collected when they are asked for."""
+"""Exports the metrics to Prometheus. They are collected for each scrape."""
 
 from collections.abc import Iterator
 from itertools import accumulate
@@ -27,7 +27,7 @@ _ENDS = (*(repr(bound) for bound in BUCKETS_S), "+Inf")
 
 
 class PrometheusExporter:
-    """What `/metrics` says."""
+    """The content of `/metrics`."""
 
     def __init__(self, replica: Replica, audit: Audit) -> None:
         self._replica = replica
@@ -39,13 +39,13 @@ class PrometheusExporter:
         ProcessCollector(registry=self._registry)
 
     def render(self, accept: str, store_s: float | None, replicas: int) -> tuple[bytes, str]:
-        """The text, and its media type. `store_s`: how long the store took to answer, None when it does not."""
+        """The text and its media type. `store_s`: seconds the store took to answer, None if it did not."""
         self._store_s, self._replicas = store_s, replicas
         encoder, kind = choose_encoder(accept)
         return encoder(self._registry), kind
 
     def collect(self) -> Iterator[Metric]:
-        """For prometheus_client."""
+        """All metric families; `prometheus_client` calls this for each scrape."""
         yield from self._requests()
         yield from self._held()
         yield from self._servers()
@@ -55,7 +55,7 @@ class PrometheusExporter:
         metrics = self._replica.metrics
         requests = CounterMetricFamily(
             "mcp_gateway_requests",
-            "Requests of clients, by how they ended",
+            "Requests of clients by outcome",
             labels=["server", "method", "era", "outcome"],
         )
         for labels, series in metrics.series.items():
@@ -64,7 +64,7 @@ class PrometheusExporter:
         yield requests
         durations = HistogramMetricFamily(
             "mcp_gateway_request_duration_seconds",
-            "From a request's arrival to its answer; subscriptions excepted",
+            "Time from the arrival of a request to its answer, without subscriptions",
             labels=["server", "method", "era"],
         )
         for labels, series in metrics.series.items():
@@ -73,48 +73,48 @@ class PrometheusExporter:
         yield durations
         forwarded = CounterMetricFamily(
             "mcp_gateway_forwarded",
-            "Requests passed to the owner of their session, by what became of it",
+            "Requests forwarded to the replica that owns the session, by outcome",
             labels=["outcome"],
         )
         for outcome, count in metrics.forwarded.items():
             forwarded.add_metric([outcome], count)
         yield forwarded
         limited = CounterMetricFamily(
-            "mcp_gateway_limited", "Connections and requests refused or cut at a limit, by its kind", labels=["limit"]
+            "mcp_gateway_limited", "Connections and requests refused or closed because of a limit", labels=["limit"]
         )
         for kind in Limited:
             limited.add_metric([kind.value], metrics.limited[kind])
         yield limited
         events = CounterMetricFamily(
-            "mcp_gateway_session_events", "What happened to sessions, and refusals", labels=["event"]
+            "mcp_gateway_session_events", "Session events and refusals by kind", labels=["event"]
         )
         for event in _EVENTS | self._audit.told.keys():
             events.add_metric([event], self._audit.told[event])
         yield events
-        yield CounterMetricFamily(
-            "mcp_gateway_audit_lost", "Audit events that could not be kept", value=self._audit.lost
-        )
+        yield CounterMetricFamily("mcp_gateway_audit_lost", "Audit events that were dropped", value=self._audit.lost)
 
     def _held(self) -> Iterator[Metric]:
         held, flight, suspended, streams = self._replica.sessions()
         yield GaugeMetricFamily("mcp_gateway_sessions", "Sessions that this process serves", value=held)
-        yield GaugeMetricFamily("mcp_gateway_exchanges_in_flight", "Requests under way", value=flight)
-        yield GaugeMetricFamily("mcp_gateway_calls_parked", "Calls that wait for their client", value=suspended)
-        yield GaugeMetricFamily("mcp_gateway_streams", "Event streams of sessions that are open", value=streams)
+        yield GaugeMetricFamily("mcp_gateway_exchanges_in_flight", "Requests in flight", value=flight)
+        yield GaugeMetricFamily(
+            "mcp_gateway_calls_parked", "Calls that wait for input from their client", value=suspended
+        )
+        yield GaugeMetricFamily("mcp_gateway_streams", "Open event streams", value=streams)
         yield GaugeMetricFamily(
             "mcp_gateway_draining", "1 while sessions are handed over", value=int(self._replica.is_draining)
         )
         lag = self._replica.metrics.loop_lag_s
-        yield GaugeMetricFamily("mcp_gateway_loop_lag_seconds", "How late the event loop was, last time", value=lag)
-        yield InfoMetricFamily("mcp_gateway_build", "What runs", value={"version": __version__})
+        yield GaugeMetricFamily("mcp_gateway_loop_lag_seconds", "Delay of the event loop in the last second", value=lag)
+        yield InfoMetricFamily("mcp_gateway_build", "Version of the gateway", value={"version": __version__})
 
     def _servers(self) -> Iterator[Metric]:
-        processes = GaugeMetricFamily("mcp_gateway_server_processes", "Processes of servers", labels=["server"])
+        processes = GaugeMetricFamily("mcp_gateway_server_processes", "Server processes", labels=["server"])
         for server, count in self._replica.processes().items():
             processes.add_metric([server], count)
         yield processes
         restarts = CounterMetricFamily(
-            "mcp_gateway_server_restarts", "Servers that were started again, and why", labels=["server", "reason"]
+            "mcp_gateway_server_restarts", "Restarts of servers by reason", labels=["server", "reason"]
         )
         for upstream in self._replica.upstreams:
             # With those that have not happened: of what begins at 1 the increase is not seen.
@@ -127,6 +127,6 @@ class PrometheusExporter:
         yield GaugeMetricFamily("mcp_gateway_store_up", "1 while the session store answers", value=int(is_up))
         if self._store_s is not None:
             yield GaugeMetricFamily(
-                "mcp_gateway_store_ping_seconds", "The store's last answer took", value=self._store_s
+                "mcp_gateway_store_ping_seconds", "Response time of the store's last ping", value=self._store_s
             )
         yield GaugeMetricFamily("mcp_gateway_replicas", "Live replicas on the store", value=self._replicas)

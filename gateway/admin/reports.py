@@ -69,7 +69,7 @@ class SessionRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReplicaReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A gateway process: what it is, what it holds, and its last minutes. `silent`: it does not answer."""
+    """A gateway process: what it is, what it holds, and its last minutes. `silent`: the replica does not answer."""
 
     replica: str
     address: str = ""

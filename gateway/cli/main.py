@@ -42,7 +42,9 @@ def run(
     overrides: Overrides,
     command: CommandArgument = None,
     config: ConfigOption = None,
-    workers: Annotated[int, typer.Option(min=1, max=256, help="Processes on the one port; needs a redis store.")] = 1,
+    workers: Annotated[
+        int, typer.Option(min=1, max=256, help="Worker processes that share the port; needs a redis store.")
+    ] = 1,
 ) -> None:
     """Serve MCP over Streamable HTTP."""
     from gateway.observability.logs import configure_logging
@@ -67,7 +69,7 @@ def run(
 def stdio(
     command: CommandArgument = None,
     config: ConfigOption = None,
-    store: Annotated[str | None, typer.Option(help="Where sessions are kept, as a URL.")] = None,
+    store: Annotated[str | None, typer.Option(help="URL of the session store.")] = None,
 ) -> None:
     """Serve MCP on stdin and stdout, for one client on this machine."""
     from gateway.observability.logs import configure_logging
@@ -94,11 +96,11 @@ def _with_command(settings: Settings, command: list[str] | None) -> Settings:
 
 @app.command()
 def check(
-    config: Annotated[Path, typer.Option("--config", "-c", help="The file to check.")],
+    config: Annotated[Path, typer.Option("--config", "-c", help="The configuration file to check.")],
     as_json: JsonOption = False,
-    offline: Annotated[bool, typer.Option("--offline", help="Start no server and ask none what it lists.")] = False,
+    offline: Annotated[bool, typer.Option("--offline", help="Do not start or contact the servers.")] = False,
 ) -> None:
-    """Check a configuration, and whether its policy fits what its servers list; say what is wrong where."""
+    """Check a configuration file, and that its policy matches what the servers list. Exit status 2 if it is invalid."""
     from gateway.config.keyring import key_ring
     from gateway.doctor.workspaces import check_workspaces
 
@@ -106,7 +108,7 @@ def check(
         settings = load_settings(config)
         key_ring(settings.gateway.store)
         warnings = [f"{one.what}; {one.do}" for one in check_workspaces(settings) if one.state != "ok"]
-        warnings += [] if settings.mcpServers else ["there is nothing to serve: mcpServers is empty or missing"]
+        warnings += [] if settings.mcpServers else ["nothing to serve: mcpServers is empty or missing"]
         warnings += [] if offline else asyncio.run(_compared(settings))
     except ConfigurationError as error:
         if not as_json:
@@ -115,13 +117,13 @@ def check(
         raise typer.Exit(2) from None
     names = ", ".join(settings.mcpServers) or "no servers"
     found = {"good": True, "servers": [*settings.mcpServers], "warnings": warnings}
-    typer.echo(to_json(found) if as_json else visible_line(f"{config}: good ({names})"))
+    typer.echo(to_json(found) if as_json else visible_line(f"{config}: ok ({names})"))
     for warning in () if as_json else warnings:
         _err.complain("warning", warning)
 
 
 async def _compared(settings: Settings) -> list[str]:
-    """Warnings about what servers list. Raises `ConfigurationError`: the policy does not fit it."""
+    """Warnings about what the servers list. Raises `ConfigurationError`: the policy does not match their lists."""
     from gateway.observability.logs import configure_logging
     from gateway.serving.gateway import Gateway
     from gateway.upstreams.review import CORRECT, MEND, asking, review
@@ -137,14 +139,17 @@ async def _compared(settings: Settings) -> list[str]:
         refused += [*found.unusable, MEND]
     if refused:
         raise ConfigurationError("\n".join(refused))
-    warnings = [f"server {name} could not be asked what it lists; see doctor" for name in found.unasked]
+    warnings = [
+        f"server {name} did not answer, so its lists were not checked; run `mcp-session-gateway doctor`"
+        for name in found.unasked
+    ]
     return warnings + (found.unchecked if policy.check_arguments else [])
 
 
 @app.command("manifest")
 def show_manifest(
     command: Annotated[
-        list[str] | None, typer.Argument(metavar="[-- COMMAND ARG...]", help="A stdio server, without a file.")
+        list[str] | None, typer.Argument(metavar="[-- COMMAND ARG...]", help="A stdio server, instead of --config.")
     ] = None,
     config: ConfigOption = None,
 ) -> None:

@@ -1,4 +1,4 @@
-"""All tools of all configured servers with their schemas, without a gateway that runs: for review, and for diffs."""
+"""Lists all tools of all configured servers with their schemas, without a running gateway: for reviews and diffs."""
 
 from typing import Any
 

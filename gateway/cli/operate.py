@@ -1,4 +1,4 @@
-"""`replicas`, `top` and `tail`: what operators watch and do, by a running gateway's REST interface."""
+"""The commands `replicas`, `top` and `tail`, by the REST interface of a running gateway."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -21,18 +21,20 @@ from gateway.observability.visible import as_json, visible_line
 
 __all__ = ["app", "tail", "top"]
 
-app = typer.Typer(help="Look at replicas, drain them, and admit them again.", no_args_is_help=True)
+app = typer.Typer(help="List replicas, drain them and admit them again.", no_args_is_help=True)
 _out = Terminal()
 _EVERY_S: Final = 2.0
 _MOST: Final = 15
 
-NameArgument = Annotated[str, typer.Argument(metavar="REPLICA", help="How its name begins, as `list` shows it.")]
+NameArgument = Annotated[
+    str, typer.Argument(metavar="REPLICA", help="The replica's name, or its first characters, from `list`.")
+]
 
 
 def _run(gateway: AtGateway, work: Callable[[Operators], Awaitable[None]]) -> None:
     async def running() -> None:
         if not gateway.url:
-            raise OperatorError("say which gateway with --url or MCP_GATEWAY_URL")
+            raise OperatorError("no gateway given: set --url or MCP_GATEWAY_URL to a running gateway")
         async with RestClient(gateway.url, gateway.key).open() as source:
             await work(source)
 
@@ -47,7 +49,7 @@ def _run(gateway: AtGateway, work: Callable[[Operators], Awaitable[None]]) -> No
 @app.command("list")
 @options
 def list_replicas(gateway: AtGateway, in_json: JsonOption = False) -> None:
-    """List live replicas; * is the one that answers."""
+    """List live replicas. * marks the replica that answered this request."""
 
     async def work(source: Operators) -> None:
         found = await source.replicas()
@@ -62,7 +64,7 @@ def list_replicas(gateway: AtGateway, in_json: JsonOption = False) -> None:
 @app.command("drain")
 @options
 def drain(replica: NameArgument, gateway: AtGateway, in_json: JsonOption = False) -> None:
-    """Have a replica hand its sessions to the others and be not ready."""
+    """Drain a replica: it becomes not ready and hands its sessions to the other replicas."""
 
     async def work(source: Operators) -> None:
         with Terminal(stderr=True).status(f"{replica} hands over its sessions"):
@@ -75,7 +77,7 @@ def drain(replica: NameArgument, gateway: AtGateway, in_json: JsonOption = False
 @app.command("admit")
 @options
 def admit(replica: NameArgument, gateway: AtGateway, in_json: JsonOption = False) -> None:
-    """Have a drained replica take sessions again."""
+    """Let a drained replica accept sessions again."""
 
     async def work(source: Operators) -> None:
         name = await source.admit(replica)
@@ -103,10 +105,10 @@ class _Seen:
 @options
 def top(
     gateway: AtGateway,
-    once: Annotated[bool, typer.Option("--once", help="Print it once, and end.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print once and exit.")] = False,
     in_json: JsonOption = False,
 ) -> None:
-    """Replicas, and the sessions that fail and are busy, as they change."""
+    """Show replicas, failing sessions and busy sessions, updated continuously."""
 
     async def look(source: Operators) -> _Seen:
         replicas, failing, busy = await asyncio.gather(
@@ -134,14 +136,16 @@ def top(
 @options
 def tail(
     gateway: AtGateway,
-    session: Annotated[str, typer.Option(help="Of this session only: how its id begins, 8 characters.")] = "",
+    session: Annotated[str, typer.Option(help="Only this session: the first 8 characters of its id.")] = "",
     in_json: JsonOption = False,
 ) -> None:
-    """What happens to sessions on all replicas, as it happens; calls as well with gateway.audit.calls."""
+    """Follow the session events of all replicas. With gateway.audit.calls, tool calls are included."""
 
     async def work(source: Operators) -> None:
         async for event in source.follow(session):
             print_event(event, in_json=in_json)
-        raise OperatorError("the stream has ended: that gateway drains or stops; ask another")
+        raise OperatorError(
+            "the event stream has ended, because that gateway drains or stops: give --url of another gateway"
+        )
 
     _run(gateway, work)

@@ -1,4 +1,4 @@
-"""`mcp-session-gateway sessions`: look at sessions and end them, in a store or at a running gateway."""
+"""`mcp-session-gateway sessions`: list and end sessions, in a store or at a running gateway."""
 
 import asyncio
 import json
@@ -23,14 +23,17 @@ from session_store.connect import BackendOptions, shown
 
 __all__ = ["app", "source_of"]
 
-app = typer.Typer(help="Look at sessions, and end them.", no_args_is_help=True)
+app = typer.Typer(help="List sessions and end them.", no_args_is_help=True)
 _out = Terminal()
 
 _SEEN_BY_GATEWAYS = {"calls", "failed", "in_flight", "parked", "streams", "processes", "failures"}
 """Fields of a session that its record does not have."""
 
 IdArgument = Annotated[
-    str, typer.Argument(metavar="[ID]", help="How its id begins, as `list` shows it; not needed if there is but one.")
+    str,
+    typer.Argument(
+        metavar="[ID]", help="First characters of the session id, from `list`. Optional if there is only one session."
+    ),
 ]
 
 
@@ -38,10 +41,12 @@ IdArgument = Annotated[
 class Listing:
     """Which sessions `list` shows."""
 
-    limit: Annotated[int, typer.Option(min=1, max=1_000, help="How many to show.")] = 50
-    after: Annotated[str, typer.Option(help="Begin behind this one: the last of the page before.")] = ""
-    query: Annotated[str, typer.Option("--find", help="Words in id, principal, client, workspace, servers …")] = ""
-    only: Annotated[str, typer.Option(help="all, failing or busy; the last two with --url.")] = "all"
+    limit: Annotated[int, typer.Option(min=1, max=1_000, help="Maximum number of rows.")] = 50
+    after: Annotated[str, typer.Option(help="Continue after this session id, the last one of the previous page.")] = ""
+    query: Annotated[
+        str, typer.Option("--find", help="Text to find in id, principal, client, workspace, servers …")
+    ] = ""
+    only: Annotated[str, typer.Option(help="all, failing or busy; the last two need --url.")] = "all"
 
     def session_query(self) -> SessionQuery:
         """Raises `OperatorError`."""
@@ -120,7 +125,7 @@ def list_sessions(where: Where, listing: Listing, in_json: JsonOption = False) -
 @app.command("show")
 @options
 def show_session(where: Where, session_id: IdArgument = "", in_json: JsonOption = False) -> None:
-    """Show one session: its record, the keys of its state, and with --url its processes and failures."""
+    """Show one session: its record and the keys of its state; with --url also its processes and failures."""
 
     async def work(source: Operators) -> None:
         facts = _facts(source, await source.session(session_id))
@@ -148,10 +153,10 @@ def end_session(where: Where, session_id: IdArgument = "", in_json: JsonOption =
 @options
 def events(
     where: Where,
-    limit: Annotated[int, typer.Option(min=1, max=10_000, help="How many to show.")] = 50,
+    limit: Annotated[int, typer.Option(min=1, max=10_000, help="Maximum number of rows.")] = 50,
     in_json: JsonOption = False,
 ) -> None:
-    """What happened to sessions lately, newest first."""
+    """List recent session events, newest first."""
 
     async def work(source: Operators) -> None:
         for event in await source.events(limit):

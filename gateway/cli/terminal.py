@@ -1,4 +1,4 @@
-"""The terminal of whoever operates: text of strangers cannot steer it.
+"""Output on the operator's terminal. Control characters in foreign text are made harmless.
 
 Names, descriptions, URIs and messages come from clients and servers. Control characters in them are shown as escapes,
 and nothing in them is markup: styles are put on by `rich.text.Text`.

@@ -116,8 +116,8 @@ class Forwarding:
             return
         self._contested_logged_at = now
         logger.error(
-            "replica %s took sessions over from this one, and does not answer at %s, although it lives: two gateways "
-            "do not find each other. Their requests get 503 here. Correct gateway.advertise: there, or here (%s)",
+            "replica %s took over sessions of this one and is running, but refuses connections at %s: two gateways do "
+            "not find each other. Requests of these sessions get 503. Correct gateway.advertise there or here (%s)",
             *(owner, address, self._cluster.address),
         )
 
@@ -139,7 +139,7 @@ class Forwarding:
             await asyncio.sleep(_CHANGES_HANDS_S)
             return reply.send
         if reply.has_started:
-            logger.warning("the owner of a session was lost with a call in flight")
+            logger.warning("the replica that owns a session stopped answering with a call in flight")
             scope["mcp.again"] = True
         if not reply.has_begun:
             return reply.send

@@ -24,11 +24,11 @@ AGAIN_S: Final = 1.0
 """How soon a replica checks again after a failure: networks come up a moment after the process."""
 
 _PATIENCE_S: Final = 3.0
-_NO_ANSWER: Final = "no answer comes from there"
+_NO_ANSWER: Final = "no answer from that address"
 _LOG_EVERY: Final = 60
 _REFUSED: Final = {
-    Refusal.SOMEBODY_ELSE.value: "another gateway process answers there",
-    Refusal.INVALID.value: "a gateway with other keys, or with another clock, answers there",
+    Refusal.SOMEBODY_ELSE.value: "another gateway process answers at that address",
+    Refusal.INVALID.value: "the gateway at that address has other keys, or its clock differs",
 }
 
 
@@ -41,14 +41,14 @@ async def why_not_found(address: str, replica: str, envelopes: Envelopes) -> str
             connection.ask(envelopes.greeting(replica), b"")
             kind, payload = await connection.next()
     except PeerRefused:
-        return "nobody listens there"
+        return "connection refused"
     except (PeerTimedOut, PeerConnectionLost, TimeoutError):
         return _NO_ANSWER
     finally:
         pool.close()
     if kind == b"r":
-        return _REFUSED.get(payload.decode("utf-8", "replace"), "it is refused there")
-    return "" if kind == b"e" else "no gateway answers there"
+        return _REFUSED.get(payload.decode("utf-8", "replace"), "the gateway at that address refused the request")
+    return "" if kind == b"e" else "what answers at that address is not a gateway"
 
 
 class Reachability:
@@ -61,7 +61,7 @@ class Reachability:
         self._failed = 0
 
     async def look(self) -> None:
-        """Ask once. The first timeout changes nothing, because the machine may be busy; it is asked again soon."""
+        """Check once. A first timeout changes nothing, because the machine may be busy: the check is soon repeated."""
         cluster = self._cluster
         why = await why_not_found(cluster.address, cluster.replica, self._envelopes)
         is_first_timeout = why == _NO_ANSWER and not self._has_timed_out
@@ -71,14 +71,14 @@ class Reachability:
             return
         if why and self._failed % _LOG_EVERY == 0:
             logger.error(
-                "other gateways cannot reach this one at %s (gateway.advertise): %s. It is not ready, and takes no "
-                "session, until they can. Give an address that leads to this process%s",
+                "other gateways cannot reach this one at %s (gateway.advertise): %s. It is not ready and accepts no "
+                "session until they can. Set gateway.advertise to an address of this process%s",
                 cluster.address,
                 why,
-                "; gateway.internal is where it listens, behind a port mapping",
+                ". Behind a port mapping, gateway.internal is the address to listen on",
             )
         if not why and self._failed:
-            logger.info("this gateway is found at %s again", cluster.address)
+            logger.info("other gateways can reach this one at %s again", cluster.address)
         self._failed = self._failed + 1 if why else 0
         if cluster.is_reachable == bool(why):
             cluster.set_reachable(not why)
@@ -91,6 +91,6 @@ class Reachability:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(EVERY_S if self._cluster.is_reachable else AGAIN_S):
                     await self._cluster.doubted.wait()
-                    await asyncio.sleep(AGAIN_S / 4)  # as often as that at most, however many sessions are taken
+                    await asyncio.sleep(AGAIN_S / 4)  # one check per interval, however many sessions were taken over
             self._cluster.doubted.clear()
             await self.look()

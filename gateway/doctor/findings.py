@@ -8,8 +8,8 @@ __all__ = ["Finding", "failure", "ok", "warning"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """`state`: `ok`, `warning` (works now, will fail under load or after a restart) or `error`. `do` is the advice, empty
-    for `ok`."""
+    """`state`: `ok`, `warning` (works now, will fail under load or after a restart) or `error`. `do`: the advice, or an
+    empty string for `ok`."""
 
     check: str
     state: Literal["ok", "warning", "error"]

@@ -59,10 +59,10 @@ class Endpoint:
         for failure in failures:
             if not isinstance(failure, UpstreamUnavailable | HandshakeRefused):
                 raise failure
-            logger.warning("a server is left out of a session: %s", failure)
+            logger.warning("a session is served without one of its servers: %s", failure)
         results = [outcome for outcome in outcomes if isinstance(outcome, bytes)]
         if not results:
-            raise failures[0] if failures else UpstreamUnavailable("there is no server here for this session")
+            raise failures[0] if failures else UpstreamUnavailable("no server here is available to this session")
         return merge_handshakes(results, __version__)
 
     async def _greet(self, upstream: ConfiguredUpstream, live: LiveSession, correlation: str) -> bytes:

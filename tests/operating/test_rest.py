@@ -207,10 +207,10 @@ def test_the_command_line_shows_the_same(pair: Pair, cli: Cli, http: httpx.Clien
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("sessions", "list"), "say where: --url"),
-        (("top",), "say which gateway"),
+        (("sessions", "list"), "no source given: set --url"),
+        (("top",), "no gateway given"),
         (("sessions", "list", "--url", "http://127.0.0.1:9"), "cannot be reached"),
-        (("sessions", "list", "--store", "memory://", "--only", "busy"), "ask the gateway with --url"),
+        (("sessions", "list", "--store", "memory://", "--only", "busy"), "use --url with"),
     ],
 )
 def test_the_command_line_says_what_is_missing(cli: Cli, arguments: tuple[str, ...], words: str) -> None:

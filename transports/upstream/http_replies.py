@@ -86,7 +86,7 @@ class ReplyReader:
             meant = meant_by(data)
             if request_id is None or not meant.is_answer or meant.request_id not in (None, request_id):
                 return False
-            reason = f"server {self._name!r} answered with what cannot be read: {error}"
+            reason = f"server {self._name!r} sent an answer that cannot be read: {error}"
             self._events.unreadable(request_id, reason)
             return True
         self._deliver(message)

@@ -202,7 +202,7 @@ class HttpLink:
             self._events.unreadable(message.id, f"server {name!r}: {error}")
         except Exception:  # whatever the server has sent: the call must not wait for ever
             logger.exception("an answer of server %s could not be read", name)
-            self._events.unreadable(message.id, f"server {name!r} answered with what cannot be read")
+            self._events.unreadable(message.id, f"server {name!r} sent an answer that cannot be read")
 
     def _deliver(self, message: Message) -> None:
         """Pass a message on. The result of `initialize` has the version of all later requests."""
