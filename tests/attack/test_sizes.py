@@ -87,11 +87,11 @@ def test_a_record_keeps_so_much_and_no_more(gateway: RunningGateway, http: httpx
     refused(Legacy(url, http).initialize(capabilities={"experimental": {"x": "x" * 65_536}}), -32602, "initialize")
     client = Legacy(url, http).open()
     answers = [client.call("resources/subscribe", {"uri": f"memo://{n}/" + "u" * 8_000}) for n in range(12)]
-    kept = [n for n, answer in enumerate(answers) if "keeps" not in answer.text]
+    kept = [n for n, answer in enumerate(answers) if "client data" not in answer.text]
     assert kept == list(range(8)), [answer.text[:100] for answer in answers]
     refused(answers[-1], -32602, "65536 bytes")
-    assert "keeps" not in client.call("resources/unsubscribe", {"uri": "memo://0/" + "u" * 8_000}).text
-    assert "keeps" not in client.call("resources/subscribe", {"uri": "memo://new/" + "u" * 8_000}).text
+    assert "client data" not in client.call("resources/unsubscribe", {"uri": "memo://0/" + "u" * 8_000}).text
+    assert "client data" not in client.call("resources/subscribe", {"uri": "memo://new/" + "u" * 8_000}).text
 
 
 @requirement("wall.memory")

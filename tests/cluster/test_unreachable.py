@@ -86,7 +86,7 @@ def test_a_replica_that_is_found_no_longer_says_so_and_never_takes_back(http: ht
                 client.url = (one, other)[n % 2].url
                 counts.append(tool_text(client.tool("count")))
             assert counts == ["2", "3", "4", "5", "6", "7"]
-            assert eventually(lambda: "its gateway.advertise leads elsewhere" in other.stderr(), LEASE_S + 5)
+            assert eventually(lambda: "is running but refuses connections" in other.stderr(), LEASE_S + 5)
 
 
 @contextlib.asynccontextmanager
