@@ -28,33 +28,33 @@ Algorithm = Literal["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256
 
 
 class ClaimNames(Frozen):
-    """Which claims say something about a session. A dotted name goes down into objects."""
+    """Which claims of a token set facts of a session. A dotted name is a path into nested objects."""
 
     trust: str = ""
-    """The claim that says the trust."""
+    """The claim that contains the trust."""
     workspace: str = ""
-    """The claim that says the workspace."""
+    """The claim that contains the workspace."""
     permissions: str = "scope"
-    """The claim that lists the permissions, as a list or separated by spaces."""
+    """The claim that contains the permissions, as a list or separated by spaces."""
 
 
 class JwtSettings(Frozen):
-    """One issuer of access tokens."""
+    """One trusted issuer of access tokens."""
 
     issuer: str
-    """The `iss` of its tokens, exactly."""
+    """The exact `iss` claim of its tokens."""
     audience: str
-    """The `aud` they have to have."""
+    """The required `aud` claim of its tokens."""
     jwks_url: str
-    """Where it publishes its keys: https, or http on this machine."""
+    """URL of its public keys: https, or http on this machine."""
     algorithms: tuple[Algorithm, ...] = ("RS256", "ES256", "EdDSA")
-    """Which signatures are believed."""
+    """Accepted signature algorithms."""
     scopes: tuple[str, ...] = ()
-    """Scopes that a token has to have."""
+    """Scopes that every token must have."""
     clock_skew_s: Annotated[float, Field(ge=0, le=300)] = 30.0
-    """How far its clock may be from ours."""
+    """Maximum difference between its clock and the gateway's."""
     claims: ClaimNames = ClaimNames()
-    """Which claims say something about a session. A dotted name goes down into objects."""
+    """Which claims set facts of a session."""
 
     @field_validator("jwks_url")
     @classmethod
@@ -67,20 +67,20 @@ class JwtSettings(Frozen):
 
 
 class ProxySettings(Frozen):
-    """Proxies that say who calls: only these addresses are believed."""
+    """Trusted proxies that authenticate callers."""
 
     networks: tuple[str, ...]
-    """Their addresses, as networks: nobody else is believed."""
+    """Networks of the trusted proxies. Headers from other addresses are ignored."""
     subject_header: str = ""
-    """The header that names the principal. Empty: proxies name none."""
+    """The header that names the caller. Empty: the proxies do not name callers."""
     issuer: str = "proxy"
-    """What stands before the principal's name."""
+    """Prefix of the principals that the proxies name, as in `ISSUER:SUBJECT`."""
     trust_header: str = ""
-    """The header that says the trust."""
+    """The header that contains the trust."""
     workspace_header: str = ""
-    """The header that says the workspace."""
+    """The header that contains the workspace."""
     permissions_header: str = ""
-    """The header that lists the permissions, separated by commas or spaces."""
+    """The header that contains the permissions, separated by commas or spaces."""
 
     @property
     def headers(self) -> tuple[str, ...]:
@@ -112,14 +112,15 @@ class ProxySettings(Frozen):
 
 
 class AuthSettings(Frozen):
-    """How callers prove who they are, beside API keys."""
+    """How callers authenticate, in addition to API keys."""
 
     jwt: tuple[JwtSettings, ...] = ()
-    """Issuers of access tokens that are trusted."""
+    """Trusted issuers of access tokens."""
     resource: str = ""
-    """The URL clients know this gateway by (RFC 9728 `resource`): needed for them to find the authorization server."""
+    """The URL at which clients know this gateway (RFC 9728 `resource`). Clients need it to find the authorization
+    server."""
     proxies: ProxySettings | None = None
-    """Proxies that say who calls."""
+    """Trusted proxies that authenticate callers."""
 
     @model_validator(mode="after")
     def _one_of_a_kind(self) -> Self:

@@ -11,63 +11,68 @@ __all__ = ["LimitSettings"]
 
 
 class LimitSettings(Frozen):
-    """What one client or one server may cost us."""
+    """What one client or one server may cost."""
 
     body_bytes: Annotated[int, Field(ge=1_024)] = 4 << 20
-    """Body of a request; 413 beyond."""
+    """Maximum size of a request body; larger ones get 413."""
     line_bytes: Annotated[int, Field(ge=1_024)] = 16 << 20
-    """Message of a server; a larger one is thrown away and its call fails."""
+    """Maximum size of a server's message. A larger one is discarded and its call fails."""
     exchanges: Annotated[int, Field(ge=1)] = 256
-    """Calls of one session in flight; 429 beyond."""
+    """Maximum number of calls of one session in flight; further ones get 429."""
     in_flight_bytes: Annotated[int, Field(ge=1_024)] = 32 << 20
-    """Bodies of one session's calls in flight, together; 429 beyond. Each is kept until its call is answered: eight of
-    the largest size. Bodies up to 64 KiB do not count, and a single one is never refused for this."""
+    """Maximum total size of the bodies of one session's calls in flight; further ones get 429. A body is kept until
+    its call is answered; the default allows eight of the largest size. Bodies up to 64 KiB do not count, and a single
+    call is never refused by this limit."""
     all_in_flight_bytes: Annotated[int, Field(ge=65_536)] = 512 << 20
-    """Bodies that are being read or whose requests have no answer yet, of all clients together, for each worker; 429
-    beyond. One client network gets half of it. Bodies up to 64 KiB do not count. Leave the process twice as much."""
+    """Maximum total size of the bodies of all clients that are being read or whose requests are unanswered, for each
+    worker; further ones get 429. One client network may use half of it. Bodies up to 64 KiB do not count. Give the
+    process twice as much memory."""
     start_timeout_s: Seconds = 30.0
-    """A server's start, handshake included."""
+    """Maximum time for the start of a server, including the handshake."""
     call_timeout_s: Seconds = 600.0
-    """A call, counted from its last sign of life. SDK clients give up after 300 s."""
+    """Maximum time for a call without an answer or a progress message from the server. SDK clients give up after 300
+    s."""
     poll_after_s: Annotated[float, Field(ge=0, le=86_400)] = 0.0
-    """Close a call's event stream after so long, for load balancers that cut long responses; clients of 2025-11-25 read
-    on with `Last-Event-ID`. 0: it stays open."""
+    """Close the event stream of a call after this long, for load balancers that cut long responses. Clients of
+    2025-11-25 continue with `Last-Event-ID`. 0: never."""
     shutdown_grace_s: Seconds = 2.0
-    """Twice in a child's end: after its stdin was closed, and after SIGTERM."""
+    """Time to wait for a child to exit after its stdin is closed, and again after SIGTERM. Then it is killed."""
     parked_s: Seconds = 55.0
-    """How long a call waits for a 2026-07-28 client that was asked something by a server of the other era. Servers give
-    up on their own after 60 s or so."""
+    """How long a call waits for the answers of a 2026-07-28 client to a question of a legacy server. Servers give up
+    after about 60 s."""
     head_bytes: Annotated[int, Field(ge=1_024)] = 64 << 10
-    """Request line and headers of a request; 431 beyond. More than browsers and proxies send."""
+    """Maximum size of a request's request line and headers; larger ones get 431. Browsers and proxies send less."""
     headers: Annotated[int, Field(ge=8)] = 128
-    """Headers of a request; 431 beyond. Each of them costs some work, however short it is."""
+    """Maximum number of headers of a request; more get 431. Each header costs some work, however short it is."""
     head_timeout_s: Seconds = 10.0
-    """From a request's first byte to the end of its headers, and from a connection's start to its first byte; then it
-    is cut. Honest clients send them at once."""
+    """Maximum time from the first byte of a request to the end of its headers, and from the start of a connection to
+    its first byte. Then the connection is closed."""
     body_timeout_s: Seconds = 30.0
-    """For each 64 KiB of a request's body, and for what is left of it; 408 beyond. A slow upload goes on as long as it
-    likes: at 2 KiB a second and more."""
+    """Maximum time for each 64 KiB of a request body, and for its last part; then 408. A slow upload may take any time
+    in total, at about 2 KiB/s or more."""
     idle_timeout_s: Seconds = 75.0
-    """How long a connection stays without a request: longer than load balancers keep theirs (60 s is common), so that
-    they close it and no request is lost."""
+    """How long a connection without a request stays open. It must be longer than the idle timeout of load balancers
+    (often 60 s), so that they close the connection first and no request is lost."""
     write_timeout_s: Seconds = 30.0
-    """A client that takes nothing of what was written to it for so long is cut, whatever kind of answer it is, and what
-    it did not read is thrown away."""
+    """Close the connection of a client that reads nothing of an answer for this long, and discard the rest of the
+    answer."""
     connections: Annotated[int, Field(ge=0)] = 0
-    """Connections in all, for each worker. 0: half of the files this process may open, since servers of sessions need
-    some as well. When all are taken, the connection that has been idle longest makes room; if none is idle, the new one
-    gets 503."""
+    """Maximum number of connections for each worker. 0: half of the files that the process may open, because server
+    processes need files too. At the limit, the connection that has been idle longest is closed; if none is idle, the
+    new connection gets 503."""
     peer_connections: Annotated[int, Field(ge=0)] = 0
-    """Connections from one address (IPv6: one /64 network), so that no single client fills the gateway; 503 beyond. 0:
-    half of `connections`. Trusted proxies do not count, nor, where none are configured, peers on this machine."""
+    """Maximum number of connections from one address (IPv6: one /64 network); further ones get 503. 0: half of
+    `connections`. Trusted proxies do not count. If no proxies are configured, connections from this machine do not
+    count either."""
     batch_messages: Annotated[int, Field(ge=1, le=1_024)] = 64
-    """Messages in one JSON-RPC batch; a larger one is refused before any of it starts."""
+    """Maximum number of messages in a JSON-RPC batch. A larger batch is refused before any of its messages is
+    executed."""
     name_chars: Annotated[int, Field(ge=16)] = 256
-    """Names that clients give: of tools, prompts, methods, clients."""
+    """Maximum length of names that clients send: tools, prompts, methods, clients."""
     uri_chars: Annotated[int, Field(ge=256)] = 8 << 10
-    """URIs that clients give. Browsers and proxies take no more either."""
+    """Maximum length of URIs that clients send. Browsers and proxies have similar limits."""
     record_bytes: Annotated[int, Field(ge=4_096)] = 64 << 10
-    """What a session's record keeps of what its client announced: its `initialize` parameters, its subscriptions."""
+    """Maximum size of the client data in a session's record: the parameters of `initialize` and the subscriptions."""
 
     @property
     def before_authentication(self) -> Limits:

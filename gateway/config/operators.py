@@ -15,24 +15,24 @@ __all__ = [
 
 
 class AuditSettings(Frozen):
-    """Where audit events go, beside the log: the store, which keeps the newest; stderr; a file, as lines of JSON."""
+    """Where audit events are written, in addition to the log."""
 
     to: tuple[Literal["store", "stderr"], ...] = ("store",)
-    """`store` (which keeps the newest 10,000 of each part, in memory 2,000: what operators did, sessions of named
-    principals, what those were refused, their calls, and what strangers caused) and `stderr`, beside the log."""
+    """`store`, `stderr` or both. The store keeps the newest 10,000 events (in memory 2,000) of each of five
+    categories: operators' actions, sessions of named principals, refusals of named principals, their tool calls, and
+    events of unauthenticated clients."""
     file: str = ""
-    """A file of lines of JSON as well, opened anew for each round, so that it can be rotated."""
+    """A file that also gets the events, as lines of JSON. It is reopened for every write, so it can be rotated."""
     calls: bool = False
-    """Each tool call as well, not only what happens to sessions: who, which tool, how it went, how long it took; never
-    its arguments."""
+    """Also record each tool call: principal, tool, outcome and duration, never the arguments."""
 
 
 class AdminSettings(Frozen):
-    """The console, the REST interface and the metrics of those who operate the gateway."""
+    """The operators' console, REST interface and metrics."""
 
     keys: KeyDigestSettings = Field(default={})
-    """Name → SHA-256 of an operator's key in hex, or several of them, as `api_keys`. None: there is no console and no
-    REST interface."""
+    """Operator name → SHA-256 of the operator's key as hex digits, or a list of them, as in `api_keys`. Empty: no
+    console and no REST interface."""
     listen: ListenAddress = ""
-    """`HOST:PORT` of a listener of its own for console, REST and metrics, where metrics need no key. Empty: they are on
-    the gateway's own. Worker n listens n ports higher."""
+    """`HOST:PORT` of a separate listener for console, REST and metrics; there, metrics need no key. Empty: they are
+    served by the gateway's own listener. Worker n listens on a port that is higher by n."""

@@ -15,41 +15,42 @@ __all__ = [
 
 
 class RuleSettings(Frozen):
-    """What sessions of some principals, in some workspaces, are given. Patterns as in shells; empty means all."""
+    """What the sessions of some principals, in some workspaces, are given. Patterns are shell patterns; an empty list
+    matches all."""
 
     principals: tuple[Pattern, ...] = ()
-    """Patterns of the principals it holds for, `api-key:NAME` or `ISSUER:SUBJECT`; empty means all."""
+    """Patterns of principals, `api-key:NAME` or `ISSUER:SUBJECT`. Empty: all principals."""
     workspaces: tuple[Pattern, ...] = ()
-    """Patterns of the workspaces it holds for; empty means all. To a workspace that is only announced it gives nothing,
-    and `sandboxed` holds for all of these (`policy.trust_announced_workspace`)."""
+    """Patterns of workspaces. Empty: all workspaces. For a workspace that a client only announced, the rule grants
+    nothing, but a `sandboxed` trust applies (see `policy.trust_announced_workspace`)."""
     trust: Trust | None = None
-    """The trust they are given."""
+    """The trust that the rule sets."""
     workspace: str | None = None
-    """The workspace they are given."""
+    """The workspace that the rule sets."""
     permissions: tuple[str, ...] = ()
-    """Permissions they are given; those of several rules add up."""
+    """Permissions that the rule adds."""
 
 
 class WorkspaceSettings(Frozen):
-    """What one workspace sees; patterns as in shells."""
+    """What sessions of a workspace see. Patterns are shell patterns."""
 
     servers: tuple[Pattern, ...] = ("*",)
-    """Patterns of the servers it sees."""
+    """Patterns of visible servers."""
     tools: tuple[Pattern, ...] = ("*",)
-    """Patterns of the tools it sees, as `server__tool`."""
+    """Patterns of visible tools, as `server__tool`."""
     prompts: tuple[Pattern, ...] = ("*",)
-    """Patterns of the prompts it sees, as `server__prompt`."""
+    """Patterns of visible prompts, as `server__prompt`."""
     resources: tuple[Pattern, ...] = ("*",)
-    """Patterns of the resources and templates it sees, as `server__URI`."""
+    """Patterns of visible resources and templates, as `server__URI`."""
 
 
 class RateSettings(Frozen):
-    """So many requests per second in the long run, and so many at once."""
+    """A rate limit: a number of requests per second, and a number of requests at once."""
 
     per_s: Annotated[float, Field(gt=0)]
-    """Requests per second in the long run."""
+    """Average number of requests per second."""
     burst: Annotated[int, Field(ge=1)] = 20
-    """Requests at once."""
+    """Number of requests that may come at once."""
 
 
 def _off(value: Any) -> Any:
@@ -62,50 +63,49 @@ Quota = Annotated[Annotated[int, Field(ge=1, le=10_000)] | None, BeforeValidator
 
 
 class PolicySettings(Frozen):
-    """What may be done, whoever calls."""
+    """What sessions may do, and what they are given."""
 
     eval_tools: bool = False
-    """Tools that evaluate what they are given: not even listed unless switched on."""
+    """Enable tools whose `operation` is `eval`. If off, they are not listed and cannot be called."""
     check_arguments: bool = True
-    """Check a call's arguments against the tool's schema before the server sees them."""
+    """Check the arguments of a call against the tool's input schema before the call is sent to the server."""
     unusable_schemas: Literal["refuse", "allow"] = "refuse"
-    """What becomes of a tool whose schema checks nothing, for it is wrong, too large, or refers to other places, which
-    are never fetched. `refuse`: it is not listed and not called; `allow`: it is called unchecked."""
+    """What to do with a tool whose input schema is invalid, too large, or refers to other documents (which are never
+    fetched). `refuse`: the tool is neither listed nor called. `allow`: it is called without a check."""
     unmatched_patterns: Literal["refuse", "allow"] = "refuse"
-    """What becomes of patterns of `tools`, `prompts`, `resource_uris` and `workspaces` that name nothing which servers
-    list, as misspelt ones do: they protect nothing. `refuse`: the gateway does not start, and the tools of a server
-    that answers only later are not called; `allow`: a line in the log, for servers whose lists differ by session or
-    grow."""
+    """What to do if a pattern in `tools`, `prompts`, `resource_uris` or `workspaces` matches nothing that the servers
+    list. Such a pattern is probably misspelt, and protects nothing. `refuse`: the gateway does not start; if a server
+    answers only later, its tools are not called. `allow`: log a warning, for servers whose lists depend on the session
+    or grow."""
     slow_s: Annotated[float, Field(gt=0)] = 10.0
-    """A call that takes longer is a warning in the log."""
+    """Log a warning for a call that takes longer."""
     sandbox: tuple[str, ...] = ()
-    """What starts the servers of sandboxed sessions. `{socket}` is that of the session's state, `{session_id}` its
-    id."""
+    """Command prefix that starts the servers of sandboxed sessions. `{socket}` is replaced by the path of the
+    session's state socket, `{session_id}` by the session's id."""
     session_rate: Rate = RateSettings(per_s=500, burst=5_000)
-    """How often one session may ask; 0: as often as it likes. An agent makes a few calls a second, and a script that
-    calls without a pause some hundreds; clients of today do not repeat a call that was refused. A process relays
-    thousands."""
+    """Rate limit of one session; 0 switches it off. An agent makes a few calls per second, a script without pauses
+    some hundreds. Most clients do not repeat a refused call, so the default is generous."""
     principal_rate: Rate = RateSettings(per_s=1_000, burst=10_000)
-    """How often one principal may send anything, over all its sessions; 0: as often as it likes. Enough for a hundred
-    busy agents under one name. Anonymous clients are counted by the address they come from (IPv6: the /64 network),
-    behind `auth.proxies` by the last address in `X-Forwarded-For` that is no trusted proxy."""
+    """Rate limit of all messages of one principal in all its sessions; 0 switches it off. The default is enough for a
+    hundred busy agents of one principal. Anonymous clients are counted by address (IPv6: the /64 network). Behind
+    `auth.proxies`, that is the last address in `X-Forwarded-For` that is not a trusted proxy."""
     opening_rate: Rate = RateSettings(per_s=10, burst=200)
-    """How often one principal, or one anonymous address, may open a session; 0: as often as it likes. Hosts that open
-    one for every call open a few a second at most; and unconfirmed sessions live for a minute, so that one address has
-    800 of them, and never all that the memory store holds."""
+    """Rate limit for opening sessions, for one principal or one address of anonymous clients; 0 switches it off.
+    Clients that open a session for every call open a few per second. With the default, and because unconfirmed
+    sessions live for a minute, one address has at most 800 of them, less than the memory store holds."""
     principal_sessions: Quota = 5_000
-    """How many sessions one principal, or one anonymous address, may have at a time, on all replicas together; 0: any
-    number. A host that opens a session for every call and ends none has 3,600 after an hour, one a second."""
+    """Maximum number of sessions of one principal, or of one address of anonymous clients, on all replicas together.
+    0: no limit. A client that opens a session every second and ends none has 3,600 after an hour."""
     principal_processes: Quota = 256
-    """How many server processes one principal, or one anonymous address, may have at a time, on all replicas together;
-    0: any number. They take some 30 MB each: 8 GB at most, and more than thirty sessions of eight servers. A session
-    that nobody ends has its processes until `session.idle_ttl_s` is over: give a service that brings many agents
-    under one key what all of them need."""
+    """Maximum number of server processes of one principal, or of one address of anonymous clients, on all replicas
+    together. 0: no limit. At about 30 MB for each process, the default allows 8 GB: more than thirty sessions with
+    eight servers each. The processes of a session that nobody ends run until `session.idle_ttl_s` is over, so raise
+    this limit for a service that uses one key for many agents."""
     rules: tuple[RuleSettings, ...] = ()
-    """What sessions of some principals, in some workspaces, are given, in order."""
+    """Rules that set the trust, workspace and permissions of sessions, in order."""
     workspaces: dict[Pattern, WorkspaceSettings] = Field(default={})
-    """Pattern of workspace names → what it sees; the first that matches counts. None: every workspace sees all. A
-    session whose workspace is only announced sees what every one of them sees."""
+    """Pattern of workspace names → what sessions of these workspaces see. The first matching pattern applies. Empty:
+    every workspace sees everything. A session whose workspace is only announced sees only what all entries allow."""
     trust_announced_workspace: bool = False
-    """Whether a workspace that a client announces counts in `rules` and `workspaces` like one that a credential or a
-    rule says. Then whoever may connect may take any workspace, and what it grants: for where all clients are yours."""
+    """Whether a workspace that a client announces counts in `rules` and `workspaces` like one from a credential or a
+    rule. Then every client can take any workspace, with all that it grants. Use it only if you trust all clients."""

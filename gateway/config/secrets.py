@@ -12,22 +12,25 @@ __all__ = [
 
 
 class SecretSettings(Frozen):
-    """Where a secret comes from, and whose it is. With `{subject}` in it everybody has their own."""
+    """Where a secret comes from, and which principals get it. With `{subject}` in the source, each principal has a
+    value of its own."""
 
     file: str = ""
-    """The file it is in. `{subject}` stands for the principal's name, so that everybody has their own; `{issuer}` for
-    who vouches for that name, percent-encoded."""
+    """The file that contains the secret. `{subject}` is replaced by the principal's name, `{issuer}` by the
+    percent-encoded issuer of that name."""
     env: str = ""
-    """The gateway's variable it is in; `{subject}` and `{issuer}` as in `file`. It has to begin with words of yours."""
+    """The environment variable of the gateway that contains the secret. `{subject}` and `{issuer}` as in `file`. The
+    name must not begin with `{subject}`."""
     command: tuple[str, ...] = ()
-    """The command that prints it, good for a minute; `{subject}` and `{issuer}` as in `file`."""
+    """The command that prints the secret; its output is cached for a minute. `{subject}` and `{issuer}` as in
+    `file`."""
     pass_env: tuple[str, ...] = ()
-    """Variables of the gateway that the command is given, beside those that servers inherit. None: servers without a
-    sandbox can read what it was given while it runs."""
+    """Environment variables of the gateway that the command gets, in addition to those that servers inherit. Empty by
+    default, because servers without a sandbox can read the command's environment while it runs."""
     issuer: str = ""
-    """Whose principals have it: `api-key`, the `issuer` of proxies, or one of `auth.jwt`; nobody else has. It has to be
-    given with `{subject}` where several can say who calls and `{issuer}` is not there: the same name is another
-    principal with each of them."""
+    """Only principals of this issuer get the secret: `api-key`, the `issuer` of `auth.proxies`, or one of `auth.jwt`.
+    Required if the source contains `{subject}` but not `{issuer}` and there are several issuers, because the same name
+    is a different principal at each issuer."""
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:

@@ -15,33 +15,33 @@ METADATA_FIELDS: Final = ("principal", "agent", "workspace", "trust", "endpoint"
 
 
 class SessionSettings(Frozen):
-    """How long sessions live and how clients carry them."""
+    """How long sessions live, how clients name their session, and what new sessions are given."""
 
     idle_ttl_s: Seconds = 3_600.0
-    """A session ends when it was not used for so long."""
+    """A session ends after this long without use."""
     max_age_s: Seconds = 86_400.0
-    """And at this age in any case."""
+    """A session ends at this age, even if it is in use."""
     unconfirmed_ttl_s: Seconds = 60.0
-    """An anonymous session whose client never came back ends this long after its first exchange: it would leave a
-    process behind, and a minute is enough to come back once."""
+    """An anonymous session that is used for one exchange only ends this long after it. Otherwise a client that never
+    returns would leave a process behind until `idle_ttl_s`."""
     max_sessions: Annotated[int, Field(ge=1)] = 1_000
-    """How many the memory store holds; beyond, the least recently used idle one ends. The doctor reckons with it as
-    well."""
+    """Maximum number of sessions in the memory store. Beyond it, the least recently used idle session ends. `doctor`
+    calculates with this number for all stores."""
     default_session: bool = True
-    """A 2026-07-28 client with a credential that carries nothing of its own meets its session again, by principal and
-    client name. Never for anonymous ones."""
+    """A 2026-07-28 client that sends a credential but no session id gets the session of its principal and client name.
+    Never applies to anonymous clients."""
     reattach: frozenset[Literal["cookie", "principal"]] = frozenset()
-    """`cookie`, `principal`: by what, beside a session token, `initialize` resumes a session. Off: two windows of one
-    user do not share one by accident."""
+    """How `initialize` can resume a session, other than by a session token: by `cookie`, by `principal`, or by both.
+    Empty by default, so that two windows of one user do not share a session by accident."""
     cookie: bool = True
-    """Whether cookies are set and read."""
+    """Whether the gateway sets and reads session cookies."""
     workspace_path: str = "orbit.workspace"
-    """Where in `_meta` a client announces its workspace, nested or dotted."""
+    """Path in `_meta` at which a client announces its workspace: nested objects, or one key with dots."""
     trust: Trust = "direct"
-    """The trust that sessions have where neither credential nor rule says one."""
+    """Trust of sessions for which neither a credential nor a rule sets one."""
     metadata: dict[str, str] = Field(default={})
-    """Name → text that every new session carries; `{principal}`, `{agent}`, `{workspace}`, `{trust}` and `{endpoint}`
-    are filled in. At most 10 KiB; what looks like a credential is redacted."""
+    """Name → text that every new session gets. `{principal}`, `{agent}`, `{workspace}`, `{trust}` and `{endpoint}` are
+    replaced. At most 10 KiB. Values that look like credentials are redacted."""
 
     @field_validator("metadata")
     @classmethod

@@ -36,56 +36,60 @@ class GatewaySettings(Frozen):
     port: Annotated[int, Field(ge=0, le=65_535)] = 8_080
     """Port to listen on; 0 takes a free one."""
     store: str = "memory://"
-    """Where sessions are kept, as a URL ([stores](configuration.md#stores))."""
+    """URL of the session store ([stores](configuration.md#stores))."""
     store_file: str = ""
-    """Instead of `store`: a file that holds the URL, for one with a password in it."""
+    """A file that contains the store's URL, instead of `store`. Use it if the URL contains a password."""
     advertise: ListenAddress = ""
-    """`HOST:PORT` where other gateways on the same store reach this one. Empty: `host`, at a free port; it has to be
-    given with `0.0.0.0`."""
+    """`HOST:PORT` at which other gateways on the same store reach this one. Empty: `host` with a free port. Required
+    if `host` is `0.0.0.0` or `::`."""
     internal: ListenAddress = ""
-    """`HOST:PORT` where it listens for them, if that is another address: behind a port mapping."""
+    """`HOST:PORT` to listen on for other gateways, if it differs from `advertise`, for example behind a port
+    mapping."""
     api_keys: KeyDigestSettings = Field(default={})
-    """Name → SHA-256 of the key in hex, or several of them while a key is replaced; never the keys themselves. Clients
-    send `Authorization: Bearer KEY`."""
+    """Name → SHA-256 of the key as hex digits, or a list of them while a key is being replaced. Never the key itself.
+    Clients send `Authorization: Bearer KEY`."""
     anonymous: bool | None = None
-    """Whether clients without a credential are served. Not given: only while nothing else is configured, and on
-    loopback. `true` beside `api_keys`, `auth.jwt` or a `subject_header` of `auth.proxies` is refused: one of them would
-    undo the other."""
+    """Whether clients without a credential are served. If not set: only on loopback, and only if no credentials are
+    configured. `true` together with `api_keys`, `auth.jwt` or a `subject_header` of `auth.proxies` is an error,
+    because the two contradict each other."""
     allowed_hosts: HostNames = ()
-    """Host names requests may ask for, without ports; `*.example.com` for all below a domain, `*` for any. Empty:
-    loopback names when bound to loopback, else any; but a gateway elsewhere that serves everybody has to say them,
-    because a web page can call what its visitor's browser reaches under a name of the page's own (DNS rebinding)."""
+    """Host names that requests may use, without ports. `*.example.com` means all names below a domain, `*` any name.
+    Empty: loopback names if `host` is loopback, else any name. Required for a gateway off loopback that serves
+    anonymous clients: otherwise a web page could call it through its visitor's browser (DNS rebinding)."""
     allowed_origins: tuple[str, ...] = ()
-    """Origins of web pages that may call, beside the gateway's own, and loopback when bound to loopback."""
+    """Origins of web pages that may call the gateway, in addition to its own origin, and to loopback if `host` is
+    loopback."""
     issuer: str = DEFAULT_ISSUER
-    """`iss` of what servers behind URLs are told of sessions: the URL at which they find the keys, if they look."""
+    """The `iss` claim of the session assertions that servers behind URLs receive. Set it to the URL at which these
+    servers find the gateway's keys."""
     tools: bool = False
-    """One more server, `gateway`: `list_sessions`, `show_session` and `end_session` for a client's own sessions."""
+    """Add a server named `gateway` with the tools `list_sessions`, `show_session` and `end_session` for a client's own
+    sessions."""
     sse: bool = False
-    """HTTP+SSE at `/sse` as well, for clients that know nothing newer (MCP 2024-11-05)."""
+    """Also serve HTTP+SSE at `/sse`, for clients of MCP 2024-11-05."""
     result_meta: bool = False
-    """Put the session id (cut) and the correlation id into the `_meta` of results."""
+    """Put the session id (shortened) and the correlation id into the `_meta` of results."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    """The least important lines that are written."""
+    """Lowest level of log lines that are written."""
     log_format: Literal["auto", "json", "logfmt", "pretty"] = "auto"
-    """The form of the log on stderr; `auto` is `pretty` at a terminal, else `logfmt`."""
+    """Format of the log on stderr. `auto` is `pretty` on a terminal, else `logfmt`."""
     log_calls_per_s: Annotated[int, Field(ge=0)] = 100
-    """A line for each request, but for no more than so many in a second: writing one costs half as much as relaying a
-    call. What is left out is counted in a line of its own; 0 writes none."""
+    """Maximum number of request log lines per second; further requests are counted in one line. 0 writes none. Writing
+    a line costs half as much as relaying a call."""
     tracing: bool = False
-    """OpenTelemetry spans, sent where `OTEL_EXPORTER_OTLP_ENDPOINT` says. Needs `mcp-session-gateway[tracing]`."""
+    """Send OpenTelemetry spans to `OTEL_EXPORTER_OTLP_ENDPOINT`. Needs `mcp-session-gateway[tracing]`."""
     admin: AdminSettings = AdminSettings()
-    """Console, REST interface and metrics of operators."""
+    """The operators' console, REST interface and metrics."""
     secrets: dict[str, SecretSettings] = Field(default={})
-    """What `${secret:NAME}` in a server's `env` or `headers` stands for, by name."""
+    """Name → where the value of `${secret:NAME}` in a server's `env` or `headers` comes from."""
     auth: AuthSettings = AuthSettings()
-    """How callers prove who they are, beside API keys."""
+    """How callers authenticate, in addition to API keys."""
     policy: PolicySettings = PolicySettings()
-    """What sessions are given, and what they may do."""
+    """What sessions may do, and what they are given."""
     audit: AuditSettings = AuditSettings()
-    """Where audit events go, and whether tool calls are among them."""
+    """Where audit events are written, and whether tool calls are included."""
     session: SessionSettings = SessionSettings()
-    """How long sessions live, and how clients carry them."""
+    """How long sessions live, and how clients name their session."""
     limits: LimitSettings = LimitSettings()
     """What one client or one server may cost."""
 
@@ -163,9 +167,10 @@ class Settings(Frozen):
     """Everything an operator can set."""
 
     mcpServers: dict[str, UpstreamSettings] = Field(default={}, repr=False)  # the name people's files use
-    """The servers by name, as in files of desktop clients. A name holds letters, digits, `.`, `-` and single `_`."""
+    """The servers by name, as in the files of desktop clients. A name consists of letters, digits, `.`, `-` and single
+    `_`."""
     gateway: GatewaySettings = GatewaySettings()
-    """Everything else."""
+    """All other settings."""
 
     @model_validator(mode="after")
     def _secrets_are_declared(self) -> Self:

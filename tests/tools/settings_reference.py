@@ -1,6 +1,6 @@
-"""docs/settings.md, made from the settings themselves: names, kinds, defaults and what is written below each of them.
+"""Generates docs/settings.md from the settings: names, kinds, defaults, and the docstring below each field.
 
-`python -m tests.tools.settings_reference` writes it; a test compares.
+`python -m tests.tools.settings_reference` writes the file; a test compares it with the code.
 """
 
 import ast
@@ -11,7 +11,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import annotated_types
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from gateway.config.auth import AuthSettings, ClaimNames, JwtSettings, ProxySettings
@@ -48,22 +48,22 @@ _SECTIONS: list[tuple[str, type[BaseModel]]] = [
 ]
 _HEAD = """# Settings
 
-Every setting there is, made from the code. [configuration.md](configuration.md) says how to give them. A setting of
-`gateway` is a variable as well: `gateway.session.idle_ttl_s` is `MCP_GATEWAY_SESSION__IDLE_TTL_S`; lists and objects
-are given as JSON. Names that end with `_s` are seconds.
+All settings, generated from the code. [configuration.md](configuration.md) describes how to set them. Each setting of
+`gateway` is also an environment variable: `gateway.session.idle_ttl_s` is `MCP_GATEWAY_SESSION__IDLE_TTL_S`. Lists and
+objects in variables are JSON. Settings whose names end with `_s` are in seconds.
 """
 _NAMES = {str: "text", int: "number", float: "number", bool: "yes or no"}
 
 
 def reference() -> str:
-    """The document."""
+    """The text of the document."""
     return "\n".join([_HEAD, *(part for path, model in _SECTIONS for part in _section(path, model))])
 
 
 def _section(path: str, model: type[BaseModel]) -> list[str]:
     words = _words(model)
     rows = [
-        f"| `{name}` | {_kind(field)} | {_default(field)} | {words[name]} |"
+        f"| `{name}` | {_kind(field)}{_or_zero(model, name)} | {_default(field)} | {words[name]} |"
         for name, field in model.model_fields.items()
     ]
     intro = (inspect.getdoc(model) or "").partition("\n\n")[0].replace("\n", " ")
@@ -71,7 +71,7 @@ def _section(path: str, model: type[BaseModel]) -> list[str]:
 
 
 def _words(model: type[BaseModel]) -> dict[str, str]:
-    """What is written below each field."""
+    """The docstring below each field, by the name of the field."""
     [node] = [n for n in ast.parse(inspect.getsource(model)).body if isinstance(n, ast.ClassDef)]
     found = {}
     for field, after in zip(node.body, node.body[1:], strict=False):
@@ -84,6 +84,14 @@ def _words(model: type[BaseModel]) -> dict[str, str]:
 def _kind(field: FieldInfo) -> str:
     limits = [word for meta in field.metadata for word in _limits(meta)]
     return " ".join([_name(field.annotation), *limits])
+
+
+def _or_zero(model: type[BaseModel], name: str) -> str:
+    """A note for a setting that 0 switches off although its kind does not allow 0."""
+    try:
+        return " or 0" if getattr(model.model_validate({name: 0}), name) is None else ""
+    except ValidationError:
+        return ""
 
 
 def _limits(meta: Any) -> list[str]:
@@ -118,7 +126,7 @@ def _name(kind: Any) -> str:
 
 def _default(field: FieldInfo) -> str:
     if field.is_required():
-        return "has to be given"
+        return "required"
     value = field.get_default(call_default_factory=True)
     if isinstance(value, BaseModel):
         given = [name for name in type(value).model_fields if name in value.model_fields_set]
