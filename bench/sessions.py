@@ -1,4 +1,7 @@
-"""`make bench-sessions`: what it takes to open sessions, cold and warm, and what they hold of the gateway's memory."""
+"""Measures what opening sessions costs, with and without prestarted processes, and the memory they hold.
+
+A part of `make bench`; alone: `python -m bench.sessions`.
+"""
 
 import argparse
 import asyncio

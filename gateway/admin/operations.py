@@ -109,13 +109,13 @@ class Operations:
         try:
             keys = await self._backend.state.keys(session.id)
         except SessionGone:
-            raise NoSuch("the session ended a moment ago") from None
+            raise NoSuch("the session has just ended") from None
         return msgspec.structs.replace(row, state_keys=keys)
 
     async def end(self, prefix: str, by: str = "") -> str:
         session = await self._find(prefix)
         if not await self._ending.end(session.id, f"{_operator(by)} ended it"):
-            raise NoSuch("the session ended a moment ago")
+            raise NoSuch("the session has just ended")
         return redact(session.id)
 
     async def _find(self, prefix: str) -> Session:
@@ -135,7 +135,7 @@ class Operations:
         what = f"begins with {prefix!r}" if prefix else "is live"
         now = self._clock()
         raise Ambiguous(
-            f"more than one session {what}: say which, by more of its id",
+            f"more than one session {what}: give more characters of the id",
             tuple(row_of(session, None, now) for session in found),
         )
 

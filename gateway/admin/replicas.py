@@ -119,13 +119,13 @@ class NoReplicas:
     is_draining = False
 
     async def reports(self) -> list[ReplicaReport]:
-        raise UnknownHere("which replicas run is known to gateways only: ask one with --url")
+        raise UnknownHere("the store does not record which replicas run: use --url with a running gateway")
 
     async def parts(self, session_ids: Iterable[str]) -> dict[str, SessionPart]:
         return {}
 
     async def notable(self, only: Only) -> list[SessionPart]:
-        raise UnknownHere("which sessions fail or are busy is known to gateways only: ask one with --url")
+        raise UnknownHere("the store does not record which sessions fail or are busy: use --url with a running gateway")
 
     async def drain(self, prefix: str) -> str:
         raise UnknownHere("a replica is drained by a gateway: ask one with --url")

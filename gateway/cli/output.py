@@ -66,7 +66,7 @@ def replicas_table(replicas: list[ReplicaReport]) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     for one in replicas:
         if one.silent:
-            table.add_row(one.replica, Text("silent", style="red"), one.address)
+            table.add_row(one.replica, Text("no answer", style="red"), one.address)
             continue
         state = Text("draining") if one.draining else Text("ready") if one.ready else Text("not ready", style="red")
         last = one.history[-1] if one.history else None

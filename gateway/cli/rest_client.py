@@ -35,7 +35,7 @@ class RestClient:
     def __init__(self, url: str, key: str) -> None:
         self._url = url.removesuffix("/").removesuffix("/mcp").removesuffix("/admin")
         if not key:
-            raise OperatorError("MCP_GATEWAY_ADMIN_KEY is not set: it holds an operator's key of that gateway")
+            raise OperatorError("MCP_GATEWAY_ADMIN_KEY is not set: set it to an operator's key of that gateway")
         self._client = httpx2.AsyncClient(
             base_url=f"{self._url}/admin/api/", headers={"Authorization": f"Bearer {key}"}, timeout=_TIMEOUT_S
         )
@@ -66,7 +66,7 @@ class RestClient:
         if not found:
             raise NoSuch("no session is live")
         if len(found) > 1:
-            raise Ambiguous("more than one session is live: say which, by more of its id", tuple(found))
+            raise Ambiguous("more than one session is live: give more characters of the id", tuple(found))
         return found[0].session
 
     async def events(self, limit: int = 100, session: str = "") -> list[dict[str, Any]]:
@@ -115,5 +115,5 @@ class RestClient:
         try:
             detail = response.json()["detail"]
         except (ValueError, LookupError, TypeError):
-            detail = f"{self._url} answers {response.status_code}: are operators served there (gateway.admin.keys)?"
+            detail = f"{self._url} answers {response.status_code}: check that gateway.admin.keys is set there"
         raise OperatorError(str(detail))

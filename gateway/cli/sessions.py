@@ -67,12 +67,12 @@ async def source_of(where: Where) -> AsyncIterator[Operators]:
             yield client
         return
     if not where.store:
-        raise OperatorError("say where: --url of a running gateway (with MCP_GATEWAY_ADMIN_KEY), or --store")
+        raise OperatorError("no source given: set --url to a running gateway (with MCP_GATEWAY_ADMIN_KEY), or --store")
     backend = backend_for(where.store, BackendOptions(exclusive=False, create=False))
     if not backend.is_durable:
         raise OperatorError(
-            f"{shown(where.store)} keeps its sessions inside the gateway's process, where no other can see them; give "
-            "the URL of a sqlite or redis store, or ask the gateway with --url"
+            f"{shown(where.store)} keeps sessions in the gateway's memory, which other processes cannot read: give the "
+            "URL of a sqlite or redis store, or use --url with the gateway's URL"
         )
     await backend.open()
     try:

@@ -34,30 +34,31 @@ BoundField = Literal["session_id", "workspace", "trust", "principal", "agent"]
 
 
 class ItemSettings(Frozen):
-    """What holds for the prompts or resources of a server that a pattern names; all patterns that match add up."""
+    """Restrictions of prompts or resources whose names match a pattern. If several patterns match, all of them
+    apply."""
 
     direct_only: bool = False
-    """For sessions of direct trust only."""
+    """Only for sessions with direct trust."""
     permissions: tuple[str, ...] = ()
-    """For sessions that have all of these permissions only."""
+    """Only for sessions that have all of these permissions."""
 
 
 class ToolSettings(Frozen):
-    """What holds for the tools of a server that a pattern names; all patterns that match add up."""
+    """Restrictions of tools whose names match a pattern. If several patterns match, all of them apply."""
 
     direct_only: bool = False
-    """For sessions of direct trust only."""
+    """Only for sessions with direct trust."""
     permissions: tuple[str, ...] = ()
-    """For sessions that have all of these permissions only."""
+    """Only for sessions that have all of these permissions."""
     operation: Literal["read", "write", "eval"] | None = None
-    """What the tool does; one that evaluates is not there unless `policy.eval_tools` is on."""
+    """What the tool does. `eval` tools are disabled unless `policy.eval_tools` is on."""
     blocked: tuple[str, ...] = ()
-    """Regular expressions (RE2) that no string of a call's arguments may contain, key or value, whatever its case;
-    numbers, `true` and `false` count as JSON writes them."""
+    """Regular expressions (RE2) that no string in a call's arguments may match, in keys or values, ignoring case.
+    Numbers, `true` and `false` are matched as written in JSON."""
     bind: dict[str, BoundField] = Field(default={})
-    """Argument → the session's fact that fills it when the client gives none."""
+    """Argument → the fact of the session that sets it if the client does not."""
     slow_s: Annotated[float, Field(gt=0)] | None = None
-    """A call that takes longer is a warning in the log; if not what `policy.slow_s` says."""
+    """Log a warning for a call that takes longer; overrides `policy.slow_s`."""
 
     @field_validator("blocked")
     @classmethod
@@ -69,12 +70,12 @@ class ToolSettings(Frozen):
 
 
 class ResourceSettings(Frozen):
-    """What a child may use (setrlimit(2)); 0 is no limit."""
+    """Resource limits of a child process (setrlimit(2)); 0 means no limit."""
 
     memory_mb: Annotated[int, Field(ge=0)] = 0
-    """Address space, in MiB."""
+    """Address space in MiB."""
     cpu_s: Annotated[int, Field(ge=0)] = 0
-    """Processor time, in seconds."""
+    """Processor time."""
     processes: Annotated[int, Field(ge=0)] = 0
     """Processes of its user."""
     files: Annotated[int, Field(ge=0)] = 0
@@ -89,51 +90,51 @@ class ResourceSettings(Frozen):
 
 
 class UpstreamSettings(BaseModel):
-    """One entry of `mcpServers`. Fields other hosts keep there (`disabled`, `autoApprove`, …) are ignored."""
+    """One entry of `mcpServers`. Fields that other hosts keep there (`disabled`, `autoApprove`, …) are ignored."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     command: str = ""
-    """What to start: a program, found by PATH."""
+    """The program to start, found by PATH."""
     args: tuple[str, ...] = ()
-    """Its arguments."""
+    """Arguments of the command."""
     env: dict[str, str] = {}
-    """Variables of the child; they win over all others. `${secret:NAME}` stands for a secret of the principal's."""
+    """Environment variables of the child. They override all others. `${secret:NAME}` is replaced by a secret of the
+    principal."""
     cwd: str | None = None
-    """The directory it starts in; the gateway's own if none is given."""
+    """Working directory of the child; by default the gateway's."""
     url: str = ""
-    """Instead of a command: a server over Streamable HTTP, of either era."""
+    """URL of a server over Streamable HTTP, of either era, instead of a command."""
     headers: dict[str, str] = Field(default={}, repr=False)
-    """What every request to `url` carries; `${secret:NAME}` as in `env`."""
+    """Headers of every request to `url`; `${secret:NAME}` as in `env`."""
     in_process: str = ""
-    """Instead of a command: a server object of the `mcp` SDK, or an `Upstream` of another package, in the gateway's
-    process, as `module:attribute`."""
+    """A server object of the `mcp` SDK in the gateway's process, as `module:attribute`, instead of a command."""
     shared: bool = False
-    """One process for all sessions. Only for a server that keeps sessions apart by the context in `_meta`."""
+    """One process for all sessions. Only for a server that separates sessions by the context in `_meta`."""
     handles: bool = False
-    """Tools by which a client opens further sessions of this server, when it needs several at once."""
+    """Give clients tools to open further sessions of this server, if they need several at once."""
     context_env: dict[str, ContextField] = DEFAULT_CONTEXT_ENV  # type: ignore[assignment]  # literal strings
-    """Variable name → fact about the session: which variables tell a child about its session."""
+    """Environment variable → fact of the session that the child gets in it."""
     direct_only: bool = False
-    """Seen by sessions of direct trust only."""
+    """Visible only to sessions with direct trust."""
     permissions: tuple[str, ...] = ()
-    """Seen by sessions that have all of these permissions only."""
+    """Visible only to sessions that have all of these permissions."""
     tools: dict[Pattern, ToolSettings] = {}
-    """Pattern of tool names → what holds for them."""
+    """Pattern of tool names → restrictions of these tools."""
     prompts: dict[Pattern, ItemSettings] = {}
-    """Pattern of prompt names → what holds for them, and for completions of their arguments."""
+    """Pattern of prompt names → restrictions of these prompts and of completions of their arguments."""
     resource_uris: dict[Pattern, ItemSettings] = {}
-    """Pattern of URIs → what holds for the resources and templates that have them: listing, reading, subscribing and
+    """Pattern of URIs → restrictions of the resources and templates with these URIs: listing, reading, subscribing and
     completing."""
     resources: ResourceSettings = ResourceSettings()
-    """What a child may use."""
+    """Resource limits of a child process."""
     sandbox: tuple[str, ...] = ()
-    """What starts the server for a sandboxed session, if not what `policy.sandbox` says."""
+    """Command prefix that starts this server for a sandboxed session; overrides `policy.sandbox`."""
     warm: Annotated[int, Field(ge=0, le=64)] = 0
-    """So many processes are started ahead for the next sessions like those that were: for servers that start slowly."""
+    """Number of processes to prestart for new sessions that resemble earlier ones. For servers that start slowly."""
     idle_stop_s: Seconds | None = None
-    """Stop an idle child after so long; the next call starts it again and says so. Off: a restart loses what a server
-    holds in memory."""
+    """Stop a child that was idle for this long. The next call starts it again, and its result reports the restart. Off
+    by default, because a restart loses what a server holds in memory."""
 
     @model_validator(mode="before")
     @classmethod

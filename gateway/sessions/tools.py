@@ -70,7 +70,7 @@ def _chosen(own: list[Session], beginning: str) -> Session:
     if not matching:
         raise ToolError("You have no such session. list_sessions lists yours.")
     names = ", ".join(redact(session.id) for session in matching[:20])
-    raise ToolError(f"{len(matching)} sessions could be meant: say which, by how its id begins: {names}")
+    raise ToolError(f"{len(matching)} of your sessions match. Give the first characters of one of these ids: {names}")
 
 
 def _shown(session: Session) -> dict[str, Any]:

@@ -33,7 +33,7 @@ def test_a_client_sees_and_ends_its_own_sessions_only(http: httpx.Client) -> Non
         two, foreign = opened("alice", "second"), opened("bob", "his")
         assert {s["client"] for s in listed(one)} == {"first", "second"}
         several = messages(one.tool("gateway__show_session"))[-1]["result"]
-        assert several["isError"] and "say which" in several["content"][0]["text"]
+        assert several["isError"] and "first characters" in several["content"][0]["text"]
         child = psutil.Process(int(tool_text(two.tool("probe__pid"))))
         ids = {s["client"]: s["session"] for s in (*listed(one), *listed(foreign))}
         for not_mine in (ids["his"], ids["first"], "nonsense"):

@@ -77,7 +77,7 @@ def test_the_command_line_pages_and_never_guesses(tmp_path: Path, http: httpx.Cl
         ids = sorted(Legacy(gateway.url, http).open().session.partition(".")[0] for _ in range(5))
         assert "no session is live" not in cli("show", store=store).stderr
         several = cli("end", store=store)
-        assert several.returncode == 2 and "say which" in several.stderr
+        assert several.returncode == 2 and "more characters" in several.stderr
         assert all(redact(session_id) in several.stderr for session_id in ids)
         first = json.loads(cli("list", "--json", "--limit", "3", store=store).stdout)
         rest = json.loads(cli("list", "--json", "--limit", "3", "--after", first["after"], store=store).stdout)

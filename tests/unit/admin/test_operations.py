@@ -92,8 +92,8 @@ async def test_pages_follow_each_other_in_order_of_id() -> None:
     [
         ("abc", NoSuch, "give at least 4 characters of the session's id"),
         ("nothing", NoSuch, "no session begins with 'nothing': it has ended, or never was"),
-        ("same", Ambiguous, "more than one session begins with 'same': say which, by more of its id"),
-        ("", Ambiguous, "more than one session is live: say which, by more of its id"),
+        ("same", Ambiguous, "more than one session begins with 'same': give more characters of the id"),
+        ("", Ambiguous, "more than one session is live: give more characters of the id"),
     ],
 )
 async def test_a_session_is_never_guessed(prefix: str, kind: type[Exception], message: str) -> None:
