@@ -32,8 +32,8 @@ class AssertedState:
         token = request.headers.get("authorization", "").removeprefix("Bearer ")
         session_id = self._assertions.session_of(token)
         if session_id is None:
-            self._audit.tell("refused", reason="no assertion of ours, or an old one")
-            raise HTTPException(401, f"send the {HEADER} you were sent a minute ago at most as Authorization: Bearer")
+            self._audit.tell("refused", reason="invalid or expired session assertion")
+            raise HTTPException(401, f"send the {HEADER} of a request of the last minute as Authorization: Bearer")
         session = await self._store.peek(session_id)
         if session is None:
             raise HTTPException(410, "the session has ended")

@@ -178,10 +178,10 @@ async def test_a_gateway_says_why_it_is_not_found(redis_server: RunningRedis) ->
         address, name = cluster.address, cluster.replica
         assert await reaching.why_not_found(address, name, Envelopes(ring)) == ""
         asked = reaching.why_not_found(peer.address, name, Envelopes(ring))
-        assert await asked == "another gateway process answers there"
+        assert await asked == "another gateway process answers at that address"
         foreign = Envelopes(KeyRing(["x" * 40]))
         assert "other keys" in await reaching.why_not_found(address, name, foreign)
-        assert await reaching.why_not_found(f"127.0.0.1:{free_port()}", name, Envelopes(ring)) == "nobody listens there"
+        assert await reaching.why_not_found(f"127.0.0.1:{free_port()}", name, Envelopes(ring)) == "connection refused"
     with socket.create_server(("127.0.0.1", 0)) as mute:
         port = mute.getsockname()[1]
         assert "no answer" in await reaching.why_not_found(f"127.0.0.1:{port}", name, Envelopes(ring))

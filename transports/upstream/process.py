@@ -135,7 +135,7 @@ class Process:
                     return self.returncode
                 self.order(order)
             if not await self._gone_within(KILL_TIMEOUT_S):
-                logger.error("process %d does not go although it was killed", self.pid)
+                logger.error("process %d does not end although it was killed", self.pid)
         except asyncio.CancelledError:  # else nobody would end the child any more
             self.kill()
             raise
