@@ -100,7 +100,7 @@ class Access:
             httponly=True,
             samesite="strict",
         )
-        self._audit.tell("operated", reason=f"operator {name} signed in")
+        self._audit.tell("operated", reason=f"the operator {name} has signed in")
         return True
 
     async def sign_out(self, request: Request, response: Response) -> None:
@@ -112,7 +112,7 @@ class Access:
         signed_in = self._signed_in(request)
         if signed_in is not None:
             await self._marks.drop(_mark(signed_in[1]))
-            self._audit.tell("operated", reason=f"operator {signed_in[0]} signed out")
+            self._audit.tell("operated", reason=f"the operator {signed_in[0]} has signed out")
         response.delete_cookie(_COOKIE, path=f"{request.scope.get('root_path', '')}/admin")
 
 

@@ -101,7 +101,7 @@ class Identity:
             raise self._refused("Authentication required: send Authorization: Bearer with your credential.")
         scheme, credential = _credential(authorization)
         if scheme != "bearer" or not credential:
-            raise self._refused("Authentication required: the Authorization header must be Bearer and a credential.")
+            raise self._refused("Authentication required: the Authorization header must hold Bearer and a credential.")
         if self._tokens is not None and credential.count(".") == 2:
             verified = self._tokens.remembered(credential)
             return None if verified is None else self._token_holder(*verified)
@@ -114,7 +114,7 @@ class Identity:
             return self._token_holder(*await self._tokens.verify(_credential(headers["authorization"])[1]))
         except InsufficientScope as error:
             challenge = self._challenge("insufficient_scope", error.needed)
-            raise insufficient_scope(f"The access token does not go far enough: {error}.", challenge) from None
+            raise insufficient_scope(f"The access token lacks a required scope: {error}.", challenge) from None
         except InvalidToken as error:
             raise self._refused(f"The access token is not valid: {error}.", error="invalid_token") from None
 
@@ -139,9 +139,9 @@ class Identity:
             subject = named_in_header(subject)
             granted = granted_in_headers(headers, settings)
         except ValueError:
-            raise self._refused("What the proxy says of the caller is not UTF-8.") from None
+            raise self._refused("The headers in which the proxy names the caller are not UTF-8.") from None
         if why := unusable(subject):
-            raise self._refused(f"The name that the proxy gives the caller cannot be used: {why}.")
+            raise self._refused(f"The subject that the proxy sent is invalid: {why}.")
         return Authenticated(Principal(issuer=settings.issuer, subject=subject), granted)
 
     def _refused(self, reason: str, *, error: str = "") -> Exception:

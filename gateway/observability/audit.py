@@ -1,6 +1,7 @@
-"""Who did what: one structured event for what happens to a session, each refusal and, where wanted, each tool call.
+"""The audit trail: one structured event for each step of a session's life, each refusal and, if configured, each tool
+call.
 
-Session events and refusals are lines of the log as well. Refusals that come in numbers are told as sums.
+Session events and refusals are also log lines. Frequent refusals are summed up.
 """
 
 import contextlib
@@ -31,11 +32,13 @@ logger = logging.getLogger(__name__)
 
 _MOST_WAITING: Final = 20_000
 _MANY: Final = 1_000
-"""So many are written at once, without waiting for the next round."""
+"""As soon as this many events wait, they are written, without waiting for the next `flush`."""
+_TITLES: Final = {"operated": "operator action", "refused": "request refused"}
+"""Event → its log line's text, for events that are not about one session."""
 
 
 class Audit:
-    """Events wait here for the next flush, so that a forged token costs the store nothing."""
+    """Records audit events. They are buffered until the next `flush`, so a forged token costs the store nothing."""
 
     def __init__(self, trail: AuditTrail, clock: Callable[[], float], settings: AuditSettings | None = None) -> None:
         self.told: Counter[str] = Counter()  # what happened to sessions, since this process began
@@ -49,7 +52,7 @@ class Audit:
         self._file = Path(settings.file) if settings.file else None
         self._waiting: deque[AuditEvent] = deque()
         self._for_store: deque[AuditEvent] = deque()
-        # Apart: a stranger who is refused by the thousand takes nothing from what is told of named principals.
+        # Counted separately: many refusals of unauthenticated clients must not displace those of named principals.
         self._repeated = {"strangers": Repeated(monotonic), "named": Repeated(monotonic)}
         self._dropped = 0
         self._tasks = Tasks("audit")
@@ -89,7 +92,7 @@ class Audit:
     def _tell(self, event: AuditEvent) -> None:
         self._add(event)
         shown = {name: getattr(event, name) for name in ("session", "era", "principal", "client", "tool", "reason")}
-        what = "an operator acted" if event.event == "operated" else f"session {event.event}"
+        what = _TITLES.get(event.event, f"session {event.event}")
         logger.info(what, extra={name: value for name, value in shown.items() if value})
 
     def call_watcher(self, session: Session, tool: str) -> Callable[[ObservedExchange, Outcome, bytes], None]:
@@ -124,10 +127,10 @@ class Audit:
             await self._flush()
 
     async def flush(self) -> None:
-        """Write what waits; it goes on waiting when the store does not answer.
+        """Write the buffered events. They stay buffered if the store does not answer.
 
         Raises:
-            StoreUnavailable: the store does not.
+            StoreUnavailable: the store does not answer.
         """
         await self._tasks.settled()
         await self._flush()
@@ -135,7 +138,7 @@ class Audit:
     async def _flush(self) -> None:
         if self._dropped:
             self.lost += self._dropped
-            logger.warning("%d audit events were lost: more came than could be written", self._dropped)
+            logger.warning("%d audit events were dropped: they came faster than they could be written", self._dropped)
             self._dropped = 0
         for repeated in self._repeated.values():
             for summed in repeated.sums():
