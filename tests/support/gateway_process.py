@@ -14,7 +14,7 @@ from typing import Any
 
 __all__ = ["DEMO", "LISTING", "PROBE", "TOOL", "UNLIMITED", "RunningGateway", "running_gateway", "server"]
 
-READY_WITHIN_S = 30.0
+READY_WITHIN_S = 60.0
 DEMO = (sys.executable, "-m", "gateway", "demo-server")
 TOOL = (sys.executable, "-m", "tests.support.session_tool")
 PROBE = (sys.executable, str(Path(__file__).with_name("probe_server.py")))

@@ -19,17 +19,12 @@ HERE: Final = Path(__file__).parent
 FILES: Final = sorted(path for path in HERE.rglob("test_*.py") if path != Path(__file__))
 
 WITHOUT_TEST_YET: Final = {
-    "gateway/calls/shared_server.py",
     "gateway/identity/request_context.py",
-    "session_store/audit.py",
-    "session_store/limits.py",
-    "session_store/metadata.py",
-    "transports/inbound/framing.py",
     "transports/inbound/limits.py",
     "transports/inbound/modern.py",
 }
 """Pure modules that have no unit test. The list only shrinks: a new pure module comes with its tests."""
-AT_MOST: Final = 8
+AT_MOST: Final = 3
 
 NOT_HERE: Final = {
     "multiprocessing",

@@ -1,0 +1,68 @@
+"""Metadata of a session: text, bounded, and never a credential."""
+
+import pytest
+
+from session_store.metadata import (
+    MAX_METADATA_BYTES,
+    REDACTED,
+    InvalidMetadata,
+    checked_metadata,
+    merged_metadata,
+    scrubbed_text,
+)
+from tests.requirements import requirement
+
+
+@requirement("ctx.metadata")
+@pytest.mark.parametrize(
+    "name",
+    ["password", "DB_PASSWD", "client_secret", "api-key", "ApiKey", "access_token", "Authorization", "session_id"],
+)
+def test_a_value_whose_name_says_credential_is_redacted(name: str) -> None:
+    assert checked_metadata({name: "x"}) == {name: REDACTED}
+
+
+@requirement("ctx.metadata", "ops.redact")
+@pytest.mark.parametrize(
+    "secret",
+    [
+        "Bearer abcdefgh12345678",
+        "basic QWxhZGRpbjpvcGVu",
+        "eyJhbGciOiJIUzI1.eyJzdWIiOiIxMjM0.sig",
+        "postgres://user:hush@db/x",
+        "redis://:hush@db",
+        "-----BEGIN RSA PRIVATE KEY-----",
+        "sk-abcdefghijklmnop",
+        "ghp_abcdefghijklmnop",
+        "AKIAABCDEFGHIJKLMNOP",
+    ],
+)
+def test_what_has_the_form_of_a_credential_is_redacted_within_its_text(secret: str) -> None:
+    text = scrubbed_text(f"tried {secret} twice")
+    assert secret not in text and REDACTED in text and text.startswith("tried ")
+
+
+@requirement("ctx.metadata")
+@pytest.mark.parametrize("value", ["plain", "https://example.com/a:b@c", "tokens: 5", "the bearer of news", ""])
+def test_ordinary_text_stays_as_it_is(value: str) -> None:
+    assert checked_metadata({"note": value}) == {"note": value}
+
+
+@requirement("ctx.metadata")
+@pytest.mark.parametrize("changes", [{"": "x"}, {7: "x"}, {"a": 7}, {"a\ud800": "x"}, {"a": "\udfff"}])
+def test_names_and_values_are_text(changes: dict[str, str | None]) -> None:
+    with pytest.raises(InvalidMetadata, match="text"):
+        checked_metadata(changes)
+
+
+@requirement("ctx.metadata", "ctx.limits")
+def test_changes_are_merged_none_removes_and_the_sum_is_bounded() -> None:
+    assert merged_metadata({"a": "1", "b": "2"}, {"a": None, "b": "3", "c": "4"}) == {"b": "3", "c": "4"}
+    assert merged_metadata({"a": "1"}, {"missing": None}) == {"a": "1"}
+    fits = "\u00fc" * ((MAX_METADATA_BYTES - 2) // 2)
+    assert merged_metadata({}, {"ab": fits})
+    with pytest.raises(InvalidMetadata, match="would be 10241 bytes"):
+        merged_metadata({"ab": fits}, {"c": ""})
+    assert merged_metadata({"ab": fits}, {"ab": "", "c": "x"}) == {"ab": "", "c": "x"}, (
+        "what is replaced does not count"
+    )

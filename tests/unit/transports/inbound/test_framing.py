@@ -1,0 +1,97 @@
+"""Heads of requests that two readers could understand differently (RFC 9112)."""
+
+import pytest
+
+from tests.requirements import requirement
+from transports.inbound.framing import BadRequest, plain_target
+
+HOST = (b"host", b"127.0.0.1")
+LENGTH = (b"content-length", b"5")
+CHUNKED = (b"transfer-encoding", b"chunked")
+
+
+@requirement("wall.framing")
+@pytest.mark.parametrize(
+    ("target", "plain", "host"),
+    [
+        (b"/mcp?a=b", b"/mcp?a=b", b"127.0.0.1"),
+        (b"http://example.com:8080/mcp?a=b", b"/mcp?a=b", b"example.com:8080"),
+        (b"https://[::1]:80", b"/", b"[::1]:80"),
+    ],
+)
+def test_the_host_of_an_absolute_target_replaces_the_header(target: bytes, plain: bytes, host: bytes) -> None:
+    headers = [HOST, (b"accept", b"x")]
+    assert plain_target("GET", target, "1.1", headers) == plain
+    assert headers == [(b"host", host), (b"accept", b"x")]
+
+
+@requirement("wall.framing")
+@pytest.mark.parametrize(
+    ("headers", "version"),
+    [
+        ([HOST, LENGTH], "1.1"),
+        ([HOST, CHUNKED], "1.1"),
+        ([HOST, (b"transfer-encoding", b" Chunked ")], "1.1"),
+        ([HOST, (b"expect", b"100-Continue")], "1.1"),
+        ([], "1.0"),
+        ([HOST, (b"expect", b"tea")], "1.0"),
+    ],
+)
+def test_a_head_with_one_meaning_passes(headers: list[tuple[bytes, bytes]], version: str) -> None:
+    assert plain_target("POST", b"/", version, headers) == b"/"
+
+
+@requirement("wall.framing")
+@pytest.mark.parametrize(
+    ("status", "headers", "version"),
+    [
+        (400, [], "1.1"),
+        (400, [HOST, HOST], "1.1"),
+        (400, [HOST, HOST], "1.0"),
+        (400, [(b"host", b"a/b")], "1.1"),
+        (400, [(b"host", b"a@b")], "1.1"),
+        (400, [(b"host", b"a" * 262)], "1.1"),
+        (400, [HOST, LENGTH, CHUNKED], "1.1"),
+        (400, [HOST, CHUNKED, CHUNKED], "1.1"),
+        (400, [HOST, CHUNKED], "1.0"),
+        (400, [HOST, LENGTH, LENGTH], "1.1"),
+        (501, [HOST, (b"transfer-encoding", b"gzip, chunked")], "1.1"),
+        (501, [HOST, (b"transfer-encoding", b"identity")], "1.1"),
+        (417, [HOST, (b"expect", b"tea")], "1.1"),
+        (505, [HOST], "2.0"),
+        (505, [HOST], "0.9"),
+    ],
+)
+def test_a_head_with_more_than_one_meaning_is_refused(
+    status: int, headers: list[tuple[bytes, bytes]], version: str
+) -> None:
+    with pytest.raises(BadRequest) as refused:
+        plain_target("POST", b"/", version, headers)
+    assert refused.value.status == status
+    response = refused.value.response()
+    assert response.startswith(f"HTTP/1.1 {status} ".encode()) and b"connection: close\r\n" in response
+
+
+@requirement("wall.framing")
+@pytest.mark.parametrize(
+    ("method", "target", "status"),
+    [
+        ("CONNECT", b"a:80", 501),
+        ("GET", b"*", 400),
+        ("GET", b"a:80", 400),
+        ("GET", b"/a#b", 400),
+        ("GET", b"ftp://a/b", 400),
+        ("GET", b"http://user@a/b", 400),
+        ("GET", b"http:///b", 400),
+        ("GET", b"http://[::1/b", 400),
+        ("GET", b"", 400),
+    ],
+)
+def test_a_target_that_names_no_path_of_this_host_is_refused(method: str, target: bytes, status: int) -> None:
+    with pytest.raises(BadRequest) as refused:
+        plain_target(method, target, "1.1", [HOST])
+    assert refused.value.status == status
+
+
+def test_options_may_be_about_the_server() -> None:
+    assert plain_target("OPTIONS", b"*", "1.1", [HOST]) == b"*"
