@@ -40,8 +40,7 @@ class LegacyServerBridge:
         if isinstance(message.error, msgspec.Raw):
             elicitations = urls_required(message.error)
             if elicitations:
-                exchange.suspend(_visits(elicitations))
-                return None
+                return Message(jsonrpc="2.0", id=0, result=msgspec.Raw(encode(_visits(elicitations))))
             return Message(jsonrpc="2.0", id=0, error=modern_error(message.error))
         if not isinstance(message.result, msgspec.Raw):
             return message

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from gateway.bridge.request_state import is_input_required
-from gateway.bridge.suspended_calls import MAX_QUESTIONS
+from gateway.calls.exchange_state import ExchangeEvent
+from gateway.calls.questions import MAX_QUESTIONS_OF_CALL
 from gateway.errors import OUTCOME_UNKNOWN
 from gateway.protocol.results import legacy_result
 from transports.jsonrpc import INTERNAL_ERROR, Message, Object, decode_object, encode
@@ -53,11 +54,11 @@ class ModernServerBridge:
 
     def _ask(self, exchange: "Exchange", result: Object) -> None:
         requests = {key: _question(raw) for key, raw in _object(result, "inputRequests").items()}
-        if len(requests) > MAX_QUESTIONS:
-            exchange.fail(INTERNAL_ERROR, f"The server asked for more than {MAX_QUESTIONS} things at once.")
+        if len(requests) > MAX_QUESTIONS_OF_CALL:
+            exchange.fail(INTERNAL_ERROR, f"The server asked for more than {MAX_QUESTIONS_OF_CALL} things at once.")
             return
-        # In flight until it is answered, though the server has nothing of it.
-        self._conversation.wait(exchange)
+        asks = bool(requests) and exchange.live is not None
+        self._conversation.wait(exchange, ExchangeEvent.ASK if asks else ExchangeEvent.REQUEUE)
         more: Object = {"requestState": result["requestState"].copy()} if "requestState" in result else {}
         if not requests or exchange.live is None:
             asyncio.get_running_loop().call_later(_POLL_S, self._again, exchange, more)
@@ -76,14 +77,14 @@ class ModernServerBridge:
                     self._again(exchange, more | {"inputResponses": msgspec.Raw(encode(responses))})
 
         for key, (method, params) in requests.items():
-            exchange.live.put(self._conversation, exchange, method, params, functools.partial(answered, key))
+            exchange.live.questions.ask_for_result(exchange, method, params, functools.partial(answered, key))
 
     def _again(self, exchange: "Exchange", more: Object) -> None:
         self._retry = asyncio.ensure_future(self._send(exchange, self._params | more))
 
     async def _send(self, exchange: "Exchange", params: Object) -> None:
-        if exchange.replies.is_closed:
-            return  # the client gave it up meanwhile
+        if exchange.is_over:
+            return  # the client has cancelled it meanwhile
         try:
             await self._conversation.start(exchange, params, self._meta)
         except (UpstreamUnavailable, LinkClosed) as error:

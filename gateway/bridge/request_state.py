@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 from mcp.server.request_state import AESGCMRequestStateCodec, InvalidRequestState
 
-from gateway.bridge.suspended_calls import SuspendedCall
+from gateway.calls.questions import SuspendedCall
 from gateway.errors import bad_request_state
 from gateway.protocol.methods import METHODS
 from session_store import KeyRing, Principal, Purpose

@@ -4,16 +4,15 @@ A conversation outlives its link (`gateway.calls.link_lifecycle`): when the serv
 opens a new link, and the first result of every session that had used the old one says so.
 """
 
-import asyncio
 import logging
-from time import monotonic
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from gateway.calls.deadlines import Deadlines
 from gateway.calls.exchange import Exchange
-from gateway.calls.in_flight import Calls, framed, look_after
+from gateway.calls.exchange_state import ExchangeEvent
+from gateway.calls.in_flight import Calls, CallWatch, framed
 from gateway.calls.link_lifecycle import LinkLifecycle
 from gateway.calls.link_source import LinkSource
 from gateway.calls.link_users import LinkUsers
@@ -39,9 +38,6 @@ __all__ = ["Conversation"]
 
 logger = logging.getLogger(__name__)
 
-TICK_S: Final = 0.25
-"""How often calls in flight are checked for their deadlines and keepalives."""
-
 
 class Conversation(Peer):
     """The calls of clients over one link at a time, and what the server sends.
@@ -49,7 +45,7 @@ class Conversation(Peer):
     `deadlines` are the upstream's. `users` are the sessions that have used the present link or one before it.
     """
 
-    __slots__ = ("__weakref__", "_lists", "_resending", "_router", "_tick_s", "_ticking", "calls", "deadlines", "users")
+    __slots__ = ("__weakref__", "_lists", "_resending", "_router", "_watch", "calls", "deadlines", "users")
 
     def __init__(self, source: LinkSource, router: "Router", deadlines: Deadlines) -> None:
         links = LinkLifecycle(source, self, start_s=deadlines.start_s, idle_stop_s=deadlines.idle_stop_s)
@@ -59,8 +55,7 @@ class Conversation(Peer):
         self.users = LinkUsers()
         self._router = router
         self._lists: Lists | None = None
-        self._ticking: asyncio.TimerHandle | None = None
-        self._tick_s = min(TICK_S, deadlines.call_s / 4)
+        self._watch = CallWatch(self)
         self._resending: Tasks | None = None
 
     @property
@@ -85,7 +80,7 @@ class Conversation(Peer):
         """Whether nothing waits for the server."""
         return not self.calls and not self._own
 
-    def is_open_to(self, live: "LiveSession") -> bool:
+    def is_open_to(self, live: "LiveSession | None") -> bool:
         """Whether a call of that session can be sent at once: the link is open, and the session's use is recorded."""
         return self._links.is_open and live in self.users
 
@@ -100,13 +95,27 @@ class Conversation(Peer):
         Raises:
             UpstreamUnavailable, HandshakeRefused: nothing reached the server.
         """
+        if exchange.is_over:
+            return
+        if not self.is_open_to(exchange.live):
+            exchange.queue_at(self)
+            self.calls.wait(exchange)
+            self._begin()
+        try:
+            await self._start(exchange, params, meta, again=again)
+        except BaseException:
+            self.calls.end(exchange)
+            raise
+
+    async def _start(self, exchange: Exchange, params: Object, meta: Object, *, again: bool) -> None:
         await self.join(exchange.live)
         for _ in range(2):
             await self.ready()
             framing = framed(exchange, self._next_number(), params, meta)
             number, frame = await in_turns(framing) if is_large(params) else at_once(framing)
-            if exchange.replies.abandoned or exchange.replies.is_closed:
-                self.calls.end(exchange)  # nobody waits for it any more
+            if exchange.is_over or exchange.replies.abandoned or exchange.replies.is_closed:
+                self.calls.end(exchange)
+                exchange.abandon()
                 return
             if self.era is Era.LEGACY and exchange.caller is not None and exchange.caller.log_level:
                 self.want_log_level(exchange.caller.log_level)
@@ -134,21 +143,27 @@ class Conversation(Peer):
             return error
         exchange.sent_as(self, number, request if link.may_forget else None)
         self.calls.send(exchange)
-        self._watch()
+        self._begin()
         return None
 
-    def wait(self, exchange: Exchange) -> None:
-        """The server needs more before it answers: the call stays in flight, with its deadline and keepalives."""
+    def _begin(self) -> None:
+        self._links.wake()
+        self._watch.begin()
+
+    def wait(self, exchange: Exchange, event: ExchangeEvent) -> None:
+        """The server has answered that it needs more: the call stays in flight, with its deadline and keepalives.
+        `event`: its client is asked (`ASK`), or the server is called again (`REQUEUE`)."""
+        exchange.step(event)
         self.calls.wait(exchange)
         exchange.heard()
-        self._watch()
+        self._begin()
 
     def end(self, exchange: Exchange) -> bool:
         """Remove a call, and withdraw what its client was asked for it. False when it was not in flight."""
         if not self.calls.end(exchange):
             return False
         if exchange.live is not None:
-            exchange.live.unask(exchange)
+            exchange.live.questions.unask(exchange)
         self._links.rest()
         return True
 
@@ -171,7 +186,8 @@ class Conversation(Peer):
         """Give a call up: notify the server, and answer the client with an error."""
         if not self.end(exchange):
             return
-        self.notify("notifications/cancelled", encode({"requestId": exchange.number, "reason": reason}))
+        if exchange.number:  # else the server has never had it
+            self.notify("notifications/cancelled", encode({"requestId": exchange.number, "reason": reason}))
         exchange.fail(code, f"Cancelled: {reason}")
 
     def fail(self, exchange: Exchange, code: int, reason: str) -> None:
@@ -211,6 +227,7 @@ class Conversation(Peer):
         if request is None:
             self.fail(exchange, UPSTREAM_UNAVAILABLE, reason)
             return
+        exchange.step(ExchangeEvent.REQUEUE)
         self.calls.wait(exchange)
         if self._resending is None:
             self._resending = Tasks(f"calls to server {self.name!r}")
@@ -256,19 +273,6 @@ class Conversation(Peer):
             exchange.fail(OUTCOME_UNKNOWN, f"server {self.name!r} answered with a result that cannot be read")
         self._links.rest()
 
-    # -- deadlines
-
-    def _watch(self) -> None:
-        self._links.wake()
-        # One timer for all calls: one for each would cost more than writing the call.
-        if self._ticking is None:
-            self._ticking = asyncio.get_running_loop().call_later(self._tick_s, self._tick)
-
-    def _tick(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._ticking = loop.call_later(self._tick_s, self._tick) if self.calls else None
-        look_after(self, monotonic())
-
     # -- ending
 
     def forget(self, live: "LiveSession") -> None:
@@ -277,9 +281,7 @@ class Conversation(Peer):
 
     async def close(self) -> None:
         """End for good: nothing of it is left when this returns. Idempotent."""
-        if self._ticking is not None:
-            self._ticking.cancel()
-            self._ticking = None
+        self._watch.end()
         for exchange in self.calls:
             self.fail(exchange, UPSTREAM_UNAVAILABLE, "The session has ended.")
         await self._links.close()

@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 
-from gateway.bridge.suspended_calls import SuspendedCall
+from gateway.calls.exchange_state import OVER, ExchangeEvent, ExchangeLife, ExchangeState
+from gateway.calls.observed import Observed
+from gateway.calls.questions import SuspendedCall
 from gateway.context.facts import RESTARTED_KEY, with_meta
-from gateway.observability.observed import Failure, Watcher
-from gateway.observability.outcome import CANCELLED, INPUT_REQUIRED, OK, TOOL_ERROR, Outcome
-from gateway.observability.spans import CallSpan
+from gateway.errors import CANCELLED as CANCELLED_CODE
+from gateway.observability.observed import Failure
+from gateway.observability.outcome import INPUT_REQUIRED, OK, TOOL_ERROR, Outcome
 from gateway.protocol.capabilities import Caller
 from session_store import Context, Session
-from session_store.session import redact
 from transports.jsonrpc import Message, Object, RequestId, encode, encode_error, encode_result, error_code, splice
 from transports.reply_queue import Frame, ReplyQueue
 
@@ -44,14 +45,14 @@ class Bridge(Protocol):
         ...
 
 
-class Exchange:
+class Exchange(ExchangeLife, Observed):
     """A client's request on its way through one conversation.
 
     `number` is its id on the upstream's side, where ids of many clients must not collide; it serves as progress token
     and subscription id there too. `shape` turns the upstream's result into what the client gets; None keeps it.
     `context` and `granted` are of the request it came with.
-    `caller` is who a server of the other era is told of. A call that is `suspended` waits for its client, until
-    `suspended_until` in the loop's time; `replay` has answers that were given before, by the question.
+    `caller` is the client, as a server of the other era gets it. `suspended` is what a modern client was asked.
+    `replay` has answers that were given before, by the digest of the question.
     """
 
     # What most calls never need stands here once, not in each of them.
@@ -59,20 +60,12 @@ class Exchange:
     number = 0
     progress_token: msgspec.Raw | None = None
     heard_at = 0.0
-    written_at = 0.0
-    tool = ""
-    slow_s = math.inf
     sent: tuple[Object, Object] | None = None  # params and `_meta`, should it have to be sent again
     bridge: Bridge | None = None
     suspended: SuspendedCall | None = None
-    suspended_until = 0.0
     replay: Mapping[str, str] = MappingProxyType({})
     restarted: str | None = None
     ended: Callable[[], None] | None = None  # called once, when the wire is done with it
-    began = 0.0
-    correlation = ""
-    span: CallSpan | None = None
-    watchers: tuple[Watcher, ...] = ()
 
     def __init__(
         self,
@@ -104,8 +97,24 @@ class Exchange:
 
     @property
     def is_suspended(self) -> bool:
-        """Whether it waits for its client."""
-        return self.suspended is not None and self.suspended.is_waiting
+        """Whether its client has the questions of a server and no request that waits."""
+        return self.state is ExchangeState.ASKING and self.suspended is not None
+
+    def _end(self, event: ExchangeEvent) -> bool:
+        """End it. False when it is over already: the first end counts."""
+        if self.state in OVER:
+            return False
+        was_suspended = self.is_suspended
+        self.step(event)
+        if was_suspended:
+            self.done()  # no wire is at work for it
+        return True
+
+    def done(self) -> None:
+        """The wire is done with it. Idempotent."""
+        callback, self.ended = self.ended, None
+        if callback is not None:
+            callback()
 
     @property
     def is_subscription(self) -> bool:
@@ -126,10 +135,6 @@ class Exchange:
         """The server is of the other era: have its answer translated."""
         self.bridge = bridge
 
-    def calls_tool(self, tool: str, slow_s: float) -> None:
-        """This is a call of that tool, as logs name it. A call that takes longer than `slow_s` is logged as slow."""
-        self.tool, self.slow_s = tool, slow_s
-
     def replay_answers(self, answers: Mapping[str, str]) -> None:
         """The client has answered these questions before (by digest): the server gets the answers if it asks again."""
         self.replay = answers
@@ -148,22 +153,27 @@ class Exchange:
     def when_done(self, callback: Callable[[], None]) -> None:
         """Have that called once, when the wire is done with this exchange: before what was given earlier."""
         earlier = self.ended
-        if earlier is None:
-            self.ended = callback
-            return
 
         def both() -> None:
             callback()
-            earlier()
+            if earlier is not None:
+                earlier()
 
         self.ended = both
 
     def sent_as(self, conversation: "Conversation", number: int, request: tuple[Object, Object] | None) -> None:
         """The server has it, under that number. `request`: params and `_meta`, if it may have to be sent again."""
+        self.step(ExchangeEvent.SEND)
         self.conversation = conversation
         self.number = number
         self.sent = request
         self.heard_at = self.written_at = monotonic()
+
+    def queue_at(self, conversation: "Conversation") -> None:
+        """That conversation will send it, once its link is open."""
+        if self.state is not ExchangeState.QUEUED:
+            self.step(ExchangeEvent.REQUEUE)
+        self.conversation = conversation
 
     def take_request(self) -> tuple[Object, Object] | None:
         """Params and `_meta` to be sent again. They are returned once."""
@@ -174,6 +184,11 @@ class Exchange:
         """Count the call's deadline from now on."""
         self.heard_at = monotonic()
 
+    def cancel(self, reason: str) -> None:
+        """Give it up: notify the server that has it, and answer the client with an error."""
+        if self.conversation is not None:
+            self.conversation.cancel(self, reason)
+
     def emit(self, frame: bytes) -> bool:
         """Send the client something that belongs to this call; False when it does not read."""
         return self.replies.push(Frame(frame))
@@ -181,9 +196,8 @@ class Exchange:
     def finish(self, message: Message, restarted: str | None = None) -> None:
         """Answer with the upstream's response; `restarted` says why the server had to be started anew before it."""
         self.restarted = restarted or self.restarted
-        if self.slow_s is not math.inf and (took := monotonic() - self.written_at) > self.slow_s:
-            session = "" if self.live is None else redact(self.live.session.id)
-            logger.warning("slow call", extra={"tool": self.tool, "session": session, "took_s": round(took, 3)})
+        if self.slow_s is not math.inf:
+            self.log_if_slow(self.session)
         if self.bridge is not None:
             bridged = self.bridge.finish(self, message)
             if bridged is None:
@@ -198,40 +212,20 @@ class Exchange:
         if isinstance(message.error, msgspec.Raw):
             error = splice(message.error)
             code = error_code(message.error)
+            if not self._end(ExchangeEvent.ANSWER):
+                return
             self.replies.push(Frame(encode_error(client_id, error), final=True, error_code=code))
             self._notify(Outcome.error(code), error)
         elif isinstance(message.result, msgspec.Raw):
             result = splice(message.result)
             if self.shape is not None or restarted is not None:
                 result = encode(self._shaped(msgspec.json.decode(result, type=Object), restarted))
+            if not self._end(ExchangeEvent.ANSWER):
+                return
             self.replies.push(Frame(encode_result(client_id, result), final=True))
             if self.watchers:
                 outcome = _outcome_of(result)
                 self._notify(outcome, result if outcome is TOOL_ERROR else b"")
-
-    # -- observability (`gateway.observability.observed.ObservedExchange`)
-
-    def watch(self, watcher: Watcher) -> None:
-        """Call `watcher` when the request ends."""
-        self.watchers = (*self.watchers, watcher)
-
-    def unwatch(self) -> CallSpan | None:
-        """Forget all watchers, and the span, which is returned."""
-        self.watchers = ()
-        return self.take_span()
-
-    def begin(self, at: float, correlation: str, span: CallSpan | None) -> None:
-        """Set when the request arrived, what correlates its log lines, and the span of the call."""
-        self.began, self.correlation = at, correlation
-        if span is not None:
-            self.span = span
-
-    def take_span(self) -> CallSpan | None:
-        """Remove and return the span of the call."""
-        span = self.span
-        if span is not None:
-            self.span = None
-        return span
 
     def count(self, failure: Failure | None) -> None:
         """Count the call in its session; `failure` if it failed."""
@@ -240,27 +234,22 @@ class Exchange:
 
     @property
     def server(self) -> str:
-        """The name of the server that has the call; empty if none has it."""
-        return "" if self.conversation is None else self.conversation.name
+        """The name of the server that has got the call; empty if none has."""
+        return "" if self.conversation is None or not self.number else self.conversation.name
 
     @property
     def session(self) -> Session | None:
         """The record of its session."""
         return None if self.live is None else self.live.session
 
-    def _notify(self, outcome: Outcome, answer: bytes = b"") -> None:
-        watchers, self.watchers = self.watchers, ()
-        for watcher in watchers:
-            watcher(self, outcome, answer)
-
-    def left(self) -> None:
-        """The wire is done with the request: a request without an answer was cancelled."""
-        self._notify(CANCELLED)
-
     @property
     def era(self) -> str:
         """The client's."""
         return "legacy" if self.caller is None else "modern"  # not `Era`, whose hash is slow
+
+    def abandon(self) -> None:
+        """Nobody waits for an answer."""
+        self._end(ExchangeEvent.ABANDON)
 
     def _shaped(self, result: Object, restarted: str | None) -> Object:
         if self.shape is not None:
@@ -269,8 +258,27 @@ class Exchange:
             result = with_meta(result, {RESTARTED_KEY: msgspec.Raw(encode({"reason": restarted}))})
         return result
 
+    def suspendable(self) -> SuspendedCall:
+        """What its modern client was asked, or will be."""
+        if self.suspended is None:
+            self.suspended = SuspendedCall()
+        return self.suspended
+
+    def take_replay(self, digest: str) -> str | None:
+        """The answer that was given before to the question with that digest. It is returned once."""
+        known = self.replay.get(digest)
+        if known is not None:
+            self.replay = {asked: answer for asked, answer in self.replay.items() if asked != digest}
+        return known
+
+    def resumed(self) -> None:
+        """Its client has come back with answers."""
+        if self.is_suspended:
+            self.step(ExchangeEvent.RESUME)
+
     def suspend(self, result: Object) -> None:
-        """End the client's present request with a question. What comes from now on waits for its next one."""
+        """End the client's present request with the questions of a server. Later frames wait for its next request."""
+        self.step(ExchangeEvent.ASK)
         answered, self.replies = self.replies, ReplyQueue()
         # The server has it, and its client may take long: what the request came with is kept no longer.
         self.sent = None
@@ -281,7 +289,9 @@ class Exchange:
             watcher(self, INPUT_REQUIRED, b"")
 
     def fail(self, code: int, reason: str) -> None:
-        """Answer with an error of ours."""
+        """Answer with an error of the gateway's."""
+        if not self._end(ExchangeEvent.CANCEL if code == CANCELLED_CODE else ExchangeEvent.FAIL):
+            return
         error = encode({"code": code, "message": reason})
         self.replies.push(Frame(encode_error(encode(self.client_id), error), final=True, error_code=code))
         self._notify(Outcome.error(code), error)

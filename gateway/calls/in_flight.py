@@ -1,15 +1,18 @@
 """The calls of one conversation that have no answer yet, and what becomes of those that are late.
 
-A call in flight is in one of two states. *Sent*: the server has it, under a number. *Waiting*: its client is asked
-something on the server's behalf, or it is about to be sent again.
+`sent` has those that the server has, by their numbers; the others wait for the link or for their client
+(`gateway.calls.exchange_state`).
 """
 
+import asyncio
 from collections.abc import Generator, Iterator
-from typing import TYPE_CHECKING
+from time import monotonic
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from gateway.bridge.suspended_calls import give_up_suspended
+from gateway.calls.exchange_state import TIMED_BY, Clock
+from gateway.calls.questions import give_up
 from gateway.errors import CALL_TIMED_OUT
 from transports.jsonrpc import Object, encode, encode_request, splice
 
@@ -17,7 +20,15 @@ if TYPE_CHECKING:
     from gateway.calls.conversation import Conversation
     from gateway.calls.exchange import Exchange
 
-__all__ = ["Calls", "framed", "look_after"]
+__all__ = ["CallWatch", "Calls", "framed"]
+
+TICK_S: Final = 0.25
+"""How often calls in flight are checked for their deadlines and keepalives."""
+
+_LATE: Final = {
+    Clock.SERVER: "server {!r} did not answer",
+    Clock.CLIENT: "the client did not answer the server",
+}
 
 
 class Calls:
@@ -45,7 +56,7 @@ class Calls:
         self.sent[exchange.number] = exchange
 
     def wait(self, exchange: "Exchange") -> None:
-        """The server has answered this round with a question, or has not taken the call; another round follows."""
+        """The server does not have it yet, or wants to know something before it answers."""
         if self.sent.get(exchange.number) is exchange:
             del self.sent[exchange.number]
         self._waiting[exchange] = None
@@ -69,20 +80,52 @@ class Calls:
         return exchange in self._waiting and self._waiting.pop(exchange) is None
 
 
-def look_after(conversation: "Conversation", now: float) -> None:
-    """Send keepalives to waiting clients, and end the calls that are overdue. `now`: seconds of the monotonic clock."""
-    limit_s = conversation.deadlines.call_s
-    for exchange in conversation.calls:
-        exchange.replies.tick(now)
-        if exchange.is_suspended:
-            if now >= exchange.suspended_until:
-                give_up_suspended(exchange, conversation)
-        elif now - exchange.heard_at >= limit_s and not exchange.is_subscription:
-            is_sent = conversation.calls.is_sent(exchange)
-            late = f"server {conversation.name!r} did not answer" if is_sent else "the client did not answer the server"
-            told = encode({"requestId": exchange.number, "reason": "timed out"})
-            conversation.notify("notifications/cancelled", told)
-            conversation.fail(exchange, CALL_TIMED_OUT, f"{late} within {limit_s:g} s; the call was cancelled")
+class CallWatch:
+    """Looks at the calls of a conversation now and then while there are any: sends keepalives to clients that wait, and
+    ends calls that are late."""
+
+    __slots__ = ("_conversation", "_ticking")
+
+    def __init__(self, conversation: "Conversation") -> None:
+        self._conversation = conversation
+        self._ticking: asyncio.TimerHandle | None = None
+
+    def begin(self) -> None:
+        """There is a call in flight."""
+        # One timer for all calls: one for each would cost more than writing the call.
+        if self._ticking is None:
+            self._ticking = self._later()
+
+    def end(self) -> None:
+        """Look at no more calls."""
+        if self._ticking is not None:
+            self._ticking.cancel()
+            self._ticking = None
+
+    def _later(self) -> asyncio.TimerHandle:
+        tick_s = min(TICK_S, self._conversation.deadlines.call_s / 4)
+        return asyncio.get_running_loop().call_later(tick_s, self._tick)
+
+    def _tick(self) -> None:
+        self._ticking = self._later() if self._conversation.calls else None
+        now = monotonic()
+        for exchange in self._conversation.calls:
+            exchange.replies.tick(now)
+            if exchange.is_suspended:
+                if exchange.suspended is not None and now >= exchange.suspended.until:
+                    give_up(exchange)
+            elif not exchange.is_subscription:
+                self._end_if_late(exchange, now)
+
+    def _end_if_late(self, exchange: "Exchange", now: float) -> None:
+        conversation, late = self._conversation, _LATE.get(TIMED_BY[exchange.state])
+        limit_s = conversation.deadlines.call_s
+        if late is None or now - exchange.heard_at < limit_s:
+            return
+        cancelled = encode({"requestId": exchange.number, "reason": "timed out"})
+        conversation.notify("notifications/cancelled", cancelled)
+        reason = f"{late.format(conversation.name)} within {limit_s:g} s; the call was cancelled"
+        conversation.fail(exchange, CALL_TIMED_OUT, reason)
 
 
 def framed(exchange: "Exchange", number: int, params: Object, meta: Object) -> Generator[None, None, tuple[int, bytes]]:

@@ -1,4 +1,4 @@
-"""What this replica holds of a session beside its record: conversations, exchanges, open questions, the event stream.
+"""What this replica holds of a session beside its record: conversations, exchanges, questions, the event stream.
 
 The one dict keyed by session id in the gateway is here.
 """
@@ -8,36 +8,28 @@ import contextlib
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from time import monotonic
 from typing import Final
 
-import msgspec
-
-from gateway.bridge.suspended_calls import withdraw_suspended
 from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import Exchange
+from gateway.calls.live_state import GONE, LIVE, LiveEvent, LiveState
+from gateway.calls.questions import Questions
+from gateway.calls.state_table import step
 from gateway.calls.streams import STANDALONE, call_of_stream
 from gateway.calls.usage import Usage
-from gateway.errors import OUTCOME_UNKNOWN, UNREAD
+from gateway.errors import OUTCOME_UNKNOWN
 from gateway.observability.observed import Failure
-from gateway.protocol.params import meta_of
 from gateway.protocol.subscription_filter import SubscriptionFilter
 from session_store import EventLog, Session, StoreUnavailable
 from transports.era import Era
 from transports.jsonrpc import (
     Message,
-    Object,
-    RequestId,
-    encode,
     encode_error,
-    encode_notification,
-    encode_request,
-    splice,
 )
 from transports.reply_queue import MAX_QUEUED_BYTES
 
-__all__ = ["MAX_SERVER_ID_BYTES", "LiveSession", "LiveSessions"]
+__all__ = ["LiveSession", "LiveSessions"]
 
 logger = logging.getLogger(__name__)
 
@@ -52,59 +44,39 @@ MAX_TOLD: Final = 256
 
 _STORE_AGAIN_S: Final = 0.5
 
-MAX_QUESTIONS: Final = 256
-"""What a server may ask of one client without getting an answer."""
-
-
 _KEPT_FAILURES: Final = 5
 
-MAX_SERVER_ID_BYTES: Final = 1_024
-"""The id of a server's request, and the token of its progress, as JSON: each is kept while its client is asked."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Question:
-    """A request of a server's that a client has yet to answer. `answered` is who wants the answer."""
-
-    conversation: Conversation
-    server_id: bytes
-    exchange: Exchange | None
-    progress_token: msgspec.Raw | None
-    answered: Callable[[Message], None]
+AskModern = Callable[["LiveSession", Conversation, Message], None]
+"""Put a legacy server's request to the modern client whose call it belongs to (`gateway.bridge.suspended_calls`)."""
 
 
 class LiveSession(Usage):
     """One session, alive on this replica."""
 
     # Without a dictionary each: there are as many as there are sessions.
-    __slots__ = """__weakref__ _events _has_left _last_question _leaving _outbox _outbox_bytes _pump _questions alias
-        calls conversations ended exchanges failed failures goes_on hearing listening
-        new_process suspended read_at recovered session unclear""".split()
+    __slots__ = """__weakref__ _ask_modern _draining _events _outbox _outbox_bytes _pump _questions alias
+        calls conversations exchanges failed failures hearing listening new_process read_at session state""".split()
 
-    def __init__(self, session: Session, events: EventLog) -> None:
+    def __init__(self, session: Session, events: EventLog, ask_modern: AskModern | None = None) -> None:
         super().__init__()
         self.session = session
         self.conversations: dict[tuple[str, Era, bytes], Conversation] = {}
-        self.exchanges: dict[RequestId, Exchange] = {}
-        self.suspended: dict[str, Exchange] = {}  # calls of a modern client that have asked it something
+        self.exchanges: set[Exchange] = set()
         self.hearing: dict[str, Exchange] = {}  # what listens to a modern server for a legacy client
         self.listening: list[SubscriptionFilter] = []  # what it wants to hear of legacy servers
-        self.ended = False
-        self.goes_on = False  # elsewhere, or later: what it has at servers behind URLs is not given up
-        self.recovered = session.era == Era.MODERN  # its streams do not outlive a connection
+        # The streams of a modern session do not outlive a connection.
+        self.state = LiveState.LIVE if session.era == Era.MODERN else LiveState.OPENING
         self.alias = ""
         self.read_at = 0.0  # when the store said of it what its record says, by the monotonic clock
         self.calls = self.failed = 0  # answered here, and how many of them failed
         self.failures: deque[Failure] | None = None  # the last of those
-        self._has_left = False
-        self._leaving: asyncio.Event | None = None
+        self._draining: asyncio.Event | None = None
         self.new_process = "gateway_restart"  # why its servers' processes are new, where it had used them before
         self._events = events
-        self._questions: dict[int, _Question] = {}
-        self._last_question = 0
+        self._questions: Questions | None = None
+        self._ask_modern = ask_modern
         self._outbox: deque[bytes] = deque()
         self._outbox_bytes = 0
-        self.unclear: list[int] = []  # sizes of questions that may belong to one of several calls
         self._pump: asyncio.Task[None] | None = None
 
     @property
@@ -115,16 +87,56 @@ class LiveSession(Usage):
     @property
     def has_suspended(self) -> bool:
         """Whether a call waits for the client."""
-        return any(exchange.is_suspended and exchange.conversation is not None for exchange in self.suspended.values())
+        return self._questions is not None and self._questions.has_suspended
 
     @property
-    def leaving(self) -> asyncio.Event:
-        """Set once its clients have to go elsewhere, or nowhere. Made for those who wait for it."""
-        if self._leaving is None:
-            self._leaving = asyncio.Event()
-            if self._has_left:
-                self._leaving.set()
-        return self._leaving
+    def questions(self) -> Questions:
+        """What servers have asked the client."""
+        if self._questions is None:
+            self._questions = Questions(self.tell)
+        return self._questions
+
+    @property
+    def suspended(self) -> dict[str, Exchange]:
+        """Calls of a modern client that have asked it something, by their names; not to be added to."""
+        return {} if self._questions is None else self._questions.suspended
+
+    def in_flight_as(self, client_id: object) -> list[Exchange]:
+        """The calls under that id: several, if the client used the id again while its first call was in flight.
+
+        JSON-RPC asks a client not to, but clients that share a session (`session.reattach`) cannot know. Each of the
+        calls is answered, and a cancellation ends all of them.
+        """
+        return [exchange for exchange in self.exchanges if exchange.client_id == client_id]
+
+    @property
+    def ended(self) -> bool:
+        """Whether it is gone from this replica: nothing more begins in it."""
+        return self.state in GONE
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether it lives on elsewhere, or later: its sessions at servers behind URLs are kept."""
+        return self.state is LiveState.ELSEWHERE
+
+    @property
+    def recovered(self) -> bool:
+        """Whether no stream of an earlier process is left open."""
+        return self.state is not LiveState.OPENING
+
+    @property
+    def draining(self) -> asyncio.Event:
+        """Set once its streams have to end. Made for those who wait for it."""
+        if self._draining is None:
+            self._draining = asyncio.Event()
+            if self.state is LiveState.DRAINING or self.ended:
+                self._draining.set()
+        return self._draining
+
+    def _step(self, event: LiveEvent) -> None:
+        self.state = step(LIVE, self.state, event)
+        if self._draining is not None and (self.state is LiveState.DRAINING or self.ended):
+            self._draining.set()
 
     def count(self, failure: Failure | None) -> None:
         """Count an answered call; keep the last failures."""
@@ -135,11 +147,14 @@ class LiveSession(Usage):
                 self.failures = deque(maxlen=_KEPT_FAILURES)
             self.failures.append(failure)
 
-    def leave(self) -> None:
+    def drain(self) -> None:
         """Let its streams end."""
-        self._has_left = True
-        if self._leaving is not None:
-            self._leaving.set()
+        if not self.ended:
+            self._step(LiveEvent.DRAIN)
+
+    def hand_over(self) -> None:
+        """Another replica serves it from now on, or a later process."""
+        self._step(LiveEvent.HAND_OVER)
 
     # -- to the client
 
@@ -171,7 +186,7 @@ class LiveSession(Usage):
         """Bring streams to an end that an earlier process has left open: their clients come back for the rest."""
         if self.recovered:
             return
-        self.recovered = True
+        self.recover_nothing()
         try:
             for stream in await self._events.unfinished(self.session.id):
                 request_id = call_of_stream(stream)
@@ -180,104 +195,21 @@ class LiveSession(Usage):
                     await self._events.append(self.session.id, stream, encode_error(request_id, error))
                     await self._events.finish(self.session.id, stream)
         except BaseException:
-            self.recovered = False
+            if self.state is LiveState.LIVE:
+                self._step(LiveEvent.UNRECOVERED)
             raise
 
+    def recover_nothing(self) -> None:
+        """No earlier process has left streams of it open."""
+        if self.state is LiveState.OPENING:
+            self._step(LiveEvent.RECOVER)
+
     def ask(self, conversation: Conversation, message: Message, exchange: Exchange | None) -> None:
-        """Put a server's request to the client, on the stream of the call it belongs to or on the standalone one."""
-        if len(self._questions) >= MAX_QUESTIONS:
-            conversation.refuse(encode(message.id), UNREAD, "Too many requests wait for this client already.")
-            return
-        server_id = encode(message.id)
-
-        def answered(answer: Message) -> None:
-            conversation.answer(server_id, answer)
-
-        if not self._put(conversation, server_id, exchange, str(message.method), message.params_object(), answered):
-            conversation.refuse(server_id, UNREAD, "The client does not read its messages.")
-
-    def put(
-        self,
-        conversation: Conversation,
-        exchange: Exchange,
-        method: str,
-        params: Object,
-        answered: Callable[[Message], None],
-    ) -> None:
-        """As `ask`, for a question that came as a result."""
-        if len(self._questions) >= MAX_QUESTIONS:
-            conversation.cancel(exchange, "too many requests wait for this client already")
-        elif not self._put(conversation, b"", exchange, method, params, answered):
-            conversation.cancel(exchange, "the client does not read its messages")
-
-    def _put(
-        self,
-        conversation: Conversation,
-        server_id: bytes,
-        exchange: Exchange | None,
-        method: str,
-        params: Object,
-        answered: Callable[[Message], None],
-    ) -> bool:
-        self._last_question += 1
-        number = self._last_question
-        params, token = _with_progress_token(params, number)
-        self._questions[number] = _Question(conversation, server_id, exchange, token, answered)
-        frame = splice(encode_request(number, method, encode(params)))
-        if not (self.tell(frame) if exchange is None else exchange.emit(frame)):
-            del self._questions[number]
-            return False
-        return True
-
-    def answered(self, message: Message) -> bool:
-        """A client's answer to one of those requests; False when nobody waits for it (any more)."""
-        question = self._questions.pop(message.id, None) if isinstance(message.id, int) else None
-        if question is None:
-            return False
-        question.answered(message)
-        if question.exchange is not None:
-            question.exchange.heard()
-        return True
-
-    def withdraw(self, conversation: Conversation, params: Object) -> None:
-        """The server gave up a request of its own: tell the client, by the id the client knows."""
-        server_id = bytes(params.get("requestId", b""))
-        if not server_id:
-            return
-        withdraw_suspended(self, conversation, server_id)
-        for number, question in list(self._questions.items()):
-            if question.conversation is conversation and question.server_id == server_id:
-                del self._questions[number]
-                params = params | {"requestId": msgspec.Raw(encode(number))}
-                frame = encode_notification("notifications/cancelled", splice(encode(params)))
-                if question.exchange is None or not question.exchange.emit(frame):
-                    self.tell(frame)
-
-    def unask(self, exchange: Exchange) -> None:
-        """A call is over: what came as a result of it needs no answer any more."""
-        for number, question in list(self._questions.items()):
-            if question.exchange is exchange and not question.server_id:
-                del self._questions[number]
-                frame = encode_notification("notifications/cancelled", encode({"requestId": number}))
-                if not exchange.emit(frame):
-                    self.tell(frame)
-
-    def lost(self, conversation: Conversation) -> None:
-        """What that server asked needs no answer any more. What came as a result may be brought to its next process."""
-        withdraw_suspended(self, conversation, None)
-        for number, question in list(self._questions.items()):
-            if question.conversation is conversation and question.server_id:
-                self.withdraw(conversation, {"requestId": msgspec.Raw(question.server_id)})
-                self._questions.pop(number, None)
-
-    # -- from the client
-
-    def asker(self, number: object) -> tuple[Conversation, msgspec.Raw] | None:
-        """Who waits for progress on the question that carried this token, and under which token of its own."""
-        question = self._questions.get(number) if isinstance(number, int) else None
-        if question is None or question.progress_token is None:
-            return None
-        return question.conversation, question.progress_token
+        """Put a server's request to the client, as clients of its era are asked."""
+        if self.session.era != Era.MODERN:
+            self.questions.ask(conversation, message, exchange)
+        elif self._ask_modern is not None:
+            self._ask_modern(self, conversation, message)
 
     def replace_record(self, session: Session, *, is_read: bool = False) -> None:
         """Use this record from now on. `is_read`: the store has just returned it."""
@@ -300,20 +232,15 @@ class LiveSession(Usage):
         `over` False: the gateway stops, the session does not. What its streams have kept stays for a later process.
         `lost`: another replica has taken it over, so what becomes of calls in flight is not known.
         """
-        self.ended = True
-        self.goes_on = not over
-        self.leave()
+        self._step(LiveEvent.END if over else LiveEvent.HAND_OVER)
         reason = "the session has ended" if over else "the gateway stops"
-        for exchange in list(self.exchanges.values()):
+        for exchange in {*self.exchanges, *self.suspended.values()}:
             if exchange.conversation is not None and lost:
                 exchange.conversation.fail(exchange, OUTCOME_UNKNOWN, _TAKEN_OVER)
             elif exchange.conversation is not None:
                 exchange.conversation.cancel(exchange, reason)
-        for question in self._questions.values():
-            if question.server_id:
-                question.conversation.refuse(question.server_id, UNREAD, f"{reason.capitalize()}.")
-        self.suspended.clear()
-        self._questions.clear()
+        if self._questions is not None:
+            self._questions.end(reason)
         conversations = list(self.conversations.values())
         self.conversations.clear()
         await asyncio.gather(*(c.close() for c in conversations), return_exceptions=True)
@@ -322,24 +249,12 @@ class LiveSession(Usage):
                 await self._events.drop(self.session.id)
 
 
-def _with_progress_token(params: Object, number: int) -> tuple[Object, msgspec.Raw | None]:
-    meta = meta_of(params)
-    token = meta.get("progressToken")
-    if token is None:
-        return params, None
-    if len(memoryview(token)) > MAX_SERVER_ID_BYTES:
-        del meta["progressToken"]
-        return params | {"_meta": msgspec.Raw(encode(meta))}, None
-    # A copy: what was cut out of a message keeps all of it.
-    token = msgspec.Raw(bytes(token))
-    return params | {"_meta": msgspec.Raw(encode(meta | {"progressToken": msgspec.Raw(encode(number))}))}, token
-
-
 class LiveSessions:
     """The sessions this replica holds something of, by id."""
 
-    def __init__(self, events: EventLog) -> None:
+    def __init__(self, events: EventLog, ask_modern: AskModern | None = None) -> None:
         self._events = events
+        self._ask_modern = ask_modern
         self._live: dict[str, LiveSession] = {}
 
     def __iter__(self) -> Iterator[LiveSession]:
@@ -353,7 +268,7 @@ class LiveSessions:
         new processes here, if it has used them before."""
         live = self._live.get(session.id)
         if live is None:
-            live = self._live[session.id] = LiveSession(session, self._events)
+            live = self._live[session.id] = LiveSession(session, self._events, self._ask_modern)
         live.replace_record(session)
         if new_process:
             live.new_process = new_process
@@ -362,7 +277,7 @@ class LiveSessions:
     def of_new(self, session: Session) -> LiveSession:
         """The live side of a session that was opened here: no earlier process has left streams open."""
         live = self.of(session)
-        live.recovered = True
+        live.recover_nothing()
         return live
 
     def note_alias(self, live: LiveSession, alias: str) -> None:
@@ -384,5 +299,5 @@ class LiveSessions:
 
     def hand_over(self, live: LiveSession) -> None:
         """Forget a session that another replica serves from now on. It begins nothing more, and has to be closed."""
-        live.ended = True
+        live.hand_over()
         self.remove(live.session.id)

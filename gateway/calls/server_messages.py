@@ -10,10 +10,10 @@ from typing import Protocol
 
 import msgspec
 
-from gateway.bridge.suspended_calls import ask_modern
 from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import Exchange
-from gateway.calls.live_session import MAX_SERVER_ID_BYTES, LiveSession
+from gateway.calls.live_session import LiveSession
+from gateway.calls.questions import MAX_SERVER_ID_BYTES
 from gateway.calls.shared_server import LEVELS
 from gateway.protocol.methods import CHANGES
 from gateway.protocol.params import meta_of
@@ -67,10 +67,7 @@ class _Router(ABC):
             conversation.refuse(server_id, METHOD_NOT_FOUND, f"No client can be asked for {message.method} now.")
             return
         try:
-            if live.session.era == Era.MODERN:
-                ask_modern(live, conversation, message)
-            else:
-                live.ask(conversation, message, exchange)
+            live.ask(conversation, message, exchange)
         except InvalidMessage as error:
             conversation.refuse(server_id, error.code, str(error))
 
@@ -85,7 +82,7 @@ class _Router(ABC):
                 _progress(conversation, params)
             elif method == "notifications/cancelled":
                 for live in self._audience(conversation):
-                    live.withdraw(conversation, params)
+                    live.questions.withdraw(conversation, params)
             elif conversation.era is Era.MODERN and _subscribed(conversation, method, params):
                 pass
             elif change is not None:
@@ -97,7 +94,7 @@ class _Router(ABC):
 
     def closed(self, conversation: Conversation) -> None:
         for live in self._audience(conversation):
-            live.lost(conversation)
+            live.questions.closed(conversation)
 
     def _changed(self, conversation: Conversation, method: str, params: Object) -> None:
         frame = encode_notification(method, splice(encode(params)))

@@ -141,15 +141,14 @@ class LegacyClients:
 
     @staticmethod
     def _cancel(live: LiveSession, params: Object) -> None:
-        exchange = live.exchanges.get(decode_id(params.get("requestId", msgspec.Raw(b"null"))))
-        if exchange is not None and exchange.conversation is not None:
+        for exchange in live.in_flight_as(decode_id(params.get("requestId", msgspec.Raw(b"null")))):
             reason = msgspec.json.decode(params.get("reason", b'""'))
-            exchange.conversation.cancel(exchange, str(reason or "the client cancelled"))
+            exchange.cancel(str(reason or "the client cancelled"))
 
     async def respond(self, request: Request, who: RequestContext) -> None:
         """Give a client's answer to the server that asked."""
         live = (await self._resolver.require(request, who)).live
-        if not live.answered(message_of(request)):
+        if not live.questions.answered(message_of(request)):
             logger.info("a client answered a request that nobody waits for")
 
     async def stream(self, request: Request, who: RequestContext, last_event_id: str | None) -> EventSource:
@@ -175,7 +174,7 @@ class LegacyClients:
 
 def _progress_of_question(live: LiveSession, params: Object) -> bool:
     """Progress on a server's request goes to the one server that asked, under its own token."""
-    asker = live.asker(decode_id(params.get("progressToken", msgspec.Raw(b"null"))))
+    asker = live.questions.asker(decode_id(params.get("progressToken", msgspec.Raw(b"null"))))
     if asker is None:
         return False
     conversation, token = asker

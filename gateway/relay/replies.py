@@ -68,14 +68,13 @@ class CallReply:
         self._live = live = exchange.live  # the call may move to a session within it
         self._use = None if live is None else live.in_use(held=held)
         if live is not None:
-            live.exchanges[exchange.client_id] = exchange
+            live.exchanges.add(exchange)
 
     def cancel(self, reason: str) -> None:
         self.replies.abandon()
         if self.replies is not self._exchange.replies:
             return  # it has been answered with a question, and waits
-        if self._exchange.conversation is not None:
-            self._exchange.conversation.cancel(self._exchange, reason)
+        self._exchange.cancel(reason)
 
     @property
     def is_doubtful(self) -> bool:
@@ -127,10 +126,8 @@ class CallReply:
         if self.replies is self._exchange.replies:
             if self._exchange.watchers:
                 self._exchange.left()
-            if self._exchange.ended is not None:
-                self._exchange.ended()
-        if live.exchanges.get(self._exchange.client_id) is self._exchange:
-            del live.exchanges[self._exchange.client_id]
+            self._exchange.done()
+        live.exchanges.discard(self._exchange)
         if self._stream and self._events is not None and not live.ended:
             with contextlib.suppress(StoreUnavailable):
                 await self._events.finish(live.session.id, self._stream)
@@ -169,7 +166,7 @@ class StreamReply:
 
     async def _follow(self) -> AsyncIterator[tuple[str, bytes]]:
         events = self._events.follow(self._live.session.id, self._stream, self._after)
-        leaving = asyncio.create_task(self._live.leaving.wait())
+        leaving = asyncio.create_task(self._live.draining.wait())
         try:
             while True:
                 coming = asyncio.ensure_future(anext(events, None))

@@ -12,6 +12,7 @@ from gateway.admin.prometheus import PrometheusExporter
 from gateway.admin.replica import Replica
 from gateway.admin.replicas import PeerReplicas
 from gateway.admin.routes import operator_routes
+from gateway.bridge.suspended_calls import ask_modern
 from gateway.calls.live_session import LiveSessions
 from gateway.cluster.ownership import Cluster
 from gateway.config.keyring import key_ring
@@ -81,7 +82,7 @@ def _foundation(settings: Settings, ring: KeyRing, clock: Callable[[], float], s
     backend = store
     if backend is None:
         backend = backend_for(options.store, BackendOptions(max_sessions=options.session.max_sessions))
-    live = LiveSessions(backend.events)
+    live = LiveSessions(backend.events, ask_modern)
     backend.protect(live.in_use)
     metrics = Metrics()
     taken_over: Listeners[str] = Listeners()

@@ -81,9 +81,8 @@ class Drain:
 
 def _end_streams(live: LiveSession) -> None:
     """End the session's streams and subscriptions, so that the client asks another replica for them."""
-    live.leave()
-    for exchange in list(live.exchanges.values()):
+    live.drain()
+    for exchange in tuple(live.exchanges):
         if exchange.is_subscription:
             exchange.finish(Message(jsonrpc="2.0", id=0, result=_COMPLETE))
-            if exchange.conversation is not None:
-                exchange.conversation.cancel(exchange, "the gateway stops")
+            exchange.cancel("the gateway stops")

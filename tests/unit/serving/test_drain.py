@@ -29,11 +29,11 @@ class FakeLive:
     """A session without streams."""
 
     def __init__(self) -> None:
-        self.left = 0
-        self.exchanges: dict[int, Any] = {}
+        self.drained = 0
+        self.exchanges: set[Any] = set()
 
-    def leave(self) -> None:
-        self.left += 1
+    def drain(self) -> None:
+        self.drained += 1
 
 
 def draining(cluster: Cluster | None, sessions: FakeSessions, *lives: FakeLive) -> Drain:
@@ -59,7 +59,7 @@ async def test_a_gateway_alone_only_ends_its_streams() -> None:
     drain = draining(None, sessions, live)
     assert await drain.is_ready()
     await drain.drain()
-    assert drain.is_draining and not await drain.is_ready() and live.left == 1
+    assert drain.is_draining and not await drain.is_ready() and live.drained == 1
     assert sessions.rounds == 3, "nobody could take them"
     drain.admit()
     assert not drain.is_draining and await drain.is_ready()

@@ -9,6 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from gateway.calls.live_session import LiveSessions
+from gateway.calls.live_state import LiveState
 from gateway.cluster.ownership import Forwarded
 from gateway.identity.context_rules import ContextRules, CredentialClaims
 from gateway.identity.request_context import RequestContext
@@ -83,7 +84,7 @@ CASES: dict[str, tuple[Callable[[Case], None], tuple[bool, bool, bool]]] = {
         _set("who", RequestContext(ALICE, CredentialClaims(permissions=("admin",)), "")),
         (False, False, False),
     ),
-    "the session has ended here": (_live(ended=True), (False, False, False)),
+    "the session has ended here": (_live(state=LiveState.ENDED), (False, False, False)),
     "no cluster": (_set("cluster", None), (True, False, False)),
     "the lease may have run out": (_cluster(is_fresh=False, is_fresh_for_a_while=False), (False, False, False)),
     "the lease runs out soon": (_cluster(is_fresh_for_a_while=False), (True, True, False)),
@@ -93,7 +94,7 @@ CASES: dict[str, tuple[Callable[[Case], None], tuple[bool, bool, bool]]] = {
         lambda case: setattr(case.live, "read_at", monotonic() - 60.0 - CACHED_FOR_S),
         (False, True, True),
     ),
-    "streams to recover": (lambda case: setattr(case.live, "recovered", False), (True, False, True)),
+    "streams to recover": (_live(state=LiveState.OPENING), (True, False, True)),
     "another epoch is vouched for": (_forwarded(epoch=4), (True, False, True)),
     "another version is vouched for": (_forwarded(version=8), (True, False, True)),
     "expired": (_record(used_at=CLOCK() - 1_000.0, created_at=CLOCK() - 1_000.0), (True, True, False)),

@@ -1,0 +1,69 @@
+"""What observability attaches to an exchange: who is notified of its outcome, its span, when its request arrived."""
+
+import logging
+import math
+from time import monotonic
+
+from gateway.observability.observed import Watcher
+from gateway.observability.outcome import CANCELLED, Outcome
+from gateway.observability.spans import CallSpan
+from session_store import Session
+from session_store.session import redact
+
+__all__ = ["Observed"]
+
+logger = logging.getLogger(__name__)
+
+
+class Observed:
+    """The part of an exchange that observability uses (`gateway.observability.observed.ObservedExchange`)."""
+
+    # What most calls never need stands here once, not in each of them.
+    tool = ""
+    slow_s = math.inf
+    written_at = 0.0  # when the server got it, by the monotonic clock
+    began = 0.0
+    correlation = ""
+    span: CallSpan | None = None
+    watchers: tuple[Watcher, ...] = ()
+
+    def calls_tool(self, tool: str, slow_s: float) -> None:
+        """This is a call of that tool, as logs name it. A call that takes longer than `slow_s` is logged as slow."""
+        self.tool, self.slow_s = tool, slow_s
+
+    def log_if_slow(self, session: Session | None) -> None:
+        """The server has answered: log a call that took too long."""
+        if (took := monotonic() - self.written_at) > self.slow_s:
+            redacted = "" if session is None else redact(session.id)
+            logger.warning("slow call", extra={"tool": self.tool, "session": redacted, "took_s": round(took, 3)})
+
+    def watch(self, watcher: Watcher) -> None:
+        """Call `watcher` when the request ends."""
+        self.watchers = (*self.watchers, watcher)
+
+    def unwatch(self) -> CallSpan | None:
+        """Forget all watchers, and the span, which is returned."""
+        self.watchers = ()
+        return self.take_span()
+
+    def begin(self, at: float, correlation: str, span: CallSpan | None) -> None:
+        """Set when the request arrived, what correlates its log lines, and the span of the call."""
+        self.began, self.correlation = at, correlation
+        if span is not None:
+            self.span = span
+
+    def take_span(self) -> CallSpan | None:
+        """Remove and return the span of the call."""
+        span = self.span
+        if span is not None:
+            self.span = None
+        return span
+
+    def _notify(self, outcome: Outcome, answer: bytes = b"") -> None:
+        watchers, self.watchers = self.watchers, ()
+        for watcher in watchers:
+            watcher(self, outcome, answer)  # type: ignore[arg-type]  # `Exchange` has the rest
+
+    def left(self) -> None:
+        """The wire is done with the request: a request without an answer was cancelled."""
+        self._notify(CANCELLED)

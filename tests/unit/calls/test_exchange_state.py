@@ -1,0 +1,108 @@
+"""The table of an exchange, and what an exchange does with it."""
+
+from itertools import product
+
+import pytest
+
+from gateway.calls.exchange import Exchange
+from gateway.calls.exchange_state import EXCHANGE, OVER, TIMED_BY, Clock, ExchangeEvent, ExchangeState
+from gateway.calls.state_table import IllegalStep, step
+from gateway.errors import CANCELLED, OUTCOME_UNKNOWN
+from gateway.observability.observed import ObservedExchange
+from gateway.observability.outcome import Outcome
+from transports.jsonrpc import Object, parse
+from transports.reply_queue import ReplyQueue
+
+S, E = ExchangeState, ExchangeEvent
+ENDS = (E.ANSWER, E.FAIL, E.CANCEL, E.ABANDON)
+RESULT = parse(b'{"jsonrpc":"2.0","id":1,"result":{"content":[]}}')
+ERROR = parse(b'{"jsonrpc":"2.0","id":1,"error":{"code":-32602,"message":"no"}}')
+ASKED: Object = {}
+
+
+def exchange() -> Exchange:
+    return Exchange(method="tools/call", client_id=7, live=None, replies=ReplyQueue())
+
+
+def test_every_state_has_a_row_and_somebody_who_may_time_it_out() -> None:
+    assert EXCHANGE.keys() == TIMED_BY.keys() == set(S)
+    assert {state for state, clock in TIMED_BY.items() if clock is Clock.NOBODY} == OVER
+
+
+def test_an_exchange_can_end_in_every_state_and_only_once() -> None:
+    for state, event in product(set(S) - OVER, ENDS):
+        assert step(EXCHANGE, state, event) in OVER
+    for state, event in product(OVER, ENDS):
+        assert step(EXCHANGE, state, event) is state
+
+
+@pytest.mark.parametrize(("state", "event"), list(product(OVER, set(E) - set(ENDS))))
+def test_nothing_begins_anew_after_the_end(state: ExchangeState, event: ExchangeEvent) -> None:
+    with pytest.raises(IllegalStep):
+        step(EXCHANGE, state, event)
+
+
+def test_an_illegal_step_changes_nothing() -> None:
+    call = exchange()
+    for event in (E.ASK, E.RESUME, E.REQUEUE):
+        with pytest.raises(IllegalStep):
+            call.step(event)
+        assert call.state is S.QUEUED
+
+
+@pytest.mark.parametrize(
+    ("end", "state"),
+    [
+        (lambda call: call.settle(RESULT), S.ANSWERED),
+        (lambda call: call.settle(ERROR), S.ANSWERED),
+        (lambda call: call.fail(OUTCOME_UNKNOWN, "it is gone"), S.FAILED),
+        (lambda call: call.fail(CANCELLED, "the client left"), S.CANCELLED),
+        (lambda call: call.abandon(), S.ABANDONED),
+    ],
+)
+def test_the_first_end_counts(end, state: ExchangeState) -> None:  # type: ignore[no-untyped-def]
+    call, outcomes = exchange(), []
+
+    def finished(_: ObservedExchange, outcome: Outcome, __: bytes) -> None:
+        outcomes.append(outcome)
+
+    call.watch(finished)
+    call.step(E.SEND)
+    end(call)
+    assert call.is_over and call.state is state
+    frames = 0 if state is S.ABANDONED else 1
+    assert len(outcomes) == frames
+    call.fail(OUTCOME_UNKNOWN, "once more")
+    call.settle(RESULT)
+    assert call.state is state and len(outcomes) == frames
+
+
+def test_a_call_that_ends_while_its_client_is_away_releases_what_it_holds() -> None:
+    call, released = exchange(), []
+    call.when_done(lambda: released.append("session"))
+    call.step(E.SEND)
+    call.suspendable()
+    call.suspend(dict(ASKED))
+    assert call.is_suspended and not released
+    call.fail(OUTCOME_UNKNOWN, "the server is gone")
+    call.done()
+    assert released == ["session"] and not call.is_suspended
+
+
+def test_a_client_that_comes_back_resumes_the_call() -> None:
+    call = exchange()
+    call.step(E.SEND)
+    first = call.replies
+    call.suspendable()
+    call.suspend(dict(ASKED))
+    assert call.replies is not first and first.is_closed
+    call.resumed()
+    assert call.state is S.SENT
+    call.resumed()
+    assert call.state is S.SENT
+
+
+def test_an_answer_of_an_earlier_round_is_given_once() -> None:
+    call = exchange()
+    call.replay = {"a": "1", "b": "2"}
+    assert (call.take_replay("a"), call.take_replay("a"), call.take_replay("b")) == ("1", None, "2")

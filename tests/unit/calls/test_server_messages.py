@@ -1,0 +1,170 @@
+"""Which call or session a server means with what it sends on its own."""
+
+from typing import Any, cast
+
+import msgspec
+import pytest
+
+from gateway.calls.conversation import Conversation
+from gateway.calls.exchange import Exchange
+from gateway.calls.in_flight import Calls
+from gateway.calls.link_users import LinkUsers
+from gateway.calls.lists import Lists
+from gateway.calls.live_session import LiveSession
+from gateway.calls.questions import MAX_SERVER_ID_BYTES
+from gateway.calls.server_messages import IsolatedRouter, SharedRouter
+from gateway.protocol.listing import Tools
+from session_store import EventLog, Session
+from session_store.testing import FakeClock, a_session
+from transports.era import Era
+from transports.jsonrpc import INVALID_REQUEST, METHOD_NOT_FOUND, Message, encode, parse
+from transports.reply_queue import ReplyQueue
+
+pytestmark = pytest.mark.anyio
+
+
+class Server:
+    """A conversation, as a router uses it."""
+
+    name = "files"
+
+    def __init__(self, era: Era = Era.LEGACY) -> None:
+        self.era = era
+        self.calls = Calls()
+        self.users = LinkUsers()
+        self.lists = Lists()
+        self.refused: list[tuple[bytes, int]] = []
+        self.acknowledged: list[bytes] = []
+
+    @property
+    def conversation(self) -> Conversation:
+        return cast("Conversation", self)
+
+    def refuse(self, request_id: bytes, code: int, reason: str) -> None:
+        self.refused.append((request_id, code))
+
+    def acknowledge(self, request_id: bytes) -> None:
+        self.acknowledged.append(request_id)
+
+    def send(self, live: LiveSession | None, token: object = None) -> Exchange:
+        exchange = Exchange(method="tools/call", client_id=7, live=live, replies=ReplyQueue())
+        exchange.sent_as(self.conversation, len(self.calls) + 1, None)
+        exchange.progress_token = None if token is None else msgspec.Raw(encode(token))
+        self.calls.send(exchange)
+        return exchange
+
+
+class Live(LiveSession):
+    """A session whose own stream is a list."""
+
+    def __init__(self, record: Session) -> None:
+        super().__init__(record, cast("EventLog", None))
+        self.frames: list[Any] = []
+
+    def tell(self, frame: bytes) -> bool:
+        self.frames.append(msgspec.json.decode(frame))
+        return True
+
+
+def live_session(**fields: Any) -> Live:
+    return Live(a_session(FakeClock(), **fields))
+
+
+def request(method: str, server_id: object = 1) -> Message:
+    return parse(encode({"jsonrpc": "2.0", "id": server_id, "method": method, "params": {}}))
+
+
+def notification(method: str, params: object) -> Message:
+    return parse(encode({"jsonrpc": "2.0", "method": method, "params": params}))
+
+
+async def frames_of(exchange: Exchange) -> list[Any]:
+    exchange.replies.close()
+    frames = []
+    while (frame := await exchange.replies.next()) is not None:
+        frames.append(msgspec.json.decode(frame.data))
+    return frames
+
+
+async def test_a_ping_is_answered_by_the_gateway() -> None:
+    server = Server()
+    IsolatedRouter(live_session()).asked(server.conversation, request("ping", "p"))
+    assert server.acknowledged == [b'"p"']
+
+
+async def test_a_question_belongs_to_the_only_call() -> None:
+    server, live = Server(), live_session()
+    exchange = server.send(live)
+    IsolatedRouter(live).asked(server.conversation, request("roots/list"))
+    assert [frame["method"] for frame in await frames_of(exchange)] == ["roots/list"] and not live.frames
+
+
+async def test_a_question_outside_of_calls_goes_to_the_session() -> None:
+    server, live = Server(), live_session()
+    IsolatedRouter(live).asked(server.conversation, request("roots/list"))
+    assert [frame["method"] for frame in live.frames] == ["roots/list"]
+
+
+async def test_in_a_shared_process_nobody_gets_the_question_of_another() -> None:
+    server = Server()
+    router = SharedRouter()
+    router.asked(server.conversation, request("roots/list"))
+    server.send(live_session())
+    server.send(live_session())
+    router.asked(server.conversation, request("roots/list"))
+    assert server.refused == [(b"1", METHOD_NOT_FOUND)] * 2
+
+
+async def test_in_a_shared_process_calls_of_one_session_leave_no_doubt() -> None:
+    server, live = Server(), live_session()
+    server.send(live)
+    last = server.send(live)
+    SharedRouter().asked(server.conversation, request("roots/list"))
+    assert len(await frames_of(last)) == 1 and not server.refused
+
+
+async def test_a_modern_server_may_send_no_requests() -> None:
+    server = Server(Era.MODERN)
+    IsolatedRouter(live_session()).asked(server.conversation, request("roots/list"))
+    assert server.refused == [(b"1", METHOD_NOT_FOUND)]
+
+
+async def test_an_id_that_is_too_long_to_be_kept_is_refused() -> None:
+    server, live = Server(), live_session()
+    IsolatedRouter(live).asked(server.conversation, request("roots/list", "x" * MAX_SERVER_ID_BYTES))
+    assert [code for _, code in server.refused] == [INVALID_REQUEST] and not live.frames
+
+
+async def test_progress_goes_to_its_call_under_the_clients_own_token() -> None:
+    server, live = Server(), live_session()
+    first, second = server.send(live, "theirs"), server.send(live)
+    router = IsolatedRouter(live)
+    router.notified(server.conversation, notification("notifications/progress", {"progressToken": 1, "progress": 2}))
+    router.notified(server.conversation, notification("notifications/progress", {"progressToken": 2, "progress": 2}))
+    router.notified(server.conversation, notification("notifications/progress", {"progressToken": 9, "progress": 2}))
+    assert [frame["params"] for frame in await frames_of(first)] == [{"progressToken": "theirs", "progress": 2}]
+    assert await frames_of(second) == []
+
+
+async def test_a_changed_list_is_forgotten_and_the_sessions_are_notified() -> None:
+    server, live = Server(), live_session()
+    server.lists.known["tools/list"] = Tools([])
+    IsolatedRouter(live).notified(server.conversation, notification("notifications/tools/list_changed", {}))
+    assert "tools/list" not in server.lists.known and "tools/list" in server.lists.changed
+    assert [frame["method"] for frame in live.frames] == ["notifications/tools/list_changed"]
+
+
+async def test_an_updated_resource_of_a_shared_process_goes_to_its_subscribers() -> None:
+    server = Server()
+    subscriber, other = live_session(subscriptions=("file:///a",)), live_session()
+    for live in (subscriber, other):
+        server.users.add(live)
+    updated = notification("notifications/resources/updated", {"uri": "file:///a"})
+    SharedRouter().notified(server.conversation, updated)
+    assert len(subscriber.frames) == 1 and not other.frames
+
+
+async def test_a_notification_that_cannot_be_read_is_dropped() -> None:
+    server, live = Server(), live_session()
+    IsolatedRouter(live).notified(server.conversation, notification("notifications/resources/updated", [1]))
+    assert not live.frames
