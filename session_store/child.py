@@ -87,7 +87,7 @@ class SocketState:
             response = connection.getresponse()
             return response.status, response.read()
         except (OSError, http.client.HTTPException) as error:
-            raise StoreUnavailable(f"the gateway cannot be reached: {error}") from error
+            raise StoreUnavailable(f"the gateway's state socket cannot be reached: {error}") from error
         finally:
             connection.close()
 
@@ -135,4 +135,4 @@ def child_session() -> ToolSession:
             read_metadata=state.metadata,
         )
     except (KeyError, ValueError) as error:
-        raise NoSession(f"the environment of this process does not say which session it is for: {error}") from None
+        raise NoSession(f"the environment of this process names no session: {error}") from None

@@ -37,7 +37,7 @@ def check_key(key: str) -> bytes:
     try:
         encoded = key.encode()
     except UnicodeEncodeError:
-        raise InvalidState("a state key holds half a surrogate pair, which is no text") from None
+        raise InvalidState("a state key contains a lone surrogate, which is not valid text") from None
     if len(encoded) > MAX_KEY_BYTES:
         raise InvalidState(f"the state key is {len(encoded)} bytes, more than {MAX_KEY_BYTES}: {key[:32]!r}…")
     return encoded
@@ -69,9 +69,9 @@ def incremented(key: str, present: bytes | None, by: int) -> int:
     if present is not None and str(number).encode() != present:
         raise not_an_integer(key)
     if not -MAX_INTEGER - 1 <= number + by <= MAX_INTEGER:
-        raise InvalidState(f"{key!r} would leave the range of 64-bit integers")
+        raise InvalidState(f"{key!r} would exceed the range of 64-bit integers")
     return number + by
 
 
 def not_an_integer(key: str) -> InvalidState:
-    return InvalidState(f"the value of {key!r} is no integer and cannot be incremented")
+    return InvalidState(f"the value of {key!r} is not an integer and cannot be incremented")

@@ -54,7 +54,7 @@ def checked_metadata(changes: Mapping[str, str | None]) -> dict[str, str | None]
         if not isinstance(name, str) or not name or not isinstance(value, str | None):
             raise InvalidMetadata(f"metadata {str(name)[:64]!r}: names and values must be text (None removes)")
         if any("\ud800" <= char <= "\udfff" for char in name + (value or "")):
-            raise InvalidMetadata(f"metadata {name[:64]!r}: holds half a surrogate pair, which is no text")
+            raise InvalidMetadata(f"metadata {name[:64]!r}: contains a lone surrogate, which is not valid text")
     return scrubbed(changes)
 
 

@@ -101,7 +101,7 @@ def to_json(key: str, value: Any) -> bytes:
         text = json.dumps(value, separators=(",", ":"), sort_keys=True, ensure_ascii=False, allow_nan=False)
         return text.encode()
     except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidState(f"the value of {key!r} cannot be kept as JSON: {error}") from None
+        raise InvalidState(f"the value of {key!r} cannot be stored as JSON: {error}") from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

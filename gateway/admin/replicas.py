@@ -128,7 +128,7 @@ class NoReplicas:
         raise UnknownHere("the store does not record which sessions fail or are busy: use --url with a running gateway")
 
     async def drain(self, prefix: str) -> str:
-        raise UnknownHere("a replica is drained by a gateway: ask one with --url")
+        raise UnknownHere("only a running gateway can drain a replica: use --url")
 
     async def admit(self, prefix: str) -> str:
-        raise UnknownHere("a replica is admitted by a gateway: ask one with --url")
+        raise UnknownHere("only a running gateway can admit a replica: use --url")

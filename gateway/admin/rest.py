@@ -160,7 +160,7 @@ _OPERATIONS: Final = (
         takes=(
             ("q", "query", "Words to find in id, principal, client, workspace, endpoint, era, trust, owner or servers"),
             ("only", "query", "all, failing (the latest failure first) or busy; the last two are one page"),
-            ("limit", "query", "At most so many: 50 unless told, 1000 at most"),
+            ("limit", "query", "Maximum number of items: 50 by default, at most 1000"),
             ("after", "query", "Begin behind this one: `after` of the page before"),
         ),
     ),
@@ -210,7 +210,7 @@ _OPERATIONS: Final = (
         work=Rest.events,
         gives=list[dict[str, Any]],
         takes=(
-            ("limit", "query", "At most so many: 100 unless told, 10000 at most"),
+            ("limit", "query", "Maximum number of items: 100 by default, at most 10000"),
             ("session", "query", "Of this session only, among the newest 2000: how its id begins, 8 characters"),
         ),
     ),

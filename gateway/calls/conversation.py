@@ -261,7 +261,7 @@ class Conversation(Peer):
             return
         exchange = self.calls.take(message.id, is_alone=not self._own)
         if exchange is None:
-            logger.debug("server %s answered a request nobody waits for", self.name)
+            logger.debug("server %s answered a request that is not pending", self.name)
             return
         restarted = None if message.result is msgspec.UNSET else self.users.take_notice(exchange.live)
         try:

@@ -64,7 +64,7 @@ class _Router(ABC):
         live, exchange = self._meant(conversation)
         if conversation.era is Era.MODERN or live is None:
             # MCP 2026-07-28: servers send no requests. In a shared process nobody may get another's question.
-            conversation.refuse(server_id, METHOD_NOT_FOUND, f"No client can be asked for {message.method} now.")
+            conversation.refuse(server_id, METHOD_NOT_FOUND, f"No client is available for {message.method} now.")
             return
         try:
             live.ask(conversation, message, exchange)

@@ -139,7 +139,7 @@ class Forwarding:
             await asyncio.sleep(_CHANGES_HANDS_S)
             return reply.send
         if reply.has_started:
-            logger.warning("the replica that owns a session stopped answering with a call in flight")
+            logger.warning("the replica that owns a session stopped answering while a call was in flight")
             scope["mcp.again"] = True
         if not reply.has_begun:
             return reply.send

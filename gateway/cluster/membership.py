@@ -49,7 +49,7 @@ class Membership:
         host, port = host_and_port(self._listen)
         if host in ("0.0.0.0", "::") and not self._advertise:
             raise ConfigurationError(
-                f"gateway.host is {host}: say with gateway.advertise (or MCP_GATEWAY_ADVERTISE) at which HOST:PORT the "
+                f"gateway.host is {host}: set gateway.advertise (or MCP_GATEWAY_ADVERTISE) to the HOST:PORT the "
                 "other gateways on this store reach this one"
             )
         try:

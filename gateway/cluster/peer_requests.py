@@ -156,7 +156,7 @@ class PeerRequests:
         refusal = Refusal(payload.decode())
         outcome = after_refusal(refusal)
         if outcome is None:
-            logger.error("a gateway on this store refuses our requests: do its keys and its clock agree with ours?")
+            logger.error("another gateway on this store refuses requests of this one: compare their keys and clocks")
             raise unreachable()
         if refusal is Refusal.SEEN:
             reply.start()

@@ -58,8 +58,8 @@ def _host_name(given: str) -> str:
     if name == _ANY_NAME or _NAME.fullmatch(name):
         return name
     raise ValueError(
-        f"{given!r} is no host name: write it without scheme, port and path, as in mcp.example.com; *.example.com "
-        "stands for all names below a domain, and * for any name"
+        f"{given!r} is not a host name: give it without scheme, port and path, as in mcp.example.com; *.example.com "
+        "means all names below a domain, and * any name"
     )
 
 

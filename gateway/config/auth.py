@@ -62,7 +62,7 @@ class JwtSettings(Frozen):
         parts = urlsplit(url)
         local = parts.hostname in ("localhost", "127.0.0.1", "::1")
         if parts.scheme != "https" and not (parts.scheme == "http" and local):
-            raise ValueError("must be an https:// URL: whoever can change these keys can be anybody")
+            raise ValueError("must be an https:// URL: who can change these keys can impersonate every caller")
         return url
 
 
@@ -92,15 +92,17 @@ class ProxySettings(Frozen):
     @classmethod
     def _is_header(cls, name: str) -> str:
         if name and not _HEADER.fullmatch(name):
-            raise ValueError(f"{name!r} is no name of a header")
+            raise ValueError(f"{name!r} is not a header name")
         return name
 
     @model_validator(mode="after")
     def _names_the_principal(self) -> Self:
         if self.headers and not self.subject_header:
-            raise ValueError("give subject_header: what proxies say of a caller they do not name would not count")
+            raise ValueError(
+                "subject_header is missing: the other headers have no effect for a caller that the proxy does not name"
+            )
         if len(set(self.headers)) != len(self.headers):
-            raise ValueError("each fact needs a header of its own")
+            raise ValueError("two settings name the same header: give each its own")
         return self
 
     @field_validator("networks")
@@ -126,13 +128,13 @@ class AuthSettings(Frozen):
     def _one_of_a_kind(self) -> Self:
         issuers = [entry.issuer for entry in self.jwt]
         if len(set(issuers)) != len(issuers):
-            raise ValueError("jwt names an issuer twice")
+            raise ValueError("two entries of jwt have the same issuer")
         issuers = [*_RESERVED_ISSUERS, *issuers, *([self.proxies.issuer] if self.proxies is not None else ())]
         for one, other in itertools.permutations(issuers, 2):
             if one == other or one.startswith(f"{other}:"):
                 raise ValueError(
-                    f"issuer {one!r} cannot be told from {other!r}: their principals could have the same name, as "
-                    "ISSUER:SUBJECT; give proxies another issuer, or serve one of them by a gateway of its own"
+                    f"issuers {one!r} and {other!r} could give two principals the same name, ISSUER:SUBJECT: give "
+                    "proxies another issuer, or use a separate gateway for one of them"
                 )
         return self
 

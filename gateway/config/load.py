@@ -131,7 +131,7 @@ def _read(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise ConfigurationError(f"{path}: not valid {'TOML' if path.suffix == '.toml' else 'JSON'}: {error}") from None
     if not isinstance(document, dict):
-        raise ConfigurationError(f"{path}: must hold an object with mcpServers, and gateway if you like")
+        raise ConfigurationError(f"{path}: must contain an object with mcpServers and, optionally, gateway")
     # A desktop host's file holds settings of its own beside mcpServers.
     return {key: value for key, value in document.items() if key in ("mcpServers", "gateway")}
 

@@ -78,4 +78,4 @@ def _compiled(word: str, *, ignore_case: bool) -> Any:
         return re2.compile(word.encode("utf-8"), options)
     except re2.error as error:
         why = error.args[0].decode("utf-8", "replace") if error.args else "it cannot be used"
-        raise ValueError(f"{word!r} is no expression that runs in linear time (RE2): {why}") from None
+        raise ValueError(f"{word!r} is not a valid RE2 expression: {why}") from None

@@ -35,11 +35,13 @@ class SecretSettings(Frozen):
     @model_validator(mode="after")
     def _one_source(self) -> Self:
         if sum(map(bool, (self.file, self.env, self.command))) != 1:
-            raise ValueError("give one of file, env and command")
+            raise ValueError("give exactly one of file, env and command")
         if self.pass_env and not self.command:
-            raise ValueError("pass_env is for a command")
+            raise ValueError("pass_env needs a command")
         if self.env.startswith("{subject}"):
-            raise ValueError("env begins with {subject}: principals could name other variables of the gateway")
+            raise ValueError(
+                "env must not begin with {subject}, because principals could then read other variables of the gateway"
+            )
         return self
 
     @property

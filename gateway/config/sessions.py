@@ -51,6 +51,6 @@ class SessionSettings(Frozen):
                 text.format(**dict.fromkeys(METADATA_FIELDS, ""))
             except (KeyError, IndexError, ValueError, AttributeError):
                 fields = ", ".join(f"{{{field}}}" for field in METADATA_FIELDS)
-                raise ValueError(f"{name}: only {fields} can be filled in; write {{{{ for a brace") from None
+                raise ValueError(f"{name}: only {fields} are replaced; write {{{{ for a literal brace") from None
         checked_metadata(metadata)
         return metadata

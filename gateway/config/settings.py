@@ -119,16 +119,16 @@ class GatewaySettings(Frozen):
             says = f"anonymous (from {origins.last_of('anonymous')})"
             asks = [f"{name} (from {origins.of(name)})" for name in asks]
         raise ValueError(
-            f"{says} serves everybody, and {', '.join(asks)} {'says' if len(asks) == 1 else 'say'} who may call: "
-            "take anonymous out, or run a gateway of its own for those who have no credential"
+            f"{says} serves every caller, but {', '.join(asks)} {'requires' if len(asks) == 1 else 'require'} a "
+            "credential: remove anonymous, or run a separate gateway for callers without a credential"
         )
 
     @model_validator(mode="after")
     def _nobody_by_accident(self) -> Self:
         if self.anonymous is None and self.allows_anonymous and not is_loopback(self.host):
             raise ValueError(
-                f"host is {self.host}, and nobody has to say who they are: give api_keys or auth, or anonymous = true "
-                "if everybody who reaches it may use it"
+                f"host is {self.host}, and callers need no credential: set api_keys or auth, or anonymous = true "
+                "if everyone who can reach this address may use the gateway"
             )
         return self
 
@@ -136,10 +136,10 @@ class GatewaySettings(Frozen):
     def _everybody_by_a_name(self) -> Self:
         if self.allows_anonymous and not self.allowed_hosts and not is_loopback(self.host):
             raise ValueError(
-                f"host is {self.host}, and nobody has to say who they are: any web page could call this gateway by way "
-                "of a browser that reaches it (DNS rebinding). Say by which names it is asked for, as in allowed_hosts "
+                f"host is {self.host}, and callers need no credential: any web page could call this gateway through a "
+                "browser that reaches it (DNS rebinding). Set the host names that clients use, as in allowed_hosts "
                 '= ["mcp.example.com"] (MCP_GATEWAY_ALLOWED_HOSTS=\'["mcp.example.com"]\', --allowed-host '
-                'mcp.example.com), or ["*"] if any name will do'
+                'mcp.example.com), or ["*"] to allow any name'
             )
         return self
 
@@ -153,12 +153,12 @@ class GatewaySettings(Frozen):
         issuers = self.issuers
         for name, secret in self.secrets.items():
             if secret.issuer and secret.issuer not in issuers:
-                known = ", ".join(issuers) or "nobody"
-                raise ValueError(f"secrets.{name}: issuer is {secret.issuer!r}, and callers are vouched for by {known}")
+                known = ", ".join(issuers) or "none"
+                raise ValueError(f"secrets.{name}: issuer is {secret.issuer!r}, but the configured issuers are {known}")
             if secret.is_personal and not secret.issuer and not secret.has("{issuer}") and len(issuers) > 1:
                 raise ValueError(
-                    f"secrets.{name}: {{subject}} is another principal with each of {', '.join(issuers)}: say with "
-                    "issuer whose it is, or put {issuer} into its source"
+                    f"secrets.{name}: the same {{subject}} is a different principal at each of {', '.join(issuers)}: "
+                    "set issuer, or put {issuer} into the source"
                 )
         return self
 
@@ -187,7 +187,7 @@ class Settings(Frozen):
             if not _NAME.fullmatch(name) or "__" in name:
                 raise ValueError(
                     f"mcpServers.{name}: a server name holds letters, digits, '.', '-' and single '_', "
-                    "because it stands in URLs and in tool names"
+                    "because it is a part of URLs and of tool names"
                 )
         return self
 

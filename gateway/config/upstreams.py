@@ -140,7 +140,7 @@ class UpstreamSettings(BaseModel):
     @classmethod
     def _something_to_serve(cls, value: Any) -> Any:
         if isinstance(value, dict) and not any(value.get(kind) for kind in ("command", "in_process", "url")):
-            raise ValueError("give a command, a url, or in_process as module:attribute")
+            raise ValueError("give one of command, url, or in_process as module:attribute")
         return value
 
     @field_validator("url")
@@ -150,7 +150,7 @@ class UpstreamSettings(BaseModel):
         if url and (parts.scheme not in ("http", "https") or not parts.hostname):
             raise ValueError("must be an http:// or https:// URL")
         if parts.username or parts.password:
-            raise ValueError("credentials do not belong into a URL: use headers")
+            raise ValueError("must not contain credentials: use headers")
         return url
 
     @field_validator("in_process")
@@ -165,13 +165,13 @@ class UpstreamSettings(BaseModel):
         if sum(map(bool, (self.command, self.in_process, self.url))) > 1:
             raise ValueError("give one of command, url and in_process, not several")
         if self.shared and any("${secret:" in value for value in (*self.env.values(), *self.headers.values())):
-            raise ValueError("a shared server gets no secrets: it would have one principal's for all")
+            raise ValueError("a shared server gets no secrets, because one process serves all principals")
         if self.handles and self.shared:
-            raise ValueError("handles are for servers with a process for each session, not for a shared one")
+            raise ValueError("handles need a server with a process for each session, so the server must not be shared")
         if self.warm and (self.shared or not self.command):
-            raise ValueError("warm is for commands that are not shared: others start no process for a session")
+            raise ValueError("warm needs a command that is not shared: other servers start no process for a session")
         if self.in_process and self.shared:
-            raise ValueError("shared is for commands: an in_process server has one connection for each session")
+            raise ValueError("shared needs a command, because an in_process server has one connection for each session")
         return self
 
     @property

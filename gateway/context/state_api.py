@@ -43,7 +43,7 @@ async def by_connection(request: Request) -> StateAccess:
     access: StateAccess = request.scope["state"]["access"]
     given = request.headers.get("authorization", "").encode()
     if not hmac.compare_digest(given, f"Bearer {access.secret}".encode()):
-        raise HTTPException(401, "send the access token of your environment as Authorization: Bearer")
+        raise HTTPException(401, "send Authorization: Bearer with the access token from this process's environment")
     return access
 
 

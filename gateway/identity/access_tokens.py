@@ -143,7 +143,7 @@ class _Issuer:
         except jwt.ExpiredSignatureError:
             raise InvalidToken("it has expired") from None
         except jwt.InvalidAudienceError:
-            raise InvalidToken("it is for another audience") from None
+            raise InvalidToken("its audience is another service") from None
         except jwt.PyJWTError as error:
             raise InvalidToken(f"its signature or claims are invalid ({type(error).__name__})") from None
         if claims.get("cnf") is not None:

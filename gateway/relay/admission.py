@@ -176,7 +176,7 @@ class Admission:
         where = f"mcpServers.{upstream.name}.tools"
         faults = tools.unmatched(lambda names: unmatched(where, upstream.settings.tools, names, "tool"))
         if faults:
-            logger.error("server %s is not called: %s", upstream.name, "; ".join(faults))
+            logger.error("calls to server %s are refused: %s", upstream.name, "; ".join(faults))
             raise UpstreamUnavailable(
                 f"server {upstream.name!r} is not served: its policy names tools it does not list"
             )

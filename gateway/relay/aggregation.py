@@ -160,7 +160,7 @@ class Aggregation:
                     params = params | {"_meta": msgspec.Raw(encode(meta))}
                 answer = await conversation.ask(method, encode(params))
         except (UpstreamUnavailable, HandshakeRefused, LinkClosed, TimeoutError) as error:
-            logger.warning("server %s is left out of %s: %s", upstream.name, method, error)
+            logger.warning("items of server %s are missing in an answer to %s: %s", upstream.name, method, error)
             return None
         page = msgspec.json.decode(answer.result) if isinstance(answer.result, msgspec.Raw) else None
         if not isinstance(page, dict):

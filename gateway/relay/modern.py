@@ -166,6 +166,8 @@ class ModernClients:
         result = await endpoint.discover(context)
         if result is None:
             raise Refused(
-                404, METHOD_NOT_FOUND, "Method not found: server/discover. The server behind speaks the handshake era."
+                404,
+                METHOD_NOT_FOUND,
+                "Method not found: server/discover. The server supports 2025-11-25 or older only.",
             )
         return ImmediateReply(encode_result(encode(message.id), result))

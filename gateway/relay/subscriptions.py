@@ -123,7 +123,7 @@ class _Attended:
                 conversation.request("resources/unsubscribe", encode({"uri": uri}))
         for child in self._children:
             if child.conversation is not None:
-                child.conversation.cancel(child, "the client has left")
+                child.conversation.cancel(child, "the client closed the stream")
 
 
 def _params(wanted: Filter) -> Object:

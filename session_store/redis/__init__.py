@@ -47,7 +47,7 @@ class RedisBackend:
         try:
             self.commands = _commands(url)
         except (RedisError, ValueError) as error:
-            raise StoreError(f"the store's URL cannot be used: {error}") from None
+            raise StoreError(f"the store's URL is invalid: {error}") from None
         self.sessions = RedisSessionStore(self.commands, clock=clock)
         self.state = RedisStateStore(self.commands, self.sessions)
         self.bus = RedisBus(self.commands)
@@ -77,7 +77,7 @@ class RedisBackend:
             await self.ping()
         except StoreUnavailable as error:
             if isinstance(error.__cause__, ServerError) and "LOADING" not in str(error):
-                raise StoreError(f"the session store refuses us: {error}") from None
+                raise StoreError(f"Redis refused a command of the gateway: {error}") from None
 
     async def ping(self) -> None:
         await self.commands.run("PING")

@@ -95,7 +95,7 @@ class ClusterCommands(Commands):
                 case _:
                     self._is_stale = self._is_stale or words[0] in ("CLUSTERDOWN", "READONLY")
                     raise refusal
-        raise StoreUnavailable("the slots of Redis Cluster move too fast")
+        raise StoreUnavailable("a slot of Redis Cluster moved several times during one command")
 
     async def _ask(self, place: Place, packed: bytes) -> Any:
         """A slot is moving there, and its key has moved already. Both commands go out in one turn of the loop."""
@@ -137,7 +137,9 @@ class ClusterCommands(Commands):
                 self._is_stale = None in slots
                 self._read_at = asyncio.get_running_loop().time()
                 return
-            failure = StoreUnavailable("Redis Cluster has no slots: is it a cluster, and has it been created?")
+            failure = StoreUnavailable(
+                "Redis Cluster has no slots: check that the servers are a cluster and that it has been created"
+            )
         raise failure or StoreUnavailable("no node of Redis Cluster is known")
 
     def _any_master(self) -> Place | None:

@@ -91,7 +91,7 @@ class Connection:
                     await loop.create_connection(lambda: _Wire(self), host, port, ssl=tls)
                 await asyncio.gather(*self._greeted)
         except StoreUnavailable:
-            self._fail("Redis refuses us")
+            self._fail("Redis refused the connection or the credentials")
             raise
         except (OSError, TimeoutError, RedisError) as error:
             self._fail(f"Redis cannot be reached: {type(error).__name__}")
@@ -123,7 +123,7 @@ class Connection:
         if isinstance(reply, hiredis.ReplyError):
             waiting.set_exception(_refused(reply))
             if str(reply).startswith("READONLY"):  # it was the master; the next command finds the one that is
-                self._fail("Redis has handed over to another server")
+                self._fail("Redis has failed over to another server")
         else:
             waiting.set_result(reply)
 

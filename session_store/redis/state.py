@@ -40,7 +40,7 @@ class RedisStateStore:
 
     async def increment(self, session_id: str, key: str, by: int) -> int:
         if abs(by) > MAX_INTEGER:
-            raise InvalidState(f"{key!r} would leave the range of 64-bit integers")
+            raise InvalidState(f"{key!r} would exceed the range of 64-bit integers")
         return int(await self._do(session_id, "increment", key, by))
 
     async def compare_and_set(self, session_id: str, key: str, expected: bytes | None, value: bytes | None) -> bool:
@@ -62,7 +62,7 @@ class RedisStateStore:
             if refused.outcome == "large":
                 check_total(key, refused.size)
             if refused.outcome == "range":
-                raise InvalidState(f"{key!r} would leave the range of 64-bit integers") from None
+                raise InvalidState(f"{key!r} would exceed the range of 64-bit integers") from None
             raise not_an_integer(key) from None
 
     async def _call(self, session_id: str, operation: str, key: bytes, *arguments: Any) -> Any:

@@ -81,7 +81,7 @@ def keys_beside(path: Path) -> KeyRing:
             descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         except FileExistsError:
             if file.stat().st_mode & 0o077:
-                raise StoreError(f"{file}: others can read the keys; make it readable for its owner only") from None
+                raise StoreError(f"{file}: other users can read the keys; run chmod 600 on it") from None
             return KeyRing.parse(file.read_text(encoding="ascii").replace("\n", ","))
         with os.fdopen(descriptor, "w", encoding="ascii") as keys:
             keys.write(generate_key() + "\n")

@@ -89,7 +89,7 @@ class Database:
         except BlockingIOError:
             self._give_back()
             raise StoreError(
-                f"{self.path}: another gateway process uses it. SQLite serves one; use redis:// for several"
+                f"{self.path}: another gateway process uses it. SQLite supports one process; use redis:// for several"
             ) from None
         except OSError as error:
             raise StoreError(f"{self.path}: {error.strerror}") from None

@@ -185,7 +185,7 @@ def test_the_manifests_start_nothing_that_asks_nobody(tmp_path: Path, http: http
             ran = subprocess.run(
                 asked, capture_output=True, text=True, timeout=60, check=False, cwd=ROOT, env={**os.environ, **given}
             )
-            assert ran.returncode == 2 and "nobody has to say who they are" in ran.stderr
+            assert ran.returncode == 2 and "callers need no credential" in ran.stderr
             continue
         with running_gateway(options=options, env=given, arguments=container["args"][1:-2]) as gateway:
             url = gateway.url.replace("0.0.0.0", "127.0.0.1")

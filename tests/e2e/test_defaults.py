@@ -50,7 +50,7 @@ def test_the_image_asks_for_a_configuration_where_the_demo_is_left_out() -> None
     variables, demo = image()
     bare = [word for word in demo[: demo.index("--")] if word != "--anonymous"]
     started = command(*bare, "--port", "0", "--", *DEMO, env=variables)
-    assert started.returncode == 2 and "nobody has to say who they are" in started.stderr
+    assert started.returncode == 2 and "callers need no credential" in started.stderr
 
 
 @requirement("wall.defaults", "ops.deploy")

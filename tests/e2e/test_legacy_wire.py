@@ -251,7 +251,7 @@ def test_in_a_shared_process_nobody_is_asked_for_another(probe: RunningGateway, 
         while "hanging" not in next(chunks):
             pass
         # Both have a call in flight now: a question of the server's could be meant for either.
-        assert "No client can be asked" in tool_text(asker.tool("roots"))
+        assert "No client is available" in tool_text(asker.tool("roots"))
         cancel = {"requestId": 1, "reason": "enough"}
         assert other.notify("notifications/cancelled", cancel).status_code == 202
         assert "enough" in "".join(chunks)

@@ -117,5 +117,5 @@ def test_it_is_off_by_default_and_for_commands_only(http: httpx.Client) -> None:
         Legacy(gateway.url, http).open()
         assert not eventually(lambda: len(servers_of(gateway)) > 2, 1)
     for wrong in ({"url": "http://127.0.0.1:1/mcp"}, {"command": "x", "shared": True}):
-        with pytest.raises(ValueError, match="warm is for commands"):
+        with pytest.raises(ValueError, match="warm needs a command"):
             Settings.model_validate({"mcpServers": {"x": {**wrong, "warm": 1}}})

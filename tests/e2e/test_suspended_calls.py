@@ -111,7 +111,7 @@ def test_a_client_that_never_comes_back_is_given_up(http: httpx.Client) -> None:
         question = asked(client.tool("ask_once"))
         token = question["_meta"][SESSION_KEY]
         client = Modern(gateway.url, http, headers={"MCP-Gateway-Session": token})
-        assert eventually(lambda: "did not come back" in tool_text(client.tool("cancelled")), within_s=6)
+        assert eventually(lambda: "did not send its answers" in tool_text(client.tool("cancelled")), within_s=6)
         late = messages(back(client, "ask_once", {}, question["requestState"], answers_to(question)))[-1]
         assert late["error"]["code"] == -32015, "the call has ended"
 

@@ -177,7 +177,7 @@ def test_objects_that_cannot_be_served_fail_at_start() -> None:
     for path, what in (
         ("json:nothing", "AttributeError"),
         ("no_such_module:x", "ModuleNotFound"),
-        ("json:dumps", "no server object"),
+        ("json:dumps", "not a server object"),
     ):
         settings = Settings.model_validate({"mcpServers": {"a": {"in_process": path}}})
         with pytest.raises(Exception, match=f"mcpServers.a.in_process.*{what}"):

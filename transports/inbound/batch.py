@@ -95,7 +95,10 @@ class Batches:
             error = {"code": INTERNAL_ERROR, "message": "The session is changing hands. Nothing was done: try again."}
         except Exception:
             logger.exception("a message of a batch failed")
-            error = {"code": INTERNAL_ERROR, "message": "The gateway failed at this. Its outcome is unknown."}
+            error = {
+                "code": INTERNAL_ERROR,
+                "message": "The gateway failed to handle this message. Its outcome is unknown.",
+            }
         else:
             if answer is None or room.takes(answer):
                 return answer

@@ -67,7 +67,7 @@ def plain_target(method: str, target: bytes, version: str, headers: HeaderList) 
     if version not in ("1.1", "1.0"):
         raise BadRequest(505, "This server speaks HTTP/1.1.")
     if method == "CONNECT":
-        raise BadRequest(501, "This server is no proxy: it knows no CONNECT.")
+        raise BadRequest(501, "This server is not a proxy and does not support CONNECT.")
     watched = [header for header in headers if header[0] in _WATCHED]
     # Nearly all requests have a Host and perhaps a length, and neither twice.
     names = [name for name, _ in watched]
@@ -92,7 +92,7 @@ def _check(watched: HeaderList, version: str) -> None:
     hosts = values[b"host"]
     # RFC 9112 §3.2: 400 for a request of HTTP/1.1 without Host, and for any with two.
     if len(hosts) > 1 or not (hosts or version == "1.0"):
-        raise BadRequest(400, "A request has one Host header.")
+        raise BadRequest(400, "A request must have exactly one Host header.")
     if hosts and (len(hosts[0]) > _HOST_BYTES or not _is_host(hosts[0])):
         raise BadRequest(400, "The Host header is not a host name.")
     codings = values[b"transfer-encoding"]
@@ -101,12 +101,12 @@ def _check(watched: HeaderList, version: str) -> None:
         if values[b"content-length"] or version == "1.0" or len(codings) > 1:
             raise BadRequest(400, "The length of the body is given in more than one way.")
         if codings != [b"chunked"]:
-            raise BadRequest(501, "The only Transfer-Encoding here is chunked.")
+            raise BadRequest(501, "Only Transfer-Encoding: chunked is supported.")
     if len(values[b"content-length"]) > 1:
         raise BadRequest(400, "The length of the body is given more than once.")
     # RFC 9110 §10.1.1: in HTTP/1.0 an expectation is ignored.
     if version != "1.0" and any(value != b"100-continue" for value in values[b"expect"]):
-        raise BadRequest(417, "The only expectation here is 100-continue.")
+        raise BadRequest(417, "Only Expect: 100-continue is supported.")
 
 
 def _absolute(target: bytes, headers: HeaderList) -> bytes:

@@ -89,7 +89,7 @@ class H11Connection(H11Protocol):
         return False
 
     def send_400_response(self, msg: str) -> None:
-        self._refuse(BadRequest(400, "This is no HTTP/1.1 request."))
+        self._refuse(BadRequest(400, "This is not an HTTP/1.1 request."))
 
     def _refuse(self, fault: BadRequest) -> None:
         self._others.refusals[fault.kind] += 1
@@ -126,7 +126,7 @@ class H11Connection(H11Protocol):
         elif kind is None:
             self.transport.close()
         else:
-            self._refuse(BadRequest(408, "The request did not come in time.", kind))
+            self._refuse(BadRequest(408, "The request did not arrive in time.", kind))
 
     def drop(self) -> None:
         drop(self.transport)

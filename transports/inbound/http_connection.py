@@ -155,7 +155,7 @@ class HttpConnection(HttpToolsProtocol):
             if _size_of(self.url, self.headers) > self._limits.head_bytes:
                 raise _too_long(self._limits.head_bytes)
         if len(self.pipeline) >= self._limits.pipelined:
-            raise BadRequest(503, "Too many requests at once on one connection.", Limited.PIPELINE)
+            raise BadRequest(503, "Too many unanswered requests on one connection.", Limited.PIPELINE)
         self.url = plain_target(method, self.url, version, self.headers)
 
     def on_body(self, body: bytes) -> None:
@@ -205,7 +205,7 @@ class HttpConnection(HttpToolsProtocol):
         elif isinstance(fault, BadRequest):
             self._refuse(fault)
         elif not isinstance(fault, _Unusual):
-            self._refuse(BadRequest(400, "This is no HTTP/1.1 request."))
+            self._refuse(BadRequest(400, "This is not an HTTP/1.1 request."))
         elif self._head.copy is None or self._is_answering():
             # Only the parser knew where the head begins in the data. No well-meaning client sends this.
             self._refuse(BadRequest(400, "An Upgrade, or HTTP/1.0, must not follow another request so closely."))
@@ -278,7 +278,7 @@ class HttpConnection(HttpToolsProtocol):
                 self._others.refusals[kind] += 1
             reset(self.transport)
         elif kind is not None and (self._in_head or self._in_body):
-            self._refuse(BadRequest(408, "The request did not come in time.", kind))
+            self._refuse(BadRequest(408, "The request did not arrive in time.", kind))
         else:
             if kind is not None:
                 self._others.refusals[kind] += 1

@@ -105,7 +105,7 @@ class HttpSse:
         except Exception:
             logger.exception("a request of HTTP+SSE failed")
             if not begun:
-                await send_refusal(send, Refused(500, INTERNAL_ERROR, "The gateway failed at this."))
+                await send_refusal(send, Refused(500, INTERNAL_ERROR, "The gateway failed to handle this message."))
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = self._guard.headers(scope)
@@ -116,7 +116,7 @@ class HttpSse:
             await send_status(send, 405, [(b"allow", allowed.encode())])
             return
         if not is_message and not self._guard.same_site(headers):
-            raise Refused(403, INVALID_REQUEST, "Event streams are not served to other sites.")
+            raise Refused(403, INVALID_REQUEST, "Event streams are not served to pages of other sites.")
         if is_message and headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
             raise Refused(415, INVALID_REQUEST, "The Content-Type must be application/json.")
         caller = await self._handler.admit(
@@ -176,7 +176,7 @@ class HttpSse:
     async def _post(self, scope: Scope, headers: Mapping[str, str], caller: str, receive: Receive, send: Send) -> None:
         names = parse_qs(scope.get("query_string", b"").decode("latin-1")).get("connection", [])
         if len(names) != 1 or len(names[0]) > LONGEST_ADDRESS:
-            raise Refused(400, INVALID_REQUEST, "Post to the address that the event stream began with.")
+            raise Refused(400, INVALID_REQUEST, "Send messages to the URL in the event stream's first event.")
         if not self._addresses.is_of(names[0], caller):
             raise Refused(404, INVALID_REQUEST, "No open event stream of this client has this address.")
         body = await read_body(receive, headers, self._body_limit)

@@ -136,7 +136,12 @@ class StreamableHttp:
                     return
                 send = there
         again = {"Retry-After": "1"}
-        raise Refused(503, INTERNAL_ERROR, "The session changes hands too often. Try again.", headers=again)
+        raise Refused(
+            503,
+            INTERNAL_ERROR,
+            "The session moved between gateways too often during this request. Try again.",
+            headers=again,
+        )
 
     async def _serve(self, scope: Scope, headers: Mapping[str, str], body: bytes, receive: Receive, send: Send) -> None:
         match scope["method"]:
@@ -283,7 +288,7 @@ class StreamableHttp:
             raise Refused(406, INVALID_REQUEST, "Accept must name text/event-stream.")
         request = self._request(scope, headers, Era.LEGACY)
         if not request.same_site:
-            raise Refused(403, INVALID_REQUEST, "Event streams are not served to other sites.")
+            raise Refused(403, INVALID_REQUEST, "Event streams are not served to pages of other sites.")
         check_version(headers)
         if len(headers.get("last-event-id", "")) > MAX_LABEL_CHARS:
             raise Refused(400, INVALID_PARAMS, f"Last-Event-ID is longer than {MAX_LABEL_CHARS} characters.")
@@ -296,7 +301,9 @@ class StreamableHttp:
 
 def _failed() -> Refused:
     """The answer to a fault of the gateway. The log has the details, under the call's correlation id."""
-    return Refused(500, INTERNAL_ERROR, "The gateway failed at this. Whether a call took effect is unknown.")
+    return Refused(
+        500, INTERNAL_ERROR, "The gateway failed to handle this request. Whether a call took effect is unknown."
+    )
 
 
 async def _send_answer(
@@ -310,7 +317,7 @@ async def _send_answer(
     """Reply with JSON if the answer comes first; with an event stream if another frame does, or no frame for long."""
     first = await next_or_quiet(answer)
     if first is None:
-        raise Refused(500, INTERNAL_ERROR, "The call was given up: its messages were not read.")
+        raise Refused(500, INTERNAL_ERROR, "The call was cancelled, because the client did not read its messages.")
     if isinstance(first, TimeoutError) or not first.final:
         await stream_answer(send, answer, first, headers=answer.headers, priming=priming, poll_after_s=poll_after_s)
     else:

@@ -50,7 +50,7 @@ class ReplyReader:
                 answer = msgspec.structs.replace(answer, id=message.id)
             self._deliver(answer)
         elif response.status_code in (200, 202):
-            self._events.unreadable(message.id, f"server {self._name!r} answered with what is no answer")
+            self._events.unreadable(message.id, f"server {self._name!r} sent a response that is not an answer")
         else:
             status = f"{response.status_code} {response.reason_phrase}"
             self._events.refused(message.id, f"server {self._name!r} answered {status}")
@@ -82,7 +82,7 @@ class ReplyReader:
         try:
             message = parse_lenient(data)
         except InvalidMessage as error:
-            logger.warning("server %s sent what is no message: %s", self._name, error)
+            logger.warning("server %s sent something that is not a JSON-RPC message: %s", self._name, error)
             meant = meant_by(data)
             if request_id is None or not meant.is_answer or meant.request_id not in (None, request_id):
                 return False

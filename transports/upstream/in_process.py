@@ -30,7 +30,7 @@ class InProcessUpstream:
         """Raises `TypeError` when the object is no server of the SDK."""
         lowlevel = getattr(server, "_lowlevel_server", server)
         if not (callable(getattr(lowlevel, "run", None)) and hasattr(lowlevel, "create_initialization_options")):
-            raise TypeError(f"{type(server).__name__} is no server object of the mcp SDK")
+            raise TypeError(f"{type(server).__name__} is not a server object of the mcp SDK")
         self._name = name
         self._server = lowlevel
 

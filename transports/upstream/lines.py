@@ -59,7 +59,7 @@ class LineSplitter:
             try:
                 self._oversized(head, ending)
             except Exception:
-                _log.exception("a line was lost: whoever should have heard of it failed")
+                _log.exception("a line was lost: its receiver failed")
         elif self._held:
             line = bytes(self._held)
             self._held = bytearray()  # not clear(): a giant line's memory is given back
@@ -74,7 +74,7 @@ class LineSplitter:
             elif line:
                 self._line(line)
         except Exception:
-            _log.exception("a line was lost: whoever should have heard it failed")
+            _log.exception("a line was lost: its receiver failed")
 
     def _hold(self, chunk: bytes) -> None:
         if self._too_long:
@@ -140,4 +140,4 @@ class Tail:
                 try:
                     self._hear(line)
                 except Exception:
-                    _log.exception("a line of stderr was lost: whoever should have heard it failed")
+                    _log.exception("a line of stderr was lost: its receiver failed")

@@ -234,7 +234,7 @@ class HttpLink:
             if response.status_code == 404 and self._session:
                 self._forgotten(None)
         except (httpx2.HTTPError, OSError) as error:
-            logger.warning("server %s did not get a message: %s", self._upstream.name, error_text(error))
+            logger.warning("a message could not be sent to server %s: %s", self._upstream.name, error_text(error))
 
     # -- the server's own stream
 

@@ -16,7 +16,7 @@ def test_what_cannot_be_is_said_at_start(tmp_path: Path) -> None:
     for entry, secrets, words in (
         ({"command": "x", "env": {"T": "${secret:word}"}}, {}, "has no entry 'word'"),
         ({"command": "x", "shared": True, "env": {"T": "${secret:word}"}}, secret, "a shared server gets no secrets"),
-        ({"command": "x"}, {"word": {}}, "give one of file, env and command"),
+        ({"command": "x"}, {"word": {}}, "give exactly one of file, env and command"),
         ({"command": "x"}, {"word": {"env": "{subject}_TOKEN"}}, "other variables of the gateway"),
         ({"command": "x"}, {"word": {"env": "W", "issuer": "nobody"}}, "issuer is 'nobody'"),
     ):
@@ -40,7 +40,7 @@ def test_whose_secrets_are_is_said_at_start() -> None:
     for alone in ({"api_keys": keys}, {"auth": {"jwt": [jwt]}}, proxied):
         load(**alone, secrets=personal)
     for several in (both, {**proxied, "api_keys": keys}):
-        with pytest.raises(ValueError, match="say with issuer whose it is"):
+        with pytest.raises(ValueError, match="set issuer, or put"):
             load(**several, secrets=personal)
         load(**several, secrets={"word": {"file": "/run/{issuer}/{subject}"}})
         load(**several, secrets={"word": {"file": "/run/{subject}", "issuer": "api-key"}})
@@ -53,5 +53,5 @@ def test_whose_secrets_are_is_said_at_start() -> None:
 def test_issuers_whose_principals_could_be_confused_are_refused(issuers: list[str]) -> None:
     jwt = [{"issuer": name, "audience": "a", "jwks_url": "https://id.example/keys"} for name in issuers]
     proxies = {"networks": ["10.0.0.0/8"], "subject_header": "X-User"}
-    with pytest.raises(ValueError, match="cannot be told from"):
+    with pytest.raises(ValueError, match="could give two principals the same name"):
         Settings.model_validate({"gateway": {"auth": {"jwt": jwt, "proxies": proxies}}})

@@ -51,8 +51,8 @@ def test_toml_says_the_same_and_the_environment_wins(tmp_path: Path, monkeypatch
     ("document", "where", "what"),
     [
         ("{", "mcp.json", "not valid JSON"),
-        ("[]", "mcp.json", "must hold an object"),
-        ({"mcpServers": {"a": {}}}, "mcpServers.a", "give a command"),
+        ("[]", "mcp.json", "must contain an object"),
+        ({"mcpServers": {"a": {}}}, "mcpServers.a", "give one of command"),
         ({"mcpServers": {"a": {"in_process": "no module"}}}, "mcpServers.a.in_process", "module:attribute"),
         ({"mcpServers": {"a": {"command": "x", "in_process": "m:a"}}}, "mcpServers.a", "not several"),
         ({"mcpServers": {"a": {"url": "ftp://x.example/mcp"}}}, "mcpServers.a.url", "http:// or https://"),
@@ -111,7 +111,7 @@ def test_who_serves_everybody_in_reach_says_by_which_names(monkeypatch: pytest.M
     ["", "https://mcp.example", "mcp.example:80", "mcp.example/mcp", "mcp.*.example", "*example", "**", "a b", "."],
 )
 def test_a_name_that_would_match_nothing_is_refused(name: str) -> None:
-    with pytest.raises(ConfigurationError, match="is no host name"):
+    with pytest.raises(ConfigurationError, match="is not a host name"):
         load_settings(None, {"allowed_hosts": [name]})
 
 
@@ -134,7 +134,7 @@ def test_anonymous_beside_a_credential_is_refused_wherever_they_came_from(
             with pytest.raises(ConfigurationError) as caught:
                 load_settings(path, None if given else {"anonymous": True})
         assert all(place in str(caught.value) for place in places), caught.value
-    with pytest.raises(ValueError, match=f"anonymous serves everybody, and {name} says who may call"):
+    with pytest.raises(ValueError, match=f"anonymous serves every caller, but {name} requires a credential"):
         Settings.model_validate({"gateway": {"anonymous": True, **CREDENTIALS[name]}})
 
 
@@ -146,7 +146,7 @@ def test_a_proxy_that_names_nobody_is_no_credential() -> None:
 
 @requirement("pol.auth", "ops.config")
 def test_nobody_is_served_by_accident() -> None:
-    with pytest.raises(ConfigurationError, match="nobody has to say who they are"):
+    with pytest.raises(ConfigurationError, match="callers need no credential"):
         load_settings(None, {"host": "0.0.0.0", "advertise": "10.0.0.1:9000"})
     for more in ({"anonymous": True, "allowed_hosts": ["mcp.example"]}, {"api_keys": {"a": "0" * 64}}):
         assert load_settings(None, {"host": "0.0.0.0", **more})
@@ -160,9 +160,9 @@ def test_nobody_is_served_by_accident() -> None:
 @pytest.mark.parametrize(
     ("proxies", "words"),
     [
-        ({"trust_header": "X-Trust"}, "give subject_header"),
-        ({"subject_header": "X User"}, "no name of a header"),
-        ({"subject_header": "X-User", "trust_header": "x-user"}, "a header of its own"),
+        ({"trust_header": "X-Trust"}, "subject_header is missing"),
+        ({"subject_header": "X User"}, "not a header name"),
+        ({"subject_header": "X-User", "trust_header": "x-user"}, "name the same header"),
     ],
 )
 def test_headers_of_proxies_make_sense(proxies: dict[str, str], words: str) -> None:
