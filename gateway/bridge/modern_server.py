@@ -55,7 +55,7 @@ class ModernServerBridge:
     def _ask(self, exchange: "Exchange", result: Object) -> None:
         requests = {key: _question(raw) for key, raw in _object(result, "inputRequests").items()}
         if len(requests) > MAX_QUESTIONS_OF_CALL:
-            exchange.fail(INTERNAL_ERROR, f"The server asked for more than {MAX_QUESTIONS_OF_CALL} things at once.")
+            exchange.fail(INTERNAL_ERROR, f"The server asked for more than {MAX_QUESTIONS_OF_CALL} inputs at once.")
             return
         asks = bool(requests) and exchange.live is not None
         self._conversation.wait(exchange, ExchangeEvent.ASK if asks else ExchangeEvent.REQUEUE)

@@ -63,7 +63,7 @@ def _ask(live: "LiveSession", conversation: "Conversation", message: Message, *,
     if known is not None:
         question.answer(msgspec.Raw(known.encode()))
     elif not live.questions.suspend(exchange, question):
-        conversation.refuse(server_id, UNREAD, "Too many requests wait for this client already.")
+        conversation.refuse(server_id, UNREAD, "Too many requests already wait for this client.")
     elif not exchange.is_suspended and exchange.suspendable().gather():
         asyncio.get_running_loop().call_later(_GATHER_S, _gathered, exchange)
 
@@ -71,7 +71,7 @@ def _ask(live: "LiveSession", conversation: "Conversation", message: Message, *,
 def _wait_for_others(live: "LiveSession", conversation: "Conversation", message: Message) -> None:
     size = 0 if isinstance(message.params, msgspec.UnsetType) else len(memoryview(message.params))
     if not live.questions.hold_unclear(size):
-        conversation.refuse(encode(message.id), UNREAD, "Too many requests wait for other calls to end already.")
+        conversation.refuse(encode(message.id), UNREAD, "Too many requests already wait for other calls to end.")
         return
 
     def again() -> None:

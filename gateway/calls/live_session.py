@@ -34,7 +34,7 @@ __all__ = ["LiveSession", "LiveSessions"]
 logger = logging.getLogger(__name__)
 
 _UNKNOWN: Final = (
-    "The gateway that served this session is gone without an answer; whether the call took effect is unknown"
+    "The gateway that served this session ended without an answer; whether the call took effect is unknown"
 )
 
 _TAKEN_OVER: Final = "another gateway has taken the session over; whether the call took effect is unknown"

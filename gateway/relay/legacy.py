@@ -149,7 +149,7 @@ class LegacyClients:
         """Give a client's answer to the server that asked."""
         live = (await self._resolver.require(request, who)).live
         if not live.questions.answered(message_of(request)):
-            logger.info("a client answered a request that nobody waits for")
+            logger.info("a client answered a request that is not pending")
 
     async def stream(self, request: Request, who: RequestContext, last_event_id: str | None) -> EventSource:
         """The session's own stream, or what is left of one that broke."""

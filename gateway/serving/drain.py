@@ -85,4 +85,4 @@ def _end_streams(live: LiveSession) -> None:
     for exchange in tuple(live.exchanges):
         if exchange.is_subscription:
             exchange.finish(Message(jsonrpc="2.0", id=0, result=_COMPLETE))
-            exchange.cancel("the gateway stops")
+            exchange.cancel("the gateway is stopping")
