@@ -1,7 +1,5 @@
 """What one conversation has received of its server's lists of tools, prompts and resources."""
 
-import asyncio
-
 from gateway.protocol.listing import Names, Tools
 from gateway.protocol.methods import lists_of
 
@@ -13,13 +11,12 @@ Listed = Tools | Names
 class Lists:
     """By the method of the list. A server may list different things to each session."""
 
-    __slots__ = ("asked_at", "asking", "changed", "known")
+    __slots__ = ("asked_at", "changed", "known")
 
     def __init__(self) -> None:
         self.known: dict[str, Listed] = {}
         self.changed: set[str] = set()
         self.asked_at: dict[str, float] = {}
-        self.asking: dict[str, asyncio.Task[Listed]] = {}
 
     def forget(self, kind: str) -> None:
         """The server says that its lists of that kind (tools, prompts, resources) have changed."""

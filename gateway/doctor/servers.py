@@ -29,7 +29,7 @@ async def check_servers(settings: Settings) -> AsyncIterator[Finding]:
             check, entry = f"server {upstream.name}", upstream.settings
             facts = await upstream.facts()
             took_s = perf_counter() - began
-            if facts.failure or facts.discovery is None:
+            if not facts.has_answered:
                 what = facts.failure or "it supports no MCP version of this gateway"
                 if entry.url:
                     do = "check the headers, that the URL is its MCP endpoint, and that it can be reached from here"

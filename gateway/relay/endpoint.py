@@ -15,6 +15,7 @@ from gateway.relay.aggregation import Aggregation
 from gateway.relay.dispatch import Dispatch
 from gateway.relay.subscriptions import listen, relay_changes
 from gateway.relay.visible_servers import VisibleServers
+from gateway.upstreams.list_pages import is_repeatable
 from gateway.upstreams.upstream import ConfiguredUpstream
 from gateway.version import __version__
 from session_store import Context
@@ -38,9 +39,9 @@ class Endpoint:
         self._aggregation = aggregation
         self._admission = admission
 
-    def warm_servers(self, context: Context) -> list[ConfiguredUpstream]:
-        """Those of which processes are started ahead."""
-        return [u for u in self._servers.to(context).values() if u.settings.warm]
+    def prestartable(self, context: Context) -> list[ConfiguredUpstream]:
+        """The servers of which processes are prestarted for sessions of that context."""
+        return [u for u in self._servers.to(context).values() if u.prestarted]
 
     # -- what a client is told it can do
 
@@ -148,7 +149,7 @@ class Endpoint:
         upstream = self._servers.only
         if upstream is None:
             upstream, call = self._aggregation.owner_by_name(call)
-        return await upstream.is_repeatable(text_of(call.params, "name"), await upstream.conversation_for(call))
+        return await is_repeatable(text_of(call.params, "name"), await upstream.conversation_for(call))
 
     async def notify(self, live: LiveSession, method: str, params: bytes | None, correlation: str) -> None:
         """Pass a legacy client's notification to every server that the session has a conversation with."""

@@ -1,6 +1,6 @@
 """Builds the servers and the paths that serve them."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gateway.config.upstreams import UpstreamSettings
@@ -18,52 +18,48 @@ from gateway.relay.visible_servers import VisibleServers
 from gateway.serving.parts import Foundation, Servers, SessionParts
 from gateway.serving.paths import ALL
 from gateway.sessions.child_sessions import ChildSessions
-from gateway.upstreams.factory import in_process, upstream_of
-from gateway.upstreams.prestart import PrestartShelf
+from gateway.upstreams.factory import OBJECT, UpstreamFactory
+from gateway.upstreams.prestart import PrestartedProcesses
+from gateway.upstreams.session_resources import SessionResources
 from gateway.upstreams.upstream import ConfiguredUpstream
-from session_store import Context
 from transports.upstream.spawn import ForkServer
-from transports.upstream_port import Upstream
 
 __all__ = ["build_servers"]
-
-_GIVEN_OBJECT = UpstreamSettings(in_process="given:object")
-"""The entry of a server that was given as an object."""
 
 
 def build_servers(base: Foundation, sessions: SessionParts, given: Mapping[str, Any]) -> Servers:
     """The servers of the settings and those given as objects, and the paths that serve them."""
-    options, fork_server, shelf = base.settings.gateway, ForkServer(), PrestartShelf()
-    transports = _transports(base, sessions, given, fork_server)
-    policy = Policy(options.policy, {name: server_policy(entry) for name, entry, _ in transports})
+    options, fork_server, prestarted = base.settings.gateway, ForkServer(), PrestartedProcesses()
+    entries, objects = base.settings.mcpServers, _objects(base, sessions, given)
+    settings = entries | dict.fromkeys(objects, OBJECT)
+    policy = Policy(options.policy, {name: server_policy(entry) for name, entry in settings.items()})
     link_resources = LinkResourceProvider(base.backend.sessions, base.backend.state, base.limits, base.metrics.limited)
     assertions = Assertions(base.ring, issuer=options.issuer, clock=base.clock)
     credentials = PrincipalSecrets(options.secrets, options.issuers)
-    upstreams = [
-        ConfiguredUpstream(
-            name,
+
+    def resources(name: str, entry: UpstreamSettings) -> SessionResources:
+        return SessionResources(
             entry,
-            transport,
-            options.limits,
             grants=link_resources,
-            record_use=sessions.records.record_use,
-            remote_session_changed=sessions.records.remote_session_changed,
             assertions=assertions,
             credentials=credentials,
             quotas=base.quotas,
-            started_ahead=shelf.part,
-            sandbox=options.policy.sandbox,
-            permits=_permits(policy, name),
+            take_prestarted=lambda session: prestarted.take(session, name),
+            sandbox=entry.sandbox or options.policy.sandbox,
         )
-        for name, entry, transport in transports
-    ]
-    for forget in (lambda live: shelf.forget(live.session.id), *(upstream.forget for upstream in upstreams)):
+
+    factory = UpstreamFactory(
+        options.limits, fork_server, resources=resources, records=sessions.records, permits=policy.permitted_uris
+    )
+    upstreams = [factory.of_entry(name, entry) for name, entry in entries.items()]
+    upstreams += [factory.of_object(name, server) for name, server in objects.items()]
+    for forget in (lambda live: prestarted.forget(live.session.id), *(upstream.forget for upstream in upstreams)):
         sessions.closed.add(forget)
     tool_calls = ToolCalls(policy, base.audit, Schemas(), options.policy)
     return Servers(
         upstreams=upstreams,
         fork_server=fork_server,
-        prestarted=shelf,
+        prestarted=prestarted,
         link_resources=link_resources,
         assertions=assertions,
         policy=policy,
@@ -72,25 +68,13 @@ def build_servers(base: Foundation, sessions: SessionParts, given: Mapping[str, 
     )
 
 
-def _transports(
-    base: Foundation, sessions: SessionParts, given: Mapping[str, Any], fork_server: ForkServer
-) -> list[tuple[str, UpstreamSettings, Upstream]]:
-    """Name, settings and transport of each server. Raises `ConfigurationError`: one cannot be served."""
-    options = base.settings.gateway
-    if options.tools:
-        from gateway.sessions.tools import NAME, gateway_tools  # loads the SDK, which others need not wait for
+def _objects(base: Foundation, sessions: SessionParts, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The server objects by name: those that were given, and the gateway's own tools."""
+    if not base.settings.gateway.tools:
+        return dict(given)
+    from gateway.sessions.tools import NAME, gateway_tools  # loads the SDK, which others need not wait for
 
-        given = {**given, NAME: gateway_tools(sessions.lifecycle, base.backend.sessions)}
-    configured = [
-        (name, entry, upstream_of(name, entry, options.limits, fork_server))
-        for name, entry in base.settings.mcpServers.items()
-    ]
-    objects = [(name, _GIVEN_OBJECT, in_process(f"servers[{name!r}]", name, server)) for name, server in given.items()]
-    return [*configured, *objects]
-
-
-def _permits(policy: Policy, server: str) -> Callable[[Context, frozenset[str]], frozenset[str]]:
-    return lambda context, uris: policy.permitted_uris(context, server, uris)
+    return {**given, NAME: gateway_tools(sessions.lifecycle, base.backend.sessions)}
 
 
 def _endpoints(

@@ -54,11 +54,11 @@ def build_resolution(base: Foundation, sessions: SessionParts, servers: Servers)
     """Which session a request belongs to: one that it carries, or a new one, for which processes may be started."""
     settings, store = base.settings.gateway.session, base.backend.sessions
 
-    def servers_ahead(path: str, context: Context) -> Sequence[ConfiguredUpstream]:
+    def prestartable(path: str, context: Context) -> Sequence[ConfiguredUpstream]:
         # An app of the operator's own, behind the middleware, has sessions and no servers.
-        return servers.endpoints[path].warm_servers(context) if path in servers.endpoints else []
+        return servers.endpoints[path].prestartable(context) if path in servers.endpoints else []
 
-    prestart = PrestartPool(servers.prestarted, servers_ahead)
+    prestart = PrestartPool(servers.prestarted, prestartable)
     opener = SessionOpener(
         lifecycle=sessions.lifecycle,
         attacher=sessions.attacher,

@@ -65,7 +65,7 @@ class Lifecycle:
             await stack.enter_async_context(servers.fork_server)
             if http.membership is not None:
                 await stack.enter_async_context(http.membership.joined())
-            probes = [upstream.probe() for upstream in servers.upstreams]
+            probes = [upstream.start_probe() for upstream in servers.upstreams]
             upkeep = self._start_upkeep()
             try:
                 if probes:  # a client's first discovery finds the answers

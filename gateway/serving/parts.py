@@ -32,7 +32,7 @@ from gateway.sessions.reattach import InitializeResolver
 from gateway.sessions.record_limits import RecordLimits
 from gateway.sessions.records import SessionRecords
 from gateway.sessions.resolve import SessionResolver
-from gateway.upstreams.prestart import PrestartPool, PrestartShelf
+from gateway.upstreams.prestart import PrestartedProcesses, PrestartPool
 from gateway.upstreams.upstream import ConfiguredUpstream
 from session_store import Backend, KeyRing
 from transports.inbound.http import Guard
@@ -96,7 +96,7 @@ class Servers:
 
     upstreams: list[ConfiguredUpstream]
     fork_server: ForkServer
-    prestarted: PrestartShelf
+    prestarted: PrestartedProcesses
     link_resources: LinkResourceProvider
     assertions: Assertions
     policy: Policy

@@ -1,50 +1,133 @@
-"""Which transport a configured server needs."""
+"""Makes the upstreams of the configuration: the transport that each entry needs, and the parts around it."""
 
 import importlib
 import sys
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
+from gateway.calls.deadlines import Deadlines
+from gateway.calls.live_session import LiveSession
 from gateway.config.limits import LimitSettings
 from gateway.config.settings import ConfigurationError
 from gateway.config.upstreams import UpstreamSettings
 from gateway.context.secrets import is_template
+from gateway.upstreams.facts import KnownFacts
+from gateway.upstreams.link_source import UpstreamLinks
+from gateway.upstreams.probe import Probe
+from gateway.upstreams.session_resources import SessionResources
+from gateway.upstreams.shared import SharedConversations
+from gateway.upstreams.upstream import ConfiguredUpstream
+from session_store import Context
 from transports.upstream.spawn import ForkServer
 from transports.upstream.stdio import StdioUpstream
 from transports.upstream.streamable_http import HttpUpstream
 from transports.upstream_port import Upstream
 
-__all__ = ["in_process", "load_object", "upstream_of"]
+__all__ = ["OBJECT", "SessionRecorder", "UpstreamFactory", "load_object"]
+
+OBJECT = UpstreamSettings(in_process="given:object")
+"""The settings of a server object that the embedding program hands in."""
 
 
-def upstream_of(name: str, entry: UpstreamSettings, limits: LimitSettings, fork_server: ForkServer) -> Upstream:
-    """The server of one entry of the configuration.
+class SessionRecorder(Protocol):
+    """Writes to the records of sessions what later links need."""
 
-    Raises:
-        ConfigurationError: it cannot be served.
+    async def record_use(self, live: LiveSession, upstream: str) -> bool:
+        """Record that the session uses that upstream. True if the session did so already, in an earlier process."""
+        ...
+
+    async def remote_session_changed(self, live: LiveSession, old: str, new: str) -> None:
+        """Record what a later link can resume with, in place of `old`."""
+        ...
+
+
+class UpstreamFactory:
+    """Makes upstreams.
+
+    `resources` makes the resources of links to one server. `permits` returns those URIs of a server's resources that a
+    context may subscribe to.
     """
-    if entry.in_process:
-        return in_process(f"mcpServers.{name}.in_process", name, load_object(name, entry.in_process))
-    if entry.url:
-        headers = plain(entry.headers)
-        return HttpUpstream(name=name, url=entry.url, headers=headers, max_event_bytes=limits.line_bytes)
-    return StdioUpstream(
-        name=name,
-        argv=(*entry.resources.argv, *entry.argv),
-        env=plain(entry.env),
-        cwd=entry.cwd,
-        fork_server=fork_server,
-        max_line_bytes=limits.line_bytes,
-        grace_s=limits.shutdown_grace_s,
-    )
+
+    def __init__(
+        self,
+        limits: LimitSettings,
+        fork_server: ForkServer,
+        *,
+        resources: Callable[[str, UpstreamSettings], SessionResources],
+        records: SessionRecorder,
+        permits: Callable[[Context, str, frozenset[str]], frozenset[str]],
+    ) -> None:
+        self._limits = limits
+        self._fork_server = fork_server
+        self._resources = resources
+        self._records = records
+        self._permits = permits
+
+    def of_entry(self, name: str, settings: UpstreamSettings) -> ConfiguredUpstream:
+        """The upstream of an entry of the configuration.
+
+        Raises:
+            ConfigurationError: the server cannot be served.
+        """
+        known = KnownFacts()
+        return self._made(name, settings, self._transport(name, settings), known)
+
+    def of_object(self, name: str, server: Any) -> ConfiguredUpstream:
+        """The upstream of a server object in this process. Raises `ConfigurationError`: it is no server object."""
+        return self._made(name, OBJECT, _in_process(f"servers[{name!r}]", name, server), KnownFacts())
+
+    def _made(self, name: str, settings: UpstreamSettings, upstream: Upstream, known: KnownFacts) -> ConfiguredUpstream:
+        limits = self._limits
+        deadlines = Deadlines(
+            start_s=limits.start_timeout_s,
+            call_s=limits.call_timeout_s,
+            suspended_s=limits.parked_s,
+            idle_stop_s=settings.idle_stop_s,
+        )
+        links = UpstreamLinks(
+            name,
+            upstream,
+            self._resources(name, settings),
+            is_url=bool(settings.url),
+            record_use=self._records.record_use,
+            remote_session_changed=self._records.remote_session_changed,
+            permits=lambda context, uris: self._permits(context, name, uris),
+            known=known,
+        )
+        shared = SharedConversations(links, deadlines)
+        probe = Probe(name, known, shared, start_s=limits.start_timeout_s)
+        return ConfiguredUpstream(
+            settings, upstream, links, known=known, shared=shared, probe=probe, deadlines=deadlines
+        )
+
+    def _transport(self, name: str, settings: UpstreamSettings) -> Upstream:
+        limits = self._limits
+        if settings.in_process:
+            return _in_process(f"mcpServers.{name}.in_process", name, load_object(name, settings.in_process))
+        if settings.url:
+            return HttpUpstream(
+                name=name,
+                url=settings.url,
+                headers=_same_for_all(settings.headers),
+                max_event_bytes=limits.line_bytes,
+            )
+        return StdioUpstream(
+            name=name,
+            argv=(*settings.resources.argv, *settings.argv),
+            env=_same_for_all(settings.env),
+            cwd=settings.cwd,
+            fork_server=self._fork_server,
+            max_line_bytes=limits.line_bytes,
+            grace_s=limits.shutdown_grace_s,
+        )
 
 
-def plain(values: Mapping[str, str]) -> dict[str, str]:
-    """Those that are the same for everybody."""
+def _same_for_all(values: Mapping[str, str]) -> dict[str, str]:
+    """The values that hold no secret of a principal."""
     return {name: value for name, value in values.items() if not is_template(value)}
 
 
-def in_process(where: str, name: str, server: Any) -> Upstream:
+def _in_process(where: str, name: str, server: Any) -> Upstream:
     """The upstream of an object in this process: a server object of the SDK, or an upstream of another kind, as it is.
 
     An `Upstream` that another package brings is how an upstream kind is added from outside: it stands in the setting

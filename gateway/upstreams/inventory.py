@@ -1,7 +1,7 @@
-"""What a server lists, learnt when it is needed, over the conversation that it is needed for.
+"""What a server lists, asked for when it is needed, over the conversation that needs it.
 
-A server may tell sessions different things, and other things later: what one conversation has heard counts for that
-conversation, until the server says that its lists have changed. Knows nothing of who may see what.
+A server may list different things to different sessions, and other things later. So what one conversation has received
+counts for that conversation, until the server says that its lists have changed. Does not know who may see what.
 """
 
 import asyncio
@@ -10,47 +10,47 @@ from collections.abc import Callable, Iterable
 from time import monotonic
 from typing import Any, Final
 
-import msgspec
 from cachetools import LRUCache
 
 from gateway.calls.conversation import Conversation
 from gateway.calls.lists import Listed, Lists
-from gateway.protocol.listing import MOST_BYTES, MOST_TOOLS, Names, Tools, items_of
+from gateway.protocol.listing import Names, Tools, items_of
 from gateway.protocol.methods import METHODS
-from transports.era import Era
+from gateway.upstreams.list_pages import list_items
 from transports.jsonrpc import encode
+from transports.tasks import Tasks, TasksClosed
 from transports.upstream_port import UpstreamUnavailable
 
 __all__ = ["Inventory"]
 
 AGAIN_S: Final = 5.0
-"""How long an answer stands when something is asked for that is not in it: servers need not say that lists changed."""
-_PAGES: Final = 100
+"""How long a list is good if a name is not in it: servers need not say that their lists have changed."""
 _HELD_BYTES: Final = 16 << 20
 
 
 class Inventory:
-    """Of one server. `first` is what the probe has found: good until a conversation hears something else."""
+    """What one server lists. `probed` gives the tools that the probe has listed: they count for a conversation until it
+    has received a list itself."""
 
-    def __init__(self, name: str, timeout_s: float, meta: dict[str, Any]) -> None:
+    def __init__(self, name: str, timeout_s: float, *, probed: Callable[[], Tools | None]) -> None:
         self._name = name
         self._timeout_s = timeout_s
-        self._meta = meta
-        # Sessions that hear the same hold the same.
+        self._probed = probed
+        # Conversations that receive the same list share one object.
         self._same: LRUCache[bytes, Listed] = LRUCache(_HELD_BYTES, getsizeof=lambda found: 1_024 + found.size)
-        self.first: Callable[[], Tools | None] = lambda: None
+        self._tasks = Tasks(f"inventory of {name}")
 
     def known(self, method: str, conversation: Conversation | None) -> Listed | None:
-        """What is listed, as far as it is known now."""
+        """The list, if it is known now."""
         lists = None if conversation is None else conversation.known_lists
         if lists is not None and method in lists.known:
             return lists.known[method]
         if method != "tools/list" or (lists is not None and method in lists.changed):
             return None
-        return self.first()
+        return self._probed()
 
     async def listed(self, method: str, conversation: Conversation, name: str = "") -> Listed:
-        """What is listed; asked for anew when that name is not there.
+        """The list. It is asked for anew if that name is not in it; concurrent callers share one request.
 
         Raises:
             UpstreamUnavailable, HandshakeRefused, LinkClosed: the server cannot be asked.
@@ -60,29 +60,26 @@ class Inventory:
         is_old = monotonic() - lists.asked_at.get(method, float("-inf")) >= AGAIN_S
         if found is not None and (name in found or not name or not is_old):
             return found
-        asking = lists.asking.get(method)
-        if asking is None:
-            asking = lists.asking[method] = asyncio.create_task(self._ask(method, conversation, lists))
-            asking.add_done_callback(_heard)
-        return await asyncio.shield(asking)
+        try:
+            return await self._tasks.share((lists, method), lambda: self._ask(method, conversation, lists))
+        except TasksClosed:
+            raise UpstreamUnavailable(f"server {self._name!r} is not asked any more: the gateway stops") from None
 
     async def _ask(self, method: str, conversation: Conversation, lists: Lists) -> Listed:
         try:
             async with asyncio.timeout(self._timeout_s):
                 await conversation.ready()
                 lists.changed.discard(method)
-                found = self._kept(method, await self.items(method, conversation))
+                found = self._kept(method, await list_items(method, conversation))
         except TimeoutError:
             raise UpstreamUnavailable(f"server {self._name!r} does not answer {method}") from None
-        finally:
-            lists.asking.pop(method, None)
         lists.asked_at[method] = monotonic()
         if method not in lists.changed:
             lists.known[method] = found
         return found
 
     def seen(self, method: str, conversation: Conversation | None, page: Any) -> None:
-        """A page that a client has asked for: what is new in it is known from now on."""
+        """Add what is new in a page that a client has asked for."""
         if conversation is None:
             return
         row = METHODS[method]
@@ -94,36 +91,15 @@ class Inventory:
         else:
             names = {item[row.item_key] for item in items}
             if known is None or names <= known:
-                return  # what has never been asked for is asked for whole
+                return  # a list of which nothing is known is asked for as a whole
             items = [{row.item_key: name} for name in (*known, *names)]
         conversation.lists.known[method] = self._kept(method, items)
-
-    async def items(self, method: str, conversation: Conversation) -> list[dict[str, Any]]:
-        """All that is listed, page by page. Raises `LinkClosed`."""
-        params: dict[str, Any] = {"_meta": self._meta} if conversation.era is Era.MODERN else {}
-        row = METHODS[method]
-        items: list[dict[str, Any]] = []
-        size = 0
-        for _ in range(_PAGES):
-            answer = await conversation.ask(method, encode(params))
-            if not isinstance(answer.result, msgspec.Raw):
-                break
-            size += len(bytes(answer.result))
-            page = msgspec.json.decode(answer.result)
-            items += items_of(page, row.listed, row.item_key)
-            if not isinstance(page, dict) or not page.get("nextCursor"):
-                break
-            if len(items) > MOST_TOOLS or size > 2 * MOST_BYTES:  # what comes after is not kept
-                break
-            params["cursor"] = page["nextCursor"]
-        return items
 
     def _kept(self, method: str, items: Iterable[dict[str, Any]]) -> Listed:
         found: Listed = Tools(items) if method == "tools/list" else Names.of(items, METHODS[method].item_key)
         parts = encode([found.listed if isinstance(found, Tools) else sorted(found), method])
         return self._same.setdefault(hashlib.sha256(parts).digest(), found)
 
-
-def _heard(task: asyncio.Task[Listed]) -> None:
-    if not task.cancelled():
-        task.exception()  # whoever waited may have left
+    async def close(self) -> None:
+        """Cancel what runs."""
+        await self._tasks.close()

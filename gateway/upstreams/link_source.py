@@ -1,8 +1,8 @@
 """The sources of links to one server: a session's own, the one that sessions share, and a trial (`LinkSource`)."""
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Final, Protocol
+from collections.abc import Awaitable, Callable
+from typing import Final
 
 import msgspec
 from msgspec.structs import replace
@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from gateway.calls.live_session import LiveSession
 from gateway.context.link_resources import LinkResources
 from gateway.protocol.capabilities import Caller
-from gateway.protocol.listing import Tools
+from gateway.upstreams.facts import KnownFacts
 from gateway.upstreams.session_resources import SessionResources
 from session_store import Context
 from transports.era import Era
@@ -34,21 +34,11 @@ _SHARED_HANDSHAKE: Final = encode(
 _INITIALIZED: Final = encode_notification("notifications/initialized", None)
 
 
-class Probed(Protocol):
-    """What the probe has found: the answer to `initialize`, if the server gave one, and its tools."""
-
-    @property
-    def initialize(self) -> bytes | None: ...
-
-    @property
-    def tools(self) -> Tools: ...
-
-
 class UpstreamLinks:
     """What all links to one server have in common. `restarts` counts their replacements, by reason.
 
     `record_use` and `remote_session_changed` write to the record of a session. `permits` returns those URIs of
-    resources that a context may subscribe to. `probed` returns what the last probe found, if there was one.
+    resources that a context may subscribe to. `known` has what the last probe found.
     """
 
     def __init__(
@@ -61,7 +51,7 @@ class UpstreamLinks:
         record_use: Callable[[LiveSession, str], Awaitable[bool]],
         remote_session_changed: Callable[[LiveSession, str, str], Awaitable[None]],
         permits: Permits,
-        probed: Callable[[], Probed | None],
+        known: KnownFacts,
     ) -> None:
         self.name = name
         self.restarts: Counter[str] = Counter()
@@ -71,21 +61,12 @@ class UpstreamLinks:
         self._upstream = upstream
         self._is_url = is_url
         self._record_use = record_use
-        self._probed = probed
+        self.known_handshake = known.handshake
+        self._known = known
 
     async def connect(self, options: ConnectOptions, events: LinkEvents) -> Link:
         """A new link. Raises `UpstreamUnavailable`."""
-        return await self._upstream.connect(replace(options, schemas=self._schemas), events)
-
-    def known_handshake(self) -> bytes | None:
-        """The `initialize` result of the last probe."""
-        probed = self._probed()
-        return None if probed is None else probed.initialize
-
-    def _schemas(self) -> Mapping[str, Any]:
-        """Input schemas of the tools that mirror arguments in headers, as far as they are known."""
-        probed = self._probed()
-        return {} if probed is None else probed.tools.mirrored
+        return await self._upstream.connect(replace(options, schemas=self._known.mirrored_schemas), events)
 
     async def record_use(self, live: LiveSession, era: Era) -> bool:
         """Record a session's use of the server. What a server behind a URL has in memory outlives the gateway."""

@@ -1,203 +1,230 @@
-"""Processes started before anybody asks for them, with the id of the session they will serve (`warm` of a server).
+"""Processes that are started before a session needs them (setting `warm` of a server).
 
-A kit is what one session to come will need: an id, and a process of each warm server with that session's environment.
-It is used only by a session that is what the kit was made for: same endpoint, principal, context and client, and the
-same secrets. Environments are learned: when a session opens, kits are made for the next one like it.
+A prestarted set is what one future session will need: a session id, and a process of each such server with the
+environment of that session. It serves only a session that it was made for: same endpoint, principal, context and
+client, and the same secrets. Environments are learned: when a session opens, sets are made for the next one like it.
 """
 
 import asyncio
 import contextlib
 import logging
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from time import monotonic
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 from msgspec.structs import replace
 
-from gateway.upstreams.session_resources import Prepared
-from gateway.upstreams.upstream import ConfiguredUpstream
+from gateway.upstreams.session_resources import PrestartedProcess
 from session_store import Context, Principal, Session
 from session_store.session import new_session_id, redact
+from transports.tasks import Tasks
 from transports.upstream_port import UpstreamUnavailable
 
-__all__ = ["PrestartPool", "PrestartShelf"]
+__all__ = ["PrestartPool", "PrestartableServer", "PrestartedProcesses"]
 
 logger = logging.getLogger(__name__)
 
 MAX_ENVIRONMENTS: Final = 32
 AT_ONCE: Final = 2
-"""Kits that are made at the same time: sessions that open meanwhile need the machine more."""
+"""Sets that are made at the same time: sessions that open meanwhile need the machine more."""
 
 UNUSED_S: Final = 600.0
 
 
+class PrestartableServer(Protocol):
+    """A server of which processes can be prestarted."""
+
+    @property
+    def name(self) -> str:
+        """The name in the configuration."""
+        ...
+
+    @property
+    def prestarted(self) -> int:
+        """How many processes are kept ready for sessions of one environment."""
+        ...
+
+    async def prestart(self, session: Session) -> PrestartedProcess:
+        """Start a process for a session that is not open yet. Raises `UpstreamUnavailable`."""
+        ...
+
+
+class _PrestartedSet:
+    """A session to come, and its processes by server."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.processes: dict[str, PrestartedProcess] = {}
+
+    @property
+    def is_good(self) -> bool:
+        return all(process.is_good for process in self.processes.values())
+
+    async def close(self) -> None:
+        await asyncio.gather(*(process.close() for process in self.processes.values()), return_exceptions=True)
+
+
+class PrestartedProcesses:
+    """The prestarted processes that sessions were given and have not used yet."""
+
+    def __init__(self) -> None:
+        self._given: dict[str, _PrestartedSet] = {}
+        self._tasks = Tasks("prestarted processes")
+
+    def give(self, prestarted: _PrestartedSet) -> None:
+        """Give a set to its session."""
+        self._given[prestarted.session.id] = prestarted
+
+    def take(self, session: Session, server: str) -> PrestartedProcess | None:
+        """The process of that server that was started for the session. Once: the caller closes it."""
+        prestarted = self._given.get(session.id)
+        if prestarted is None:
+            return None
+        process = prestarted.processes.pop(server, None)
+        if not prestarted.processes:
+            del self._given[session.id]
+        return process
+
+    def forget(self, session_id: str) -> None:
+        """Close the processes that a session has not used: it has ended."""
+        prestarted = self._given.pop(session_id, None)
+        if prestarted is not None:
+            self.close_soon(prestarted)
+
+    def close_soon(self, prestarted: _PrestartedSet) -> None:
+        """Close a set in the background."""
+        self._tasks.spawn(prestarted.close())
+
+    async def close(self) -> None:
+        """Close what no session has used, and wait for everything that is being closed."""
+        for session_id in list(self._given):
+            self.forget(session_id)
+        await self._tasks.settled()
+
+
 class _Environment(NamedTuple):
-    """All that a process is told of its session, but for the session's id."""
+    """All that a process learns of its session, but for the session's id."""
 
     endpoint: str
     principal: Principal
     context: Context
     agent: str
 
+    @classmethod
+    def of(cls, session: Session) -> "_Environment":
+        return cls(session.endpoint, session.principal, session.context, session.client.name)
+
 
 class _Pool:
+    """Sets for sessions of one environment: like the session `like`."""
+
     def __init__(self, like: Session) -> None:
         self.like = like
-        self.kits: list[_Kit] = []
+        self.ready: list[_PrestartedSet] = []
         self.used_at = monotonic()
-        self.filling: asyncio.Task[None] | None = None
 
-
-class _Kit:
-    def __init__(self, session: Session) -> None:
-        self.session = session
-        self.parts: dict[str, Prepared] = {}
-
-    @property
-    def is_good(self) -> bool:
-        return all(part.is_good for part in self.parts.values())
-
-    async def close(self) -> None:
-        await asyncio.gather(*(part.close() for part in self.parts.values()), return_exceptions=True)
-
-
-class PrestartShelf:
-    """The kits of sessions that are open: each process is taken once, by the server it was started for."""
-
-    def __init__(self) -> None:
-        self._kits: dict[str, _Kit] = {}
-        self._closing: set[asyncio.Task[None]] = set()
-
-    def put(self, kit: _Kit) -> None:
-        """Keep the kit for its session."""
-        self._kits[kit.session.id] = kit
-
-    def part(self, session: Session, server: str) -> Prepared | None:
-        """The process of that server that was started for the session, once."""
-        kit = self._kits.get(session.id)
-        part = None if kit is None else kit.parts.pop(server, None)
-        if kit is not None and not kit.parts:
-            del self._kits[session.id]
-        return part
-
-    def forget(self, session_id: str) -> None:
-        """That session is over: what it has not used of its kit ends."""
-        kit = self._kits.pop(session_id, None)
-        if kit is not None:
-            self.close_soon(kit)
-
-    def close_soon(self, kit: _Kit) -> None:
-        """End the processes of a kit in the background."""
-        self.finish(asyncio.create_task(kit.close()))
-
-    def finish(self, task: asyncio.Task[None]) -> None:
-        """Wait for that task in `close`."""
-        self._closing.add(task)
-        task.add_done_callback(self._closing.discard)
-
-    async def close(self) -> None:
-        """End everything."""
-        for session_id in list(self._kits):
-            self.forget(session_id)
-        while self._closing:  # what is being made when it is cancelled has something to end as well
-            await asyncio.gather(*self._closing, return_exceptions=True)
+    def use(self) -> None:
+        """Record that a session of the environment was opened."""
+        self.used_at = monotonic()
 
 
 class PrestartPool:
-    """Pools of kits, one for each environment. `servers_of` gives the servers of a path that are started ahead."""
+    """Prestarted sets, in a pool for each environment.
+
+    `servers_of` returns the servers with prestarted processes at an endpoint, for sessions of a context.
+    """
 
     def __init__(
-        self, shelf: PrestartShelf, servers_of: Callable[[str, Context], Sequence[ConfiguredUpstream]]
+        self,
+        given: PrestartedProcesses,
+        servers_of: Callable[[str, Context], Sequence[PrestartableServer]],
     ) -> None:
-        self._shelf = shelf
+        self._given = given
         self._servers_of = servers_of
-        self._pools: OrderedDict[_Environment, _Pool] = OrderedDict()
-        self._open: set[str] = set()
+        self._pools: dict[_Environment, _Pool] = {}
+        self._opened: set[str] = set()
         self._at_once = asyncio.Semaphore(AT_ONCE)
+        self._tasks = Tasks("prestart pool")
 
     @contextlib.contextmanager
     def beginning(self, session: Session) -> Iterator[Session]:
-        """A session that is about to be opened: with the id of a kit, if there is one for it. Unless it is `opened`
-        inside the block, the kit is of no use.
+        """Around the opening of a session: gives the session, with the id of a prestarted set if there is one for it.
+        If the session is not `opened` inside the block, the set is closed.
         """
         begun = self._begin(session)
         try:
             yield begun
         finally:
-            if begun.id not in self._open:
-                self._shelf.forget(begun.id)
-            self._open.discard(begun.id)
+            if begun.id not in self._opened:
+                self._given.forget(begun.id)
+            self._opened.discard(begun.id)
 
     def _begin(self, session: Session) -> Session:
         if not self._servers_of(session.endpoint, session.context):
             return session
-        environment = _Environment(session.endpoint, session.principal, session.context, session.client.name)
+        environment = _Environment.of(session)
         pool = self._pools.get(environment)
         if pool is None:
+            if len(self._pools) == MAX_ENVIRONMENTS:
+                self._drop(self._pools.pop(min(self._pools, key=lambda each: self._pools[each].used_at)))
             pool = self._pools[environment] = _Pool(session)
-            if len(self._pools) > MAX_ENVIRONMENTS:
-                self._drop(self._pools.popitem(last=False)[1])
-        self._pools.move_to_end(environment)
-        pool.used_at = monotonic()
-        while pool.kits:
-            kit = pool.kits.pop(0)
-            if kit.is_good:
-                self._shelf.put(kit)
-                return replace(session, id=kit.session.id)
-            self._shelf.close_soon(kit)
+        pool.use()
+        while pool.ready:
+            prestarted = pool.ready.pop(0)
+            if prestarted.is_good:
+                self._given.give(prestarted)
+                return replace(session, id=prestarted.session.id)
+            self._given.close_soon(prestarted)
         return session
 
     def opened(self, session: Session) -> None:
-        """It is open: make kits for the next one like it."""
-        self._open.add(session.id)
-        environment = _Environment(session.endpoint, session.principal, session.context, session.client.name)
-        pool = self._pools.get(environment)
-        if pool is not None and pool.filling is None:
-            pool.filling = asyncio.create_task(self._fill(pool))
+        """Record that a session is open, and make sets for the next one like it."""
+        self._opened.add(session.id)
+        pool = self._pools.get(_Environment.of(session))
+        if pool is not None:
+            self._tasks.start(pool, lambda: self._fill(pool))
 
     def sweep(self) -> None:
-        """End kits that nobody has wanted for long."""
+        """Close the pools that no session has used for `UNUSED_S` seconds."""
         for environment, pool in list(self._pools.items()):
             if monotonic() - pool.used_at > UNUSED_S:
                 del self._pools[environment]
                 self._drop(pool)
 
     async def close(self) -> None:
-        """End everything."""
-        for pool in self._pools.values():
+        """Close everything."""
+        for pool in list(self._pools.values()):
             self._drop(pool)
         self._pools.clear()
-        await self._shelf.close()
+        await self._tasks.settled()  # first: a set that is being made is closed by the task that makes it
+        await self._given.close()
 
-    # -- making and ending kits
+    # -- making and closing sets
 
     async def _fill(self, pool: _Pool) -> None:
         try:
             servers = self._servers_of(pool.like.endpoint, pool.like.context)
-            while servers and len(pool.kits) < max(server.settings.warm for server in servers):
+            while servers and len(pool.ready) < max(server.prestarted for server in servers):
                 async with self._at_once:
                     await self._make(pool, servers)
         except UpstreamUnavailable as error:
             logger.info("no process could be prestarted: %s", error)
-        finally:
-            pool.filling = None
 
-    async def _make(self, pool: _Pool, servers: Sequence[ConfiguredUpstream]) -> None:
-        kit = _Kit(replace(pool.like, id=new_session_id()))
+    async def _make(self, pool: _Pool, servers: Sequence[PrestartableServer]) -> None:
+        prestarted = _PrestartedSet(replace(pool.like, id=new_session_id()))
         try:
             for server in servers:
-                kit.parts[server.name] = await server.prepare(kit.session)
+                prestarted.processes[server.name] = await server.prestart(prestarted.session)
         except BaseException:
-            self._shelf.close_soon(kit)
+            self._given.close_soon(prestarted)
             raise
-        pool.kits.append(kit)
-        logger.debug("processes were prestarted", extra={"session": redact(kit.session.id)})
+        pool.ready.append(prestarted)
+        logger.debug("processes were prestarted", extra={"session": redact(prestarted.session.id)})
 
     def _drop(self, pool: _Pool) -> None:
-        if pool.filling is not None:
-            pool.filling.cancel()
-            self._shelf.finish(pool.filling)
-        for kit in pool.kits:
-            self._shelf.close_soon(kit)
-        pool.kits.clear()
+        filling = self._tasks.running(pool)
+        if filling is not None:
+            filling.cancel()
+        for prestarted in pool.ready:
+            self._given.close_soon(prestarted)
+        pool.ready.clear()

@@ -15,6 +15,7 @@ from gateway.config.settings import ConfigurationError, Settings
 from gateway.policy.tool_calls import ToolCalls
 from gateway.protocol.handshake import HandshakeRefused
 from gateway.protocol.methods import lists_of
+from gateway.upstreams.list_pages import list_items
 from gateway.upstreams.upstream import ConfiguredUpstream
 from transports.era import Era
 from transports.upstream_port import LinkClosed, UpstreamUnavailable
@@ -77,7 +78,7 @@ async def review(
     for upstream in upstreams:
         server, settings = upstream.name, upstream.settings
         facts = await upstream.facts()
-        if facts.failure or facts.discovery is None:
+        if not facts.has_answered:
             found.unasked.append(server)
             continue
         tools = facts.tools.listed
@@ -151,7 +152,7 @@ async def _names(upstream: ConfiguredUpstream, kind: str) -> list[str] | None:
         async with asyncio.timeout(_WAIT_S):
             await conversation.ready()
             for row in lists_of(kind):
-                names += [item[row.item_key] for item in await upstream.inventory.items(row.name, conversation)]
+                names += [item[row.item_key] for item in await list_items(row.name, conversation)]
     except (UpstreamUnavailable, HandshakeRefused, LinkClosed, TimeoutError):
         return None
     return names

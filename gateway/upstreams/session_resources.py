@@ -15,11 +15,11 @@ from gateway.policy.quotas import PrincipalQuotas
 from session_store import Session
 from transports.upstream_port import ConnectOptions, PrestartedLink, PrestartingUpstream
 
-__all__ = ["Prepared", "SessionResources"]
+__all__ = ["PrestartedProcess", "SessionResources"]
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PrestartedProcess:
     """A prestarted process, the resources it was given, and the environment that it was started with."""
 
     grant: LinkResources
@@ -40,7 +40,7 @@ class Prepared:
 class SessionResources:
     """Makes the resources of links to one server.
 
-    `started_ahead` returns the process that was prestarted for a session, if there is one. `sandbox` is the command
+    `take_prestarted` returns the process that was prestarted for a session, if there is one. `sandbox` is the command
     that starts the children of sessions whose trust is not `direct`.
     """
 
@@ -52,7 +52,7 @@ class SessionResources:
         assertions: Assertions,
         credentials: PrincipalSecrets,
         quotas: PrincipalQuotas,
-        started_ahead: Callable[[Session], Prepared | None],
+        take_prestarted: Callable[[Session], PrestartedProcess | None],
         sandbox: tuple[str, ...],
     ) -> None:
         self._settings = settings
@@ -60,7 +60,7 @@ class SessionResources:
         self._assertions = assertions
         self._credentials = credentials
         self._quotas = quotas
-        self._started_ahead = started_ahead
+        self._take_prestarted = take_prestarted
         self._sandbox = sandbox
         self._secret_env = {name: value for name, value in settings.env.items() if is_template(value)}
         self._secret_headers = {name: value for name, value in settings.headers.items() if is_template(value)}
@@ -109,7 +109,7 @@ class SessionResources:
         sandbox = self._sandbox if session.context.trust != "direct" else ()
         return await self._grants.for_child(session, facts_of(session, correlation), env, sandbox, self._settings.env)
 
-    async def prepare(self, session: Session, upstream: PrestartingUpstream) -> Prepared:
+    async def prestart(self, session: Session, upstream: PrestartingUpstream) -> PrestartedProcess:
         """Start a process for a session that is not open yet. Raises `UpstreamUnavailable`."""
         correlation = new_correlation_id()
         env = await self._environment(session, correlation)
@@ -119,17 +119,17 @@ class SessionResources:
         except BaseException:
             resources.close()
             raise
-        return Prepared(resources, link, self._comparable(env))
+        return PrestartedProcess(resources, link, self._comparable(env))
 
     async def _prestarted(self, session: Session, env: Mapping[str, str]) -> LinkResources | None:
         """The prestarted process of that session, if it was started with the environment that it would get now."""
-        prepared = self._started_ahead(session)
-        if prepared is None:
+        prestarted = self._take_prestarted(session)
+        if prestarted is None:
             return None
-        if not prepared.is_good or prepared.env != self._comparable(env):
-            await prepared.close()
+        if not prestarted.is_good or prestarted.env != self._comparable(env):
+            await prestarted.close()
             return None
-        return replace(prepared.grant, given=structs.replace(prepared.grant.given, started=prepared.link))
+        return replace(prestarted.grant, given=structs.replace(prestarted.grant.given, started=prestarted.link))
 
     def _comparable(self, env: Mapping[str, str]) -> dict[str, str]:
         """An environment without the correlation id of the request that it was made for."""

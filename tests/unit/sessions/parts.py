@@ -20,7 +20,7 @@ from gateway.sessions.reattach import InitializeResolver
 from gateway.sessions.record_limits import RecordLimits
 from gateway.sessions.records import SessionRecords
 from gateway.sessions.resolve import SessionResolver
-from gateway.upstreams.prestart import PrestartPool, PrestartShelf
+from gateway.upstreams.prestart import PrestartedProcesses, PrestartPool
 from session_store import KeyRing, MemoryBackend, SessionStore
 from session_store.testing import FakeClock
 
@@ -80,7 +80,7 @@ class Parts:
             attacher=self.attacher,
             settings=chosen,
             rules=self.rules,
-            prestart=PrestartPool(PrestartShelf(), lambda *_: []),
+            prestart=PrestartPool(PrestartedProcesses(), lambda *_: []),
             cluster=self.cluster,
             clock=self.clock,
         )

@@ -1,0 +1,82 @@
+"""What is known of one server: which eras it speaks, and what it lists. Pure: the probe finds the facts out."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from gateway.protocol.handshake import discovery_of
+from gateway.protocol.listing import Tools
+from transports.era import Era
+
+__all__ = ["KnownFacts", "ServerFacts", "era_of"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerFacts:
+    """What one probe found: the result of `server/discover` (a modern server), or else that of `initialize`.
+
+    `failure` says why the server could not be asked. Without any of the three, the server speaks neither era.
+    """
+
+    discover: bytes | None = None
+    initialize: bytes | None = None
+    failure: str = ""
+    tools: Tools = field(default_factory=Tools)
+
+    @property
+    def discovery(self) -> bytes | None:
+        """The answer to `server/discover` that modern clients get."""
+        return discovery_of(self.initialize) if self.initialize is not None else self.discover
+
+    @property
+    def has_answered(self) -> bool:
+        """Whether the server speaks one of the eras."""
+        return not self.failure and self.discovery is not None
+
+    @property
+    def capabilities(self) -> dict[str, Any]:
+        """The capabilities of the server, as it declares them."""
+        found = msgspec.json.decode(self.discovery or b"{}").get("capabilities", {})
+        return found if isinstance(found, dict) else {}
+
+
+def era_of(facts: ServerFacts | None, client: Era, *, accepts_handshake: bool | None) -> Era | None:
+    """The era in which a server is addressed for a client of that era: the client's own if the server speaks it.
+
+    `accepts_handshake` says whether a modern server accepts `initialize` as well. None: it is not known yet. The result
+    is None while it depends on something that is not known.
+    """
+    if facts is None:
+        return None
+    if facts.discover is None:
+        return Era.LEGACY
+    if client is Era.MODERN:
+        return Era.MODERN
+    if accepts_handshake is None:
+        return None
+    return Era.LEGACY if accepts_handshake else Era.MODERN
+
+
+class KnownFacts:
+    """The facts of the last probe of one server, for those who need them at any time. Only the probe writes them."""
+
+    def __init__(self) -> None:
+        self.latest: ServerFacts | None = None
+
+    def learn(self, facts: ServerFacts) -> None:
+        """Replace the facts."""
+        self.latest = facts
+
+    def tools(self) -> Tools | None:
+        """The tools that the probe has listed; None if it could not."""
+        return None if self.latest is None or self.latest.failure else self.latest.tools
+
+    def handshake(self) -> bytes | None:
+        """The `initialize` result of a legacy server."""
+        return None if self.latest is None else self.latest.initialize
+
+    def mirrored_schemas(self) -> Mapping[str, Any]:
+        """Input schemas of the tools that mirror arguments in headers, by tool."""
+        return {} if self.latest is None else self.latest.tools.mirrored

@@ -1,0 +1,52 @@
+"""The conversations with one server that belong to no session: for lists, for the probe, and of a shared server."""
+
+import asyncio
+from collections.abc import Iterator
+
+from gateway.calls.conversation import Conversation
+from gateway.calls.deadlines import Deadlines
+from gateway.calls.live_session import LiveSession
+from gateway.calls.server_messages import SharedRouter
+from gateway.upstreams.link_source import SharedLinks, TrialLinks, UpstreamLinks
+from transports.era import Era
+
+__all__ = ["SharedConversations"]
+
+
+class SharedConversations:
+    """One for each era, made when it is needed."""
+
+    def __init__(self, links: UpstreamLinks, deadlines: Deadlines) -> None:
+        self._links = links
+        self._deadlines = deadlines
+        self._open: dict[Era, Conversation] = {}
+
+    def __iter__(self) -> Iterator[Conversation]:
+        return iter(tuple(self._open.values()))
+
+    def of(self, era: Era) -> Conversation:
+        """The conversation in that era."""
+        conversation = self._open.get(era)
+        if conversation is None:
+            source = SharedLinks(self._links, era)
+            conversation = self._open[era] = Conversation(source, SharedRouter(), self._deadlines)
+        return conversation
+
+    async def discard(self, era: Era) -> None:
+        """Close the conversation in an era that the server does not speak."""
+        conversation = self._open.pop(era, None)
+        if conversation is not None:
+            await conversation.close()
+
+    def trial(self) -> Conversation:
+        """A new conversation of the legacy era, with a link of its own. The caller closes it."""
+        return Conversation(TrialLinks(self._links), SharedRouter(), self._deadlines)
+
+    def forget(self, live: LiveSession) -> None:
+        """Forget a session that has ended."""
+        for conversation in self:
+            conversation.forget(live)
+
+    async def close(self) -> None:
+        """Close all of them."""
+        await asyncio.gather(*(conversation.close() for conversation in self))

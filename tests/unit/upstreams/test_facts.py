@@ -1,0 +1,65 @@
+"""What is known of a server, and the era that follows from it."""
+
+import json
+
+import pytest
+
+from gateway.protocol.listing import Tools
+from gateway.upstreams.facts import KnownFacts, ServerFacts, era_of
+from transports.era import Era
+
+MODERN = ServerFacts(discover=b'{"capabilities": {"tools": {}}}')
+INITIALIZED = json.dumps(
+    {
+        "protocolVersion": "2025-11-25",
+        "capabilities": {"prompts": {}},
+        "serverInfo": {"name": "s", "version": "1"},
+    }
+).encode()
+LEGACY = ServerFacts(initialize=INITIALIZED)
+NEITHER = ServerFacts()
+FAILED = ServerFacts(failure="it exited")
+
+ERAS = [
+    # facts, the client's era, whether a handshake is accepted: the era of the conversation
+    (None, Era.LEGACY, True, None),
+    (None, Era.MODERN, True, None),
+    (LEGACY, Era.LEGACY, None, Era.LEGACY),
+    (LEGACY, Era.MODERN, None, Era.LEGACY),
+    (NEITHER, Era.MODERN, None, Era.LEGACY),
+    (FAILED, Era.MODERN, None, Era.LEGACY),
+    (MODERN, Era.MODERN, None, Era.MODERN),
+    (MODERN, Era.MODERN, True, Era.MODERN),
+    (MODERN, Era.MODERN, False, Era.MODERN),
+    (MODERN, Era.LEGACY, None, None),
+    (MODERN, Era.LEGACY, True, Era.LEGACY),
+    (MODERN, Era.LEGACY, False, Era.MODERN),
+]
+
+
+@pytest.mark.parametrize(("facts", "client", "accepts", "era"), ERAS)
+def test_a_server_is_addressed_in_the_clients_era_if_it_speaks_that(
+    facts: ServerFacts | None, client: Era, accepts: bool | None, era: Era | None
+) -> None:
+    assert era_of(facts, client, accepts_handshake=accepts) is era
+
+
+@pytest.mark.parametrize(("facts", "has"), [(MODERN, True), (LEGACY, True), (NEITHER, False), (FAILED, False)])
+def test_a_server_has_answered_if_it_speaks_an_era(facts: ServerFacts, has: bool) -> None:
+    assert facts.has_answered is has
+
+
+def test_a_legacy_server_is_described_to_modern_clients_by_its_handshake() -> None:
+    assert MODERN.discovery == MODERN.discover
+    assert LEGACY.discovery is not None and LEGACY.capabilities == {"prompts": {}}
+    assert NEITHER.discovery is None and NEITHER.capabilities == {}
+    assert MODERN.capabilities == {"tools": {}}
+
+
+def test_what_is_known_is_what_was_learned_last() -> None:
+    known = KnownFacts()
+    assert known.tools() is None and known.handshake() is None and known.mirrored_schemas() == {}
+    known.learn(LEGACY)
+    assert known.handshake() == INITIALIZED and isinstance(known.tools(), Tools)
+    known.learn(FAILED)
+    assert known.handshake() is None and known.tools() is None, "it is not known what it lists"

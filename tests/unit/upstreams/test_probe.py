@@ -1,0 +1,147 @@
+"""What a probe asks a server, and when it asks again."""
+
+import asyncio
+from typing import Any
+
+import msgspec
+import pytest
+
+from gateway.protocol.handshake import HandshakeRefused
+from gateway.upstreams.facts import KnownFacts
+from gateway.upstreams.probe import AGAIN_S, Probe
+from session_store.testing import FakeClock
+from transports.era import Era
+from transports.jsonrpc import Message
+from transports.upstream_port import LinkClosed, UpstreamUnavailable
+
+pytestmark = pytest.mark.anyio
+
+DISCOVERED = b'{"capabilities":{}}'
+NO_METHOD = HandshakeRefused(msgspec.Raw(b'{"code":-32601,"message":"no such method"}'))
+BAD_CLIENT = HandshakeRefused(msgspec.Raw(b'{"code":-32602,"message":"who are you"}'))
+
+
+class Server:
+    """What a server answers; stands for its conversations as well."""
+
+    def __init__(self, *, discover: Any = None, ready: Any = None, legacy: Any = None, trial: Any = None) -> None:
+        self.discover = discover
+        self.unavailable = {Era.MODERN: ready, Era.LEGACY: legacy, None: trial}
+        self.log: list[str] = []
+        self.gate: asyncio.Event | None = None
+
+    def of(self, era: Era) -> "Talk":
+        return Talk(self, era)
+
+    def trial(self) -> "Talk":
+        return Talk(self, None)
+
+    async def discard(self, era: Era) -> None:
+        self.log.append(f"discard {era}")
+
+
+class Talk:
+    """One conversation."""
+
+    def __init__(self, server: Server, era: Era | None) -> None:
+        self.server = server
+        self.trying = era is None
+        self.era = era or Era.LEGACY
+        self.initialize_result = b'{"protocolVersion":"2025-11-25","capabilities":{}}'
+
+    async def ready(self) -> None:
+        self.server.log.append("trial" if self.trying else f"ready {self.era}")
+        if self.server.gate is not None:
+            await self.server.gate.wait()
+        if (fault := self.server.unavailable[None if self.trying else self.era]) is not None:
+            raise fault
+
+    async def ask(self, method: str, _: Any) -> Message:
+        answer = self.server.discover if method == "server/discover" else b'{"tools":[{"name":"t"}]}'
+        if isinstance(answer, Exception):
+            raise answer
+        if answer is None:
+            return Message(jsonrpc="2.0", id=1, error=msgspec.Raw(b'{"code":-32601,"message":"?"}'))
+        return Message(jsonrpc="2.0", id=1, result=msgspec.Raw(answer))
+
+    async def close(self) -> None:
+        self.server.log.append("close")
+
+
+def probe_of(server: Any, clock: FakeClock | None = None) -> Probe:
+    return Probe("demo", KnownFacts(), server, start_s=5.0, clock=clock or FakeClock())
+
+
+async def test_a_modern_server_is_discovered_and_no_handshake_is_made() -> None:
+    server = Server(discover=DISCOVERED)
+    facts = await probe_of(server).facts()
+    assert facts.discover == DISCOVERED and [tool["name"] for tool in facts.tools.listed] == ["t"]
+    assert server.log == [f"ready {Era.MODERN}"]
+
+
+@pytest.mark.parametrize("discover", [None, LinkClosed("it exited"), TimeoutError()])
+async def test_a_server_that_knows_no_discovery_is_asked_for_a_handshake(discover: Any) -> None:
+    server = Server(discover=discover)
+    facts = await probe_of(server).facts()
+    assert facts.discover is None and facts.initialize is not None and facts.has_answered
+    assert server.log == [f"ready {Era.MODERN}", f"discard {Era.MODERN}", f"ready {Era.LEGACY}"]
+
+
+async def test_a_server_that_refuses_both_speaks_neither_era() -> None:
+    facts = await probe_of(Server(legacy=BAD_CLIENT)).facts()
+    assert not facts.has_answered and not facts.failure
+
+
+async def test_concurrent_callers_share_one_probe() -> None:
+    server = Server(discover=DISCOVERED)
+    server.gate = asyncio.Event()
+    probe = probe_of(server)
+    asked = [asyncio.ensure_future(probe.facts()) for _ in range(3)]
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    asked[0].cancel()
+    await asyncio.sleep(0)
+    server.gate.set()
+    assert [each.discover for each in await asyncio.gather(*asked[1:])] == [DISCOVERED] * 2
+    assert server.log == [f"ready {Era.MODERN}"] and asked[0].cancelled()
+
+
+async def test_a_server_that_failed_is_asked_again_in_the_background_after_a_while() -> None:
+    clock = FakeClock()
+    server = Server(ready=UpstreamUnavailable("not there"))
+    probe = probe_of(server, clock)
+    assert (await probe.facts()).failure == "not there"
+    server.unavailable[Era.MODERN], server.discover = None, DISCOVERED
+    assert (await probe.facts()).failure and len(server.log) == 1, "not so soon"
+    clock.pass_time(AGAIN_S)
+    assert (await probe.facts()).failure, "nobody waits for it"
+    await probe.start()
+    assert (await probe.facts()).discover == DISCOVERED
+
+
+@pytest.mark.parametrize(("trial", "era"), [(None, Era.LEGACY), (BAD_CLIENT, Era.LEGACY), (NO_METHOD, Era.MODERN)])
+async def test_a_modern_server_is_tried_once_with_a_handshake(trial: Any, era: Era) -> None:
+    server = Server(discover=DISCOVERED, trial=trial)
+    probe = probe_of(server)
+    assert await probe.era_for(Era.MODERN) is Era.MODERN and "trial" not in server.log
+    assert probe.era_now(Era.LEGACY) is None
+    assert [await probe.era_for(Era.LEGACY) for _ in range(2)] == [era, era]
+    assert probe.era_now(Era.LEGACY) is era and server.log.count("trial") == 1
+    assert server.log[-1] == "close"
+
+
+async def test_a_trial_that_failed_decides_nothing_and_is_made_again() -> None:
+    server = Server(discover=DISCOVERED, trial=UpstreamUnavailable("busy"))
+    probe = probe_of(server)
+    assert [await probe.era_for(Era.LEGACY) for _ in range(2)] == [Era.LEGACY, Era.LEGACY]
+    assert server.log.count("trial") == 2 and probe.era_now(Era.LEGACY) is None
+
+
+async def test_who_waits_when_the_gateway_stops_gets_a_failure() -> None:
+    server = Server()
+    server.gate = asyncio.Event()
+    probe = probe_of(server)
+    asked = asyncio.ensure_future(probe.facts())
+    await asyncio.sleep(0)
+    await probe.close()
+    assert (await asked).failure
