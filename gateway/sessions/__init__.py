@@ -1,1 +1,1 @@
-"""From carriers to a session, and its life."""
+"""Which session a request belongs to, and the life of sessions."""

@@ -1,4 +1,4 @@
-"""Names by which the store finds a session without its id: of an authenticated principal and its client. Pure."""
+"""Aliases: names by which the store finds a session of an authenticated principal without its id. Pure."""
 
 import json
 
@@ -11,14 +11,14 @@ __all__ = ["default_alias", "reattach_alias"]
 
 
 def default_alias(request: Request, principal: Principal) -> str | None:
-    """The name of the default session of (principal, client): modern authenticated clients only."""
+    """The alias of the default session of a principal with a client. Only modern, authenticated clients have one."""
     if request.era is not Era.MODERN or principal.is_anonymous:
         return None
     return json.dumps(["default", principal.issuer, principal.subject, modern_client(request).name])
 
 
 def reattach_alias(principal: Principal, client: str, endpoint: str) -> str | None:
-    """What `initialize` resumes, where that is switched on."""
+    """The alias of the session that `initialize` resumes if re-attaching by principal is switched on."""
     return (
         None
         if principal.is_anonymous

@@ -1,4 +1,4 @@
-"""How requests carry their session: tokens in headers and `_meta`, cookies, and what a client says of itself. Pure."""
+"""How requests carry their session (tokens in headers and `_meta`, cookies), and who the client says it is. Pure."""
 
 from typing import Any, Final
 
@@ -27,7 +27,8 @@ SECURE_COOKIE: Final = "__Host-mcp_session_id"
 
 
 def explicit_token(request: Request) -> str | None:
-    """The token of the first explicit carrier, or None. A modern client's `Mcp-Session-Id` is ignored (its spec)."""
+    """The token of the first explicit carrier, or None. A modern client's `Mcp-Session-Id` is ignored: MCP 2026-07-28
+    has no such header."""
     if request.era is Era.LEGACY and (token := request.headers.get(LEGACY_HEADER)) is not None:
         return token
     if (token := request.headers.get(GATEWAY_HEADER)) is not None:
@@ -37,7 +38,7 @@ def explicit_token(request: Request) -> str | None:
 
 
 def cookies_of(request: Request) -> list[str]:
-    """Values of our cookie (RFC 6265 §5.4); only the one that TLS guards counts behind TLS."""
+    """Values of the gateway's cookie, four at most (RFC 6265 §5.4). Behind TLS only the `__Host-` cookie counts."""
     wanted = SECURE_COOKIE if request.secure else COOKIE
     pairs = (part.strip().partition("=") for part in request.headers.get("cookie", "").split(";"))
     return [value for name, _, value in pairs if name == wanted][:4]
@@ -49,7 +50,7 @@ def modern_client(request: Request) -> ClientFacts:
 
 
 def client_facts(info: Any, protocol_version: str, initialize_params: bytes = b"") -> ClientFacts:
-    """What a client says of itself, cut to a sane length."""
+    """Name and version that a client gives itself, cut to 128 and 64 characters."""
     name, version = (info.get("name"), info.get("version")) if isinstance(info, dict) else ("", "")
     return ClientFacts(
         name=str(name or "")[:128],
@@ -64,7 +65,7 @@ def same_client(session: Session, request: Request, facts: ClientFacts) -> bool:
 
 
 class Carriers:
-    """Tokens and cookies, and how a client is told of them."""
+    """Signs and verifies tokens and cookies, and writes the headers that give them to a client."""
 
     def __init__(self, ring: KeyRing, *, cookie: bool) -> None:
         self.tokens = TokenCodec(ring, Purpose.TOKEN)
@@ -72,12 +73,12 @@ class Carriers:
         self._gives_cookies = cookie
 
     def token(self, session: Session) -> str:
-        """The session token, the form of the id that may leave us. A session within another one has a handle: what its
-        client carries is the one around it."""
+        """The session token: the signed form of the id, the only one that clients get. The client of a child session
+        carries the token of the parent."""
         return self.tokens.sign(session.parent or session.id)
 
     def headers(self, session: Session, request: Request, *, cookie_held: bool) -> list[tuple[bytes, bytes]]:
-        """How the client learns of its session (legacy: on the answer to `initialize` only)."""
+        """The headers that give a client its session. Legacy clients get them with the answer to `initialize` only."""
         token = self.token(session).encode()
         headers = [(b"cache-control", b"no-store"), (GATEWAY_HEADER.encode(), token)]
         if request.era is Era.LEGACY:

@@ -1,7 +1,8 @@
-"""Several sessions of one server for one client (SEP-2567's pattern), for servers that know nothing of it.
+"""Several sessions of one client at one server, named by handles (the pattern of SEP-2567).
 
-With `handles` on, a server's tools take an optional `session`, and two more tools open and close such sessions. A
-handle names a child of the session that the call came in, or of its principal: nobody else's can be reached by it.
+The server needs no support for it. With the setting `handles`, its tools take an optional argument `session`, and two
+more tools open and close such sessions. A handle names a child of the session the call came in, or of
+any session of the same principal. Handles of others name nothing.
 """
 
 import json
@@ -47,8 +48,8 @@ _TOOLS: Final[list[dict[str, Any]]] = [
 
 
 def with_handles(tools: list[Any]) -> list[Any]:
-    """A list of tools with the argument, and with the two that open and close. A tool that has such an argument itself
-    stays as it is."""
+    """A list of tools with the argument added to each, and with the two tools that open and close. A tool that has an
+    argument of that name is left as it is."""
     return [*map(_with_argument, tools), *_TOOLS]
 
 
@@ -60,7 +61,7 @@ def _with_argument(tool: dict[str, Any]) -> dict[str, Any]:
 
 
 class ChildSessions:
-    """Opens, finds and closes children."""
+    """Opens, finds and closes child sessions."""
 
     def __init__(
         self,
@@ -76,13 +77,13 @@ class ChildSessions:
         self._clock = clock
 
     async def handle(self, call: Call, tools: Tools) -> Object | None:
-        """A tool call's params as the server is to see them, the exchange moved to the child it names. None when the
-        call was one of ours, and is answered. Only a call that names no session at all is for the parent: what was
-        meant for a child must never be done there.
+        """The params of a tool call for the server, with the exchange moved to the child session that the call names.
+        None if the call was to one of the two tools added here, and is answered. Only a call that names no session at
+        all goes to the parent: a call meant for a child must never run there.
 
         Raises:
-            Refused: no such child, or no handle.
-            Elsewhere: another replica has it.
+            Refused: -32602, the handle names no session of this principal.
+            OwnedByPeer: another replica owns the child.
         """
         exchange, era, params = call.exchange, call.era, call.params
         live = exchange.live
@@ -110,8 +111,8 @@ class ChildSessions:
         return params | {"arguments": msgspec.Raw(encode(rest))}
 
     async def _open(self, within: Session) -> str:
-        # A session within another one opens others beside itself: so the limit is one for all of them.
-        # Read anew: what this replica has of the record may be from before the last handle was opened or closed.
+        # A child session opens its siblings: one limit holds for all children of a parent. Read from the store: the
+        # cached record may be older than the last handle that was opened or closed.
         parent = await self._store.peek(within.parent or within.id)
         if parent is None:
             raise session_unknown()
@@ -148,7 +149,8 @@ class ChildSessions:
 
 
 def _alias(within: Session, handle: str) -> str:
-    """An authenticated principal's handles are good in all of its sessions, an anonymous one's only in the one."""
+    """The alias of a handle. Handles of an authenticated principal are valid in all of its sessions, those of an
+    anonymous client only in the session they were opened in."""
     principal = within.principal
     whose = [within.parent or within.id] if principal.is_anonymous else [principal.issuer, principal.subject]
     return json.dumps(["handle", *whose, handle])

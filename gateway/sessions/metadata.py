@@ -1,4 +1,7 @@
-"""The metadata that the operator's rules give a new session. Clients choose some values: those are scrubbed. Pure."""
+"""The metadata that the operator's rules give a new session. Pure.
+
+Some values are chosen by clients: characters that do not belong in metadata are removed.
+"""
 
 from collections.abc import Mapping
 
@@ -10,7 +13,7 @@ __all__ = ["metadata_of"]
 
 
 def metadata_of(session: Session, rules: Mapping[str, str]) -> dict[str, str]:
-    """Name → text, with what is known of the session filled in.
+    """Names and texts, with the placeholders of the rules replaced by facts of the session.
 
     Raises:
         Refused: 400, it is larger than a session's metadata may be.

@@ -1,7 +1,6 @@
-"""Tools of the gateway's own, off by default: a client sees, lists and ends its sessions.
+"""Tools of the gateway itself, off by default: a client lists, inspects and ends its own sessions.
 
-Where a session may be named and is not, exactly one is taken: several are an error that says how to choose, and never a
-guess.
+A tool that is given no session works on the only one there is. If there are several, it fails and says how to choose.
 """
 
 from time import time
@@ -19,11 +18,11 @@ __all__ = ["NAME", "gateway_tools", "own_sessions"]
 NAME: Final = "gateway"
 _PAGE: Final = 500
 _MOST: Final = 20_000
-"""Sessions that are looked through for a principal's own."""
+"""How many sessions are searched for those of a principal."""
 
 
 def gateway_tools(lifecycle: SessionLifecycle, store: SessionStore) -> Any:
-    """The server object. Whose sessions are meant says the session a tool is called in."""
+    """The server object. Each tool works on the sessions of the principal that calls it."""
     server = MCPServer(NAME)
 
     @server.tool(name="list_sessions", annotations={"readOnlyHint": True})  # type: ignore[arg-type]  # or a mapping
@@ -47,7 +46,7 @@ def gateway_tools(lifecycle: SessionLifecycle, store: SessionStore) -> Any:
 
 
 async def own_sessions(store: SessionStore) -> list[Session]:
-    """The sessions of whoever calls; of somebody without a name, the one the call is made in."""
+    """The sessions of the principal that calls. An anonymous client gets only the session of the call."""
     here = await store.peek(current_session().id)
     if here is None or here.principal.is_anonymous:
         return [] if here is None else [here]
@@ -63,7 +62,7 @@ async def own_sessions(store: SessionStore) -> list[Session]:
 
 
 def _chosen(own: list[Session], beginning: str) -> Session:
-    """The one that is meant."""
+    """The session whose id begins like that. Raises `ToolError` unless there is exactly one."""
     matching = [session for session in own if session.id.startswith(beginning)]
     if len(matching) == 1:
         return matching[0]

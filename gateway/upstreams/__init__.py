@@ -1,1 +1,1 @@
-"""The configured servers: what they speak, list and are started with."""
+"""The configured servers: the eras they speak, what they list, and the links to them."""

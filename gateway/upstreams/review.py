@@ -1,6 +1,6 @@
-"""Whether what the configuration says of servers fits what they list.
+"""Compares the patterns of the configuration and the schemas of tools with what servers list.
 
-A pattern that names nothing protects nothing, and a schema that cannot be used checks nothing.
+A pattern that matches no name protects nothing, and a schema that cannot be used checks nothing.
 """
 
 import asyncio
@@ -28,17 +28,18 @@ CORRECT: Final = "correct them, or set gateway.policy.unmatched_patterns to allo
 MEND: Final = "correct the schemas in the server: such tools are hidden unless gateway.policy.unusable_schemas is allow"
 
 _WAIT_S: Final = 10.0
-_TOLD_NAMES: Final = 12
-_TOLD_CHARS: Final = 64
-"""Of what a server lists, in the line for a pattern that names none of it."""
+_SHOWN_NAMES: Final = 12
+_SHOWN_CHARS: Final = 64
+"""How many characters of a listed name stand in the message about a pattern that matches none."""
 _MOST_SHOWN: Final = 128
 
 _KINDS: Final = ("tools", "prompts", "resources")
 
 
 class Reviewed:
-    """What was found. `unusable`: schemas that check nothing; `unchecked`: patterns of the other schemas that check
-    nothing. `unasked`: servers that could not say what they list."""
+    """The findings. `unmatched`: patterns of the configuration that match no name. `unusable`: schemas that cannot be
+    used. `unchecked`: patterns inside the other schemas that are not checked. `unasked`: names of servers that could
+    not be asked."""
 
     def __init__(self) -> None:
         self.unmatched: list[str] = []
@@ -48,14 +49,18 @@ class Reviewed:
 
 
 def asking(settings: Settings) -> Settings:
-    """The same settings for who only asks servers what they list, and says himself what is wrong."""
+    """The same settings, for commands that only ask servers what they list and report the findings themselves."""
     policy = settings.gateway.policy.model_copy(update={"unmatched_patterns": "allow"})
     options = settings.gateway.model_copy(update={"tracing": False, "policy": policy})
     return settings.model_copy(update={"gateway": options})
 
 
 async def compare(upstreams: Sequence[ConfiguredUpstream], settings: PolicySettings, calls: ToolCalls) -> None:
-    """Before anybody is served. Raises `ConfigurationError`: a pattern names nothing, and that is not allowed."""
+    """Review all servers that have answered, before clients are served.
+
+    Raises:
+        ConfigurationError: a pattern matches nothing, and the policy refuses that.
+    """
     reached = [upstream for upstream in upstreams if upstream.has_answered]
     found = await review(reached, settings.workspaces if len(reached) == len(upstreams) else {}, calls)
     if found.unmatched and settings.unmatched_patterns == "refuse":
@@ -72,7 +77,7 @@ async def compare(upstreams: Sequence[ConfiguredUpstream], settings: PolicySetti
 async def review(
     upstreams: Iterable[ConfiguredUpstream], workspaces: Mapping[str, WorkspaceSettings], calls: ToolCalls
 ) -> Reviewed:
-    """Ask each server what it lists, and compare."""
+    """Ask each server what it lists, and compare that with the configuration."""
     found = Reviewed()
     names: dict[str, dict[str, list[str]]] = {}
     for upstream in upstreams:
@@ -85,7 +90,7 @@ async def review(
         for tool, fault in calls.unusable(server, tools).items():
             found.unusable.append(f"mcpServers.{server}: the input schema of tool {tool!r} is invalid: {fault}")
         for tool, patterns in calls.unchecked(tools).items():
-            found.unchecked += [f"mcpServers.{server}: {_unchecked(tool, pattern)}" for pattern in patterns]
+            found.unchecked.extend(f"mcpServers.{server}: {_unchecked(tool, pattern)}" for pattern in patterns)
         wanted = {"prompts": bool(settings.prompts), "resources": bool(settings.resource_uris)}
         for entry in workspaces.values():
             wanted = {kind: is_wanted or getattr(entry, kind) != ("*",) for kind, is_wanted in wanted.items()}
@@ -94,13 +99,13 @@ async def review(
             found.unasked.append(server)
             continue
         names[server] = {"tools": [tool["name"] for tool in tools]} | {kind: of or [] for kind, of in listed.items()}
-        found.unmatched += unmatched(f"mcpServers.{server}.tools", settings.tools, names[server]["tools"], "tool")
+        found.unmatched.extend(unmatched(f"mcpServers.{server}.tools", settings.tools, names[server]["tools"], "tool"))
         for kind, rules in (("prompts", settings.prompts), ("resources", settings.resource_uris)):
             setting = "resource_uris" if kind == "resources" else kind
             where = f"mcpServers.{server}.{setting}"
-            found.unmatched += unmatched(where, rules, listed.get(kind) or [], kind.removesuffix("s"))
+            found.unmatched.extend(unmatched(where, rules, listed.get(kind) or [], kind.removesuffix("s")))
     if not found.unasked:
-        found.unmatched += _of_workspaces(workspaces, names)
+        found.unmatched.extend(_of_workspaces(workspaces, names))
     return found
 
 
@@ -112,7 +117,8 @@ def _unchecked(tool: str, pattern: str) -> str:
 
 
 def unmatched(where: str, patterns: Iterable[str], names: Iterable[str], what: str) -> list[str]:
-    """A line for each pattern that names nothing. One that names everything is meant for what may come."""
+    """A message for each pattern that matches no name. A pattern that matches everything is never reported: it is meant
+    for names that the server may list later."""
     listed = sorted(names)
     known = {form for name in listed for form in (name, unicodedata.normalize("NFKC", name))}
     return [
@@ -123,9 +129,9 @@ def unmatched(where: str, patterns: Iterable[str], names: Iterable[str], what: s
 
 
 def _some(names: Sequence[str]) -> str:
-    """Some of them, for who has misspelt one."""
-    told = [repr(name[:_TOLD_CHARS]) for name in names[:_TOLD_NAMES]]
-    return ", ".join(told + ["…"] * (len(names) > _TOLD_NAMES)) or "it has none"
+    """Some of the names, to show an operator who has misspelt one."""
+    shown = [repr(name[:_SHOWN_CHARS]) for name in names[:_SHOWN_NAMES]]
+    return ", ".join(shown + ["…"] * (len(names) > _SHOWN_NAMES)) or "it has none"
 
 
 def _of_workspaces(
@@ -137,7 +143,7 @@ def _of_workspaces(
             if not any(matches(pattern, server) for server in names):
                 yield f"{where}.servers: {pattern!r} names no server"
         for kind in _KINDS:
-            # Together with the name of nothing, for `server__*` means what the server may list one day.
+            # With an empty name, because `server__*` is meant for names that the server may list later.
             known = [f"{server}__{name}" for server, lists in names.items() for name in ("", *lists.get(kind, ()))]
             for pattern in getattr(entry, kind):
                 if not any(matches(pattern, name) for name in known):
