@@ -1,0 +1,65 @@
+"""All checks of the doctor, in the order in which they run. A new check is a file of its own, and a line here."""
+
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+from gateway.config.settings import ConfigurationError, Settings, load_settings
+from gateway.doctor.findings import Finding, failure, ok
+from gateway.doctor.front_door import check_outside
+from gateway.doctor.machine import check_access, check_keys, check_limits
+from gateway.doctor.replicas import check_replicas
+from gateway.doctor.servers import check_servers
+from gateway.doctor.stores import check_store
+from gateway.doctor.workspaces import check_workspaces
+from session_store import Backend, StoreError, backend_for
+from session_store.connect import BackendOptions
+
+__all__ = ["check_everything", "check_settings"]
+
+OF_SETTINGS: Final[tuple[Callable[[Settings], Iterator[Finding]], ...]] = (
+    check_keys,
+    check_access,
+    check_workspaces,
+    check_limits,
+)
+"""Checks that need neither the store nor a server."""
+
+
+async def check_everything(config: Path | None, url: str, token: str) -> AsyncIterator[Finding]:
+    """Check the configuration and what it needs, and where `url` is given, the gateway that clients reach there."""
+    try:
+        settings = load_settings(config)
+    except ConfigurationError as error:
+        for line in str(error).splitlines():
+            yield failure("configuration", line, "correct this setting; docs/settings.md lists all of them")
+    else:
+        yield ok("configuration", f"{config or 'the environment'}: {len(settings.mcpServers)} servers")
+        async for finding in check_settings(settings):
+            yield finding
+    if url:
+        async for finding in check_outside(url, token):
+            yield finding
+
+
+async def check_settings(settings: Settings) -> AsyncIterator[Finding]:
+    """Check what a gateway with these settings needs."""
+    for check in OF_SETTINGS:
+        for finding in check(settings):
+            yield finding
+    url = settings.gateway.store
+    try:
+        backend = _backend(url)
+    except StoreError as error:
+        yield failure("store", str(error), "correct gateway.store, the store's URL")
+    else:
+        async for finding in check_store(url, backend):
+            yield finding
+        async for finding in check_replicas(settings, _backend(url)):
+            yield finding
+    async for finding in check_servers(settings):
+        yield finding
+
+
+def _backend(url: str) -> Backend:
+    return backend_for(url, BackendOptions(exclusive=False))
