@@ -1,0 +1,93 @@
+"""The rules of the 2026-07-28 wire: headers that agree with the body, methods, and the status of an answer."""
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.requirements import requirement
+from tests.support.mcp_clients import modern_body, modern_headers
+from transports.inbound.modern import check_notification, check_param_headers, check_request, status_of
+from transports.inbound_port import Refused
+from transports.jsonrpc import METHOD_NOT_FOUND, decode_object, encode, parse
+
+HEADER_MISMATCH, UNSUPPORTED_VERSION, INVALID_PARAMS = -32020, -32022, -32602
+CALL = modern_body("tools/call", {"name": "echo", "arguments": {}})
+SCHEMA = {"type": "object", "properties": {"region": {"type": "string", "x-mcp-header": "Region"}}}
+
+
+def check(body: Any = CALL, *more: tuple[str, str], **changed: str | None) -> None:
+    """Check a request as a client sends it, with headers changed, left out (None) or added."""
+    named: dict[str, str | None] = {name.lower(): value for name, value in modern_headers(body).items()}
+    named |= {name.replace("_", "-"): value for name, value in changed.items()}
+    kept = [(name, value) for name, value in named.items() if value is not None] + list(more)
+    message = parse(encode(body))
+    raw = [(name.encode(), value.encode()) for name, value in kept]
+    check_request(message, message.params_object(), body["params"].get("_meta"), dict(kept), raw)
+
+
+@requirement("spec.modern")
+def test_a_request_whose_headers_agree_with_its_body_passes() -> None:
+    check()
+    check(modern_body("tools/list"))
+    check(modern_body("resources/read", {"uri": "note://a"}))
+
+
+@requirement("spec.modern")
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"mcp_method": "tools/list"},
+        {"mcp_method": None},
+        {"mcp_name": "other"},
+        {"mcp_name": None},
+        {"mcp_protocol_version": "2025-11-25"},
+    ],
+)
+def test_a_header_that_disagrees_with_the_body_is_refused(changed: dict[str, str | None]) -> None:
+    with pytest.raises(Refused) as refused:
+        check(**changed)
+    assert (refused.value.status, refused.value.code) == (400, HEADER_MISMATCH)
+
+
+@requirement("spec.modern")
+def test_a_header_that_stands_twice_is_refused() -> None:
+    with pytest.raises(Refused, match="more than once") as refused:
+        check(CALL, ("mcp-name", "echo"))
+    assert refused.value.code == HEADER_MISMATCH
+
+
+@requirement("spec.modern")
+def test_a_version_that_nobody_knows_is_refused_with_those_that_are_served() -> None:
+    body = json.loads(json.dumps(CALL).replace("2026-07-28", "2099-01-01"))
+    with pytest.raises(Refused) as refused:
+        check(body, mcp_protocol_version="2099-01-01")
+    assert (refused.value.status, refused.value.code) == (400, UNSUPPORTED_VERSION)
+    with pytest.raises(Refused):
+        check_notification({"mcp-protocol-version": "2099-01-01"})
+    check_notification({"mcp-protocol-version": "2026-07-28"})
+
+
+@requirement("spec.modern")
+@pytest.mark.parametrize("method", ["initialize", "ping", "logging/setLevel", "resources/subscribe"])
+def test_a_method_that_the_revision_removed_is_unknown(method: str) -> None:
+    with pytest.raises(Refused, match=method) as refused:
+        check(modern_body(method, {"uri": "note://a"}))
+    assert (refused.value.status, refused.value.code) == (404, METHOD_NOT_FOUND)
+
+
+@requirement("spec.modern")
+def test_a_header_that_mirrors_an_argument_agrees_with_it() -> None:
+    def mirrored(*headers: tuple[bytes, bytes]) -> None:
+        check_param_headers(decode_object(b'{"arguments":{"region":"eu"}}', "params"), list(headers), SCHEMA)
+
+    mirrored((b"mcp-param-region", b"eu"))
+    for headers in ([(b"mcp-param-region", b"us")], [(b"mcp-param-region", b"eu"), (b"Mcp-Param-Region", b"us")], []):
+        with pytest.raises(Refused) as refused:
+            mirrored(*headers)
+        assert refused.value.code == HEADER_MISMATCH
+
+
+@requirement("spec.modern")
+def test_some_errors_have_a_status_of_their_own() -> None:
+    assert [status_of(code) for code in (None, METHOD_NOT_FOUND, HEADER_MISMATCH, -32000)] == [200, 404, 400, 200]
