@@ -13,8 +13,8 @@ __all__ = ["RequestContext"]
 
 
 class RequestContext(msgspec.Struct, frozen=True):
-    """Who asks, what this request's credential grants (None: it says nothing), and the request's correlation id."""
+    """Who asks, the claims of this request's credential (None: it has none), and the request's correlation id."""
 
     principal: Principal
-    granted: CredentialClaims | None
+    claims: CredentialClaims | None
     correlation: str

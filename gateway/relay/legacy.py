@@ -102,7 +102,7 @@ class LegacyClients:
             replies=ReplyQueue(),
             shape=shape,
             context=resolved.context,
-            granted=who.granted,
+            granted=who.claims,
         )
         return await self._intake.accept(exchange, request, who, params, [])
 

@@ -91,7 +91,7 @@ class ModernClients:
             shape=self._shaping(binding, who.correlation),
             caller=caller_of_meta(request.meta),
             context=self._resolver.context_of(request, who) if resolved is None else resolved.context,
-            granted=who.granted,
+            granted=who.claims,
         )
         return await self._intake.accept(exchange, request, who, params, headers)
 
@@ -119,7 +119,7 @@ class ModernClients:
                 shape=shape,
                 caller=caller_of_meta(request.meta),
                 context=resolved.context,
-                granted=who.granted,
+                granted=who.claims,
             )
             exchange.replay_answers(
                 dict(opened.answers)

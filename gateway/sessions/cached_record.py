@@ -36,7 +36,7 @@ class CachedRecords:
         return (
             monotonic() - live.read_at < CACHED_FOR_S
             and (cluster is None or (cluster.is_fresh and not cluster.has_released(live.session.id)))
-            and self._fits(live, who.principal, who.granted)
+            and self._fits(live, who.principal, who.claims)
         )
 
     def is_confirmed_by(self, forwarded: Forwarded, live: LiveSession, who: RequestContext) -> bool:
@@ -47,7 +47,7 @@ class CachedRecords:
             and live.recovered
             and (session.owner, session.epoch, session.version) == (cluster.replica, forwarded.epoch, forwarded.version)
             and cluster.is_fresh
-            and self._fits(live, who.principal, who.granted)
+            and self._fits(live, who.principal, who.claims)
         )
 
     def serves_outage(self, live: LiveSession, who: RequestContext) -> bool:
@@ -58,7 +58,7 @@ class CachedRecords:
             cluster is not None
             and cluster.is_fresh_for_a_while
             and session.owner == cluster.replica
-            and self._fits(live, who.principal, who.granted)
+            and self._fits(live, who.principal, who.claims)
             and not session.is_expired(self._clock())
         )
 

@@ -49,7 +49,7 @@ class SessionOpener:
             Refused: 400, the announced workspace cannot be used.
         """
         announced = announced_workspace(request.meta, self._settings.workspace_path)
-        return self._rules.context(who.principal, who.granted, announced)
+        return self._rules.context(who.principal, who.claims, announced)
 
     async def open(self, request: Request, who: RequestContext, client: ClientFacts, alias: str | None) -> Resolved:
         """Open a session. If `alias` names a live session already, resume that one.
@@ -64,7 +64,7 @@ class SessionOpener:
         with self._prestart.beginning(session) as session:
             kept = await self._lifecycle.create(session, alias)
             if kept.id != session.id:
-                return await self._attacher.attach(kept, who.granted)
+                return await self._attacher.attach(kept, who.claims)
             self._prestart.opened(session)
         self._lifecycle.created(kept)
         return self._attacher.attach_new(kept)

@@ -61,7 +61,7 @@ class InitializeResolver:
         if (token := explicit_token(request)) is not None:
             session = await self._lookup.by_stale_token(token, request.era, who.principal)
             if session is not None:
-                return await self._attacher.attach(session, who.granted)
+                return await self._attacher.attach(session, who.claims)
         if "cookie" in self._reattach:
             resolved = await self._resolver.resume_by_cookie(request, who)
             if resolved is not None and same_client(resolved.live.session, request, client):

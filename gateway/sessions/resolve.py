@@ -76,14 +76,14 @@ class SessionResolver:
             if live is None or not self._cached.serves_outage(live, who):
                 raise
             return Resolved(live=live, context=live.session.context)
-        return await self._attacher.attach(session, who.granted)
+        return await self._attacher.attach(session, who.claims)
 
     async def resume_by_cookie(self, request: Request, who: RequestContext) -> Resolved | None:
         """The session that a cookie of the request names, if cookies are switched on."""
         session = await self._lookup.by_cookie(request, who) if self._settings.cookie else None
         if session is None:
             return None
-        resolved = await self._attacher.attach(session, who.granted)
+        resolved = await self._attacher.attach(session, who.claims)
         return Resolved(live=resolved.live, context=resolved.context, cookie_held=True)
 
     async def _resume_by_alias(self, alias: str, who: RequestContext) -> Resolved | None:
@@ -96,7 +96,7 @@ class SessionResolver:
             raise
         if found is None:
             return None
-        resolved = await self._attacher.attach(found, who.granted)
+        resolved = await self._attacher.attach(found, who.claims)
         self._live.note_alias(resolved.live, alias)
         return resolved
 
