@@ -1,0 +1,42 @@
+"""What a `subscriptions/listen` asks for, and which notifications it gets."""
+
+import msgspec
+
+from gateway.protocol.subscription_filter import Filter, SubscriptionFilter
+from transports.jsonrpc import Object, encode, parse
+
+WANTED: Object = {
+    "notifications": msgspec.Raw(b'{"toolsListChanged":true,"promptsListChanged":false,"resourceSubscriptions":["a"]}')
+}
+
+
+def test_a_filter_is_read_and_written_as_the_wire_has_it() -> None:
+    wanted = Filter.of(WANTED)
+    assert wanted == Filter(kinds=frozenset({"toolsListChanged"}), uris=frozenset({"a"}))
+    assert wanted.as_notifications() == {"toolsListChanged": True, "resourceSubscriptions": ["a"]}
+    assert wanted and not Filter.of({}) and wanted.size == 1
+    assert (wanted | Filter(uris=frozenset({"b"}))).uris == {"a", "b"}
+
+
+def test_a_server_fulfils_what_it_has_declared() -> None:
+    wanted = Filter.of(WANTED)
+    assert wanted.honoured({"tools": {"listChanged": True}}) == Filter(kinds=frozenset({"toolsListChanged"}))
+    assert wanted.honoured({"resources": {"subscribe": True}}) == Filter(uris=frozenset({"a"}))
+    assert not wanted.honoured({})
+
+
+def test_only_what_was_asked_for_is_sent_and_under_the_clients_id() -> None:
+    frames: list[bytes] = []
+    listening = SubscriptionFilter(7, Filter.of(WANTED), frames.append)
+    listening.acknowledge(listening.wanted)
+    listening.hear("notifications/prompts/list_changed", {}, None)
+    listening.hear("notifications/resources/updated", {"uri": msgspec.Raw(encode("b"))}, "b")
+    listening.hear("notifications/tools/list_changed", {}, None)
+    listening.hear("notifications/resources/updated", {"uri": msgspec.Raw(encode("a"))}, "a")
+    assert [parse(frame).method for frame in frames] == [
+        "notifications/subscriptions/acknowledged",
+        "notifications/tools/list_changed",
+        "notifications/resources/updated",
+    ]
+    metas = [msgspec.json.decode(parse(frame).params_object()["_meta"]) for frame in frames]
+    assert metas == [{"io.modelcontextprotocol/subscriptionId": 7}] * 3
