@@ -1,0 +1,82 @@
+"""What holds for a call of a tool: whether the tool is there, and what becomes of its arguments."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from gateway.config.policy import PolicySettings
+from gateway.config.upstreams import ToolSettings
+from gateway.observability.audit import Audit
+from gateway.policy.decisions import Policy, ServerPolicy
+from gateway.policy.tool_calls import ToolCalls
+from gateway.protocol.listing import Tools
+from gateway.protocol.schemas import Schemas
+from session_store import Context, Principal, Session
+from session_store.memory import MemoryBackend
+from transports.inbound_port import Refused
+from transports.jsonrpc import Object, encode
+from transports.turns import at_once
+
+SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+TOOLS = Tools([{"name": "count", "inputSchema": SCHEMA}, {"name": "drop"}])
+CONTEXT = Context(trust="sandboxed", workspace="w")
+
+
+def tool_calls(**rules: ToolSettings) -> ToolCalls:
+    settings = PolicySettings()
+    policy = Policy(settings, {"s": ServerPolicy(tools=rules)})
+    return ToolCalls(policy, Audit(MemoryBackend().audit, lambda: 0.0), Schemas(), settings)
+
+
+def session() -> Session:
+    return Session(
+        id="s1",
+        principal=Principal(issuer="api-key", subject="alice"),
+        endpoint="/mcp",
+        era="legacy",
+        created_at=0.0,
+        used_at=0.0,
+        idle_ttl_s=60.0,
+        max_age_s=60.0,
+        context=CONTEXT,
+    )
+
+
+def checked(calls: ToolCalls, tool: str, arguments: Any) -> Object:
+    decision = calls.decide("s", TOOLS, CONTEXT, session(), tool)
+    params = {"name": msgspec.Raw(encode(tool)), "arguments": msgspec.Raw(encode(arguments))}
+    found = calls.checked(decision, TOOLS, session(), tool, params)
+    return found if isinstance(found, dict) else at_once(found)
+
+
+def test_good_arguments_pass_as_they_are() -> None:
+    assert bytes(checked(tool_calls(), "count", {"n": 1})["arguments"]) == b'{"n":1}'
+
+
+def test_arguments_are_checked_against_the_listed_schema() -> None:
+    with pytest.raises(Refused, match="Invalid arguments"):
+        checked(tool_calls(), "count", {"n": "one"})
+
+
+def test_a_tool_that_the_server_does_not_list_is_unknown_where_names_matter() -> None:
+    with pytest.raises(Refused, match="Unknown tool"):
+        checked(tool_calls(count=ToolSettings(slow_s=1.0)), "other", {})
+    assert checked(tool_calls(), "other", {})
+
+
+def test_a_tool_for_direct_trust_is_unknown_to_others() -> None:
+    with pytest.raises(Refused, match="Unknown tool"):
+        checked(tool_calls(drop=ToolSettings(direct_only=True)), "drop", {})
+
+
+def test_bound_arguments_come_from_the_session() -> None:
+    calls = tool_calls(drop=ToolSettings(bind={"where": "workspace"}))
+    assert msgspec.json.decode(checked(calls, "drop", {})["arguments"]) == {"where": "w"}
+    with pytest.raises(Refused):
+        checked(calls, "drop", ["not an object"])
+
+
+def test_the_decision_says_when_a_call_is_slow() -> None:
+    calls = tool_calls(drop=ToolSettings(slow_s=1.5))
+    assert calls.decide("s", TOOLS, CONTEXT, session(), "drop").slow_s == 1.5

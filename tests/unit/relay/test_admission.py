@@ -1,0 +1,127 @@
+"""What policy lets through to a server: one decision, made at once or once the lists it needs were asked for."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+
+import msgspec
+import pytest
+
+from gateway.calls.call import Call
+from gateway.calls.exchange import Exchange
+from gateway.config.policy import PolicySettings
+from gateway.config.upstreams import ItemSettings
+from gateway.observability.audit import Audit
+from gateway.policy.decisions import Policy, ServerPolicy
+from gateway.policy.tool_calls import ToolCalls
+from gateway.protocol.listing import Names
+from gateway.protocol.schemas import Schemas
+from gateway.relay.admission import Admission
+from session_store import Context
+from session_store.memory import MemoryBackend
+from transports.era import Era
+from transports.inbound_port import Refused
+from transports.jsonrpc import encode
+from transports.reply_queue import ReplyQueue
+
+CONVERSATION = cast("Any", object())
+
+
+class Inventory:
+    """Knows what it was asked for before."""
+
+    def __init__(self, **lists: Names) -> None:
+        self._lists = {name.replace("_", "/") + "/list": names for name, names in lists.items()}
+        self.known_lists: dict[str, Names] = {}
+        self.asked: list[str] = []
+
+    def known(self, method: str, conversation: object) -> Names | None:
+        return self.known_lists.get(method) if conversation is CONVERSATION else None
+
+    async def listed(self, method: str, conversation: object, name: str) -> Names:
+        self.asked.append(method)
+        self.known_lists[method] = self._lists[method]
+        return self._lists[method]
+
+
+class Server:
+    name = "s"
+
+    def __init__(self, inventory: Inventory) -> None:
+        self.inventory = inventory
+        self.settings = SimpleNamespace(handles=False)
+
+    async def conversation_for(self, call: Call) -> object:
+        return CONVERSATION
+
+
+def admission(**rules: Any) -> Admission:
+    settings = PolicySettings()
+    policy = Policy(settings, {"s": ServerPolicy(**rules)})
+    audit = Audit(MemoryBackend().audit, lambda: 0.0)
+    return Admission(policy, ToolCalls(policy, audit, Schemas(), settings), audit, settings)
+
+
+def call(method: str, **params: Any) -> Call:
+    exchange = Exchange(method=method, client_id=1, live=None, replies=ReplyQueue(), context=Context(trust="sandboxed"))
+    return Call(exchange, Era.LEGACY, {key: msgspec.Raw(encode(value)) for key, value in params.items()}, {}, "c")
+
+
+SECRET = {"secret*": ItemSettings(direct_only=True)}
+
+
+def test_where_nothing_is_restricted_nothing_is_asked_for() -> None:
+    server, wanted = cast("Any", Server(Inventory())), call("prompts/get", name="anything")
+    assert admission().admit_now(server, CONVERSATION, wanted) is wanted.params
+    unknown = call("acme/unknown")
+    assert admission().admit_now(server, CONVERSATION, unknown) is unknown.params
+
+
+def test_an_unknown_method_is_refused_where_policy_has_rules() -> None:
+    with pytest.raises(Refused, match="acme/unknown"):
+        admission(prompts=SECRET).admit_now(cast("Any", Server(Inventory())), CONVERSATION, call("acme/unknown"))
+
+
+def test_both_ways_make_the_same_decision() -> None:
+    rules = admission(prompts=SECRET)
+    inventory = Inventory(prompts=Names({"open", "secret"}))
+    server = cast("Any", Server(inventory))
+    wanted = call("prompts/get", name="open")
+    assert rules.admit_now(server, CONVERSATION, wanted) is None and inventory.asked == []
+    assert asyncio.run(rules.admit(server, wanted)) is wanted.params and inventory.asked == ["prompts/list"]
+    assert rules.admit_now(server, CONVERSATION, wanted) is wanted.params
+    for name in ("secret", "missing"):
+        with pytest.raises(Refused):
+            asyncio.run(rules.admit(server, call("prompts/get", name=name)))
+    with pytest.raises(Refused):
+        rules.admit_now(server, CONVERSATION, call("prompts/get", name="secret"))
+
+
+def test_a_resource_that_is_not_listed_has_to_be_of_a_listed_template() -> None:
+    rules = admission(resources={"db://secret/*": ItemSettings(direct_only=True)})
+    inventory = Inventory(resources=Names({"file:///a"}), resources_templates=Names({"db://{table}/{id}"}))
+    server = cast("Any", Server(inventory))
+    wanted = call("resources/read", uri="db://t/1")
+    assert asyncio.run(rules.admit(server, wanted)) is wanted.params
+    assert inventory.asked == ["resources/list", "resources/templates/list"]
+    for uri in ("db://secret/1", "web://t/1"):
+        with pytest.raises(Refused):
+            asyncio.run(rules.admit(server, call("resources/read", uri=uri)))
+
+
+def test_a_completion_is_decided_on_as_what_it_belongs_to() -> None:
+    rules = admission(prompts=SECRET)
+    server = cast("Any", Server(Inventory(prompts=Names({"open", "secret"}))))
+    asyncio.run(rules.admit(server, call("completion/complete", ref={"type": "ref/prompt", "name": "open"})))
+    with pytest.raises(Refused):
+        asyncio.run(rules.admit(server, call("completion/complete", ref={"type": "ref/prompt", "name": "secret"})))
+    with pytest.raises(Refused, match=r"params\.ref"):
+        asyncio.run(rules.admit(server, call("completion/complete", ref={})))
+
+
+def test_a_subscription_is_left_with_the_resources_that_the_session_may_see() -> None:
+    rules = admission(resources={"db://secret/*": ItemSettings(direct_only=True)})
+    wanted = call("subscriptions/listen", notifications={"resourceSubscriptions": ["db://secret/1", "db://t/1"]})
+    params = rules.admit_now(cast("Any", Server(Inventory())), CONVERSATION, wanted)
+    assert params is not None
+    assert msgspec.json.decode(params["notifications"]) == {"resourceSubscriptions": ["db://t/1"]}
