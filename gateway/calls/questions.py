@@ -155,7 +155,7 @@ class SuspendedCall:
                 del self.questions[key]
 
     def give_up(self) -> None:
-        """The client did not come back: answer the server for it."""
+        """The client did not send its answers: answer the server with an error."""
         for question in self.questions.values():
             question.give_up()
         self.questions.clear()
@@ -347,8 +347,8 @@ class Questions:
 
 
 def give_up(exchange: "Exchange") -> None:
-    """A modern client did not come back in time: answer the server for it, and cancel the call."""
+    """A modern client did not send its answers in time: answer the server with an error, and cancel the call."""
     assert exchange.suspended is not None and exchange.conversation is not None
     exchange.suspended.give_up()
-    reason = "the client did not come back with its answers in time"
+    reason = "the client did not send its answers in time"
     exchange.conversation.cancel(exchange, reason, CALL_TIMED_OUT)
