@@ -195,7 +195,7 @@ class Questions:
         """Put a server's request to the client, on the stream of its call or on the session's own one."""
         server_id = encode(message.id)
         if len(self._open) >= MAX_QUESTIONS:
-            conversation.refuse(server_id, UNREAD, "Too many requests wait for this client already.")
+            conversation.refuse(server_id, UNREAD, "Too many requests already wait for this client.")
             return
 
         def answered(answer: Message) -> None:

@@ -124,7 +124,7 @@ def test_wrong_keys_are_waited_for_and_told(
 
     def told() -> int:
         events = http.get(f"{one.base}/admin/api/events", headers=bearer(KEY)).json()
-        wrong = [e for e in events if "operator's key" in e["reason"] and e["client"] == address]
+        wrong = [e for e in events if "operator key" in e["reason"] and e["client"] == address]
         return sum(e.get("count", 1) for e in wrong)
 
     assert eventually(lambda: told() == FREE)

@@ -38,7 +38,7 @@ def test_a_client_sees_and_ends_its_own_sessions_only(http: httpx.Client) -> Non
         ids = {s["client"]: s["session"] for s in (*listed(one), *listed(foreign))}
         for not_mine in (ids["his"], ids["first"], "nonsense"):
             refused = messages(one.tool("gateway__end_session", {"session": not_mine}))[-1]["result"]
-            assert refused["isError"] and "No such session" in refused["content"][0]["text"]
+            assert refused["isError"] and "no such session" in refused["content"][0]["text"]
         assert tool_text(one.tool("gateway__end_session", {"session": ids["second"]})) == f"ended {ids['second']}"
         assert gone([child]) and two.tool("probe__pid").status_code == 404
         assert tool_text(foreign.tool("probe__pid"))

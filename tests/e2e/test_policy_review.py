@@ -91,7 +91,7 @@ def test_a_policy_that_fits_is_good(tmp_path: Path) -> None:
     }
     policy = {"workspaces": {"w": {"servers": ["s"], "tools": ["s__read"], "prompts": ["s__*"]}}}
     found, words = told(tmp_path, ["check"], entry, policy)
-    assert found == 0 and "good (s)" in words
+    assert found == 0 and "ok (s)" in words
 
 
 @requirement("wall.decoded")

@@ -55,7 +55,11 @@ def test_one_gateway_for_a_sqlite_file_and_a_key_file_nobody_else_can_read(tmp_p
 
 @pytest.mark.parametrize(
     ("url", "words"),
-    [("sqlite:////no/such/folder/x.db", "x.db"), ("memory://", "inside the gateway"), ("mysql://x", "unknown kind")],
+    [
+        ("sqlite:////no/such/folder/x.db", "x.db"),
+        ("memory://", "in the gateway's memory"),
+        ("mysql://x", "unknown kind"),
+    ],
 )
 def test_the_command_line_says_why_it_cannot_look(url: str, words: str, cli: Any) -> None:
     ran = cli("list", store=url)
