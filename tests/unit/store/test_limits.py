@@ -56,5 +56,5 @@ def test_a_missing_key_counts_as_zero() -> None:
 
 @pytest.mark.parametrize("present", [b'"1"', b"1.0", b"01", b"+1", b" 1", b"null", b"", b"1_000"])
 def test_what_is_no_json_integer_cannot_be_incremented(present: bytes) -> None:
-    with pytest.raises(InvalidState, match="no integer"):
+    with pytest.raises(InvalidState, match="not an integer"):
         incremented("k", present, 1)
