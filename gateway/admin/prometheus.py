@@ -16,9 +16,8 @@ from prometheus_client.exposition import choose_encoder
 from gateway.admin.replica import Replica
 from gateway.calls.link_lifecycle import LOSSES
 from gateway.observability.audit import Audit
-from gateway.observability.metrics import BUCKETS_S
+from gateway.observability.metrics import BUCKETS_S, COUNTERS
 from gateway.version import __version__
-from transports.inbound.limits import Limited
 
 __all__ = ["PrometheusExporter"]
 
@@ -71,20 +70,11 @@ class PrometheusExporter:
             buckets = list(zip(_ENDS, accumulate(series.counts), strict=True))
             durations.add_metric([*labels], buckets, series.total_s)
         yield durations
-        forwarded = CounterMetricFamily(
-            "mcp_gateway_forwarded",
-            "Requests forwarded to the replica that owns the session, by outcome",
-            labels=["outcome"],
-        )
-        for outcome, count in metrics.forwarded.items():
-            forwarded.add_metric([outcome], count)
-        yield forwarded
-        limited = CounterMetricFamily(
-            "mcp_gateway_limited", "Connections and requests refused or closed because of a limit", labels=["limit"]
-        )
-        for kind in Limited:
-            limited.add_metric([kind.value], metrics.limited[kind])
-        yield limited
+        for name, row in COUNTERS.items():
+            counted = CounterMetricFamily(f"mcp_gateway_{name}", row.help, labels=[row.label])
+            for value in dict.fromkeys([*row.known, *metrics.counters[name]]):
+                counted.add_metric([value], metrics.counters[name][value])
+            yield counted
         events = CounterMetricFamily(
             "mcp_gateway_session_events", "Session events and refusals by kind", labels=["event"]
         )

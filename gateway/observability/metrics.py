@@ -5,23 +5,41 @@ Pure: no I/O. Labels are names of configured servers, known methods, eras and ou
 
 from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import zip_longest
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
 from gateway.observability.outcome import FAILURES, Kind
 from gateway.protocol.methods import METHODS, metric_label
-from transports.inbound.limits import Refusals
+from transports.inbound.limits import Limited, Refusals
 
-__all__ = ["BUCKETS_S", "History", "Metrics", "Sample", "Series", "quantile"]
+__all__ = ["BUCKETS_S", "COUNTERS", "CounterRow", "History", "Metrics", "Sample", "Series", "quantile"]
 
 BUCKETS_S: Final = (
     *(0.0001, 0.0002, 0.0003, 0.0005, 0.00075, 0.001, 0.0015, 0.0025, 0.005, 0.01, 0.025, 0.05),
     *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0),
 )
 """Upper bounds in seconds: close to each other where a call of a fast server ends, up to what clients wait at most."""
+
+
+class CounterRow(msgspec.Struct, frozen=True):
+    """A counter: the help text, the name of its label, and the label's values that are exported before they occur."""
+
+    help: str
+    label: str
+    known: tuple[str, ...] = ()
+
+
+COUNTERS: Final[Mapping[str, CounterRow]] = {
+    "forwarded": CounterRow("Requests forwarded to the replica that owns the session, by outcome", "outcome"),
+    "limited": CounterRow(
+        "Connections and requests refused or closed because of a limit", "limit", tuple(kind.value for kind in Limited)
+    ),
+}
+"""Counters with one label, exported as `mcp_gateway_NAME_total`. To add one, add a row, and count where it happens:
+`metrics.counters[NAME][VALUE] += 1`."""
 
 _STREAMS: Final = frozenset(row.name for row in METHODS.values() if row.is_stream)
 
@@ -57,8 +75,7 @@ class Metrics:
     def __init__(self) -> None:
         self.series: dict[tuple[str, str, str], Series] = {}  # by server, method and era
         self.loop_lag_s = 0.0  # how late the event loop was with the last second
-        self.forwarded: Counter[str] = Counter()
-        self.limited: Refusals = Counter()  # refused or cut because a limit was reached
+        self.counters: dict[str, Counter[Any]] = {name: Counter() for name in COUNTERS}
         self.history = History(self)
 
     def answered(self, server: str, method: str, era: str, kind: Kind, took_s: float) -> None:
@@ -70,6 +87,16 @@ class Metrics:
         if method not in _STREAMS:  # a stream lasts as long as its client likes
             series.counts[bisect_left(BUCKETS_S, took_s)] += 1
             series.total_s += took_s
+
+    @property
+    def forwarded(self) -> Counter[str]:
+        """Requests forwarded to peers, by outcome."""
+        return self.counters["forwarded"]
+
+    @property
+    def limited(self) -> Refusals:
+        """Connections and requests refused or closed because of a limit, by kind."""
+        return self.counters["limited"]
 
     def record_loop_lag(self, seconds: float) -> None:
         """How late the event loop was with the last second."""

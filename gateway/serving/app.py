@@ -13,6 +13,8 @@ from gateway.serving.gateway import Gateway
 from gateway.serving.paths import HEALTH, JWKS, READY
 from session_store import Backend
 from transports.inbound.http import Receive, Scope, Send
+from transports.inbound.http_sse import HttpSse
+from transports.inbound.streamable_http import StreamableHttp
 
 __all__ = ["Gateway", "GatewayApp", "create_app", "operators_app"]
 
@@ -23,18 +25,20 @@ class GatewayApp(Starlette):
     def __init__(self, gateway: Gateway, routes: list[BaseRoute]) -> None:
         super().__init__(routes=routes, lifespan=gateway.lifespan)
         self._gateway = gateway
+        self._state = gateway.state
+        self._endpoints: dict[str, StreamableHttp | HttpSse] = {**gateway.fronts, **gateway.endpoints}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             path = scope["path"].removeprefix(scope.get("root_path", ""))
-            endpoint = self._gateway.endpoints.get(path) or self._gateway.fronts.get(path)
+            endpoint = self._endpoints.get(path)
             if endpoint is not None:
-                if not self._gateway.is_running:
+                if not self._state.is_running:
                     raise RuntimeError(
                         "the gateway is not running: give its lifespan to the app that mounts it, as in "
                         "FastAPI(lifespan=gateway.lifespan)"
                     )
-                await endpoint(scope, receive, _closing(send) if self._gateway.is_draining else send)
+                await endpoint(scope, receive, _closing(send) if self._state.is_draining else send)
                 return
             if path.startswith("/v1/"):
                 await self._gateway.state_api(scope, receive, send)

@@ -34,7 +34,7 @@ class Gateway:
         base, callers, served, resolution = parts.foundation, parts.callers, parts.servers, parts.resolution
         self.parts = parts
         self._lifecycle = Lifecycle(parts)
-        self._state = base.state
+        self.state = base.state
         self.audit = base.audit
         self.metrics = base.metrics
         self.rates = base.rates
@@ -58,12 +58,12 @@ class Gateway:
     @property
     def is_running(self) -> bool:
         """True if it serves what comes."""
-        return self._state.is_running
+        return self.state.is_running
 
     @property
     def is_draining(self) -> bool:
         """True if it hands its sessions to other replicas."""
-        return self._state.is_draining
+        return self.state.is_draining
 
     async def is_ready(self) -> bool:
         """True if new requests can be served."""
