@@ -51,6 +51,7 @@ bench-peers: $(VENV)/.installed-dev ## Measure speed compared with other gateway
 
 reference: $(VENV)/.installed-dev ## Regenerate docs/settings.md and docs/images
 	$(BIN)/python -m tests.tools.settings_reference
+	$(BIN)/python -m tests.tools.state_diagrams
 	$(BIN)/python -m tests.operating.trace_picture docs/images/trace.svg
 	$(BIN)/python -m tests.operating.console_picture docs/images/console.png
 

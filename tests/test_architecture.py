@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.requirements import requirement
+from tests.tools.state_diagrams import DIAGRAMS, DOCUMENT, drawn
 
 ROOT = Path(__file__).parent.parent
 LAYERS = {
@@ -266,3 +267,16 @@ def test_no_context_variable_holds_what_a_credential_says() -> None:
     assert found.keys() == CONTEXT_VARIABLES.keys()
     for words in ("granted", "principal", "claim", "credential", "permission", "trust"):
         assert not any(words in variable.lower() for variable in found.values())
+
+
+def test_the_diagrams_of_lifecycles_are_drawn_from_their_tables() -> None:
+    text = DOCUMENT.read_text(encoding="utf-8")
+    assert re.findall(r"<!-- lifecycle: (\w+) -->", text) == list(DIAGRAMS)
+    assert drawn(text) == text, "make reference draws them"
+
+
+def test_the_architecture_names_files_that_exist_and_every_room() -> None:
+    text = DOCUMENT.read_text(encoding="utf-8")
+    for path in re.findall(r"`([\w/]+(?:/|\.py))`", text):
+        assert any((ROOT / base / path).exists() for base in ("", "gateway", "transports", "session_store")), path
+    assert set(re.findall(r"^\| `(\w+)/` \|", text, re.MULTILINE)) == set(ROOMS)

@@ -1,15 +1,22 @@
-"""Print the tables of states as Mermaid: `python -m tests.tools.state_diagrams [exchange] [link] [session]`."""
+"""`python -m tests.tools.state_diagrams`: draws the lifecycles in docs/architecture.md from their tables.
 
-import sys
+Each diagram stands below a line `<!-- lifecycle: NAME -->`, as a Mermaid state diagram.
+"""
+
+import re
 from collections.abc import Mapping
 from enum import StrEnum
+from pathlib import Path
 from typing import Final
 
 from gateway.calls.exchange_state import EXCHANGE, OVER, ExchangeState
 from gateway.calls.link_lifecycle import LINK, LinkState
 from gateway.calls.live_state import GONE, LIVE, LiveState
 
-__all__ = ["DIAGRAMS", "diagram"]
+__all__ = ["DIAGRAMS", "DOCUMENT", "diagram", "drawn"]
+
+DOCUMENT: Final = Path(__file__).parents[2] / "docs" / "architecture.md"
+_BLOCK: Final = re.compile(r"(<!-- lifecycle: (\w+) -->\n)```mermaid\n.*?```\n", re.DOTALL)
 
 
 def diagram(table: Mapping[StrEnum, Mapping[StrEnum, StrEnum]], first: StrEnum, last: frozenset[StrEnum]) -> str:
@@ -32,6 +39,15 @@ DIAGRAMS: Final = {
     "session": diagram(LIVE, LiveState.OPENING, frozenset(GONE)),  # type: ignore[arg-type]
 }
 
+
+def drawn(text: str) -> str:
+    """The document with each of its diagrams drawn anew. Raises `KeyError` for a lifecycle that has no table."""
+    return _BLOCK.sub(lambda found: f"{found[1]}```mermaid\n{DIAGRAMS[found[2]]}```\n", text)
+
+
+def main() -> None:
+    DOCUMENT.write_text(drawn(DOCUMENT.read_text(encoding="utf-8")), encoding="utf-8")
+
+
 if __name__ == "__main__":
-    for name in sys.argv[1:] or DIAGRAMS:
-        print(DIAGRAMS[name], end="")
+    main()
