@@ -29,7 +29,7 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 
 class InvalidContext(ValueError):
-    """A context value cannot be used; the message says which and why, and is fit for a client to read."""
+    """A context value is invalid. The message names the value and the reason, and may be sent to a client."""
 
 
 def new_session_id() -> str:

@@ -112,7 +112,7 @@ class TokenCodec:
         return self._signer.sign(session_id).decode()
 
     def verify(self, token: str) -> str | None:
-        """The id in a token that one of our keys signed, else None. Touches no store."""
+        """The id in a token that a key of this ring signed, else None. Uses no store."""
         known = self._verified.get(token)
         if known is not None:
             return known

@@ -1,4 +1,4 @@
-"""What an inbound wire calls: requests in, answers and refusals out. No I/O of its own."""
+"""The interface between an inbound wire and the gateway: requests in, answers and refusals out. No I/O."""
 
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, Protocol
@@ -87,7 +87,7 @@ class Answer(Protocol):
 
     @property
     def is_doubtful(self) -> bool:
-        """Whether the session may have passed to another process, so that frames have to be `confirmed`."""
+        """True if another process may have taken the session over, so that frames have to be `confirmed`."""
         ...
 
     async def confirmed(self, frame: Frame) -> Frame:
@@ -147,11 +147,11 @@ class Handler(Protocol):
         ...
 
     async def negotiated(self, request: Request) -> str:
-        """The protocol version that the session of a legacy request has negotiated, before anything of it is done."""
+        """The protocol version that a legacy request's session has negotiated. Called before the request is handled."""
         ...
 
     async def notify(self, request: Request) -> None:
-        """A client's notification."""
+        """Handle a client's notification."""
         ...
 
     async def respond(self, request: Request) -> None:
@@ -159,7 +159,7 @@ class Handler(Protocol):
         ...
 
     async def stream(self, request: Request, last_event_id: str | None) -> EventSource:
-        """A legacy client's GET."""
+        """Open the GET stream of a legacy client."""
         ...
 
     async def end(self, request: Request) -> None:

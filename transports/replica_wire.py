@@ -226,7 +226,7 @@ class PeerConnectionPool:
         """A connection to HOST:PORT.
 
         Raises:
-            PeerRefused: nobody listens there.
+            PeerRefused: the connection was refused.
             PeerTimedOut: the peer neither accepts nor refuses the connection.
         """
         loop = asyncio.get_running_loop()
@@ -268,7 +268,7 @@ class PeerConnectionPool:
             connection.check_timeout(now)
 
     def keep(self, connection: PeerConnection) -> None:
-        """Keep a connection for the next request."""
+        """Put a connection back into the pool, for the next request."""
         self._active.discard(connection)
         idle = self._idle.setdefault(connection.address, [])
         if connection.transport is None or self._is_closed or len(idle) >= _MAX_IDLE:

@@ -1,7 +1,7 @@
-"""The answering side of the connection: requests of other processes, bounded until the sender is known to be a replica.
+"""The server side of the replica protocol. Limits what a sender may cost until it has proved that it is a replica.
 
-The head of a request is small, comes within seconds, and says who sent it. Only then is there room for its body. What a
-head has to be is not known here: `opening` is asked.
+The head of a request is small, must arrive within seconds, and authenticates the sender. The body is read only after
+that. This module does not know what a valid head is: `opening` decides.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Background tasks of one owner: kept, logged when they fail, shared by key, and ended when the owner closes."""
+"""Background tasks of one owner: referenced while they run, logged if they fail, cancelled when the owner closes."""
 
 import asyncio
 import logging

@@ -18,7 +18,7 @@ LARGE_BYTES: Final = 256 << 10
 
 
 def is_large(params: Mapping[str, msgspec.Raw]) -> bool:
-    """Whether any of these values is."""
+    """True if any of these values is large."""
     return any(len(memoryview(raw)) > LARGE_BYTES for raw in params.values())
 
 

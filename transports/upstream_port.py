@@ -83,7 +83,7 @@ class Link(Protocol):
 
     @property
     def last_words(self) -> list[str]:
-        """The last lines that its process wrote to stderr, if there is one."""
+        """The last lines that the link's process wrote to stderr; empty if the link has no process."""
         ...
 
     @property

@@ -48,7 +48,7 @@ class Chart:
 
     @property
     def names(self) -> list[str]:
-        """What the lines are, where there are several."""
+        """Names of the lines, if there are several."""
         return [name for name, _ in self._lines] if len(self._lines) > 1 else []
 
 

@@ -62,7 +62,7 @@ class Console:
 
     @property
     def routes(self) -> list[Route | Mount]:
-        """For Starlette."""
+        """The console's routes for Starlette."""
         pages = [Route(path, _told_why(self._page(name)), methods=["GET"]) for path, name in _PAGES.items()]
         lives = [Route(f"{path}/live", _told_why(self._live(name)), methods=["GET"]) for path, name in _PAGES.items()]
         return [

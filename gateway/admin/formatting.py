@@ -1,4 +1,4 @@
-"""Numbers as people read them. Pure."""
+"""Formats numbers, sizes and time spans for people. Pure."""
 
 from datetime import UTC, datetime
 
@@ -13,7 +13,7 @@ def readable(value: float, unit: str) -> str:
 
 
 def span(seconds: float) -> str:
-    """A time span in two units at most."""
+    """Format a time span, in at most two units."""
     whole = int(seconds)
     if whole < 60:
         return f"{whole} s"

@@ -48,7 +48,7 @@ class Ambiguous(OperatorError):
 
 
 class UnknownHere(OperatorError):
-    """This source does not know that: another one does."""
+    """This source does not have the data; the other source has it."""
 
 
 class SessionQuery(msgspec.Struct, frozen=True, kw_only=True):

@@ -69,10 +69,10 @@ class Replica:
         return self._serving.is_draining
 
     async def answer(self, what: str, args: Any) -> Any:
-        """Answer what an operator's replica asks.
+        """Answer a query of another replica.
 
         Raises:
-            LookupError: this version knows no such question.
+            LookupError: this version does not know the query.
         """
         match what:
             case "report":
@@ -90,7 +90,7 @@ class Replica:
         return True
 
     async def report(self) -> ReplicaReport:
-        """How it is."""
+        """The report of this replica."""
         lives = list(self._live)
         return ReplicaReport(
             replica=self.name,
@@ -113,7 +113,7 @@ class Replica:
         )
 
     def processes(self) -> dict[str, int]:
-        """How many processes run, by server."""
+        """Number of running processes by server."""
         count = dict.fromkeys((upstream.name for upstream in self.upstreams), 0)
         for conversation in self._conversations():
             if conversation.link is not None and conversation.link.pid is not None:
@@ -127,7 +127,7 @@ class Replica:
             yield from upstream.shared
 
     def sessions(self) -> tuple[int, int, int, int]:
-        """Sessions held, exchanges in flight, of those parked, and standalone streams."""
+        """Numbers of sessions, exchanges in flight, suspended exchanges among them, and standalone streams."""
         held = flight = suspended = streams = 0
         for live in self._live:
             held += 1
@@ -137,11 +137,11 @@ class Replica:
         return held, flight, suspended, streams
 
     def parts(self, session_ids: Iterable[str]) -> list[SessionPart]:
-        """What is known here of these sessions."""
+        """The facts that this replica knows about these sessions."""
         return [_part(live, deep=True) for one in session_ids if (live := self._live.get(one)) is not None]
 
     def notable(self, kind: str) -> list[SessionPart]:
-        """Sessions that have failed calls, the latest failure first; or those that are busy, the busiest first."""
+        """Sessions with failed calls, latest failure first, or busy sessions, busiest first."""
         if kind == "failing":
             failing = [live for live in self._live if live.failures]
             failing.sort(key=lambda live: -live.failures[-1].at if live.failures else 0.0)

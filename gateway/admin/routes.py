@@ -1,4 +1,4 @@
-"""The operators' paths put together: console and REST under `/admin`, metrics at `/metrics`."""
+"""The operators' routes: console and REST under `/admin`, metrics at `/metrics`."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -31,7 +31,7 @@ def operator_routes(
     backend: Backend,
     open_metrics: bool,
 ) -> list[BaseRoute]:
-    """For Starlette. Without an operator's key there is no console and no REST; `open_metrics`: nor one for metrics."""
+    """Routes for Starlette. Without operators' keys, only metrics are served. `open_metrics`: they need no key."""
     routes: list[BaseRoute] = []
     if access.is_open:
         routes += [*Rest(operations, access).routes, *Console(operations, access).routes]

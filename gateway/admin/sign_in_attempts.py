@@ -19,7 +19,7 @@ _HELD: Final = 4_096
 
 
 class TooManyAttempts(Exception):
-    """Wrong keys came from there: no key is looked at for `wait_s` more seconds."""
+    """Too many wrong keys came from that network. No key from it is checked for `wait_s` more seconds."""
 
     def __init__(self, wait_s: float) -> None:
         super().__init__(f"too many wrong keys came from your address: try again in {wait_s:.0f} s")

@@ -39,5 +39,5 @@ class Call(msgspec.Struct, frozen=True):
         return Call(self.exchange, self.era, params, self.meta, self.correlation, self.check_mirrored)
 
     def asking(self, params: Object, meta: Object) -> "Call":
-        """A request of the gateway's own, made for this one."""
+        """A request that the gateway makes itself, on behalf of this call."""
         return Call(self.exchange, self.era, params, meta, self.correlation)

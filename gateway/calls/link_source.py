@@ -51,7 +51,7 @@ class LinkSource(Protocol):
         ...
 
     async def remote_session_changed(self, resume: str) -> None:
-        """Record what a later link can resume; empty if there is no such thing. Raises `StoreUnavailable`."""
+        """Record the id that a later link can resume with; empty if there is none. Raises `StoreUnavailable`."""
         ...
 
     def restarted(self, reason: str) -> None:

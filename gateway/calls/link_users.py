@@ -25,7 +25,7 @@ class LinkUsers:
         return iter(self._users)
 
     def add(self, live: "LiveSession | None") -> None:
-        """A session uses the conversation."""
+        """Record that a session uses the conversation."""
         self._users.add(live)
 
     def discard(self, live: "LiveSession | None") -> None:
@@ -34,7 +34,7 @@ class LinkUsers:
         self._notices.pop(live, None)
 
     def restarted(self, reason: str) -> None:
-        """The server was restarted: every session gets that with its next result."""
+        """Record that the server was restarted. The next result of every session reports it."""
         self._notices = dict.fromkeys(self._users, reason)
 
     def notify(self, live: "LiveSession", reason: str) -> None:

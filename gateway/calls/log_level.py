@@ -11,8 +11,8 @@ _CAPABILITY: Final = "logging"
 
 
 def is_lower(level: str, present: str, initialize_result: bytes | None) -> bool:
-    """Whether the server has to be asked for that level: it has one level for all calls, the lowest that any of them
-    has asked for. `present` is that level, empty before the first. The messages are filtered for each call."""
+    """True if the server has to be set to that level. A server has one level for all calls: the lowest that any of them
+    requested. `present` is that level, empty before the first. The messages are filtered for each call."""
     if level not in LEVELS or _CAPABILITY not in capabilities_of(initialize_result):
         return False
     return not present or LEVELS.index(level) < LEVELS.index(present)

@@ -1,1 +1,1 @@
-"""Which replica owns a session, and how requests reach the owner."""
+"""Decides which replica owns a session, and forwards requests to the owner."""

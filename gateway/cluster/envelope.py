@@ -159,7 +159,7 @@ class Envelopes:
         return Opened(envelope, packed) if envelope.target == replica else Refusal.SOMEBODY_ELSE
 
     def take(self, opened: Opened, body: bytes) -> Headers | Refusal:
-        """The headers, if headers and body are those that were sealed and no copy was taken before."""
+        """The headers, if headers and body are those that were sealed, and the envelope was not used before."""
         envelope = opened.envelope
         if _digest(opened.packed, body) != envelope.digest:
             return Refusal.INVALID

@@ -106,7 +106,7 @@ class _FrameWriter:
 
 
 def _scope(envelope: Envelope, headers: Headers, answer: _FrameWriter) -> dict[str, Any]:
-    """The ASGI scope of a forwarded request. `mcp.forwarded` is what the sender vouches for."""
+    """The ASGI scope of a forwarded request. `mcp.forwarded` holds the facts that the sender has verified."""
     forwarded = Forwarded(
         session_id=envelope.session,
         principal=Principal(issuer=envelope.issuer, subject=envelope.subject),

@@ -22,7 +22,7 @@ class Lease(enum.Enum):
 
 
 class Liveness(enum.Enum):
-    """What is decided about a peer that has timed out."""
+    """The decision about a peer that has timed out."""
 
     WAIT = enum.auto()
     """It may still answer."""
@@ -72,5 +72,5 @@ REFUSALS: Final = {
 
 
 def after_refusal(refusal: Refusal) -> Outcome | None:
-    """What it means that a peer refuses an envelope. None: the two replicas disagree about keys or time."""
+    """The outcome when a peer refuses an envelope. None: the two replicas have different keys or clocks."""
     return REFUSALS[refusal]

@@ -39,5 +39,5 @@ class RelayedReply:
             await self.send({"type": "http.response.body", "body": payload, "more_body": True})
 
     async def end(self, payload: bytes = b"") -> None:
-        """End the answer with its last piece."""
+        """Send the last part of the answer, and end it."""
         await self.send({"type": "http.response.body", "body": payload, "more_body": False})

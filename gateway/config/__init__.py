@@ -1,1 +1,1 @@
-"""What an operator sets: values, where they are given, and the keys."""
+"""The operator's settings: their values, their sources, and the keys."""

@@ -1,6 +1,6 @@
-"""Secrets of the operator's that are in files: where secrets of containers and services are put.
+"""Reads operators' secrets from files, as container and service managers provide them.
 
-A file that the gateway's user can read, its servers can read as well, unless a sandbox hides it from them.
+The gateway's servers run as the same user, so they can read these files too, unless a sandbox hides them.
 """
 
 from pathlib import Path
@@ -36,7 +36,7 @@ def secret_in(file: Path, named_by: str) -> str:
 
 
 def others_can_read(file: Path) -> bool:
-    """Whether group or others may read it. What cannot be looked at, `secret_in` says more of."""
+    """True if the file's group or others may read it. False if the file is inaccessible: `secret_in` reports that."""
     try:
         return bool(file.stat().st_mode & 0o044)
     except OSError:

@@ -1,4 +1,4 @@
-"""What HTTP servers are told of a session: a short-lived signed assertion that no client can make.
+"""Session assertions for HTTP servers: short-lived signed tokens that no client can make.
 
 A JWT (RFC 7519) signed with EdDSA (RFC 8037), for one server (`aud`), good for a minute; the public keys are at
 `/.well-known/jwks.json` (RFC 7517). The same token opens the session's state over HTTPS.
@@ -37,7 +37,7 @@ class Assertions:
         self._signed: dict[tuple[str, int, str], tuple[float, str]] = {}
 
     def of(self, session: Session, audience: str) -> str:
-        """What is to be told of that session to the server at that URL: made anew while it is still good for long."""
+        """The assertion of that session for the server at that URL. It is renewed long before it expires."""
         now = self._clock()
         key = (session.id, session.version, audience)
         at, token = self._signed.get(key, (0.0, ""))

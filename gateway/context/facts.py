@@ -76,7 +76,7 @@ def announced_workspace(meta: Mapping[str, Any], path: str) -> str:
 
 
 def facts_of(session: Session, correlation: str) -> dict[str, str]:
-    """What an upstream is told of a session, by the names that the configuration uses."""
+    """The facts about a session that upstreams receive, by the names that the configuration uses."""
     return {name: fact(session) for name, fact in _FACTS.items()} | {"correlation_id": correlation}
 
 
@@ -135,7 +135,7 @@ def trace_meta(session: Session, correlation: str) -> Object:
 
 
 def without_our_keys(meta: Object) -> Object:
-    """`_meta` as the client sent it, less the keys that are ours to set: no client can forge a context."""
+    """The client's `_meta` without the keys that the gateway sets, so that no client can forge a context."""
     for key in meta:
         if key.startswith(_OURS):
             return {k: v for k, v in meta.items() if not k.startswith(_OURS)}

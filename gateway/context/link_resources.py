@@ -24,7 +24,7 @@ _LONGEST_FOLDER = 80
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkResources:
-    """Given to one link, taken back with `close` when the link ends."""
+    """The resources of one link. `close` releases them when the link ends."""
 
     given: ConnectOptions = field(default_factory=ConnectOptions)
     session: ToolSession | None = None
@@ -41,7 +41,7 @@ class LinkResourceProvider:
         self._folder = ""
 
     def for_object(self, session: Session) -> LinkResources:
-        """For a link inside this process."""
+        """The resources of a link to a server object in this process."""
         return LinkResources(session=tool_session(session, sessions=self._sessions, state=self._state))
 
     def state_of(self, session: Session, secret: str = "") -> StateAccess:

@@ -1,4 +1,4 @@
-"""Which names of principals can be used: in keys, logs, environments and lists of people. Pure."""
+"""Checks names of principals, which appear in keys, logs, environments and lists for people. Pure."""
 
 from typing import Final
 

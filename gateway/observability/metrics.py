@@ -45,7 +45,7 @@ _STREAMS: Final = frozenset(row.name for row in METHODS.values() if row.is_strea
 
 
 class Series:
-    """Requests of one kind: how they ended, and how long they took."""
+    """Outcomes and durations of requests of one kind."""
 
     __slots__ = ("counts", "outcomes", "total_s")
 
@@ -99,7 +99,7 @@ class Metrics:
         return self.counters["limited"]
 
     def record_loop_lag(self, seconds: float) -> None:
-        """How late the event loop was with the last second."""
+        """Record the delay of the event loop in the last second, in seconds."""
         self.loop_lag_s = max(0.0, seconds)
 
     @property
@@ -138,7 +138,7 @@ class History:
         self.samples: deque[Sample] = deque(maxlen=seconds)
 
     def take(self, at: float) -> None:
-        """End a second."""
+        """Close the present second of the history."""
         counts, failed = self._metrics.counts, self._metrics.failed
         came = [now - before for now, before in zip_longest(counts, self._counts, fillvalue=0)]
         newly = failed - self._failed

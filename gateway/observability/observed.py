@@ -1,4 +1,4 @@
-"""What observability sees of a call in flight. The calls implement it; this room knows nothing else of them."""
+"""The interface of a call in flight that observability uses. `gateway.calls` implements it."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -60,7 +60,7 @@ class ObservedExchange(Protocol):
         ...
 
     def unwatch(self) -> CallSpan | None:
-        """Forget all watchers, and the span: the call is not sent. The span that was set, if any."""
+        """Remove all watchers and the span, because the call is not sent. Returns the span that was set, if any."""
         ...
 
     def begin(self, at: float, correlation: str, span: CallSpan | None) -> None:

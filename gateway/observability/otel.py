@@ -1,4 +1,4 @@
-"""Where spans go: an OpenTelemetry provider, made from the variables that OpenTelemetry defines for it."""
+"""Makes the OpenTelemetry provider that exports spans, from the standard environment variables of OpenTelemetry."""
 
 import asyncio
 from typing import Final

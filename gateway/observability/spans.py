@@ -75,7 +75,7 @@ class RequestSpan:
         _end(self._span, outcome)
 
     def passed_on(self) -> None:
-        """Another replica answers it, and says how."""
+        """Another replica answers the request, and records its outcome."""
         self._span.end()
 
 
@@ -87,7 +87,7 @@ class CallSpan:
         self._span = span
 
     def finished(self, outcome: Outcome, server: str) -> None:
-        """The call, and the request it was made for, are over."""
+        """End the spans of the call and of the request that it was made for."""
         self._span.set_attribute("mcp_gateway.server", server)
         _end(self._span, outcome)
         self._request.ended(outcome)

@@ -80,7 +80,7 @@ class Policy:
         return frozenset(kind for kind, is_restricted in named.items() if is_restricted)
 
     def restricts(self, server: str) -> frozenset[str]:
-        """Of what at that server sessions may see a part only: `tools`, `prompts`, `resources`."""
+        """The kinds of items (`tools`, `prompts`, `resources`) of that server of which sessions may see only a part."""
         return self._restricted[server]
 
     def _sees(self, context: Context, server: str) -> bool:

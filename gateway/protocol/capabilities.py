@@ -17,8 +17,8 @@ _ASKED: Final = {"elicitation": ("form", "url"), "sampling": ("context", "tools"
 
 
 class Caller(msgspec.Struct, frozen=True):
-    """A client as servers of the other era are told of it. `capabilities` is JSON in one spelling, so equal ones are
-    equal bytes; `log_level` is the lowest level of messages it wants with a call, empty for none."""
+    """A client's identity and capabilities, for servers of the other era. `capabilities` is canonical JSON, so
+    that equal ones are equal bytes; `log_level` is the lowest level of messages that it wants, empty for none."""
 
     name: str
     version: str
@@ -48,14 +48,14 @@ class Caller(msgspec.Struct, frozen=True):
 
 
 def caller_of_meta(meta: Mapping[str, Any]) -> Caller:
-    """A modern client, by the `_meta` of its request."""
+    """A modern client, from the `_meta` of its request."""
     info = meta.get(f"{_SPEC}clientInfo")
     level = meta.get(f"{_SPEC}logLevel")
     return _caller(info, meta.get(f"{_SPEC}clientCapabilities"), level if isinstance(level, str) else "")
 
 
 def caller_of_params(initialize_params: bytes) -> Caller:
-    """A legacy client, by the params of its `initialize`."""
+    """A legacy client, from the params of its `initialize`."""
     params = msgspec.json.decode(initialize_params or b"{}")
     return _caller(params.get("clientInfo"), params.get("capabilities"), "")
 

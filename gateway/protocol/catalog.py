@@ -20,7 +20,7 @@ SEPARATOR: Final = "__"
 
 
 def owner_of(name: str, upstreams: Iterable[str], kind: str) -> tuple[str, str]:
-    """The upstream of a public name and its name there. Raises `Refused` for a name nobody has."""
+    """The upstream that a public name belongs to, and the name there. Raises `Refused`: no upstream has that name."""
     upstream, _, inner = name.partition(SEPARATOR)
     if not inner or upstream not in upstreams:
         raise Refused(200, INVALID_PARAMS, f"Unknown {kind}: {name[:128]}")
@@ -40,7 +40,7 @@ def merge_lists(method: str, pages: Iterable[tuple[str, Any]]) -> list[Any]:
 
 
 def next_cursor(upstream: str, cursor: str) -> str:
-    """A cursor that says whose page comes next, and that upstream's own cursor."""
+    """A cursor that contains the upstream of the next page, and that upstream's own cursor."""
     return base64.urlsafe_b64encode(encode([upstream, cursor])).decode()
 
 

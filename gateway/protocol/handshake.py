@@ -67,7 +67,7 @@ _MODERN_CAPABILITIES: Final = ("completions", "experimental", "logging", "prompt
 
 
 def discovery_of(result: bytes) -> bytes:
-    """What `server/discover` says of a server that has only shaken hands."""
+    """The `server/discover` result of a server that supports only the handshake, made from its `initialize` result."""
     decoded = msgspec.json.decode(result)
     info = decoded.get("serverInfo", {})
     body: dict[str, Any] = {
@@ -106,7 +106,7 @@ def capabilities_of(result: bytes | None) -> dict[str, Any]:
 
 
 def server_info_of(result: bytes | None) -> bytes:
-    """What a legacy server said of itself, as JSON."""
+    """The `serverInfo` of a legacy server, as JSON."""
     return encode(_part(result, "serverInfo"))
 
 
@@ -167,5 +167,5 @@ def _merged(decoded: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _union(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
-    """Flags such as `listChanged` and `subscribe` hold when any server has them."""
+    """Merge capabilities. A flag such as `listChanged` or `subscribe` is set if any server sets it."""
     return {key: (a.get(key) or b.get(key)) for key in a | b}

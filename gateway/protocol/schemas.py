@@ -71,7 +71,7 @@ class _Weight:
         self.visits = self._weigh(schema, 0)
 
     def _look(self, value: dict[str, Any] | list[Any], depth: int) -> bool:
-        """Find anchors and patterns, wherever they stand. Returns whether a reference stands anywhere in `value`."""
+        """Collect anchors and patterns at any depth. Returns True if `value` contains a reference."""
         if depth > MOST_DEPTH:
             raise UnusableSchema(f"it is nested more than {MOST_DEPTH} deep")
         refers = False

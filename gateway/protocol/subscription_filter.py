@@ -76,7 +76,7 @@ class SubscriptionFilter:
         self._send("notifications/subscriptions/acknowledged", params)
 
     def hear(self, method: str, params: Object, uri: object) -> None:
-        """Something has changed."""
+        """Handle a notification that something has changed."""
         if self.wanted.wants(method, uri):
             self._send(method, params)
 
@@ -85,6 +85,6 @@ class SubscriptionFilter:
 
 
 def tagged(params: Object, client_id: RequestId) -> Object:
-    """A notification's params, under the client's own subscription id."""
+    """The params of a notification, with the client's own subscription id."""
     meta = msgspec.json.decode(params.get("_meta", b"{}"), type=Object)
     return params | {"_meta": msgspec.Raw(encode(meta | {SUBSCRIPTION_ID: msgspec.Raw(encode(client_id))}))}

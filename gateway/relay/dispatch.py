@@ -90,7 +90,7 @@ class Dispatch:
         await conversation.start(exchange, params, meta)
 
     def _list_filter(self, upstream: ConfiguredUpstream, method: str) -> Callable[[Exchange, Object], Object]:
-        """What turns the server's list into the list that the call's session may see."""
+        """A filter that reduces the server's list to the items that the call's session may see."""
         key = LISTS[method]
 
         def filtered(exchange: Exchange, result: Object) -> Object:

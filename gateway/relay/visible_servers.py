@@ -1,4 +1,4 @@
-"""Which servers stand behind one URL, and which of them a session may see."""
+"""Decides which servers one URL serves, and which of them a session may see."""
 
 import functools
 from collections.abc import Mapping, Sequence

@@ -26,7 +26,7 @@ def hide() -> bool:
 
 
 def why_in_sight() -> str:
-    """Why servers without a sandbox can look into this process all the same; empty: they cannot."""
+    """Why servers without a sandbox can read this process's memory despite the protection; empty if they cannot."""
     if sys.platform != "linux":
         return "only Linux can close a process to others of its user"
     if _prctl(_PR_GET_DUMPABLE) != 0:

@@ -26,7 +26,7 @@ def in_sight(environment: Mapping[str, str], kept_in: int) -> dict[str, str]:
 
 
 def kept(environment: Mapping[str, str]) -> int:
-    """A descriptor with all of it, to be passed on and to be closed."""
+    """A file descriptor of a file that contains the whole environment. The caller passes it on, and closes it."""
     if hasattr(os, "memfd_create"):
         held = os.memfd_create("environment")
     else:

@@ -1,4 +1,4 @@
-"""Readiness: would a request be served? The answer is remembered for a second, so that probes are cheap."""
+"""Readiness: whether the gateway would serve a request. The result is cached for a second, so that probes are cheap."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -20,8 +20,8 @@ ANSWER_S: Final = 2.0
 class Readiness:
     """`may_serve` is true if this process takes requests at all. `try_write` writes to the store.
 
-    A store that answers a ping is not enough. A full store, or a read-only replica, answers and takes no writes:
-    then no session can be opened or kept alive.
+    A store that answers a ping is not enough. A full store, or a read-only replica, answers but accepts no
+    writes: then no session can be opened or kept alive.
     """
 
     def __init__(self, may_serve: Callable[[], bool], try_write: Callable[[], Awaitable[None]]) -> None:

@@ -1,4 +1,4 @@
-"""Runs the app under uvicorn: one socket, one line when it serves, an end that leaves nothing."""
+"""Runs the app under uvicorn: opens the listeners, prints `ready URL`, and stops in order."""
 
 import asyncio
 import contextlib
@@ -129,7 +129,7 @@ def serve(settings: Settings) -> None:
 
 
 def _remembering(app: Any, refused: list[ConfigurationError]) -> Any:
-    """The app; what stops its start is kept for the person who started it."""
+    """Wraps the app. An error that stops its start is recorded, to be reported to the person who started it."""
 
     async def remembering(scope: Any, receive: Any, send: Any) -> None:
         async def telling(message: Any) -> None:

@@ -1,4 +1,4 @@
-"""Replicas as leases in a dict, owners in the sessions' records: for gateways in one process."""
+"""The replica directory for gateways in one process: leases in a dict, owners in the sessions' records."""
 
 from collections import defaultdict
 from collections.abc import Callable

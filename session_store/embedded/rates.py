@@ -1,4 +1,4 @@
-"""How often something may happen: the generic cell rate algorithm, one number for each key. Pure but for its table."""
+"""Rate limits by the generic cell rate algorithm, with one number for each key. No I/O."""
 
 from collections import OrderedDict
 from collections.abc import Callable

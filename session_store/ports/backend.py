@@ -1,4 +1,4 @@
-"""All that one store URL gives."""
+"""The parts of a store backend: everything that one store URL selects."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -42,7 +42,7 @@ class EventLog(Protocol):
         ...
 
     async def stream_of(self, session_id: str, event_id: str) -> str:
-        """The stream of that event. Raises `UnknownEvent`."""
+        """The id of the stream that the event belongs to. Raises `UnknownEvent`."""
         ...
 
     async def unfinished(self, session_id: str) -> list[str]:
@@ -50,7 +50,7 @@ class EventLog(Protocol):
         ...
 
     async def delivered(self, session_id: str, stream: str, event_id: str) -> None:
-        """Record that a client got that event: a follower that names no event starts behind it."""
+        """Record that a client received that event. A follower that names no event continues after it."""
         ...
 
     async def drop(self, session_id: str) -> None:

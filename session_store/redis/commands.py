@@ -24,7 +24,7 @@ class Script(NamedTuple):
 
 
 def script(name: str) -> Script:
-    """One of the scripts in `lua/`, behind what they have in common."""
+    """A script of `lua/`, with the common prelude before it, and its SHA-1."""
     folder = files(__package__) / "lua"
     source = (folder / "prelude.lua").read_bytes() + (folder / f"{name}.lua").read_bytes()
     return Script(source, hashlib.sha1(source, usedforsecurity=False).hexdigest())

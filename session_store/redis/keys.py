@@ -52,7 +52,7 @@ def shard(number: int) -> tuple[str, str, str]:
 
 
 def shard_of(session_id: str) -> tuple[str, str, str]:
-    """The part of the index that session is in."""
+    """The shard of the index that contains the session."""
     return shard(zlib.crc32(session_id.encode()) % SHARDS)
 
 

@@ -1,4 +1,4 @@
-"""Marks that all replicas see: a key for each."""
+"""Marks that all replicas share, with one Redis key for each."""
 
 import math
 

@@ -52,7 +52,7 @@ def _size_of(session: Session) -> int:
 
 
 class RedisSessionStore:
-    """`clock` None means the server's own clock, which is one for all replicas."""
+    """Sessions in Redis. `clock` None: use the clock of Redis, which all replicas share."""
 
     def __init__(self, commands: Commands, *, clock: Callable[[], float] | None = None) -> None:
         self._commands = commands

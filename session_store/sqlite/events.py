@@ -170,7 +170,7 @@ class SqliteEventLog:
         await self._bus.publish(_topic(session_id), b"d")
 
     def _nonce(self, db: sqlite3.Connection, session_id: str) -> str:
-        """The nonce of the session's log, which is there from now on."""
+        """The nonce of the session's log. Creates the nonce if the log has none."""
         row = db.execute("SELECT nonce FROM logs WHERE session = ?", (session_id,)).fetchone()
         if row is not None:
             return str(row[0])

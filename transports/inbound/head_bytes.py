@@ -18,7 +18,7 @@ class HeadBytes:
         self._is_first = False
 
     def arrive(self, size: int, *, between_messages: bool) -> None:
-        """A chunk of that size is about to be parsed."""
+        """Count a chunk of that size, which is about to be parsed."""
         self._chunk = size
         self._is_first = between_messages
 

@@ -107,7 +107,7 @@ async def read_body(
     admit: Callable[[], Awaitable[object]] | None = None,
     held: HeldBody | None = None,
 ) -> bytes | None:
-    """The request's body, or None when the client left before its end.
+    """The request's body, or None if the client disconnected before its end.
 
     `admit` finds out whether the caller may call. It is asked before more than `STRANGER_BODY_BYTES` are read: a
     smaller body is read first, because most are here already. `held` counts what was read; the caller gives it back.
@@ -242,7 +242,7 @@ def peer_of(scope: Scope) -> str:
 
 
 def is_same_origin(headers: Mapping[str, str]) -> bool:
-    """Whether the Origin is the host that was asked."""
+    """True if the Origin is the host that the request names."""
     origin = headers.get("origin", "")
     if len(origin) > MAX_LABEL_CHARS:
         return False

@@ -13,7 +13,7 @@ _MAX_EVENT_BYTES: Final = 1 << 30
 
 
 class Reply:
-    """What the endpoint answers: its status and headers, then frames as they come."""
+    """The endpoint's answer: status and headers, then frames as they arrive."""
 
     def __init__(self) -> None:
         self.status = 0
@@ -24,7 +24,7 @@ class Reply:
         self._work: asyncio.Task[None] | None = None
 
     def start(self, work: asyncio.Task[None]) -> None:
-        """`work` is the app's call."""
+        """Start the answer. `work` is the call of the app."""
         self._work = work
         work.add_done_callback(lambda _: self._ended())
 
@@ -44,7 +44,7 @@ class Reply:
             await self._parts.put(event["body"])
 
     async def begun(self) -> None:
-        """Until status and headers are there."""
+        """Wait for the status and the headers."""
         await self._begun.wait()
 
     async def frames(self) -> AsyncIterator[bytes]:

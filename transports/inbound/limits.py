@@ -40,7 +40,7 @@ _MOST: Final = 65_536
 
 
 class Limited(enum.StrEnum):
-    """Why a connection or a request was ended or refused: the label values of the metric, a closed set."""
+    """The limit that ended or refused a connection or a request. The values are labels of a metric."""
 
     FRAMING = "framing"
     HEAD_SIZE = "head_size"

@@ -35,7 +35,7 @@ _REMOVED: Final = (
 def check_request(
     message: Message, params: Object, meta: Any, headers: Mapping[str, str], raw_headers: list[tuple[bytes, bytes]]
 ) -> None:
-    """Raises `Refused` where a request breaks a rule of the wire."""
+    """Raises `Refused`: the request breaks a rule of the wire."""
     if len(headers) < len(raw_headers):  # something stands twice
         duplicated = find_duplicated_routing_header(
             (name.decode("latin-1"), value.decode("latin-1")) for name, value in raw_headers
@@ -59,7 +59,7 @@ def check_request(
 
 
 def check_notification(headers: Mapping[str, str]) -> None:
-    """Raises `Refused` when a notification names a version that is not served."""
+    """Raises `Refused`: the notification names an unsupported version."""
     rejection = unsupported_protocol_version_rejection(headers.get(VERSION_HEADER, ""))
     if rejection is not None:
         raise _refused(rejection)

@@ -1,4 +1,4 @@
-"""The program that starts stdio servers and sees to it that nothing they started is left behind.
+"""The program that starts stdio servers, and ensures that no process they started is left behind.
 
 It runs beside the gateway as a process of its own (`python -I -S -X utf8 fork_server.py FD`) and imports small standard
 modules only: it knows nothing of asyncio, MCP or the gateway. It plays two parts.
@@ -210,7 +210,7 @@ class _Reaper:
                     os.kill(pid, signal.SIGTERM)
 
     def _kill_everything(self) -> None:
-        """Kill until the kernel says that we have no child left (ECHILD): that is the proof that nothing is."""
+        """Kill children until the kernel reports that none is left (ECHILD), which proves that no process remains."""
         pause_ms = _RESCAN_MS
         poller = select.poll()
         poller.register(self._wakeups.fd, select.POLLIN)

@@ -107,7 +107,7 @@ class Outbox:
         return True
 
     def finish(self) -> None:
-        """Close once everything written has been taken."""
+        """Close when everything that was written has been read."""
         self._finishing = True
         if not self._pending:
             self.close()
