@@ -112,9 +112,10 @@ def test_metrics_come_also_while_the_store_is_away(ops: httpx.Client) -> None:
 
 
 def test_the_exposition_is_openmetrics_where_that_is_asked_for(
-    pair: tuple[RunningGateway, RunningGateway], ops: httpx.Client
+    pair: tuple[RunningGateway, RunningGateway], ops: httpx.Client, http: httpx.Client
 ) -> None:
     gateway, _ = pair
+    Legacy(f"{gateway.base}/servers/demo/mcp", http).open()  # a series begins with its first request
     asked = ops.get(f"{gateway.base}/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0"})
     assert asked.headers["content-type"].startswith("application/openmetrics-text") and asked.text.endswith("# EOF\n")
     assert re.search(r'_bucket\{[^}]*le="0.0003"', asked.text)
