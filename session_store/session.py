@@ -177,5 +177,5 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, **{field: tuple(sorted(names))})
 
     def used(self, now: float, *, confirm: bool = False) -> "Session":
-        """The session after use at `now`; `confirm` says that a client came back with it."""
+        """The session after a use at `now`. `confirm`: a client has returned with its id."""
         return msgspec.structs.replace(self, used_at=max(now, self.used_at), confirmed=self.confirmed or confirm)

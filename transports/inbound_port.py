@@ -25,7 +25,7 @@ class Refused(Exception):
         self.headers = dict(headers or {})
 
     def error(self) -> dict[str, Any]:
-        """As a JSON-RPC error object."""
+        """The JSON-RPC error object."""
         body: dict[str, Any] = {"code": self.code, "message": str(self)}
         return body if self.data is None else body | {"data": self.data}
 
@@ -136,7 +136,7 @@ class Forwarder(Protocol):
 
 
 class Handler(Protocol):
-    """What an inbound wire calls. Every method may raise `Refused` and `OwnedByPeer`."""
+    """The methods that an inbound wire calls. Each may raise `Refused` and `OwnedByPeer`."""
 
     async def call(self, request: Request) -> Answer:
         """A client's request."""

@@ -29,7 +29,7 @@ async def others_first(is_large: bool) -> None:
 
 
 def at_once(steps: Generator[None, None, T]) -> T:
-    """What work comes to that would let others in between its steps."""
+    """Run stepwise work to its end without pauses, and return its result."""
     try:
         while True:
             next(steps)

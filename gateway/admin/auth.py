@@ -64,7 +64,7 @@ class Access:
         return signed_in[0]
 
     def _signed_in(self, request: Request) -> tuple[str, str] | None:
-        """The operator that the cookie names, and the sign-in, if its key is good still."""
+        """The operator and the sign-in that the cookie names, if the operator's key is still valid."""
         cookie = request.cookies.get(_COOKIE)
         if cookie is None or not is_canonical(cookie) or not Guard.same_site(request.headers):
             return None
@@ -104,10 +104,10 @@ class Access:
         return True
 
     async def sign_out(self, request: Request, response: Response) -> None:
-        """Forget it, here and wherever the cookie was copied to.
+        """End the sign-in, also for copies of the cookie.
 
         Raises:
-            StoreUnavailable: it is not forgotten.
+            StoreUnavailable: the sign-in has not ended.
         """
         signed_in = self._signed_in(request)
         if signed_in is not None:

@@ -188,7 +188,7 @@ def _facts(event: AuditEvent) -> dict[str, Any]:
 
 
 def matches(session: Session, query: str) -> bool:
-    """True if all words of the query stand in what is known of a session, or its id begins like that."""
+    """True if every word of the query occurs in the facts of a session, or its id begins with the query."""
     if not query:
         return True
     facts = (

@@ -28,7 +28,7 @@ class ProcessFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SessionPart(msgspec.Struct, frozen=True, kw_only=True):
-    """What the replica that serves a session knows of it beside its record; `id` is the whole id."""
+    """Facts that only the replica that serves a session knows, in addition to its record. `id` is the full id."""
 
     id: str
     calls: int = 0

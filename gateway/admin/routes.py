@@ -31,7 +31,8 @@ def operator_routes(
     backend: Backend,
     open_metrics: bool,
 ) -> list[BaseRoute]:
-    """Routes for Starlette. Without operators' keys, only metrics are served. `open_metrics`: they need no key."""
+    """Routes for Starlette. Without operators' keys there is no console and no REST. `open_metrics`: metrics are served
+    without a key."""
     routes: list[BaseRoute] = []
     if access.is_open:
         routes += [*Rest(operations, access).routes, *Console(operations, access).routes]

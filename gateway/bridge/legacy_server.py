@@ -53,7 +53,7 @@ class LegacyServerBridge:
 
 
 def _visits(elicitations: list[Object]) -> Object:
-    """URLs to be visited before the call is made anew: nothing of it waits at the server."""
+    """URLs that the user must visit before the client repeats the call. The server keeps no state of the call."""
     requests = {
         f"u{number}": {
             "method": "elicitation/create",

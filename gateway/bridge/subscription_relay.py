@@ -46,7 +46,7 @@ def everything(uris: Iterable[str]) -> Filter:
 
 
 def subscription_relay_for(live: "LiveSession", upstream: str) -> Exchange:
-    """A `subscriptions/listen` of ours, whose frames a legacy client gets on its own stream."""
+    """A `subscriptions/listen` of the gateway, whose frames a legacy client receives on its own stream."""
 
     def hear(frame: Frame) -> None:
         if frame.final:

@@ -108,7 +108,7 @@ def _put(exchange: "Exchange") -> None:
 
 
 def answer_suspended(exchange: "Exchange", responses: Object) -> None:
-    """Send the server what the client has brought; ask again for what is missing."""
+    """Send the client's answers to the server, and ask the client again for missing ones."""
     suspended = exchange.suspended
     assert suspended is not None
     exchange.resumed()

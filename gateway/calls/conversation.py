@@ -65,7 +65,7 @@ class Conversation(Peer):
 
     @property
     def lists(self) -> Lists:
-        """What was received of the server's lists, to be added to."""
+        """The pages of the server's lists that were received, to be extended."""
         if self._lists is None:
             self._lists = Lists()
         return self._lists

@@ -129,7 +129,7 @@ class CallWatch:
 
 
 def framed(exchange: "Exchange", number: int, params: Object, meta: Object) -> Generator[None, None, tuple[int, bytes]]:
-    """That number, and the call as the server is to read it; in steps, for it may be large (`transports.turns`)."""
+    """The number, and the call as sent to the server. Works in steps, because it may be large (`transports.turns`)."""
     token = meta.get("progressToken")
     exchange.progress_token = None if token is None else token.copy()  # what was cut out of a message keeps all of it
     if token is not None:

@@ -111,7 +111,7 @@ class LiveSession(Usage):
 
     @property
     def ended(self) -> bool:
-        """Whether it is gone from this replica: nothing more begins in it."""
+        """True if the session is closed on this replica. No call begins in it any more."""
         return self.state in GONE
 
     @property

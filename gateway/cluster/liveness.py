@@ -1,4 +1,4 @@
-"""What it means for a session that its owner cannot be reached: the liveness decision. Pure: no I/O, no clock.
+"""The liveness decision: what happens to a session whose owner cannot be reached. Pure: no I/O, no clock.
 
 An owner that does not answer may have died, may be cut off from this replica, or may be slow. The store knows whether
 its lease is valid. Each answer of the two decides whether the session may be taken over.
@@ -13,7 +13,7 @@ __all__ = ["Lease", "Liveness", "Outcome", "after_refusal", "decide"]
 
 
 class Lease(enum.Enum):
-    """What the store says about the lease of a replica."""
+    """The state of a replica's lease in the store."""
 
     VALID = enum.auto()
     EXPIRED = enum.auto()

@@ -192,7 +192,7 @@ class Cluster:
             self._taken.pop(session_id, None)
 
     async def take(self, session: Session, *, leased: bool) -> Session | None:
-        """As `claim`, from an owner that cannot be reached.
+        """Claim a session from an owner that cannot be reached; the result is that of `claim`.
 
         An owner with a valid lease (`leased`) still answers clients that reach it. So this waits until the owner has
         learned of its loss, with its next beat, or until its lease has expired.

@@ -1,4 +1,4 @@
-"""The client's side of a forwarded request: what it has been sent of an answer that comes from a peer."""
+"""The client's side of a forwarded request: passes a peer's answer on, and records what the client was sent."""
 
 import msgspec
 

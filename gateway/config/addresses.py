@@ -20,7 +20,7 @@ _NAME: Final = re.compile(r"(?:\*\.)?[a-z0-9_-]+(?:\.[a-z0-9_-]+)*")
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches that address."""
+    """True if only this machine can reach that address."""
     return host in ("localhost", "::1") or host.startswith("127.")
 
 

@@ -1,4 +1,4 @@
-"""How callers prove who they are: issuers of tokens, proxies, digests of keys."""
+"""Settings of authentication: issuers of tokens, proxies, digests of keys."""
 
 import ipaddress
 import itertools

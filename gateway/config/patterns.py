@@ -38,7 +38,7 @@ def matches(pattern: str, name: str) -> bool:
 
 
 def any_matches(patterns: Iterable[str], name: str) -> bool:
-    """Whether one of them does."""
+    """True if one of the patterns matches."""
     return any(matches(pattern, name) for pattern in patterns)
 
 

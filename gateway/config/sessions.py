@@ -1,4 +1,4 @@
-"""How long sessions live, how clients carry them and what new ones are given."""
+"""Settings of sessions: how long they live, how clients name them, and what new ones are given."""
 
 from typing import Annotated, Final, Literal
 

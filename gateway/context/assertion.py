@@ -66,7 +66,7 @@ class Assertions:
         return jwt.encode(claims, key, algorithm="EdDSA", headers={"kid": name})
 
     def session_of(self, token: str) -> str | None:
-        """The session a token of ours was signed for, None for any other token and for one that is too old."""
+        """The session that an assertion of this gateway names. None if the assertion is invalid or expired."""
         if not is_canonical(token):
             return None
         try:

@@ -34,7 +34,7 @@ class InvalidToken(Exception):
 
 
 class InsufficientScope(InvalidToken):
-    """The token is good, and does not go far enough: `needed` is what it has to have."""
+    """The token is valid but lacks scopes. `needed`: the scopes that it must have."""
 
     def __init__(self, needed: Sequence[str], missing: Collection[str]) -> None:
         super().__init__(f"it lacks the scope {' '.join(sorted(missing))}")

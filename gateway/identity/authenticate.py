@@ -78,7 +78,7 @@ class Identity:
         self._has_proxies = auth.proxies is not None
 
     async def authenticate(self, headers: Mapping[str, str], peer: str = "") -> Authenticated:
-        """As `known`, once an access token is verified."""
+        """The caller, after an access token was verified if there is one."""
         who = self.known(headers, peer)
         return await self.verify(headers) if who is None else who
 

@@ -171,7 +171,7 @@ def _workspace(granted: CredentialClaims, matching: Sequence[RuleSettings], anno
 
 
 def is_for_all(rule: RuleSettings) -> bool:
-    """Whether a rule holds whatever the workspace is."""
+    """True if a rule applies to every workspace."""
     return not rule.workspaces or any(is_catch_all(pattern) for pattern in rule.workspaces)
 
 

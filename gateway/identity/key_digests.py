@@ -16,7 +16,7 @@ def digest_of(key: str) -> str:
 
 
 class KeyDigests(Generic[Holder]):
-    """Who holds which key."""
+    """Finds the holder of a key by the key's digest."""
 
     def __init__(self, named: Iterable[tuple[Holder, str]]) -> None:
         self._digests = [(holder, bytes.fromhex(digest)) for holder, digest in named]

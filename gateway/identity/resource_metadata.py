@@ -1,4 +1,4 @@
-"""How clients find the authorization server: OAuth 2.0 Protected Resource Metadata (RFC 9728)."""
+"""OAuth 2.0 Protected Resource Metadata (RFC 9728), by which clients find the authorization server."""
 
 from typing import Any, Final
 from urllib.parse import urlsplit

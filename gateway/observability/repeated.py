@@ -1,6 +1,6 @@
-"""Refusals that come in numbers: the first of a second are told one by one, the rest are counted.
+"""Frequent refusals: the first ones of each second are recorded individually, the rest are counted.
 
-A stranger may send thousands of bad keys a second. Each is in the audit trail, most of them in a sum.
+An unauthenticated client may send thousands of wrong keys per second. The audit trail counts all of them, most in sums.
 """
 
 from collections import Counter
@@ -27,7 +27,7 @@ Key = tuple[str, str, str]
 
 
 class Repeated:
-    """Takes each refusal, and gives back what is to be told."""
+    """Decides for each refusal whether it is recorded individually or counted in a sum."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock

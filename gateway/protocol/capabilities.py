@@ -36,7 +36,7 @@ class Caller(msgspec.Struct, frozen=True):
         )
 
     def meta(self, log_level: str) -> Object:
-        """For every request to a modern server."""
+        """The `_meta` of every request to a modern server."""
         meta: dict[str, Any] = {
             f"{_SPEC}protocolVersion": _MODERN,
             f"{_SPEC}clientInfo": {"name": self.name, "version": self.version},

@@ -83,7 +83,7 @@ def discovery_of(result: bytes) -> bytes:
 
 
 def handshake_of(result: bytes, version: str) -> bytes:
-    """What a legacy client is told of a server that has only been discovered."""
+    """The `initialize` result for a legacy client, made from a server's `server/discover` result."""
     decoded = msgspec.json.decode(result)
     body: dict[str, Any] = {
         "protocolVersion": version if version in HANDSHAKE_VERSIONS else HANDSHAKE_VERSIONS[-1],

@@ -85,13 +85,13 @@ class Tools:
         return name in self.schemas
 
     def unmatched(self, compare: Callable[[Iterable[str]], list[str]]) -> list[str]:
-        """What `compare` finds wrong with the tools' names. They are compared once."""
+        """The faults that `compare` finds in the tools' names. They are compared once."""
         if self._unmatched is None:
             self._unmatched = compare(self.schemas)
         return self._unmatched
 
     def has(self, tool: dict[str, Any]) -> bool:
-        """Whether that tool is among them, with the same schema."""
+        """True if the list contains that tool, with the same schema."""
         name = tool["name"]
         return name in self.schemas and self.schemas[name] == Schema.of(tool.get("inputSchema"))
 

@@ -1,4 +1,4 @@
-"""What a server's input schemas may cost us, and what checks arguments by them.
+"""Compiles servers' input schemas within limits of cost, and checks arguments against them.
 
 A schema is a stranger's text. Nothing it names is fetched, its patterns run in linear time, and a check is made only
 where its cost has a bound: visits are counted with every reference followed, and multiplied by the arguments' parts. A
@@ -224,7 +224,7 @@ def _compiles(pattern: str, options: Any) -> bool:
 
 
 class Schema(msgspec.Struct, frozen=True):
-    """One schema as a server listed it. `text` is empty where it cannot even be written down."""
+    """One schema as a server listed it. `text` is empty if the schema cannot be serialized."""
 
     text: bytes
     digest: bytes
@@ -243,7 +243,7 @@ class Schema(msgspec.Struct, frozen=True):
 
 
 class Schemas:
-    """Every schema that servers list, compiled once, however many list it: found by its digest."""
+    """Every schema that servers list, by its digest. A schema is compiled once, even if several tools have it."""
 
     def __init__(self) -> None:
         self._held: LRUCache[bytes, Checker | UnusableSchema] = LRUCache(

@@ -20,7 +20,7 @@ _FLAGGED: Final = tuple(row for row in CHANGES.values() if row.flag)
 
 
 class Filter(msgspec.Struct, frozen=True, kw_only=True):
-    """What a client wants to hear."""
+    """The changes that a client subscribes to."""
 
     kinds: frozenset[str] = frozenset()
     uris: frozenset[str] = frozenset()

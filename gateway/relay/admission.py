@@ -41,7 +41,7 @@ _NOTHING_ASKED: Final[Mapping[str, Listed]] = MappingProxyType({})
 
 
 class _Missing(msgspec.Struct, frozen=True):
-    """A list that a decision needs and nobody has asked for yet; with the name that has to be in it, if one has to."""
+    """A decision needs a list that has not been requested yet. It may also require a name to be in that list."""
 
     method: str
     name: str

@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 def empty_result() -> Message:
-    """A response that says no more than that the request was done."""
+    """An empty result: the request was executed, and there is nothing to report."""
     return Message(jsonrpc="2.0", id=0, result=msgspec.Raw(b"{}"))
 
 

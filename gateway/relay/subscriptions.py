@@ -1,4 +1,4 @@
-"""Who hears of changes where the eras differ, or where several servers are listened to at once.
+"""Subscriptions to changes across eras, or to several servers at once.
 
 A modern client listens (`subscriptions/listen`); a legacy one is told, and subscribes to resources one by one.
 """

@@ -27,17 +27,17 @@ def gateway_tools(lifecycle: SessionLifecycle, store: SessionStore) -> Any:
 
     @server.tool(name="list_sessions", annotations={"readOnlyHint": True})  # type: ignore[arg-type]  # or a mapping
     async def list_sessions() -> list[dict[str, Any]]:
-        """Your live sessions."""
+        """List your live sessions."""
         return [_shown(session) for session in await own_sessions(store)]
 
     @server.tool(name="show_session", annotations={"readOnlyHint": True})  # type: ignore[arg-type]  # or a mapping
     async def show_session(session: str = "") -> dict[str, Any]:
-        """One of your sessions, by how its id begins; not needed if there is but one."""
+        """Show one of your sessions. Give the first characters of its id; optional if you have only one session."""
         return _shown(_chosen(await own_sessions(store), session))
 
     @server.tool(name="end_session", annotations={"idempotentHint": True})  # type: ignore[arg-type]  # or a mapping
     async def end_session(session: str) -> str:
-        """End another one of your sessions, with its processes, by how its id begins."""
+        """End another one of your sessions, with its processes. Give the first characters of its id."""
         found = _chosen([own for own in await own_sessions(store) if own.id != current_session().id], session)
         await lifecycle.end(found.id, "its owner ended it")
         return f"ended {redact(found.id)}"

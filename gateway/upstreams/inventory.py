@@ -79,7 +79,7 @@ class Inventory:
         return found
 
     def seen(self, method: str, conversation: Conversation | None, page: Any) -> None:
-        """Add what is new in a page that a client has asked for."""
+        """Add the new items of a page that a client has requested."""
         if conversation is None:
             return
         row = METHODS[method]

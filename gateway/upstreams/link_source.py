@@ -35,7 +35,7 @@ _INITIALIZED: Final = encode_notification("notifications/initialized", None)
 
 
 class UpstreamLinks:
-    """What all links to one server have in common. `restarts` counts their replacements, by reason.
+    """The facts that all links to one server share. `restarts` counts replaced links by reason.
 
     `record_use` and `remote_session_changed` write to the record of a session. `permits` returns those URIs of
     resources that a context may subscribe to. `known` has what the last probe found.

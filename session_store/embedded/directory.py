@@ -13,7 +13,7 @@ __all__ = ["MemoryDirectory", "Owners"]
 
 
 class Owners(Protocol):
-    """Where owner and epoch stand: in the sessions' records."""
+    """Reads and writes owner and epoch in the sessions' records."""
 
     async def change(self, session_id: str, changed: Callable[[Session], Session | None]) -> Session | None:
         """The live session as `changed` makes it; None, and unchanged, when there is none or `changed` says so."""

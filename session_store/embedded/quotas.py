@@ -1,4 +1,4 @@
-"""How many of something are held at once: names by key. Pure but for its table."""
+"""Quotas in memory: the set of names that each key holds. No I/O."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence

@@ -19,7 +19,7 @@ class Rates(Protocol):
 
 
 class Quotas(Protocol):
-    """How many of something are held at once, counted across all processes of a store."""
+    """Quotas: the number of things that one key holds at once, counted across all processes of a store."""
 
     async def hold(self, key: str, name: str, most: int, *, for_s: float) -> list[str]:
         """Hold one under that name and return an empty list. If `most` are held already, return all their names.

@@ -1,4 +1,4 @@
-"""What a backend does with the audit trail."""
+"""The store of audit events."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

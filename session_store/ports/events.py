@@ -1,4 +1,4 @@
-"""What a backend does with the events of a session's streams, so that a client can resume after a break."""
+"""The store of events of a session's streams, from which a client can resume after a broken connection."""
 
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass

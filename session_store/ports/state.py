@@ -1,4 +1,4 @@
-"""What a backend does with the state that tools keep for a session."""
+"""The store of the state that tools keep for a session."""
 
 from typing import Protocol
 

@@ -1,4 +1,4 @@
-"""Messages between replicas: Redis pub/sub on a connection of its own, which comes back by itself."""
+"""Messages between replicas: Redis pub/sub on a separate connection, which reconnects by itself."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""Redis Cluster: each command goes to the node that has its key's slot, wherever that is by now.
+"""Redis Cluster: sends each command to the node that serves the slot of its key, and follows moved slots.
 
 All keys of one command share a hash tag (`keys.py`), so its first key says where it goes. The connections are our own,
 one for each node, as on a single server (docs/adr/0004-redis.md).
@@ -110,7 +110,7 @@ class ClusterCommands(Commands):
     # -- who has which slot
 
     async def _read_slots(self) -> None:
-        """Read the slot table anew, unless it was read a moment ago. Concurrent callers share one read."""
+        """Read the slot table again, unless it has just been read. Concurrent callers share one read."""
         loop = asyncio.get_running_loop()
         if self._masters and loop.time() - self._read_at < _REFRESH_S:
             return
@@ -175,7 +175,7 @@ class ClusterCommands(Commands):
 
 
 def _place(text: str, before: Place) -> Place:
-    """Where a redirection leads; without a host, to another port of the same one."""
+    """The address that a redirection names. Without a host, it is another port of the same host."""
     host, _, port = text.rpartition(":")
     return host or before[0], int(port)
 

@@ -169,7 +169,7 @@ class Connection:
 
 
 class _Wire(asyncio.Protocol):
-    """One connection. A new one has its own, so that the end of the last is not taken for its end."""
+    """One connection. A new connection has a new object, so that the end of an old one is not mistaken for its end."""
 
     def __init__(self, owner: Connection) -> None:
         self._owner = owner
@@ -191,7 +191,7 @@ class _Wire(asyncio.Protocol):
 
 
 def _greeting(how: Any) -> list[tuple[Any, ...]]:
-    """What a connection begins with: who we are, and which database."""
+    """The first commands on a connection: credentials, and the database."""
     provider = how.credential_provider
     credentials = provider.get_credentials() if provider else tuple(filter(None, (how.username, how.password)))
     commands: list[tuple[Any, ...]] = [("AUTH", *credentials)] if credentials else []

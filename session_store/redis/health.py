@@ -1,4 +1,4 @@
-"""Whether a Redis server is fit to keep sessions: version, role, eviction, persistence, latency and clock."""
+"""Checks that a Redis server is fit to store sessions: version, role, eviction, persistence, latency and clock."""
 
 import contextlib
 from dataclasses import dataclass

@@ -9,7 +9,7 @@ __all__ = ["SqliteQuotas"]
 
 
 class SqliteQuotas:
-    """Names by key. Nothing expires by itself: whoever finds a key full gives back what is gone."""
+    """The names that each key holds. Nothing expires by itself: a caller that finds a key full releases stale names."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

@@ -16,7 +16,7 @@ __all__ = ["BackendContract"]
 
 @pytest.mark.anyio
 class BackendContract(SessionStoreContract):
-    """What the parts of a backend do beside keeping sessions."""
+    """The contract of a backend's parts other than the session store."""
 
     async def test_state_is_there_key_by_key(self, backend: Backend, clock: FakeClock) -> None:
         session, other = [await backend.sessions.create(a_session(clock)) for _ in range(2)]

@@ -30,7 +30,7 @@ class Bodies:
         self._by_network: Counter[str] = Counter()
 
     def take(self, network: str, size: int, mine: int) -> None:
-        """Count `size` bytes more of a request that has `mine` already. An empty network is nobody's in particular.
+        """Count `size` more bytes of a request that holds `mine`. If `network` is empty, only the total is limited.
 
         Raises:
             Refused: 429. A body is never refused for its own size: where no other is held, one has room.
@@ -56,7 +56,7 @@ class Bodies:
 
 
 class HeldBody:
-    """What one request holds. `network` is asked once, when there is anything to count."""
+    """The bytes that one request holds. `network` is called once, when the first bytes are counted."""
 
     __slots__ = ("_bodies", "_network", "_taken", "_whose")
 

@@ -207,7 +207,7 @@ class Connected:
             logger.warning("a message of the client was refused with status %d", reply.status)
 
     async def close(self, *, answering: bool = True) -> None:
-        """The client says no more: answer what is still being answered, if it hears that, and end the session."""
+        """The client has closed its side: finish the answers in progress if it still reads, and end the session."""
         calls = [task for _, task in self._calls.values()]
         if calls and answering:
             await asyncio.wait(calls, timeout=5.0)

@@ -171,7 +171,7 @@ class Guard:
         return header_map(scope["headers"], self.single, self.head_bytes)
 
     def check(self, headers: Mapping[str, str]) -> None:
-        """Raises `Refused`: 421 for a host that is not ours, 403 for an origin that is not let in."""
+        """Raises `Refused`: 421 for an unknown host name, 403 for an origin that is not allowed."""
         # Looked at before it is parsed: what parses it remembers what it has seen.
         named = headers.get("host", "")
         if len(named) > MAX_LABEL_CHARS or not self._knows(_hostname(named)):

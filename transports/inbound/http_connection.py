@@ -1,4 +1,4 @@
-"""One HTTP/1.1 connection: uvicorn's on httptools, with limits, and with one defined end for each fault.
+"""One HTTP/1.1 connection: uvicorn's httptools protocol with limits, and with a defined answer to each fault.
 
 httptools (llhttp, strict) parses the bytes. H11 takes over the connections that httptools cannot read correctly: a head
 with `Upgrade`, whose body httptools would take for another protocol, and HTTP/1.0. docs/adr/0012-the-http-edge.md

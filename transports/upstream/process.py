@@ -51,7 +51,7 @@ class LineSink(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """What to start. `env` is the whole environment; its PATH is searched for the command."""
+    """The command to start. `env` is the whole environment; its PATH is searched for the program."""
 
     argv: tuple[str, ...]
     env: Mapping[str, str]
