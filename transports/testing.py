@@ -4,6 +4,7 @@ A subclass gives the fixture `upstream`: an `Upstream` to an MCP server of the l
 """
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from typing import Final
 
@@ -12,7 +13,13 @@ import pytest
 from transports.jsonrpc import Message
 from transports.upstream_port import ConnectOptions, Link, LinkClosed, Upstream, UpstreamUnavailable
 
-__all__ = ["RecordedEvents", "UnreachableUpstreamContract", "UpstreamContract", "handshaken"]
+__all__ = [
+    "ForgetfulUpstreamContract",
+    "RecordedEvents",
+    "UnreachableUpstreamContract",
+    "UpstreamContract",
+    "handshaken",
+]
 
 _WAIT_S: Final = 30.0
 _INITIALIZE: Final = (
@@ -28,6 +35,7 @@ class RecordedEvents:
     def __init__(self) -> None:
         self.answered: list[int | str] = []
         self.failed: list[int | str | None] = []
+        self.unsent_ids: list[int | str | None] = []
         self.ends: list[str] = []
         self.after_end = 0
         self._changed = asyncio.Event()
@@ -48,6 +56,7 @@ class RecordedEvents:
     def unsent(self, link: Link, request_id: int | str | None, reason: str) -> None:
         self._note()
         self.failed.append(request_id)
+        self.unsent_ids.append(request_id)
 
     def closed(self, reason: str) -> None:
         self.ends.append(reason)
@@ -173,3 +182,35 @@ class UnreachableUpstreamContract:
             await events.until(lambda: bool(events.failed or events.ends))
         await link.close()
         assert not events.answered and len(events.ends) == 1
+
+
+@pytest.mark.anyio
+class ForgetfulUpstreamContract:
+    """What an `Upstream` does whose server forgets its sessions (`Link.may_forget`).
+
+    The fixture `forgetful` gives one, and a function that makes the server forget the sessions it has.
+    """
+
+    @pytest.fixture
+    def forgetful(self) -> tuple[Upstream, Callable[[], object]]:
+        raise NotImplementedError
+
+    async def test_a_link_whose_session_is_forgotten_takes_nothing_and_is_closed_once(
+        self, forgetful: tuple[Upstream, Callable[[], object]]
+    ) -> None:
+        upstream, forget = forgetful
+        link, events = await handshaken(upstream)
+        link.send(ping("before"))
+        await events.until(lambda: "before" in events.answered)
+        assert link.may_forget
+        forget()
+        with contextlib.suppress(LinkClosed):  # the link may have noticed before it is asked to send
+            link.send(ping("after"))
+        await events.until(lambda: bool(events.unsent_ids))
+        with pytest.raises(LinkClosed):
+            link.send(ping("late"))
+        await asyncio.gather(link.close(), link.close())
+        await events.until(lambda: bool(events.ends))
+        await link.close()
+        assert len(events.ends) == 1 and events.ends[0] and not events.after_end
+        assert not {"after", "late"} & set(events.answered)

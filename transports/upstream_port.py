@@ -69,7 +69,10 @@ class LinkEvents(Protocol):
         ...
 
     def closed(self, reason: str) -> None:
-        """The link has ended. Called exactly once, after the last message, also if `Link.close` ended the link."""
+        """The link has ended. Called exactly once, after the last message, also if `Link.close` ended the link.
+
+        After `unsent` it may be called late: only `Link.close` ends that link.
+        """
         ...
 
 

@@ -1,7 +1,7 @@
 """Every kind of upstream keeps the one contract, one from outside the packages too."""
 
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import httpx
 import pytest
@@ -12,7 +12,7 @@ from tests.support.http_probe_server import running_http_probe
 from tests.support.mcp_clients import Legacy, tool_text
 from tests.support.redis_server import free_port
 from tests.toys.echo_upstream import EchoUpstream
-from transports.testing import UnreachableUpstreamContract, UpstreamContract
+from transports.testing import ForgetfulUpstreamContract, UnreachableUpstreamContract, UpstreamContract
 from transports.upstream.in_process import InProcessUpstream
 from transports.upstream.spawn import ForkServer
 from transports.upstream.stdio import StdioUpstream
@@ -44,7 +44,7 @@ class TestStdio(UpstreamContract, UnreachableUpstreamContract):
             yield child(fork_server, "/does/not/exist")
 
 
-class TestStreamableHttp(UpstreamContract, UnreachableUpstreamContract):
+class TestStreamableHttp(UpstreamContract, UnreachableUpstreamContract, ForgetfulUpstreamContract):
     @pytest.fixture
     async def upstream(self) -> AsyncIterator[Upstream]:
         with running_http_probe() as probe:
@@ -58,6 +58,13 @@ class TestStreamableHttp(UpstreamContract, UnreachableUpstreamContract):
         upstream = HttpUpstream(name="remote", url=url, headers={}, max_event_bytes=1 << 20)
         yield upstream
         await upstream.close()
+
+    @pytest.fixture
+    async def forgetful(self) -> AsyncIterator[tuple[Upstream, Callable[[], object]]]:
+        with running_http_probe() as probe:
+            upstream = HttpUpstream(name="remote", url=probe.url, headers={}, max_event_bytes=1 << 20)
+            yield upstream, probe.sessions.clear
+            await upstream.close()
 
 
 class TestInProcess(UpstreamContract):

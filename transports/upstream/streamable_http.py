@@ -88,7 +88,8 @@ class HttpLink:
         self._initialize_id: object = None
         self._replies = ReplyReader(upstream.name, upstream.max_event_bytes, deliver=self._deliver, events=events)
         self._told: asyncio.Task[None] | None = None
-        self._closed = False
+        self._takes_messages = True
+        self._is_closed = False
         if self._session:
             self._run("stream", self._follow(None))
 
@@ -110,7 +111,7 @@ class HttpLink:
         return msgspec.json.encode([self._version, self._session]).decode() if self._session else ""
 
     def send(self, frame: bytes) -> None:
-        if self._closed:
+        if not self._takes_messages:
             raise LinkClosed("it is closed")
         message = parse(frame)
         params = message.params_object()
@@ -247,7 +248,7 @@ class HttpLink:
         if after is not None:
             await asyncio.wait([after])
         last = ""
-        while not self._closed:
+        while self._takes_messages:
             with contextlib.suppress(httpx2.HTTPError, OSError, TooLarge):
                 async with self._get({"last-event-id": last} if last else {}) as response:
                     if response.status_code == 404 and self._session:
@@ -262,7 +263,7 @@ class HttpLink:
 
     def _forgotten(self, request_id: int | str | None) -> None:
         """The server no longer knows the session, so it did not execute this request."""
-        self._closed = True
+        self._takes_messages = False
         stream = self._running.get("stream")
         if stream is not None and stream is not asyncio.current_task():
             stream.cancel()
@@ -270,15 +271,20 @@ class HttpLink:
 
     async def close(self) -> None:
         """End the requests. End the server's session too, unless a later link will resume it."""
-        was_open, self._closed = not self._closed, True
+        is_first, self._is_closed = not self._is_closed, True
+        has_session, self._takes_messages = self._takes_messages and bool(self._session), False
         await self._work.close()
-        if was_open:
-            if self._session and not self._given.keep():
-                headers = self._headers(self._session_headers())
-                with contextlib.suppress(httpx2.HTTPError, OSError, TimeoutError):
-                    async with asyncio.timeout(_CLOSE_S):
-                        await self._upstream.client.delete(self._upstream.url, headers=headers)
-            self._events.closed("it was closed")
+        if not is_first:
+            return
+        if has_session and not self._given.keep():
+            await self._end_session()
+        self._events.closed("it was closed")
+
+    async def _end_session(self) -> None:
+        headers = self._headers(self._session_headers())
+        with contextlib.suppress(httpx2.HTTPError, OSError, TimeoutError):
+            async with asyncio.timeout(_CLOSE_S):
+                await self._upstream.client.delete(self._upstream.url, headers=headers)
 
 
 def _resumed(state: str) -> tuple[str, str]:
