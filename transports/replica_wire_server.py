@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from transports.replica_wire import HEAD_BYTES, HEARTBEAT_S, Wire, frame
+from transports.tasks import Tasks
 
 __all__ = ["Incoming", "PeerBounds", "PeerServer", "PeerUnknown"]
 
@@ -98,6 +99,7 @@ class Incoming(Wire):
             return
         self.body, self._rest = bytes(self._rest[ends:]), bytearray()
         self._server.active.add(self)
+        # A bare task: `_work` reports what fails, and `active` keeps the connection and with it the task.
         self._working = asyncio.ensure_future(self._work())
 
     def _open(self, head: bytes) -> bool:
@@ -234,14 +236,15 @@ class PeerServer:
         """Listen inside the block; gives the port (0 takes a free one). Raises `OSError`: it cannot be had."""
         loop = asyncio.get_running_loop()
         server = await loop.create_server(lambda: Incoming(self), host, port)
-        heartbeats = asyncio.create_task(self._heartbeats())
+        heartbeats = Tasks("listener for peers")
+        heartbeats.spawn(self._heartbeats())
         try:
             yield server.sockets[0].getsockname()[1]
         finally:
             server.close()
-            heartbeats.cancel()
             for connection in tuple(self.connections):
                 connection.abort()
+            await heartbeats.close()
             await asyncio.sleep(0)  # a connection that is cut is closed with the loop's next turn
 
     async def _heartbeats(self) -> None:

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable, Coroutine, Hashable
 from typing import Any, Final, TypeVar
 
-__all__ = ["Tasks", "TasksClosed"]
+__all__ = ["Tasks", "TasksClosed", "first_of"]
 
 T = TypeVar("T")
 
@@ -13,6 +13,19 @@ logger = logging.getLogger(__name__)
 
 CANCEL_S: Final = 5.0
 """How long `close` waits for a task that it has cancelled. A task that takes longer is left behind, with a log line."""
+
+
+async def first_of(*works: Coroutine[Any, Any, object]) -> None:
+    """Run all of `works` until the first one ends, then cancel the others and wait for their end.
+
+    Raises:
+        ExceptionGroup: what a work raised.
+    """
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(work) for work in works]
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in tasks:
+            task.cancel()
 
 
 class TasksClosed(Exception):

@@ -62,6 +62,7 @@ class RedisBus:
                         self._pubsub = self._client.pubsub()
                     await self._pubsub.subscribe(topic)
                     if self._reader is None:
+                        # A bare task, which runs until `close`: no caller waits for it, as `SharedRun` has it.
                         self._reader = asyncio.create_task(self._read())
                 await confirmed.wait()
         except (RedisError, OSError, TimeoutError) as error:

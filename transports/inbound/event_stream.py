@@ -103,6 +103,7 @@ async def follow(send: Send, receive: Receive, source: EventSource) -> None:
     # Something at once, so that proxies pass the head on; and soon after, to see whether they pass on what follows.
     await stream.write(COMMENT)
     quiet_s = _SOON_S
+    # Bare tasks, ended below: a timeout on `anext` itself would cancel the generator with it.
     left = asyncio.create_task(_until_disconnect(receive))
     events = aiter(source.events)
     coming = asyncio.ensure_future(anext(events, None))

@@ -220,6 +220,7 @@ class ClientWatch:
         self._timer = asyncio.get_running_loop().call_later(_WATCH_AFTER_S, self._start)
 
     def _start(self) -> None:
+        # A bare task: an owner for each slow request costs more than the watch. `stop` ends the task.
         self._task = asyncio.create_task(self._watch())
 
     async def _watch(self) -> None:

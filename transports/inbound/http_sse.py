@@ -33,6 +33,7 @@ from transports.inbound_port import Handler, Refused, Request
 from transports.jsonrpc import INTERNAL_ERROR, INVALID_REQUEST
 from transports.reply_queue import Frame, ReplyQueue
 from transports.sse import COMMENT, encode_event
+from transports.tasks import first_of
 
 __all__ = ["HttpSse", "Mail"]
 
@@ -153,18 +154,9 @@ class HttpSse:
             await stream.start([])
             path = f"{scope.get('root_path', '')}{scope['path'].removeprefix(scope.get('root_path', ''))}"
             await stream.write(f"event: endpoint\ndata: {path}/messages?connection={name}\n\n".encode())
-            tasks = [
-                asyncio.ensure_future(work)
-                for work in (_left(receive), _pump(unsent, stream), self._work(heard, connected))
-            ]
             try:
-                ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-                for task in ended:
-                    task.result()
+                await first_of(_until_disconnect(receive), _pump(unsent, stream), self._work(heard, connected))
             finally:
-                for task in tasks:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
                 await connected.close(answering=False)
             await stream.write(b"", more=False)
 
@@ -200,7 +192,7 @@ def _passed_on(headers: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-async def _left(receive: Receive) -> None:
+async def _until_disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
 

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any, Final
 
 from transports.sse import EventDecoder
+from transports.tasks import Tasks
 
 __all__ = ["Inside", "Reply"]
 
@@ -80,6 +81,7 @@ class Inside:
     def __init__(self, app: Any, path: str) -> None:
         self._app = app
         self._path = path
+        self._calls = Tasks(f"requests to {path}")
 
     def ask(self, method: str, headers: Mapping[str, str], body: bytes = b"", peer: str = "") -> Reply:
         """Begin a request, which came from the address `peer`."""
@@ -104,5 +106,5 @@ class Inside:
             await reply.disconnected()
             return {"type": "http.disconnect"}
 
-        reply.start(asyncio.ensure_future(self._app(scope, receive, reply.send)))
+        reply.start(self._calls.spawn(self._app(scope, receive, reply.send)))
         return reply

@@ -50,6 +50,7 @@ class InProcessLink:
         self._events = events
         self._inbox, read = anyio.create_memory_object_stream[SessionMessage | Exception](MAX_UNREAD)
         options = server.create_initialization_options()
+        # A bare task, which the link owns: `_ended` reports how it ended, `close` waits for it.
         self._task = asyncio.create_task(server.run(read, _Outbox(self._heard), options))
         self._task.add_done_callback(self._ended)
 

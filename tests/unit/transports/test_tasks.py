@@ -5,7 +5,7 @@ import logging
 
 import pytest
 
-from transports.tasks import Tasks, TasksClosed
+from transports.tasks import Tasks, TasksClosed, first_of
 
 
 class Work:
@@ -152,3 +152,31 @@ async def test_work_that_comes_after_close_never_starts() -> None:
     with pytest.raises(TasksClosed):
         await tasks.share("key", work.run)
     assert task.cancelled() and work.started == 0
+
+
+@pytest.mark.anyio
+async def test_the_first_work_that_ends_ends_the_others() -> None:
+    first, second = Work(), Work()
+    first.may_end.set()
+    await first_of(first.run(), second.run())
+    assert second.started == second.cancelled == 1
+
+
+@pytest.mark.anyio
+async def test_a_failure_of_one_work_ends_the_others_and_is_raised() -> None:
+    first, second = Work(), Work()
+    first.may_end.set()
+    first.error = LookupError("no")
+    with pytest.RaisesGroup(LookupError):
+        await first_of(first.run(), second.run())
+    assert second.cancelled == 1
+
+
+@pytest.mark.anyio
+async def test_a_cancelled_caller_ends_every_work() -> None:
+    works = [Work(), Work()]
+    caller = asyncio.ensure_future(first_of(*(work.run() for work in works)))
+    await turns()
+    caller.cancel()
+    await asyncio.gather(caller, return_exceptions=True)
+    assert caller.cancelled() and [work.cancelled for work in works] == [1, 1]
