@@ -9,26 +9,26 @@ import msgspec
 from gateway.protocol.schemas import Schema
 from transports.jsonrpc import encode
 
-__all__ = ["MOST_BYTES", "MOST_NAME", "MOST_TOOLS", "Names", "Tools", "arguments_of", "items_of"]
+__all__ = ["MOST_BYTES", "MOST_TOOLS", "Names", "Tools", "arguments_of", "items_of"]
 
-MOST_NAME: Final = 256
-"""Characters of a name; no request may name a longer one."""
-MOST_URI: Final = 8_192
 MOST_TOOLS: Final = 4_096
 """Of one server. More are left out: nobody can choose among so many, and each is held in memory."""
 MOST_BYTES: Final = 4 << 20
 """Of one list of one server."""
 
 
-def items_of(page: Any, key: str, name: str = "name") -> list[dict[str, Any]]:
-    """The items of a list's page that have a name which can be asked for."""
+def items_of(page: Any, key: str, name: str, *, most_chars: int) -> list[dict[str, Any]]:
+    """The items under `key` in the page of a list that a client can name in a request.
+
+    `name` is the key of the item's name or URI. Items whose name is missing, empty, no string, or longer than
+    `most_chars` characters are left out: a request with such a name is refused.
+    """
     items = page.get(key) if isinstance(page, dict) else None
-    return [item for item in items if _is_named(item, name)] if isinstance(items, list) else []
+    return [item for item in items if _is_named(item, name, most_chars)] if isinstance(items, list) else []
 
 
-def _is_named(item: Any, key: str) -> bool:
-    most = MOST_NAME if key == "name" else MOST_URI
-    return isinstance(item, dict) and isinstance(item.get(key), str) and 0 < len(item[key]) <= most
+def _is_named(item: Any, key: str, most_chars: int) -> bool:
+    return isinstance(item, dict) and isinstance(item.get(key), str) and 0 < len(item[key]) <= most_chars
 
 
 class Names(frozenset[str]):

@@ -19,7 +19,7 @@ from gateway.errors import unknown_method, unknown_prompt, unknown_resource
 from gateway.observability.audit import Audit
 from gateway.policy.decisions import Policy
 from gateway.policy.tool_calls import MAX_LOGGED_NAME, Steps, ToolCalls
-from gateway.protocol.listing import Names, Tools, items_of
+from gateway.protocol.listing import Names, Tools
 from gateway.protocol.methods import METHODS
 from gateway.protocol.params import text_of
 from gateway.protocol.uris import is_of_any
@@ -238,7 +238,7 @@ class Admission:
     def show(self, upstream: ConfiguredUpstream, context: Context, method: str, page: dict[str, Any]) -> None:
         """Leave in a list's page what that context may see. The last page of tools gets what handles need."""
         row, server = METHODS[method], upstream.name
-        items = items_of(page, row.listed, row.item_key)
+        items = upstream.inventory.reader.items(method, page)
         if row.kind == "tools":
             page[row.listed] = self._calls.shown(server, context, items)
             if upstream.settings.handles and not page.get("nextCursor"):

@@ -15,7 +15,6 @@ from gateway.relay.aggregation import Aggregation
 from gateway.relay.dispatch import Dispatch
 from gateway.relay.subscriptions import listen, relay_changes
 from gateway.relay.visible_servers import VisibleServers
-from gateway.upstreams.list_pages import is_repeatable
 from gateway.upstreams.upstream import ConfiguredUpstream
 from gateway.version import __version__
 from session_store import Context
@@ -149,7 +148,8 @@ class Endpoint:
         upstream = self._servers.only
         if upstream is None:
             upstream, call = self._aggregation.owner_by_name(call)
-        return await is_repeatable(text_of(call.params, "name"), await upstream.conversation_for(call))
+        conversation = await upstream.conversation_for(call)
+        return await upstream.inventory.reader.is_repeatable(text_of(call.params, "name"), conversation)
 
     async def notify(self, live: LiveSession, method: str, params: bytes | None, correlation: str) -> None:
         """Pass a legacy client's notification to every server that the session has a conversation with."""

@@ -12,7 +12,9 @@ from gateway.config.settings import ConfigurationError
 from gateway.config.upstreams import UpstreamSettings
 from gateway.context.secrets import is_template
 from gateway.upstreams.facts import KnownFacts
+from gateway.upstreams.inventory import Inventory
 from gateway.upstreams.link_source import UpstreamLinks
+from gateway.upstreams.list_pages import ListReader
 from gateway.upstreams.probe import Probe
 from gateway.upstreams.session_resources import SessionResources
 from gateway.upstreams.shared import SharedConversations
@@ -95,9 +97,16 @@ class UpstreamFactory:
             known=known,
         )
         shared = SharedConversations(links, deadlines)
-        probe = Probe(name, known, shared, start_s=limits.start_timeout_s)
+        reader = ListReader(name_chars=limits.name_chars, uri_chars=limits.uri_chars)
         return ConfiguredUpstream(
-            settings, upstream, links, known=known, shared=shared, probe=probe, deadlines=deadlines
+            settings,
+            upstream,
+            links,
+            inventory=Inventory(name, reader, timeout_s=limits.start_timeout_s, probed=known.tools),
+            known=known,
+            shared=shared,
+            probe=Probe(name, known, shared, reader, start_s=limits.start_timeout_s),
+            deadlines=deadlines,
         )
 
     def _transport(self, name: str, settings: UpstreamSettings) -> Upstream:

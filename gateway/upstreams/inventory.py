@@ -14,9 +14,9 @@ from cachetools import LRUCache
 
 from gateway.calls.conversation import Conversation
 from gateway.calls.lists import Listed, Lists
-from gateway.protocol.listing import Names, Tools, items_of
+from gateway.protocol.listing import Names, Tools
 from gateway.protocol.methods import METHODS
-from gateway.upstreams.list_pages import list_items
+from gateway.upstreams.list_pages import ListReader
 from transports.jsonrpc import encode
 from transports.tasks import Tasks, TasksClosed
 from transports.upstream_port import UpstreamUnavailable
@@ -29,10 +29,14 @@ _HELD_BYTES: Final = 16 << 20
 
 
 class Inventory:
-    """What one server lists. `probed` gives the tools that the probe has listed: they count for a conversation until it
-    has received a list itself."""
+    """What one server lists.
 
-    def __init__(self, name: str, timeout_s: float, *, probed: Callable[[], Tools | None]) -> None:
+    `timeout_s` is how long the server may take to send a list. `probed` returns the tools that the probe has listed:
+    they count for a conversation until it has received a list itself.
+    """
+
+    def __init__(self, name: str, reader: ListReader, *, timeout_s: float, probed: Callable[[], Tools | None]) -> None:
+        self.reader = reader
         self._name = name
         self._timeout_s = timeout_s
         self._probed = probed
@@ -70,7 +74,7 @@ class Inventory:
             async with asyncio.timeout(self._timeout_s):
                 await conversation.ready()
                 lists.changed.discard(method)
-                found = self._kept(method, await list_items(method, conversation))
+                found = self._kept(method, await self.reader.all_items(method, conversation))
         except TimeoutError:
             raise UpstreamUnavailable(f"server {self._name!r} does not answer {method}") from None
         lists.asked_at[method] = monotonic()
@@ -82,17 +86,17 @@ class Inventory:
         """Add the new items of a page that a client has requested."""
         if conversation is None:
             return
-        row = METHODS[method]
-        items, known = items_of(page, row.listed, row.item_key), self.known(method, conversation)
+        key, known = METHODS[method].item_key, self.known(method, conversation)
+        items = self.reader.items(method, page)
         if isinstance(known, Tools):
             if all(known.has(tool) for tool in items):
                 return
             items = list({tool["name"]: tool for tool in (*known.listed, *items)}.values())
         else:
-            names = {item[row.item_key] for item in items}
+            names = {item[key] for item in items}
             if known is None or names <= known:
                 return  # a list of which nothing is known is asked for as a whole
-            items = [{row.item_key: name} for name in (*known, *names)]
+            items = [{key: name} for name in (*known, *names)]
         conversation.lists.known[method] = self._kept(method, items)
 
     def _kept(self, method: str, items: Iterable[dict[str, Any]]) -> Listed:

@@ -13,7 +13,7 @@ from gateway.calls.conversation import Conversation
 from gateway.protocol.handshake import HandshakeRefused
 from gateway.protocol.listing import Tools
 from gateway.upstreams.facts import KnownFacts, ServerFacts, era_of
-from gateway.upstreams.list_pages import GATEWAY_META, list_items
+from gateway.upstreams.list_pages import GATEWAY_META, ListReader
 from gateway.upstreams.shared import SharedConversations
 from transports.era import Era
 from transports.jsonrpc import INVALID_REQUEST, METHOD_NOT_FOUND, encode, error_code, splice
@@ -47,6 +47,7 @@ class Probe:
         name: str,
         known: KnownFacts,
         shared: SharedConversations,
+        reader: ListReader,
         *,
         start_s: float,
         clock: Callable[[], float] = monotonic,
@@ -54,6 +55,7 @@ class Probe:
         self._name = name
         self._known = known
         self._shared = shared
+        self._reader = reader
         self._start_s = start_s
         self._clock = clock
         self._again_at = 0.0
@@ -146,7 +148,8 @@ class Probe:
             answer = await conversation.ask("server/discover", encode({"_meta": GATEWAY_META}))
         if not isinstance(answer.result, msgspec.Raw):
             return None
-        return ServerFacts(discover=splice(answer.result), tools=Tools(await list_items("tools/list", conversation)))
+        tools = Tools(await self._reader.all_items("tools/list", conversation))
+        return ServerFacts(discover=splice(answer.result), tools=tools)
 
     async def _ask_legacy(self) -> ServerFacts:
         conversation = self._shared.of(Era.LEGACY)
@@ -160,7 +163,7 @@ class Probe:
         tools = Tools()
         with contextlib.suppress(LinkClosed, TimeoutError, msgspec.MsgspecError):
             async with asyncio.timeout(self._start_s):
-                tools = Tools(await list_items("tools/list", conversation))
+                tools = Tools(await self._reader.all_items("tools/list", conversation))
         return ServerFacts(initialize=conversation.initialize_result, tools=tools)
 
     async def close(self) -> None:

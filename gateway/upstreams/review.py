@@ -15,7 +15,6 @@ from gateway.config.settings import ConfigurationError, Settings
 from gateway.policy.tool_calls import ToolCalls
 from gateway.protocol.handshake import HandshakeRefused
 from gateway.protocol.methods import lists_of
-from gateway.upstreams.list_pages import list_items
 from gateway.upstreams.upstream import ConfiguredUpstream
 from transports.era import Era
 from transports.upstream_port import LinkClosed, UpstreamUnavailable
@@ -158,7 +157,8 @@ async def _names(upstream: ConfiguredUpstream, kind: str) -> list[str] | None:
         async with asyncio.timeout(_WAIT_S):
             await conversation.ready()
             for row in lists_of(kind):
-                names += [item[row.item_key] for item in await list_items(row.name, conversation)]
+                items = await upstream.inventory.reader.all_items(row.name, conversation)
+                names += [item[row.item_key] for item in items]
     except (UpstreamUnavailable, HandshakeRefused, LinkClosed, TimeoutError):
         return None
     return names

@@ -33,6 +33,7 @@ class ConfiguredUpstream:
         upstream: Upstream,
         links: UpstreamLinks,
         *,
+        inventory: Inventory,
         known: KnownFacts,
         shared: SharedConversations,
         probe: Probe,
@@ -40,7 +41,7 @@ class ConfiguredUpstream:
     ) -> None:
         self.name = links.name
         self.settings = settings
-        self.inventory = Inventory(self.name, deadlines.start_s, probed=known.tools)
+        self.inventory = inventory
         self.is_reviewed = not settings.tools
         """Whether the patterns of the configuration are known to match what the server lists."""
         self._upstream = upstream

@@ -14,7 +14,6 @@ def test_what_a_server_lists_is_kept_within_bounds() -> None:
     assert len(Tools(many).listed) == MOST_TOOLS
     assert Tools(large).size <= MOST_BYTES and len(Tools(large).listed) == 3
     assert Names.of([{"uri": f"{n}" + "x" * 8_000} for n in range(4_000)], "uri").size <= MOST_BYTES
-    assert items_of({"tools": [{"name": "x" * 257}, {"name": 7}, {}, "x", {"name": "good"}]}, "tools") == [
-        {"name": "good"}
-    ]
+    page = {"tools": [{"name": "x" * 257}, {"name": 7}, {}, "x", {"name": ""}, {"name": "good"}]}
+    assert items_of(page, "tools", "name", most_chars=256) == [{"name": "good"}]
     assert not is_of("xy" * 9, "{a}y" * 2_000)

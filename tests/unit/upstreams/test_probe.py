@@ -8,6 +8,7 @@ import pytest
 
 from gateway.protocol.handshake import HandshakeRefused
 from gateway.upstreams.facts import KnownFacts
+from gateway.upstreams.list_pages import ListReader
 from gateway.upstreams.probe import AGAIN_S, Probe
 from session_store.testing import FakeClock
 from transports.era import Era
@@ -69,7 +70,8 @@ class Talk:
 
 
 def probe_of(server: Any, clock: FakeClock | None = None) -> Probe:
-    return Probe("demo", KnownFacts(), server, start_s=5.0, clock=clock or FakeClock())
+    reader = ListReader(name_chars=256, uri_chars=8_192)
+    return Probe("demo", KnownFacts(), server, reader, start_s=5.0, clock=clock or FakeClock())
 
 
 async def test_a_modern_server_is_discovered_and_no_handshake_is_made() -> None:
