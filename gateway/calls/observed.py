@@ -25,6 +25,7 @@ class Observed:
     began = 0.0
     correlation = ""
     span: CallSpan | None = None
+    is_audited = False
     watchers: tuple[Watcher, ...] = ()
 
     def calls_tool(self, tool: str, slow_s: float) -> None:
@@ -40,6 +41,13 @@ class Observed:
     def watch(self, watcher: Watcher) -> None:
         """Call `watcher` when the request ends."""
         self.watchers = (*self.watchers, watcher)
+
+    def audit(self, watcher: Watcher) -> None:
+        """As `watch`, for the watcher that records the call in the audit trail. Later watchers are ignored: a call that
+        could not be sent at once is admitted again."""
+        if not self.is_audited:
+            self.is_audited = True
+            self.watch(watcher)
 
     def unwatch(self) -> CallSpan | None:
         """Forget all watchers, and the span, which is returned."""

@@ -162,7 +162,7 @@ class Admission:
         tool = name[:MAX_LOGGED_NAME]
         exchange.calls_tool(tool, decision.slow_s)
         if self._audit.calls:
-            exchange.watch(self._audit.call_watcher(session, f"{upstream.name}/{tool}"))
+            exchange.audit(self._audit.call_watcher(session, f"{upstream.name}/{tool}"))
         return self._calls.checked(decision, tools, session, name, call.params)
 
     def _compare(self, upstream: ConfiguredUpstream, tools: Tools) -> None:

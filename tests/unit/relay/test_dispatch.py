@@ -1,0 +1,150 @@
+"""A call is sent to its server: at once where nothing has to be waited for, else once everything is known."""
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import msgspec
+import pytest
+
+from gateway.calls.call import Call
+from gateway.calls.exchange import Exchange
+from gateway.calls.live_session import LiveSession
+from gateway.config.operators import AuditSettings
+from gateway.config.policy import PolicySettings
+from gateway.observability.audit import Audit
+from gateway.policy.decisions import Policy, ServerPolicy
+from gateway.policy.tool_calls import ToolCalls
+from gateway.protocol.listing import Tools
+from gateway.protocol.schemas import Schemas
+from gateway.relay.admission import Admission
+from gateway.relay.dispatch import Dispatch
+from session_store.memory import MemoryBackend
+from session_store.testing import FakeClock, a_session
+from transports.era import Era
+from transports.jsonrpc import Message, Object, encode
+from transports.reply_queue import ReplyQueue
+
+pytestmark = pytest.mark.anyio
+
+TOOLS = Tools([{"name": "count"}])
+
+
+class Server:
+    """A server with one tool, and its conversation. `takes_now`: whether its open link takes a message."""
+
+    name = "s"
+    era = Era.LEGACY
+    users = ()
+    initialize_result = None
+
+    def __init__(self, *, era: Era = Era.LEGACY, is_open: bool = True, takes_now: bool = True, **settings: Any) -> None:
+        self.era = era
+        self.settings = SimpleNamespace(**({"shared": False, "handles": False} | settings))
+        self.inventory = SimpleNamespace(known=lambda method, conversation: TOOLS)
+        self.is_reviewed = True
+        self.sent: list[tuple[str, Object, Object]] = []
+        self._is_open = is_open
+        self._takes_now = takes_now
+
+    # as upstream
+
+    def era_now(self, client: Era) -> Era:
+        return self.era
+
+    async def era_for(self, client: Era) -> Era:
+        return self.era
+
+    async def facts(self) -> None:
+        """They are known."""
+
+    def open_with(self, live: LiveSession) -> "Server":
+        return self
+
+    def conversation(self, live: LiveSession, era: Era, correlation: str) -> "Server":
+        return self
+
+    async def conversation_for(self, call: Call) -> "Server":
+        return self
+
+    # as conversation
+
+    def is_open_to(self, live: LiveSession | None) -> bool:
+        return self._is_open
+
+    def start_now(self, exchange: Exchange, params: Object, meta: Object) -> bool:
+        if self._takes_now:
+            self.sent.append(("now", params, meta))
+        return self._takes_now
+
+    async def start(self, exchange: Exchange, params: Object, meta: Object) -> None:
+        self.sent.append(("waited", params, meta))
+
+
+class Parts:
+    """A dispatch, the audit trail that it writes to, and one live session."""
+
+    def __init__(self) -> None:
+        self.backend = MemoryBackend()
+        settings, clock = PolicySettings(), FakeClock()
+        policy = Policy(settings, {"s": ServerPolicy()})
+        self.audit = Audit(self.backend.audit, clock, AuditSettings(calls=True))
+        admission = Admission(policy, ToolCalls(policy, self.audit, Schemas(), settings), self.audit, settings)
+        self.dispatch = Dispatch(cast("Any", None), admission)
+        self.live = LiveSession(a_session(clock), self.backend.events)
+
+    def call(self, method: str = "tools/call", *, era: Era = Era.LEGACY, **params: Any) -> Call:
+        exchange = Exchange(method=method, client_id=1, live=self.live, replies=ReplyQueue())
+        raw = {key: msgspec.Raw(encode(value)) for key, value in (params or {"name": "count"}).items()}
+        return Call(exchange, era, raw, {"io.modelcontextprotocol/x": msgspec.Raw(b"1")}, "c")
+
+    async def called(self) -> int:
+        await self.audit.flush()
+        return [event.event for event in await self.backend.audit.recent(100)].count("called")
+
+
+def send_now(parts: Parts, server: Server, call: Call) -> bool:
+    return parts.dispatch.send_now(cast("Any", server), call)
+
+
+async def test_a_call_over_an_open_link_is_sent_at_once() -> None:
+    parts, server = Parts(), Server()
+    call = parts.call()
+    assert send_now(parts, server, call)
+    assert server.sent == [("now", call.params, call.meta)]
+
+
+@pytest.mark.parametrize(
+    "server",
+    [Server(era=Era.MODERN), Server(is_open=False), Server(shared=True), Server(handles=True)],
+    ids=["other era", "no link", "shared", "handles"],
+)
+async def test_a_call_that_has_to_wait_is_left_as_it_was(server: Server) -> None:
+    parts = Parts()
+    call = parts.call()
+    assert not send_now(parts, server, call)
+    assert server.sent == [] and not call.exchange.watchers
+
+
+async def test_a_call_that_is_admitted_twice_is_audited_once() -> None:
+    parts, server = Parts(), Server(takes_now=False)
+    call = parts.call()
+    assert not send_now(parts, server, call)
+    await parts.dispatch.send(cast("Any", server), call)
+    assert [way for way, _, _ in server.sent] == ["waited"]
+    call.exchange.finish(Message(jsonrpc="2.0", id=0, result=msgspec.Raw(b"{}")))
+    assert await parts.called() == 1
+
+
+async def test_a_legacy_server_gets_nothing_of_the_modern_era() -> None:
+    parts, server = Parts(), Server()
+    call = parts.call("acme/method", era=Era.MODERN, requestState="s", own=1)
+    await parts.dispatch.send(cast("Any", server), call)
+    assert server.sent == [("waited", {"own": call.params["own"]}, {})]
+    assert call.exchange.bridge is not None
+
+
+async def test_a_modern_server_is_not_asked_for_what_the_record_of_the_session_has() -> None:
+    parts, server = Parts(), Server(era=Era.MODERN)
+    call = parts.call("logging/setLevel", level="debug")
+    await parts.dispatch.send(cast("Any", server), call)
+    assert server.sent == [] and call.exchange.is_over
