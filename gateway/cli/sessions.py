@@ -4,7 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 from typing import Annotated, Any
 
 import msgspec
@@ -18,7 +18,7 @@ from gateway.cli.output import complain, facts_table, print_event, sessions_tabl
 from gateway.cli.rest_client import RestClient
 from gateway.cli.terminal import Terminal
 from gateway.observability.visible import as_json
-from session_store import StoreError, backend_for
+from session_store import AuditEvent, StoreError, backend_for
 from session_store.connect import BackendOptions, shown
 
 __all__ = ["app", "source_of"]
@@ -28,6 +28,9 @@ _out = Terminal()
 
 _SEEN_BY_GATEWAYS = {"calls", "failed", "in_flight", "parked", "streams", "processes", "failures"}
 """Fields of a session that its record does not have."""
+
+_EMPTY_EVENT = {each.name: each.default for each in fields(AuditEvent) if each.default is not MISSING}
+"""Every field that an event may lack: a script that reads `--json` finds all of them."""
 
 IdArgument = Annotated[
     str,
@@ -160,6 +163,6 @@ def events(
 
     async def work(source: Operators) -> None:
         for event in await source.events(limit):
-            print_event(event, in_json=in_json)
+            print_event(_EMPTY_EVENT | event, in_json=in_json)
 
     _run(where, work)
