@@ -36,18 +36,18 @@ class SocketState:
         self._headers = {"Authorization": f"Bearer {access}", "Content-Type": "application/json"}
 
     async def get(self, key: str) -> bytes | None:
-        status, body = await self._ask("GET", _of(key))
+        status, body = await self._ask("GET", _path_of(key))
         return None if status == 404 else body
 
     async def set(self, key: str, value: bytes) -> None:
-        await self._ask("PUT", _of(key), value)
+        await self._ask("PUT", _path_of(key), value)
 
     async def delete(self, key: str) -> bool:
-        status, _ = await self._ask("DELETE", _of(key))
+        status, _ = await self._ask("DELETE", _path_of(key))
         return status != 404
 
     async def increment(self, key: str, by: int) -> int:
-        _, body = await self._ask("POST", f"{_of(key)}/increment", json.dumps({"by": by}).encode())
+        _, body = await self._ask("POST", f"{_path_of(key)}/increment", json.dumps({"by": by}).encode())
         return int(json.loads(body)["value"])
 
     async def compare_and_set(self, key: str, expected: bytes | None, value: bytes | None) -> bool:
@@ -56,7 +56,7 @@ class SocketState:
             for name, given in ((b"expected", expected), (b"value", value))
             if given is not None
         )
-        _, body = await self._ask("POST", f"{_of(key)}/compare-and-set", b"{" + change + b"}")
+        _, body = await self._ask("POST", f"{_path_of(key)}/compare-and-set", b"{" + change + b"}")
         return bool(json.loads(body)["swapped"])
 
     async def keys(self) -> list[str]:
@@ -69,7 +69,7 @@ class SocketState:
         return dict(json.loads(body)["metadata"])
 
     async def _ask(self, method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
-        # In a thread: the client of the standard library blocks, but a server need not load another.
+        # In a thread, because `http.client` blocks. An asynchronous client would be a further import of every child.
         status, answer = await anyio.to_thread.run_sync(self._exchange, method, path, body)
         if status < 400 or (status == 404 and method in ("GET", "DELETE")):
             return status, answer
@@ -103,7 +103,7 @@ class _UnixConnection(http.client.HTTPConnection):
         self.sock.connect(self._path)
 
 
-def _of(key: str) -> str:
+def _path_of(key: str) -> str:
     check_key(key)
     return f"/v1/state/{quote(key, safe='')}"
 

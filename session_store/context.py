@@ -35,7 +35,7 @@ def current_session() -> ToolSession:
         return child_session()
     raise NoSession(
         "no session: this code runs neither for a request nor in a child that was started for a session "
-        "(a `shared` server is told of its sessions in the _meta of each call)"
+        "(a `shared` server gets the session of each call in its _meta)"
     )
 
 

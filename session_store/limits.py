@@ -1,4 +1,4 @@
-"""What a session's state may hold, and the errors beyond it. Pure."""
+"""The limits of a session's state, and the errors for exceeding them. Pure."""
 
 from typing import Final
 
@@ -27,10 +27,10 @@ class InvalidState(ValueError):
 
 
 def check_key(key: str) -> bytes:
-    """The key as it is counted and kept.
+    """The key in UTF-8, as it is counted and stored.
 
     Raises:
-        InvalidState: empty, too long, or no text.
+        InvalidState: the key is empty, too long, or not text.
     """
     if not isinstance(key, str) or not key:
         raise InvalidState("a state key must be text and not empty")
@@ -44,14 +44,14 @@ def check_key(key: str) -> bytes:
 
 
 def check_value(key: str, value: bytes) -> bytes:
-    """Raises `InvalidState`: larger than one value may be."""
+    """The value. Raises `InvalidState` if it is larger than `MAX_VALUE_BYTES`."""
     if len(value) > MAX_VALUE_BYTES:
         raise InvalidState(f"the value of {key!r} is {len(value)} bytes of JSON, more than {MAX_VALUE_BYTES}")
     return value
 
 
 def check_total(key: str, size: int) -> None:
-    """Raises `InvalidState`: with that key the session would hold more than it may."""
+    """Raises `InvalidState` if a state of `size` bytes, after a change of that key, exceeds `MAX_STATE_BYTES`."""
     if size > MAX_STATE_BYTES:
         raise InvalidState(f"with {key!r} the session's state would be {size} bytes, more than {MAX_STATE_BYTES}")
 
@@ -60,7 +60,7 @@ def incremented(key: str, present: bytes | None, by: int) -> int:
     """The integer after the increment; a missing key counts as 0.
 
     Raises:
-        InvalidState: the value is no integer, or the result does not fit 64 bits.
+        InvalidState: the value is not an integer, or the result does not fit 64 bits.
     """
     try:
         number = 0 if present is None else int(present)
@@ -74,4 +74,5 @@ def incremented(key: str, present: bytes | None, by: int) -> int:
 
 
 def not_an_integer(key: str) -> InvalidState:
+    """The error for an increment of a value that is not an integer."""
     return InvalidState(f"the value of {key!r} is not an integer and cannot be incremented")

@@ -31,7 +31,7 @@ class InvalidMetadata(ValueError):
 
 
 def scrubbed(metadata: Mapping[str, str | None]) -> dict[str, str | None]:
-    """The same, with values redacted whose name or form says that they are credentials."""
+    """The metadata, with values redacted that look like credentials, by their name or by their form."""
     return {name: None if value is None else _scrubbed(name, value) for name, value in metadata.items()}
 
 
@@ -40,7 +40,7 @@ def _scrubbed(name: str, value: str) -> str:
 
 
 def scrubbed_text(text: str) -> str:
-    """The same, without what has the form of a credential."""
+    """The text, with everything redacted that has the form of a credential."""
     return _SECRET_VALUE.sub(REDACTED, text)
 
 
@@ -48,7 +48,7 @@ def checked_metadata(changes: Mapping[str, str | None]) -> dict[str, str | None]
     """Changes fit for `SessionStore.annotate`: text only, scrubbed.
 
     Raises:
-        InvalidMetadata: a name or a value is no text.
+        InvalidMetadata: a name or a value is not text.
     """
     for name, value in changes.items():
         if not isinstance(name, str) or not name or not isinstance(value, str | None):
@@ -59,10 +59,10 @@ def checked_metadata(changes: Mapping[str, str | None]) -> dict[str, str | None]
 
 
 def merged_metadata(present: Mapping[str, str], changes: Mapping[str, str | None]) -> dict[str, str]:
-    """What a session's metadata is after the changes.
+    """A session's metadata after the changes.
 
     Raises:
-        InvalidMetadata: it would be larger than `MAX_METADATA_BYTES`; nothing changes.
+        InvalidMetadata: the result would be larger than `MAX_METADATA_BYTES`.
     """
     merged = {**present, **changes}
     kept = {name: value for name, value in merged.items() if value is not None}
@@ -73,4 +73,5 @@ def merged_metadata(present: Mapping[str, str], changes: Mapping[str, str | None
 
 
 def too_large(size: int) -> InvalidMetadata:
+    """The error for metadata of that many bytes."""
     return InvalidMetadata(f"the session's metadata would be {size} bytes, more than {MAX_METADATA_BYTES}")

@@ -13,33 +13,35 @@ __all__ = ["from_fields", "to_field", "to_fields"]
 _DECODERS: Final[Mapping[str, msgspec.json.Decoder[Any]]] = {
     field.name: msgspec.json.Decoder(field.type) for field in msgspec.structs.fields(Session)
 }
-_ALIKE: Final = frozenset(_DECODERS) - {"id", "created_at", "used_at", "metadata", "owner", "epoch", "version"}
-_SHORT: Final = 512
+_COMMON: Final = frozenset(_DECODERS) - {"id", "created_at", "used_at", "metadata", "owner", "epoch", "version"}
+_MAX_SHARED_BYTES: Final = 512
 _encoder = msgspec.json.Encoder()
 to_field = _encoder.encode
 
 
 def _decoded(name: str, value: bytes) -> Any:
-    # What a client has said at length few others have said, and it would stand here long after its session.
-    return _shared(name, value) if name in _ALIKE and len(value) <= _SHORT else _DECODERS[name].decode(value)
+    # Long values are seldom the same in two sessions, and the cache would keep them long after their sessions.
+    return (
+        _shared(name, value) if name in _COMMON and len(value) <= _MAX_SHARED_BYTES else _DECODERS[name].decode(value)
+    )
 
 
 @functools.lru_cache(maxsize=1_024)
 def _shared(name: str, value: bytes) -> Any:
-    """What many sessions have alike, and cannot be changed, stands in memory once."""
+    """Decode a value that many sessions have in common, so that they share one immutable object."""
     return _DECODERS[name].decode(value)
 
 
 def to_fields(session: Session) -> dict[str, bytes]:
-    """Every attribute by its name."""
+    """Every field, encoded, by name."""
     return {name: to_field(getattr(session, name)) for name in _DECODERS}
 
 
 def from_fields(record: Mapping[str, bytes]) -> Session:
-    """The session in a record. Fields that are missing have their default; fields of a later version are passed over.
+    """The session in a record. Missing fields have their default. Fields of a later version are ignored.
 
     Raises:
-        ValueError: the record is not one of ours.
+        ValueError: the record is not a session's.
     """
     try:
         return Session(**{n: _decoded(n, record[n]) for n in _DECODERS if n in record})

@@ -33,14 +33,17 @@ class InvalidContext(ValueError):
 
 
 def new_session_id() -> str:
-    """A fresh session id: 144 random bits (less 0.02), never chosen by a client, and never like a command's option."""
+    """A new session id: 144 random bits (less 0.02). Clients never choose ids.
+
+    No id starts with `-`, because a command line would read it as an option.
+    """
     while (session_id := secrets.token_urlsafe(18)).startswith("-"):
         pass
     return session_id
 
 
 def origin_of(network: str) -> str:
-    """By what a client without a name is told apart from others: its network, which is not to be read in a record."""
+    """A hash of the client's network, which tells anonymous clients apart. Records do not reveal the network."""
     return hashlib.blake2b(network.encode(), digest_size=8).hexdigest() if network else ""
 
 
@@ -60,8 +63,8 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
 
     @property
     def key(self) -> str:
-        """As a key, or a part of one. Like no other principal's, which the text for people need not be: `a:b` and `c`
-        read as `a` and `b:c` do."""
+        """The principal as a key, or a part of one. Unique, unlike its text: that of issuer `a:b` with subject `c` is
+        also that of issuer `a` with subject `b:c`."""
         return json.dumps([self.issuer, self.subject])
 
     @property
@@ -73,11 +76,11 @@ ANONYMOUS: Final = Principal(issuer="anonymous", subject="")
 
 
 Source = Literal["authenticated", "configured", "announced"]
-"""Where a fact comes from: a credential says it, the operator's configuration does, or the client does."""
+"""Where a fact comes from: a credential, the operator's configuration, or the client."""
 
 
 class Provenance(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
-    """Where each fact of a context comes from. Records that say nothing of it are read as if the client had named the
+    """Where each fact of a context comes from. A record without provenance is read as if the client had announced the
     workspace, which grants nothing."""
 
     workspace: Source = "announced"
@@ -86,10 +89,10 @@ class Provenance(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
 
 
 class Context(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
-    """What tools are told of a session, and where each fact comes from.
+    """The facts that tools get about a session, and where each fact comes from.
 
     `workspace` may be announced by the client; everything else comes from the operator or the authenticated principal,
-    unless the operator has said that an announced workspace grants as well.
+    unless the operator's rules let an announced workspace grant permissions.
 
     Raises:
         InvalidContext: the workspace is too long or holds control characters.
@@ -108,7 +111,7 @@ class Context(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
 
 
 class ClientFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What the client said of itself, kept so that a link can be rebuilt without asking it again.
+    """What the client declared about itself, kept so that a new link can be opened without asking the client again.
 
     `initialize_params` are the bytes of a legacy client's `initialize` params; empty for a modern client.
     """
@@ -122,10 +125,10 @@ class ClientFacts(msgspec.Struct, frozen=True, kw_only=True):
 class Session(msgspec.Struct, frozen=True, kw_only=True):
     """The durable record of one client. All times are seconds since the epoch.
 
-    `links` are the upstreams it has used, so that a later process knows what it cannot give back. `remote` are its
-    sessions at upstreams that keep such themselves, for a later process to go on with. A session that was opened within
-    another one names its `parent`, which has it among its `children`. `origin` tells clients without a name apart.
-    `owner` and `epoch` are the directory's. `version` is the store's, to know whether a caller's copy of the record is
+    `links` are the upstreams that the session has used: a later process can then report what was lost. `remote` are
+    its sessions at upstreams that keep sessions of their own: a later process can resume them. A session that was
+    opened within another one names it as its `parent`, which lists it in `children`. `origin` tells anonymous clients
+    apart. The directory sets `owner` and `epoch`. The store sets `version`, which tells whether a copy of the record is
     current.
     """
 
@@ -156,7 +159,7 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def counted_as(self) -> str:
-        """Whose it is for rates and quotas: its principal's, or where nobody has a name, its origin's."""
+        """The key under which rates and quotas count it: its principal, with the origin of an anonymous client."""
         if self.principal.is_anonymous and self.origin:
             return f"{self.principal.key}@{self.origin}"
         return self.principal.key

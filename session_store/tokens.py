@@ -40,10 +40,10 @@ class Purpose(StrEnum):
 
 
 def is_canonical(text: str) -> bool:
-    """Whether the part behind the last dot is base64url without padding as it is written by whoever encodes it.
+    """True if the part after the last dot is the canonical base64url encoding of its bytes, without padding.
 
-    The last character carries spare bits, which decoders pass over: with another character it would still verify (RFC
-    4648 §3.5). A value is to have one spelling, or what is kept or refused by its spelling can be had in another.
+    Decoders ignore the spare bits of the last character (RFC 4648 §3.5), so a value would verify in several spellings.
+    Only one is accepted: else a value that is remembered or refused by its text could come back in another spelling.
     """
     last = text.rpartition(".")[2]
     padded = last + "=" * (-len(last) % 4)
@@ -81,7 +81,7 @@ class KeyRing:
 
     @classmethod
     def ephemeral(cls) -> "KeyRing":
-        """A ring that lives as long as this object: what it signed is void afterwards."""
+        """A ring with a new random key. What it signs verifies with this object only."""
         return cls([generate_key()])
 
     def derive(self, purpose: Purpose) -> list[bytes]:
@@ -103,8 +103,8 @@ class TokenCodec:
             digest_method=hashlib.sha256,
         )
 
-        # Pure and the same for every message of a session; deriving a key and an HMAC for each would be half its cost.
-        # Only good tokens are kept: bad ones, of which anyone can make many, would push them out.
+        # Every message of a session repeats its token, and an HMAC for each would be half of the message's cost.
+        # Only valid tokens are kept: anyone can make invalid ones, which would push the valid ones out.
         self._verified: OrderedDict[str, str] = OrderedDict()
         self.sign = functools.lru_cache(maxsize=_VERIFIED_HELD)(self._sign)
 

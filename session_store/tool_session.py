@@ -124,7 +124,7 @@ class ToolSession:
         """Change these names of the metadata; None removes a name. Values that look like credentials are redacted.
 
         Raises:
-            InvalidMetadata: a value is no text, or the metadata would be too large.
+            InvalidMetadata: a value is not text, or the metadata would be too large.
             PermissionError: this code runs outside the gateway's process.
         """
         if self.write_metadata is None:

@@ -32,14 +32,14 @@ __all__ = ["RedisBackend", "RedisEventLog"]
 
 
 class RedisBackend:
-    """`redis://`, `rediss://`, `redis+sentinel://`, `redis+cluster://` and `rediss+cluster://`"""
+    """The backend of `redis://`, `rediss://`, `redis+sentinel://`, `redis+cluster://` and `rediss+cluster://` URLs."""
 
     is_durable = True
     is_shared = True
     needs_keys = True
 
     def __init__(self, url: str, *, clock: Callable[[], float] | None = None) -> None:
-        """Connects to nothing yet.
+        """Does not connect yet.
 
         Raises:
             StoreError: the URL cannot be used.
@@ -62,16 +62,18 @@ class RedisBackend:
         raise StoreError("gateways that share a store must be given their keys")
 
     def protect(self, in_use: Callable[[str], bool]) -> None:
-        """Unbounded: no session is evicted."""
+        """Does nothing: this store is not bounded, so it evicts no session."""
 
     async def inspect(self) -> Sequence[Observation]:
         return await inspect(self.commands)
 
     async def open(self) -> None:
-        """A server that is not there yet is no reason not to start: readiness says so until it is.
+        """Check that the server accepts commands.
+
+        A server that does not answer yet is no error: the gateway starts, and is not ready until the server answers.
 
         Raises:
-            StoreError: it is there, and refuses us.
+            StoreError: the server answered and refused the command.
         """
         try:
             await self.ping()
@@ -91,11 +93,11 @@ class RedisBackend:
 
 
 def _commands(url: str) -> Commands:
-    """Commands to the server, the master, or the cluster of that URL.
+    """The commands for the server, the Sentinel service or the cluster of that URL.
 
-    `redis+sentinel://[user:password@]host[:port][,host…]/service[/db]`, `redis+cluster://[user:password@]host[:port][,host…]`
+    Beside the URLs of redis-py: `redis+sentinel://[user:password@]host[:port][,host…]/service[/db]`, `redis+cluster://[user:password@]host[:port][,host…]`
     """
-    # Nothing is tried twice: an increment whose answer was lost may have happened.
+    # No retries: a command whose reply was lost may have been executed.
     options: dict[str, Any] = {
         "protocol": 2,
         "socket_timeout": None,
@@ -109,12 +111,16 @@ def _commands(url: str) -> Commands:
     if parts.password:
         options |= {"username": unquote(parts.username or "") or None, "password": unquote(parts.password)}
     hosts = parts.netloc.rpartition("@")[2].split(",")
-    default = 26_379 if parts.scheme == "redis+sentinel" else 6_379
-    places = [(host.partition(":")[0], int(host.partition(":")[2] or default)) for host in hosts]
+    default_port = 26_379 if parts.scheme == "redis+sentinel" else 6_379
+    addresses = [(host.partition(":")[0], int(host.partition(":")[2] or default_port)) for host in hosts]
     if parts.scheme != "redis+sentinel":
         secure = parts.scheme == "rediss+cluster"
-        return ClusterCommands(places, lambda at: Redis(host=at[0], port=at[1], ssl=secure, **options))
+        return ClusterCommands(addresses, lambda at: Redis(host=at[0], port=at[1], ssl=secure, **options))
     service, _, db = parts.path.strip("/").partition("/")
-    asking = {"socket_timeout": TIMEOUT_S / 2, "socket_connect_timeout": TIMEOUT_S / 2, "retry": Retry(NoBackoff(), 0)}
-    sentinel = Sentinel(places, sentinel_kwargs=asking, **options)  # type: ignore[no-untyped-call]  # no hint
+    sentinel_options = {
+        "socket_timeout": TIMEOUT_S / 2,
+        "socket_connect_timeout": TIMEOUT_S / 2,
+        "retry": Retry(NoBackoff(), 0),
+    }
+    sentinel = Sentinel(addresses, sentinel_kwargs=sentinel_options, **options)  # type: ignore[no-untyped-call]  # no hint
     return Commands(sentinel.master_for(service, db=int(db or 0)))

@@ -19,7 +19,7 @@ __all__ = ["RedisBus"]
 
 logger = logging.getLogger(__name__)
 
-_AGAIN_S: Final = 0.2
+_RETRY_S: Final = 0.2
 
 
 class RedisBus:
@@ -70,32 +70,32 @@ class RedisBus:
 
     async def _unsubscribe(self, topic: str) -> None:
         if self._pubsub is not None and self._reader is not None:
-            # Messages of a topic nobody listens to are passed over, so a failure here costs nothing.
+            # A failure is harmless: `_dispatch` ignores messages of topics without listeners.
             with contextlib.suppress(RedisError, OSError, TimeoutError):
                 async with asyncio.timeout(TIMEOUT_S):
                     await self._pubsub.unsubscribe(topic)
 
     async def _read(self) -> None:
-        lost = False
+        is_broken = False
         while True:
             try:
-                if lost:
-                    await self._elsewhere()
+                if is_broken:
+                    await self._move()
                 assert self._pubsub is not None
                 message = await self._pubsub.get_message(timeout=None)
-                if lost:
-                    lost = False
-                    self._missed()
+                if is_broken:
+                    is_broken = False
+                    self._notify_missed()
                 if message is not None:
-                    self._heard(message)
+                    self._dispatch(message)
             except (RedisError, OSError) as error:
-                if not lost:
+                if not is_broken:
                     logger.warning("the connection of the message bus was interrupted: %s", type(error).__name__)
-                lost = True
-                await asyncio.sleep(_AGAIN_S)
+                is_broken = True
+                await asyncio.sleep(_RETRY_S)
 
-    async def _elsewhere(self) -> None:
-        """Listen at another server of a cluster. A connection to the same one comes back by itself."""
+    async def _move(self) -> None:
+        """Subscribe at another node of a cluster. redis-py reconnects to the same server by itself."""
         client = self._commands.client()
         if client is self._client or self._pubsub is None:
             return
@@ -106,18 +106,18 @@ class RedisBus:
             if self._subscribed:
                 await self._pubsub.subscribe(*self._subscribed)
 
-    def _heard(self, message: dict[str, Any]) -> None:
+    def _dispatch(self, message: dict[str, Any]) -> None:
         topic = message["channel"].decode()
         if message["type"] == "subscribe" and topic in self._subscribed:
             self._subscribed[topic].set()
         elif message["type"] == "message":
-            for hear in tuple(self._listeners.get(topic, ())):
-                hear(message["data"])
+            for receive in tuple(self._listeners.get(topic, ())):
+                receive(message["data"])
 
-    def _missed(self) -> None:
+    def _notify_missed(self) -> None:
         for listeners in tuple(self._listeners.values()):
-            for hear in tuple(listeners):
-                hear(None)
+            for receive in tuple(listeners):
+                receive(None)
 
     async def close(self) -> None:
         """Stop listening."""

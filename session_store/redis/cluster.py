@@ -22,10 +22,10 @@ __all__ = ["ClusterCommands", "slot_of"]
 SLOTS: Final = 16_384
 _KEYLESS: Final = frozenset({"PING", "TIME", "PUBLISH"})
 _MOST_REDIRECTIONS: Final = 8
-_AGAIN_S: Final = 0.05
+_TRY_AGAIN_S: Final = 0.05
 _REFRESH_S: Final = 0.2
 
-Place = tuple[str, int]
+Address = tuple[str, int]
 
 
 def slot_of(key: str) -> int:
@@ -37,18 +37,18 @@ def slot_of(key: str) -> int:
 
 
 class ClusterCommands(Commands):
-    """As `Commands`, on many servers. `client_at` gives redis-py's client for one of them."""
+    """Runs commands on the nodes of a cluster. `client_at` makes redis-py's client for one node."""
 
-    def __init__(self, seeds: Sequence[Place], client_at: Callable[[Place], Redis]) -> None:
+    def __init__(self, seeds: Sequence[Address], client_at: Callable[[Address], Redis]) -> None:
         self._seeds = list(seeds)
         self._client_at = client_at
-        self._clients: dict[Place, Redis] = {}
-        self._connections: dict[Place, Connection] = {}
-        self._masters: list[Place] = []
-        self._slots: list[Place | None] = [None] * SLOTS
+        self._clients: dict[Address, Redis] = {}
+        self._connections: dict[Address, Connection] = {}
+        self._masters: list[Address] = []
+        self._slots: list[Address | None] = [None] * SLOTS
         self._is_stale = True
         self._read_at = 0.0
-        self._reading = SharedRun(self._read)
+        self._reading = SharedRun(self._read_slot_table)
         self._next = 0
 
     async def run(self, *command: Any) -> Any:
@@ -60,46 +60,52 @@ class ClusterCommands(Commands):
         try:
             return await self._send(slot, prepared.packed)
         except StoreUnavailable as error:
-            if "NOSCRIPT" not in str(error):  # a node that was restarted has none
+            if "NOSCRIPT" not in str(error):  # a node loses its scripts when it restarts
                 raise
         await self._send(slot, _packed("SCRIPT", "LOAD", script.source))
         return await self._send(slot, prepared.packed)
 
     async def _send(self, slot: int | None, packed: bytes) -> Any:
-        """The reply of the node that has the slot, or of any. Redirected commands have not been executed elsewhere."""
+        """Send a command to the node that serves the slot, or to any master for None, and return the reply.
+
+        A node that redirects a command has not executed it, so the command can be sent again.
+        """
         for _ in range(_MOST_REDIRECTIONS):
             if self._is_stale:
                 await self._read_slots()
-            place = self._slots[slot] if slot is not None else self._any_master()
-            if place is None:
+            address = self._slots[slot] if slot is not None else self._any_master()
+            if address is None:
                 self._is_stale = True
                 raise StoreUnavailable("no node of Redis Cluster serves that slot now")
             try:
-                connection = self._connection_to(place)
+                connection = self._connection_to(address)
                 if not connection.is_open:
                     await connection.open()
                 return await connection.send(packed)
             except StoreUnavailable as error:
                 if not isinstance(error.__cause__, ServerError):
-                    self._is_stale = True  # the node may have gone, and another have its slots
+                    self._is_stale = True  # another node may have taken over the slots
                     raise
-                refusal, words = error, str(error.__cause__).split(" ")
-            match words:
+                refusal, details = error, str(error.__cause__).split(" ")
+            match details:
                 case ["MOVED", _, to] if slot is not None:
-                    self._slots[slot] = _place(to, place)
+                    self._slots[slot] = _redirected(to, address)
                     self._is_stale = True
                 case ["ASK", _, to]:
-                    return await self._ask(_place(to, place), packed)
+                    return await self._ask(_redirected(to, address), packed)
                 case ["TRYAGAIN", *_]:
-                    await asyncio.sleep(_AGAIN_S)
+                    await asyncio.sleep(_TRY_AGAIN_S)
                 case _:
-                    self._is_stale = self._is_stale or words[0] in ("CLUSTERDOWN", "READONLY")
+                    self._is_stale = self._is_stale or details[0] in ("CLUSTERDOWN", "READONLY")
                     raise refusal
         raise StoreUnavailable("a slot of Redis Cluster moved several times during one command")
 
-    async def _ask(self, place: Place, packed: bytes) -> Any:
-        """A slot is moving there, and its key has moved already. Both commands go out in one turn of the loop."""
-        connection = self._connection_to(place)
+    async def _ask(self, address: Address, packed: bytes) -> Any:
+        """Send a command to the node that imports the slot and has its key already.
+
+        `ASKING` applies to the next command of the connection only, so nothing is awaited between the two.
+        """
+        connection = self._connection_to(address)
         if not connection.is_open:
             await connection.open()
         asking = connection.send(_packed("ASKING"))
@@ -107,7 +113,7 @@ class ClusterCommands(Commands):
         await asyncio.gather(asking, reply)
         return reply.result()
 
-    # -- who has which slot
+    # -- the slot table
 
     async def _read_slots(self) -> None:
         """Read the slot table again, unless it has just been read. Concurrent callers share one read."""
@@ -116,20 +122,20 @@ class ClusterCommands(Commands):
             return
         await self._reading.done()
 
-    async def _read(self) -> None:
+    async def _read_slot_table(self) -> None:
         failure: StoreUnavailable | None = None
-        for place in dict.fromkeys([*self._masters, *self._seeds]):
+        for address in dict.fromkeys([*self._masters, *self._seeds]):
             try:
-                connection = self._connection_to(place)
+                connection = self._connection_to(address)
                 if not connection.is_open:
                     await connection.open()
                 ranges = await connection.send(_packed("CLUSTER", "SLOTS"))
             except StoreUnavailable as error:
                 failure = error
                 continue
-            slots: list[Place | None] = [None] * SLOTS
+            slots: list[Address | None] = [None] * SLOTS
             for first, last, master, *_ in ranges:
-                at = (master[0].decode() or place[0], int(master[1]))
+                at = (master[0].decode() or address[0], int(master[1]))
                 slots[first : last + 1] = [at] * (last + 1 - first)
             if any(slots):
                 self._slots = slots
@@ -142,42 +148,42 @@ class ClusterCommands(Commands):
             )
         raise failure or StoreUnavailable("no node of Redis Cluster is known")
 
-    def _any_master(self) -> Place | None:
-        """Not always the same, so that a dead one does not stand for all."""
+    def _any_master(self) -> Address | None:
+        """One of the masters, each in turn, so that a dead one does not fail every command."""
         self._next += 1
         return self._masters[self._next % len(self._masters)] if self._masters else None
 
     # -- connections
 
     def client(self) -> Redis:
-        """redis-py's client for a node; another one each time."""
-        places = self._masters or self._seeds
+        """redis-py's client for one of the nodes, each in turn."""
+        addresses = self._masters or self._seeds
         self._next += 1
-        return self._client_of(places[self._next % len(places)])
+        return self._client_of(addresses[self._next % len(addresses)])
 
-    def _client_of(self, place: Place) -> Redis:
-        if place not in self._clients:
-            self._clients[place] = self._client_at(place)
-        return self._clients[place]
+    def _client_of(self, address: Address) -> Redis:
+        if address not in self._clients:
+            self._clients[address] = self._client_at(address)
+        return self._clients[address]
 
-    def _connection_to(self, place: Place) -> Connection:
-        if place not in self._connections:
-            self._connections[place] = Connection(self._client_of(place))
-        return self._connections[place]
+    def _connection_to(self, address: Address) -> Connection:
+        if address not in self._connections:
+            self._connections[address] = Connection(self._client_of(address))
+        return self._connections[address]
 
     async def close(self) -> None:
         self._reading.cancel()
         for connection in self._connections.values():
             connection.close()
-        await asyncio.sleep(0)  # a connection that is cut is closed with the loop's next turn
+        await asyncio.sleep(0)  # an aborted transport is closed in the next iteration of the event loop
         async with asyncio.timeout(TIMEOUT_S):
             await asyncio.gather(*(client.aclose() for client in self._clients.values()), return_exceptions=True)
 
 
-def _place(text: str, before: Place) -> Place:
+def _redirected(text: str, sender: Address) -> Address:
     """The address that a redirection names. Without a host, it is another port of the same host."""
     host, _, port = text.rpartition(":")
-    return host or before[0], int(port)
+    return host or sender[0], int(port)
 
 
 def _packed(*command: Any) -> bytes:

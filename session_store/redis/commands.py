@@ -1,4 +1,4 @@
-"""Commands and scripts to Redis. Every failure is one of ours."""
+"""Runs commands and scripts on a Redis server. Every failure is a `StoreUnavailable`."""
 
 import asyncio
 import hashlib
@@ -17,7 +17,7 @@ __all__ = ["TIMEOUT_S", "Commands", "Prepared", "Script", "prepared", "script"]
 
 
 class Script(NamedTuple):
-    """A Lua script and the digest Redis knows it by."""
+    """A Lua script, and the SHA-1 digest by which `EVALSHA` names it."""
 
     source: bytes
     digest: str
@@ -31,14 +31,14 @@ def script(name: str) -> Script:
 
 
 class Prepared(NamedTuple):
-    """A call of a script as it crosses the wire, and its first key."""
+    """The encoded call of a script (RESP), and its first key."""
 
     packed: bytes
     key: str
 
 
 def prepared(script: Script, keys: Sequence[str], *arguments: Any) -> Prepared:
-    """What is sent again and again need not be put together each time."""
+    """Encode a call of a script, for callers that send the same call many times."""
     return Prepared(hiredis.pack_command(("EVALSHA", script.digest, len(keys), *keys, *arguments)), keys[0])
 
 
@@ -60,25 +60,25 @@ class Commands:
         return await self.send(prepared(script, keys, *arguments), script)
 
     async def send(self, prepared: Prepared, script: Script) -> Any:
-        """The reply to a call of that script that was prepared."""
+        """The reply to a prepared call of `script`."""
         if not self._connection.is_open:
             await self._connection.open()
         try:
             return await self._connection.send(prepared.packed)
         except StoreUnavailable as error:
-            if "NOSCRIPT" not in str(error):  # a server that was restarted has none
+            if "NOSCRIPT" not in str(error):  # a server loses its scripts when it restarts
                 raise
         await self.run("SCRIPT", "LOAD", script.source)
         return await self._connection.send(prepared.packed)
 
     def client(self) -> Redis:
-        """redis-py's client for a server that has the bus."""
+        """redis-py's client for a server whose topics can be subscribed to."""
         return self._client
 
     async def close(self) -> None:
-        """Give the connections back."""
+        """Close the connections."""
         self._connection.close()
-        await asyncio.sleep(0)  # a connection that is cut is closed with the loop's next turn
+        await asyncio.sleep(0)  # an aborted transport is closed in the next iteration of the event loop
         await self._client.aclose()
         if isinstance(self._client.connection_pool, SentinelConnectionPool):
             for sentinel in self._client.connection_pool.sentinel_manager.sentinels:

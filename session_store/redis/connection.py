@@ -27,9 +27,9 @@ class ServerError(Exception):
 
 
 class Connection:
-    """Connects when it is first needed and again when it was lost; commands that were on their way then have failed.
+    """Connects when it is first needed, and again after the connection was lost. A loss fails the commands in flight.
 
-    Whether they took effect is not known, so nothing is ever sent twice.
+    It is unknown whether those commands took effect, so no command is ever sent twice.
     """
 
     def __init__(self, client: Redis) -> None:
@@ -42,28 +42,28 @@ class Connection:
         self._unsent: list[bytes] = []
         self._unanswered: deque[asyncio.Future[Any]] = deque()
         self._answered = 0
-        self._watched = 0
-        self._watch: asyncio.TimerHandle | None = None
+        self._due = 0
+        self._timer: asyncio.TimerHandle | None = None
 
     @property
     def is_open(self) -> bool:
         return self._transport is not None
 
     def send(self, packed: bytes) -> asyncio.Future[Any]:
-        """The reply to come to a command in RESP, over a connection that is open.
+        """Send a command, encoded in RESP, over the open connection. Returns the future of its reply.
 
-        It fails with `StoreUnavailable`; `ServerError` is the cause when Redis refused the command.
+        The future fails with `StoreUnavailable`. The cause is `ServerError` if Redis refused the command.
         """
         loop = asyncio.get_running_loop()
         if not self._unsent:
-            # What is asked for in this turn of the loop goes out in one write.
+            # All commands of one iteration of the event loop go out in one write.
             loop.call_soon(self._flush)
         self._unsent.append(packed)
         reply: asyncio.Future[Any] = loop.create_future()
         self._unanswered.append(reply)
-        if self._watch is None:
-            self._watched = self._answered + len(self._unanswered)
-            self._watch = loop.call_later(_TICK_S, self._look, loop.time())
+        if self._timer is None:
+            self._due = self._answered + len(self._unanswered)
+            self._timer = loop.call_later(_TICK_S, self._check_timeout, loop.time())
         return reply
 
     def _flush(self) -> None:
@@ -74,20 +74,20 @@ class Connection:
     # -- connecting
 
     async def open(self) -> None:
-        """Be connected. Concurrent callers share one attempt. Raises `StoreUnavailable`."""
+        """Connect. Concurrent callers share one attempt. Raises `StoreUnavailable`."""
         await self._connecting.done()
 
     async def _connect(self) -> None:
         try:
             async with asyncio.timeout(TIMEOUT_S):
-                how: Any = self._client.connection_pool.make_connection()  # type: ignore[no-untyped-call]  # no hint
-                self._greeting = [hiredis.pack_command(command) for command in _greeting(how)]
+                settings: Any = self._client.connection_pool.make_connection()  # type: ignore[no-untyped-call]  # no hint
+                self._greeting = [hiredis.pack_command(command) for command in _greeting(settings)]
                 loop = asyncio.get_running_loop()
-                if isinstance(how, UnixDomainSocketConnection):
-                    await loop.create_unix_connection(lambda: _Wire(self), how.path)
+                if isinstance(settings, UnixDomainSocketConnection):
+                    await loop.create_unix_connection(lambda: _Wire(self), settings.path)
                 else:
-                    tls = how.ssl_context.get() if isinstance(how, SSLConnection) else None
-                    host, port = await self._address(how)
+                    tls = settings.ssl_context.get() if isinstance(settings, SSLConnection) else None
+                    host, port = await self._address(settings)
                     await loop.create_connection(lambda: _Wire(self), host, port, ssl=tls)
                 await asyncio.gather(*self._greeted)
         except StoreUnavailable:
@@ -97,56 +97,56 @@ class Connection:
             self._fail(f"Redis cannot be reached: {type(error).__name__}")
             raise StoreUnavailable(f"Redis cannot be reached: {type(error).__name__}") from error
 
-    async def _address(self, how: Any) -> tuple[str, int]:
-        """Where the server is; with Sentinel, where the master is now."""
+    async def _address(self, settings: Any) -> tuple[str, int]:
+        """The address of the server. With Sentinel, that of the current master."""
         pool = self._client.connection_pool
         if isinstance(pool, SentinelConnectionPool):
             host, port = await pool.get_master_address()  # type: ignore[no-untyped-call]  # no hint
             return str(host), int(port)
-        return how.host, how.port
+        return settings.host, settings.port
 
-    # -- what the wire brings
+    # -- events of the wire
 
     def opened(self, wire: "_Wire", transport: asyncio.Transport) -> None:
-        """There is a connection."""
+        """The connection is open: send the greeting."""
         self._wire = wire
         self._transport = transport
-        # At once, so that no command of others can come before it.
+        # Sent at once, so that no other command can precede the greeting.
         self._greeted = [self.send(packed) for packed in self._greeting]
 
     def replied(self, reply: Any) -> None:
-        """The oldest command that waits has its reply."""
+        """Complete the oldest unanswered command with its reply."""
         self._answered += 1
         waiting = self._unanswered.popleft()
         if waiting.done():
             return
         if isinstance(reply, hiredis.ReplyError):
             waiting.set_exception(_refused(reply))
-            if str(reply).startswith("READONLY"):  # it was the master; the next command finds the one that is
+            if str(reply).startswith("READONLY"):  # no master any more: the next command connects to the new one
                 self._fail("Redis has failed over to another server")
         else:
             waiting.set_result(reply)
 
     def broken(self, wire: "_Wire", reason: str) -> None:
-        """That connection is gone; it may be one that was given up before."""
+        """The connection of that wire has ended. Ignored if it is not the current one."""
         if wire is self._wire:
             self._fail(reason)
 
     # -- failing
 
-    def _look(self, since: float) -> None:
-        """Whether everything that was on its way a second ago has been answered."""
-        self._watch = None
+    def _check_timeout(self, since: float) -> None:
+        """Fail the connection if commands that were in flight at `since` are unanswered after `TIMEOUT_S`."""
+        self._timer = None
         if not self._unanswered:
             return
         loop = asyncio.get_running_loop()
-        if self._answered >= self._watched:
-            self._watched = self._answered + len(self._unanswered)
+        if self._answered >= self._due:
+            self._due = self._answered + len(self._unanswered)
             since = loop.time()
         if loop.time() - since >= TIMEOUT_S:
             self._fail(f"Redis did not answer within {TIMEOUT_S:g} s")
         else:
-            self._watch = loop.call_later(_TICK_S, self._look, since)
+            self._timer = loop.call_later(_TICK_S, self._check_timeout, since)
 
     def _fail(self, reason: str) -> None:
         transport, self._transport, self._wire = self._transport, None, None
@@ -160,11 +160,11 @@ class Connection:
                 reply.set_exception(StoreUnavailable(reason))
 
     def close(self) -> None:
-        """Let go of the server."""
+        """Close the connection."""
         self._connecting.cancel()
-        if self._watch is not None:
-            self._watch.cancel()
-            self._watch = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         self._fail("the store is closed")
 
 
@@ -176,7 +176,7 @@ class _Wire(asyncio.Protocol):
         self._reader = hiredis.Reader()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._owner.opened(self, cast("asyncio.Transport", transport))  # uvloop's is one in all but name
+        self._owner.opened(self, cast("asyncio.Transport", transport))  # uvloop's has the methods, not the base class
 
     def data_received(self, data: bytes) -> None:
         try:
@@ -190,13 +190,15 @@ class _Wire(asyncio.Protocol):
         self._owner.broken(self, "the connection to Redis was lost")
 
 
-def _greeting(how: Any) -> list[tuple[Any, ...]]:
+def _greeting(settings: Any) -> list[tuple[Any, ...]]:
     """The first commands on a connection: credentials, and the database."""
-    provider = how.credential_provider
-    credentials = provider.get_credentials() if provider else tuple(filter(None, (how.username, how.password)))
+    provider = settings.credential_provider
+    credentials = (
+        provider.get_credentials() if provider else tuple(filter(None, (settings.username, settings.password)))
+    )
     commands: list[tuple[Any, ...]] = [("AUTH", *credentials)] if credentials else []
-    if how.db:
-        commands.append(("SELECT", how.db))
+    if settings.db:
+        commands.append(("SELECT", settings.db))
     return [*commands, ("CLIENT", "SETNAME", "mcp-session-gateway")]
 
 

@@ -1,4 +1,4 @@
-"""Replicas as leases, owners in the sessions' records."""
+"""Live replicas as keys that expire, and owners as a field of the session records."""
 
 import math
 from typing import Final
@@ -13,12 +13,12 @@ from session_store.redis.sessions import RedisSessionStore
 __all__ = ["RedisDirectory"]
 
 _BEAT, _CLAIM, _RELEASE = script("beat"), script("claim"), script("release")
-_LOST_KEPT_S: Final = 600
+_CLAIMED_KEPT_S: Final = 600
 _NAMES_KEPT_S: Final = 86_400
 
 
 class RedisDirectory:
-    """Who lives, and who owns what."""
+    """The replicas that have a lease, and the owners of sessions."""
 
     def __init__(self, commands: Commands, sessions: RedisSessionStore) -> None:
         self._commands = commands
@@ -61,7 +61,7 @@ class RedisDirectory:
         owner = msgspec.json.decode(reply[1], type=str)
         if owner and owner != replica:
             await self._commands.run("RPUSH", keys.lost(owner), session_id)
-            await self._commands.run("EXPIRE", keys.lost(owner), _LOST_KEPT_S)
+            await self._commands.run("EXPIRE", keys.lost(owner), _CLAIMED_KEPT_S)
         return int(reply[0])
 
     async def acknowledged(self, replica: str, session_id: str) -> bool:

@@ -1,4 +1,4 @@
-"""Event streams in Redis: one stream of entries for each session, which say whose stream they are of."""
+"""Event streams in Redis: one Redis stream for each session, each entry of which names its event stream."""
 
 import asyncio
 import random
@@ -15,10 +15,10 @@ from session_store.redis.commands import Commands, script
 __all__ = ["RedisEventLog"]
 
 _APPEND, _LOG, _DELIVERED = script("append"), script("log"), script("delivered")
-_ALONE_MS: Final = 3_600_000
-"""How long a log lives whose session is not in this store."""
-_LOOK_AGAIN_S: Final = 5.0
-"""A message on the bus may be lost; what it announced is found after this long."""
+_ORPHAN_MS: Final = 3_600_000
+"""Lifetime of the log of a session that is not in this store."""
+_POLL_S: Final = 5.0
+"""How often a follower reads the log without a message on the bus, because messages can be lost."""
 
 
 class RedisEventLog:
@@ -42,7 +42,7 @@ class RedisEventLog:
         session, _, events, log = keys.of_session(session_id)
         limits = (self._max_events, self._max_bytes)
         event_id = await self._commands.call(
-            _APPEND, [session, events, log], stream, frame, *limits, _nonce(), _ALONE_MS, _topic(session_id), int(ends)
+            _APPEND, [session, events, log], stream, frame, *limits, _nonce(), _ORPHAN_MS, _topic(session_id), int(ends)
         )
         return str(event_id.decode())
 
@@ -50,17 +50,17 @@ class RedisEventLog:
         news = asyncio.Event()
         dropped = False
 
-        def hear(data: bytes | None) -> None:
+        def receive(data: bytes | None) -> None:
             nonlocal dropped
             dropped = dropped or data == b"d"
             news.set()
 
-        async with self._bus.subscribed(_topic(session_id), hear):
-            nonce, given = await self._log(session_id, stream)
+        async with self._bus.subscribed(_topic(session_id), receive):
+            nonce, last = await self._log(session_id, stream)
             try:
-                position = given if after is None else sequence_of(nonce, after)
+                position = last if after is None else sequence_of(nonce, after)
             except UnknownEvent:
-                return  # it was dropped a moment ago
+                return  # the log was dropped after the caller got that id
             while True:
                 news.clear()
                 async for number, frame, ends in self._entries(session_id, stream, position):
@@ -71,7 +71,7 @@ class RedisEventLog:
                 if dropped or (await self._log(session_id, stream))[0] != nonce:
                     return
                 try:
-                    async with asyncio.timeout(_LOOK_AGAIN_S):
+                    async with asyncio.timeout(_POLL_S):
                         await news.wait()
                 except TimeoutError:
                     pass
@@ -84,10 +84,10 @@ class RedisEventLog:
                 yield int(entry_id.partition(b"-")[0]), fields[b"f"], fields[b"e"] == b"1"
 
     async def _log(self, session_id: str, stream: str) -> tuple[str, int]:
-        """The nonce of the session's log, which is there from now on, and how far that stream was given to a client."""
+        """The nonce of the session's log, which is created if need be, and the number of the last delivered event."""
         session, _, _, log = keys.of_session(session_id)
-        nonce, given = await self._commands.call(_LOG, [session, log], _nonce(), _ALONE_MS, stream)
-        return nonce.decode(), int(given or 0)
+        nonce, last = await self._commands.call(_LOG, [session, log], _nonce(), _ORPHAN_MS, stream)
+        return nonce.decode(), int(last or 0)
 
     async def kept(self, session_id: str, stream: str, after: str) -> list[Event]:
         nonce, _ = await self._log(session_id, stream)

@@ -18,12 +18,12 @@ _TOO_SLOW_S: Final = 0.25
 _FULL: Final = 0.8
 _CLOCK_S: Final = 1.0
 _CLOCK_BAD_S: Final = 5.0
-"""What one gateway seals for another is good for 10 s."""
+"""Half of the 10 s for which a gateway accepts what another one has sealed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RedisFacts:
-    """What matters of the server's INFO, CONFIG and TIME.
+    """What the checks use of the server's INFO, CONFIG and TIME.
 
     `persists` is None if the server does not say. `latency_s` is the median of several answers. `ahead_s` is how far
     the server's clock is ahead of this machine's.
@@ -52,11 +52,11 @@ async def look(commands: Commands) -> RedisFacts:
         with contextlib.suppress(StoreUnavailable):  # hosted servers often forbid CONFIG
             saved = await commands.run("CONFIG", "GET", "save")
             persists = len(saved) > 1 and bool(saved[1])
-    took = []
+    durations = []
     for _ in range(_PINGS):
         began = perf_counter()
         await commands.run("PING")
-        took.append(perf_counter() - began)
+        durations.append(perf_counter() - began)
     before = time()
     seconds, micros = await commands.run("TIME")
     now = (before + time()) / 2
@@ -67,7 +67,7 @@ async def look(commands: Commands) -> RedisFacts:
         memory_bytes=int(info.get("used_memory", 0)),
         memory_limit_bytes=int(info.get("maxmemory", 0)),
         persists=persists,
-        latency_s=sorted(took)[_PINGS // 2],
+        latency_s=sorted(durations)[_PINGS // 2],
         ahead_s=int(seconds) + int(micros) / 1e6 - now,
     )
 
@@ -98,17 +98,17 @@ def _findings(facts: RedisFacts) -> list[Observation]:
             _error("store version", f"{'.'.join(map(str, facts.version))} is too old", "use Redis 6.2 or later")
         )
     if facts.role != "master":
-        do = "give the master's address, or use redis+sentinel://"
-        found.append(_error("store role", "the server is a replica, which accepts no writes", do))
+        advice = "give the master's address, or use redis+sentinel://"
+        found.append(_error("store role", "the server is a replica, which accepts no writes", advice))
     found += [_eviction(facts), _persistence(facts)]
     if facts.memory_limit_bytes and facts.memory_bytes > facts.memory_limit_bytes * _FULL:
         share = facts.memory_bytes / facts.memory_limit_bytes
-        do = "raise maxmemory: when it is full, no session can be opened"
-        found.append(_warning("store memory", f"{share:.0%} of maxmemory is in use", do))
+        advice = "raise maxmemory: when it is full, no session can be opened"
+        found.append(_warning("store memory", f"{share:.0%} of maxmemory is in use", advice))
     if facts.latency_s > _SLOW_S:
         state = _error if facts.latency_s > _TOO_SLOW_S else _warning
-        do = "put it into the gateways' network: each request waits for it, and fails after 1 s"
-        found.append(state("store latency", f"an answer takes {facts.latency_s * 1_000:.1f} ms", do))
+        advice = "put it into the gateways' network: each request waits for it, and fails after 1 s"
+        found.append(state("store latency", f"an answer takes {facts.latency_s * 1_000:.1f} ms", advice))
     return found
 
 
@@ -116,19 +116,21 @@ def _clock(facts: RedisFacts) -> Observation:
     off = facts.ahead_s
     if abs(off) < _CLOCK_S:
         return _ok("clock", "the clocks of this machine and the store agree")
-    which = f"the store's clock is {abs(off):.1f} s {'ahead of' if off > 0 else 'behind'} this machine's"
-    do = "synchronize both with a time server (chrony, systemd-timesyncd): sessions and tokens expire by these clocks"
-    return (_error if abs(off) > _CLOCK_BAD_S else _warning)("clock", which, do)
+    text = f"the store's clock is {abs(off):.1f} s {'ahead of' if off > 0 else 'behind'} this machine's"
+    advice = (
+        "synchronize both with a time server (chrony, systemd-timesyncd): sessions and tokens expire by these clocks"
+    )
+    return (_error if abs(off) > _CLOCK_BAD_S else _warning)("clock", text, advice)
 
 
 def _eviction(facts: RedisFacts) -> Observation:
     if facts.eviction == "noeviction":
         return _ok("store eviction", "off: Redis keeps every session until it expires")
     if not facts.memory_limit_bytes:
-        do = "set maxmemory-policy noeviction before maxmemory is set"
-        return _warning("store eviction", f"maxmemory-policy is {facts.eviction}, without a maxmemory yet", do)
-    what = f"maxmemory-policy is {facts.eviction}: Redis deletes sessions that are in use when memory is short"
-    return _error("store eviction", what, "set maxmemory-policy noeviction, and keep caches in another Redis")
+        advice = "set maxmemory-policy noeviction before maxmemory is set"
+        return _warning("store eviction", f"maxmemory-policy is {facts.eviction}, without a maxmemory yet", advice)
+    text = f"maxmemory-policy is {facts.eviction}: Redis deletes sessions that are in use when memory is short"
+    return _error("store eviction", text, "set maxmemory-policy noeviction, and keep caches in another Redis")
 
 
 def _persistence(facts: RedisFacts) -> Observation:
@@ -138,5 +140,5 @@ def _persistence(facts: RedisFacts) -> Observation:
         return _warning(
             "store persistence", "the server does not report it", "check that it keeps its data when it restarts"
         )
-    what = "off: all sessions end when it restarts"
-    return _error("store persistence", what, "set appendonly yes, or use a replica with redis+sentinel://")
+    text = "off: all sessions end when it restarts"
+    return _error("store persistence", text, "set appendonly yes, or use a replica with redis+sentinel://")

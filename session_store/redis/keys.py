@@ -1,4 +1,4 @@
-"""The names of all keys. What has to change together shares a hash tag, so that Redis Cluster keeps it in one slot."""
+"""The names of all keys. Keys that change together share a hash tag, so that Redis Cluster keeps them in one slot."""
 
 import functools
 import hashlib
@@ -25,12 +25,12 @@ __all__ = [
 ]
 
 SHARDS: Final = 16
-"""Parts of the index of sessions: enough for a cluster's nodes to share it, few enough to ask all of them."""
+"""Parts of the index of sessions: enough to spread over the nodes of a cluster, few enough to query all of them."""
 
 REPLICAS: Final = "mcp:replicas"
 
 READY: Final = "mcp:ready"
-"""Written to find out whether anything can be."""
+"""Written to check that the store accepts writes."""
 
 
 @functools.lru_cache(maxsize=4_096)
@@ -41,12 +41,12 @@ def of_session(session_id: str) -> tuple[str, str, str, str]:
 
 
 def fate(session_id: str) -> str:
-    """What became of a session, until its part of the index says so."""
+    """How a session ended, until its shard of the index records that."""
     return f"mcp:{{{session_id}}}:fate"
 
 
 def shard(number: int) -> tuple[str, str, str]:
-    """Deadlines, ids, and what became of ids, of one part of the index."""
+    """Deadlines, ids and fates in one shard of the index."""
     tag = f"mcp:{{index-{number}}}:"
     return tag + "deadlines", tag + "ids", tag + "fates"
 
@@ -57,22 +57,22 @@ def shard_of(session_id: str) -> tuple[str, str, str]:
 
 
 def alias(name: str) -> str:
-    """An alias names principals, who are not to be read in key names."""
+    """The session that an alias names. Hashed, because aliases contain principals."""
     return f"mcp:{{alias-{hashlib.blake2b(name.encode(), digest_size=16).hexdigest()}}}"
 
 
 def rate(name: str) -> str:
-    """How often something of that name has happened. Names may be of principals, who are not to be read here."""
+    """The rate of that name. Hashed, because names may contain principals."""
     return f"mcp:{{rate-{hashlib.blake2b(name.encode(), digest_size=16).hexdigest()}}}"
 
 
 def quota(name: str) -> str:
-    """What of that name is held. Names may be of principals, who are not to be read here."""
+    """The names held under that quota. Hashed, because quotas may contain principals."""
     return f"mcp:{{quota-{hashlib.blake2b(name.encode(), digest_size=16).hexdigest()}}}"
 
 
 def audit(part: Part) -> str:
-    """One part of the audit trail. That of sessions has the name that earlier versions gave to the whole."""
+    """One part of the audit trail. The part of sessions has the name that earlier versions used for the whole trail."""
     return "mcp:audit" if part == "sessions" else f"mcp:audit-{part}"
 
 
@@ -82,10 +82,10 @@ def mark(name: str) -> str:
 
 
 def lease(replica: str) -> str:
-    """That a replica lives, and its address."""
+    """The lease of a replica. Its value is the replica's address."""
     return f"mcp:{{replica-{replica}}}:lease"
 
 
 def lost(replica: str) -> str:
-    """Sessions that others have claimed from a replica."""
+    """Sessions that other replicas have claimed from this one."""
     return f"mcp:{{replica-{replica}}}:lost"

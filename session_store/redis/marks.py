@@ -9,7 +9,7 @@ __all__ = ["RedisMarks"]
 
 
 class RedisMarks:
-    """Names that stand for a while."""
+    """Names that are set for a limited time."""
 
     def __init__(self, commands: Commands) -> None:
         self._commands = commands

@@ -13,7 +13,7 @@ _HOLD: Final = script("hold")
 
 
 class RedisQuotas:
-    """Names by key."""
+    """The names held under each key."""
 
     def __init__(self, commands: Commands) -> None:
         self._commands = commands

@@ -1,6 +1,6 @@
-"""Sessions in Redis: a hash for each, its deadline as the keys' own expiry, and an index in parts.
+"""Sessions in Redis: one hash for each session, which expires with it, and an index in shards.
 
-The index is a hint: it is not written when a session is used, and whoever reads it asks the record.
+The index is a hint: using a session does not update the index, so every reader of the index checks the record.
 """
 
 import asyncio
@@ -24,10 +24,11 @@ __all__ = ["RedisSessionStore"]
 
 FATE_KEPT_S: Final = 3_600
 _FATES_HELD: Final = 640
-"""In each part of the index: with all parts about as many as the memory store holds. Anonymous clients make many."""
+"""Fates in each shard of the index: in all shards about as many as the memory store keeps. Bounded, because anonymous
+clients can end any number of sessions."""
 
-_FATE_TOLD_MS: Final = 2_000
-"""Between a session's end and the index hearing of it."""
+_FATE_PENDING_MS: Final = 2_000
+"""Lifetime of `keys.fate`: longer than the index takes to record how the session ended."""
 
 _ALIASES_HELD: Final = 10_000
 _RECENT_HELD_BYTES: Final = 4 << 20
@@ -41,14 +42,14 @@ _ALIAS, _END, _SETTLE = script("alias"), script("end"), script("settle")
 
 @functools.lru_cache(maxsize=4_096)
 def _resuming(session_id: str, now: str, version: int) -> Prepared:
-    """What a session's every request asks, the same as long as its record is."""
+    """The encoded `resume` call of a session, which is the same until the record changes."""
     return prepared(_RESUME, keys.of_session(session_id), now, "", version)
 
 
 def _size_of(session: Session) -> int:
-    """About what a copy of a record takes: clients have a say in how long some of its parts are."""
-    said = (session.client.initialize_params, *session.subscriptions, *session.remote, *session.metadata.values())
-    return 2_048 + sum(map(len, said))
+    """The approximate bytes of a record in memory. Clients choose the length of some fields."""
+    texts = (session.client.initialize_params, *session.subscriptions, *session.remote, *session.metadata.values())
+    return 2_048 + sum(map(len, texts))
 
 
 class RedisSessionStore:
@@ -57,35 +58,35 @@ class RedisSessionStore:
     def __init__(self, commands: Commands, *, clock: Callable[[], float] | None = None) -> None:
         self._commands = commands
         self._clock = clock
-        # An alias is given to another session only when its own is gone, so what it named last is a safe first guess.
+        # The session that each alias named last. An alias names another session only after that one is gone.
         self._named: LRUCache[str, str] = LRUCache(_ALIASES_HELD)
-        # Copies for callers that have none: those of sessions which other replicas own.
+        # Records for callers without a copy of their own: requests for sessions that other replicas own.
         self._recent: LRUCache[str, Session] = LRUCache(_RECENT_HELD_BYTES, getsizeof=_size_of)
 
     def now(self) -> str:
-        """The first argument of every script."""
+        """The first argument of every script: the time, or empty for the Redis server's clock."""
         return "" if self._clock is None else repr(self._clock())
 
     async def create(self, session: Session, *, alias: str | None = None) -> Session:
-        await self._keep(session)
+        await self._write(session)
         if alias is None:
             return session
-        vain, named = "", session.id
+        stale, named = "", session.id
         for _ in range(10):
             milliseconds = math.ceil(session.max_age_s * 1_000)
-            reply = await self._commands.call(_ALIAS, [keys.alias(alias)], session.id, milliseconds, vain)
+            reply = await self._commands.call(_ALIAS, [keys.alias(alias)], session.id, milliseconds, stale)
             named = reply.decode()
             if named == session.id:
                 return session
             other = self._record(await self._resume(named, ""))
             if other is not None:
-                await self._forget(session.id)
+                await self._delete(session.id)
                 return other
-            vain = named
-        return session  # its alias changes hands faster than we can follow: it is a session without one
+            stale = named
+        return session  # other callers claimed the alias each time: this session has none
 
-    async def _keep(self, session: Session) -> None:
-        """The record first: an index entry without one would be swept as if it had expired."""
+    async def _write(self, session: Session) -> None:
+        """Write the record, then its index entry: `sweep` takes an entry without a record for an expired session."""
         record = itertools.chain.from_iterable(to_fields(session).items())
         await self._commands.call(
             _CREATE, keys.of_session(session.id)[:1], self.now(), repr(session.expires_at), *record
@@ -93,12 +94,12 @@ class RedisSessionStore:
         most_ms = math.ceil((session.max_age_s + FATE_KEPT_S) * 1_000)
         await self._commands.call(_INDEX, keys.shard_of(session.id)[:2], session.id, repr(session.expires_at), most_ms)
 
-    async def _forget(self, session_id: str) -> None:
+    async def _delete(self, session_id: str) -> None:
         await self._commands.call(_UNINDEX, keys.shard_of(session_id), session_id)
         await self._commands.run("DEL", *keys.of_session(session_id))
 
     async def resume(self, session_id: str, principal: Principal, known: Session | None = None) -> Session | None:
-        is_kept_here = known is None
+        uses_cache = known is None
         known = known or self._recent.get(session_id)
         if known is None or not known.confirmed or known.principal != principal:
             session = self._record(await self._resume(session_id, to_field(principal)))
@@ -108,11 +109,11 @@ class RedisSessionStore:
             if isinstance(reply, bytes):
                 return replace(known, used_at=float(reply))
             session = self._record(reply)
-        if is_kept_here:
-            self._keep_recent(session_id, session)
+        if uses_cache:
+            self._cache(session_id, session)
         return session
 
-    def _keep_recent(self, session_id: str, session: Session | None) -> None:
+    def _cache(self, session_id: str, session: Session | None) -> None:
         self._recent.pop(session_id, None)
         if session is not None and _size_of(session) <= _RECENT_HELD_BYTES:
             self._recent[session_id] = session
@@ -172,14 +173,14 @@ class RedisSessionStore:
 
     async def end(self, session_id: str) -> bool:
         ended = await self._commands.call(
-            _END, [keys.fate(session_id), *keys.of_session(session_id)], self.now(), _FATE_TOLD_MS
+            _END, [keys.fate(session_id), *keys.of_session(session_id)], self.now(), _FATE_PENDING_MS
         )
         if ended:
             await self._unindex(session_id, "ended")
         return bool(ended)
 
     async def _unindex(self, session_id: str, fate: str) -> bool:
-        """It is gone; True for the one caller that took it out of the index, which remembers what became of it."""
+        """Remove an ended session from the index, which keeps its fate. True for the one caller that removed it."""
         facts = (session_id, self.now(), fate, _FATES_HELD, FATE_KEPT_S)
         return bool(await self._commands.call(_UNINDEX, keys.shard_of(session_id), *facts))
 
@@ -237,9 +238,9 @@ class RedisSessionStore:
         return [gone for gone in settled if gone is not None]
 
     async def _settle(self, session_id: str) -> Gone | None:
-        """Of a session whose deadline in the index has come: a new deadline, or its end, told to one caller only."""
+        """Correct a deadline of the index that has passed, or end its session. Only one caller gets the `Gone`."""
         outcome = await self._commands.call(
-            _SETTLE, [keys.fate(session_id), *keys.of_session(session_id)], self.now(), _FATE_TOLD_MS
+            _SETTLE, [keys.fate(session_id), *keys.of_session(session_id)], self.now(), _FATE_PENDING_MS
         )
         if outcome not in (b"ended", b"expired"):
             await self._commands.run("ZADD", keys.shard_of(session_id)[0], "XX", outcome, session_id)

@@ -1,4 +1,4 @@
-"""The state of sessions: a hash beside each record, every operation one script."""
+"""The state of sessions: one hash for each session, and one script for every operation."""
 
 from typing import Any, Final
 
@@ -78,6 +78,8 @@ class RedisStateStore:
 
 
 class _Refused(Exception):
+    """The script refused an operation. `size` is what the state would have in bytes."""
+
     def __init__(self, outcome: str, size: int) -> None:
         super().__init__(outcome)
         self.outcome = outcome

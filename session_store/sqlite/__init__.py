@@ -23,7 +23,7 @@ KEY_FILE_ENDING: Final = ".keys"
 
 
 class SqliteBackend(EmbeddedBackend):
-    """`sqlite:///path`. What happens in one process only (bus, leases, rates, marks) is in memory."""
+    """The backend of `sqlite:///path` URLs. Bus, leases, rates and marks are in memory: one process uses the file."""
 
     is_durable = True
 
@@ -70,10 +70,12 @@ class SqliteBackend(EmbeddedBackend):
 
 
 def keys_beside(path: Path) -> KeyRing:
-    """The keys of a database whose operator gave none: made once, in a file beside it that only its owner can read.
+    """The signing keys for a database if the operator gives none: in a file beside it that only its owner can read.
+
+    The first call creates the file.
 
     Raises:
-        StoreError: the file cannot be read or made, or others can read it.
+        StoreError: the file cannot be read or created, or other users can read it.
     """
     file = path.with_name(path.name + KEY_FILE_ENDING)
     try:

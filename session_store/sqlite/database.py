@@ -1,4 +1,4 @@
-"""One SQLite file on a thread of its own. What is asked for at the same time shares one transaction."""
+"""One SQLite file, used by one thread. Work that is queued at the same time shares one transaction."""
 
 import asyncio
 import contextlib
@@ -39,7 +39,7 @@ _AUDIT: Final = "CREATE TABLE IF NOT EXISTS {} (number INTEGER PRIMARY KEY AUTOI
 
 
 def audit_table(part: Part) -> str:
-    """The table of one part of the audit trail. Files of earlier versions have that of sessions."""
+    """The table of one part of the audit trail. The part of sessions has the name that earlier versions used."""
     return "audit" if part == "sessions" else f"audit_{part}"
 
 
@@ -50,9 +50,10 @@ Work = Callable[[sqlite3.Connection], Any]
 
 
 class Database:
-    """Runs functions on the connection, each as if alone: SQLite has one writer at a time anyway.
+    """Runs functions on the connection, one at a time.
 
-    A function that raises must not have changed anything before; errors of SQLite undo the whole transaction.
+    Functions share a transaction, so one that raises must not have changed anything. An error of SQLite rolls the
+    transaction back and fails all of its functions.
     """
 
     def __init__(self, path: Path) -> None:
@@ -63,38 +64,38 @@ class Database:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def open(self, *, exclusive: bool) -> None:
-        """Open or make the file; `exclusive` for a gateway, of which there is one for a file.
+        """Open or create the file. `exclusive` locks it: only one gateway process may use a file.
 
         Raises:
-            StoreError: it cannot be opened, is none of ours, or another gateway has it.
+            StoreError: the file cannot be opened, has another format, or another gateway has locked it.
         """
         self._loop = asyncio.get_running_loop()
         if exclusive:
-            self._take()
+            self._lock()
         try:
             connection = await asyncio.to_thread(self._connect)
         except (sqlite3.Error, OSError) as error:
-            self._give_back()
+            self._unlock()
             raise StoreError(f"{self.path}: cannot be used as a session store: {error}") from None
         except StoreError:
-            self._give_back()
+            self._unlock()
             raise
         self._thread = threading.Thread(target=self._serve, args=(connection,), name="sqlite", daemon=True)
         self._thread.start()
 
-    def _take(self) -> None:
+    def _lock(self) -> None:
         try:
             self._lock_file = os.open(f"{self.path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             fcntl.flock(self._lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            self._give_back()
+            self._unlock()
             raise StoreError(
                 f"{self.path}: another gateway process uses it. SQLite supports one process; use redis:// for several"
             ) from None
         except OSError as error:
             raise StoreError(f"{self.path}: {error.strerror}") from None
 
-    def _give_back(self) -> None:
+    def _unlock(self) -> None:
         if self._lock_file is not None:
             os.close(self._lock_file)
             self._lock_file = None
@@ -109,7 +110,7 @@ class Database:
         if version not in (0, FORMAT):
             connection.close()
             raise StoreError(f"{self.path}: was written by another version of the gateway (format {version})")
-        # With WAL, NORMAL loses nothing when the process dies; only a power cut may take the last moments.
+        # In WAL mode, NORMAL loses nothing when the process dies. A power failure can lose the last transactions.
         connection.executescript(
             f"PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL; PRAGMA foreign_keys=ON; {_SCHEMA}"
             f"{''.join(_AUDIT.format(audit_table(part)) for part in PARTS)}"
@@ -118,7 +119,7 @@ class Database:
         return connection
 
     async def run(self, work: Callable[[sqlite3.Connection], Result]) -> Result:
-        """What the function returns, once it is committed. Raises `StoreUnavailable`."""
+        """Run the function, and return its result after the commit. Raises `StoreUnavailable`."""
         if self._thread is None or self._loop is None:
             raise StoreUnavailable(f"{self.path.name} is not open")
         done: asyncio.Future[Result] = self._loop.create_future()
@@ -159,16 +160,16 @@ class Database:
             failure = StoreUnavailable(f"{self.path.name}: {error}")
             outcomes = [(done, None, failure) for _, done in batch]
         assert self._loop is not None
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed: no caller waits for the results
             self._loop.call_soon_threadsafe(_settle, outcomes)
 
     async def close(self) -> None:
-        """Finish what was asked for and let go of the file."""
+        """Finish the queued work and close the file."""
         if self._thread is not None:
             self._work.put(None)
             await asyncio.to_thread(self._thread.join)
             self._thread = None
-        self._give_back()
+        self._unlock()
 
 
 def _settle(outcomes: list[tuple[asyncio.Future[Any], Any, Exception | None]]) -> None:

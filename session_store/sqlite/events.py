@@ -1,4 +1,4 @@
-"""Event streams in SQLite tables; who follows one hears of news over the process's own bus."""
+"""Event streams in SQLite tables. Followers learn of new events over the bus of this process."""
 
 import asyncio
 import secrets
@@ -63,7 +63,7 @@ class SqliteEventLog:
                 "ON CONFLICT DO UPDATE SET finished = 1",
                 (session_id, stream),
             )
-            # A stream of which nothing is left needs no mark either.
+            # A finished stream whose events have all been trimmed needs no row.
             db.execute(
                 "DELETE FROM streams WHERE session = ? AND finished AND stream != ? AND NOT EXISTS "
                 "(SELECT 1 FROM events e WHERE e.session = streams.session AND e.stream = streams.stream)",
@@ -77,7 +77,7 @@ class SqliteEventLog:
         news = asyncio.Event()
         dropped = False
 
-        def hear(data: bytes | None) -> None:
+        def receive(data: bytes | None) -> None:
             nonlocal dropped
             dropped = dropped or data == b"d"
             news.set()
@@ -98,12 +98,12 @@ class SqliteEventLog:
             ).fetchone()
             return rows, finished is not None
 
-        async with self._bus.subscribed(_topic(session_id), hear):
+        async with self._bus.subscribed(_topic(session_id), receive):
             nonce, position = await self._database.run(begin)
             try:
                 position = position if after is None else sequence_of(nonce, after)
             except UnknownEvent:
-                return  # it was dropped a moment ago
+                return  # the log was dropped after the caller got that id
             while True:
                 news.clear()
                 at = position

@@ -1,4 +1,4 @@
-"""Quotas in a table: what is held outlives the process."""
+"""Quotas in a table, so that they outlive the process."""
 
 import sqlite3
 from collections.abc import Sequence
