@@ -1,4 +1,4 @@
-"""What a client can be asked for, as each era says it: once in the handshake, or with every request. Pure."""
+"""What a client declares that servers may ask it: in the legacy handshake, or with every modern request. Pure."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -13,7 +13,7 @@ _SPEC: Final = "io.modelcontextprotocol/"
 _MODERN: Final = "2026-07-28"
 _LEGACY: Final = "2025-11-25"
 _ASKED: Final = {"elicitation": ("form", "url"), "sampling": ("context", "tools"), "roots": ()}
-"""What servers may ask of clients, and its kinds."""
+"""Capabilities of clients, and the kinds of each."""
 
 
 class Caller(msgspec.Struct, frozen=True):
@@ -26,7 +26,7 @@ class Caller(msgspec.Struct, frozen=True):
     log_level: str = ""
 
     def initialize_params(self) -> bytes:
-        """For a legacy server's handshake."""
+        """The params of `initialize` for a legacy server."""
         return encode(
             {
                 "protocolVersion": _LEGACY,
@@ -61,7 +61,7 @@ def caller_of_params(initialize_params: bytes) -> Caller:
 
 
 def may_be_asked(capabilities: bytes, method: str, params: Object) -> bool:
-    """Whether the client has declared that it answers such a request."""
+    """Whether the client has declared the capability that a server's request needs."""
     declared = msgspec.json.decode(capabilities)
     if method == "elicitation/create":
         mode = msgspec.json.decode(params.get("mode", b'"form"'))

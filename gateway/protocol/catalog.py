@@ -1,7 +1,6 @@
-"""Public name ↔ (upstream, name) where one endpoint serves several upstreams, and their lists as one.
+"""The public names of an endpoint with several servers: `server__name`, and the lists of all servers as one list.
 
-Pure: which upstream a request goes to, and how a list is put together. Names carry the upstream as `server__name`; a
-resource keeps its URI, and the upstream that listed it is asked first.
+Pure. Resources have no public names: they keep their URIs.
 """
 
 import base64
@@ -33,7 +32,7 @@ def named(upstream: str, item: dict[str, Any]) -> dict[str, Any]:
 
 
 def merge_lists(method: str, pages: Iterable[tuple[str, Any]]) -> list[Any]:
-    """The items of several upstreams' pages, in the order of the configuration."""
+    """The items of several servers' pages, in the order of `pages`, under their public names."""
     row = METHODS[method]
     items = ((upstream, item) for upstream, page in pages for item in page.get(row.listed, ()))
     return [named(upstream, item) if row.item_key == "name" else item for upstream, item in items]
@@ -45,7 +44,8 @@ def next_cursor(upstream: str, cursor: str) -> str:
 
 
 def cursor_of(params: Object) -> tuple[str, str] | None:
-    """Where a client wants to read on, or None for the start. Raises `Refused` for a cursor that is not ours."""
+    """The server and its cursor in a cursor of the gateway; None for the first page. Raises `Refused`: it is no cursor
+    of the gateway."""
     if "cursor" not in params:
         return None
     try:

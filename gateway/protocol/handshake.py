@@ -1,4 +1,4 @@
-"""The legacy handshake, and the modern discovery: what a client is told the server can do."""
+"""The results of the legacy `initialize` and the modern `server/discover`: translated, merged, negotiated. Pure."""
 
 from collections.abc import Sequence
 from typing import Any, Final
@@ -27,7 +27,7 @@ MODERN_VERSIONS: Final = ("2026-07-28",)
 
 
 class HandshakeRefused(Exception):
-    """The upstream answered `initialize` with an error, which is passed on as it is."""
+    """The server answered `initialize` with an error. `error` is that error, as JSON."""
 
     def __init__(self, error: msgspec.Raw) -> None:
         super().__init__("the server refused the handshake")
@@ -35,9 +35,9 @@ class HandshakeRefused(Exception):
 
 
 def negotiable(params: Object) -> Object:
-    """`initialize` params with a version that the handshake era knows.
+    """The params of `initialize` with a version of the legacy era.
 
-    An unknown or a modern version is no error (MCP 2025-11-25, Lifecycle §Version Negotiation): the newest is offered.
+    An unknown or a modern version is replaced by the newest one (MCP 2025-11-25, Lifecycle §Version Negotiation).
     """
     version = params.get("protocolVersion")
     if version is not None and bytes(version).strip(b'"').decode("ascii", "replace") in HANDSHAKE_VERSIONS:
@@ -46,9 +46,9 @@ def negotiable(params: Object) -> Object:
 
 
 def at_most(result: bytes, version: str) -> bytes:
-    """An `initialize` result with no newer version than the client asked for.
+    """An `initialize` result whose version is no newer than the one that the client asked for.
 
-    A process that is shared, or that a client comes back to, has negotiated with somebody else or at another time.
+    The process may be shared, or older than this request: then it has negotiated its version with another client.
     """
     decoded = msgspec.json.decode(result, type=Object)
     negotiated = msgspec.json.decode(decoded.get("protocolVersion", b'""'))
@@ -58,7 +58,7 @@ def at_most(result: bytes, version: str) -> bytes:
 
 
 def version_of(result: bytes) -> str:
-    """What an `initialize` result says was negotiated; empty where it says nothing."""
+    """The protocol version in an `initialize` result; empty if it has none."""
     version = msgspec.json.decode(result, type=Object).get("protocolVersion", b"")
     return bytes(version).strip(b'"').decode("ascii", "replace")[:32]
 
@@ -73,7 +73,7 @@ def discovery_of(result: bytes) -> bytes:
     body: dict[str, Any] = {
         "resultType": "complete",
         "supportedVersions": list(MODERN_VERSIONS),
-        "capabilities": _known(decoded),
+        "capabilities": _common(decoded),
         "serverInfo": info,
         "ttlMs": 0,
         "cacheScope": "private",
@@ -87,21 +87,21 @@ def handshake_of(result: bytes, version: str) -> bytes:
     decoded = msgspec.json.decode(result)
     body: dict[str, Any] = {
         "protocolVersion": version if version in HANDSHAKE_VERSIONS else HANDSHAKE_VERSIONS[-1],
-        "capabilities": _known(decoded),
+        "capabilities": _common(decoded),
         "serverInfo": decoded.get("serverInfo")
         or decoded.get("_meta", {}).get("io.modelcontextprotocol/serverInfo", {"name": "unknown", "version": "0"}),
     }
     return encode(body | ({"instructions": decoded["instructions"]} if decoded.get("instructions") else {}))
 
 
-def _known(decoded: dict[str, Any]) -> dict[str, Any]:
-    """The capabilities both eras have; tasks are an extension in one, and something else in the other."""
+def _common(decoded: dict[str, Any]) -> dict[str, Any]:
+    """The capabilities that both eras have. `tasks` is left out: it differs between the eras."""
     declared = decoded.get("capabilities", {})
     return {name: declared[name] for name in _MODERN_CAPABILITIES if name in declared}
 
 
 def capabilities_of(result: bytes | None) -> dict[str, Any]:
-    """What a legacy server said it can do."""
+    """The capabilities in the `initialize` result of a legacy server."""
     return _part(result, "capabilities")
 
 
@@ -116,7 +116,7 @@ def _part(result: bytes | None, name: str) -> dict[str, Any]:
 
 
 def merge_handshakes(results: Sequence[bytes], version: str) -> bytes:
-    """One `initialize` result for several servers; a single one is passed on as it is."""
+    """One `initialize` result for several servers. A single result is returned as it is. `version` is the gateway's."""
     if len(results) == 1:
         return results[0]
     decoded = [msgspec.json.decode(result) for result in results]
@@ -131,7 +131,8 @@ def merge_handshakes(results: Sequence[bytes], version: str) -> bytes:
 
 
 def merge_discoveries(results: Sequence[bytes], version: str) -> bytes:
-    """One `server/discover` result for several servers; a single one is passed on as it is."""
+    """One `server/discover` result for several servers. A single result is returned as it is. `version` is the
+    gateway's."""
     if len(results) == 1:
         return results[0]
     decoded = [msgspec.json.decode(result) for result in results]

@@ -1,4 +1,4 @@
-"""What a server lists, as far as it can be used, bounded. Pure: knows nothing of who may see what."""
+"""What the gateway keeps of a server's lists, within bounds. Pure. Does not know who may see what."""
 
 from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
@@ -12,9 +12,9 @@ from transports.jsonrpc import encode
 __all__ = ["MOST_BYTES", "MOST_TOOLS", "Names", "Tools", "arguments_of", "items_of"]
 
 MOST_TOOLS: Final = 4_096
-"""Of one server. More are left out: nobody can choose among so many, and each is held in memory."""
+"""Tools, prompts or resources of one server. Later ones are left out, because each takes memory."""
 MOST_BYTES: Final = 4 << 20
-"""Of one list of one server."""
+"""Bytes of one list of one server."""
 
 
 def items_of(page: Any, key: str, name: str, *, most_chars: int) -> list[dict[str, Any]]:
@@ -36,7 +36,7 @@ class Names(frozenset[str]):
 
     @classmethod
     def of(cls, items: Iterable[dict[str, Any]], key: str) -> "Names":
-        """Of the first so many of a list."""
+        """The names under `key` in the first items of a list, up to `MOST_TOOLS` items and `MOST_BYTES` characters."""
         names, left = [], MOST_BYTES
         for item in islice(items, MOST_TOOLS):
             left -= len(item[key])
@@ -47,23 +47,24 @@ class Names(frozenset[str]):
 
     @property
     def size(self) -> int:
+        """The characters of all names together."""
         return sum(map(len, self))
 
 
 def arguments_of(tool: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The arguments that a tool's schema names, as far as it can be read."""
+    """The properties of a tool's input schema, by argument. Empty if the schema has none that can be read."""
     schema = tool.get("inputSchema")
     properties = schema.get("properties") if isinstance(schema, dict) else None
     return properties if isinstance(properties, dict) else {}
 
 
 class Tools:
-    """The tools of one server, and by what their arguments are checked."""
+    """The tools of one server, and the schemas that their arguments are checked against. `size` is in bytes."""
 
     def __init__(self, listed: Iterable[dict[str, Any]] = ()) -> None:
         self.listed: list[dict[str, Any]] = []
         self.schemas: dict[str, Schema | None] = {}
-        self.mirrored: dict[str, Any] = {}  # input schemas of those that mirror arguments in headers (MCP 2026-07-28)
+        self.mirrored: dict[str, Any] = {}  # input schemas with `x-mcp-header` (MCP 2026-07-28)
         self._unmatched: list[str] | None = None
         self.size = 0
         for tool in listed:
@@ -78,7 +79,7 @@ class Tools:
                 self.mirrored[tool["name"]] = tool["inputSchema"]
 
     def takes(self, name: str, argument: str) -> bool:
-        """Whether the tool of that name has such an argument of its own."""
+        """Whether the schema of the tool of that name has that argument."""
         return any(tool["name"] == name and argument in arguments_of(tool) for tool in self.listed)
 
     def __contains__(self, name: object) -> bool:

@@ -1,4 +1,4 @@
-"""Text in the form in which lookalikes are alike (NFKC), where that takes a bounded time. Pure."""
+"""Converts text to NFKC, in which characters that look alike are equal, in a bounded time. Pure."""
 
 import functools
 import re
@@ -8,18 +8,18 @@ from typing import Final
 __all__ = ["MOST_MARKS", "TooManyMarks", "normal"]
 
 MOST_MARKS: Final = 64
-"""On one character. To put them into order takes a time that grows with their square."""
+"""Combining marks of one character. Sorting them takes a time that grows with the square of their number."""
 
 
 class TooManyMarks(ValueError):
-    """A text cannot be brought into that form in a bounded time."""
+    """A text cannot be converted to NFKC in a bounded time."""
 
 
 def normal(text: str) -> str:
     """The text in NFKC.
 
     Raises:
-        TooManyMarks: a character has so many marks that nobody can have meant it.
+        TooManyMarks: a character has more than `MOST_MARKS` marks.
     """
     if text.isascii():
         return text
@@ -30,9 +30,9 @@ def normal(text: str) -> str:
 
 @functools.cache
 def _marks() -> re.Pattern[str]:
-    """Too many marks in a row. One class, repeated: nothing is tried twice.
+    """Matches more than `MOST_MARKS` marks in a row. It is one repeated character class, so it never backtracks.
 
-    A mark is what begins with one once it is taken apart: some characters are no marks and are made of nothing else.
+    Characters whose decomposition begins with a mark count as marks: some of them are not combining themselves.
     """
     marks = "".join(mark for mark in map(chr, range(0x300, 0x1F000)) if _is_mark(mark))
     return re.compile(f"[{marks}]{{{MOST_MARKS + 1}}}")

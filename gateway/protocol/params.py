@@ -1,4 +1,4 @@
-"""Single values out of a message's params. Pure."""
+"""Reads single values from the params of a message. Pure."""
 
 import msgspec
 
@@ -9,12 +9,12 @@ __all__ = ["meta_of", "text_of"]
 
 
 def meta_of(params: Object) -> Object:
-    """The top level of `_meta`; empty when there is none."""
+    """The entries of `_meta`; empty if the params have none."""
     return decode_object(params["_meta"], "_meta") if "_meta" in params else {}
 
 
 def text_of(params: Object, key: str) -> str:
-    """A string that has to be there. Raises `Refused`: -32602, naming the key."""
+    """The string under `key`. Raises `Refused`: -32602, it is missing or no string."""
     try:
         return msgspec.json.decode(params.get(key, b"null"), type=str)
     except msgspec.MsgspecError:

@@ -19,24 +19,24 @@ from transports.jsonrpc import encode
 __all__ = ["HELD_BYTES", "Checker", "Problem", "Schema", "Schemas", "UnusableSchema"]
 
 SCHEMA_BYTES: Final = 128 << 10
-"""A larger schema is not used: compiling one of this size takes 20 ms of everybody's time."""
+"""A larger schema is not used: compiling one of this size blocks the event loop for 20 ms."""
 MOST_VISITS: Final = 20_000
-"""Of a schema's parts with its references followed. Without a bound, forty lines make 2^30."""
+"""Parts of a schema, counted with its references followed. Without a bound, forty lines make 2^30."""
 MOST_DEPTH: Final = 128
 MOST_PATTERNS: Final = 64
 SMALL_PATTERN_BYTES, PATTERN_BYTES, DFA_BYTES = 32 << 10, 1 << 20, 32 << 10
-"""Memory of one compiled pattern: what nearly all need, and the most; and of what it finds out while it runs."""
+"""Memory of one compiled pattern: enough for nearly all, the most that is allowed, and the most for its cache."""
 _FEW: Final = 256
-"""Parts that are counted one by one, so that one long text is told from many parts without looking through it."""
+"""Parts of arguments that are counted exactly. It tells one long text from many parts."""
 MOST_COST: Final = 2_000_000
-"""Visits times parts of the arguments: some 0.1 s, and 1 s at worst."""
-MOST_TOLD: Final = 100_000
-"""The same, for finding the error to report, which repeats work where a schema refers to itself."""
+"""Parts of the schema times parts of the arguments: some 0.1 s, and 1 s at worst."""
+MOST_REPORTED: Final = 100_000
+"""As `MOST_COST`, for finding the error to report. It takes longer than a check."""
 MOST_SCANNED: Final = 32 << 20
 """Patterns times the bytes of the arguments."""
 HELD_BYTES: Final = 128 << 20
-"""All compiled schemas together. Those of one list may take half of it, or each list would compile them anew."""
-_MOST_WORDS: Final = 300
+"""Bytes of all compiled schemas. Those of one list may take half of it, or each list would compile them again."""
+_MOST_CHARS: Final = 300
 _MOST_PATH: Final = 20
 
 _SINGLE: Final = frozenset(
@@ -48,15 +48,18 @@ _MAPS: Final = frozenset("properties patternProperties dependentSchemas dependen
 _REFERENCES: Final = frozenset({"$ref", "$dynamicRef", "$recursiveRef"})
 
 Problem = tuple[str, str]
-"""Where arguments are wrong, and how."""
+"""The place in the arguments that is wrong, and what is wrong there."""
 
 
 class UnusableSchema(ValueError):
-    """Arguments cannot be checked by a schema; why."""
+    """Arguments cannot be checked against a schema. The message says why."""
 
 
 class _Weight:
-    """A schema's parts, counted with local references followed; one that leads back counts once."""
+    """Counts the parts of a schema, with local references followed. A reference that leads back counts as one part.
+
+    Removes from the schema each `pattern` that does not run in linear time, and keeps it in `unchecked`.
+    """
 
     def __init__(self, schema: dict[str, Any]) -> None:
         self._root = schema
@@ -159,7 +162,7 @@ class _Weight:
 
 
 def _few(value: Any) -> int:
-    """How many parts it has; 0 where they are more than a few."""
+    """The number of parts of a value; 0 if there are more than `_FEW`."""
     count, left = 0, [value]
     while left:
         count += 1
@@ -174,7 +177,7 @@ def _few(value: Any) -> int:
 
 
 class Checker:
-    """One schema at work."""
+    """Checks arguments against one schema. `held`: its memory in bytes. `unchecked`: the patterns that are left out."""
 
     def __init__(self, schema: dict[str, Any], size: int) -> None:
         weight = _Weight(schema)
@@ -185,7 +188,7 @@ class Checker:
         self._validator = _compiled(schema)
 
     def problem(self, arguments: Any, raw: bytes) -> Problem | None:
-        """Where arguments are not what the schema says; `raw` is their JSON."""
+        """The first violation of the schema; None if there is none. `raw` is the JSON of the arguments."""
         parts = len(raw) // 2 + 1
         if parts * self._visits > MOST_COST:
             parts = _few(arguments) or 1 + sum(map(raw.count, (b",", b"[", b"{")))
@@ -197,19 +200,19 @@ class Checker:
         try:
             if self._validator.is_valid(arguments):
                 return None
-            if self._cycles or parts * self._visits > MOST_TOLD:
+            if self._cycles or parts * self._visits > MOST_REPORTED:
                 return "arguments", "they are not what the tool's schema says"
             error = next(iter(self._validator.iter_errors(arguments)))
         except (ValueError, RecursionError) as fault:
-            return "arguments", f"they cannot be checked: {str(fault)[:_MOST_WORDS]}"
+            return "arguments", f"they cannot be checked: {str(fault)[:_MOST_CHARS]}"
         path = [f"[{part}]" if isinstance(part, int) else f".{part}" for part in error.instance_path]
-        return f"arguments{''.join(path[:_MOST_PATH])}"[:_MOST_WORDS], str(error.message)[:_MOST_WORDS]
+        return f"arguments{''.join(path[:_MOST_PATH])}"[:_MOST_CHARS], str(error.message)[:_MOST_CHARS]
 
 
 def _compiled(schema: dict[str, Any]) -> Any:
     patterns = jsonschema_rs.RegexOptions(size_limit=PATTERN_BYTES, dfa_size_limit=DFA_BYTES)
     try:
-        # `offline`: whatever a schema refers to is not fetched. A server must not make us call others.
+        # `offline`: nothing that a schema refers to is fetched. A server must not make the gateway call others.
         return jsonschema_rs.validator_for(schema, offline=True, pattern_options=patterns)
     except Exception as error:
         raise UnusableSchema(" ".join(str(error).split())[:200]) from None
@@ -231,7 +234,7 @@ class Schema(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, listed: Any) -> "Schema | None":
-        """A tool's `inputSchema`; None where it has none."""
+        """The schema of a tool's `inputSchema`; None if the tool has none."""
         if listed is None:
             return None
         try:
@@ -246,21 +249,21 @@ class Schemas:
     """Every schema that servers list, by its digest. A schema is compiled once, even if several tools have it."""
 
     def __init__(self) -> None:
-        self._held: LRUCache[bytes, Checker | UnusableSchema] = LRUCache(
+        self._cached: LRUCache[bytes, Checker | UnusableSchema] = LRUCache(
             HELD_BYTES, getsizeof=lambda found: found.held if isinstance(found, Checker) else 1_024
         )
 
     def checker(self, schema: Schema) -> Checker:
-        """What checks arguments by it.
+        """The checker of a schema, from the cache if it is there.
 
         Raises:
-            UnusableSchema: nothing can.
+            UnusableSchema: no arguments can be checked against the schema.
         """
-        found = self._held.get(schema.digest)
+        found = self._cached.get(schema.digest)
         if found is None:
-            found = self._held[schema.digest] = _made(schema.text)
+            found = self._cached[schema.digest] = _made(schema.text)
         if isinstance(found, UnusableSchema):
-            raise UnusableSchema(str(found))  # a new one: what is raised keeps hold of where it passed
+            raise UnusableSchema(str(found))  # a new one, because a raised exception keeps its traceback
         return found
 
 

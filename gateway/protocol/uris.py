@@ -1,4 +1,4 @@
-"""Which resource a URI means: in the forms that servers may read it in, and by which template. Pure."""
+"""The forms in which servers may read a URI, and whether a URI matches a template (RFC 6570). Pure."""
 
 import functools
 import re
@@ -12,22 +12,24 @@ from gateway.protocol.normal_form import TooManyMarks, normal
 
 __all__ = ["forms", "is_of", "is_of_any", "with_plain_host"]
 
-_UNWRAPPED: Final = 4
-_HELD, _MEMORY = 256, 256 << 10
-"""Templates that are kept compiled, and the most that one of them may take."""
+_MAX_DECODINGS: Final = 4
+"""How often percent-encoding is decoded. A URI that needs more is refused."""
+_CACHED, _MEMORY = 256, 256 << 10
+"""How many compiled templates are cached, and the most bytes that one of them may take."""
 _MOST_WORK: Final = 2_000_000
-"""About 0.1 s: characters of a URI times expressions that are tried on them. It is enough for 4,000 templates with two
-expressions each and a URI of 150 characters."""
+"""Characters of a URI times the template expressions that are matched with it: some 0.1 s. It is enough for 4,000
+templates with two expressions each and a URI of 150 characters."""
 _COMPILING: Final = 2
+"""The work of compiling one character of a template."""
 _EXPRESSION: Final = re.compile(r"\{([+#./;?&]?)[^{}]*\}")
 _ONE: Final = {"": r"[^/?#]*", ".": r"[^/?#]*", ";": r"[^/?#]*"}
 
 
 def forms(uri: str) -> tuple[str, ...] | None:
-    """A URI as it is written, and as it reads with percent-encoding undone, dots and doubled slashes followed, and
-    lookalikes made plain. None for one that hides what it means: encoded over and over, or under heaps of marks."""
+    """A URI as it is written and, if that differs, in its normal form: percent-encoding decoded, dot segments and
+    double slashes removed, text in NFKC. None if the URI is encoded too often, or a character has too many marks."""
     plain = uri
-    for _ in range(_UNWRAPPED):
+    for _ in range(_MAX_DECODINGS):
         try:
             decoded = normal(unquote(plain))
         except TooManyMarks:
@@ -40,7 +42,7 @@ def forms(uri: str) -> tuple[str, ...] | None:
     scheme, separator, rest = plain.partition("://")
     if separator:
         host, slash, path = rest.replace("\\", "/").partition("/")
-        plain = f"{scheme}://{host}{slash}{_followed(path)}"
+        plain = f"{scheme}://{host}{slash}{_without_dots(path)}"
     return (uri,) if plain == uri else (uri, plain)
 
 
@@ -51,7 +53,7 @@ def with_plain_host(uri: str) -> str:
     return f"{scheme.lower()}{separator}{host.lower()}{slash}{path}" if separator else uri
 
 
-def _followed(path: str) -> str:
+def _without_dots(path: str) -> str:
     parts: list[str] = []
     for part in path.split("/"):
         if part == "..":
@@ -62,16 +64,16 @@ def _followed(path: str) -> str:
 
 
 def is_of(uri: str, template: str) -> bool:
-    """Whether a URI can be made of a template (RFC 6570)."""
+    """Whether a URI matches a template (RFC 6570)."""
     try:
         return _expression(template).fullmatch(uri.encode("utf-8", "replace")) is not None
-    except re2.error:  # larger than anybody needs
+    except re2.error:  # the compiled template is larger than `_MEMORY`
         return False
 
 
 def is_of_any(uri: str, templates: Iterable[str]) -> bool:
-    """Whether a URI can be made of one of the templates. False as well where finding out would take too long: a server
-    chooses how many templates there are, and how many expressions stand in each."""
+    """Whether a URI matches one of the templates. False if the search would take too long: servers choose how many
+    templates there are, and how many expressions each has."""
     work = 0
     for template in templates:
         work += len(uri) * (1 + template.count("{")) + _COMPILING * len(template)
@@ -82,7 +84,7 @@ def is_of_any(uri: str, templates: Iterable[str]) -> bool:
     return False
 
 
-@functools.lru_cache(maxsize=_HELD)  # by what servers list
+@functools.lru_cache(maxsize=_CACHED)  # keys are templates that servers list
 def _expression(template: str) -> Any:
     pieces, at = [], 0
     for found in _EXPRESSION.finditer(template):
