@@ -1,8 +1,8 @@
-"""Whether arguments contain what an operator has blocked, in whatever way JSON and Unicode write it.
+"""Searches the arguments of a call for text that an operator has blocked, however JSON and Unicode write it.
 
-Pure. Every string is looked at as the server will read it, keys and values, and once more in the form that text has
-after NFKC, without characters that nobody sees and with every kind of space as one. Numbers, `true` and `false` are
-looked at as JSON writes them.
+Pure. Every string is searched, keys and values, as the server reads it. A string is searched once more in its normal
+form: NFKC, without invisible characters, and with every kind of space as U+0020. Numbers, `true` and `false` are
+searched as JSON writes them.
 """
 
 from collections.abc import Iterator
@@ -13,12 +13,12 @@ from gateway.protocol.normal_form import TooManyMarks, normal
 __all__ = ["MOST_TEXTS", "TooMuchText", "contains"]
 
 MOST_TEXTS: Final = 20_000
-"""Strings and numbers of one call: 0.1 s."""
+"""Strings and numbers of one call. A search of so many takes 0.1 s."""
 MOST_FOREIGN: Final = 128 << 10
-"""Characters of strings that are not all ASCII: 0.1 s, and 0.5 s of those that take longest."""
-_GROWING: Final = (("\ufdfa", 18), ("\ufdfb", 8))
-"""What becomes more than four characters."""
-_UNSEEN: Final = (
+"""Characters of strings that are not ASCII. NFKC takes 0.1 s for so many, and 0.5 s in the worst case."""
+_EXPANDING: Final = (("\ufdfa", 18), ("\ufdfb", 8))
+"""Characters that NFKC expands to more than four, and how many these become."""
+_INVISIBLE: Final = (
     *((0x00AD, 0x00AD), (0x034F, 0x034F), (0x061C, 0x061C), (0x115F, 0x1160), (0x17B4, 0x17B5), (0x180B, 0x180F)),
     *((0x200B, 0x200F), (0x202A, 0x202E), (0x2060, 0x206F), (0x3164, 0x3164), (0xFE00, 0xFE0F), (0xFEFF, 0xFEFF)),
     *((0xFFA0, 0xFFA0), (0xFFF0, 0xFFF8), (0x1BCA0, 0x1BCA3), (0x1D173, 0x1D17A), (0xE0000, 0xE0FFF)),
@@ -39,15 +39,15 @@ _SPACES: Final = (
     0x202F,
     0x3000,
 )
-"""What is space besides what RE2 takes for it (White_Space)."""
+"""White_Space (Unicode) that RE2 does not count as space."""
 _PLAIN: Final[dict[int, str | None]] = {
-    **{point: None for first, last in _UNSEEN for point in range(first, last + 1)},
+    **{point: None for first, last in _INVISIBLE for point in range(first, last + 1)},
     **dict.fromkeys((*_SPACES, 0x205F), " "),
 }
 
 
 class TooMuchText(ValueError):
-    """The arguments cannot be checked in a bounded time; the message says why."""
+    """The arguments cannot be checked in a bounded time. The message says why."""
 
 
 def contains(arguments: Any, expressions: tuple[Any, ...]) -> bool:
@@ -72,7 +72,7 @@ def _forms(arguments: Any) -> Iterator[str]:
         yield text
         plain = text
         if not text.isascii():
-            left -= len(text) + sum(grown * text.count(character) for character, grown in _GROWING)
+            left -= len(text) + sum(grown * text.count(character) for character, grown in _EXPANDING)
             if left < 0:
                 raise TooMuchText(f"they have more than {MOST_FOREIGN >> 10} Ki characters that are not ASCII")
             try:
@@ -85,6 +85,7 @@ def _forms(arguments: Any) -> Iterator[str]:
 
 
 def _texts(arguments: Any) -> Iterator[str]:
+    """Every string, number and truth value in the arguments, as text."""
     waiting = [arguments]
     while waiting:
         value = waiting.pop()
@@ -108,5 +109,5 @@ def _texts(arguments: Any) -> Iterator[str]:
 def _digits(number: int) -> str:
     try:
         return str(number)
-    except ValueError:  # beyond what Python writes out (sys.get_int_max_str_digits)
+    except ValueError:  # more digits than Python converts (sys.get_int_max_str_digits)
         raise TooMuchText("a number has too many digits") from None

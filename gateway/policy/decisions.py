@@ -1,6 +1,6 @@
-"""What a session sees and may call: one pure decision over frozen values, made once for each context and tool.
+"""Decides what a session sees and may call. Pure: decisions depend on the settings, the context and the name only.
 
-What one may not see is answered as if it did not exist.
+A session cannot list or call what the policy hides from it; such names answer as unknown.
 """
 
 import functools
@@ -19,13 +19,13 @@ from session_store import Context
 
 __all__ = ["Decision", "Policy", "ServerPolicy", "server_policy"]
 
-_HELD: Final = 4_096
+_CACHED: Final = 4_096
 _ALL: Final = ("*",)
 _NOTHING: Final = WorkspaceSettings(servers=(), tools=(), prompts=(), resources=())
 
 
 class ServerPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """What the configuration says of one server."""
+    """The rules of the configuration for one server."""
 
     direct_only: bool = False
     permissions: tuple[str, ...] = ()
@@ -35,7 +35,11 @@ class ServerPolicy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one tool, for one context. `blocked` is what its arguments may not contain, `bind` where they come from."""
+    """The decision on one tool for one context.
+
+    `reason` says why the tool is not allowed. `blocked` are expressions that the arguments may not contain. `bind` has
+    pairs of an argument and the fact of the session that it is filled with.
+    """
 
     allowed: bool
     reason: str = ""
@@ -46,9 +50,9 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Policy:
-    """Compiled from the settings. `is_open`: every session sees every server.
+    """The policy, compiled from the settings. `is_open`: every session sees every server.
 
-    Decisions are kept for names that servers list; nothing that only a client has said is a key here.
+    Decisions are cached by names that servers list, never by names that only a client has sent.
     """
 
     def __init__(self, settings: PolicySettings, servers: Mapping[str, ServerPolicy]) -> None:
@@ -58,17 +62,17 @@ class Policy:
             server.direct_only or server.permissions for server in servers.values()
         )
         self._restricted = {name: self._kinds(name) for name in servers}
-        # Compiled once, for what clients send is never to wait for it.
+        # Compiled here, so that no request waits for it.
         self._blocked = {
             (name, pattern): expression(*found.blocked)
             for name, server in servers.items()
             for pattern, found in server.tools.items()
             if found.blocked
         }
-        self.sees = functools.lru_cache(maxsize=_HELD)(self._sees)
-        self.decide = functools.lru_cache(maxsize=_HELD)(self._decide)
-        self.allows_prompt = functools.lru_cache(maxsize=_HELD)(self._allows_prompt)
-        self.allows_listed_uri = functools.lru_cache(maxsize=_HELD)(self.allows_uri)
+        self.sees = functools.lru_cache(maxsize=_CACHED)(self._sees)
+        self.decide = functools.lru_cache(maxsize=_CACHED)(self._decide)
+        self.allows_prompt = functools.lru_cache(maxsize=_CACHED)(self._allows_prompt)
+        self.allows_listed_uri = functools.lru_cache(maxsize=_CACHED)(self.allows_uri)
 
     def _kinds(self, server: str) -> frozenset[str]:
         rules = self._servers[server]
@@ -84,7 +88,7 @@ class Policy:
         return self._restricted[server]
 
     def _sees(self, context: Context, server: str) -> bool:
-        """Whether a server exists for that context."""
+        """Whether that context sees a server."""
         rules = self._servers[server]
         if rules.direct_only and context.trust != "direct":
             return False
@@ -93,7 +97,7 @@ class Policy:
         return all(any_matches(entry.servers, server) for entry in self._entries(context))
 
     def _decide(self, context: Context, server: str, tool: str) -> Decision:
-        """Whether a tool exists for that context, and what holds for its calls."""
+        """Whether that context may call a tool, and the rules for its calls."""
         names = {tool, unicodedata.normalize("NFKC", tool)}
         patterns = {
             pattern: found
@@ -125,32 +129,35 @@ class Policy:
         )
 
     def _allows_prompt(self, context: Context, server: str, prompt: str) -> bool:
-        """Whether a prompt exists for that context."""
-        found = _meant(self._servers[server].prompts, (prompt, unicodedata.normalize("NFKC", prompt)))
+        """Whether that context sees a prompt."""
+        found = _matching(self._servers[server].prompts, (prompt, unicodedata.normalize("NFKC", prompt)))
         in_workspace = all(any_matches(entry.prompts, f"{server}__{prompt}") for entry in self._entries(context))
         return self.sees(context, server) and in_workspace and all(_is_for(context, item) for item in found)
 
     def allows_uri(self, context: Context, server: str, uri: str) -> bool:
-        """Whether a resource or template exists for that context: in every form in which a server may read its URI."""
+        """Whether that context sees a resource or template, in every form in which a server may read the URI."""
         written = forms(uri)
         if written is None:
             return False
-        found = _meant(self._servers[server].resources, (*written, *map(with_plain_host, written)))
+        found = _matching(self._servers[server].resources, (*written, *map(with_plain_host, written)))
         in_workspace = all(
             any_matches(entry.resources, f"{server}__{form}") for entry in self._entries(context) for form in written
         )
         return self.sees(context, server) and in_workspace and all(_is_for(context, item) for item in found)
 
     def permitted_uris(self, context: Context, server: str, uris: frozenset[str]) -> frozenset[str]:
-        """The resources among these of which a session may hear."""
+        """Those of the resources to whose changes that context may subscribe."""
         if "resources" not in self._restricted[server]:
             return uris
         return frozenset(uri for uri in uris if self.allows_uri(context, server, uri))
 
     def _entries(self, context: Context) -> Sequence[WorkspaceSettings]:
-        """What restricts the context's workspace: the first entry that names it, none where workspaces are not
-        restricted. One that no entry names has nothing. One that is only announced has what all that it could be named
-        have in common, so that nobody gains by a name (docs/adr/0013-provenance.md)."""
+        """The entries that restrict the context's workspace; none if the settings have no entries.
+
+        A workspace is restricted by the first entry that matches it. One that no entry matches sees nothing. A client
+        can announce any workspace: it is restricted by all entries that a name could match, so that no name gains
+        anything (docs/adr/0013-provenance.md).
+        """
         workspaces = self._settings.workspaces
         if not workspaces:
             return ()
@@ -165,7 +172,7 @@ class Policy:
         return (*entries, _NOTHING)
 
 
-def _meant(rules: Mapping[str, ItemSettings], forms: Iterable[str]) -> list[ItemSettings]:
+def _matching(rules: Mapping[str, ItemSettings], forms: Iterable[str]) -> list[ItemSettings]:
     names = set(forms)
     return [found for pattern, found in rules.items() if any(matches(pattern, name) for name in names)]
 

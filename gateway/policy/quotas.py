@@ -1,4 +1,7 @@
-"""How many sessions and processes a principal may have, on all replicas together; who has no name, by address."""
+"""Limits how many sessions and processes a principal may have, on all replicas together.
+
+Anonymous clients are counted by the network that they come from.
+"""
 
 import contextlib
 import logging
@@ -19,21 +22,23 @@ __all__ = ["PrincipalQuotas"]
 logger = logging.getLogger(__name__)
 
 _OPENING_S = 5.0
-"""A session that began less than this ago may be about to be kept: it counts."""
+"""A session is counted before it is stored. One that began less than this ago counts even if the store has none."""
 
-_FULL_FOR_S = 2.0
-"""A quota that was full is not looked through again so soon: those who are refused must not cost a search each."""
+_FULL_S = 2.0
+"""How long a full quota is not searched again: not every refused request may cost a search."""
 
-_LOOKED_THROUGH = 256
-"""Names of a full quota that are looked up at a time: the rest has its turn with the next who is refused."""
+_MAX_CHECKED = 256
+"""How many entries of a full quota one search checks. The next refused request causes another search."""
 
 
 class PrincipalQuotas:
-    """Applies the operator's quotas. What is gone without a word (a session by its age, a process with its replica) is
-    found out when a quota looks full, and never counted against anybody.
+    """Applies the operator's quotas.
 
-    `kept_s`: no session lives longer; what is left of a principal that comes no more is forgotten then.
-    `run` is this gateway process among those that `runs` names; only a process of one of these still runs.
+    A session that expires or a process that dies with its replica does not release its slot. Such slots are reclaimed
+    when a quota appears exhausted, before a request is refused.
+
+    `kept_s` is the longest life of a session; entries of a quota expire after it. `run` is the id of this gateway
+    process, and `runs` returns the ids of all gateway processes that are running.
     """
 
     def __init__(
@@ -55,7 +60,7 @@ class PrincipalQuotas:
         self._runs = runs
         self._rates = rates
         self._kept_s = kept_s + _OPENING_S
-        self._full: TTLCache[str, bool] = TTLCache(4_096, _FULL_FOR_S)
+        self._full: TTLCache[str, bool] = TTLCache(4_096, _FULL_S)
         self._tasks = Tasks("quotas")
 
     async def session(self, session: Session) -> None:
@@ -67,27 +72,32 @@ class PrincipalQuotas:
         await self._rates.opening(session)
         if self._sessions_most is not None:
             key = f"sessions/{session.counted_as}"
-            if not await self._held(key, _named(session), self._sessions_most, self._over(session.created_at)):
+            if not await self._hold(key, _named(session), self._sessions_most, self._ended_before(session.created_at)):
                 raise too_many("sessions", self._sessions_most, anonymous=session.principal.is_anonymous)
 
-    async def session_over(self, session: Session) -> None:
-        """It has ended, or was never kept. Where the store is silent, that is found out when the quota looks full."""
+    async def release_session(self, session: Session) -> None:
+        """Release a session's slot. If the store is unreachable, the slot is reclaimed later, when the quota appears
+        exhausted."""
         if self._sessions_most is not None:
             key = f"sessions/{session.counted_as}"
             self._full.pop(key, None)
             with contextlib.suppress(StoreUnavailable):
                 await self._quotas.give_back(key, [_named(session)])
 
-    def _over(self, now: float) -> Callable[[list[str]], Awaitable[list[str]]]:
-        async def over(names: list[str]) -> list[str]:
-            kept = {name.partition("/")[0]: name for name in names if float(name.partition("/")[2]) < now - _OPENING_S}
-            some = random.sample(sorted(kept), min(len(kept), _LOOKED_THROUGH))
-            return [kept[session_id] for session_id in await self._sessions.gone(some)]
+    def _ended_before(self, now: float) -> Callable[[list[str]], Awaitable[list[str]]]:
+        """Finds the counted sessions that have ended. Those that began less than `_OPENING_S` before `now` count."""
 
-        return over
+        async def ended(names: list[str]) -> list[str]:
+            stored = {
+                name.partition("/")[0]: name for name in names if float(name.partition("/")[2]) < now - _OPENING_S
+            }
+            some = random.sample(sorted(stored), min(len(stored), _MAX_CHECKED))
+            return [stored[session_id] for session_id in await self._sessions.gone(some)]
+
+        return ended
 
     async def process(self, session: Session) -> Callable[[], None]:
-        """Count a process that is about to be started; what is to be called when it has ended.
+        """Count a process that is about to be started. The caller calls the result when the process has ended.
 
         Raises:
             Refused: 429, its principal has as many as it may.
@@ -95,23 +105,24 @@ class PrincipalQuotas:
         if self._processes_most is None:
             return _nothing
         key, name = f"processes/{session.counted_as}", f"{self._run}/{secrets.token_urlsafe(9)}"
-        if not await self._held(key, name, self._processes_most, self._ended_with_their_gateway):
+        if not await self._hold(key, name, self._processes_most, self._ended_with_their_gateway):
             raise too_many("server processes", self._processes_most, anonymous=session.principal.is_anonymous)
-        return lambda: self._give_back(key, name)
+        return lambda: self._release_process(key, name)
 
-    async def _held(
+    async def _hold(
         self, key: str, name: str, most: int, gone: Callable[[list[str]], Awaitable[Collection[str]]]
     ) -> bool:
+        """Hold a slot of the quota. `gone` returns those of the names that have ended. False: the quota is full."""
         if key in self._full:
             return False
         try:
             held = await self._quotas.hold(key, name, most, for_s=self._kept_s)
-            if held and (over := await gone(held)):
-                await self._quotas.give_back(key, list(over))
+            if held and (ended := await gone(held)):
+                await self._quotas.give_back(key, list(ended))
                 held = await self._quotas.hold(key, name, most, for_s=self._kept_s)
         except StoreUnavailable:
-            return True  # its owner goes on while the store is away; so does the session
-        if len(held) > _LOOKED_THROUGH:
+            return True  # sessions and processes may start while the store is unreachable
+        if len(held) > _MAX_CHECKED:
             self._full[key] = True
         return not held
 
@@ -119,18 +130,20 @@ class PrincipalQuotas:
         running = {self._run, *await self._runs()}
         return [name for name in names if name.partition("/")[0] not in running]
 
-    def _give_back(self, key: str, name: str) -> None:
+    def _release_process(self, key: str, name: str) -> None:
         self._full.pop(key, None)
-        self._tasks.spawn(self._given_back(key, name))
+        self._tasks.spawn(self._release_process_now(key, name))
 
-    async def _given_back(self, key: str, name: str) -> None:
+    async def _release_process_now(self, key: str, name: str) -> None:
         try:
             await self._quotas.give_back(key, [name])
         except StoreUnavailable:
-            logger.warning("a server process that ended still counts against its quota until this gateway stops")
+            logger.warning(
+                "an ended server process counts against its quota until this gateway stops: the store does not answer"
+            )
 
     async def settled(self) -> None:
-        """Wait until everything that has ended is given back."""
+        """Wait until the slots of all ended processes are released."""
         await self._tasks.settled()
 
 
@@ -139,4 +152,4 @@ def _named(session: Session) -> str:
 
 
 def _nothing() -> None:
-    """Nothing was counted."""
+    """Release nothing, because no process is counted."""

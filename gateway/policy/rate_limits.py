@@ -1,6 +1,7 @@
-"""How often a session, its principal, and who opens sessions may ask: 429 beyond, the same on every replica.
+"""Limits the rate of a session's calls, a principal's messages and new sessions, on all replicas together.
 
-Whoever has named nobody is counted by the network they come from: strangers must not use up what others have.
+A message beyond the rate is refused with 429. Anonymous clients are counted by the network that they come from, so that
+they do not use up one common rate.
 """
 
 import math
@@ -17,19 +18,19 @@ from transports.tasks import Tasks
 __all__ = ["RateLimits"]
 
 _AHEAD_S: Final = 0.1
-"""A replica takes from the common account what a rate allows in so long, and spends it without asking again; and it
-spends as much before it asks, which it settles when it does. So few calls wait for the store."""
+"""A replica takes the tokens of this many seconds from the store at once, and spends them without asking again. It may
+also spend as many before it asks, and takes them later. So few calls wait for the store."""
 
-_GOOD_S: Final = 1.0
-"""What is not spent by then is lost: it must not make a burst of its own later."""
+_TOKENS_EXPIRE_S: Final = 1.0
+"""Tokens that are not spent by then expire: they must not allow a burst later."""
 
-_HELD: Final = 10_000
+_MAX_ACCOUNTS: Final = 10_000
 
 Key = tuple[str, str | Principal]
 
 
 class _Account:
-    """What this replica has taken for one key and not spent yet; below 0, what it has spent and not taken yet."""
+    """The tokens of one key on this replica. `left`: taken from the store and not spent; negative: spent in advance."""
 
     __slots__ = ("credit", "key", "left", "until")
 
@@ -41,12 +42,12 @@ class _Account:
         self.credit = ahead if ahead > 1 else 0
 
     def add(self, taken: int, until: float) -> None:
-        """Put in what was taken from the common account; it is lost after `until`, by the monotonic clock."""
+        """Add tokens from the store. All expire at `until`, by the monotonic clock."""
         self.left += taken
         self.until = until
 
     def spend(self, now: float) -> bool:
-        """Spend one. False if nothing is left."""
+        """Spend one token. False if none is left."""
         if self.left > 0 and now > self.until:
             self.left = 0
         if self.left <= -self.credit:
@@ -67,11 +68,11 @@ class RateLimits:
         self._principal = settings.principal_rate
         self._opening = settings.opening_rate
         self._rates = rates
-        self._accounts: FIFOCache[Key, _Account] = FIFOCache(_HELD)
+        self._accounts: FIFOCache[Key, _Account] = FIFOCache(_MAX_ACCOUNTS)
         self._tasks = Tasks("rate limits")
 
     async def message(self, principal: Principal, client: str) -> None:
-        """Count a message of a client, whatever it is; `client` is the network it comes from.
+        """Count a message of a client. `client` is the network that it comes from.
 
         Raises:
             Refused: 429, with the time to wait.
@@ -83,7 +84,7 @@ class RateLimits:
                 await self._count(("principal", principal), self._principal, "requests of this principal")
 
     async def call(self, session: Session) -> None:
-        """Count what a session asks for. Raises as `message`."""
+        """Count a request of a session. Raises as `message`."""
         if self._session is not None:
             await self._count(("session", session.id), self._session, "requests of this session")
 
@@ -93,21 +94,21 @@ class RateLimits:
             key = ("opening", session.counted_as)
             await self._count(key, self._opening, "sessions opened: keep one for many calls")
 
-    async def _count(self, key: Key, rate: RateSettings, told: str) -> None:
+    async def _count(self, key: Key, rate: RateSettings, what: str) -> None:
         account = self._accounts.get(key) or self._account(key, rate)
         if not account.spend(monotonic()) and (wait := await self._ask(account, rate)):
-            raise too_often(told, math.ceil(wait))
+            raise too_often(what, math.ceil(wait))
 
     def _account(self, key: Key, rate: RateSettings) -> _Account:
-        what, whose = key
+        kind, whose = key
         text = whose.key if isinstance(whose, Principal) else whose
-        account = self._accounts[key] = _Account(f"{what}/{text}", rate)
+        account = self._accounts[key] = _Account(f"{kind}/{text}", rate)
         return account
 
     async def _ask(self, account: _Account, rate: RateSettings) -> float:
-        """Take from the common account and spend once: 0, or the seconds to wait."""
+        """Take tokens from the store and spend one. Returns 0, or the seconds to wait."""
         while not account.spend(monotonic()):
-            # Whoever comes meanwhile waits for the same answer, and asks anew when it was not enough for all.
+            # Concurrent callers share one request to the store, and ask again if it brought too few tokens for all.
             wait = await self._tasks.share(account, lambda: self._take(account, rate))
             if wait > 0:
                 return wait
@@ -120,7 +121,7 @@ class RateLimits:
             if wait > 0 and ahead > 1:
                 ahead, wait = 1, await self._rates.take(account.key, rate.per_s, rate.burst, 1 + owed)
         except StoreUnavailable:
-            wait = 0.0  # sessions go on while the store is away
+            wait = 0.0  # requests are served while the store is unreachable
         if wait <= 0:
-            account.add(owed + ahead, monotonic() + _GOOD_S)
+            account.add(owed + ahead, monotonic() + _TOKENS_EXPIRE_S)
         return wait

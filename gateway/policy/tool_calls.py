@@ -1,4 +1,4 @@
-"""What holds for tools and their calls: which are there, what their arguments may be, and what is put into them."""
+"""Applies the policy to tools: which tools a session sees, and which arguments their calls may have."""
 
 import contextlib
 import logging
@@ -25,7 +25,7 @@ __all__ = ["MAX_LOGGED_NAME", "Steps", "ToolCalls"]
 logger = logging.getLogger(__name__)
 
 MAX_LOGGED_NAME: Final = 128
-"""Characters of a tool's name in logs."""
+"""How many characters of a tool's name stand in logs."""
 _MOST_WARNED: Final = 10_000
 
 Steps = Generator[None, None, Object]
@@ -42,12 +42,11 @@ class ToolCalls:
         self._schemas = schemas
         self._checks = settings.check_arguments
         self._refuses_unusable = settings.check_arguments and settings.unusable_schemas == "refuse"
-        # Servers, tools and digests of schemas of which the log has a warning: every list of every session has them.
+        # (server, tool, digest of its schema) that were logged: the same tool is in the lists of many sessions.
         self._warned: LRUCache[tuple[str, str, bytes], None] = LRUCache(_MOST_WARNED)
 
     def shown(self, server: str, context: Context, tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """A list of tools as that context sees it: without those it may not call, and without arguments that are bound
-        among the required ones."""
+        """The tools that a context may call. Arguments that the policy fills in are not required in their schemas."""
         unusable = self.unusable(server, tools) if self._refuses_unusable else {}
         seen = []
         for tool in tools:
@@ -57,7 +56,7 @@ class ToolCalls:
         return seen
 
     def unusable(self, server: str, tools: list[dict[str, Any]]) -> dict[str, str]:
-        """Tools by whose schemas no arguments can be checked; why. The log has a warning for each of them, once."""
+        """The tools whose schemas cannot be used, by name, and why. Each of them is logged once."""
         faults, held = {}, 0
         for tool in tools:
             schema = Schema.of(tool.get("inputSchema"))
@@ -77,7 +76,7 @@ class ToolCalls:
             logger.warning("the input schema of tool %s/%s is invalid: %s", server, tool, fault)
 
     def unchecked(self, tools: list[dict[str, Any]]) -> dict[str, tuple[str, ...]]:
-        """Tools whose schemas have patterns that no arguments are checked by, and those patterns."""
+        """The tools with patterns that are left out of the check, by name, and those patterns."""
         found: dict[str, tuple[str, ...]] = {}
         for tool in tools:
             schema = Schema.of(tool.get("inputSchema"))
@@ -87,13 +86,13 @@ class ToolCalls:
         return found
 
     def decide(self, server: str, tools: Tools, context: Context, session: Session, name: str) -> Decision:
-        """What holds for a call of that tool. `context` is that of the request, which may differ from the session's.
+        """The decision about a call of that tool. `context` is the request's, which may differ from the session's.
 
         Raises:
-            Refused: no such tool, as far as this session goes.
+            Refused: the session sees no such tool.
         """
         is_listed = name in tools
-        # Where names matter, one that is not listed is not there; elsewhere the decision is the same for all.
+        # If the policy names tools, an unlisted name is unknown. Otherwise the decision is the same for all names.
         decision = self._policy.decide(context, server, name if is_listed else "")
         if decision.allowed and not is_listed and "tools" in self._policy.restricts(server):
             decision = _UNLISTED
@@ -104,11 +103,10 @@ class ToolCalls:
         return decision
 
     def checked(self, decision: Decision, tools: Tools, session: Session, name: str, params: Object) -> Object | Steps:
-        """A call's params as the server is to see them; or the steps that make them (`transports.turns`), for arguments
-        may be large.
+        """The params of a call for the server, or the steps that make them (`transports.turns`).
 
         Raises:
-            Refused: the arguments are not good.
+            Refused: the arguments are invalid or blocked.
         """
         if not (decision.bind or decision.blocked or self._checks):
             return params
@@ -120,7 +118,7 @@ class ToolCalls:
         yield
         if decision.bind:
             arguments = _bound(name, decision, session, arguments)
-        # What is written anew is what was looked at: of a key that stands twice, servers may read the other one.
+        # The server gets what was checked, encoded again: if a key occurs twice, it might read the other value.
         seen = encode(arguments)
         yield
         if seen != bytes(raw):
@@ -148,7 +146,7 @@ class ToolCalls:
 
 
 def _unbound(tool: dict[str, Any], decision: Decision) -> dict[str, Any]:
-    """A tool whose bound arguments need not be given."""
+    """A tool whose schema does not require the bound arguments."""
     schema = tool.get("inputSchema")
     bound = {name for name, _ in decision.bind}
     if not bound or not isinstance(schema, dict) or not isinstance(schema.get("required"), list):
@@ -166,7 +164,7 @@ def _refuse_blocked(tool: str, decision: Decision, arguments: Any) -> None:
 
 
 def _bound(tool: str, decision: Decision, session: Session, arguments: Any) -> dict[str, Any]:
-    """Arguments with the context's values where the client gave none; what it gave stands."""
+    """The arguments, with facts of the session for bound arguments that the client has left out."""
     if not isinstance(arguments, dict):
         raise invalid_arguments(tool, "arguments", "they must be an object")
     for name, field in decision.bind:

@@ -1,9 +1,9 @@
 """Compiles servers' input schemas within limits of cost, and checks arguments against them.
 
-A schema is a stranger's text. Nothing it names is fetched, its patterns run in linear time, and a check is made only
-where its cost has a bound: visits are counted with every reference followed, and multiplied by the arguments' parts. A
-`pattern` with look-around or backreferences is not checked, for no engine runs it in linear time; the rest of its
-schema is.
+Schemas come from servers, which are not trusted. References to other documents are not fetched, and patterns run in
+linear time. A check is made only if its cost has a bound: the parts of the schema, counted with every reference
+followed, times the parts of the arguments. A `pattern` with look-around or backreferences is left out of the check,
+because no engine runs it in linear time. The rest of its schema is checked.
 """
 
 import hashlib

@@ -77,7 +77,7 @@ class SessionLifecycle:
             kept = await self._store.create(session, alias=alias)
         finally:
             if kept is None or kept.id != session.id:
-                await self._quotas.session_over(session)
+                await self._quotas.release_session(session)
         return kept
 
     def created(self, session: Session, reason: str = "") -> None:
@@ -95,7 +95,7 @@ class SessionLifecycle:
         if ended:
             self._audit.tell("ended", session=found or session_id, reason=reason)
             if found is not None:
-                await self._quotas.session_over(found)
+                await self._quotas.release_session(found)
         closing = self._close_soon(session_id)
         if ended:
             await self._announce(session_id)
@@ -139,7 +139,7 @@ class SessionLifecycle:
             session = None if live is None else live.session
             self._audit.tell(gone.reason, session=session or gone.session_id)
             if session is not None:
-                await self._quotas.session_over(session)
+                await self._quotas.release_session(session)
             self._close_soon(gone.session_id)
             await self._announce(gone.session_id)
         if not self._unchecked:
