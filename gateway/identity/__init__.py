@@ -1,1 +1,1 @@
-"""Who asks, and what their credential grants."""
+"""Authenticates requests, and derives the context of a session from credential claims."""

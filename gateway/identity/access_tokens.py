@@ -1,4 +1,4 @@
-"""JWT access tokens (RFC 9068), verified by the keys their issuer publishes (RFC 7517), remembered until they end."""
+"""Verifies JWT access tokens (RFC 9068) with the keys that their issuer publishes (RFC 7517)."""
 
 import hashlib
 import logging
@@ -20,17 +20,17 @@ __all__ = ["AccessTokens", "InsufficientScope", "InvalidToken"]
 logger = logging.getLogger(__name__)
 
 FETCH_S: Final = 5.0
-KEYS_GOOD_FOR_S: Final = 3_600.0
-"""How long published keys are used without a look at whether they have changed."""
-LOOK_AGAIN_S: Final = 10.0
-"""How soon an unknown key id may cause another look: forged tokens must not make us hammer the issuer."""
-REMEMBERED_S: Final = 300.0
-"""How long a token that was good is not looked at again: so long a key that is withdrawn may still count."""
-_REMEMBERED: Final = 10_000
+KEYS_MAX_AGE_S: Final = 3_600.0
+"""How long fetched keys are used before they are fetched again."""
+REFETCH_S: Final = 10.0
+"""How long after a fetch an unknown key id causes no other one: forged tokens must not flood the issuer."""
+CACHED_S: Final = 300.0
+"""How long a verified token is cached. A withdrawn key may be accepted for so long."""
+_MAX_CACHED: Final = 10_000
 
 
 class InvalidToken(Exception):
-    """The token is not good; the message says why, in words fit for whoever sent it."""
+    """The token is invalid. The message says why, and may be sent to the client."""
 
 
 class InsufficientScope(InvalidToken):
@@ -42,12 +42,12 @@ class InsufficientScope(InvalidToken):
 
 
 def is_access_token(header: Mapping[str, Any], claims: Mapping[str, Any]) -> bool:
-    """Whether a token was made for calling with, as far as it says. Issuers sign others with the same keys: identity
-    tokens (OpenID Connect Core §2), refresh, logout and security event tokens.
+    """Whether a token is an access token. Issuers sign other tokens with the same keys: identity tokens (OpenID Connect
+    Core §2), refresh, logout and security event tokens.
 
-    A header `typ` of `at+jwt` (RFC 9068 §2.1) says so. With `JWT` or none the claims decide: no hash of an identity
-    token, no `events`, `typ` is Bearer or not there (Keycloak), `token_use` is access or not there (Cognito), and no
-    `nonce` unless one of these two says access. Any other header `typ` is something else.
+    A header `typ` of `at+jwt` (RFC 9068 §2.1) means yes, any other than `JWT` means no. With `JWT` or none the claims
+    decide: no hash of an identity token, no `events`, `typ` is Bearer or missing (Keycloak), `token_use` is access or
+    missing (Cognito), and no `nonce` unless one of these two says access.
     """
     kind = str(header.get("typ", "JWT")).lower().removeprefix("application/")
     if kind != "jwt":
@@ -59,25 +59,25 @@ def is_access_token(header: Mapping[str, Any], claims: Mapping[str, Any]) -> boo
 
 
 class AccessTokens:
-    """Knows the issuers that the operator trusts."""
+    """Verifies the tokens of the issuers that the operator trusts, and caches the result."""
 
     def __init__(self, issuers: Sequence[JwtSettings], clock: Callable[[], float] = time.time) -> None:
         self._issuers = {settings.issuer: _Issuer(settings) for settings in issuers}
         self._clock = clock
-        self._good: FIFOCache[bytes, tuple[float, Principal, Mapping[str, Any]]] = FIFOCache(_REMEMBERED)
+        self._verified: FIFOCache[bytes, tuple[float, Principal, Mapping[str, Any]]] = FIFOCache(_MAX_CACHED)
 
-    def remembered(self, token: str) -> tuple[Principal, Mapping[str, Any]] | None:
-        """As `verify`, of a token that was verified before and has not expired."""
-        found = self._good.get(hashlib.sha256(token.encode()).digest())
+    def cached(self, token: str) -> tuple[Principal, Mapping[str, Any]] | None:
+        """As `verify`, from the cache. None if the token is not there or has expired."""
+        found = self._verified.get(hashlib.sha256(token.encode()).digest())
         if found is None or self._clock() >= found[0]:
             return None
         return found[1], found[2]
 
     async def verify(self, token: str) -> tuple[Principal, Mapping[str, Any]]:
-        """Who the token speaks for, and its claims.
+        """The principal of a token, and its claims.
 
         Raises:
-            InvalidToken: it is not one of a trusted issuer's, for us, and good now.
+            InvalidToken: the token is not from a trusted issuer, not for this gateway, or not valid now.
         """
         try:
             unverified = jwt.decode(token, options={"verify_signature": False})
@@ -91,13 +91,13 @@ class AccessTokens:
             raise InvalidToken("it is not an access token (RFC 9068)")
         claims = issuer.checked(token, await issuer.key(str(header.get("kid", "")), header), self._clock())
         principal = Principal(issuer=issuer.settings.issuer, subject=str(claims["sub"]))
-        until = min(float(claims["exp"]), self._clock() + REMEMBERED_S)
-        self._good[hashlib.sha256(token.encode()).digest()] = (until, principal, claims)
+        until = min(float(claims["exp"]), self._clock() + CACHED_S)
+        self._verified[hashlib.sha256(token.encode()).digest()] = (until, principal, claims)
         return principal, claims
 
 
 class _Issuer:
-    """One issuer's keys."""
+    """An issuer, and the keys that it publishes."""
 
     def __init__(self, settings: JwtSettings) -> None:
         self.settings = settings
@@ -106,9 +106,13 @@ class _Issuer:
         self._tasks = Tasks(f"keys of {settings.issuer}")
 
     async def key(self, name: str, header: Mapping[str, Any]) -> jwt.PyJWK:
-        """The key of that id. Keys are read again when they are old, or when one is asked for that is not known."""
+        """The key with that id. The keys are fetched again if they are old, or if the id is unknown.
+
+        Raises:
+            InvalidToken: the issuer does not publish the key.
+        """
         age = time.monotonic() - self._fetched_at
-        if age > KEYS_GOOD_FOR_S or (name not in self._keys and age > LOOK_AGAIN_S):
+        if age > KEYS_MAX_AGE_S or (name not in self._keys and age > REFETCH_S):
             await self._tasks.share("fetch", self._fetch)
         if name not in self._keys:
             raise InvalidToken("its issuer does not publish the key that signed it")
@@ -122,13 +126,13 @@ class _Issuer:
                 found = jwt.PyJWKSet.from_dict(response.json())
             self._keys = {str(key.key_id or ""): key for key in found.keys}
         except (httpx2.HTTPError, jwt.PyJWTError, ValueError, OSError) as error:
-            # The keys we have stay good: an issuer that is away for a while must not lock everybody out.
+            # The present keys stay valid: an issuer that is unreachable for a while must not lock everybody out.
             logger.warning("the keys of %s could not be fetched: %s", self.settings.issuer, type(error).__name__)
         finally:
             self._fetched_at = time.monotonic()
 
     def checked(self, token: str, key: jwt.PyJWK, now: float) -> Mapping[str, Any]:
-        """The claims of a token that is good for us. The algorithm is the operator's choice, never the token's."""
+        """The claims of a valid token. The operator chooses the algorithms, never the token. Raises `InvalidToken`."""
         settings, options = self.settings, {"require": ["exp", "iss", "sub", "aud"], "verify_iat": False}
         try:
             claims: dict[str, Any] = jwt.decode(
@@ -147,8 +151,8 @@ class _Issuer:
         except jwt.PyJWTError as error:
             raise InvalidToken(f"its signature or claims are invalid ({type(error).__name__})") from None
         if claims.get("cnf") is not None:
-            # Good only together with a proof of a key (RFC 7800; `jkt`: RFC 9449 §7.1, `x5t#S256`: RFC 8705 §3), which
-            # is not checked here: as a bearer token it would be good for whoever has stolen it.
+            # Valid only with a proof of possession of a key (RFC 7800; `jkt`: RFC 9449 §7.1, `x5t#S256`: RFC 8705 §3),
+            # which the gateway does not check: accepted as a bearer token, it would serve a thief.
             raise InvalidToken("it is bound to a key, not a bearer token: request one without DPoP or mutual TLS")
         if why := unusable(claims["sub"]):
             raise InvalidToken(f"its subject is invalid: {why}")

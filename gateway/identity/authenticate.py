@@ -1,4 +1,4 @@
-"""Credentials → principal: who is calling. API keys, access tokens, headers of trusted proxies, or nobody."""
+"""Authenticates requests: by API key, access token, headers of a trusted proxy, or as anonymous."""
 
 import functools
 import ipaddress
@@ -19,7 +19,7 @@ __all__ = ["API_KEY_ISSUER", "Authenticated", "Identity", "TrustedProxies"]
 
 
 class Authenticated(msgspec.Struct, frozen=True):
-    """Who calls, and what the credential says of them."""
+    """The principal of a request, and the claims of its credential; None if the credential has none."""
 
     principal: Principal
     granted: CredentialClaims | None = None
@@ -32,7 +32,7 @@ _CACHED_ADDRESSES: Final = 10_000
 
 
 class TrustedProxies:
-    """The proxies whose word counts about where a request came from, and who sent it."""
+    """The proxies whose headers are believed about the address and the principal of a request."""
 
     def __init__(self, settings: ProxySettings | None) -> None:
         self.settings = settings
@@ -52,7 +52,10 @@ class TrustedProxies:
 
 
 class Identity:
-    """Knows the configured credentials. Keys are held as SHA-256 digests and compared in constant time."""
+    """Authenticates requests with the configured credentials.
+
+    `metadata_url` is the URL of the resource metadata (RFC 9728), which challenges name; empty if there is none.
+    """
 
     def __init__(
         self,
@@ -83,17 +86,17 @@ class Identity:
         return await self.verify(headers) if who is None else who
 
     def known(self, headers: Mapping[str, str], peer: str = "") -> Authenticated | None:
-        """Who sent these headers (lower-case names), on a connection from that address. None while they carry an access
-        token that has to be verified first (`verify`).
+        """The caller of a request with these headers (lower-case names), on a connection from the address `peer`. None
+        if the request has an access token that has to be verified first (`verify`).
 
-        A credential that is presented must be good: a wrong key is never served as anonymous where keys are configured.
+        If keys or issuers are configured, an invalid credential is refused, never served as anonymous.
 
         Raises:
             Refused: 401, or 403 for a token without a needed scope; with `WWW-Authenticate` (RFC 6750 §3, RFC 9728
                 §5.1).
         """
-        if self._has_proxies and peer in self.proxies and (vouched := self._vouched(headers)) is not None:
-            return vouched
+        if self._has_proxies and peer in self.proxies and (named := self._named_by_proxy(headers)) is not None:
+            return named
         authorization = headers.get("authorization")
         if authorization is None or not (self._keys or self._tokens):
             if self._allow_anonymous:
@@ -103,12 +106,12 @@ class Identity:
         if scheme != "bearer" or not credential:
             raise self._refused("Authentication required: the Authorization header must hold Bearer and a credential.")
         if self._tokens is not None and credential.count(".") == 2:
-            verified = self._tokens.remembered(credential)
+            verified = self._tokens.cached(credential)
             return None if verified is None else self._token_holder(*verified)
         return self._by_key(credential)
 
     async def verify(self, headers: Mapping[str, str]) -> Authenticated:
-        """Who holds the access token in these headers. Raises as `known`."""
+        """The holder of the access token in these headers. Raises as `known`."""
         assert self._tokens is not None
         try:
             return self._token_holder(*await self._tokens.verify(_credential(headers["authorization"])[1]))
@@ -127,8 +130,8 @@ class Identity:
             raise self._refused("The API key is not valid.", error="invalid_token")
         return holder
 
-    def _vouched(self, headers: Mapping[str, str]) -> Authenticated | None:
-        """The caller whom a trusted proxy names; None when it names nobody."""
+    def _named_by_proxy(self, headers: Mapping[str, str]) -> Authenticated | None:
+        """The caller that a trusted proxy names; None if it names none."""
         settings = self.proxies.settings
         if settings is None or not settings.subject_header:
             return None

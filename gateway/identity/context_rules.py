@@ -1,8 +1,8 @@
-"""Who a session belongs to and what it may: trust, workspace and permissions, from claims and the operator's rules.
+"""Derives a session's context (trust, workspace, permissions) from credential claims and the operator's rules.
 
-Pure. Clients have a say in their workspace only, where neither a claim nor a rule has one, and what they say grants
-nothing (docs/adr/0013-provenance.md): a rule that is for some workspaces gives nothing to one that is only announced,
-and what it takes away it takes from all of these, so that nobody gains by the name they announce.
+Pure. A client may announce its workspace, which counts only if neither a claim nor a rule sets one. An announced
+workspace grants nothing (docs/adr/0013-provenance.md): a rule for certain workspaces gives no announced workspace
+anything, and a rule that takes trust away takes it from all announced workspaces. So no announced name gains anything.
 """
 
 import functools
@@ -34,8 +34,11 @@ _TRUST: Final = frozenset({"direct", SANDBOXED})
 
 
 class CredentialClaims(msgspec.Struct, frozen=True, cache_hash=True):
-    """What a credential says of who presents it. None where nobody is asked: the operator has named no claim or header
-    for it. `names_workspace`: one is named for the workspace, so that a client's own word on it does not count."""
+    """The trust, workspace and permissions in a credential.
+
+    `trust` is None if the operator has named no claim or header for it, `workspace` if the credential has none.
+    `names_workspace`: the operator has named a claim or header for the workspace, so that an announced one is ignored.
+    """
 
     trust: str | None = None
     workspace: str | None = None
@@ -44,13 +47,13 @@ class CredentialClaims(msgspec.Struct, frozen=True, cache_hash=True):
 
 
 def normal_trust(value: object) -> str:
-    """A trust level however it is spelt; what is not known is not trusted."""
+    """A trust level, in whatever case it is written. Unknown levels are `sandboxed`."""
     level = str(value).strip().lower()
     return level if level in _TRUST else SANDBOXED
 
 
 def granted_by(claims: Mapping[str, Any], names: ClaimNames) -> CredentialClaims:
-    """What claims say, by the names the operator gave. A named claim that is missing grants nothing."""
+    """The values of the claims that the operator has named. A missing claim grants nothing."""
     trust, workspace, permissions = (_at(claims, path) for path in (names.trust, names.workspace, names.permissions))
     if isinstance(permissions, str):
         permissions = permissions.split()
@@ -64,10 +67,10 @@ def granted_by(claims: Mapping[str, Any], names: ClaimNames) -> CredentialClaims
 
 
 def granted_in_headers(headers: Mapping[str, str], names: ProxySettings) -> CredentialClaims:
-    """As `granted_by`, of what a trusted proxy says.
+    """As `granted_by`, from the headers of a trusted proxy.
 
     Raises:
-        ValueError: it is not UTF-8.
+        ValueError: a header is not UTF-8.
     """
     permissions = headers.get(names.permissions_header.lower(), "") if names.permissions_header else ""
     workspace = headers.get(names.workspace_header.lower(), "") if names.workspace_header else ""
@@ -80,7 +83,7 @@ def granted_in_headers(headers: Mapping[str, str], names: ProxySettings) -> Cred
 
 
 def _at(claims: Mapping[str, Any], path: str) -> Any:
-    """The claim at a dotted path, whole or nested."""
+    """The claim with that name, or at that dotted path in nested objects; None if it is missing."""
     if not path:
         return None
     if path in claims:
@@ -91,24 +94,25 @@ def _at(claims: Mapping[str, Any], path: str) -> Any:
     return value
 
 
-_HELD: Final = 1_024
-"""Contexts that are remembered. Clients name workspaces: what they fill has to be small."""
+_CACHED: Final = 1_024
+"""How many contexts are cached. Clients choose workspaces, so the cache has to be small."""
 
 _NOTHING: Final = CredentialClaims()
 
 
 class ContextRules:
-    """The operator's, in order: for trust and workspace the first that has a word counts, permissions add up.
+    """Applies the operator's rules, in their order. The first rule that sets trust or workspace decides it. The
+    permissions of all matching rules add up.
 
-    `trust_announced`: the operator has said that an announced workspace counts like any other.
+    `trust_announced`: the operator has configured that an announced workspace counts like any other.
     """
 
     def __init__(self, rules: Sequence[RuleSettings], default_trust: str, *, trust_announced: bool = False) -> None:
         self._rules = rules
         self._default_trust = default_trust
         self._trust_announced = trust_announced
-        # The same for every request of a session; what is refused is not held.
-        self.context = functools.lru_cache(maxsize=_HELD)(self._context)
+        # The result is the same for every request of a session. Refusals are not cached.
+        self.context = functools.lru_cache(maxsize=_CACHED)(self._context)
 
     def _context(self, principal: Principal, granted: CredentialClaims | None, announced: str) -> Context:
         """The context of a session.
@@ -139,7 +143,7 @@ class ContextRules:
             raise bad_context(str(error)) from None
 
     def renewed(self, session: Session, granted: CredentialClaims | None) -> Context:
-        """The context that a session has for a request of its principal, by the credential and the rules of now."""
+        """The context of a session for a request, from the request's credential and the present rules."""
         known = session.context
         announced = known.workspace if known.provenance.workspace == "announced" else ""
         return self.context(session.principal, granted, announced)
@@ -148,8 +152,8 @@ class ContextRules:
     def _decisive(
         matching: Sequence[RuleSettings], applied: Sequence[RuleSettings], *, counts: bool
     ) -> RuleSettings | None:
-        """The rule that says the trust. One that takes it from some workspaces takes it from all that are only
-        announced: they must not escape it by another name."""
+        """The rule that decides the trust. A rule that takes trust from certain workspaces takes it from all announced
+        ones, so that no client escapes it with another name."""
         for rule in matching:
             if rule.trust is not None and (rule in applied or (rule.trust == SANDBOXED and not counts)):
                 return rule
@@ -157,7 +161,7 @@ class ContextRules:
 
 
 def _source(workspace: Source, rules: Sequence[RuleSettings]) -> Source:
-    """Where what rules give comes from, if these apply to a workspace of that source."""
+    """The source of a value that these rules set for a workspace of that source."""
     return "announced" if workspace == "announced" and not all(map(is_for_all, rules)) else "configured"
 
 
@@ -176,7 +180,7 @@ def is_for_all(rule: RuleSettings) -> bool:
 
 
 def is_catch_all(pattern: str) -> bool:
-    """Whether a pattern matches everything."""
+    """Whether a pattern matches every name."""
     return bool(pattern) and not pattern.strip("*")
 
 

@@ -1,4 +1,4 @@
-"""Keys that clients and operators hold. Only their digests are known here."""
+"""Verifies keys of clients and operators against configured digests, in constant time."""
 
 import hashlib
 import hmac
@@ -11,7 +11,7 @@ Holder = TypeVar("Holder")
 
 
 def digest_of(key: str) -> str:
-    """SHA-256 in hex, as configurations have it."""
+    """The SHA-256 digest of a key in hex, as configurations contain it."""
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
 
 
@@ -25,11 +25,11 @@ class KeyDigests(Generic[Holder]):
         return len(self._digests)
 
     def holder(self, key: str) -> Holder | None:
-        """Whose key that is."""
+        """The holder of a key; None if the key is unknown."""
         digest = hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
         found: Holder | None = None
         for holder, expected in self._digests:
-            # No early exit: how long this takes says nothing about which key was nearly right.
+            # No early exit: the time that the search takes must not tell which key is similar.
             if hmac.compare_digest(digest, expected):
                 found = holder
         return found

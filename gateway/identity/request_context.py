@@ -1,7 +1,7 @@
-"""Whose request it is and what it may: one value, made once for each request and passed on by hand.
+"""The principal and the claims of one request, passed on as an argument.
 
-It travels as an argument. A context variable would outlive the request: servers start the next request of a connection
-in the context of the one before it.
+A context variable would outlive the request: servers start the next request of a connection in the context of the
+previous one.
 """
 
 import msgspec
@@ -13,7 +13,7 @@ __all__ = ["RequestContext"]
 
 
 class RequestContext(msgspec.Struct, frozen=True):
-    """Who asks, the claims of this request's credential (None: it has none), and the request's correlation id."""
+    """The principal of a request, the claims of its credential (None: it has none), and its correlation id."""
 
     principal: Principal
     claims: CredentialClaims | None

@@ -5,11 +5,11 @@ from typing import Final
 __all__ = ["MAX_SUBJECT_CHARS", "named_in_header", "unusable"]
 
 MAX_SUBJECT_CHARS: Final = 256
-"""RFC 9068 leaves it open; OpenID Connect Core §2 allows 255."""
+"""RFC 9068 sets no limit. OpenID Connect Core §2 allows 255."""
 
 
 def unusable(subject: object) -> str:
-    """Why a subject cannot be used, in words fit for whoever sent it; empty when it can."""
+    """Why a subject is invalid, as text that may be sent to the client; empty if it is valid."""
     if not isinstance(subject, str) or not subject.strip():
         return "it is empty"
     if len(subject) > MAX_SUBJECT_CHARS:
@@ -20,7 +20,7 @@ def unusable(subject: object) -> str:
 
 
 def named_in_header(value: str) -> str:
-    """A name as a header has it, which is bytes: UTF-8 and nothing else, so that one name has one spelling.
+    """The name in a header value. Header values are bytes, and only UTF-8 is accepted: each name has one encoding.
 
     Raises:
         ValueError: it is not UTF-8.
