@@ -1,1 +1,1 @@
-"""What a server is told and given of its session."""
+"""The facts and resources of a session that its servers get."""

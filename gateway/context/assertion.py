@@ -1,7 +1,7 @@
 """Session assertions for HTTP servers: short-lived signed tokens that no client can make.
 
-A JWT (RFC 7519) signed with EdDSA (RFC 8037), for one server (`aud`), good for a minute; the public keys are at
-`/.well-known/jwks.json` (RFC 7517). The same token opens the session's state over HTTPS.
+A JWT (RFC 7519) signed with EdDSA (RFC 8037), for one server (`aud`), valid for a minute. The public keys are at
+`/.well-known/jwks.json` (RFC 7517). The same token gives access to the session's state over HTTPS.
 """
 
 import base64
@@ -20,32 +20,32 @@ from session_store.tokens import is_canonical
 __all__ = ["HEADER", "Assertions"]
 
 HEADER: Final = "mcp-gateway-context"
-GOOD_FOR_S: Final = 60
-_ANEW_AFTER_S: Final = 20
+VALID_S: Final = 60
+_RENEW_AFTER_S: Final = 20
 _SKEW_S: Final = 5
-_KEPT: Final = 10_000
+_MAX_CACHED: Final = 10_000
 
 
 class Assertions:
-    """Signs with the first key of the ring; all of them verify. `issuer` is the `iss` of what it signs."""
+    """Makes and verifies assertions. The first key of the ring signs, all keys verify. `issuer` is their `iss`."""
 
     def __init__(self, ring: KeyRing, *, issuer: str, clock: Callable[[], float] = time.time) -> None:
         seeds = [hashlib.sha256(key).digest() for key in ring.derive(Purpose.ASSERTION)]
         self._keys = {_name(key): key for key in map(Ed25519PrivateKey.from_private_bytes, seeds)}
         self._issuer = issuer
         self._clock = clock
-        self._signed: dict[tuple[str, int, str], tuple[float, str]] = {}
+        self._cached: dict[tuple[str, int, str], tuple[float, str]] = {}
 
     def of(self, session: Session, audience: str) -> str:
         """The assertion of that session for the server at that URL. It is renewed long before it expires."""
         now = self._clock()
         key = (session.id, session.version, audience)
-        at, token = self._signed.get(key, (0.0, ""))
-        if not token or now - at >= _ANEW_AFTER_S:
-            if len(self._signed) >= _KEPT:
-                self._signed.clear()
+        at, token = self._cached.get(key, (0.0, ""))
+        if not token or now - at >= _RENEW_AFTER_S:
+            if len(self._cached) >= _MAX_CACHED:
+                self._cached.clear()
             token = self._sign(session, audience, int(now))
-            self._signed[key] = (now, token)
+            self._cached[key] = (now, token)
         return token
 
     def _sign(self, session: Session, audience: str, now: int) -> str:
@@ -55,7 +55,7 @@ class Assertions:
             "aud": audience,
             "sub": str(session.principal),
             "iat": now,
-            "exp": now + GOOD_FOR_S,
+            "exp": now + VALID_S,
             "session_id": session.id,
             "workspace": session.context.workspace,
             "workspace_provenance": session.context.provenance.workspace,
@@ -75,11 +75,11 @@ class Assertions:
             claims = jwt.decode(token, key.public_key(), algorithms=["EdDSA"], issuer=self._issuer, options=options)
         except (jwt.InvalidTokenError, KeyError):
             return None
-        is_good = claims.get("iat", 0) - _SKEW_S <= self._clock() < claims.get("exp", 0)
-        return str(claims["session_id"]) if is_good and "session_id" in claims else None
+        is_valid = claims.get("iat", 0) - _SKEW_S <= self._clock() < claims.get("exp", 0)
+        return str(claims["session_id"]) if is_valid and "session_id" in claims else None
 
     def jwks(self) -> dict[str, Any]:
-        """The public keys."""
+        """The public keys as a JSON Web Key Set (RFC 7517)."""
         return {
             "keys": [
                 {"kty": "OKP", "crv": "Ed25519", "use": "sig", "alg": "EdDSA", "kid": name, "x": _text(_raw(key))}

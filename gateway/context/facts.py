@@ -1,4 +1,4 @@
-"""What of a session is told to upstreams and tools, and under which names. Pure: no I/O."""
+"""The facts of a session that servers and clients get, and the names of these facts. Pure: no I/O."""
 
 import functools
 import random
@@ -37,7 +37,7 @@ SESSION_KEY: Final = _OURS + "session"
 RESTARTED_KEY: Final = _OURS + "restarted"
 TRACE_KEY: Final = _OURS + "trace"
 
-# An id for people to search for, no secret: no system call for each.
+# Correlation ids are no secrets, so a fast generator is enough.
 _random = random.Random().randbytes
 
 # W3C Trace Context §3.2.2: version 00, a trace id and a parent id that are not all zero.
@@ -45,7 +45,7 @@ _TRACEPARENT = re.compile(r"00-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-
 
 
 def correlation_id(headers: Mapping[str, str], meta: Mapping[str, Any]) -> str:
-    """The trace id of a valid `traceparent` (in `_meta`, else the header), or a fresh id of the same form."""
+    """The trace id of a valid `traceparent` (in `_meta`, else the header), or a new id of the same form."""
     for value in (meta.get("traceparent"), headers.get("traceparent")):
         if isinstance(value, str) and (match := _TRACEPARENT.fullmatch(value)):
             return match[1]
@@ -53,12 +53,12 @@ def correlation_id(headers: Mapping[str, str], meta: Mapping[str, Any]) -> str:
 
 
 def new_correlation_id() -> str:
-    """One of the form of a trace id (W3C Trace Context)."""
+    """A random correlation id in the form of a trace id (W3C Trace Context)."""
     return _random(16).hex()
 
 
 def announced_workspace(meta: Mapping[str, Any], path: str) -> str:
-    """What a client says of the workspace it works in: the only part of its context it has a say in.
+    """The workspace that a client announces, at that key or dotted path of its `_meta`; empty if it announces none.
 
     Raises:
         Refused: it is not a string.
@@ -81,7 +81,7 @@ def facts_of(session: Session, correlation: str) -> dict[str, str]:
 
 
 def fact_of(session: Session, name: str) -> str:
-    """One of those facts."""
+    """The fact with that name."""
     return _FACTS[name](session)
 
 
@@ -97,9 +97,9 @@ _FACTS: Final[Mapping[str, Callable[[Session], str]]] = {
 
 
 def child_environment(session: Session, names: Mapping[str, str], correlation: str) -> dict[str, str]:
-    """The variables a child of this session gets; a fact that is missing is an empty string, never absent.
+    """The environment variables of a session's child process. A missing fact is an empty string.
 
-    A client chooses some of these values, so what an environment cannot hold is taken out.
+    `names` maps variables to facts. Characters that an environment cannot hold are removed: clients choose some values.
     """
     facts = facts_of(session, correlation)
     return {
@@ -108,15 +108,17 @@ def child_environment(session: Session, names: Mapping[str, str], correlation: s
 
 
 def context_meta(session: Session, correlation: str) -> msgspec.Raw:
-    """The value of `CONTEXT_KEY` in the `_meta` of what we send upstream."""
-    # The same for every message of a session but for its end.
+    """The value of `CONTEXT_KEY` in the `_meta` of messages to servers."""
+    # Only the end, the correlation id, differs between the messages of a session.
     return msgspec.Raw(
-        _told(session.id, session.principal, session.client.name, session.context) + correlation.encode() + b'"}'
+        _context_beginning(session.id, session.principal, session.client.name, session.context)
+        + correlation.encode()
+        + b'"}'
     )
 
 
 @functools.lru_cache(maxsize=2_048)
-def _told(session_id: str, principal: Principal, agent: str, context: Context) -> bytes:
+def _context_beginning(session_id: str, principal: Principal, agent: str, context: Context) -> bytes:
     facts = {
         "session_id": session_id,
         "workspace": context.workspace,
@@ -130,7 +132,7 @@ def _told(session_id: str, principal: Principal, agent: str, context: Context) -
 
 
 def trace_meta(session: Session, correlation: str) -> Object:
-    """What a result's `_meta` says of the request for whoever traces it."""
+    """The entry of a result's `_meta` by which clients can find the request in logs."""
     return {TRACE_KEY: msgspec.Raw(encode({"session": redact(session.id), "correlation_id": correlation}))}
 
 
@@ -143,6 +145,6 @@ def without_our_keys(meta: Object) -> Object:
 
 
 def with_meta(result: Object, additions: Mapping[str, msgspec.Raw]) -> Object:
-    """A result with these keys in its `_meta`, which keeps what the server put there."""
+    """A result with these entries added to its `_meta`."""
     meta = meta_of(result)
     return result | {"_meta": msgspec.Raw(encode({**meta, **additions}))}

@@ -1,4 +1,4 @@
-"""What a link is given of its session: variables, the current session, and a socket to its state."""
+"""Makes the resources that a link gets of its session: environment variables, tool session, socket to the state."""
 
 import json
 import os
@@ -19,7 +19,7 @@ from transports.upstream_port import ConnectOptions, UpstreamUnavailable
 __all__ = ["LinkResourceProvider", "LinkResources"]
 
 _LONGEST_FOLDER = 80
-"""A Unix socket's path has 107 bytes at most (Linux, unix(7))."""
+"""Characters of a folder. The path of a Unix socket has 107 bytes at most (Linux, unix(7))."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +32,7 @@ class LinkResources:
 
 
 class LinkResourceProvider:
-    """Makes grants. The sockets stand in a folder of this process, which only its user can enter."""
+    """Makes the resources of links. The sockets are in a folder that only the user of this process can enter."""
 
     def __init__(self, sessions: SessionStore, state: StateStore, limits: Limits, refusals: Refusals) -> None:
         self._sessions = sessions
@@ -45,7 +45,7 @@ class LinkResourceProvider:
         return LinkResources(session=tool_session(session, sessions=self._sessions, state=self._state))
 
     def state_of(self, session: Session, secret: str = "") -> StateAccess:
-        """What reaches the state of a session."""
+        """Access to the state of a session. `secret` is what a child process has to send for it."""
         tools = tool_session(session, sessions=self._sessions, state=self._state)
         return StateAccess(session=tools, store=self._state, secret=secret)
 
@@ -57,11 +57,13 @@ class LinkResourceProvider:
         launcher: Sequence[str] = (),
         named: Iterable[str] = (),
     ) -> LinkResources:
-        """For a child process: its own socket, good for this session, and gone with the child; and what starts it,
-        which hears of variables of its server's by name.
+        """The resources of a link to a child process, with a socket of its own to the session's state.
+
+        `launcher` is the command that starts the child. Its placeholders are filled in here: it gets the names of the
+        variables of `env` and `named`, never their values.
 
         Raises:
-            UpstreamUnavailable: no socket can be had.
+            UpstreamUnavailable: the socket cannot be made.
         """
         secret = secrets.token_urlsafe(24)
         access = self.state_of(session, secret)
@@ -71,7 +73,7 @@ class LinkResourceProvider:
         except OSError as error:
             raise UpstreamUnavailable(f"no socket for the session's state: {error.strerror or error}") from error
         ours = {SOCKET_VARIABLE: path, ACCESS_VARIABLE: secret, FACTS_VARIABLE: json.dumps(dict(facts))}
-        # Nothing that a client has a say in: these become paths.
+        # Clients must not choose these values, because they become paths.
         values = {"{socket}": path, "{session_id}": session.id}
         starts = tuple(_filled(launcher, values, [*named, *env, *ours]))
         return LinkResources(given=ConnectOptions(env={**env, **ours}, launcher=starts), close=close)
@@ -85,15 +87,15 @@ class LinkResourceProvider:
         return self._folder
 
     def close(self) -> None:
-        """Nothing of it is left."""
+        """Remove the folder of the sockets."""
         if self._folder:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = ""
 
 
 def _filled(launcher: Sequence[str], values: Mapping[str, str], variables: Iterable[str]) -> Iterator[str]:
-    """A launcher's command. A part with `{variable}` stands once for each variable: their values are in no list of
-    processes."""
+    """The command of a launcher. A part with `{variable}` is repeated for each variable, with its name: values would be
+    visible in lists of processes."""
     for part in launcher:
         for placeholder, value in values.items():
             part = part.replace(placeholder, value)

@@ -1,7 +1,7 @@
 """Secrets of each principal for its servers: `${secret:NAME}` in the `env` and `headers` of a server.
 
-Where a secret comes from the operator declares: a file, a variable of the gateway, or a command. Values go into one
-child's environment, or one session's headers, and nowhere else: not into logs, errors, or the store.
+The operator configures the source of each secret: a file, a variable of the gateway, or a command. A value goes into
+the environment of one child or the headers of one session, and never into logs, errors or the store.
 """
 
 import asyncio
@@ -25,37 +25,37 @@ __all__ = ["PrincipalSecrets", "is_template"]
 logger = logging.getLogger(__name__)
 
 COMMAND_S: Final = 10.0
-REMEMBERED_S: Final = 60.0
+CACHED_S: Final = 60.0
 _MOST_BYTES: Final = 64 << 10
 _TEMPLATE: Final = re.compile(r"\$\{secret:([A-Za-z0-9_.-]+)\}")
-# What may stand in a path, a variable's name or a command's argument without meaning more than a name: commands read
-# what begins with `-`, `+` or `@` otherwise.
+# Subjects that are plain names in a path, a variable's name and a command's argument. None begins with `-`, `+` or `@`,
+# which commands may read as something else.
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@+-]{0,127}")
 _OURS: Final = "MCP_GATEWAY_"
-_KNOWN: Final = 1_024
+_MAX_CACHED: Final = 1_024
 
 
 def is_template(value: str) -> bool:
-    """Whether a value has a secret in it."""
+    """Whether a value contains the placeholder of a secret."""
     return _TEMPLATE.search(value) is not None
 
 
 class PrincipalSecrets:
-    """Fills in secrets, by principal: (issuer, subject), since a name alone may be somebody else's with another issuer.
+    """Fills in the secrets of a principal, which is (issuer, subject): two issuers may use the same subject.
 
-    What a command gave is remembered for a minute. `issuers` are all that can say who calls.
+    The output of a command is cached for `CACHED_S`. `issuers` are all issuers that can name a principal.
     """
 
     def __init__(self, secrets: Mapping[str, SecretSettings], issuers: Sequence[str]) -> None:
         self._secrets = secrets
         self._only = issuers[0] if len(issuers) == 1 else ""
-        self._known: TTLCache[tuple[str, Principal], str] = TTLCache(_KNOWN, REMEMBERED_S)
+        self._cached: TTLCache[tuple[str, Principal], str] = TTLCache(_MAX_CACHED, CACHED_S)
 
     async def fill(self, values: Mapping[str, str], principal: Principal) -> dict[str, str]:
         """The values with their secrets.
 
         Raises:
-            UpstreamUnavailable: this principal has no such secret; says which, never what.
+            UpstreamUnavailable: the principal has no such secret. The message has its name, never its value.
         """
         return {name: await self._filled(value, principal) for name, value in values.items()}
 
@@ -69,22 +69,22 @@ class PrincipalSecrets:
         settings = self._secrets.get(name)
         if settings is None or not self._is_for(settings, principal):
             raise UpstreamUnavailable(f"there is no credential {name!r} for this principal")
-        if (known := self._known.get((name, principal))) is not None:
-            return known
+        if (cached := self._cached.get((name, principal))) is not None:
+            return cached
         try:
             found = await self._read(settings, principal)
         except (OSError, ValueError, TimeoutError) as error:
-            # The error's text may hold what a command has printed.
+            # The text of the error may contain the output of a command.
             logger.warning("gateway.secrets.%s could not be read: %s", name, type(error).__name__)
             found = ""
         if not found:
             raise UpstreamUnavailable(f"there is no credential {name!r} for this principal")
         if settings.command:
-            self._known[name, principal] = found
+            self._cached[name, principal] = found
         return found
 
     def _is_for(self, settings: SecretSettings, principal: Principal) -> bool:
-        """Whether a principal may have that secret, and can be named where it comes from."""
+        """Whether a principal may have that secret, and its subject can be used in the secret's source."""
         if settings.issuer and settings.issuer != principal.issuer:
             return False
         if not settings.is_personal:
@@ -93,7 +93,7 @@ class PrincipalSecrets:
         return bool(named) and _NAME.fullmatch(principal.subject) is not None
 
     async def _read(self, settings: SecretSettings, principal: Principal) -> str:
-        # An issuer is a URL more often than not: encoded it is one part of a path, and still like no other.
+        # Issuers are often URLs. Encoded, an issuer is one part of a path, and differs from every other issuer.
         issuer = quote(principal.issuer, safe="")
 
         def filled(text: str) -> str:

@@ -1,7 +1,7 @@
-"""The state of one session over HTTP: for code that runs outside the gateway's process.
+"""Serves the state of one session over HTTP, to code outside the gateway's process.
 
-Which session it is, the connection says (a child's socket), or an assertion of ours that the request brings (an HTTP
-server); never the request itself.
+The session is that of the connection (a child's socket) or of the assertion in the request (an HTTP server). A request
+cannot name a session.
 """
 
 import hmac
@@ -27,7 +27,7 @@ _MOST_BODY: Final = 2 * MAX_VALUE_BYTES + 4_096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateAccess:
-    """What one connection may reach: one session, with a secret that only its child was given."""
+    """The session that one connection may access. `secret` is known to the session's child only."""
 
     session: ToolSession
     store: StateStore
@@ -35,11 +35,11 @@ class StateAccess:
 
 
 Allowing = Callable[[Request], Awaitable[StateAccess]]
-"""What a request may reach. Raises `HTTPException`."""
+"""Returns the session that a request may access. Raises `HTTPException`."""
 
 
 async def by_connection(request: Request) -> StateAccess:
-    """The session of the socket the request came on, for those who know its secret."""
+    """The session of the socket on which the request arrived, if the request has the socket's secret."""
     access: StateAccess = request.scope["state"]["access"]
     given = request.headers.get("authorization", "").encode()
     if not hmac.compare_digest(given, f"Bearer {access.secret}".encode()):
@@ -48,7 +48,7 @@ async def by_connection(request: Request) -> StateAccess:
 
 
 def state_api(allowing: Allowing) -> Starlette:
-    """The app. Values are JSON; errors are `{"error": "…"}` with a status that says whose fault it was."""
+    """The ASGI application. Values are JSON, errors are `{"error": "…"}` with an HTTP status."""
     key = "/v1/state/{key:path}"
     return Starlette(
         routes=[
@@ -157,7 +157,7 @@ async def _increment(request: Request, access: StateAccess) -> Response:
 
 
 async def _compare_and_set(request: Request, access: StateAccess) -> Response:
-    """A name that is left out means that the key is not there, before or after."""
+    """Compare and set. An omitted `expected` or `value` means that the key does not exist before or after."""
     key = request.path_params["key"]
     change = _object(await _body(request), "expected", "value")
     expected, value = (to_json(key, change[n]) if n in change else None for n in ("expected", "value"))
