@@ -1,1 +1,1 @@
-"""Where the eras differ. One file per idea; each knows its own part of the protocol's two ways."""
+"""Translation between the eras of the protocol: calls, questions, subscriptions and `requestState`."""

@@ -1,17 +1,15 @@
 """A modern client's call to a legacy server."""
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 
 from gateway.bridge.suspended_calls import without_modern_gaps
+from gateway.calls.conversation import Conversation
+from gateway.calls.exchange import Exchange
 from gateway.protocol.handshake import server_info_of
 from gateway.protocol.results import modern_error, modern_result, urls_required
 from transports.jsonrpc import Message, Object, encode
-
-if TYPE_CHECKING:
-    from gateway.calls.conversation import Conversation
-    from gateway.calls.exchange import Exchange
 
 __all__ = ["LegacyServerBridge", "legacy_meta", "legacy_params"]
 
@@ -20,23 +18,23 @@ _MODERN_ONLY: Final = frozenset({"_meta", "inputResponses", "requestState"})
 
 
 def legacy_params(params: Object) -> Object:
-    """Params without what the handshake era does not know."""
+    """Params without the members that the handshake era does not know."""
     return {key: value for key, value in params.items() if key not in _MODERN_ONLY}
 
 
 def legacy_meta(meta: Object) -> Object:
-    """`_meta` without the facts that a legacy server has from its handshake."""
+    """`_meta` without the facts that a legacy server got in its handshake."""
     return {key: value for key, value in meta.items() if not key.startswith(_SPEC)}
 
 
 class LegacyServerBridge:
-    """Turns what the server answers into what a modern client gets."""
+    """Turns the response of a legacy server into that of a modern client."""
 
-    def __init__(self, conversation: "Conversation") -> None:
+    def __init__(self, conversation: Conversation) -> None:
         self._conversation = conversation
 
-    def finish(self, exchange: "Exchange", message: Message) -> Message | None:
-        """The client's answer to the call. None: there is none yet."""
+    def finish(self, exchange: Exchange, message: Message) -> Message | None:
+        """The client's answer to the call."""
         if isinstance(message.error, msgspec.Raw):
             elicitations = urls_required(message.error)
             if elicitations:

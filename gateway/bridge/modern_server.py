@@ -1,45 +1,43 @@
-"""A legacy client's call to a modern server: facts with every request, questions as requests on the call's stream."""
+"""A legacy client's call to a modern server, whose questions reach the client as requests on the call's stream."""
 
 import asyncio
 import functools
 import secrets
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 
 from gateway.bridge.request_state import is_input_required
+from gateway.calls.conversation import Conversation
+from gateway.calls.exchange import Exchange
 from gateway.calls.exchange_state import ExchangeEvent
+from gateway.calls.live_session import live_session_of
 from gateway.calls.questions import MAX_QUESTIONS_OF_CALL
 from gateway.errors import OUTCOME_UNKNOWN
 from gateway.protocol.results import legacy_result
 from transports.jsonrpc import INTERNAL_ERROR, Message, Object, decode_object, encode
 from transports.upstream_port import LinkClosed, UpstreamUnavailable
 
-if TYPE_CHECKING:
-    from gateway.calls.conversation import Conversation
-    from gateway.calls.exchange import Exchange
-
 __all__ = ["ModernServerBridge"]
 
 MAX_ROUNDS: Final = 10
-"""How often a server may ask during one call (what SDK clients of the modern era allow)."""
+"""How often a server may ask during one call; SDK clients of the modern era allow as many."""
 
 _POLL_S: Final = 0.1
-"""A result that asks nothing and only gives a state is to be asked for again."""
+"""How long to wait before a call is repeated whose result asks nothing and only gives a state."""
 
 
 class ModernServerBridge:
-    """One call, and its rounds."""
+    """One call, and the rounds in which the server asks its client."""
 
-    def __init__(self, conversation: "Conversation", params: Object, meta: Object) -> None:
+    def __init__(self, conversation: Conversation, params: Object, meta: Object) -> None:
         self._conversation = conversation
         self._params = params
         self._meta = meta
         self._rounds = 0
-        self._retry: asyncio.Task[None] | None = None
 
-    def finish(self, exchange: "Exchange", message: Message) -> Message | None:
-        """The client's answer to the call. None: there is none yet."""
+    def finish(self, exchange: Exchange, message: Message) -> Message | None:
+        """The client's answer to the call. None if the server has asked for input."""
         if not isinstance(message.result, msgspec.Raw):
             return message
         result = msgspec.json.decode(message.result, type=Object)
@@ -52,15 +50,16 @@ class ModernServerBridge:
         self._ask(exchange, result)
         return None
 
-    def _ask(self, exchange: "Exchange", result: Object) -> None:
+    def _ask(self, exchange: Exchange, result: Object) -> None:
         requests = {key: _question(raw) for key, raw in _object(result, "inputRequests").items()}
         if len(requests) > MAX_QUESTIONS_OF_CALL:
             exchange.fail(INTERNAL_ERROR, f"The server asked for more than {MAX_QUESTIONS_OF_CALL} inputs at once.")
             return
-        asks = bool(requests) and exchange.live is not None
+        live = live_session_of(exchange)
+        asks = bool(requests) and live is not None
         self._conversation.wait(exchange, ExchangeEvent.ASK if asks else ExchangeEvent.REQUEUE)
         more: Object = {"requestState": result["requestState"].copy()} if "requestState" in result else {}
-        if not requests or exchange.live is None:
+        if not requests or live is None:
             asyncio.get_running_loop().call_later(_POLL_S, self._again, exchange, more)
             return
         responses: Object = {}
@@ -68,7 +67,7 @@ class ModernServerBridge:
 
         def answered(key: str, message: Message) -> None:
             if isinstance(message.error, msgspec.Raw):
-                # The modern era has no word for it: the call ends with what the client said.
+                # The modern era cannot pass an error to the server: the call ends with the client's error.
                 self._conversation.end(exchange)
                 exchange.settle(message)
             elif isinstance(message.result, msgspec.Raw):
@@ -77,12 +76,12 @@ class ModernServerBridge:
                     self._again(exchange, more | {"inputResponses": msgspec.Raw(encode(responses))})
 
         for key, (method, params) in requests.items():
-            exchange.live.questions.ask_for_result(exchange, method, params, functools.partial(answered, key))
+            live.questions.ask_for_result(exchange, method, params, functools.partial(answered, key))
 
-    def _again(self, exchange: "Exchange", more: Object) -> None:
-        self._retry = asyncio.ensure_future(self._send(exchange, self._params | more))
+    def _again(self, exchange: Exchange, more: Object) -> None:
+        self._conversation.in_background(self._send(exchange, self._params | more))
 
-    async def _send(self, exchange: "Exchange", params: Object) -> None:
+    async def _send(self, exchange: Exchange, params: Object) -> None:
         if exchange.is_over:
             return  # the client has cancelled it meanwhile
         try:
@@ -93,7 +92,7 @@ class ModernServerBridge:
 
 
 def _question(raw: msgspec.Raw) -> tuple[str, Object]:
-    """Method and params of an input request, as a legacy client is asked. Raises `ValueError`, `MsgspecError`."""
+    """Method and params of an input request, as a request to a legacy client. Raises `ValueError`, `MsgspecError`."""
     asked = decode_object(raw, "an input request")
     method = msgspec.json.decode(asked.get("method", b"null"), type=str)
     params = _object(asked, "params")

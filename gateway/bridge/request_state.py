@@ -1,7 +1,7 @@
-"""`requestState` of ours around the server's: a retry finds its session and process though the client keeps nothing.
+"""The gateway's `requestState`, which encloses the server's: a retry finds its session though its client keeps nothing.
 
-MCP 2026-07-28, Multi Round-Trip Requests. Every `input_required` that leaves us carries our sealed state; the server
-gets its own back byte for byte, and none if it sent none.
+Every `input_required` result to a client carries the gateway's sealed state (MCP 2026-07-28, Multi Round-Trip
+Requests). The server gets its own state back byte for byte, and none if it sent none.
 """
 
 import hashlib
@@ -12,25 +12,34 @@ from typing import Any, Final, NamedTuple
 import msgspec
 from mcp.server.request_state import AESGCMRequestStateCodec, InvalidRequestState
 
-from gateway.calls.questions import SuspendedCall
+from gateway.calls.suspended_call import SuspendedCall
 from gateway.errors import bad_request_state
 from gateway.protocol.methods import METHODS
 from session_store import KeyRing, Principal, Purpose
 from session_store.tokens import is_canonical
 from transports.jsonrpc import Object, encode
 
-__all__ = ["Binding", "OpenedState", "RequestDigest", "RequestStateSeal"]
+__all__ = [
+    "Binding",
+    "OpenedState",
+    "RequestDigest",
+    "RequestStateSeal",
+    "is_input_required",
+    "request_digest",
+    "with_inner_state",
+]
 
 STATE_TTL_S: Final = 600.0
-"""Long enough for a person to fill in a form."""
+"""How long a state is valid: long enough for a person to fill in a form."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenedState:
-    """What a retry brings back. `inner` is the server's own state as raw JSON, None when it sent none.
+    """The contents of a state.
 
-    `call` and `turn` name a parked call and its round; `asked` has the digests of its questions by key, `answers` what
-    was answered before, by digest.
+    `inner` is the server's own state as raw JSON, None if it sent none. `call` and `turn` name a suspended call and its
+    round; `call` is empty if none is suspended. `asked` has the digests of its questions by key, and `answers` the
+    earlier answers by digest.
     """
 
     session_id: str
@@ -42,8 +51,8 @@ class OpenedState:
 
 
 class Binding(NamedTuple):
-    """What a state is good for: one principal, at one endpoint, for one request. `digest` is worked out for the few
-    calls that ask something."""
+    """What a state is valid for: one principal, at one endpoint, for one request. `digest` returns the digest of that
+    request; only the few calls that ask something need it."""
 
     principal: Principal
     endpoint: str
@@ -65,7 +74,8 @@ class _Sealed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def request_digest(method: str, params: Object) -> str:
-    """What a state is bound to: the method and what is asked for, whatever the order of keys."""
+    """A digest of the method, of what the request names (a tool, a prompt, a URI) and of its arguments, whatever the
+    order of their keys."""
     target = params.get(METHODS[method].named, b"null")
     arguments = msgspec.json.decode(params.get("arguments", b"null"))
     canonical = method.encode() + b"\0" + bytes(target) + b"\0" + msgspec.json.encode(arguments, order="sorted")
@@ -73,7 +83,7 @@ def request_digest(method: str, params: Object) -> str:
 
 
 class RequestDigest:
-    """`request_digest` of one request, worked out when it is wanted; then the request itself is kept no longer."""
+    """The `request_digest` of one request. Computed when it is first needed; the request is freed then."""
 
     __slots__ = ("_digest", "_method", "_params")
 
@@ -103,7 +113,7 @@ class RequestStateSeal:
         binding: Binding,
         suspended: SuspendedCall | None = None,
     ) -> Object:
-        """An `input_required` result with our state in place of the server's."""
+        """Replace the server's state in an `input_required` result by the gateway's, which encloses it."""
         inner = result.get("requestState")
         payload = _Sealed(
             session=session_id,
@@ -118,11 +128,11 @@ class RequestStateSeal:
         return result | {"requestState": msgspec.Raw(encode(self._codec.seal(encode(payload))))}
 
     def open(self, raw: msgspec.Raw, binding: Binding) -> OpenedState:
-        """Read back what `seal` made.
+        """Open a state that `seal` made.
 
         Raises:
-            Refused: not ours, expired, another principal's, of another endpoint or of another request; one answer for
-                all.
+            Refused: the state is forged, expired, or of another principal, endpoint or request. The client cannot tell
+                these cases apart.
         """
         try:
             sealed = msgspec.json.decode(raw, type=str)
@@ -151,11 +161,11 @@ def _facts(suspended: SuspendedCall) -> dict[str, Any]:
 
 
 def is_input_required(result: Object) -> bool:
-    """Whether a result asks the client for more."""
+    """Whether a result asks the client for input."""
     return bytes(result.get("resultType", b"")) == b'"input_required"'
 
 
 def with_inner_state(params: Object, opened: OpenedState) -> Object:
-    """A retry's params as the server is to see them."""
+    """The params of a retry for the server: with its own state in place of the gateway's, or with none."""
     rest = {key: value for key, value in params.items() if key != "requestState"}
     return rest if opened.inner is None else rest | {"requestState": opened.inner}

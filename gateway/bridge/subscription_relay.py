@@ -1,19 +1,17 @@
-"""Listening to modern servers on behalf of legacy clients, and of clients that listen to several servers at once."""
+"""The gateway's own subscriptions at modern servers: for legacy clients, and for subscriptions to several servers."""
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 
 from gateway.calls.exchange import Exchange
+from gateway.calls.live_session import LiveSession
 from gateway.protocol.capabilities import Caller, caller_of_params
 from gateway.protocol.methods import CHANGES
 from gateway.protocol.subscription_filter import SUBSCRIPTION_ID, Filter
 from transports.jsonrpc import Object, encode, encode_notification, parse, splice
 from transports.reply_queue import Frame, ReplyQueue
-
-if TYPE_CHECKING:
-    from gateway.calls.live_session import LiveSession
 
 __all__ = ["caller_of", "child_of", "everything", "subscription_relay_for"]
 
@@ -21,37 +19,37 @@ _ACKNOWLEDGED: Final = "notifications/subscriptions/acknowledged"
 _LISTEN: Final = "subscriptions/listen"
 
 
-class _Heard(ReplyQueue):
-    """Frames that go to a function instead of a client."""
+class _RelayedReplies(ReplyQueue):
+    """Replies that go to a function instead of a client."""
 
-    __slots__ = ("_hear",)
+    __slots__ = ("_receive",)
 
-    def __init__(self, hear: Callable[[Frame], None]) -> None:
+    def __init__(self, receive: Callable[[Frame], None]) -> None:
         super().__init__()
-        self._hear = hear
+        self._receive = receive
 
     def push(self, frame: Frame) -> bool:
-        self._hear(frame)
+        self._receive(frame)
         return True
 
 
-def caller_of(live: "LiveSession") -> Caller:
-    """A legacy client, as modern servers are told of it."""
+def caller_of(live: LiveSession) -> Caller:
+    """The description of a legacy client that modern servers get with every request."""
     return caller_of_params(live.session.client.initialize_params)
 
 
 def everything(uris: Iterable[str]) -> Filter:
-    """All a server may have to say, and these resources."""
+    """A filter for all kinds of changes, and for changes of these resources."""
     return Filter(kinds=frozenset(row.flag for row in CHANGES.values() if row.flag), uris=frozenset(uris))
 
 
-def subscription_relay_for(live: "LiveSession", upstream: str) -> Exchange:
-    """A `subscriptions/listen` of the gateway, whose frames a legacy client receives on its own stream."""
+def subscription_relay_for(live: LiveSession, upstream: str) -> Exchange:
+    """A `subscriptions/listen` of the gateway's. Its notifications go to a legacy client on the client's own stream."""
 
-    def hear(frame: Frame) -> None:
+    def receive(frame: Frame) -> None:
         if frame.final:
-            if live.hearing.get(upstream) is exchange:
-                del live.hearing[upstream]  # the next call listens again
+            if live.subscription_relays.get(upstream) is exchange:
+                del live.subscription_relays[upstream]  # the next call subscribes again
             return
         message = parse(frame.data)
         if message.method == _ACKNOWLEDGED:
@@ -62,17 +60,18 @@ def subscription_relay_for(live: "LiveSession", upstream: str) -> Exchange:
         plain = {key: value for key, value in params.items() if key != "_meta"}
         if meta:
             plain["_meta"] = msgspec.Raw(encode(meta))
-        live.tell(encode_notification(str(message.method), splice(encode(plain))))
+        live.send_to_client(encode_notification(str(message.method), splice(encode(plain))))
 
-    exchange = Exchange(method=_LISTEN, client_id=0, live=live, replies=_Heard(hear))
+    exchange = Exchange(method=_LISTEN, client_id=0, live=live, replies=_RelayedReplies(receive))
     return exchange
 
 
 def child_of(parent: Exchange) -> Exchange:
-    """A part of a client's `subscriptions/listen`, to one of several servers."""
+    """The part of a client's `subscriptions/listen` that goes to one of several servers."""
 
-    def hear(frame: Frame) -> None:
+    def receive(frame: Frame) -> None:
         if not frame.final and parse(frame.data).method != _ACKNOWLEDGED:
             parent.emit(frame.data)
 
-    return Exchange(method=_LISTEN, client_id=parent.client_id, live=parent.live, replies=_Heard(hear))
+    replies = _RelayedReplies(receive)
+    return Exchange(method=_LISTEN, client_id=parent.client_id, live=parent.live, replies=replies)

@@ -1,49 +1,48 @@
-"""Calls of modern clients to legacy servers that ask something back: the call is suspended while its client is asked.
+"""Calls of modern clients to legacy servers that ask something: the call is suspended until the client answers.
 
 A server's request ends the client's POST with `input_required` (MCP 2026-07-28, Multi Round-Trip Requests). The client
-comes back with the answers and our sealed state, which names the suspended call and the round; each round is good once.
-What waits, and how much may, is in `gateway.calls.questions`.
+comes back with the answers and the gateway's sealed state, which names the suspended call and the round. A state is
+valid for one round. `gateway.calls.questions` has the questions that wait, and their limits.
 """
 
 import asyncio
 from time import monotonic
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 
-from gateway.calls.questions import InputRequest
+from gateway.calls.conversation import Conversation
+from gateway.calls.exchange import Exchange
+from gateway.calls.live_session import LiveSession
+from gateway.calls.suspended_call import InputRequest
 from gateway.errors import UNREAD
 from gateway.protocol.capabilities import may_be_asked
 from gateway.protocol.methods import MAY_ASK
 from transports.jsonrpc import INVALID_PARAMS, METHOD_NOT_FOUND, InvalidMessage, Message, Object, encode
 
-if TYPE_CHECKING:
-    from gateway.calls.conversation import Conversation
-    from gateway.calls.exchange import Exchange
-    from gateway.calls.live_session import LiveSession
-
 __all__ = ["answer_suspended", "ask_modern", "without_modern_gaps"]
 
 _UNCLEAR_FOR_S: Final = 0.5
-"""On stdio a question does not say which call it belongs to. It waits this long for the other calls to end."""
+"""On stdio a question does not name its call. A question that may belong to several calls waits this long for all
+but one to end."""
 
 _GATHER_S: Final = 0.02
-"""What a server asks within this time is put to the client at once."""
+"""Questions that a server asks within this time reach the client together."""
 
 
-def ask_modern(live: "LiveSession", conversation: "Conversation", message: Message) -> None:
-    """Put a legacy server's request to the modern client whose call it belongs to, or refuse it."""
-    _answerable(live, conversation, message, unclear=True)
+def ask_modern(live: LiveSession, conversation: Conversation, message: Message) -> None:
+    """Send a legacy server's request to the modern client whose call it belongs to, or refuse it."""
+    _ask_or_refuse(live, conversation, message, unclear=True)
 
 
-def _answerable(live: "LiveSession", conversation: "Conversation", message: Message, *, unclear: bool) -> None:
+def _ask_or_refuse(live: LiveSession, conversation: Conversation, message: Message, *, unclear: bool) -> None:
     try:
         _ask(live, conversation, message, unclear=unclear)
     except (InvalidMessage, msgspec.MsgspecError, RecursionError) as error:
         conversation.refuse(encode(message.id), INVALID_PARAMS, f"The request cannot be read: {error}")
 
 
-def _ask(live: "LiveSession", conversation: "Conversation", message: Message, *, unclear: bool) -> None:
+def _ask(live: LiveSession, conversation: Conversation, message: Message, *, unclear: bool) -> None:
     server_id, method = encode(message.id), str(message.method)
     calls = [e for e in conversation.calls.sent.values() if e.method in MAY_ASK]
     active = [e for e in calls if not e.is_suspended]
@@ -65,10 +64,10 @@ def _ask(live: "LiveSession", conversation: "Conversation", message: Message, *,
     elif not live.questions.suspend(exchange, question):
         conversation.refuse(server_id, UNREAD, "Too many requests already wait for this client.")
     elif not exchange.is_suspended and exchange.suspendable().gather():
-        asyncio.get_running_loop().call_later(_GATHER_S, _gathered, exchange)
+        asyncio.get_running_loop().call_later(_GATHER_S, _gathered, conversation, exchange)
 
 
-def _wait_for_others(live: "LiveSession", conversation: "Conversation", message: Message) -> None:
+def _wait_for_others(live: LiveSession, conversation: Conversation, message: Message) -> None:
     size = 0 if isinstance(message.params, msgspec.UnsetType) else len(memoryview(message.params))
     if not live.questions.hold_unclear(size):
         conversation.refuse(encode(message.id), UNREAD, "Too many requests already wait for other calls to end.")
@@ -76,26 +75,26 @@ def _wait_for_others(live: "LiveSession", conversation: "Conversation", message:
 
     def again() -> None:
         live.questions.release_unclear(size)
-        _answerable(live, conversation, message, unclear=False)
+        _ask_or_refuse(live, conversation, message, unclear=False)
 
     asyncio.get_running_loop().call_later(_UNCLEAR_FOR_S, again)
 
 
-def _gathered(exchange: "Exchange") -> None:
-    suspended, conversation = exchange.suspendable(), exchange.conversation
+def _gathered(conversation: Conversation, exchange: Exchange) -> None:
+    suspended = exchange.suspendable()
     suspended.gathered()
-    if suspended.questions and conversation is not None and conversation.calls.is_sent(exchange):
-        _put(exchange)
+    if suspended.questions and conversation.calls.is_sent(exchange):
+        _suspend(exchange)
 
 
 def without_modern_gaps(method: str, params: Object) -> Object:
-    """A question as the modern era has it: an elicitation has no id of its own there, and no task."""
+    """The params of a question without what the modern era does not know: the id of an elicitation, and tasks."""
     drop = {"elicitationId", "task"} if method == "elicitation/create" else {"task"}
     return {key: value for key, value in params.items() if key not in drop}
 
 
-def _put(exchange: "Exchange") -> None:
-    """End the client's present request with the questions of the server."""
+def _suspend(exchange: Exchange) -> None:
+    """End the client's present request with the questions of its server."""
     suspended, conversation = exchange.suspended, exchange.conversation
     assert suspended is not None and conversation is not None
     suspended.ask_until(monotonic() + conversation.deadlines.suspended_s)
@@ -107,12 +106,12 @@ def _put(exchange: "Exchange") -> None:
     )
 
 
-def answer_suspended(exchange: "Exchange", responses: Object) -> None:
+def answer_suspended(exchange: Exchange, responses: Object) -> None:
     """Send the client's answers to the server, and ask the client again for missing ones."""
     suspended = exchange.suspended
     assert suspended is not None
     exchange.resumed()
     suspended.take_answers(responses)
-    exchange.heard()
+    exchange.restart_deadline()
     if suspended.questions and exchange.conversation is not None and not exchange.is_over:
-        _put(exchange)
+        _suspend(exchange)

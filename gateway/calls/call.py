@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from gateway.calls.exchange import Exchange
+from gateway.calls.live_session import LiveSession, live_session_of
 from transports.era import Era
 from transports.jsonrpc import Object
 
@@ -15,9 +16,9 @@ __all__ = ["Call"]
 class Call(msgspec.Struct, frozen=True):
     """What every step between the client and the server needs of a request.
 
-    `era` is the client's. `params` are without `_meta`'s meaning: `meta` is what the server gets as `_meta`.
+    `era` is the client's. `meta` is what the server gets as `_meta`, whatever `params` have under that name.
     `correlation` is the request's correlation id. `check_mirrored` compares headers with arguments
-    (`transports.inbound_port.Request`), None where the wire has nothing to compare.
+    (`transports.inbound_port.Request`), None if the wire has nothing to compare.
     """
 
     exchange: Exchange
@@ -31,6 +32,11 @@ class Call(msgspec.Struct, frozen=True):
     def method(self) -> str:
         """The request's method."""
         return self.exchange.method
+
+    @property
+    def live(self) -> LiveSession | None:
+        """The session that the request belongs to now: a call with a handle moves to its child session."""
+        return live_session_of(self.exchange)
 
     def with_params(self, params: Object) -> "Call":
         """The same request with other params."""

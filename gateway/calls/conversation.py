@@ -5,38 +5,47 @@ opens a new link, and the first result of every session that had used the old on
 """
 
 import logging
-from typing import TYPE_CHECKING
+from collections.abc import Coroutine
+from typing import Protocol
 
 import msgspec
 
 from gateway.calls.deadlines import Deadlines
 from gateway.calls.exchange import Exchange
 from gateway.calls.exchange_state import ExchangeEvent
-from gateway.calls.in_flight import Calls, CallWatch, framed
+from gateway.calls.in_flight import Calls, CallWatch
 from gateway.calls.link_lifecycle import LinkLifecycle
-from gateway.calls.link_source import LinkSource
+from gateway.calls.link_source import LinkSession, LinkSource
 from gateway.calls.link_users import LinkUsers
 from gateway.calls.lists import Lists
 from gateway.calls.peer import Peer
 from gateway.errors import CANCELLED, OUTCOME_UNKNOWN, UPSTREAM_UNAVAILABLE
 from gateway.protocol.handshake import HandshakeRefused
 from transports.era import Era
-from transports.jsonrpc import (
-    Message,
-    Object,
-    encode,
-)
+from transports.jsonrpc import Message, Object, encode
 from transports.tasks import Tasks
 from transports.turns import at_once, in_turns, is_large
 from transports.upstream_port import Link, LinkClosed, UpstreamUnavailable
 
-if TYPE_CHECKING:
-    from gateway.calls.live_session import LiveSession
-    from gateway.calls.server_messages import Router
-
-__all__ = ["Conversation"]
+__all__ = ["Conversation", "Router"]
 
 logger = logging.getLogger(__name__)
+
+
+class Router(Protocol):
+    """Finds the client for what a server sends on its own. On stdio a message does not say which call it belongs to."""
+
+    def asked(self, conversation: "Conversation", message: Message) -> None:
+        """Pass on a request of the server to a client, or refuse it."""
+        ...
+
+    def notified(self, conversation: "Conversation", message: Message) -> None:
+        """Pass on a notification of the server."""
+        ...
+
+    def closed(self, conversation: "Conversation") -> None:
+        """The link is gone: nobody waits for the answers to the server's requests."""
+        ...
 
 
 class Conversation(Peer):
@@ -45,9 +54,9 @@ class Conversation(Peer):
     `deadlines` are the upstream's. `users` are the sessions that have used the present link or one before it.
     """
 
-    __slots__ = ("__weakref__", "_lists", "_resending", "_router", "_watch", "calls", "deadlines", "users")
+    __slots__ = ("__weakref__", "_background", "_lists", "_router", "_watch", "calls", "deadlines", "users")
 
-    def __init__(self, source: LinkSource, router: "Router", deadlines: Deadlines) -> None:
+    def __init__(self, source: LinkSource, router: Router, deadlines: Deadlines) -> None:
         links = LinkLifecycle(source, self, start_s=deadlines.start_s, idle_stop_s=deadlines.idle_stop_s)
         super().__init__(source, links)
         self.calls = Calls()
@@ -56,11 +65,11 @@ class Conversation(Peer):
         self._router = router
         self._lists: Lists | None = None
         self._watch = CallWatch(self)
-        self._resending: Tasks | None = None
+        self._background: Tasks | None = None
 
     @property
     def known_lists(self) -> Lists | None:
-        """What was received of the server's lists; None if nothing was."""
+        """The lists received from the server; None if none was."""
         return self._lists
 
     @property
@@ -80,7 +89,7 @@ class Conversation(Peer):
         """Whether nothing waits for the server."""
         return not self.calls and not self._own
 
-    def is_open_to(self, live: "LiveSession | None") -> bool:
+    def is_open_to(self, live: LinkSession | None) -> bool:
         """Whether a call of that session can be sent at once: the link is open, and the session's use is recorded."""
         return self._links.is_open and live in self.users
 
@@ -111,7 +120,7 @@ class Conversation(Peer):
         await self.join(exchange.live)
         for _ in range(2):
             await self.ready()
-            framing = framed(exchange, self._next_number(), params, meta)
+            framing = exchange.frame(self._next_number(), params, meta)
             number, frame = await in_turns(framing) if is_large(params) else at_once(framing)
             if exchange.is_over or exchange.replies.abandoned or exchange.replies.is_closed:
                 self.calls.end(exchange)
@@ -127,13 +136,13 @@ class Conversation(Peer):
 
     def start_now(self, exchange: Exchange, params: Object, meta: Object) -> bool:
         """As `start` for small params of a session that `is_open_to` allows. If False, nothing was executed."""
-        number, frame = at_once(framed(exchange, self._next_number(), params, meta))
+        number, frame = at_once(exchange.frame(self._next_number(), params, meta))
         return self._send(exchange, number, frame, (params, meta)) is None
 
     def _send(
         self, exchange: Exchange, number: int, frame: bytes, request: tuple[Object, Object] | None
     ) -> LinkClosed | None:
-        """Send a call over the open link. If the link takes no message, why; then nothing was executed."""
+        """Send a call over the open link. Returns why the link takes no message, if so; then nothing was executed."""
         link = self._links.link
         if link is None or not self._links.is_open:
             return LinkClosed("it exited")
@@ -151,39 +160,37 @@ class Conversation(Peer):
         self._watch.begin()
 
     def wait(self, exchange: Exchange, event: ExchangeEvent) -> None:
-        """The server has answered that it needs more: the call stays in flight, with its deadline and keepalives.
-        `event`: its client is asked (`ASK`), or the server is called again (`REQUEUE`)."""
+        """Keep a call in flight whose server needs more: its client is asked (event `ASK`), or the server is called
+        again (`REQUEUE`)."""
         exchange.step(event)
         self.calls.wait(exchange)
-        exchange.heard()
+        exchange.restart_deadline()
         self._begin()
 
     def end(self, exchange: Exchange) -> bool:
-        """Remove a call, and withdraw what its client was asked for it. False when it was not in flight."""
+        """Remove a call, and withdraw what its client was asked for it. False if it was not in flight."""
         if not self.calls.end(exchange):
             return False
         if exchange.live is not None:
-            exchange.live.questions.unask(exchange)
+            exchange.live.withdraw_questions(exchange)
         self._links.rest()
         return True
 
-    async def join(self, live: "LiveSession | None") -> None:
-        """Record that this session uses the server, before its first message is sent: a later process can then report
+    async def join(self, live: LinkSession | None) -> None:
+        """Record that a session uses the server before its first message is sent, so that a later process can report
         what was lost. Raises `StoreUnavailable`."""
         if live in self.users:
             return
         self.users.add(live)
-        if live is None:
-            return
         try:
-            if await self._source.record_use(live):
+            if live is not None and await self._source.record_use(live):
                 self.users.notify(live, live.new_process)
         except BaseException:
             self.users.discard(live)
             raise
 
     def cancel(self, exchange: Exchange, reason: str, code: int = CANCELLED) -> None:
-        """Give a call up: notify the server, and answer the client with an error."""
+        """Cancel a call: notify the server, and answer the client with an error."""
         if not self.end(exchange):
             return
         if exchange.number:  # else the server has never had it
@@ -229,9 +236,13 @@ class Conversation(Peer):
             return
         exchange.step(ExchangeEvent.REQUEUE)
         self.calls.wait(exchange)
-        if self._resending is None:
-            self._resending = Tasks(f"calls to server {self.name!r}")
-        self._resending.spawn(self._send_again(exchange, *request))
+        self.in_background(self._send_again(exchange, *request))
+
+    def in_background(self, work: Coroutine[None, None, None]) -> None:
+        """Run `work` in a task that ends with the conversation."""
+        if self._background is None:
+            self._background = Tasks(f"calls to server {self.name!r}")
+        self._background.spawn(work)
 
     async def _send_again(self, exchange: Exchange, params: Object, meta: Object) -> None:
         try:
@@ -247,7 +258,7 @@ class Conversation(Peer):
         if self.calls.sent or self._own:
             logger.warning("%s with %d calls in flight", reason, len(self.calls.sent))
         unknown = f"{reason} before it answered; whether the call took effect is unknown"
-        for exchange in list(self.calls.sent.values()):  # the others need no more than a link for their next round
+        for exchange in list(self.calls.sent.values()):  # the others only need a new link for their next round
             self.fail(exchange, OUTCOME_UNKNOWN, unknown)
         self._own.fail(None, LinkClosed(reason))
         self._router.closed(self)
@@ -266,7 +277,7 @@ class Conversation(Peer):
         restarted = None if message.result is msgspec.UNSET else self.users.take_notice(exchange.live)
         try:
             exchange.finish(message, restarted)
-        except Exception as error:  # whatever it is that the server has sent, its call must not wait for ever
+        except Exception as error:  # whatever the server has sent, its call must not wait for ever
             if not isinstance(error, msgspec.MsgspecError | ValueError):
                 logger.exception("an answer of server %s could not be passed on", self.name)
             self.end(exchange)
@@ -275,8 +286,8 @@ class Conversation(Peer):
 
     # -- ending
 
-    def forget(self, live: "LiveSession") -> None:
-        """That session is over."""
+    def forget(self, live: LinkSession) -> None:
+        """Forget a session that has ended."""
         self.users.discard(live)
 
     async def close(self) -> None:
@@ -285,5 +296,5 @@ class Conversation(Peer):
         for exchange in self.calls:
             self.fail(exchange, UPSTREAM_UNAVAILABLE, "The session has ended.")
         await self._links.close()
-        if self._resending is not None:
-            await self._resending.close()
+        if self._background is not None:
+            await self._background.close()

@@ -5,22 +5,18 @@
 """
 
 import asyncio
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from time import monotonic
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
-import msgspec
-
+from gateway.calls.deadlines import Deadlines
+from gateway.calls.exchange import Exchange
 from gateway.calls.exchange_state import TIMED_BY, Clock
 from gateway.calls.questions import give_up
 from gateway.errors import CALL_TIMED_OUT
-from transports.jsonrpc import Object, encode, encode_request, splice
+from transports.jsonrpc import encode
 
-if TYPE_CHECKING:
-    from gateway.calls.conversation import Conversation
-    from gateway.calls.exchange import Exchange
-
-__all__ = ["CallWatch", "Calls", "framed"]
+__all__ = ["CallWatch", "Calls", "WatchedConversation"]
 
 TICK_S: Final = 0.25
 """How often calls in flight are checked for their deadlines and keepalives."""
@@ -32,7 +28,7 @@ _LATE: Final = {
 
 
 class Calls:
-    """Iterates over all of them; it may be changed meanwhile."""
+    """The calls of one conversation. They may change while they are iterated over."""
 
     __slots__ = ("_waiting", "sent")
 
@@ -46,47 +42,77 @@ class Calls:
     def __len__(self) -> int:
         return len(self.sent) + len(self._waiting)
 
-    def __iter__(self) -> "Iterator[Exchange]":
+    def __iter__(self) -> Iterator[Exchange]:
         return iter([*self.sent.values(), *self._waiting])
 
-    def send(self, exchange: "Exchange") -> None:
+    def send(self, exchange: Exchange) -> None:
         """The server has it, under the exchange's number."""
         if self._waiting:
             self._waiting.pop(exchange, None)
         self.sent[exchange.number] = exchange
 
-    def wait(self, exchange: "Exchange") -> None:
-        """The server does not have it yet, or wants to know something before it answers."""
+    def wait(self, exchange: Exchange) -> None:
+        """The server does not have it yet, or needs more before it answers."""
         if self.sent.get(exchange.number) is exchange:
             del self.sent[exchange.number]
         self._waiting[exchange] = None
 
-    def is_sent(self, exchange: "Exchange") -> bool:
+    def is_sent(self, exchange: Exchange) -> bool:
         """Whether the server has it."""
         return self.sent.get(exchange.number) is exchange
 
-    def take(self, number: object, *, is_alone: bool) -> "Exchange | None":
-        """Remove and return the call that the server has under that number. An error response whose id is None is about
-        a message that the server could not read: the only call sent, if nothing else was sent (`is_alone`)."""
+    def take(self, number: object, *, is_alone: bool) -> Exchange | None:
+        """Remove and return the call that the server has under that number.
+
+        An error response without an id is about a message that the server could not read. It answers the only call
+        sent, if nothing else was sent (`is_alone`).
+        """
         if number is None and is_alone and len(self.sent) == 1:
             return self.sent.popitem()[1]
         return self.sent.pop(number, None) if isinstance(number, int) else None
 
-    def end(self, exchange: "Exchange") -> bool:
-        """Remove a call. False when it was not in flight."""
+    def end(self, exchange: Exchange) -> bool:
+        """Remove a call. False if it was not in flight."""
         if self.sent.get(exchange.number) is exchange:
             del self.sent[exchange.number]
             return True
         return exchange in self._waiting and self._waiting.pop(exchange) is None
 
 
+class WatchedConversation(Protocol):
+    """The conversation whose calls are watched."""
+
+    @property
+    def name(self) -> str:
+        """The server's name."""
+        ...
+
+    @property
+    def calls(self) -> Calls:
+        """Its calls in flight."""
+        ...
+
+    @property
+    def deadlines(self) -> Deadlines:
+        """How long they may take."""
+        ...
+
+    def notify(self, method: str, params: bytes | None) -> None:
+        """Send the server a notification."""
+        ...
+
+    def fail(self, exchange: Exchange, code: int, reason: str) -> None:
+        """Answer a call with an error of the gateway's."""
+        ...
+
+
 class CallWatch:
-    """Looks at the calls of a conversation now and then while there are any: sends keepalives to clients that wait, and
+    """Checks the calls of a conversation at intervals while there are any: sends keepalives to clients that wait, and
     ends calls that are late."""
 
     __slots__ = ("_conversation", "_ticking")
 
-    def __init__(self, conversation: "Conversation") -> None:
+    def __init__(self, conversation: WatchedConversation) -> None:
         self._conversation = conversation
         self._ticking: asyncio.TimerHandle | None = None
 
@@ -97,7 +123,7 @@ class CallWatch:
             self._ticking = self._later()
 
     def end(self) -> None:
-        """Look at no more calls."""
+        """Check no more calls."""
         if self._ticking is not None:
             self._ticking.cancel()
             self._ticking = None
@@ -117,25 +143,12 @@ class CallWatch:
             elif not exchange.is_subscription:
                 self._end_if_late(exchange, now)
 
-    def _end_if_late(self, exchange: "Exchange", now: float) -> None:
+    def _end_if_late(self, exchange: Exchange, now: float) -> None:
         conversation, late = self._conversation, _LATE.get(TIMED_BY[exchange.state])
         limit_s = conversation.deadlines.call_s
-        if late is None or now - exchange.heard_at < limit_s:
+        if late is None or now - exchange.deadline_from < limit_s:
             return
         cancelled = encode({"requestId": exchange.number, "reason": "timed out"})
         conversation.notify("notifications/cancelled", cancelled)
         reason = f"{late.format(conversation.name)} within {limit_s:g} s; the call was cancelled"
         conversation.fail(exchange, CALL_TIMED_OUT, reason)
-
-
-def framed(exchange: "Exchange", number: int, params: Object, meta: Object) -> Generator[None, None, tuple[int, bytes]]:
-    """The number, and the call as sent to the server. Works in steps, because it may be large (`transports.turns`)."""
-    token = meta.get("progressToken")
-    exchange.progress_token = None if token is None else token.copy()  # what was cut out of a message keeps all of it
-    if token is not None:
-        meta = meta | {"progressToken": msgspec.Raw(encode(number))}
-    body = encode({**params, "_meta": meta} if meta else params) if meta or params else None
-    yield
-    request = encode_request(number, exchange.method, body)
-    yield
-    return number, splice(request)

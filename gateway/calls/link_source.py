@@ -1,19 +1,35 @@
 """Where the links of a conversation come from. Implemented for a session, for a shared server and for a trial."""
 
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from gateway.context.link_resources import LinkResources
+from session_store import Session
 from transports.era import Era
 from transports.upstream_port import ConnectOptions, Link, LinkEvents
 
-if TYPE_CHECKING:
-    from gateway.calls.live_session import LiveSession
+__all__ = ["LinkSession", "LinkSource"]
 
-__all__ = ["LinkSource"]
+
+class LinkSession(Protocol):
+    """A session that uses links."""
+
+    @property
+    def session(self) -> Session:
+        """Its record."""
+        ...
+
+    @property
+    def new_process(self) -> str:
+        """Why its servers have new processes, if it has used them before."""
+        ...
+
+    def replace_record(self, session: Session) -> None:
+        """Use this record from now on."""
+        ...
 
 
 class LinkSource(Protocol):
-    """Opens links to one server in one era. Every method is called anew for each link."""
+    """Opens links to one server in one era. Every method is called again for each link."""
 
     @property
     def name(self) -> str:
@@ -26,7 +42,7 @@ class LinkSource(Protocol):
         ...
 
     async def resources(self) -> LinkResources:
-        """What the next link is given of its session. Raises `UpstreamUnavailable`."""
+        """The resources of its session for the next link. Raises `UpstreamUnavailable`."""
         ...
 
     async def connect(self, options: ConnectOptions, events: LinkEvents) -> Link:
@@ -45,7 +61,7 @@ class LinkSource(Protocol):
         """The messages that follow a handshake: the notification, log level and subscriptions of the session."""
         ...
 
-    async def record_use(self, live: "LiveSession") -> bool:
+    async def record_use(self, live: LinkSession) -> bool:
         """Record that a session uses the server, before its first message is sent, so that a later process can report
         what was lost. True if an earlier process has recorded that already. Raises `StoreUnavailable`."""
         ...

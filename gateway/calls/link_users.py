@@ -1,10 +1,8 @@
-"""The sessions that use a conversation, and those that have yet to learn that its server was restarted. Pure."""
+"""The sessions that use a conversation, and the restarts of its server that each has yet to be notified of. Pure."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from gateway.calls.live_session import LiveSession
+from gateway.calls.link_source import LinkSession
 
 __all__ = ["LinkUsers"]
 
@@ -15,21 +13,21 @@ class LinkUsers:
     __slots__ = ("_notices", "_users")
 
     def __init__(self) -> None:
-        self._users: set[LiveSession | None] = set()
-        self._notices: dict[LiveSession | None, str] = {}
+        self._users: set[LinkSession | None] = set()
+        self._notices: dict[LinkSession | None, str] = {}
 
-    def __contains__(self, live: "LiveSession | None") -> bool:
+    def __contains__(self, live: LinkSession | None) -> bool:
         return live in self._users
 
-    def __iter__(self) -> "Iterator[LiveSession | None]":
+    def __iter__(self) -> Iterator[LinkSession | None]:
         return iter(self._users)
 
-    def add(self, live: "LiveSession | None") -> None:
+    def add(self, live: LinkSession | None) -> None:
         """Record that a session uses the conversation."""
         self._users.add(live)
 
-    def discard(self, live: "LiveSession | None") -> None:
-        """It does no longer."""
+    def discard(self, live: LinkSession | None) -> None:
+        """The session no longer uses the conversation."""
         self._users.discard(live)
         self._notices.pop(live, None)
 
@@ -37,10 +35,10 @@ class LinkUsers:
         """Record that the server was restarted. The next result of every session reports it."""
         self._notices = dict.fromkeys(self._users, reason)
 
-    def notify(self, live: "LiveSession", reason: str) -> None:
-        """One session gets that with its next result, unless another reason waits for it already."""
+    def notify(self, live: LinkSession, reason: str) -> None:
+        """Give one session the reason with its next result, unless another reason waits already."""
         self._notices.setdefault(live, reason)
 
-    def take_notice(self, live: "LiveSession | None") -> str | None:
-        """The reason that the session has yet to learn. It is returned once."""
+    def take_notice(self, live: LinkSession | None) -> str | None:
+        """The reason for the session's next result. It is returned once."""
         return self._notices.pop(live, None)

@@ -1,4 +1,4 @@
-"""What this replica holds of a session beside its record: conversations, exchanges, questions, the event stream.
+"""What this replica holds of a session beside its record: conversations, exchanges, questions, subscriptions.
 
 The one dict keyed by session id in the gateway is here.
 """
@@ -14,22 +14,19 @@ from typing import Final
 from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import Exchange
 from gateway.calls.live_state import GONE, LIVE, LiveEvent, LiveState
+from gateway.calls.outbox import Outbox
 from gateway.calls.questions import Questions
 from gateway.calls.state_table import step
-from gateway.calls.streams import STANDALONE, call_of_stream
+from gateway.calls.streams import call_of_stream
 from gateway.calls.usage import Usage
 from gateway.errors import OUTCOME_UNKNOWN
 from gateway.observability.observed import Failure
 from gateway.protocol.subscription_filter import SubscriptionFilter
 from session_store import EventLog, Session, StoreUnavailable
 from transports.era import Era
-from transports.jsonrpc import (
-    Message,
-    encode_error,
-)
-from transports.reply_queue import MAX_QUEUED_BYTES
+from transports.jsonrpc import Message, encode_error
 
-__all__ = ["LiveSession", "LiveSessions"]
+__all__ = ["LiveSession", "LiveSessions", "live_session_of"]
 
 logger = logging.getLogger(__name__)
 
@@ -38,11 +35,6 @@ _UNKNOWN: Final = (
 )
 
 _TAKEN_OVER: Final = "another gateway has taken the session over; whether the call took effect is unknown"
-
-MAX_TOLD: Final = 256
-"""What may wait to be told to a client while the store does not answer."""
-
-_STORE_AGAIN_S: Final = 0.5
 
 _KEPT_FAILURES: Final = 5
 
@@ -54,30 +46,28 @@ class LiveSession(Usage):
     """One session, alive on this replica."""
 
     # Without a dictionary each: there are as many as there are sessions.
-    __slots__ = """__weakref__ _ask_modern _draining _events _outbox _outbox_bytes _pump _questions alias
-        calls conversations exchanges failed failures hearing listening new_process read_at session state""".split()
+    __slots__ = """__weakref__ _ask_modern _draining _events _outbox _questions alias calls conversations exchanges
+        failed failures new_process read_at session state subscription_relays subscriptions""".split()
 
     def __init__(self, session: Session, events: EventLog, ask_modern: AskModern | None = None) -> None:
         super().__init__()
         self.session = session
         self.conversations: dict[tuple[str, Era, bytes], Conversation] = {}
         self.exchanges: set[Exchange] = set()
-        self.hearing: dict[str, Exchange] = {}  # what listens to a modern server for a legacy client
-        self.listening: list[SubscriptionFilter] = []  # what it wants to hear of legacy servers
+        self.subscription_relays: dict[str, Exchange] = {}  # of a legacy client, by the name of the modern server
+        self.subscriptions: list[SubscriptionFilter] = []  # of a modern client, to several or legacy servers
         # The streams of a modern session do not outlive a connection.
         self.state = LiveState.LIVE if session.era == Era.MODERN else LiveState.OPENING
         self.alias = ""
-        self.read_at = 0.0  # when the store said of it what its record says, by the monotonic clock
-        self.calls = self.failed = 0  # answered here, and how many of them failed
+        self.read_at = 0.0  # when the record was read from the store, by the monotonic clock
+        self.calls = self.failed = 0  # answered by this replica, and how many of them failed
         self.failures: deque[Failure] | None = None  # the last of those
         self._draining: asyncio.Event | None = None
-        self.new_process = "gateway_restart"  # why its servers' processes are new, where it had used them before
+        self.new_process = "gateway_restart"  # why its servers have new processes, if it has used them before
         self._events = events
         self._questions: Questions | None = None
         self._ask_modern = ask_modern
-        self._outbox: deque[bytes] = deque()
-        self._outbox_bytes = 0
-        self._pump: asyncio.Task[None] | None = None
+        self._outbox: Outbox | None = None
 
     @property
     def is_busy(self) -> bool:
@@ -93,12 +83,12 @@ class LiveSession(Usage):
     def questions(self) -> Questions:
         """What servers have asked the client."""
         if self._questions is None:
-            self._questions = Questions(self.tell)
+            self._questions = Questions(self.send_to_client)
         return self._questions
 
     @property
     def suspended(self) -> dict[str, Exchange]:
-        """Calls of a modern client that have asked it something, by their names; not to be added to."""
+        """Calls that have asked a modern client something, by their names. Read only."""
         return {} if self._questions is None else self._questions.suspended
 
     def in_flight_as(self, client_id: object) -> list[Exchange]:
@@ -115,8 +105,8 @@ class LiveSession(Usage):
         return self.state in GONE
 
     @property
-    def goes_on(self) -> bool:
-        """Whether it lives on elsewhere, or later: its sessions at servers behind URLs are kept."""
+    def is_elsewhere(self) -> bool:
+        """Whether another replica or a later process continues it: its sessions at servers behind URLs are kept."""
         return self.state is LiveState.ELSEWHERE
 
     @property
@@ -126,7 +116,7 @@ class LiveSession(Usage):
 
     @property
     def draining(self) -> asyncio.Event:
-        """Set once its streams have to end. Made for those who wait for it."""
+        """Set once its streams have to end."""
         if self._draining is None:
             self._draining = asyncio.Event()
             if self.state is LiveState.DRAINING or self.ended:
@@ -137,6 +127,8 @@ class LiveSession(Usage):
         self.state = step(LIVE, self.state, event)
         if self._draining is not None and (self.state is LiveState.DRAINING or self.ended):
             self._draining.set()
+        if self._outbox is not None and self.ended:
+            self._outbox.stop()
 
     def count(self, failure: Failure | None) -> None:
         """Count an answered call; keep the last failures."""
@@ -158,32 +150,17 @@ class LiveSession(Usage):
 
     # -- to the client
 
-    def tell(self, frame: bytes) -> bool:
-        """Put a message on the standalone stream; it waits there for a client that is not listening yet. False when too
-        much waits for the store already, and the message is dropped."""
-        is_full = self._outbox and self._outbox_bytes + len(frame) > MAX_QUEUED_BYTES
-        if self.ended or is_full or len(self._outbox) >= MAX_TOLD:
+    def send_to_client(self, frame: bytes) -> bool:
+        """Put a message on the standalone stream, where it waits for a client that does not read the stream yet. False
+        if too much waits for the store already, and the message is dropped."""
+        if self.ended:
             return False
-        self._outbox.append(frame)
-        self._outbox_bytes += len(frame)
-        if self._pump is None:
-            self._pump = asyncio.create_task(self._flush())
-        return True
-
-    async def _flush(self) -> None:
-        try:
-            while self._outbox and not self.ended:
-                try:
-                    await self._events.append(self.session.id, STANDALONE, self._outbox[0])
-                except StoreUnavailable:
-                    await asyncio.sleep(_STORE_AGAIN_S)
-                else:
-                    self._outbox_bytes -= len(self._outbox.popleft())
-        finally:
-            self._pump = None
+        if self._outbox is None:
+            self._outbox = Outbox(self.session.id, self._events)
+        return self._outbox.put(frame)
 
     async def recover(self) -> None:
-        """Bring streams to an end that an earlier process has left open: their clients come back for the rest."""
+        """End the streams that an earlier process has left open: their clients come back for the rest."""
         if self.recovered:
             return
         self.recover_nothing()
@@ -200,16 +177,21 @@ class LiveSession(Usage):
             raise
 
     def recover_nothing(self) -> None:
-        """No earlier process has left streams of it open."""
+        """Record that no earlier process has left streams of it open."""
         if self.state is LiveState.OPENING:
             self._step(LiveEvent.RECOVER)
 
     def ask(self, conversation: Conversation, message: Message, exchange: Exchange | None) -> None:
-        """Put a server's request to the client, as clients of its era are asked."""
+        """Send the client a server's request, in the way of the client's era."""
         if self.session.era != Era.MODERN:
             self.questions.ask(conversation, message, exchange)
         elif self._ask_modern is not None:
             self._ask_modern(self, conversation, message)
+
+    def withdraw_questions(self, exchange: Exchange) -> None:
+        """A call is over: what its client was asked as a result of it needs no answer."""
+        if self._questions is not None:
+            self._questions.withdraw_for(exchange)
 
     def replace_record(self, session: Session, *, is_read: bool = False) -> None:
         """Use this record from now on. `is_read`: the store has just returned it."""
@@ -220,17 +202,17 @@ class LiveSession(Usage):
     # -- its end
 
     async def renew(self) -> None:
-        """Be rid of servers that know it as it was; the next call starts them anew."""
+        """Close the links whose servers have the session's former context. The next call opens new ones."""
         conversations = list(self.conversations.values())
         self.conversations.clear()
         self.new_process = "context"
         await asyncio.gather(*(c.close() for c in conversations), return_exceptions=True)
 
     async def close(self, *, over: bool = True, lost: bool = False) -> None:
-        """End everything this replica holds of the session; no process of it is left when this returns.
+        """End everything that this replica holds of the session. No process of it is left when this returns.
 
-        `over` False: the gateway stops, the session does not. What its streams have kept stays for a later process.
-        `lost`: another replica has taken it over, so what becomes of calls in flight is not known.
+        `over` False: the gateway stops and the session continues. Its recorded streams stay for a later process.
+        `lost`: another replica has taken it over, so the outcome of calls in flight is unknown.
         """
         self._step(LiveEvent.END if over else LiveEvent.HAND_OVER)
         reason = "the session has ended" if over else "the gateway stops"
@@ -244,13 +226,15 @@ class LiveSession(Usage):
         conversations = list(self.conversations.values())
         self.conversations.clear()
         await asyncio.gather(*(c.close() for c in conversations), return_exceptions=True)
+        if self._outbox is not None:
+            await self._outbox.close()
         if over:
-            with contextlib.suppress(StoreUnavailable):  # it goes with its session's time to live
+            with contextlib.suppress(StoreUnavailable):  # the log expires with the session's time to live
                 await self._events.drop(self.session.id)
 
 
 class LiveSessions:
-    """The sessions this replica holds something of, by id."""
+    """The live sessions of this replica, by id."""
 
     def __init__(self, events: EventLog, ask_modern: AskModern | None = None) -> None:
         self._events = events
@@ -264,8 +248,8 @@ class LiveSessions:
         return self._live.get(session_id)
 
     def of(self, session: Session, *, new_process: str = "") -> LiveSession:
-        """The live side of that session, with the record as it is now. `new_process`: why the session's servers have
-        new processes here, if it has used them before."""
+        """The live session of a record, which is used from now on. `new_process`: why the session's servers have new
+        processes here, if it has used them before."""
         live = self._live.get(session.id)
         if live is None:
             live = self._live[session.id] = LiveSession(session, self._events, self._ask_modern)
@@ -275,13 +259,13 @@ class LiveSessions:
         return live
 
     def of_new(self, session: Session) -> LiveSession:
-        """The live side of a session that was opened here: no earlier process has left streams open."""
+        """The live session of a record that was created here: no earlier process has left streams open."""
         live = self.of(session)
         live.recover_nothing()
         return live
 
     def note_alias(self, live: LiveSession, alias: str) -> None:
-        """Note the alias by which the store finds that session."""
+        """Record the alias by which the store finds that session."""
         live.alias = alias
 
     def named(self, alias: str) -> list[LiveSession]:
@@ -289,15 +273,21 @@ class LiveSessions:
         return [live for live in self if live.alias == alias]
 
     def in_use(self, session_id: str) -> bool:
-        """Whether the session has an exchange in flight, a parked one, or an open stream."""
+        """Whether the session has a call in flight, a suspended call, or an open stream."""
         live = self._live.get(session_id)
         return live is not None and live.is_busy
 
     def remove(self, session_id: str) -> LiveSession | None:
-        """Forget first, close afterwards: a session that is going is not found any more."""
+        """Remove a session before it is closed, so that no request finds it any more."""
         return self._live.pop(session_id, None)
 
     def hand_over(self, live: LiveSession) -> None:
-        """Forget a session that another replica serves from now on. It begins nothing more, and has to be closed."""
+        """Remove a session that another replica serves from now on. It begins nothing more, and has to be closed."""
         live.hand_over()
         self.remove(live.session.id)
+
+
+def live_session_of(exchange: Exchange) -> LiveSession | None:
+    """The live session of an exchange, which itself names only what it needs of the session."""
+    live = exchange.live
+    return live if isinstance(live, LiveSession) else None

@@ -1,18 +1,17 @@
-"""Whom a server means: finds the call or the session for what a server sends on its own.
+"""Finds the call or the session that a server's own requests and notifications belong to.
 
-On stdio neither requests nor log messages say which call they belong to. A process of one session leaves no doubt about
-the client; in a shared process a message goes to a session only when no other could be meant.
+On stdio neither requests nor log messages name their call. The process of one session has one client. In a shared
+process a message goes to a session only if it can belong to no other.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import Protocol
 
 import msgspec
 
 from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import Exchange
-from gateway.calls.live_session import LiveSession
+from gateway.calls.live_session import LiveSession, live_session_of
 from gateway.calls.questions import MAX_SERVER_ID_BYTES
 from gateway.calls.shared_server import LEVELS
 from gateway.protocol.methods import CHANGES
@@ -31,37 +30,23 @@ from transports.jsonrpc import (
     splice,
 )
 
-__all__ = ["IsolatedRouter", "Router", "SharedRouter"]
-
-
-class Router(Protocol):
-    """Finds the client for what a server sends on its own. On stdio a message does not say which call it belongs to."""
-
-    def asked(self, conversation: "Conversation", message: Message) -> None:
-        """The server wants something of a client."""
-        ...
-
-    def notified(self, conversation: "Conversation", message: Message) -> None:
-        """The server sent a notification."""
-        ...
-
-    def closed(self, conversation: "Conversation") -> None:
-        """The link is gone: nobody waits for the answers to what the server has asked."""
-        ...
+__all__ = ["IsolatedRouter", "SharedRouter"]
 
 
 class _Router(ABC):
+    """What both routers do (`gateway.calls.conversation.Router`), once the call or the session is found."""
+
     def asked(self, conversation: Conversation, message: Message) -> None:
         server_id = encode(message.id)
         if message.method == "ping":
             conversation.acknowledge(server_id)
             return
         if len(server_id) > MAX_SERVER_ID_BYTES:
-            # Kept until the client answers, which may be never.
+            # The id is kept until the client answers, which may be never.
             reason = f"The id of a request is longer than {MAX_SERVER_ID_BYTES} bytes."
             conversation.refuse(server_id, INVALID_REQUEST, reason)
             return
-        live, exchange = self._meant(conversation)
+        live, exchange = self._addressee(conversation)
         if conversation.era is Era.MODERN or live is None:
             # MCP 2026-07-28: servers send no requests. In a shared process nobody may get another's question.
             conversation.refuse(server_id, METHOD_NOT_FOUND, f"No client is available for {message.method} now.")
@@ -83,14 +68,14 @@ class _Router(ABC):
             elif method == "notifications/cancelled":
                 for live in self._audience(conversation):
                     live.questions.withdraw(conversation, params)
-            elif conversation.era is Era.MODERN and _subscribed(conversation, method, params):
+            elif conversation.era is Era.MODERN and _relay_subscribed(conversation, method, params):
                 pass
             elif change is not None:
                 self._changed(conversation, method, params)
             else:
-                self._said(conversation, method, params)
+                self._relay(conversation, method, params)
         except (InvalidMessage, msgspec.MsgspecError):
-            return  # a notification nobody could read; there is no one to tell
+            return  # a notification that cannot be read has no sender to be answered
 
     def closed(self, conversation: Conversation) -> None:
         for live in self._audience(conversation):
@@ -103,13 +88,13 @@ class _Router(ABC):
             if conversation.era is not Era.LEGACY:
                 continue
             if live.session.era == Era.MODERN:
-                for listening in live.listening:
-                    listening.hear(method, params, uri)
+                for subscription in live.subscriptions:
+                    subscription.notify(method, params, uri)
             elif uri is None or self._wants(live, uri):
-                live.tell(frame)
+                live.send_to_client(frame)
 
-    def _said(self, conversation: Conversation, method: str, params: Object) -> None:
-        live, exchange = self._meant(conversation)
+    def _relay(self, conversation: Conversation, method: str, params: Object) -> None:
+        live, exchange = self._addressee(conversation)
         frame = encode_notification(method, splice(encode(params)))
         if live is not None and live.session.era == Era.MODERN and conversation.era is Era.LEGACY:
             if exchange is not None and method == "notifications/message" and _is_wanted(exchange, params):
@@ -117,16 +102,19 @@ class _Router(ABC):
         elif exchange is not None:
             exchange.emit(frame)
         elif live is not None and conversation.era is Era.LEGACY:
-            live.tell(frame)
+            live.send_to_client(frame)
 
     @abstractmethod
-    def _meant(self, conversation: Conversation) -> tuple[LiveSession | None, Exchange | None]: ...
+    def _addressee(self, conversation: Conversation) -> tuple[LiveSession | None, Exchange | None]:
+        """The session, and if it is clear the call, that a message without a call's id belongs to."""
 
     @abstractmethod
-    def _audience(self, conversation: Conversation) -> Iterable[LiveSession]: ...
+    def _audience(self, conversation: Conversation) -> Iterable[LiveSession]:
+        """The sessions that a change of lists or resources is for."""
 
     @abstractmethod
-    def _wants(self, live: LiveSession, uri: object) -> bool: ...
+    def _wants(self, live: LiveSession, uri: object) -> bool:
+        """Whether a legacy session has subscribed to that resource."""
 
 
 class IsolatedRouter(_Router):
@@ -135,7 +123,7 @@ class IsolatedRouter(_Router):
     def __init__(self, live: LiveSession) -> None:
         self._live = live
 
-    def _meant(self, conversation: Conversation) -> tuple[LiveSession | None, Exchange | None]:
+    def _addressee(self, conversation: Conversation) -> tuple[LiveSession | None, Exchange | None]:
         calls = _calls(conversation)
         if len(calls) == 1 or (calls and not self._live.listeners):
             return self._live, calls[-1]
@@ -149,23 +137,23 @@ class IsolatedRouter(_Router):
 
 
 class SharedRouter(_Router):
-    """For a process that serves many sessions, or none in particular."""
+    """For a process that serves many sessions, or that belongs to none."""
 
-    def _meant(self, conversation: Conversation) -> tuple[LiveSession | None, Exchange | None]:
+    def _addressee(self, conversation: Conversation) -> tuple[LiveSession | None, Exchange | None]:
         calls = _calls(conversation)
         if not calls or any(call.live is not calls[0].live for call in calls):
             return None, None
-        return calls[-1].live, calls[-1]
+        return live_session_of(calls[-1]), calls[-1]
 
     def _audience(self, conversation: Conversation) -> Iterable[LiveSession]:
-        return [live for live in conversation.users if live is not None]
+        return [live for live in conversation.users if isinstance(live, LiveSession)]
 
     def _wants(self, live: LiveSession, uri: object) -> bool:
         return uri in live.session.subscriptions
 
 
 def _is_wanted(exchange: Exchange, params: Object) -> bool:
-    """Whether a call has asked for messages of that level (MCP 2026-07-28, Logging)."""
+    """Whether a call has asked for log messages of that level (MCP 2026-07-28, Logging)."""
     level = msgspec.json.decode(params.get("level", b"null"))
     wanted = exchange.caller.log_level if exchange.caller is not None else ""
     return level in LEVELS and wanted in LEVELS and LEVELS.index(level) >= LEVELS.index(wanted)
@@ -180,14 +168,14 @@ def _progress(conversation: Conversation, params: Object) -> None:
     exchange = conversation.calls.sent.get(number) if isinstance(number, int) else None
     if exchange is None:
         return
-    exchange.heard()
+    exchange.restart_deadline()
     if exchange.progress_token is not None:
         params = params | {"progressToken": exchange.progress_token}
         exchange.emit(encode_notification("notifications/progress", splice(encode(params))))
 
 
-def _subscribed(conversation: Conversation, method: str, params: Object) -> bool:
-    """Pass on a frame of a subscription, under the client's own subscription id; False for any other message."""
+def _relay_subscribed(conversation: Conversation, method: str, params: Object) -> bool:
+    """Pass on a notification of a subscription, under the client's own subscription id. False for any other message."""
     meta = meta_of(params)
     if SUBSCRIPTION_ID not in meta:
         return False

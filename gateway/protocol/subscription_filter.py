@@ -75,8 +75,8 @@ class SubscriptionFilter:
         params: Object = {"notifications": msgspec.Raw(encode(honoured.as_notifications()))}
         self._send("notifications/subscriptions/acknowledged", params)
 
-    def hear(self, method: str, params: Object, uri: object) -> None:
-        """Handle a notification that something has changed."""
+    def notify(self, method: str, params: Object, uri: object) -> None:
+        """Pass on a change if the filter asks for it. `uri` is that of the resource that has changed, if it is one."""
         if self.wanted.wants(method, uri):
             self._send(method, params)
 

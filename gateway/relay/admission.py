@@ -104,7 +104,7 @@ class Admission:
         known_by = None
         if call.method == "tools/call":
             await upstream.facts()
-            live = call.exchange.live
+            live = call.live
             known_by = None if live is None else upstream.open_with(live)
         asked: dict[str, Listed] = {}
         while isinstance(found := self._decide(upstream, known_by, call, asked), _Missing):

@@ -150,8 +150,8 @@ class Aggregation:
             async with asyncio.timeout(self._call_timeout_s):
                 conversation = await upstream.conversation_for(call)
                 await conversation.ready()
-                if conversation.era is Era.MODERN and call.era is Era.LEGACY and exchange.live is not None:
-                    meta = meta | caller_of(exchange.live).meta("")
+                if conversation.era is Era.MODERN and call.era is Era.LEGACY and (live := call.live) is not None:
+                    meta = meta | caller_of(live).meta("")
                 elif conversation.era is Era.MODERN and exchange.caller is not None:
                     meta = meta | exchange.caller.meta("")
                 elif conversation.era is Era.LEGACY:

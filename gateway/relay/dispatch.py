@@ -43,7 +43,7 @@ class Dispatch:
             Refused: the call names nothing that is there for this session, or its arguments are not good.
             UpstreamUnavailable: the server is not served.
         """
-        live = call.exchange.live
+        live = call.live
         if live is None or live.ended or upstream.settings.shared or upstream.settings.handles:
             return False
         if call.method in LISTS or upstream.era_now(call.era) is not call.era:
@@ -69,10 +69,10 @@ class Dispatch:
             call = call.with_params(params)
         call = call.with_params(await self._admission.admit(upstream, call))
         await others_first(is_large(call.params))
-        if self._admission.shapes(upstream, call.method):
-            exchange.filter_result(self._list_filter(upstream, call.method))
         server_era = await upstream.era_for(call.era)
         conversation = await upstream.conversation_for(call)
+        if self._admission.shapes(upstream, call.method):
+            exchange.filter_result(self._list_filter(upstream, conversation, call.method))
         if exchange.live is not None and server_era is Era.MODERN and call.era is Era.LEGACY:
             await self._send_to_modern(upstream, conversation, call)
             return
@@ -89,13 +89,15 @@ class Dispatch:
             params = seen
         await conversation.start(exchange, params, meta)
 
-    def _list_filter(self, upstream: ConfiguredUpstream, method: str) -> Callable[[Exchange, Object], Object]:
+    def _list_filter(
+        self, upstream: ConfiguredUpstream, conversation: Conversation, method: str
+    ) -> Callable[[Exchange, Object], Object]:
         """A filter that reduces the server's list to the items that the call's session may see."""
         key = LISTS[method]
 
         def filtered(exchange: Exchange, result: Object) -> Object:
             page = msgspec.json.decode(encode(result))
-            upstream.inventory.seen(method, exchange.conversation, page)
+            upstream.inventory.seen(method, conversation, page)
             self._admission.show(upstream, exchange.context, method, page)
             result = result | {key: msgspec.Raw(encode(page.get(key, [])))}
             if "cacheScope" in result:
@@ -106,7 +108,7 @@ class Dispatch:
 
     async def _send_to_modern(self, upstream: ConfiguredUpstream, conversation: Conversation, call: Call) -> None:
         """Send a legacy client's call to a modern server."""
-        exchange, live = call.exchange, call.exchange.live
+        exchange, live = call.exchange, call.live
         assert live is not None
         is_recorded = call.method in RECORDED
         changes_subscriptions = is_recorded and METHODS[call.method].kind == "resources"

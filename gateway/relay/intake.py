@@ -5,7 +5,7 @@ from typing import Final
 
 from gateway.calls.call import Call
 from gateway.calls.exchange import Exchange
-from gateway.calls.live_session import LiveSession
+from gateway.calls.live_session import LiveSession, live_session_of
 from gateway.cluster.ownership import Cluster, Forwarded
 from gateway.config.limits import LimitSettings
 from gateway.context.facts import CONTEXT_KEY, context_meta, without_our_keys
@@ -65,7 +65,7 @@ class Intake:
             Refused: 429, too many calls of the session are in flight, or too large ones; or the call names nothing that
                 exists.
         """
-        live = exchange.live
+        live = live_session_of(exchange)
         held = 0
         if live is not None:
             await self._rates.call(live.session)

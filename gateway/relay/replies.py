@@ -5,7 +5,7 @@ import contextlib
 from collections.abc import AsyncIterator
 
 from gateway.calls.exchange import Exchange
-from gateway.calls.live_session import LiveSession
+from gateway.calls.live_session import LiveSession, live_session_of
 from gateway.calls.streams import STANDALONE, stream_of_call
 from gateway.cluster.ownership import Cluster
 from gateway.errors import OUTCOME_UNKNOWN
@@ -65,7 +65,7 @@ class CallReply:
         self._events = events
         self._stream = ""
         self._cluster = cluster
-        self._live = live = exchange.live  # the call may move to a session within it
+        self._live = live = live_session_of(exchange)  # the call may move to a session within it
         self._use = None if live is None else live.in_use(held=held)
         if live is not None:
             live.exchanges.add(exchange)

@@ -34,23 +34,23 @@ async def relay_changes(
     Raises:
         UpstreamUnavailable, LinkClosed: it cannot be listened to.
     """
-    hearing = live.hearing.get(upstream.name)
-    if hearing is not None:
+    relay = live.subscription_relays.get(upstream.name)
+    if relay is not None:
         if not anew:
             return
-        del live.hearing[upstream.name]
-        if hearing.conversation is not None:
-            hearing.conversation.cancel(hearing, "the subscriptions have changed")
+        del live.subscription_relays[upstream.name]
+        if relay.conversation is not None:
+            relay.conversation.cancel(relay, "the subscriptions have changed")
     uris = upstream.permits(live.session.context, frozenset(live.session.subscriptions))
     wanted = everything(uris).honoured(await upstream.capabilities())
     if not wanted:
         return
-    hearing = live.hearing[upstream.name] = subscription_relay_for(live, upstream.name)
+    relay = live.subscription_relays[upstream.name] = subscription_relay_for(live, upstream.name)
     try:
         conversation = upstream.conversation(live, Era.MODERN, correlation)
-        await conversation.start(hearing, _params(wanted), caller_of(live).meta(""))
+        await conversation.start(relay, _params(wanted), caller_of(live).meta(""))
     except BaseException:
-        live.hearing.pop(upstream.name, None)
+        live.subscription_relays.pop(upstream.name, None)
         raise
 
 
@@ -60,14 +60,14 @@ async def listen(upstreams: Iterable[ConfiguredUpstream], call: Call) -> None:
     Raises:
         Refused: the session listens to as much as it may.
     """
-    exchange, live = call.exchange, call.exchange.live
+    exchange, live = call.exchange, call.live
     assert live is not None
-    listening = SubscriptionFilter(exchange.client_id, Filter.of(call.params), exchange.emit)
-    if sum(each.wanted.size for each in (*live.listening, listening)) > MAX_LISTENED_BYTES:
+    subscription = SubscriptionFilter(exchange.client_id, Filter.of(call.params), exchange.emit)
+    if sum(each.wanted.size for each in (*live.subscriptions, subscription)) > MAX_LISTENED_BYTES:
         raise record_full("params.notifications", MAX_LISTENED_BYTES)
-    attended = _Attended(live, listening)
+    attended = _Attended(live, subscription)
     exchange.when_done(attended.end)
-    live.listening.append(listening)
+    live.subscriptions.append(subscription)
     honoured = Filter()
     for upstream in upstreams:
         try:
@@ -78,15 +78,15 @@ async def listen(upstreams: Iterable[ConfiguredUpstream], call: Call) -> None:
                 honoured |= await attended.subscribe(upstream, conversation)
         except (UpstreamUnavailable, HandshakeRefused, LinkClosed) as error:
             logger.warning("the subscription to server %s failed: %s", upstream.name, error)
-    listening.acknowledge(honoured)
+    subscription.acknowledge(honoured)
 
 
 class _Attended:
     """What was begun at the servers for one listening client, and has to end with it."""
 
-    def __init__(self, live: LiveSession, listening: SubscriptionFilter) -> None:
+    def __init__(self, live: LiveSession, subscription: SubscriptionFilter) -> None:
         self._live = live
-        self._listening = listening
+        self._subscription = subscription
         self._subscribed: list[tuple[Conversation, str]] = []
         self._children: list[Exchange] = []
 
@@ -100,7 +100,7 @@ class _Attended:
         return part
 
     def _wanted(self, upstream: ConfiguredUpstream) -> Filter:
-        wanted = self._listening.wanted
+        wanted = self._subscription.wanted
         return msgspec.structs.replace(wanted, uris=upstream.permits(self._live.session.context, wanted.uris))
 
     async def subscribe(self, upstream: ConfiguredUpstream, conversation: Conversation) -> Filter:
@@ -115,9 +115,9 @@ class _Attended:
 
     def end(self) -> None:
         """The client listens no more. What others of the session still want to hear goes on."""
-        if self._listening in self._live.listening:
-            self._live.listening.remove(self._listening)
-        still = set().union(*(other.wanted.uris for other in self._live.listening))
+        if self._subscription in self._live.subscriptions:
+            self._live.subscriptions.remove(self._subscription)
+        still = set().union(*(other.wanted.uris for other in self._live.subscriptions))
         for conversation, uri in self._subscribed:
             if uri not in still:
                 conversation.request("resources/unsubscribe", encode({"uri": uri}))

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from gateway.calls.link_source import LinkSession
 from gateway.calls.live_session import LiveSession
 from gateway.sessions.record_limits import RecordLimits
 from session_store import SessionStore
@@ -43,7 +44,7 @@ class SessionRecords:
         """Remove a subscription."""
         await self._change_set(live, "subscriptions", remove=uri)
 
-    async def record_use(self, live: LiveSession, upstream: str) -> bool:
+    async def record_use(self, live: LinkSession, upstream: str) -> bool:
         """Record that the session uses that upstream. True if the session did so already, in an earlier process."""
         if upstream in live.session.links:
             return True
@@ -54,7 +55,7 @@ class SessionRecords:
         """Record what a later link to an HTTP upstream can resume with, in place of `old`; empty: nothing."""
         await self._change_set(live, "remote", add=new, remove=old)
 
-    async def _change_set(self, live: LiveSession, field: SetField, **change: str) -> None:
+    async def _change_set(self, live: LinkSession, field: SetField, **change: str) -> None:
         session = await self._store.change_set(live.session.id, field, **change)
         if session is not None:
             live.replace_record(session)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from gateway.calls.deadlines import Deadlines
+from gateway.calls.link_source import LinkSession
 from gateway.calls.live_session import LiveSession
 from gateway.config.limits import LimitSettings
 from gateway.config.settings import ConfigurationError
@@ -34,7 +35,7 @@ OBJECT = UpstreamSettings(in_process="given:object")
 class SessionRecorder(Protocol):
     """Writes to the records of sessions what later links need."""
 
-    async def record_use(self, live: LiveSession, upstream: str) -> bool:
+    async def record_use(self, live: LinkSession, upstream: str) -> bool:
         """Record that the session uses that upstream. True if the session did so already, in an earlier process."""
         ...
 

@@ -7,6 +7,7 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
+from gateway.calls.link_source import LinkSession
 from gateway.calls.live_session import LiveSession
 from gateway.context.link_resources import LinkResources
 from gateway.protocol.capabilities import Caller
@@ -48,7 +49,7 @@ class UpstreamLinks:
         resources: SessionResources,
         *,
         is_url: bool,
-        record_use: Callable[[LiveSession, str], Awaitable[bool]],
+        record_use: Callable[[LinkSession, str], Awaitable[bool]],
         remote_session_changed: Callable[[LiveSession, str, str], Awaitable[None]],
         permits: Permits,
         known: KnownFacts,
@@ -68,7 +69,7 @@ class UpstreamLinks:
         """A new link. Raises `UpstreamUnavailable`."""
         return await self._upstream.connect(replace(options, schemas=self._known.mirrored_schemas), events)
 
-    async def record_use(self, live: LiveSession, era: Era) -> bool:
+    async def record_use(self, live: LinkSession, era: Era) -> bool:
         """Record a session's use of the server. What a server behind a URL has in memory outlives the gateway."""
         return False if self._is_url else await self._record_use(live, f"{self.name}/{era}")
 
@@ -96,7 +97,7 @@ class SharedLinks:
     def replay(self) -> list[bytes]:
         return [_INITIALIZED]
 
-    async def record_use(self, live: LiveSession) -> bool:
+    async def record_use(self, live: LinkSession) -> bool:
         return await self._links.record_use(live, self.era)
 
     async def remote_session_changed(self, resume: str) -> None:
@@ -158,7 +159,7 @@ class SessionLinks:
     def replay(self) -> list[bytes]:
         return _replay(self._live, self._links.permits)
 
-    async def record_use(self, live: LiveSession) -> bool:
+    async def record_use(self, live: LinkSession) -> bool:
         return await self._links.record_use(live, self.era)
 
     async def remote_session_changed(self, resume: str) -> None:
@@ -185,7 +186,7 @@ def _replay(live: LiveSession, permits: Permits) -> list[bytes]:
     """The messages that a legacy server gets after a handshake on behalf of that session."""
     session = live.session
     if session.era == Era.MODERN:
-        listened = frozenset().union(*(listening.wanted.uris for listening in live.listening))
+        listened = frozenset().union(*(subscription.wanted.uris for subscription in live.subscriptions))
         return [_INITIALIZED, *_subscriptions(permits(session.context, listened))]
     if not session.initialized:
         return []

@@ -96,7 +96,7 @@ class SessionResources:
             given=ConnectOptions(
                 headers=lambda: {**own, HEADER: self._assertions.of(live.session, self._settings.url)},
                 resume=resume,
-                keep=lambda: live.goes_on,
+                keep=lambda: live.is_elsewhere,
             )
         )
 

@@ -93,9 +93,9 @@ class ConfiguredUpstream:
     async def conversation_for(self, call: Call) -> Conversation:
         """The conversation that a call belongs to, in the era that is right for its client and this server."""
         era, exchange = await self.era_for(call.era), call.exchange
-        if exchange.live is None:
+        if (live := call.live) is None:
             return self._shared.of(era)
-        return self.conversation(exchange.live, era, call.correlation, exchange.caller)
+        return self.conversation(live, era, call.correlation, exchange.caller)
 
     def open_with(self, live: LiveSession) -> Conversation | None:
         """The conversation that a session has already, in whatever era; None while it has none."""

@@ -8,7 +8,7 @@ from itertools import product
 import pytest
 
 from gateway.calls.link_lifecycle import LINK, LinkEvent, LinkLifecycle, LinkState
-from gateway.calls.live_session import LiveSession
+from gateway.calls.link_source import LinkSession
 from gateway.calls.state_table import IllegalStep, step
 from gateway.context.link_resources import LinkResources
 from gateway.protocol.handshake import HandshakeRefused
@@ -118,7 +118,7 @@ class Source:
     def replay(self) -> list[bytes]:
         return [b"initialized"]
 
-    async def record_use(self, live: LiveSession) -> bool:
+    async def record_use(self, live: LinkSession) -> bool:
         return False
 
     async def remote_session_changed(self, resume: str) -> None:

@@ -92,5 +92,5 @@ async def test_a_closed_session_has_ended_or_lives_elsewhere(over: bool, state: 
     live = live_session(Events())
     await live.close(over=over)
     await live.close(over=over)
-    assert live.state is state and live.state in GONE and live.ended and live.goes_on is not over
-    assert not live.tell(b"{}")
+    assert live.state is state and live.state in GONE and live.ended and live.is_elsewhere is not over
+    assert not live.send_to_client(b"{}")

@@ -13,11 +13,10 @@ from gateway.calls.questions import (
     MAX_QUESTIONS,
     MAX_QUESTIONS_OF_CALL,
     MAX_SUSPENDED,
-    InputRequest,
     Questions,
     give_up,
-    question_digest,
 )
+from gateway.calls.suspended_call import InputRequest
 from gateway.errors import CANCELLED, UNREAD
 from session_store import EventLog
 from session_store.testing import FakeClock, a_session
@@ -58,7 +57,7 @@ class Client:
         self.frames: list[Any] = []
         self.reads = True
 
-    def tell(self, frame: bytes) -> bool:
+    def send(self, frame: bytes) -> bool:
         if self.reads:
             self.frames.append(msgspec.json.decode(frame))
         return self.reads
@@ -95,7 +94,7 @@ def elicitation(server: Server, server_id: bytes = b"1", message: str = "?") -> 
 
 async def test_a_legacy_client_answers_by_the_gateways_own_id() -> None:
     server, client = Server(), Client()
-    questions = Questions(client.tell)
+    questions = Questions(client.send)
     questions.ask(server.conversation, roots("theirs"), None)
     assert client.frames == [{"jsonrpc": "2.0", "id": 1, "method": "roots/list", "params": {}}]
     assert not questions.answered(response(2, {}))
@@ -106,7 +105,7 @@ async def test_a_legacy_client_answers_by_the_gateways_own_id() -> None:
 
 async def test_a_question_goes_to_the_stream_of_its_call() -> None:
     server, client = Server(), Client()
-    questions, exchange = Questions(client.tell), call(server)
+    questions, exchange = Questions(client.send), call(server)
     questions.ask(server.conversation, roots(), exchange)
     frame = await exchange.replies.next(1.0)
     assert client.frames == [] and frame is not None and b"roots/list" in frame.data
@@ -114,7 +113,7 @@ async def test_a_question_goes_to_the_stream_of_its_call() -> None:
 
 async def test_the_progress_of_a_question_finds_its_server() -> None:
     server, client = Server(), Client()
-    questions = Questions(client.tell)
+    questions = Questions(client.send)
     questions.ask(server.conversation, roots(1, {"_meta": {"progressToken": "theirs"}}), None)
     assert client.frames[0]["params"]["_meta"]["progressToken"] == 1
     assert questions.asker(1) == (server.conversation, msgspec.Raw(b'"theirs"'))
@@ -123,7 +122,7 @@ async def test_the_progress_of_a_question_finds_its_server() -> None:
 
 async def test_no_more_questions_wait_for_a_client_than_it_may_have() -> None:
     server, client = Server(), Client()
-    questions = Questions(client.tell)
+    questions = Questions(client.send)
     for number in range(MAX_QUESTIONS + 1):
         questions.ask(server.conversation, roots(number), None)
     assert len(client.frames) == MAX_QUESTIONS and server.refusals == [(b"%d" % MAX_QUESTIONS, UNREAD)]
@@ -131,14 +130,14 @@ async def test_no_more_questions_wait_for_a_client_than_it_may_have() -> None:
 
 async def test_a_client_that_does_not_read_is_not_asked() -> None:
     server, client = Server(), Client()
-    questions, client.reads = Questions(client.tell), False
+    questions, client.reads = Questions(client.send), False
     questions.ask(server.conversation, roots(), None)
     assert server.refusals == [(b"1", UNREAD)] and not questions.answered(response(1, {}))
 
 
 async def test_a_question_that_its_server_withdraws_is_cancelled_by_the_id_that_the_client_knows() -> None:
     server, client = Server(), Client()
-    questions = Questions(client.tell)
+    questions = Questions(client.send)
     questions.ask(server.conversation, roots("theirs"), None)
     questions.withdraw(server.conversation, {"requestId": msgspec.Raw(b'"theirs"'), "reason": msgspec.Raw(b'"done"')})
     assert client.frames[1]["method"] == "notifications/cancelled"
@@ -148,7 +147,7 @@ async def test_a_question_that_its_server_withdraws_is_cancelled_by_the_id_that_
 
 async def test_questions_of_a_link_that_is_gone_are_withdrawn_and_those_of_results_stay() -> None:
     server, other, client = Server(), Server(), Client()
-    questions, exchange, answers = Questions(client.tell), call(server), list[Message]()
+    questions, exchange, answers = Questions(client.send), call(server), list[Message]()
     questions.ask(server.conversation, roots(), None)
     questions.ask(other.conversation, roots(), None)
     questions.ask_for_result(exchange, "roots/list", {}, answers.append)
@@ -159,15 +158,15 @@ async def test_questions_of_a_link_that_is_gone_are_withdrawn_and_those_of_resul
 
 async def test_a_call_that_is_over_takes_its_questions_with_it() -> None:
     server, client = Server(), Client()
-    questions, exchange, answers = Questions(client.tell), call(server), list[Message]()
+    questions, exchange, answers = Questions(client.send), call(server), list[Message]()
     questions.ask_for_result(exchange, "roots/list", {}, answers.append)
-    questions.unask(exchange)
+    questions.withdraw_for(exchange)
     assert not questions.answered(response(1, {})) and answers == []
 
 
 async def test_a_session_that_ends_answers_every_server_that_waits() -> None:
     server, client = Server(), Client()
-    questions = Questions(client.tell)
+    questions = Questions(client.send)
     questions.ask(server.conversation, roots(), None)
     suspended(server, questions, elicitation(server))
     questions.end("the session has ended")
@@ -175,7 +174,7 @@ async def test_a_session_that_ends_answers_every_server_that_waits() -> None:
 
 
 async def test_a_modern_client_gets_the_questions_of_a_call_by_keys() -> None:
-    server, questions = Server(), Questions(Client().tell)
+    server, questions = Server(), Questions(Client().send)
     exchange = suspended(server, questions, elicitation(server), elicitation(server, b"2", "really?"))
     held = exchange.suspended
     assert held is not None and questions.has_suspended and set(held.requests()) == {"q1", "q2"}
@@ -188,7 +187,7 @@ async def test_a_modern_client_gets_the_questions_of_a_call_by_keys() -> None:
 
 
 async def test_a_client_that_does_not_come_back_cancels_the_call() -> None:
-    server, questions = Server(), Questions(Client().tell)
+    server, questions = Server(), Questions(Client().send)
     sampling = InputRequest(server.conversation, b"2", "sampling/createMessage", {})
     exchange = suspended(server, questions, elicitation(server), sampling)
     give_up(exchange)
@@ -197,7 +196,7 @@ async def test_a_client_that_does_not_come_back_cancels_the_call() -> None:
 
 
 async def test_a_server_that_withdraws_a_question_gets_no_answer_to_it() -> None:
-    server, questions = Server(), Questions(Client().tell)
+    server, questions = Server(), Questions(Client().send)
     exchange = suspended(server, questions, elicitation(server), elicitation(server, b"2"))
     questions.withdraw(server.conversation, {"requestId": msgspec.Raw(b"1")})
     assert exchange.suspended is not None and set(exchange.suspended.requests()) == {"q2"}
@@ -206,7 +205,7 @@ async def test_a_server_that_withdraws_a_question_gets_no_answer_to_it() -> None
 
 
 async def test_what_waits_for_a_modern_client_is_bounded() -> None:
-    server, questions = Server(), Questions(Client().tell)
+    server, questions = Server(), Questions(Client().send)
     one = call(server)
     asked = [questions.suspend(one, elicitation(server)) for _ in range(MAX_QUESTIONS_OF_CALL + 1)]
     assert asked == [True] * MAX_QUESTIONS_OF_CALL + [False]
@@ -216,7 +215,7 @@ async def test_what_waits_for_a_modern_client_is_bounded() -> None:
 
 
 async def test_calls_that_have_ended_are_remembered_by_name_for_a_while() -> None:
-    server, questions = Server(), Questions(Client().tell)
+    server, questions = Server(), Questions(Client().send)
     for _ in range(MAX_SUSPENDED + 5):
         give_up(suspended(server, questions, elicitation(server)))
     suspended(server, questions, elicitation(server))
@@ -224,18 +223,11 @@ async def test_calls_that_have_ended_are_remembered_by_name_for_a_while() -> Non
 
 
 async def test_questions_whose_call_is_unclear_are_bounded() -> None:
-    questions = Questions(Client().tell)
+    questions = Questions(Client().send)
     held = [questions.hold_unclear(10) for _ in range(MAX_QUESTIONS_OF_CALL + 1)]
     assert held == [True] * MAX_QUESTIONS_OF_CALL + [False]
     questions.release_unclear(10)
     assert questions.hold_unclear(10)
-
-
-def test_identical_questions_have_one_digest_whatever_their_ids() -> None:
-    plain: Object = {"message": msgspec.Raw(b'"?"'), "mode": msgspec.Raw(b'"form"')}
-    turned: Object = {"mode": msgspec.Raw(b'"form"'), "message": msgspec.Raw(b'"?"'), "_meta": msgspec.Raw(b"{}")}
-    assert question_digest("elicitation/create", plain) == question_digest("elicitation/create", turned)
-    assert question_digest("roots/list", plain) != question_digest("elicitation/create", plain)
 
 
 async def test_a_session_ends_the_calls_that_wait_for_its_client_on_a_shared_server_too() -> None:

@@ -61,7 +61,7 @@ class Live(LiveSession):
         super().__init__(record, cast("EventLog", None))
         self.frames: list[Any] = []
 
-    def tell(self, frame: bytes) -> bool:
+    def send_to_client(self, frame: bytes) -> bool:
         self.frames.append(msgspec.json.decode(frame))
         return True
 

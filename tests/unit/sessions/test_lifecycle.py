@@ -92,5 +92,5 @@ async def test_a_session_that_was_taken_over_is_closed_and_stays_in_the_store() 
     live = parts.live.of(await parts.lifecycle.create(a_session(parts.clock), None))
     parts.lifecycle.taken_over(live.session.id)
     await parts.lifecycle.settled()
-    assert live.ended and live.goes_on and parts.live.get(live.session.id) is None
+    assert live.ended and live.is_elsewhere and parts.live.get(live.session.id) is None
     assert await parts.store.peek(live.session.id) is not None

@@ -1,0 +1,29 @@
+"""The outcome that the result of a call stands for. Pure."""
+
+import re
+from typing import Final
+
+import msgspec
+
+from gateway.observability.outcome import INPUT_REQUIRED, OK, TOOL_ERROR, Outcome
+
+__all__ = ["outcome_of"]
+
+_IS_ERROR: Final = re.compile(rb'"isError"\s*:\s*true')
+
+
+class _Result(msgspec.Struct):
+    isError: bool = False
+    resultType: str = ""
+
+
+def outcome_of(result: bytes) -> Outcome:
+    """The outcome of a result, by its `isError` (MCP, CallToolResult) and `resultType` (MCP 2026-07-28)."""
+    # A search for the names first: most results have neither, and may be long.
+    if b'"input_required"' not in result and not (b'"isError"' in result and _IS_ERROR.search(result)):
+        return OK
+    try:
+        head = msgspec.json.decode(result, type=_Result)
+    except msgspec.MsgspecError:
+        return OK
+    return TOOL_ERROR if head.isError else INPUT_REQUIRED if head.resultType == "input_required" else OK

@@ -1,0 +1,143 @@
+"""What one call has asked of its modern client, and what the client has answered.
+
+Knows nothing of calls, nor how many questions may wait (`gateway.calls.questions`). No I/O.
+"""
+
+import hashlib
+import secrets
+from typing import Protocol
+
+import msgspec
+
+from transports.jsonrpc import INTERNAL_ERROR, Message, Object, encode
+
+__all__ = ["AskingServer", "InputRequest", "SuspendedCall", "question_digest"]
+
+
+class AskingServer(Protocol):
+    """The server that has asked a client: where the answer and its progress go."""
+
+    def answer(self, request_id: bytes, message: Message) -> None:
+        """Send the client's answer; `request_id` is the server's own id, as JSON."""
+        ...
+
+    def refuse(self, request_id: bytes, code: int, reason: str) -> None:
+        """Answer with an error of the gateway's."""
+        ...
+
+    def notify(self, method: str, params: bytes | None) -> None:
+        """Send a notification, if there is a link."""
+        ...
+
+
+class InputRequest:
+    """A question that a modern client has, or will have, as an entry of `inputRequests`.
+
+    `server_id` is the id of the server's request, as JSON. `size` is in bytes. Identical questions have the same
+    `digest`.
+    """
+
+    __slots__ = ("digest", "method", "params", "server", "server_id", "size")
+
+    def __init__(self, server: AskingServer, server_id: bytes, method: str, params: Object) -> None:
+        self.server = server
+        self.server_id = server_id
+        self.method = method
+        # Copies: a slice of a message would keep the whole message in memory.
+        self.params = {name: raw.copy() for name, raw in params.items()}
+        self.size = sum(len(memoryview(raw)) for raw in params.values())
+        self.digest = question_digest(method, params)
+
+    def answer(self, response: msgspec.Raw) -> None:
+        """Send the client's response to the server."""
+        self.server.answer(self.server_id, Message(jsonrpc="2.0", id=0, result=response))
+
+    def give_up(self) -> None:
+        """Answer the server in place of a client that did not answer."""
+        if self.method == "elicitation/create":
+            self.answer(msgspec.Raw(b'{"action":"cancel"}'))
+        else:
+            self.server.refuse(self.server_id, INTERNAL_ERROR, "The client did not answer in time.")
+
+
+def question_digest(method: str, params: Object) -> str:
+    """A digest that identical questions share, so that an earlier answer can be repeated."""
+    plain = {key: value for key, value in params.items() if key not in ("_meta", "elicitationId")}
+    text = msgspec.json.encode([method, msgspec.json.decode(encode(plain))], order="sorted")
+    return hashlib.sha256(text).hexdigest()[:24]
+
+
+class SuspendedCall:
+    """The questions of one call to its modern client, in rounds.
+
+    `call` names it in the gateway's `requestState`. `turn` counts the rounds, and a state is valid for one round.
+    `until` is when the round times out, by the monotonic clock. `answers` are those of earlier rounds, by the digest
+    of the question.
+    """
+
+    def __init__(self) -> None:
+        self.call = secrets.token_urlsafe(12)
+        self.turn = 0
+        self.until = 0.0
+        self.is_gathering = False
+        self.questions: dict[str, InputRequest] = {}
+        self.answers: dict[str, str] = {}
+        self._last = 0
+
+    def add(self, question: InputRequest) -> None:
+        """Add a question to the next round."""
+        self._last += 1
+        self.questions[f"q{self._last}"] = question
+
+    def gather(self) -> bool:
+        """Begin to wait for further questions of the round. False if that has begun already."""
+        if self.is_gathering:
+            return False
+        self.is_gathering = True
+        return True
+
+    def gathered(self) -> None:
+        """The round has all its questions."""
+        self.is_gathering = False
+
+    def ask_until(self, until: float) -> None:
+        """Begin a round. The client may answer until `until`, by the monotonic clock."""
+        self.turn += 1
+        self.until = until
+
+    def take_answers(self, responses: Object) -> None:
+        """Send the server the client's answers, and end the round: states that were sealed for it are used up."""
+        self.turn += 1
+        for key, question in list(self.questions.items()):
+            if key in responses:
+                del self.questions[key]
+                self.answers[question.digest] = bytes(responses[key]).decode()
+                question.answer(responses[key])
+
+    def withdraw(self, server: AskingServer, server_id: bytes | None) -> None:
+        """Drop the server's request with that id, as JSON, or all of its requests if `server_id` is None."""
+        for key, question in list(self.questions.items()):
+            if question.server is server and server_id in (None, question.server_id):
+                del self.questions[key]
+
+    def give_up(self) -> None:
+        """Answer the server in place of a client that did not send its answers."""
+        for question in self.questions.values():
+            question.give_up()
+        self.questions.clear()
+
+    def requests(self) -> Object:
+        """The open questions as `inputRequests`."""
+        return {
+            key: msgspec.Raw(encode({"method": question.method, "params": question.params}))
+            for key, question in self.questions.items()
+        }
+
+    def asked(self) -> dict[str, str]:
+        """The digest of each open question, by its key."""
+        return {key: question.digest for key, question in self.questions.items()}
+
+    @property
+    def size(self) -> int:
+        """Bytes of the open questions."""
+        return sum(question.size for question in self.questions.values())
