@@ -1,0 +1,100 @@
+"""The questions of one call, round by round."""
+
+from typing import Any
+
+import msgspec
+
+from gateway.calls.suspended_call import InputRequest, SuspendedCall, question_digest
+from transports.jsonrpc import INTERNAL_ERROR, Message, Object, encode
+
+
+class Server:
+    """A server that asks."""
+
+    def __init__(self) -> None:
+        self.answers: list[tuple[bytes, Any]] = []
+        self.refusals: list[tuple[bytes, int]] = []
+
+    def answer(self, request_id: bytes, message: Message) -> None:
+        assert isinstance(message.result, msgspec.Raw)
+        self.answers.append((request_id, msgspec.json.decode(message.result)))
+
+    def refuse(self, request_id: bytes, code: int, reason: str) -> None:
+        self.refusals.append((request_id, code))
+
+    def notify(self, method: str, params: bytes | None) -> None: ...
+
+
+def question(server: Server, server_id: bytes, method: str = "elicitation/create", message: str = "?") -> InputRequest:
+    return InputRequest(server, server_id, method, {"message": msgspec.Raw(encode(message))})
+
+
+def asked(*questions: InputRequest) -> SuspendedCall:
+    call = SuspendedCall()
+    for each in questions:
+        call.add(each)
+    return call
+
+
+def test_identical_questions_have_one_digest_whatever_their_ids() -> None:
+    plain: Object = {"message": msgspec.Raw(b'"?"'), "mode": msgspec.Raw(b'"form"')}
+    turned: Object = {"mode": msgspec.Raw(b'"form"'), "message": msgspec.Raw(b'"?"'), "_meta": msgspec.Raw(b"{}")}
+    assert question_digest("elicitation/create", plain) == question_digest("elicitation/create", turned)
+    assert question_digest("roots/list", plain) != question_digest("elicitation/create", plain)
+
+
+def test_a_question_keeps_no_more_than_itself() -> None:
+    whole = encode({"message": "?" * 10})
+    params = msgspec.json.decode(whole, type=Object)
+    kept = InputRequest(Server(), b"1", "roots/list", params)
+    assert kept.size == 12 and bytes(kept.params["message"]) == bytes(params["message"])
+    assert kept.params["message"] is not params["message"]
+
+
+def test_the_keys_of_questions_are_never_used_again() -> None:
+    server = Server()
+    call = asked(question(server, b"1"))
+    call.take_answers({"q1": msgspec.Raw(b"{}")})
+    call.add(question(server, b"2"))
+    assert set(call.requests()) == set(call.asked()) == {"q2"} and server.answers == [(b"1", {})]
+
+
+def test_answers_of_earlier_rounds_are_known_by_the_digest_of_their_question() -> None:
+    first, second = question(Server(), b"1", message="a"), question(Server(), b"2", message="b")
+    call = asked(first, second)
+    call.take_answers({"q2": msgspec.Raw(b'{"action":"accept"}'), "q7": msgspec.Raw(b"1")})
+    assert call.answers == {second.digest: '{"action":"accept"}'} and call.asked() == {"q1": first.digest}
+    assert call.size == first.size
+
+
+def test_a_state_is_good_for_one_round() -> None:
+    call = asked(question(Server(), b"1"))
+    call.ask_until(10.0)
+    turn = call.turn
+    assert call.until == 10.0
+    call.take_answers({})
+    assert call.turn != turn
+
+
+def test_questions_of_one_round_are_gathered_once() -> None:
+    call = SuspendedCall()
+    assert call.gather() and not call.gather()
+    call.gathered()
+    assert call.gather()
+
+
+def test_a_server_withdraws_its_own_questions_only() -> None:
+    server, other = Server(), Server()
+    call = asked(question(server, b"1"), question(server, b"2"), question(other, b"1"))
+    call.withdraw(server, b"1")
+    assert set(call.requests()) == {"q2", "q3"}
+    call.withdraw(server, None)
+    assert set(call.requests()) == {"q3"}
+
+
+def test_servers_get_an_answer_in_place_of_a_client_that_gives_none() -> None:
+    server = Server()
+    call = asked(question(server, b"1"), question(server, b"2", "sampling/createMessage"))
+    call.give_up()
+    assert server.answers == [(b"1", {"action": "cancel"})] and server.refusals == [(b"2", INTERNAL_ERROR)]
+    assert call.requests() == {} and call.size == 0
