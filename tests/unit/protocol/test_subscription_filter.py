@@ -29,10 +29,10 @@ def test_only_what_was_asked_for_is_sent_and_under_the_clients_id() -> None:
     frames: list[bytes] = []
     listening = SubscriptionFilter(7, Filter.of(WANTED), frames.append)
     listening.acknowledge(listening.wanted)
-    listening.hear("notifications/prompts/list_changed", {}, None)
-    listening.hear("notifications/resources/updated", {"uri": msgspec.Raw(encode("b"))}, "b")
-    listening.hear("notifications/tools/list_changed", {}, None)
-    listening.hear("notifications/resources/updated", {"uri": msgspec.Raw(encode("a"))}, "a")
+    listening.notify("notifications/prompts/list_changed", {}, None)
+    listening.notify("notifications/resources/updated", {"uri": msgspec.Raw(encode("b"))}, "b")
+    listening.notify("notifications/tools/list_changed", {}, None)
+    listening.notify("notifications/resources/updated", {"uri": msgspec.Raw(encode("a"))}, "a")
     assert [parse(frame).method for frame in frames] == [
         "notifications/subscriptions/acknowledged",
         "notifications/tools/list_changed",
