@@ -135,7 +135,7 @@ def test_a_server_that_dies_while_its_question_is_open_is_started_again_for_the_
 @requirement("spec.bridge")
 def test_a_server_that_asks_for_too_much_at_once_is_refused(client: Legacy) -> None:
     refused = client.tool("want", {"questions": 33}).json()
-    assert "more than 32 things" in refused["error"]["message"]
+    assert "more than 32 inputs" in refused["error"]["message"]
 
 
 @requirement("spec.bridge", "spec.legacy")
