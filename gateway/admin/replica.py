@@ -102,7 +102,7 @@ class Replica:
             draining=self.is_draining,
             sessions=len(lives),
             in_flight=sum(len(live.exchanges) for live in lives),
-            streams=sum(live.listeners for live in lives),
+            streams=sum(live.open_streams for live in lives),
             processes=sum(self.processes().values()),
             memory_bytes=memory_of(os.getpid()),
             calls=self.metrics.calls,
@@ -133,7 +133,7 @@ class Replica:
             held += 1
             flight += len(live.exchanges)
             suspended += len(live.suspended)
-            streams += live.listeners
+            streams += live.open_streams
         return held, flight, suspended, streams
 
     def parts(self, session_ids: Iterable[str]) -> list[SessionPart]:
@@ -157,7 +157,7 @@ def _part(live: LiveSession, *, deep: bool) -> SessionPart:
         failed=live.failed,
         in_flight=len(live.exchanges),
         parked=len(live.suspended),
-        streams=live.listeners,
+        streams=live.open_streams,
         processes=[_process(conversation) for conversation in live.conversations.values()] if deep else [],
         failures=[*reversed(live.failures or ())],
     )

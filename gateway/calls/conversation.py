@@ -1,7 +1,7 @@
-"""The gateway's side of one conversation with a server: which call each message belongs to.
+"""One conversation with a server: sends the calls of clients, and finds the call that each answer belongs to.
 
 A conversation outlives its link (`gateway.calls.link_lifecycle`): when the server's process is gone, the next call
-opens a new link, and the first result of every session that had used the old one says so.
+opens a new link, and the first result of every session that had used the old one reports it.
 """
 
 import logging
@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 
 class Router(Protocol):
-    """Finds the client for what a server sends on its own. On stdio a message does not say which call it belongs to."""
+    """Finds the client for the server's own messages. On stdio a message does not name the call it belongs to."""
 
     def asked(self, conversation: "Conversation", message: Message) -> None:
         """Pass on a request of the server to a client, or refuse it."""

@@ -1,4 +1,4 @@
-"""How long a conversation waits for what, in seconds."""
+"""The deadlines of a conversation, in seconds."""
 
 from dataclasses import dataclass
 

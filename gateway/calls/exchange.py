@@ -51,7 +51,7 @@ class Bridge(Protocol):
     """Between a client of one era and a server of the other."""
 
     def finish(self, exchange: "Exchange", message: Message) -> Message | None:
-        """The client's answer to the call, made from the server's response. None if the call goes on."""
+        """The client's answer to the call, made from the server's response. None if the call has not ended."""
         ...
 
 

@@ -10,10 +10,10 @@ __all__ = ["EXCHANGE", "OVER", "TIMED_BY", "Clock", "ExchangeEvent", "ExchangeLi
 
 
 class ExchangeState(StrEnum):
-    """Where a client's request is."""
+    """The state of a client's request."""
 
     QUEUED = "queued"
-    """The server does not have it: the link is still opening, or did not take it."""
+    """The server does not have it: the link is still opening, or has refused it."""
     SENT = "sent"
     """The server has it."""
     ASKING = "asking"
@@ -23,20 +23,20 @@ class ExchangeState(StrEnum):
     FAILED = "failed"
     """The gateway has answered with an error."""
     CANCELLED = "cancelled"
-    """Given up, by the client or because its session has ended."""
+    """Cancelled by the client, or because its session has ended."""
     ABANDONED = "abandoned"
-    """Nobody waits for an answer any more."""
+    """Ended without an answer: nobody waits for one."""
 
 
 class ExchangeEvent(StrEnum):
-    """What happens to it."""
+    """What happens to a request."""
 
     SEND = "send"
     ASK = "ask"
     RESUME = "resume"
     """The client has answered, and the server has the call already."""
     REQUEUE = "requeue"
-    """The server did not take it, or wants to be called again: it will be sent once more."""
+    """The link has refused it, or the server wants to be called again: it will be sent once more."""
     ANSWER = "answer"
     FAIL = "fail"
     CANCEL = "cancel"
@@ -62,7 +62,7 @@ EXCHANGE: Final[Mapping[ExchangeState, Mapping[ExchangeEvent, ExchangeState]]] =
     _S.QUEUED: {_E.SEND: _S.SENT, **_ENDS},
     _S.SENT: {_E.ASK: _S.ASKING, _E.REQUEUE: _S.QUEUED, **_ENDS},
     _S.ASKING: {_E.SEND: _S.SENT, _E.RESUME: _S.SENT, _E.REQUEUE: _S.QUEUED, **_ENDS},
-    # The first end counts: whatever ends an exchange that is over changes nothing.
+    # The first end counts. A later one changes nothing.
     _S.ANSWERED: dict.fromkeys(_ENDS, _S.ANSWERED),
     _S.FAILED: dict.fromkeys(_ENDS, _S.FAILED),
     _S.CANCELLED: dict.fromkeys(_ENDS, _S.CANCELLED),
@@ -86,9 +86,9 @@ class ExchangeLife:
 
     @property
     def is_over(self) -> bool:
-        """Whether it has ended, in whatever way."""
+        """Whether it has ended."""
         return self.state in OVER
 
     def step(self, event: ExchangeEvent) -> None:
-        """Go on to the next state. Raises `IllegalStep`: there is no such step, and nothing has changed."""
+        """Change the state. Raises `IllegalStep` if the table has no such step; then nothing has changed."""
         self.state = step(EXCHANGE, self.state, event)

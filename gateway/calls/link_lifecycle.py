@@ -30,7 +30,7 @@ _MAX_RETIRED: Final = 8
 
 
 class Loss(StrEnum):
-    """Why a link was replaced: the reason that clients, the log and the metrics have."""
+    """Why a link was replaced, as clients, the log and the metrics report it."""
 
     STOPPED = "idle_stop"
     CRASHED = "crash"
@@ -41,14 +41,14 @@ LOSSES: Final = frozenset(Loss)
 
 
 class LinkState(StrEnum):
-    """Where a link is in its life."""
+    """The state of a conversation's link."""
 
     ABSENT = "absent"
     OPENING = "opening"
     OPEN = "open"
     CLOSING = "closing"
     ENDED = "ended"
-    """The conversation is over; no link will follow."""
+    """The conversation has ended. No link will follow."""
 
 
 class LinkEvent(StrEnum):
@@ -61,7 +61,7 @@ class LinkEvent(StrEnum):
     LOST = "lost"
     """The process ended, or the server has forgotten the session."""
     DISCARD = "discard"
-    """Nobody needs it (idle stop), or it takes no message."""
+    """It is not needed (idle stop), or it takes no message."""
     CLOSED = "closed"
     END = "end"
 
@@ -132,8 +132,8 @@ class LinkLifecycle:
         self.link: Link | None = None
         self.initialize_result: bytes | None = None
         self.restarts = 0
-        self.last_words: list[str] = []  # the last lines on stderr of a process that is gone
-        self.log_level = ""  # what a legacy server was asked for on behalf of modern clients
+        self.last_words: list[str] = []  # the last lines on stderr of a process that has ended
+        self.log_level = ""  # the level that a legacy server was set to on behalf of modern clients
         self._source = source
         self._user = user
         self._start_s = start_s
@@ -235,7 +235,7 @@ class LinkLifecycle:
             self._step(LinkEvent.FAILED)
 
     def log_level_is(self, level: str) -> None:
-        """The server was asked for that log level. A new link starts without one."""
+        """Record the log level that the server was set to. A new link starts without one."""
         self.log_level = level
 
     # -- losing
@@ -261,7 +261,7 @@ class LinkLifecycle:
         self._step(LinkEvent.LOST)
 
     def discard(self) -> None:
-        """Close an open link that is of no more use, in the background."""
+        """Close an open link that is no longer needed, in the background."""
         if self.state is not LinkState.OPEN:
             return
         self._step(LinkEvent.DISCARD)
@@ -289,7 +289,7 @@ class LinkLifecycle:
         self._idle = asyncio.get_running_loop().call_later(self._idle_stop_s, self._stop)
 
     def wake(self) -> None:
-        """There is a call again."""
+        """Do not close the link: there is a call again."""
         if self._idle is not None:
             self._idle.cancel()
             self._idle = None

@@ -1,4 +1,4 @@
-"""What one conversation has received of its server's lists of tools, prompts and resources."""
+"""The lists of tools, prompts and resources that one conversation has received from its server."""
 
 from gateway.protocol.listing import Names, Tools
 from gateway.protocol.methods import lists_of
@@ -9,7 +9,7 @@ Listed = Tools | Names
 
 
 class Lists:
-    """By the method of the list. A server may list different things to each session."""
+    """Received lists, by the method of the list. A server may list different items to each session."""
 
     __slots__ = ("asked_at", "changed", "known")
 
@@ -19,7 +19,7 @@ class Lists:
         self.asked_at: dict[str, float] = {}
 
     def forget(self, kind: str) -> None:
-        """The server says that its lists of that kind (tools, prompts, resources) have changed."""
+        """Drop the lists of a kind (tools, prompts, resources): the server has announced a change."""
         for row in lists_of(kind):
             self.known.pop(row.name, None)
             self.asked_at.pop(row.name, None)

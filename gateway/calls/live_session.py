@@ -208,16 +208,16 @@ class LiveSession(Usage):
         self.new_process = "context"
         await asyncio.gather(*(c.close() for c in conversations), return_exceptions=True)
 
-    async def close(self, *, over: bool = True, lost: bool = False) -> None:
+    async def close(self, *, over: bool = True, taken_over: bool = False) -> None:
         """End everything that this replica holds of the session. No process of it is left when this returns.
 
         `over` False: the gateway stops and the session continues. Its recorded streams stay for a later process.
-        `lost`: another replica has taken it over, so the outcome of calls in flight is unknown.
+        `taken_over`: another replica has taken it over, so the outcome of calls in flight is unknown.
         """
         self._step(LiveEvent.END if over else LiveEvent.HAND_OVER)
         reason = "the session has ended" if over else "the gateway stops"
         for exchange in {*self.exchanges, *self.suspended.values()}:
-            if exchange.conversation is not None and lost:
+            if exchange.conversation is not None and taken_over:
                 exchange.conversation.fail(exchange, OUTCOME_UNKNOWN, _TAKEN_OVER)
             elif exchange.conversation is not None:
                 exchange.conversation.cancel(exchange, reason)

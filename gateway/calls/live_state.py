@@ -8,24 +8,24 @@ __all__ = ["GONE", "LIVE", "LiveEvent", "LiveState"]
 
 
 class LiveState(StrEnum):
-    """Where a session is in its life on this replica."""
+    """The state of a session on this replica."""
 
     OPENING = "opening"
-    """Streams that an earlier process has left open have yet to be ended."""
+    """Streams that an earlier process left open have yet to be ended."""
     LIVE = "live"
     DRAINING = "draining"
-    """Its streams end; calls in flight go on."""
+    """Its streams end. Calls in flight continue."""
     ENDED = "ended"
     ELSEWHERE = "elsewhere"
-    """It lives on another replica, or in a later process. Its sessions at servers behind URLs are kept."""
+    """Another replica or a later process continues it. Its sessions at servers behind URLs are kept."""
 
 
 class LiveEvent(StrEnum):
-    """What happens to it."""
+    """What happens to a live session."""
 
     RECOVER = "recover"
     UNRECOVERED = "unrecovered"
-    """The store has failed the recovery; the next request tries again."""
+    """The store failed during the recovery. The next request tries again."""
     DRAIN = "drain"
     END = "end"
     HAND_OVER = "hand over"

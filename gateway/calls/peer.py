@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 class Peer:
-    """One server, as the gateway sends to it."""
+    """Sends messages to one server, and waits for the answers to the gateway's own requests."""
 
     # Without a dictionary each: there are as many as there are sessions.
     __slots__ = ("_last_number", "_links", "_own", "_source")
@@ -48,7 +48,7 @@ class Peer:
 
     @property
     def era(self) -> Era:
-        """The era that the server is spoken to in."""
+        """The era of the protocol that is used with the server."""
         return self._source.era
 
     @property
@@ -68,7 +68,7 @@ class Peer:
 
     @property
     def last_words(self) -> list[str]:
-        """The last lines on stderr of a process that is gone."""
+        """The last lines on stderr of a process that has ended."""
         return self._links.last_words
 
     async def ready(self) -> None:
@@ -84,7 +84,7 @@ class Peer:
         return self._last_number
 
     async def ask(self, method: str, params: bytes | None) -> Message:
-        """A request of the gateway's own, and its answer. Raises `LinkClosed` when the link ends before the answer."""
+        """Send a request of the gateway's own, and return the answer. Raises `LinkClosed` if the link ends first."""
         link, number = self._links.require(), self._next_number()
         answer = self._own.expect(number)
         try:
@@ -95,7 +95,7 @@ class Peer:
         return await answer
 
     def request(self, method: str, params: bytes) -> None:
-        """A request whose answer nobody waits for."""
+        """Send a request of the gateway's own without waiting for its answer."""
         self._send_or_drop(encode_request(self._next_number(), method, params))
 
     def _send_or_drop(self, frame: bytes) -> None:
@@ -103,7 +103,7 @@ class Peer:
             self._links.require().send(frame)
 
     def want_log_level(self, level: str) -> None:
-        """Have a legacy server log from that level on, on behalf of a modern client (`gateway.calls.log_level`)."""
+        """Set the log level of a legacy server on behalf of a modern client (`gateway.calls.log_level`)."""
         if is_lower(level, self._links.log_level, self.initialize_result):
             self._links.log_level_is(level)
             self.request("logging/setLevel", encode({"level": level}))

@@ -1,4 +1,4 @@
-"""Requests the gateway makes of a server itself: what waits for their answers."""
+"""The gateway's own requests to a server that have no answer yet."""
 
 import asyncio
 
@@ -8,7 +8,7 @@ __all__ = ["PendingRequests"]
 
 
 class PendingRequests:
-    """By their numbers."""
+    """The pending requests of one conversation, by number."""
 
     def __init__(self) -> None:
         self._waiting: dict[int, asyncio.Future[Message]] = {}
@@ -17,14 +17,14 @@ class PendingRequests:
         return bool(self._waiting)
 
     def expect(self, number: int) -> asyncio.Future[Message]:
-        """The answer to come."""
+        """A future for the answer to request `number`."""
         answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
         self._waiting[number] = answer
         answer.add_done_callback(lambda _: self._waiting.pop(number, None))
         return answer
 
     def settle(self, message: Message) -> bool:
-        """An answer came; whether it was to one of these."""
+        """Set the answer to one of these requests. False if the message answers none of them."""
         answer = self._waiting.get(message.id) if isinstance(message.id, int) else None
         if answer is None:
             return False
@@ -33,7 +33,7 @@ class PendingRequests:
         return True
 
     def fail(self, number: object, error: Exception) -> None:
-        """No answer will come to that request; None: to none of them."""
+        """Fail the request with that number, or all requests if `number` is None: no answer will come."""
         for waiting, answer in list(self._waiting.items()):
             if number in (None, waiting) and not answer.done():
                 answer.set_exception(error)

@@ -125,7 +125,7 @@ class IsolatedRouter(_Router):
 
     def _addressee(self, conversation: Conversation) -> tuple[LiveSession | None, Exchange | None]:
         calls = _calls(conversation)
-        if len(calls) == 1 or (calls and not self._live.listeners):
+        if len(calls) == 1 or (calls and not self._live.open_streams):
             return self._live, calls[-1]
         return self._live, None
 

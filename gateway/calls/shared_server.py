@@ -1,4 +1,4 @@
-"""What one session may not take from the others that share its server's process. Pure."""
+"""Requests of one session that would affect the other sessions of a shared server process. Pure."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -8,15 +8,15 @@ import msgspec
 from session_store import Session
 from transports.jsonrpc import Object, encode
 
-__all__ = ["LEVELS", "considerate"]
+__all__ = ["LEVELS", "params_for_shared"]
 
 LEVELS: Final = ("debug", "info", "notice", "warning", "error", "critical", "alert", "emergency")
 
 
-def considerate(method: str, params: Object, others: Sequence[Session]) -> Object | None:
-    """A request's params as the shared process is to see them; None when it is not to see the request at all.
+def params_for_shared(method: str, params: Object, others: Sequence[Session]) -> Object | None:
+    """The params of a request for the shared process. None if the request must not be sent.
 
-    A subscription stays while another session holds it, and the log level is the lowest that any of them asked for.
+    A subscription stays while one of the `others` has it. The log level is the lowest that any session has set.
     """
     if method == "resources/unsubscribe":
         uri = msgspec.json.decode(params.get("uri", b"null"))

@@ -8,11 +8,11 @@ from transports.jsonrpc import RequestId, encode
 __all__ = ["STANDALONE", "call_of_stream", "stream_of_call"]
 
 STANDALONE: Final = "standalone"
-"""The stream that belongs to no call: what a legacy client reads with its GET."""
+"""The name of the stream that belongs to no call. A legacy client reads it with GET."""
 
 
 def stream_of_call(session: Session, number: int, upstream: str, client_id: RequestId) -> str:
-    """The stream of a call. The epoch makes the name unique if several processes have served the session."""
+    """The name of a call's stream. The epoch makes it unique if several processes have served the session."""
     return f"{session.epoch}/{number}/{upstream}/{encode(client_id).decode()}"
 
 

@@ -1,4 +1,4 @@
-"""What is using a session at the moment: how many calls and streams, and how much memory they hold. Pure."""
+"""The present uses of a session: how many calls and streams, and how much memory they hold. Pure."""
 
 from typing import Self
 
@@ -9,16 +9,16 @@ class Usage:
     """Counts the uses of one session. The idle time of a session counts from the end of the last use.
 
     `in_use` alone changes `busy` (uses that have not ended), `held_bytes` (request bodies of calls in flight, the large
-    ones) and `listeners` (open standalone streams).
+    ones) and `open_streams` (standalone streams).
     """
 
     # A base class, so that a session takes no second object for it.
-    __slots__ = ("_was_used", "busy", "held_bytes", "listeners")
+    __slots__ = ("_was_used", "busy", "held_bytes", "open_streams")
 
     def __init__(self) -> None:
         self.busy = 0
         self.held_bytes = 0
-        self.listeners = 0
+        self.open_streams = 0
         self._was_used = False  # since `take_use`
 
     def in_use(self, *, held: int = 0, is_stream: bool = False) -> "Use":
@@ -28,13 +28,13 @@ class Usage:
         """
         self.busy += 1
         self.held_bytes += held
-        self.listeners += is_stream
+        self.open_streams += is_stream
         return Use(self, held, is_stream)
 
     def _release(self, held: int, is_stream: bool) -> None:
         self.busy -= 1
         self.held_bytes -= held
-        self.listeners -= is_stream
+        self.open_streams -= is_stream
         self._was_used = True
 
     @property

@@ -13,7 +13,7 @@ from gateway.bridge.subscription_relay import caller_of
 from gateway.calls.call import Call
 from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import Exchange
-from gateway.calls.shared_server import considerate
+from gateway.calls.shared_server import params_for_shared
 from gateway.protocol.methods import LISTS, METHODS, RECORDED
 from gateway.relay.admission import Admission
 from gateway.relay.aggregation import empty_result
@@ -82,7 +82,7 @@ class Dispatch:
             params, meta = legacy_params(params), legacy_meta(meta)
         if upstream.settings.shared:
             others = [live.session for live in conversation.users if live is not None and live is not exchange.live]
-            seen = considerate(call.method, params, others)
+            seen = params_for_shared(call.method, params, others)
             if seen is None:
                 exchange.finish(empty_result())
                 return

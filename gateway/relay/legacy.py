@@ -161,7 +161,7 @@ class LegacyClients:
                 stream = await self._events.stream_of(live.session.id, last_event_id)
             except UnknownEvent:
                 raise unknown_event() from None
-        if stream == STANDALONE and live.listeners:
+        if stream == STANDALONE and live.open_streams:
             raise stream_taken()
         return StreamReply(live, stream, last_event_id, events=self._events)
 

@@ -110,18 +110,18 @@ class SessionLifecycle:
 
     def taken_over(self, session_id: str) -> None:
         """Close a session that another replica has taken over. What becomes of its calls in flight is unknown."""
-        self._close_soon(session_id, over=False, lost=True)
+        self._close_soon(session_id, over=False, taken_over=True)
 
-    async def close(self, session_id: str, *, over: bool = True, lost: bool = False) -> None:
+    async def close(self, session_id: str, *, over: bool = True, taken_over: bool = False) -> None:
         """Release what this replica holds of a session; the arguments are those of `LiveSession.close`."""
         live = self._live.remove(session_id)
         if live is not None:
             self._on_close(live)
-            await live.close(over=over, lost=lost)
+            await live.close(over=over, taken_over=taken_over)
 
-    def _close_soon(self, session_id: str, *, over: bool = True, lost: bool = False) -> asyncio.Task[None]:
+    def _close_soon(self, session_id: str, *, over: bool = True, taken_over: bool = False) -> asyncio.Task[None]:
         # In the background: a child process that does not exit must not delay the next round of `keep_alive`.
-        return self._tasks.spawn(self.close(session_id, over=over, lost=lost))
+        return self._tasks.spawn(self.close(session_id, over=over, taken_over=taken_over))
 
     async def _announce(self, session_id: str) -> None:
         try:

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.calls.shared_server import LEVELS, considerate
+from gateway.calls.shared_server import LEVELS, params_for_shared
 from session_store import Session
 from session_store.testing import FakeClock, a_session
 from transports.jsonrpc import encode
@@ -21,22 +21,22 @@ def params(**members: Any) -> dict[str, msgspec.Raw]:
 
 def test_a_subscription_ends_with_the_last_session_that_holds_it() -> None:
     uri = params(uri="note://a")
-    assert considerate("resources/unsubscribe", uri, [other(subscriptions=("note://a",)), other()]) is None
-    assert considerate("resources/unsubscribe", uri, [other(subscriptions=("note://b",))]) is uri
-    assert considerate("resources/unsubscribe", uri, []) is uri
+    assert params_for_shared("resources/unsubscribe", uri, [other(subscriptions=("note://a",)), other()]) is None
+    assert params_for_shared("resources/unsubscribe", uri, [other(subscriptions=("note://b",))]) is uri
+    assert params_for_shared("resources/unsubscribe", uri, []) is uri
 
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_the_process_has_the_lowest_level_that_any_session_asked_for(level: str) -> None:
-    wanted = considerate("logging/setLevel", params(level=level), [other(log_level="warning"), other()])
+    wanted = params_for_shared("logging/setLevel", params(level=level), [other(log_level="warning"), other()])
     assert wanted == params(level=min(level, "warning", key=LEVELS.index))
 
 
 def test_a_level_that_is_none_is_for_the_server_to_refuse() -> None:
     unknown = params(level="loud")
-    assert considerate("logging/setLevel", unknown, [other(log_level="debug")]) is unknown
+    assert params_for_shared("logging/setLevel", unknown, [other(log_level="debug")]) is unknown
 
 
 def test_other_requests_pass_as_they_are() -> None:
     call = params(name="x")
-    assert considerate("tools/call", call, [other()]) is call
+    assert params_for_shared("tools/call", call, [other()]) is call

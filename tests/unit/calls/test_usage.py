@@ -8,12 +8,12 @@ from gateway.calls.usage import Usage
 def test_a_use_counts_until_it_is_released_and_no_longer() -> None:
     live = Usage()
     call, stream = live.in_use(held=100), live.in_use(is_stream=True)
-    assert (live.busy, live.held_bytes, live.listeners, live.is_busy) == (2, 100, 1, True)
+    assert (live.busy, live.held_bytes, live.open_streams, live.is_busy) == (2, 100, 1, True)
     call.release()
     call.release()
-    assert (live.busy, live.held_bytes, live.listeners) == (1, 0, 1)
+    assert (live.busy, live.held_bytes, live.open_streams) == (1, 0, 1)
     stream.release()
-    assert (live.busy, live.listeners, live.is_busy) == (0, 0, False)
+    assert (live.busy, live.open_streams, live.is_busy) == (0, 0, False)
 
 
 def test_a_use_ends_with_its_block_when_that_fails() -> None:
