@@ -55,14 +55,17 @@ class Forwarded(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Cluster:
-    """This replica among the others that share its store."""
+    """This replica as a member of the replicas that share its store.
 
-    def __init__(self, directory: Directory, sessions: SessionStore, *, lost: Callable[[str], None]) -> None:
+    `taken_over` is called with the id of each session that another replica has claimed from this one.
+    """
+
+    def __init__(self, directory: Directory, sessions: SessionStore, *, taken_over: Callable[[str], None]) -> None:
         self.replica = secrets.token_hex(6)  # operators type it: it must not look like an option
         self.address = ""
         self._directory = directory
         self._sessions = sessions
-        self._lost = lost
+        self._taken_over = taken_over
         self._lease_until = 0.0
         self._reachable_since: float | None = None
         self.is_leaving = False
@@ -91,13 +94,13 @@ class Cluster:
         """Renew the lease."""
         began = monotonic()
         lived = began < self._lease_until
-        lost = await self._directory.renew_lease(self.replica, self.address if self.is_reachable else "", LEASE_S)
+        taken = await self._directory.renew_lease(self.replica, self.address if self.is_reachable else "", LEASE_S)
         self._lease_until = began + LEASE_S
         if self._reachable_since is None:
             self._reachable_since = began
-        for session_id in lost:
+        for session_id in taken:
             logger.warning("another replica has taken over a session", extra={"session": session_id[:8]})
-            self._lost(session_id)
+            self._taken_over(session_id)
             if lived:
                 self._taken[session_id] = None
                 self.doubted.set()

@@ -86,7 +86,7 @@ def _foundation(settings: Settings, ring: KeyRing, clock: Callable[[], float], s
     backend.protect(live.in_use)
     metrics = Metrics()
     taken_over: Listeners[str] = Listeners()
-    cluster = Cluster(backend.directory, backend.sessions, lost=taken_over.notify) if backend.is_shared else None
+    cluster = Cluster(backend.directory, backend.sessions, taken_over=taken_over.notify) if backend.is_shared else None
     rates = RateLimits(options.policy, backend.rates)
     return Foundation(
         settings=settings,
@@ -157,7 +157,7 @@ def _operating(base: Foundation, callers: Callers, sessions: SessionParts, serve
         backend=backend,
         replicas=PeerReplicas(replica, backend, queries),
         ending=sessions.lifecycle,
-        record=lambda reason: base.audit.tell("operated", reason=reason),
+        record=lambda reason: base.audit.record("operated", reason=reason),
         clock=base.clock,
     )
     routes = operator_routes(

@@ -66,7 +66,7 @@ class Ownership(RuleBasedStateMachine):
             self.held.append(held)
             directory: Any = Interrupted(self.backend.directory, self)
             sessions: Any = Interrupted(self.backend.sessions, self)
-            replica = Cluster(directory, sessions, lost=lambda i, held=held: held.pop(i, None))  # type: ignore[misc]
+            replica = Cluster(directory, sessions, taken_over=lambda i, held=held: held.pop(i, None))  # type: ignore[misc]
             replica.advertise(f"http://{n}")
             self.replicas.append(replica)
             self.beat(n)

@@ -48,7 +48,9 @@ class Parts:
         self.rules = ContextRules((), "direct")
         self.cluster: Cluster | None = None
         if clustered:
-            self.cluster = Cluster(self.backend.directory, self.store, lost=lambda i: self.lifecycle.taken_over(i))
+            self.cluster = Cluster(
+                self.backend.directory, self.store, taken_over=lambda i: self.lifecycle.taken_over(i)
+            )
         policy = policy or PolicySettings()
         quotas = PrincipalQuotas(
             policy,
