@@ -81,7 +81,7 @@ class Access:
         if name is None:
             self._attempts.wrong(network)
             CLIENT.set(network)
-            self._audit.tell("refused", reason="unknown operator key")
+            self._audit.record("refused", reason="unknown operator key")
         return name
 
     async def sign_in(self, request: Request, response: Response, key: str) -> bool:
@@ -100,7 +100,7 @@ class Access:
             httponly=True,
             samesite="strict",
         )
-        self._audit.tell("operated", reason=f"the operator {name} has signed in")
+        self._audit.record("operated", reason=f"the operator {name} has signed in")
         return True
 
     async def sign_out(self, request: Request, response: Response) -> None:
@@ -112,7 +112,7 @@ class Access:
         signed_in = self._signed_in(request)
         if signed_in is not None:
             await self._marks.drop(_mark(signed_in[1]))
-            self._audit.tell("operated", reason=f"the operator {signed_in[0]} has signed out")
+            self._audit.record("operated", reason=f"the operator {signed_in[0]} has signed out")
         response.delete_cookie(_COOKIE, path=f"{request.scope.get('root_path', '')}/admin")
 
 

@@ -78,8 +78,8 @@ class PrometheusExporter:
         events = CounterMetricFamily(
             "mcp_gateway_session_events", "Session events and refusals by kind", labels=["event"]
         )
-        for event in _EVENTS | self._audit.told.keys():
-            events.add_metric([event], self._audit.told[event])
+        for event in _EVENTS | self._audit.counts.keys():
+            events.add_metric([event], self._audit.counts[event])
         yield events
         yield CounterMetricFamily("mcp_gateway_audit_lost", "Audit events that were dropped", value=self._audit.lost)
 

@@ -76,7 +76,7 @@ class SessionMiddleware:
         try:
             who = await self._gateway.identity.authenticate(headers, peer_of(scope))
         except Refused as refused:
-            self._gateway.audit.tell("refused", era=request.era, reason=str(refused))
+            self._gateway.audit.record("refused", era=request.era, reason=str(refused))
             raise
         await self._gateway.rates.message(who.principal, request.client)
         correlation = correlation_id(headers, {})

@@ -41,7 +41,7 @@ class Audit:
     """Records audit events. They are buffered until the next `flush`, so a forged token costs the store nothing."""
 
     def __init__(self, trail: AuditTrail, clock: Callable[[], float], settings: AuditSettings | None = None) -> None:
-        self.told: Counter[str] = Counter()  # what happened to sessions, since this process began
+        self.counts: Counter[str] = Counter()  # events since the process began, by name
         self.lost = 0
         self._trail = trail
         self._clock = clock
@@ -57,7 +57,7 @@ class Audit:
         self._dropped = 0
         self._tasks = Tasks("audit")
 
-    def tell(
+    def record(
         self,
         event: Literal["created", "resumed", "expired", "evicted", "ended", "refused", "operated"],
         *,
@@ -70,7 +70,7 @@ class Audit:
         """Record one event. `session` is the session's record, or its id where the record is not at hand. `era` and
         `principal` are those of the request, where there is no record."""
         record = session if isinstance(session, Session) else None
-        told = AuditEvent(
+        recorded = AuditEvent(
             at=self._clock(),
             event=event,
             session=redact(session if isinstance(session, str) else session.id),
@@ -82,14 +82,14 @@ class Audit:
             tool=tool,
             client=CLIENT.get() if event == "refused" else "",
         )
-        self.told[event] += 1
+        self.counts[event] += 1
         if event == "refused":
-            whose = "strangers" if part_of(told) == "strangers" else "named"
-            if self._repeated[whose].take(told) is None:
+            whose = "strangers" if part_of(recorded) == "strangers" else "named"
+            if self._repeated[whose].take(recorded) is None:
                 return
-        self._tell(told)
+        self._add_and_log(recorded)
 
-    def _tell(self, event: AuditEvent) -> None:
+    def _add_and_log(self, event: AuditEvent) -> None:
         self._add(event)
         shown = {name: getattr(event, name) for name in ("session", "era", "principal", "client", "tool", "reason")}
         what = _TITLES.get(event.event, f"session {event.event}")
@@ -142,7 +142,7 @@ class Audit:
             self._dropped = 0
         for repeated in self._repeated.values():
             for summed in repeated.sums():
-                self._tell(summed)
+                self._add_and_log(summed)
         events, self._waiting = self._waiting, deque()
         if events and (self._file is not None or self._to_stderr):
             self._write(b"".join(msgspec.json.encode(event) + b"\n" for event in events))

@@ -98,7 +98,7 @@ class ToolCalls:
             decision = _UNLISTED
         if not decision.allowed:
             tool = f"{server}/{name[:MAX_LOGGED_NAME]}"
-            self._audit.tell("refused", session=session, reason=decision.reason, tool=tool)
+            self._audit.record("refused", session=session, reason=decision.reason, tool=tool)
             raise unknown_tool(name)
         return decision
 

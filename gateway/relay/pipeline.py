@@ -56,7 +56,7 @@ class Pipeline:
             raise refused from None
         except Refused as refused:
             if who is not None and (refused.code == TOO_OFTEN or is_bad_request_state(refused)):
-                self._audit.tell("refused", era=request.era, principal=str(who.principal), reason=str(refused))
+                self._audit.record("refused", era=request.era, principal=str(who.principal), reason=str(refused))
             self._watching.refused(request, None if who is None else who.principal, refused)
             raise
         if isinstance(answer, ImmediateReply):
@@ -110,13 +110,13 @@ class Pipeline:
                 if who is None:
                     who = await self._identity.verify(request.headers)
             except Refused as refused:
-                self._audit.tell("refused", era=request.era, reason=str(refused))
+                self._audit.record("refused", era=request.era, reason=str(refused))
                 raise
         if request.forwarded is None:  # else it was counted where it came from
             try:
                 await self._rates.message(who.principal, request.client)
             except Refused as refused:
-                self._audit.tell("refused", era=request.era, principal=str(who.principal), reason=str(refused))
+                self._audit.record("refused", era=request.era, principal=str(who.principal), reason=str(refused))
                 raise
         return RequestContext(who.principal, who.granted, correlation)
 

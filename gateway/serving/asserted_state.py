@@ -32,7 +32,7 @@ class AssertedState:
         token = request.headers.get("authorization", "").removeprefix("Bearer ")
         session_id = self._assertions.session_of(token)
         if session_id is None:
-            self._audit.tell("refused", reason="invalid or expired session assertion")
+            self._audit.record("refused", reason="invalid or expired session assertion")
             raise HTTPException(401, f"send the {HEADER} of a request of the last minute as Authorization: Bearer")
         session = await self._store.peek(session_id)
         if session is None:

@@ -66,7 +66,7 @@ class SessionAttacher:
         was_released = is_new and unowned and self._cluster is not None
         live = self._live.of(session, new_process="drain" if was_released else "")
         if is_new:
-            self._audit.tell("resumed", session=session)
+            self._audit.record("resumed", session=session)
         await live.recover()
         return live
 
@@ -88,4 +88,4 @@ class SessionAttacher:
     def take_over(self, session: Session) -> None:
         """Attach a session that this replica has claimed from an owner that is gone."""
         self._live.of(session, new_process="takeover")
-        self._audit.tell("resumed", session=session, reason="taken over from a replica that does not answer")
+        self._audit.record("resumed", session=session, reason="taken over from a replica that does not answer")

@@ -82,7 +82,7 @@ class SessionLifecycle:
 
     def created(self, session: Session, reason: str = "") -> None:
         """Record in the audit trail that a session was created."""
-        self._audit.tell("created", session=session, reason=reason)
+        self._audit.record("created", session=session, reason=reason)
 
     # -- ending
 
@@ -93,7 +93,7 @@ class SessionLifecycle:
         for child in () if found is None else found.children:
             await self.end(child, f"its parent session ended: {reason}")
         if ended:
-            self._audit.tell("ended", session=found or session_id, reason=reason)
+            self._audit.record("ended", session=found or session_id, reason=reason)
             if found is not None:
                 await self._quotas.release_session(found)
         closing = self._close_soon(session_id)
@@ -137,7 +137,7 @@ class SessionLifecycle:
         for gone in await self._store.sweep():
             live = self._live.get(gone.session_id)
             session = None if live is None else live.session
-            self._audit.tell(gone.reason, session=session or gone.session_id)
+            self._audit.record(gone.reason, session=session or gone.session_id)
             if session is not None:
                 await self._quotas.release_session(session)
             self._close_soon(gone.session_id)

@@ -70,7 +70,7 @@ class SessionLookup:
         return None
 
     def _refused(self, era: Era, principal: Principal, reason: str, session_id: str = "") -> None:
-        self._audit.tell("refused", session=session_id, era=era, principal=str(principal), reason=reason)
+        self._audit.record("refused", session=session_id, era=era, principal=str(principal), reason=reason)
 
     async def _refused_id(self, session_id: str, era: Era, principal: Principal) -> None:
         fate = await self._store.fate(session_id)

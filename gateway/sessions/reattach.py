@@ -50,7 +50,7 @@ class InitializeResolver:
             return await self._resolver.resume_by_id(request.forwarded.session_id, who, request.era)
         resolved = await self._resume(request, who, client)
         if resolved is not None:
-            self._audit.tell("resumed", session=resolved.live.session, reason="initialized again")
+            self._audit.record("resumed", session=resolved.live.session, reason="initialized again")
             return resolved
         alias = None
         if "principal" in self._reattach:

@@ -22,7 +22,7 @@ async def test_while_the_store_is_away_strangers_displace_nobody() -> None:
 
     audit = Audit(Away(), lambda: 0.0)
     for number in range(30_000):
-        audit.tell("created", session=f"s{number}", principal="anonymous" if number > 10 else "api-key:alice")
+        audit.record("created", session=f"s{number}", principal="anonymous" if number > 10 else "api-key:alice")
     with pytest.raises(ConnectionError):
         await audit._flush()
     assert audit._dropped == 10_000
@@ -45,7 +45,7 @@ async def test_a_store_that_is_away_makes_no_line_twice(tmp_path: Path) -> None:
     file, trail = tmp_path / "audit.jsonl", Silent()
     audit = Audit(trail, lambda: 0.0, AuditSettings(file=str(file)))
     for number in range(3):
-        audit.tell("ended", session=f"session-{number}")
+        audit.record("ended", session=f"session-{number}")
         with pytest.raises(StoreUnavailable):
             await audit.flush()
     trail.is_away = False
