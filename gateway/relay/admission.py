@@ -15,7 +15,7 @@ from gateway.calls.call import Call
 from gateway.calls.conversation import Conversation
 from gateway.calls.lists import Listed
 from gateway.config.policy import PolicySettings
-from gateway.errors import unknown_method, unknown_prompt, unknown_resource
+from gateway.errors import unknown_method, unknown_prompt, unknown_resource, unknown_tool
 from gateway.observability.audit import Audit
 from gateway.policy.decisions import Policy
 from gateway.policy.tool_calls import MAX_LOGGED_NAME, Steps, ToolCalls
@@ -145,6 +145,8 @@ class Admission:
             pass
         elif call.method == "subscriptions/listen":
             return self._listen(upstream.name, call)
+        elif row.kind == "tools":
+            missing = self._tool(upstream.name, lists, call, text_of(call.params, row.named))
         elif row.kind == "prompts":
             missing = self._prompt(upstream.name, lists, call, text_of(call.params, row.named))
         else:
@@ -164,6 +166,15 @@ class Admission:
         if self._audit.calls:
             exchange.audit(self._audit.call_watcher(session, f"{upstream.name}/{tool}"))
         return self._calls.checked(decision, tools, session, name, call.params)
+
+    def _tool(self, server: str, lists: _Lists, call: Call, name: str) -> _Missing | None:
+        """Decide on a request that names a tool and does not call it."""
+        tools = lists.tools(name)
+        if isinstance(tools, _Missing):
+            return tools
+        if name not in tools or not self._policy.decide(call.exchange.context, server, name).allowed:
+            raise unknown_tool(name)
+        return None
 
     def _compare(self, upstream: ConfiguredUpstream, tools: Tools) -> None:
         """Compare the patterns of a server that could not be asked at the start with its tools, at its first call.

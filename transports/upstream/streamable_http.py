@@ -118,8 +118,8 @@ class HttpLink:
         if message.is_request:
             if message.method == "initialize":
                 self._initialize_id = message.id
-            modern = _MODERN.encode() in bytes(params.get("_meta", b""))
-            work = self._ask_modern(frame, message, params) if modern else self._ask(frame, message)
+            version = modern_version(params)
+            work = self._ask_modern(frame, message, params, version) if version else self._ask(frame, message)
             self._run(message.id, work)
         elif message.method == _CANCELLED and not self._version:
             # Closing its stream cancels a request of the modern era. Without a stream, nothing is in flight.
@@ -165,10 +165,9 @@ class HttpLink:
             await asyncio.wait([self._told])
         await self._post(frame, message, self._session_headers())
 
-    async def _ask_modern(self, frame: bytes, message: Message, params: Object) -> None:
-        meta = msgspec.json.decode(params["_meta"])
+    async def _ask_modern(self, frame: bytes, message: Message, params: Object, version: str) -> None:
         method = str(message.method)
-        headers = {"mcp-protocol-version": str(meta[_MODERN]), "mcp-method": method}
+        headers = {"mcp-protocol-version": version, "mcp-method": method}
         source = NAME_SOURCES.get(method)
         if source in params:
             headers["mcp-name"] = encode_header_value(str(msgspec.json.decode(params[source])))
@@ -293,3 +292,18 @@ def _resumed(state: str) -> tuple[str, str]:
     except msgspec.MsgspecError:
         return "", ""
     return version, session
+
+
+def modern_version(params: Object) -> str:
+    """The protocol version that a modern request names in `_meta` (MCP 2026-07-28, Versioning); empty for a legacy one.
+
+    Only the key counts: a legacy client may write the same text as a value.
+    """
+    meta = bytes(params.get("_meta", b""))
+    if _MODERN.encode() not in meta:
+        return ""
+    try:
+        version = msgspec.json.decode(meta, type=dict[str, msgspec.Raw]).get(_MODERN)
+        return "" if version is None else msgspec.json.decode(version, type=str)
+    except msgspec.MsgspecError:
+        return ""

@@ -10,11 +10,12 @@ import pytest
 from gateway.calls.call import Call
 from gateway.calls.exchange import Exchange
 from gateway.config.policy import PolicySettings
-from gateway.config.upstreams import ItemSettings
+from gateway.config.upstreams import ItemSettings, ToolSettings
 from gateway.observability.audit import Audit
 from gateway.policy.decisions import Policy, ServerPolicy
 from gateway.policy.tool_calls import ToolCalls
-from gateway.protocol.listing import Names
+from gateway.protocol.listing import Names, Tools
+from gateway.protocol.methods import METHODS, Method
 from gateway.protocol.schemas import Schemas
 from gateway.relay.admission import Admission
 from session_store import Context
@@ -125,3 +126,15 @@ def test_a_subscription_is_left_with_the_resources_that_the_session_may_see() ->
     params = rules.admit_now(cast("Any", Server(Inventory())), CONVERSATION, wanted)
     assert params is not None
     assert msgspec.json.decode(params["notifications"]) == {"resourceSubscriptions": ["db://t/1"]}
+
+
+def test_a_request_that_names_a_tool_and_is_no_call_is_decided_on_as_the_tool(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = Method("tools/describe", frozenset({"legacy"}), "tools", named="name")
+    monkeypatch.setattr("gateway.relay.admission.METHODS", {**METHODS, row.name: row})
+    rules = admission(tools={"secret*": ToolSettings(direct_only=True)})
+    server = cast("Any", Server(Inventory(tools=cast("Any", Tools([{"name": "open"}, {"name": "secret"}])))))
+    server.facts = lambda: None
+    wanted, hidden = call(row.name, name="open"), call(row.name, name="secret")
+    assert asyncio.run(rules.admit(server, wanted)) is wanted.params
+    with pytest.raises(Refused, match="secret"):
+        asyncio.run(rules.admit(server, hidden))
