@@ -1,1 +1,1 @@
-"""Which session a request belongs to, and the life of sessions."""
+"""Resolves requests to sessions, and creates, keeps and ends sessions."""

@@ -11,14 +11,15 @@ __all__ = ["default_alias", "reattach_alias"]
 
 
 def default_alias(request: Request, principal: Principal) -> str | None:
-    """The alias of the default session of a principal with a client. Only modern, authenticated clients have one."""
+    """The alias of the default session of a principal and a client. Only modern, authenticated clients have one."""
     if request.era is not Era.MODERN or principal.is_anonymous:
         return None
     return json.dumps(["default", principal.issuer, principal.subject, modern_client(request).name])
 
 
 def reattach_alias(principal: Principal, client: str, endpoint: str) -> str | None:
-    """The alias of the session that `initialize` resumes if re-attaching by principal is switched on."""
+    """The alias of the session that `initialize` resumes if re-attaching by principal is switched on. None for an
+    anonymous client."""
     return (
         None
         if principal.is_anonymous

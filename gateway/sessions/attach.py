@@ -53,12 +53,12 @@ class SessionAttacher:
         """
         live = self._live.get(session.id)
         if live is None or not live.recovered or session.owner != self._replica:
-            live = await self._attached_anew(session, granted)
+            live = await self._attach_again(session, granted)
         else:
             live.replace_record(session, is_read=True)
         return await self._with_context(live, granted)
 
-    async def _attached_anew(self, session: Session, granted: CredentialClaims | None) -> LiveSession:
+    async def _attach_again(self, session: Session, granted: CredentialClaims | None) -> LiveSession:
         unowned = not session.owner
         if self._cluster is not None:
             session = await self._cluster.own(session, session.principal, granted)

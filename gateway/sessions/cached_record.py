@@ -1,4 +1,4 @@
-"""When this replica may serve a session from its cached record, without asking the store.
+"""Decides when this replica may serve a session from its cached record, without asking the store.
 
 A cached record is what the store last returned for a live session. Every rule here starts from the same condition: the
 record belongs to the principal of the request, and its context is what the credential and the operator's rules give

@@ -1,4 +1,4 @@
-"""How requests carry their session (tokens in headers and `_meta`, cookies), and who the client says it is. Pure."""
+"""Reads and writes the carriers of sessions: tokens in headers and `_meta`, cookies. Reads client names. Pure."""
 
 from typing import Any, Final
 
@@ -45,6 +45,7 @@ def cookies_of(request: Request) -> list[str]:
 
 
 def modern_client(request: Request) -> ClientFacts:
+    """The client that the `_meta` of a modern request names."""
     info = request.meta.get("io.modelcontextprotocol/clientInfo")
     return client_facts(info, request.protocol_version)
 
@@ -61,6 +62,7 @@ def client_facts(info: Any, protocol_version: str, initialize_params: bytes = b"
 
 
 def same_client(session: Session, request: Request, facts: ClientFacts) -> bool:
+    """Whether a session belongs to a legacy client of that name at the endpoint of the request."""
     return session.client.name == facts.name and session.endpoint == request.endpoint and session.era == Era.LEGACY
 
 

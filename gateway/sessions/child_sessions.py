@@ -1,8 +1,8 @@
-"""Several sessions of one client at one server, named by handles (the pattern of SEP-2567).
+"""Child sessions: several sessions of one client at one server, named by handles (the pattern of SEP-2567).
 
 The server needs no support for it. With the setting `handles`, its tools take an optional argument `session`, and two
-more tools open and close such sessions. A handle names a child of the session the call came in, or of
-any session of the same principal. Handles of others name nothing.
+more tools open and close such sessions. A handle names a child of the session of the call, or of any session of the
+same principal. Handles of other principals are unknown.
 """
 
 import json
@@ -105,7 +105,7 @@ class ChildSessions:
         found = await self._store.resume_alias(_alias(live.session, given)) if given.startswith(_PREFIX) else None
         if found is None:
             raise unknown_handle(name, given)
-        if found.id != live.session.id:  # else the call was passed on to the replica that has the child
+        if found.id != live.session.id:  # else the call was forwarded to the replica that owns the child
             exchange.move_to((await self._attacher.attach(found, exchange.granted)).live)
         rest = {key: value for key, value in arguments.items() if key != ARGUMENT}
         return params | {"arguments": msgspec.Raw(encode(rest))}

@@ -1,4 +1,4 @@
-"""Which stored session a token or a cookie names. Knows nothing of live sessions and of other replicas."""
+"""Finds the stored session that a token or a cookie names. Does not know live sessions and other replicas."""
 
 from gateway.errors import session_unknown
 from gateway.identity.request_context import RequestContext
@@ -46,7 +46,7 @@ class SessionLookup:
         return session
 
     async def by_stale_token(self, token: str, era: Era, principal: Principal) -> Session | None:
-        """As `by_id` for a client that may bring an old token without knowing: None if the token is of no use."""
+        """As `by_id`, for a client that may still send an old token: None if it names no session."""
         session_id = self._carriers.tokens.verify(token)
         if session_id is None:
             self._refused(era, principal, "invalid session token")

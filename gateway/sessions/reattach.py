@@ -1,4 +1,4 @@
-"""The session of a legacy `initialize`: one the client names or is re-attached to, else a new one."""
+"""Resolves a legacy `initialize` to a session: one that the client names or is re-attached to, else a new one."""
 
 from gateway.config.sessions import SessionSettings
 from gateway.identity.request_context import RequestContext

@@ -1,4 +1,4 @@
-"""How many bytes of client data the record of a session holds: the parameters of `initialize`, and subscriptions."""
+"""Limits the client data in the record of a session: the parameters of `initialize`, and subscriptions."""
 
 from typing import Final
 
@@ -13,7 +13,7 @@ MAX_SUBSCRIPTIONS: Final = 1_000
 
 
 class RecordLimits:
-    """`most` bytes for each session. Counts what it refuses in `refusals`."""
+    """Checks that a record has at most `most` bytes of client data. Refusals are counted in `refusals`."""
 
     def __init__(self, most: int = Limits().record_bytes, refusals: Refusals | None = None) -> None:
         self._most = most

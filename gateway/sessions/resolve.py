@@ -1,4 +1,4 @@
-"""Which session a request belongs to, and to nobody else: from its carriers, the cached record or the store."""
+"""Resolves a request to its session: from its carriers, and the cached record or the store."""
 
 from gateway.calls.live_session import LiveSessions
 from gateway.config.sessions import SessionSettings

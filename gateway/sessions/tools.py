@@ -1,6 +1,7 @@
 """Tools of the gateway itself, off by default: a client lists, inspects and ends its own sessions.
 
-A tool that is given no session works on the only one there is. If there are several, it fails and says how to choose.
+A tool call that names no session works on the only one. If there are several, it fails with a message that says how to
+choose one.
 """
 
 from time import time
@@ -61,9 +62,9 @@ async def own_sessions(store: SessionStore) -> list[Session]:
     return own
 
 
-def _chosen(own: list[Session], beginning: str) -> Session:
-    """The session whose id begins like that. Raises `ToolError` unless there is exactly one."""
-    matching = [session for session in own if session.id.startswith(beginning)]
+def _chosen(own: list[Session], prefix: str) -> Session:
+    """The session whose id begins with `prefix`. Raises `ToolError` unless there is exactly one."""
+    matching = [session for session in own if session.id.startswith(prefix)]
     if len(matching) == 1:
         return matching[0]
     if not matching:

@@ -1,4 +1,4 @@
-"""Makes the upstreams of the configuration: the transport that each entry needs, and the parts around it."""
+"""Makes the configured upstreams: the transport of each entry of the configuration, and the parts around it."""
 
 import importlib
 import sys
@@ -73,13 +73,13 @@ class UpstreamFactory:
             ConfigurationError: the server cannot be served.
         """
         known = KnownFacts()
-        return self._made(name, settings, self._transport(name, settings), known)
+        return self._make(name, settings, self._transport(name, settings), known)
 
     def of_object(self, name: str, server: Any) -> ConfiguredUpstream:
         """The upstream of a server object in this process. Raises `ConfigurationError`: it is no server object."""
-        return self._made(name, OBJECT, _in_process(f"servers[{name!r}]", name, server), KnownFacts())
+        return self._make(name, OBJECT, _in_process(f"servers[{name!r}]", name, server), KnownFacts())
 
-    def _made(self, name: str, settings: UpstreamSettings, upstream: Upstream, known: KnownFacts) -> ConfiguredUpstream:
+    def _make(self, name: str, settings: UpstreamSettings, upstream: Upstream, known: KnownFacts) -> ConfiguredUpstream:
         limits = self._limits
         deadlines = Deadlines(
             start_s=limits.start_timeout_s,
@@ -133,22 +133,22 @@ class UpstreamFactory:
 
 
 def _same_for_all(values: Mapping[str, str]) -> dict[str, str]:
-    """The values that hold no secret of a principal."""
+    """The values that contain no secret of a principal."""
     return {name: value for name, value in values.items() if not is_template(value)}
 
 
 def _in_process(where: str, name: str, server: Any) -> Upstream:
-    """The upstream of an object in this process: a server object of the SDK, or an upstream of another kind, as it is.
+    """The upstream of an object in this process: a server object of the SDK, or an object that is an `Upstream` itself.
 
-    An `Upstream` that another package brings is how an upstream kind is added from outside: it stands in the setting
-    `in_process`, or in the `servers` of `create_app`. `transports.testing` has the contract that it keeps.
+    Other packages can add kinds of upstreams: an `Upstream` of theirs stands in the setting `in_process`, or in the
+    `servers` of `create_app`. `transports.testing` has its contract.
 
     Raises:
         ConfigurationError: the object is neither.
     """
     if isinstance(server, Upstream):
         return server
-    from transports.upstream.in_process import InProcessUpstream  # loads the SDK: 0.6 s that others need not wait for
+    from transports.upstream.in_process import InProcessUpstream  # imports the SDK, which takes 0.6 s
 
     try:
         return InProcessUpstream(name, server)

@@ -1,4 +1,4 @@
-"""What is known of one server: which eras it speaks, and what it lists. Pure: the probe finds the facts out."""
+"""The facts about one server: the eras it speaks, and the tools it lists. Pure: the probe collects them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ __all__ = ["KnownFacts", "ServerFacts", "era_of"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerFacts:
-    """What one probe found: the result of `server/discover` (a modern server), or else that of `initialize`.
+    """The findings of one probe: the result of `server/discover` (a modern server), or else that of `initialize`.
 
     `failure` says why the server could not be asked. Without any of the three, the server speaks neither era.
     """
@@ -60,7 +60,7 @@ def era_of(facts: ServerFacts | None, client: Era, *, accepts_handshake: bool | 
 
 
 class KnownFacts:
-    """The facts of the last probe of one server, for those who need them at any time. Only the probe writes them."""
+    """The facts of the last probe of one server. Only the probe writes them."""
 
     def __init__(self) -> None:
         self.latest: ServerFacts | None = None

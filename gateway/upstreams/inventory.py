@@ -1,7 +1,7 @@
-"""What a server lists, asked for when it is needed, over the conversation that needs it.
+"""The lists of a server, requested when they are needed, over the conversation that needs them.
 
-A server may list different things to different sessions, and other things later. So what one conversation has received
-counts for that conversation, until the server says that its lists have changed. Does not know who may see what.
+A server may send different lists to different sessions, and may change them. So a list counts for the conversation that
+has received it, until the server notifies of a change. Does not know who may see what.
 """
 
 import asyncio
@@ -24,12 +24,12 @@ from transports.upstream_port import UpstreamUnavailable
 __all__ = ["Inventory"]
 
 AGAIN_S: Final = 5.0
-"""How long a list is good if a name is not in it: servers need not say that their lists have changed."""
+"""A name that is not in a list causes another request after this time: not all servers notify of changes."""
 _HELD_BYTES: Final = 16 << 20
 
 
 class Inventory:
-    """What one server lists.
+    """The lists of one server.
 
     `timeout_s` is how long the server may take to send a list. `probed` returns the tools that the probe has listed:
     they count for a conversation until it has received a list itself.
@@ -45,7 +45,7 @@ class Inventory:
         self._tasks = Tasks(f"inventory of {name}")
 
     def known(self, method: str, conversation: Conversation | None) -> Listed | None:
-        """The list, if it is known now."""
+        """The list, without a request to the server; None if it is not known."""
         lists = None if conversation is None else conversation.known_lists
         if lists is not None and method in lists.known:
             return lists.known[method]
@@ -54,7 +54,7 @@ class Inventory:
         return self._probed()
 
     async def listed(self, method: str, conversation: Conversation, name: str = "") -> Listed:
-        """The list. It is asked for anew if that name is not in it; concurrent callers share one request.
+        """The list. If `name` is not in it, it is requested again. Concurrent callers share one request.
 
         Raises:
             UpstreamUnavailable, HandshakeRefused, LinkClosed: the server cannot be asked.
@@ -74,7 +74,7 @@ class Inventory:
             async with asyncio.timeout(self._timeout_s):
                 await conversation.ready()
                 lists.changed.discard(method)
-                found = self._kept(method, await self.reader.all_items(method, conversation))
+                found = self._shared_list(method, await self.reader.all_items(method, conversation))
         except TimeoutError:
             raise UpstreamUnavailable(f"server {self._name!r} does not answer {method}") from None
         lists.asked_at[method] = monotonic()
@@ -95,15 +95,15 @@ class Inventory:
         else:
             names = {item[key] for item in items}
             if known is None or names <= known:
-                return  # a list of which nothing is known is asked for as a whole
+                return  # an unknown list is requested as a whole
             items = [{key: name} for name in (*known, *names)]
-        conversation.lists.known[method] = self._kept(method, items)
+        conversation.lists.known[method] = self._shared_list(method, items)
 
-    def _kept(self, method: str, items: Iterable[dict[str, Any]]) -> Listed:
+    def _shared_list(self, method: str, items: Iterable[dict[str, Any]]) -> Listed:
         found: Listed = Tools(items) if method == "tools/list" else Names.of(items, METHODS[method].item_key)
         parts = encode([found.listed if isinstance(found, Tools) else sorted(found), method])
         return self._same.setdefault(hashlib.sha256(parts).digest(), found)
 
     async def close(self) -> None:
-        """Cancel what runs."""
+        """Cancel pending requests."""
         await self._tasks.close()

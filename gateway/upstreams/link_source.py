@@ -21,7 +21,7 @@ from transports.upstream_port import ConnectOptions, Link, LinkEvents, Upstream
 __all__ = ["Key", "SessionLinks", "SharedLinks", "TrialLinks", "UpstreamLinks"]
 
 Key = tuple[str, Era, bytes]
-"""What tells a session's conversations apart: server, era, and the capabilities that a handshake declares."""
+"""The key of a session's conversation: server, era, and the capabilities that the handshake declares."""
 
 Permits = Callable[[Context, frozenset[str]], frozenset[str]]
 
@@ -66,16 +66,17 @@ class UpstreamLinks:
         self._known = known
 
     async def connect(self, options: ConnectOptions, events: LinkEvents) -> Link:
-        """A new link. Raises `UpstreamUnavailable`."""
+        """Open a link. Raises `UpstreamUnavailable`."""
         return await self._upstream.connect(replace(options, schemas=self._known.mirrored_schemas), events)
 
     async def record_use(self, live: LinkSession, era: Era) -> bool:
-        """Record a session's use of the server. What a server behind a URL has in memory outlives the gateway."""
+        """Record that a session uses the server; the result is that of `SessionRecorder`. A server behind a URL is not
+        recorded: the gateway's end does not end it."""
         return False if self._is_url else await self._record_use(live, f"{self.name}/{era}")
 
 
 class SharedLinks:
-    """Links that belong to no session, or to many: they are given nothing of any."""
+    """Links that belong to no session, or to many. They get no resources of a session."""
 
     def __init__(self, links: UpstreamLinks, era: Era) -> None:
         self._links = links
@@ -101,14 +102,14 @@ class SharedLinks:
         return await self._links.record_use(live, self.era)
 
     async def remote_session_changed(self, resume: str) -> None:
-        """Nothing of a link that many sessions use is recorded for one of them."""
+        """Record nothing: many sessions use the link."""
 
     def restarted(self, reason: str) -> None:
         self._links.restarts[reason] += 1
 
 
 class TrialLinks(SharedLinks):
-    """One link, to see whether the server accepts a handshake."""
+    """One link, which tries whether the server accepts a handshake."""
 
     def __init__(self, links: UpstreamLinks) -> None:
         super().__init__(links, Era.LEGACY)
@@ -163,7 +164,7 @@ class SessionLinks:
         return await self._links.record_use(live, self.era)
 
     async def remote_session_changed(self, resume: str) -> None:
-        """A session at the server is for every later link, on whatever replica."""
+        """Record the session at the server, with which later links on any replica can resume."""
         entry, known = _recorded(self._live, self._key)
         if resume != known:
             changed = encode([self._key[0], self._key[2].decode(), resume]).decode() if resume else ""
@@ -174,7 +175,7 @@ class SessionLinks:
 
 
 def _recorded(live: LiveSession, key: Key) -> tuple[str, str]:
-    """What the record has of the session at that server: the entry as it stands there, and what can be resumed."""
+    """The entry of the session's record about its session at that server, and the part that a link can resume with."""
     for entry in live.session.remote:
         name, capabilities, resume = msgspec.json.decode(entry, type=tuple[str, str, str])
         if (name, capabilities) == (key[0], key[2].decode()):

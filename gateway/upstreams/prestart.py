@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 MAX_ENVIRONMENTS: Final = 32
 AT_ONCE: Final = 2
-"""Sets that are made at the same time: sessions that open meanwhile need the machine more."""
+"""How many sets are made at the same time. More would slow down sessions that open meanwhile."""
 
 UNUSED_S: Final = 600.0
 
@@ -50,7 +50,7 @@ class PrestartableServer(Protocol):
 
 
 class _PrestartedSet:
-    """A session to come, and its processes by server."""
+    """A future session, and its processes by server."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
@@ -76,7 +76,7 @@ class PrestartedProcesses:
         self._given[prestarted.session.id] = prestarted
 
     def take(self, session: Session, server: str) -> PrestartedProcess | None:
-        """The process of that server that was started for the session. Once: the caller closes it."""
+        """Remove and return the process of that server for the session. The caller closes it."""
         prestarted = self._given.get(session.id)
         if prestarted is None:
             return None
@@ -86,7 +86,7 @@ class PrestartedProcesses:
         return process
 
     def forget(self, session_id: str) -> None:
-        """Close the processes that a session has not used: it has ended."""
+        """Close the processes that an ended session has not used."""
         prestarted = self._given.pop(session_id, None)
         if prestarted is not None:
             self.close_soon(prestarted)
@@ -96,14 +96,14 @@ class PrestartedProcesses:
         self._tasks.spawn(prestarted.close())
 
     async def close(self) -> None:
-        """Close what no session has used, and wait for everything that is being closed."""
+        """Close all unused processes, and wait until every set is closed."""
         for session_id in list(self._given):
             self.forget(session_id)
         await self._tasks.settled()
 
 
 class _Environment(NamedTuple):
-    """All that a process learns of its session, but for the session's id."""
+    """The facts of its session that a process gets, except for the session's id."""
 
     endpoint: str
     principal: Principal
@@ -148,8 +148,8 @@ class PrestartPool:
 
     @contextlib.contextmanager
     def beginning(self, session: Session) -> Iterator[Session]:
-        """Around the opening of a session: gives the session, with the id of a prestarted set if there is one for it.
-        If the session is not `opened` inside the block, the set is closed.
+        """Surround the opening of a session. Yields the session, with the id of a prestarted set if one fits it. If
+        `opened` is not called inside the block, the set is closed.
         """
         begun = self._begin(session)
         try:
@@ -192,7 +192,7 @@ class PrestartPool:
                 self._drop(pool)
 
     async def close(self) -> None:
-        """Close everything."""
+        """Close all pools and sets."""
         for pool in list(self._pools.values()):
             self._drop(pool)
         self._pools.clear()

@@ -1,4 +1,4 @@
-"""Finds out what one server speaks and lists: at the start, and again after a failure."""
+"""Asks one server which eras it speaks and which tools it lists: at the start, and again after a failure."""
 
 import asyncio
 import contextlib
@@ -37,7 +37,7 @@ _PROBE, _TRIAL = "probe", "trial"
 
 
 class Probe:
-    """The probe of one server. One runs at a time, and those who need its result share it.
+    """The probe of one server. One runs at a time, and concurrent callers share its result.
 
     `start_s` is how long the server may take to answer. `clock` is monotonic.
     """
@@ -67,10 +67,10 @@ class Probe:
         return self._tasks.start(_PROBE, self._probe)
 
     async def facts(self) -> ServerFacts:
-        """What the last probe found. After a failure the probe runs again in the background, so that a server that is
-        started later is found.
+        """The findings of the last probe. After a failure the probe runs again in the background, so that a server that
+        is started later is found.
 
-        A server that has not answered yet counts as legacy: its clients fall back instead of waiting for it.
+        A server that has not answered yet counts as legacy, so that its clients need not wait.
         """
         facts = self._known.latest
         if facts is not None:
@@ -88,7 +88,7 @@ class Probe:
     # -- eras
 
     def era_now(self, client: Era) -> Era | None:
-        """As `era_for`; None while it is not known."""
+        """As `era_for`, without waiting; None while the era is not known."""
         return era_of(self._known.latest, client, accepts_handshake=self._accepts_handshake)
 
     async def era_for(self, client: Era) -> Era:
@@ -98,7 +98,7 @@ class Probe:
         if era is None:
             with contextlib.suppress(TasksClosed):
                 await self._tasks.share(_TRIAL, self._try_handshake)
-            # A trial that failed decides nothing: the client that comes with its own handshake finds out.
+            # A failed trial decides nothing. The first client with its own handshake does.
             era = era_of(facts, client, accepts_handshake=self._accepts_handshake is not False)
         assert era is not None
         return era
@@ -113,7 +113,7 @@ class Probe:
         except UpstreamUnavailable as error:
             logger.warning("the handshake with server %s could not be tried: %s", self._name, error)
         except HandshakeRefused as error:
-            # Any other error is about this handshake, not about handshakes.
+            # With any other error the server refuses this handshake only.
             self._accepts_handshake = error_code(error.error) not in _NO_HANDSHAKE
         finally:
             await trial.close()
@@ -167,5 +167,5 @@ class Probe:
         return ServerFacts(initialize=conversation.initialize_result, tools=tools)
 
     async def close(self) -> None:
-        """Cancel what runs."""
+        """Cancel a running probe."""
         await self._tasks.close()

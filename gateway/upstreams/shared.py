@@ -14,7 +14,7 @@ __all__ = ["SharedConversations"]
 
 
 class SharedConversations:
-    """One for each era, made when it is needed."""
+    """The shared conversations, one for each era. Each is made when it is first needed."""
 
     def __init__(self, links: UpstreamLinks, deadlines: Deadlines) -> None:
         self._links = links
@@ -43,10 +43,10 @@ class SharedConversations:
         return Conversation(TrialLinks(self._links), SharedRouter(), self._deadlines)
 
     def forget(self, live: LiveSession) -> None:
-        """Forget a session that has ended."""
+        """Remove a session that has ended."""
         for conversation in self:
             conversation.forget(live)
 
     async def close(self) -> None:
-        """Close all of them."""
+        """Close all conversations."""
         await asyncio.gather(*(conversation.close() for conversation in self))

@@ -1,4 +1,4 @@
-"""One entry of the configuration at work: the era in which its server is addressed, and the conversations with it."""
+"""A configured server: the era in which it is addressed, and the conversations with it."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -91,14 +91,14 @@ class ConfiguredUpstream:
         return self._shared.of(era)
 
     async def conversation_for(self, call: Call) -> Conversation:
-        """The conversation that a call belongs to, in the era that is right for its client and this server."""
+        """The conversation for a call, in the era in which this server is addressed for the call's client."""
         era, exchange = await self.era_for(call.era), call.exchange
         if (live := call.live) is None:
             return self._shared.of(era)
         return self.conversation(live, era, call.correlation, exchange.caller)
 
     def open_with(self, live: LiveSession) -> Conversation | None:
-        """The conversation that a session has already, in whatever era; None while it has none."""
+        """The present conversation of a session, in either era; None if it has none."""
         if self.settings.shared:
             return next(iter(self._shared), None)
         return next((held for (name, *_), held in live.conversations.items() if name == self.name), None)
@@ -108,7 +108,7 @@ class ConfiguredUpstream:
         legacy server learns its capabilities in the handshake, so each set of capabilities has its own conversation.
 
         Raises:
-            UpstreamUnavailable: the session has ended, and nothing may be started for it any more.
+            UpstreamUnavailable: the session has ended, so no process may be started for it.
         """
         if live.ended:
             raise UpstreamUnavailable("the session has ended")
@@ -130,11 +130,11 @@ class ConfiguredUpstream:
     # -- its end
 
     def forget(self, live: LiveSession) -> None:
-        """Forget a session that has ended."""
+        """Remove a session that has ended from the shared conversations."""
         self._shared.forget(live)
 
     async def close(self) -> None:
-        """Close all that belongs to no session. Sessions close their own conversations."""
+        """Close the conversations that belong to no session. Sessions close their own."""
         await self._probe.close()
         await self.inventory.close()
         await self._shared.close()
