@@ -1,4 +1,4 @@
-"""The envelope of a forwarded request: what the sending replica vouches for, to one replica, for seconds, once."""
+"""Seals and opens the envelopes of forwarded requests. An envelope is for one replica, valid for seconds, used once."""
 
 import enum
 import hashlib
@@ -16,13 +16,13 @@ from session_store import KeyRing, Purpose
 
 __all__ = ["GREETING", "Envelope", "Envelopes", "ForwardedRequest", "Headers", "Opened", "Refusal"]
 
-GOOD_FOR_S: Final = 10.0
+VALID_S: Final = 10.0
 _MAC_BYTES: Final = 32
-_REMEMBERED_S: Final = 2 * GOOD_FOR_S
-"""How long a nonce is kept at least: a copy may be sealed a few seconds after the first."""
+_NONCE_S: Final = 2 * VALID_S
+"""How long a nonce is remembered at least: a copy may be sealed some seconds after the first envelope."""
 
 GREETING: Final = "greeting"
-"""The path of a request that only asks which replica answers. Paths of endpoints begin with a slash."""
+"""The path of a request that only asks a replica to answer. Paths of endpoints begin with a slash."""
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -35,13 +35,13 @@ class Refusal(enum.StrEnum):
     SOMEBODY_ELSE = "somebody else"
     """It is for another replica."""
     SEEN = "seen"
-    """A copy of it has been taken."""
+    """A copy of it was accepted."""
 
 
 class ForwardedRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A request as it is forwarded: for which session, and what the client has sent. `path` is that of an endpoint.
+    """A client's request and its route. `path` is that of an endpoint.
 
-    `again`: the request was given to a process that was lost, and may have taken effect.
+    `again`: a lost process has had the request, which may have taken effect.
     """
 
     route: Route
@@ -54,8 +54,11 @@ class ForwardedRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Envelope(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """What is sealed. `digest` is of headers and body, `version` that of the session's record as the sender has read
-    it, `expires` seconds since the epoch."""
+    """The sealed facts of a forwarded request.
+
+    `epoch` and `version` are those of the session's record as the sender has read it. `digest` covers headers and body.
+    `expires` is in seconds since the epoch. `granted` has the claims of the client's credential.
+    """
 
     target: str
     session: str
@@ -92,8 +95,8 @@ class Envelopes:
         self._turns_at = 0.0
 
     def sealing(self, target: str, request: ForwardedRequest, traced: Headers) -> Callable[[], bytes]:
-        """Gives the sealed head of a request for the replica `target`, valid from the time of each call. Of all heads
-        that one of these functions gives, the target takes one. `traced` are headers of this attempt."""
+        """A function that seals the head of a request for the replica `target`, valid from the time of its call. The
+        target accepts one of the heads that it returns. `traced` are headers of this attempt."""
         packed = msgspec.msgpack.encode([*request.headers, *traced])
         route = request.route
         envelope = Envelope(
@@ -116,7 +119,7 @@ class Envelopes:
         return lambda: self._sealed(envelope, packed)
 
     def greeting(self, target: str) -> bytes:
-        """The sealed head of a request that asks whether the replica `target` answers. About no session."""
+        """The sealed head of a request that only asks the replica `target` to answer."""
         packed = msgspec.msgpack.encode([])
         return self._sealed(
             Envelope(
@@ -138,7 +141,7 @@ class Envelopes:
         )
 
     def _sealed(self, envelope: Envelope, packed: bytes) -> bytes:
-        data = msgspec.msgpack.encode(msgspec.structs.replace(envelope, expires=self._clock() + GOOD_FOR_S))
+        data = msgspec.msgpack.encode(msgspec.structs.replace(envelope, expires=self._clock() + VALID_S))
         mac = hmac.digest(self._keys[0], data, "sha256")
         return b"".join((mac, len(data).to_bytes(4, "big"), data, packed))
 
@@ -169,7 +172,7 @@ class Envelopes:
             return Refusal.INVALID
         now = self._clock()
         if now >= self._turns_at:
-            self._seen, self._seen_before, self._turns_at = set(), self._seen, now + _REMEMBERED_S
+            self._seen, self._seen_before, self._turns_at = set(), self._seen, now + _NONCE_S
         if envelope.nonce in self._seen or envelope.nonce in self._seen_before:
             return Refusal.SEEN
         self._seen.add(envelope.nonce)

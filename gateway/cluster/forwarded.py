@@ -1,7 +1,7 @@
-"""Requests that other replicas forward to this one, the owner of their sessions.
+"""Serves the requests that other replicas forward to this one, the owner of their sessions.
 
-The listener opens the envelope of each request and hands the request to the endpoint of its path. `peer_requests.py`
-is the other side, and says what the frames of an answer are.
+The listener opens the envelope of each request and calls the endpoint of its path. `peer_requests.py` is the sender's
+side, and documents the frames of an answer.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ __all__ = ["PeerListener"]
 logger = logging.getLogger(__name__)
 
 _ENVELOPE_BYTES: Final = 64 << 10
-"""What an envelope may hold beside a request's headers: claims of a credential, names."""
+"""Bytes of an envelope beside the request's headers: claims of a credential, names."""
 
 Endpoint = Callable[[Scope, Receive, Send], Any]
 
@@ -54,7 +54,7 @@ class PeerListener:
         )
 
     def listening(self, host: str, port: int) -> contextlib.AbstractAsyncContextManager[int]:
-        """Accept peers inside the block; gives the port. Raises `OSError`: the address cannot be had."""
+        """Accept peers inside the block. Yields the port. Raises `OSError`: the address cannot be bound."""
         return self._server.listening(host, port)
 
     def _open(self, head: bytes) -> Opened:
@@ -88,10 +88,9 @@ class _FrameWriter:
         self._incoming = incoming
 
     async def started(self) -> None:
-        """Announce that something of the request is about to be written upstream. The frame is on its way when this
-        returns."""
+        """Notify the sender that the request is about to be sent to a server. The frame is written on return."""
         await self._incoming.send(b"s")
-        await asyncio.sleep(0)  # the loop writes when its turn ends
+        await asyncio.sleep(0)  # the event loop writes the frame at the end of its present iteration
 
     async def send(self, event: Mapping[str, Any]) -> None:
         """Handle an ASGI event of the endpoint."""
@@ -129,7 +128,7 @@ def _scope(envelope: Envelope, headers: Headers, answer: _FrameWriter) -> dict[s
 
 
 def _receiving(incoming: Incoming) -> Receive:
-    """An ASGI channel that gives the body, then the disconnect when the sender closes the connection."""
+    """An ASGI receive channel with the body, and with a disconnect once the sender closes the connection."""
     given = False
 
     async def receive() -> Any:

@@ -1,6 +1,6 @@
-"""A request of a session that another replica owns: to which peer it goes, and when the session is taken over.
+"""Forwards requests to the replicas that own their sessions, and takes sessions over from owners that are gone.
 
-This is the side of the replica that the client has reached. `forwarded.py` is the owner's side.
+This is the side of the replica that the client is connected to. `forwarded.py` is the owner's side.
 """
 
 import asyncio
@@ -25,8 +25,8 @@ __all__ = ["Forwarding"]
 
 logger = logging.getLogger(__name__)
 
-_CHANGES_HANDS_S: Final = 0.02
-"""How long a session that changes hands may have no new owner in the store."""
+_HANDOVER_S: Final = 0.02
+"""How long a session has no owner in the store between its release and the next claim."""
 
 _LOG_EVERY_S: Final = 60.0
 
@@ -52,12 +52,14 @@ class Forwarding:
         self._contested_logged_at = -_LOG_EVERY_S
 
     async def forward(self, route: Route, scope: Scope, body: bytes, receive: Receive, send: Send) -> Send | None:
-        """Have the owner answer. If the owner does not, return where to send the answer when the request is tried here
-        again: the session is this replica's now, or may be. If the request may have taken effect already,
-        `scope["mcp.again"]` is True from then on.
+        """Have the owner answer the client, and return None.
+
+        If the owner does not answer, the caller handles the request again, because this replica owns the session now or
+        may claim it: the result is the channel for that answer. `scope["mcp.again"]` is set to True if the request may
+        have taken effect already.
 
         Raises:
-            Refused: 503, neither the owner nor the session can be had.
+            Refused: 503, the owner is unreachable and the session cannot be claimed.
         """
         reply, request = RelayedReply(receive, send), self._request(route, scope, body)
         try:
@@ -86,7 +88,9 @@ class Forwarding:
         if address:
             outcome = await self._peers.ask(Peer(owner, address), request, reply)
         else:
-            outcome = Outcome.CUT_OFF if leased else Outcome.GONE  # a lease without an address: nobody reaches it
+            outcome = (
+                Outcome.CUT_OFF if leased else Outcome.GONE
+            )  # a lease without an address: no replica reaches the owner
         if outcome not in _NOT_REACHED:
             cluster.found(session.id)
         elif cluster.is_reachable:
@@ -122,8 +126,8 @@ class Forwarding:
         )
 
     async def _hand_over(self, request: ForwardedRequest, reply: RelayedReply) -> Outcome:
-        """Have any other replica claim and serve a session that this replica may not claim, because it leaves or
-        because others do not reach it."""
+        """Have any other replica claim and serve a session. This replica may not claim it, because it leaves or is
+        unreachable for others."""
         another = await self._cluster.another()
         if another is None:
             raise unreachable()
@@ -136,7 +140,7 @@ class Forwarding:
         if outcome is Outcome.ANSWERED:
             return None
         if outcome is Outcome.MOVED:
-            await asyncio.sleep(_CHANGES_HANDS_S)
+            await asyncio.sleep(_HANDOVER_S)
             return reply.send
         if reply.has_started:
             logger.warning("the replica that owns a session stopped answering while a call was in flight")

@@ -1,7 +1,7 @@
 """The liveness decision: what happens to a session whose owner cannot be reached. Pure: no I/O, no clock.
 
-An owner that does not answer may have died, may be cut off from this replica, or may be slow. The store knows whether
-its lease is valid. Each answer of the two decides whether the session may be taken over.
+An owner that does not answer may have died, may be cut off from this replica, or may be slow. The state of its lease
+and the time since its last answer decide whether its sessions may be taken over.
 """
 
 import enum
@@ -29,9 +29,9 @@ class Liveness(enum.Enum):
     GONE = enum.auto()
     """It has died: its sessions may be claimed."""
     CUT_OFF = enum.auto()
-    """It runs and does not reach this replica: its sessions may be claimed, and it has to learn of that first."""
+    """It runs and does not reach this replica: its sessions may be claimed once it has learned of the claim."""
     UNDECIDED = enum.auto()
-    """Nothing is known, and the client has waited long enough: it gets 503."""
+    """Its state is unknown, and the client has waited long enough: the client gets 503."""
 
 
 DECISIONS: Final = {
@@ -61,7 +61,7 @@ class Outcome(enum.Enum):
     CUT_OFF = enum.auto()
     """As `Liveness.CUT_OFF`."""
     UNKNOWN = enum.auto()
-    """The peer runs, and its answer broke off."""
+    """The peer runs, and the connection was lost before the end of its answer."""
 
 
 REFUSALS: Final = {

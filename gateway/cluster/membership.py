@@ -1,4 +1,4 @@
-"""This replica's membership of its cluster: it listens for peers, advertises its address, and renews its lease."""
+"""Makes this replica a member of its cluster: listens for peers, advertises the address, renews the lease."""
 
 import contextlib
 from collections.abc import AsyncIterator, Coroutine
@@ -40,11 +40,11 @@ class Membership:
 
     @contextlib.asynccontextmanager
     async def joined(self) -> AsyncIterator[None]:
-        """Accept the requests of peers inside the block, and be known to them.
+        """Accept the requests of peers inside the block, and advertise the address to them.
 
         Raises:
             ConfigurationError: peers could not reach the address.
-            OSError: the address cannot be listened at.
+            OSError: the address cannot be bound.
         """
         host, port = host_and_port(self._listen)
         if host in ("0.0.0.0", "::") and not self._advertise:
@@ -55,7 +55,7 @@ class Membership:
         try:
             async with self._listener.listening(host, port) as bound:
                 self._cluster.advertise(self._advertise or f"{host}:{bound}")
-                await self._reachability.look()
+                await self._reachability.check()
                 with contextlib.suppress(StoreUnavailable):
                     await self._cluster.beat()
                 yield
@@ -63,5 +63,6 @@ class Membership:
             self._peers.close()
 
     def upkeep(self) -> list[Coroutine[Any, Any, None]]:
-        """What has to run for as long as the membership lasts: renew the lease, check that peers reach this replica."""
-        return [self._cluster.live(), self._reachability.keep_looking()]
+        """The coroutines that have to run during the membership: lease renewal, and the check that peers reach this
+        replica."""
+        return [self._cluster.live(), self._reachability.keep_checking()]

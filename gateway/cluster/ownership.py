@@ -1,4 +1,4 @@
-"""Which replica owns a session: this replica's lease, claims, and the check before an answer is sent.
+"""Ownership of sessions: this replica's lease, its claims, and the check before an answer is sent.
 
 Invariants: an epoch has one owner (compare-and-set in the store); only an owner holds links of a session; an owner
 whose lease may have expired asks the store before it sends an answer.
@@ -32,7 +32,7 @@ _MOST_CONTESTED: Final = 10_000
 
 
 class Route(msgspec.Struct, frozen=True):
-    """The session a request belongs to, as the store returned it, its principal, and what the credential grants."""
+    """The session of a request as the store returned it, the request's principal, and the claims of its credential."""
 
     session: Session
     principal: Principal
@@ -40,10 +40,10 @@ class Route(msgspec.Struct, frozen=True):
 
 
 class Forwarded(msgspec.Struct, frozen=True, kw_only=True):
-    """What the replica that forwards a request vouches for. It has just read the session's record from the store, at
-    that epoch and version.
+    """The facts about a forwarded request that the sender has verified. The sender has just read the session's record
+    from the store, at that epoch and version.
 
-    `started` is called before anything of the request is written upstream.
+    `started` is called before the request is sent to a server.
     """
 
     session_id: str
@@ -61,7 +61,7 @@ class Cluster:
     """
 
     def __init__(self, directory: Directory, sessions: SessionStore, *, taken_over: Callable[[str], None]) -> None:
-        self.replica = secrets.token_hex(6)  # operators type it: it must not look like an option
+        self.replica = secrets.token_hex(6)  # operators type it in commands, where it must not look like an option
         self.address = ""
         self._directory = directory
         self._sessions = sessions
@@ -85,7 +85,7 @@ class Cluster:
         while True:
             try:
                 await self.beat()
-                await self._look_after_the_refusing()
+                await self._log_refusing()
             except StoreUnavailable:
                 self._reachable_since = None
             await asyncio.sleep(BEAT_S)
@@ -105,7 +105,7 @@ class Cluster:
                 self._taken[session_id] = None
                 self.doubted.set()
 
-    async def _look_after_the_refusing(self) -> None:
+    async def _log_refusing(self) -> None:
         """Log each replica whose address refused a connection and whose lease is still valid: the address is wrong."""
         for replica, (address, since) in tuple(self._refusing.items()):
             if monotonic() - since > LEASE_S + BEAT_S:
@@ -122,7 +122,7 @@ class Cluster:
         self.address = address
 
     def set_reachable(self, is_reachable: bool) -> None:
-        """Note whether other replicas reach this one at its address. The next beat publishes it."""
+        """Record whether other replicas reach this one at its address. The next beat publishes it."""
         self.is_reachable = is_reachable
 
     def start_leaving(self) -> None:
@@ -163,14 +163,14 @@ class Cluster:
         return session
 
     async def claim(self, session: Session) -> Session | None:
-        """Try to become the owner. Returns the session with its owner, whoever that is; None if it has ended."""
+        """Try to become the owner. Returns the session with its present owner; None if the session has ended."""
         epoch = await self._directory.claim(session.id, self.replica, epoch=session.epoch)
         if epoch is not None:
             return msgspec.structs.replace(session, owner=self.replica, epoch=epoch)
         return await self._sessions.peek(session.id)
 
     def let_go(self, session: Session) -> None:
-        """Serve a session no longer that is about to be released."""
+        """Record that this replica does not serve a session any more, which it is about to release."""
         self._released.add(session.id)
 
     def has_released(self, session_id: str) -> bool:
@@ -180,17 +180,17 @@ class Cluster:
     async def is_contested(self, session: Session) -> bool:
         """Whether a session that is to be taken over was itself taken from this replica while this one was alive. Then
         both replicas live and cannot reach each other, and the session would move back and forth."""
-        await self.beat()  # tells which sessions were taken a moment ago
+        await self.beat()  # returns the sessions that were taken since the last beat
         return session.id in self._taken
 
     def refused_by(self, replica: str, address: str) -> None:
-        """Note that the address of a replica with a valid lease refuses connections: it has just died, or its
+        """Record that the address of a replica with a valid lease refuses connections: it has just died, or its
         address is wrong."""
         self._refusing.setdefault(replica, (address, monotonic()))
 
     def found(self, session_id: str) -> None:
-        """Note that the owner of that session has answered. If the owner is unreachable later, the session may be taken
-        over."""
+        """Record that the owner of that session has answered. If the owner is unreachable later, the session may be
+        taken over."""
         if self._taken:
             self._taken.pop(session_id, None)
 
@@ -211,7 +211,7 @@ class Cluster:
         """Give a session up, for a replica that leaves. The next replica that is asked for it claims it."""
         await self._directory.release(session.id, self.replica, epoch=session.epoch)
 
-    # -- the fence
+    # -- whether the lease is valid
 
     @property
     def is_fresh(self) -> bool:
@@ -224,7 +224,7 @@ class Cluster:
         return monotonic() < self._lease_until - _MARGIN_S
 
     async def still_owns(self, session: Session) -> bool:
-        """Ask the store whether this replica owns the session. For a lease that may have expired."""
+        """Ask the store whether this replica owns the session. Used if the lease may have expired."""
         found = await self._sessions.peek(session.id)
         return found is not None and (found.owner, found.epoch) == (self.replica, session.epoch)
 

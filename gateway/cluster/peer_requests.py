@@ -1,8 +1,8 @@
-"""One request to one peer: sent, its answer relayed to the client, and what its end says about the peer.
+"""Sends a request to a peer, relays the answer to the client, and decides what a failure means for the peer.
 
-The peer answers with frames: `s` before anything is written upstream, then what ASGI sends: `h` the head of the
-response, `b` pieces of its body, `e` its end; or `m` alone: the session is not (any longer) served there; or `r`: the
-peer refuses the envelope.
+The peer answers with frames: `s` before the request is sent to a server, then `h` the head of the response, `b` pieces
+of its body, `e` its end. Or it answers with `m`: the peer does not serve the session (any more). Or with `r`: the peer
+refuses the envelope.
 """
 
 import logging
@@ -28,7 +28,7 @@ _MOST_TRIES: Final = 3
 
 
 class Peer(NamedTuple):
-    """Another replica, and the HOST:PORT at which it is asked."""
+    """Another replica, and the HOST:PORT of its listener."""
 
     replica: str
     address: str
@@ -44,7 +44,7 @@ class PeerRequests:
         self._pool = PeerConnectionPool()
 
     async def ask(self, peer: Peer, request: ForwardedRequest, reply: RelayedReply) -> Outcome:
-        """Have that peer answer the client.
+        """Have that peer answer the client. Returns how the request has ended.
 
         Raises:
             Refused: 503, the peer cannot be reached, and it is too early to say that it is gone.
@@ -73,7 +73,7 @@ class PeerRequests:
                 if (outcome := await self._after_timeout(peer, monotonic() - timed_out_since)) is not None:
                     return outcome
                 continue
-            # The same nonce each time: of two copies of a request the peer works on one at most.
+            # All copies of a request have the same nonce, so the peer executes one at most.
             connection.ask(seal(), request.body)
             outcome = await self._watched(connection, peer, reply)
             if outcome is not None:
@@ -93,7 +93,7 @@ class PeerRequests:
         except PeerConnectionLost:
             return Outcome.ANSWERED if watch.left else None
         except BaseException:
-            connection.close()  # the peer learns by this that nobody waits for the answer
+            connection.close()  # notifies the peer that the client has left
             raise
         finally:
             watch.stop()
@@ -123,10 +123,11 @@ class PeerRequests:
             else:
                 await reply.pass_on(kind, payload)
 
-    # -- what the end of a request says about the peer
+    # -- what a failure means for the peer
 
     async def _after_timeout(self, peer: Peer, timed_out_for_s: float) -> Outcome | None:
-        """None: wait for the peer a little longer. Raises `Refused`: nothing is known, and waiting is over."""
+        """The outcome for a peer that has timed out. None: wait longer. Raises `Refused`: it is unknown, and the client
+        has waited long enough."""
         try:
             lease = await self._lease_of(peer)
         except StoreUnavailable:
@@ -143,7 +144,7 @@ class PeerRequests:
         return Lease.EXPIRED if self._cluster.trusts_expired_leases else Lease.UNKNOWN
 
     async def _after_loss(self, peer: Peer) -> Outcome:
-        """What a new connection says about a peer whose answer broke off."""
+        """The outcome for a peer that lost the connection during its answer. A new connection decides whether it runs."""
         try:
             (await self._pool.open(peer.address)).done()
         except PeerRefused:

@@ -1,4 +1,4 @@
-"""Whether a gateway can be reached at the address that it advertises to the other replicas.
+"""Checks whether other replicas reach a gateway at the address that it advertises.
 
 A replica that the others cannot reach must own no session: its address refuses connections, so the others take its
 sessions over while it still serves the clients that reach it directly. It sends itself a request at that address, as
@@ -60,7 +60,7 @@ class Reachability:
         self._has_timed_out = False
         self._failed = 0
 
-    async def look(self) -> None:
+    async def check(self) -> None:
         """Check once. A first timeout changes nothing, because the machine may be busy: the check is soon repeated."""
         cluster = self._cluster
         why = await why_not_found(cluster.address, cluster.replica, self._envelopes)
@@ -85,7 +85,7 @@ class Reachability:
             with contextlib.suppress(StoreUnavailable):
                 await cluster.beat()  # publishes it at once
 
-    async def keep_looking(self) -> None:
+    async def keep_checking(self) -> None:
         """Check periodically, and whenever there is a doubt, until cancelled."""
         while True:
             with contextlib.suppress(TimeoutError):
@@ -93,4 +93,4 @@ class Reachability:
                     await self._cluster.doubted.wait()
                     await asyncio.sleep(AGAIN_S / 4)  # one check per interval, however many sessions were taken over
             self._cluster.doubted.clear()
-            await self.look()
+            await self.check()
