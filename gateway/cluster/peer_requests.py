@@ -144,7 +144,7 @@ class PeerRequests:
         return Lease.EXPIRED if self._cluster.trusts_expired_leases else Lease.UNKNOWN
 
     async def _after_loss(self, peer: Peer) -> Outcome:
-        """The outcome for a peer that lost the connection during its answer. A new connection decides whether it runs."""
+        """The outcome for a peer that lost the connection during its answer. A new connection shows whether it runs."""
         try:
             (await self._pool.open(peer.address)).done()
         except PeerRefused:
