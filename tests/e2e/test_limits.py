@@ -140,7 +140,9 @@ def test_a_child_gets_no_more_than_it_may(http: httpx.Client) -> None:
 def bubblewrap() -> list[str]:
     """A sandbox that has the system's and the tests' programs to read, and the session's socket."""
     found = str(program("bwrap", "bubblewrap"))
-    folders = {"/usr", "/lib", "/lib64", "/bin", "/etc", sys.prefix, sys.base_prefix, str(ROOT)}
+    # The environment of Python may be a link, which leads to the same place inside.
+    environment = os.path.realpath(sys.prefix)
+    folders = {"/usr", "/lib", "/lib64", "/bin", "/etc", environment, sys.base_prefix, str(ROOT)}
     read = [part for folder in sorted(folders) if Path(folder).exists() for part in ("--ro-bind", folder, folder)]
     own = ["--proc", "/proc", "--dev", "/dev", "--bind", "{socket}", "{socket}"]
     return [found, "--tmpfs", "/tmp", *read, *own, "--unshare-all", "--die-with-parent", "--chdir", str(ROOT), "--"]
