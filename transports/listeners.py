@@ -19,6 +19,6 @@ class Listeners(Generic[T]):
         self._listeners.append(listener)
 
     def notify(self, what: T) -> None:
-        """Tell every listener. What one of them raises reaches the caller, and the others are not told."""
+        """Call every listener. An exception of one reaches the caller, and the listeners after it are not called."""
         for listener in self._listeners:
             listener(what)

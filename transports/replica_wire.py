@@ -90,20 +90,20 @@ class Wire(asyncio.Protocol):
             self.transport.abort()
 
 
-# -- who asks
+# -- the asking side
 
 
 class PeerConnection(Wire):
     """A connection of the asking side. It carries one request at a time.
 
-    `heard_at` is when the last frame came, `idle_since` when the last request was done, both by the loop's clock.
+    `last_frame_at` and `idle_since` (when the last request was done) are times of the event loop's clock.
     """
 
     def __init__(self, pool: "PeerConnectionPool", address: str) -> None:
         super().__init__()
         self._pool = pool
         self.address = address
-        self.heard_at = 0.0
+        self.last_frame_at = 0.0
         self.idle_since = 0.0
         self._frames: deque[tuple[bytes, bytes]] = deque()
         self._unread = 0
@@ -114,7 +114,7 @@ class PeerConnection(Wire):
 
     def ask(self, head: bytes, body: bytes) -> None:
         """Send the request."""
-        self.heard_at = asyncio.get_running_loop().time()
+        self.last_frame_at = asyncio.get_running_loop().time()
         self._pool.watch(self)
         size = len(head).to_bytes(4, "big")
         if self.transport is not None:
@@ -135,14 +135,14 @@ class PeerConnection(Wire):
             if end - at < HEAD_BYTES + size:
                 self._need = HEAD_BYTES + size
                 break
-            self.heard(data[at : at + 1], data[at + HEAD_BYTES : at + HEAD_BYTES + size])
+            self._receive(data[at : at + 1], data[at + HEAD_BYTES : at + HEAD_BYTES + size])
             at += HEAD_BYTES + size
         if at < end:
             self._rest += data[at:]
 
-    def heard(self, kind: bytes, payload: bytes) -> None:
-        """Handle a frame."""
-        self.heard_at = asyncio.get_running_loop().time()
+    def _receive(self, kind: bytes, payload: bytes) -> None:
+        """Handle a frame of the peer."""
+        self.last_frame_at = asyncio.get_running_loop().time()
         if kind == b"p":
             return
         self._frames.append((kind, payload))
@@ -177,11 +177,11 @@ class PeerConnection(Wire):
     @property
     def quiet_for_s(self) -> float:
         """Seconds since the last frame."""
-        return asyncio.get_running_loop().time() - self.heard_at
+        return asyncio.get_running_loop().time() - self.last_frame_at
 
     def restart_timeout(self, now: float) -> None:
         """Count the time without frames from now on."""
-        self.heard_at = now
+        self.last_frame_at = now
 
     def set_idle(self) -> None:
         """Record that no request uses the connection from now on."""
@@ -190,7 +190,7 @@ class PeerConnection(Wire):
     def check_timeout(self, now: float) -> None:
         """Raise `PeerTimedOut` in the reader if no frame has come for too long. A reader that has frames to read does
         not wait, and so does not time out."""
-        if now - self.heard_at >= TIMED_OUT_AFTER_S and self._waiter is not None and not self._waiter.done():
+        if now - self.last_frame_at >= TIMED_OUT_AFTER_S and self._waiter is not None and not self._waiter.done():
             self._waiter.set_exception(PeerTimedOut())
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -219,7 +219,7 @@ class PeerConnectionPool:
         self._idle: dict[str, list[PeerConnection]] = {}
         self._active: set[PeerConnection] = set()
         self._timer: asyncio.TimerHandle | None = None
-        self._looked_at = 0.0
+        self._checked_at = 0.0
         self._is_closed = False
 
     async def open(self, address: str) -> PeerConnection:
@@ -253,15 +253,15 @@ class PeerConnectionPool:
         self._active.add(connection)
         if self._timer is None:
             loop = asyncio.get_running_loop()
-            self._looked_at = loop.time()
-            self._timer = loop.call_later(HEARTBEAT_S, self._look)
+            self._checked_at = loop.time()
+            self._timer = loop.call_later(HEARTBEAT_S, self._check_timeouts)
 
-    def _look(self) -> None:
+    def _check_timeouts(self) -> None:
         loop = asyncio.get_running_loop()
         now = loop.time()
-        was_away = now - self._looked_at > 2 * HEARTBEAT_S
-        self._looked_at = now
-        self._timer = loop.call_later(HEARTBEAT_S, self._look) if self._active else None
+        was_away = now - self._checked_at > 2 * HEARTBEAT_S
+        self._checked_at = now
+        self._timer = loop.call_later(HEARTBEAT_S, self._check_timeouts) if self._active else None
         for connection in tuple(self._active):
             if was_away:
                 connection.restart_timeout(now)  # this process was suspended: heartbeats were sent and not read

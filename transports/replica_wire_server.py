@@ -20,10 +20,10 @@ HEAD_WITHIN_S: Final = 5.0
 """From a connection's start to the end of its first head."""
 
 BODY_WITHIN_S: Final = 30.0
-"""From there to the end of the body: between machines that stand next to each other."""
+"""From the valid head to the end of the body. Replicas are in one network."""
 
 IDLE_S: Final = 60.0
-"""Twice what the asking side keeps a connection for."""
+"""Twice as long as the asking side keeps an idle connection."""
 
 MOST_UNKNOWN: Final = 256
 """Connections that have not sent a valid head yet. Beyond, the oldest is cut: of the peer that has more than half of
@@ -35,23 +35,23 @@ _ALIVE: Final = b"p\x00\x00\x00\x00"
 
 
 class PeerUnknown(Exception):
-    """The head was not sealed by a replica of this store, or is for another process. `told` is sent as the answer."""
+    """The head was not sealed by a replica of this store, or is for another process. `answer` is sent back."""
 
-    def __init__(self, told: bytes) -> None:
-        super().__init__(told.decode())
-        self.told = told
+    def __init__(self, answer: bytes) -> None:
+        super().__init__(answer.decode())
+        self.answer = answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerBounds:
-    """Bytes of a request."""
+    """The most bytes of a request's head and body."""
 
     head_bytes: int = 128 << 10
     body_bytes: int = 64 << 20
 
 
 class Incoming(Wire):
-    """One connection: the request it carries, and what is sent back. `opened` is what its head was found to be."""
+    """One connection: its request, and the frames of the answer. `opened` is what `opening` returned for the head."""
 
     def __init__(self, server: "PeerServer") -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class Incoming(Wire):
             self._cut()  # a connection carries one request at a time
             return
         if self._is_refused:
-            return  # the answer to it is on its way, and whoever sent it closes
+            return  # the refusal has been sent, and the sender closes the connection
         self._rest += data
         if len(self._rest) < _PREFIX:
             return
@@ -103,7 +103,7 @@ class Incoming(Wire):
         self._working = asyncio.ensure_future(self._work())
 
     def _open(self, head: bytes) -> bool:
-        """Whether the head is good."""
+        """True if the head is valid. Else refuse the request."""
         try:
             self.opened = self._server.opening(head)
         except PeerUnknown as unknown:
@@ -111,7 +111,7 @@ class Incoming(Wire):
             self._is_refused = True
             self._rest = bytearray()
             if self.transport is not None:
-                self.transport.write(frame(b"r", unknown.told))
+                self.transport.write(frame(b"r", unknown.answer))
             return False
         self.is_known = True
         self.since = asyncio.get_running_loop().time()
@@ -134,7 +134,7 @@ class Incoming(Wire):
             self.since = asyncio.get_running_loop().time()
             self._server.active.discard(self)
 
-    def look(self, now: float) -> None:
+    def check_deadline(self, now: float) -> None:
         """Close the connection if its request takes too long to arrive, or none comes."""
         if self._working is not None:
             return
@@ -182,8 +182,8 @@ class Incoming(Wire):
 class PeerServer:
     """Listens for requests of other processes.
 
-    `opening` says what a head is, or raises `PeerUnknown`; `handler` answers a request. What the handler raises goes to
-    `failed`, and `refused` is called for each stranger.
+    `opening` reads the head of a request, or raises `PeerUnknown`. `handler` answers the request. `failed` is called
+    when the handler raises, and `refused` for each connection or request that is refused.
     """
 
     def __init__(
@@ -219,7 +219,7 @@ class PeerServer:
             oldest.abort()
 
     def known(self, connection: Incoming) -> None:
-        """Count a connection among the unknown ones no more: its head is valid, or it is being closed."""
+        """Stop counting a connection as unknown: its head is valid, or it is being closed."""
         if connection in self._unknown:
             del self._unknown[connection]
             self._peers[connection.peer] -= 1
@@ -233,7 +233,7 @@ class PeerServer:
 
     @contextlib.asynccontextmanager
     async def listening(self, host: str, port: int) -> AsyncIterator[int]:
-        """Listen inside the block; gives the port (0 takes a free one). Raises `OSError`: it cannot be had."""
+        """Listen inside the block. Gives the port (0 takes a free one). Raises `OSError` if the port cannot be used."""
         loop = asyncio.get_running_loop()
         server = await loop.create_server(lambda: Incoming(self), host, port)
         heartbeats = Tasks("listener for peers")
@@ -245,7 +245,7 @@ class PeerServer:
             for connection in tuple(self.connections):
                 connection.abort()
             await heartbeats.close()
-            await asyncio.sleep(0)  # a connection that is cut is closed with the loop's next turn
+            await asyncio.sleep(0)  # an aborted connection is closed in the next iteration of the event loop
 
     async def _heartbeats(self) -> None:
         loop = asyncio.get_running_loop()
@@ -255,4 +255,4 @@ class PeerServer:
                 connection.heartbeat()
             now = loop.time()
             for connection in tuple(self.connections):
-                connection.look(now)
+                connection.check_deadline(now)

@@ -10,7 +10,7 @@ __all__ = ["MAX_QUEUED_BYTES", "Frame", "ReplyQueue"]
 
 
 MAX_QUEUED_BYTES: Final = 16 << 20
-"""What may wait for one client that does not read. Beyond it the exchange is given up, so that nobody else pays."""
+"""Bytes that may wait for one client that does not read. Beyond this, the exchange is abandoned to save memory."""
 
 
 class Frame(msgspec.Struct, frozen=True):
@@ -22,7 +22,7 @@ class Frame(msgspec.Struct, frozen=True):
 
 
 class ReplyQueue:
-    """Frames on their way to one client: filled by whoever hears the upstream, read by the wire the client is on."""
+    """The frames of one answer. The receiver of the upstream's messages fills the queue, the client's wire reads it."""
 
     __slots__ = ("_closed", "_frames", "_quiet_at", "_size", "_waiter", "abandoned")
 
@@ -35,7 +35,7 @@ class ReplyQueue:
         self.abandoned = False
 
     def push(self, frame: Frame) -> bool:
-        """Queue a frame; False (and it is dropped) once the last one was queued or the reader is too far behind."""
+        """Queue a frame. False if it was dropped: after the final frame, or because the reader is too far behind."""
         if self._closed:
             return False
         if self._size + len(frame.data) > MAX_QUEUED_BYTES and self._frames and not frame.final:
@@ -50,24 +50,24 @@ class ReplyQueue:
         return True
 
     def abandon(self) -> None:
-        """Nobody reads the frames any more."""
+        """Record that nobody reads the frames any more."""
         self.abandoned = True
 
     def close(self) -> None:
-        """Nothing more comes; the reader gets what is queued and then None."""
+        """Accept no more frames. The reader gets the queued ones, then None."""
         self._closed = True
         self._wake()
 
     @property
     def is_closed(self) -> bool:
-        """Whether nothing more can be queued."""
+        """True if no more frames can be queued."""
         return self._closed
 
     async def next(self, quiet_at: float | None = None) -> Frame | None:
         """The next frame, or None when the stream ended without a final one. One reader only.
 
         Raises:
-            TimeoutError: nothing came before `quiet_at`, by the monotonic clock, as a call of `tick` has found.
+            TimeoutError: no frame came before `quiet_at` (monotonic clock). Found by `tick`, so not at once.
         """
         while not self._frames:
             if self._closed:
@@ -83,8 +83,10 @@ class ReplyQueue:
         return frame
 
     def tick(self, now: float) -> None:
-        """Tell a reader that has waited long enough. Whoever fills the queue calls this now and then: a timer for every
-        call would cost more than the call's parsing."""
+        """Raise `TimeoutError` in a reader that has waited until its `quiet_at`.
+
+        The owner of the queue calls this periodically: a timer for each call would cost more than parsing the call.
+        """
         if (
             self._waiter is not None
             and not self._waiter.done()

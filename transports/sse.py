@@ -23,7 +23,7 @@ def encode_event(data: bytes, event_id: str | None = None, retry_ms: int | None 
 
 
 class Event(NamedTuple):
-    """What came: the data, empty for an event that only has an id, and the id it stands under."""
+    """A received event: its data (empty if it only sets an id), the id last received, and its type."""
 
     data: bytes
     id: str = ""
@@ -31,11 +31,11 @@ class Event(NamedTuple):
 
 
 class TooLarge(ValueError):
-    """An event has more bytes than it may."""
+    """An event, or a body, has more bytes than the limit."""
 
 
 class EventDecoder:
-    """Bytes → events, whatever pieces they come in."""
+    """Decodes events from bytes, which may arrive in chunks of any size."""
 
     def __init__(self, max_event_bytes: int) -> None:
         self._most = max_event_bytes
@@ -46,10 +46,10 @@ class EventDecoder:
         self._type = ""
 
     def feed(self, chunk: bytes) -> Iterator[Event]:
-        """The events that are complete with this piece.
+        """The events that this chunk completes.
 
         Raises:
-            TooLarge: one of them grows beyond what it may.
+            TooLarge: an event has more than `max_event_bytes`.
         """
         self._size += len(chunk)
         if b"\n" not in chunk and b"\r" not in chunk:

@@ -1,6 +1,6 @@
-"""Large messages are worked on in steps, and others are served between them: nobody waits for all of it at once.
+"""Work on large messages in steps, between which the event loop serves other requests.
 
-A step is a pass over the bytes, which takes some milliseconds for as much as a body may have. Knows no message.
+A step is one pass over the bytes, which takes some milliseconds for the largest body. Does not know what a message is.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ __all__ = ["LARGE_BYTES", "at_once", "in_turns", "is_large", "others_first"]
 T = TypeVar("T")
 
 LARGE_BYTES: Final = 256 << 10
-"""A pass over so much takes less than a small call does, so that small ones need no steps."""
+"""A pass over fewer bytes takes less time than a small call, and needs no steps."""
 
 
 def is_large(params: Mapping[str, msgspec.Raw]) -> bool:
@@ -23,7 +23,7 @@ def is_large(params: Mapping[str, msgspec.Raw]) -> bool:
 
 
 async def others_first(is_large: bool) -> None:
-    """Let everybody else have a turn, if it is."""
+    """Let other tasks run first if `is_large`."""
     if is_large:
         await asyncio.sleep(0)
 
@@ -39,7 +39,7 @@ def at_once(steps: Generator[None, None, T]) -> T:
 
 
 async def in_turns(steps: Generator[None, None, T]) -> T:
-    """The same, with others let in."""
+    """The result of the steps, with other tasks running between them."""
     try:
         while True:
             next(steps)

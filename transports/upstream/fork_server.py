@@ -71,7 +71,7 @@ def _children(pid: int) -> list[int]:
 
 
 def _children_of_all() -> dict[int, list[int]]:
-    """Who has which children, read from every process there is: for kernels without the `children` files."""
+    """The children of every process, read from all of /proc: for kernels without the `children` files."""
     found: dict[int, list[int]] = {}
     with contextlib.suppress(OSError):
         for name in filter(str.isdigit, os.listdir("/proc")):
@@ -126,7 +126,7 @@ class _Wakeups:
 
 
 class _Reaper:
-    """One server's guardian. `gateway` is a pidfd of the gateway, or None."""
+    """Starts, watches and ends one server. `gateway` is a pidfd of the gateway, or None."""
 
     def __init__(self, control: socket.socket, stdio: list[int], gateway: int | None) -> None:
         _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # not inherited through fork(2)
@@ -142,7 +142,7 @@ class _Reaper:
     def run(self) -> None:
         spec = self._read_spec()
         if spec is None:
-            return  # the gateway changed its mind, or is gone
+            return  # the gateway has cancelled the start, or is gone
         self._start(spec)
         self._control.setblocking(False)
         self._watch()
@@ -179,7 +179,7 @@ class _Reaper:
             os.close(fd)
 
     def _watch(self) -> None:
-        """Until the server has ended, by itself or by order."""
+        """Wait until the server has ended, by itself or by order."""
         poller = select.poll()
         for fd in (self._control.fileno(), self._wakeups.fd, self._launch, self._gateway):
             if fd is not None:
@@ -224,7 +224,7 @@ class _Reaper:
             self._wakeups.drain()
 
     def _reap(self) -> bool:
-        """Collect every child that has exited, adopted ones included; whether any child is left."""
+        """Collect every child that has exited, adopted ones included. True if a child is left."""
         try:
             while True:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -327,7 +327,7 @@ def _open_parent() -> int | None:
 
 
 def _fork_reaper(requests: socket.socket, gateway: int | None, wakeups: _Wakeups, reapers: set[int]) -> bool:
-    """Take one request and fork its reaper; False at the end of the requests."""
+    """Take one request and fork its reaper. False at the end of the requests."""
     try:
         request, fds, _, _ = socket.recv_fds(requests, 1, 4)
     except OSError:
@@ -360,7 +360,7 @@ def _become_reaper(fds: list[int], gateway: int | None, requests: socket.socket,
 
 
 def _collect_reapers(reapers: set[int]) -> bool:
-    """Collect who has exited; whether it may have left orphans: all but a reaper that finished its work may have."""
+    """Collect the children that have exited. True if one may have left orphans: any but a reaper that was done."""
     suspicious = False
     with contextlib.suppress(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
@@ -371,7 +371,7 @@ def _collect_reapers(reapers: set[int]) -> bool:
 
 
 def _kill_orphans(reapers: set[int]) -> bool:
-    """Kill whatever has become our child without being a reaper; whether there was any."""
+    """Kill every child that is not a reaper. True if there was one."""
     everyone = None if _CHILDREN_FILES else _children_of_all()
     children = _children(os.getpid()) if everyone is None else everyone.get(os.getpid(), [])
     orphans = [pid for pid in children if pid not in reapers]

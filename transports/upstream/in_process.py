@@ -1,4 +1,4 @@
-"""An MCP server as an object of the official SDK in this process, with a connection of its own for every link."""
+"""An MCP server as an object of the official SDK in this process, with a separate connection for each link."""
 
 import asyncio
 import logging
@@ -23,11 +23,11 @@ MAX_UNREAD: Final = 1_024
 class InProcessUpstream:
     """Runs a server object: an `MCPServer`, or a low-level `Server`.
 
-    What is current where `connect` is called (context variables) is current in every handler of that link.
+    The handlers of a link run with the context variables of the caller of `connect`.
     """
 
     def __init__(self, name: str, server: Any) -> None:
-        """Raises `TypeError` when the object is no server of the SDK."""
+        """Raises `TypeError` if the object is not a server of the SDK."""
         lowlevel = getattr(server, "_lowlevel_server", server)
         if not (callable(getattr(lowlevel, "run", None)) and hasattr(lowlevel, "create_initialization_options")):
             raise TypeError(f"{type(server).__name__} is not a server object of the mcp SDK")
@@ -35,11 +35,11 @@ class InProcessUpstream:
         self._server = lowlevel
 
     async def connect(self, given: ConnectOptions, events: LinkEvents) -> "InProcessLink":
-        """Open a link; there is no environment to give. The server's lifespan is entered for it."""
+        """Open a link, and enter the server's lifespan for it. The options have no effect: there is no process."""
         return InProcessLink(self._name, self._server, events)
 
     async def close(self) -> None:
-        """Its links share nothing."""
+        """Nothing to release: the links share nothing."""
 
 
 class InProcessLink:
@@ -51,7 +51,7 @@ class InProcessLink:
         self._inbox, read = anyio.create_memory_object_stream[SessionMessage | Exception](MAX_UNREAD)
         options = server.create_initialization_options()
         # A bare task, which the link owns: `_ended` reports how it ended, `close` waits for it.
-        self._task = asyncio.create_task(server.run(read, _Outbox(self._heard), options))
+        self._task = asyncio.create_task(server.run(read, _Outbox(self._receive), options))
         self._task.add_done_callback(self._ended)
 
     @property
@@ -83,17 +83,17 @@ class InProcessLink:
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
 
-    def _heard(self, message: SessionMessage) -> None:
+    def _receive(self, message: SessionMessage) -> None:
         try:
             line = message.message.model_dump_json(by_alias=True, exclude_unset=True).encode()
-            heard = parse_lenient(line)
+            received = parse_lenient(line)
         except (InvalidMessage, ValueError, RecursionError) as error:
             logger.warning("server %s sent something that is not a JSON-RPC message: %s", self._name, error)
             if isinstance(message.message, JSONRPCResponse | JSONRPCError):
                 reason = f"server {self._name!r} sent an answer that cannot be read"
                 self._events.unreadable(message.message.id, reason)
             return
-        self._events.message(heard)
+        self._events.message(received)
 
     def _ended(self, task: "asyncio.Task[None]") -> None:
         error = None if task.cancelled() else task.exception()
@@ -104,13 +104,13 @@ class InProcessLink:
 
 
 class _Outbox:
-    """The stream the server writes to: hands every message on at once."""
+    """The stream that the server writes to. Passes every message on at once."""
 
-    def __init__(self, hear: Any) -> None:
-        self._hear = hear
+    def __init__(self, receive: Any) -> None:
+        self._receive = receive
 
     async def send(self, message: SessionMessage) -> None:
-        self._hear(message)
+        self._receive(message)
 
     async def aclose(self) -> None:
         """There is nothing to close."""

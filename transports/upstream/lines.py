@@ -1,4 +1,4 @@
-"""Bytes from a pipe to lines. Pure: no I/O, no encoding, no idea of what a line means."""
+"""Cuts the bytes of a pipe into lines. Pure: no I/O, no encoding. Does not know what a line means."""
 
 import logging
 from collections import deque
@@ -8,7 +8,7 @@ from typing import Final
 __all__ = ["EXCERPT_BYTES", "LineSplitter", "Tail"]
 
 EXCERPT_BYTES: Final = 512
-"""What is looked at of either end of a line that is too long, or is no message."""
+"""How much is kept of each end of a line that is too long or is not a message."""
 
 _CR: Final = 0x0D
 
@@ -51,7 +51,7 @@ class LineSplitter:
             self._hold(rest)
 
     def end(self) -> None:
-        """The line begun is complete: at the end of the stream it has no newline."""
+        """Complete the line begun: at the end of the stream it has no newline."""
         if self._too_long:
             head, ending = bytes(self._held), self._ending
             self._ending, self._too_long = b"", False
@@ -90,15 +90,15 @@ class LineSplitter:
 class Tail:
     """The last lines of a stream that may never end; a flood costs no more than a search for its last newlines.
 
-    `hear`, if given, gets each line as it is kept: of one chunk the last `lines`, each cut at `max_bytes`.
+    `receive`, if given, gets each line that is kept: of one chunk the last `lines`, each cut at `max_bytes`.
     """
 
-    __slots__ = ("_begun", "_hear", "_kept", "_lines", "_max_bytes")
+    __slots__ = ("_begun", "_kept", "_lines", "_max_bytes", "_receive")
 
     def __init__(
-        self, hear: Callable[[bytes], object] | None = None, *, lines: int = 50, max_bytes: int = 8_000
+        self, receive: Callable[[bytes], object] | None = None, *, lines: int = 50, max_bytes: int = 8_000
     ) -> None:
-        self._hear = hear
+        self._receive = receive
         self._lines = lines
         self._max_bytes = max_bytes
         self._kept: deque[bytes] = deque(maxlen=lines)
@@ -119,7 +119,7 @@ class Tail:
         self._begun = rest[: self._max_bytes]
 
     def end(self) -> None:
-        """The line begun is complete."""
+        """Complete the line begun."""
         line, self._begun = self._begun, b""
         self._keep(line)
 
@@ -136,8 +136,8 @@ class Tail:
         line = line[: self._max_bytes].rstrip(b"\r")
         if line:
             self._kept.append(line)
-            if self._hear is not None:
+            if self._receive is not None:
                 try:
-                    self._hear(line)
+                    self._receive(line)
                 except Exception:
                     _log.exception("a line of stderr was lost: its receiver failed")

@@ -1,7 +1,7 @@
-"""One end of a pipe or socket on an event loop: a descriptor that is read when it has something, or written in turn.
+"""One end of a pipe or socket on an event loop: reads a descriptor when it has data, or writes in the order of calls.
 
 asyncio's own pipe transports are not used: opening them awaits, and closing them is finished a turn later, so a start
-that is cancelled half-way could leak a descriptor. Here everything happens in the call. Knows nothing of lines or
+that is cancelled half-way could leak a descriptor. Here everything happens in the call. Knows neither lines nor
 processes.
 """
 
@@ -19,7 +19,7 @@ _DRAIN_CHUNKS: Final = 256  # 16 MiB: the most a pipe's size can be set to is fa
 
 
 class Inbox:
-    """Reads a descriptor, which it owns; hands every chunk to `data` and calls `end` once, at the end of the stream."""
+    """Reads a descriptor, which it owns. Passes every chunk to `data`, and calls `end` once, at the end of the data."""
 
     __slots__ = ("_data", "_end", "_fd", "_loop")
 
@@ -37,11 +37,11 @@ class Inbox:
         self._loop.add_reader(self._fd, self._read)
 
     def drain(self) -> None:
-        """Read at once what is there, and close."""
+        """Read what is available now, then close."""
         for _ in range(_DRAIN_CHUNKS):
             if self._fd < 0 or not self._read():
                 break
-        if self._fd >= 0:  # a process that is none of ours still holds the other end
+        if self._fd >= 0:  # a process outside the child's family still holds the other end
             self.close()
             self._end()
 
@@ -70,7 +70,7 @@ class Inbox:
 
 
 class Outbox:
-    """Writes a descriptor, which it owns if `owns`: at once what it takes, the rest when it can."""
+    """Writes a descriptor, which it closes if `owns`. What the descriptor does not take at once is written later."""
 
     __slots__ = ("_fd", "_finishing", "_loop", "_owns", "_pending")
 
@@ -88,7 +88,7 @@ class Outbox:
         return len(self._pending)
 
     def write(self, data: bytes) -> bool:
-        """Write or keep all of it, never a part of it; False if the reader is gone or the writing is over."""
+        """Write or keep all of the data. False, and nothing is written, after `finish` or if the reader is gone."""
         if self._fd < 0 or self._finishing:
             return False
         taken = 0

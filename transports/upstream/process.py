@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 REAPER_LOST: Final = "its reaper was killed"
 _SILENT_GRACE_S: Final = 2.0
-"""A server that has closed its stdout can answer nothing any more. Usually it is about to exit."""
+"""A server that has closed its stdout cannot answer any more. It is killed if it does not exit within this time."""
 KILL_TIMEOUT_S: Final = 5.0
 """A killed process ends at once, unless the kernel holds it (uninterruptible sleep)."""
 
@@ -70,7 +70,7 @@ class Process:
         stdout: int,
         stderr: int,
         max_line_bytes: int,
-        hear_stderr: Callable[[bytes], None] | None,
+        receive_stderr: Callable[[bytes], None] | None,
     ) -> None:
         loop = asyncio.get_running_loop()
         self.pid = 0
@@ -81,20 +81,22 @@ class Process:
         self._done: asyncio.Future[None] = loop.create_future()
         lines = LineSplitter(sink.line, sink.oversized, max_bytes=max_line_bytes)
         self._lines = lines
-        self._tail = Tail(hear_stderr)
+        self._tail = Tail(receive_stderr)
         control_fd = control.detach()
         self._orders = Outbox(loop, control_fd, owns=False)
-        self._reports = Inbox(loop, control_fd, LineSplitter(self._report, _ignore, max_bytes=65_536).feed, self._lost)
+        self._reports = Inbox(
+            loop, control_fd, LineSplitter(self._report, _ignore, max_bytes=65_536).feed, self._reaper_lost
+        )
         self._stdin = Outbox(loop, stdin)
-        self._stdout = Inbox(loop, stdout, lines.feed, self._silent)
+        self._stdout = Inbox(loop, stdout, lines.feed, self._stdout_closed)
         self._stderr = Inbox(loop, stderr, self._tail.feed, self._tail.end)
-        self._silence: asyncio.TimerHandle | None = None
+        self._silence_timer: asyncio.TimerHandle | None = None
         self._listening = False
         self._ended_early: tuple[int | None, str] | None = None
         self._reports.start()
 
     def listen(self) -> None:
-        """Start the calls of the sink. The caller holds the process by now."""
+        """Start to call the sink. Called once the caller holds the process."""
         self._listening = True
         self._stdout.start()
         self._stderr.start()
@@ -164,13 +166,13 @@ class Process:
         elif "failed" in report:
             self._end(None, report["failed"])
         else:
-            self._over(report["exited"])
+            self._exited(report["exited"])
 
-    def _lost(self) -> None:
+    def _reaper_lost(self) -> None:
         """The reaper ended without a report: it was killed, and its server with it."""
-        self._over(None)
+        self._exited(None)
 
-    def _over(self, code: int | None) -> None:
+    def _exited(self, code: int | None) -> None:
         if self._ended_early is not None:  # after the exit, the reaper itself ends
             return
         if self.started.done() and not self._listening:
@@ -178,18 +180,18 @@ class Process:
         else:
             self._end(code, REAPER_LOST)
 
-    def _silent(self) -> None:
+    def _stdout_closed(self) -> None:
         self._lines.end()
         if not self._done.done():
-            self._silence = self._loop.call_later(_SILENT_GRACE_S, self.kill)
+            self._silence_timer = self._loop.call_later(_SILENT_GRACE_S, self.kill)
 
     def _end(self, code: int | None, reason: str) -> None:
         if self._done.done():
             return
         self.returncode = code
         self._done.set_result(None)
-        if self._silence is not None:
-            self._silence.cancel()
+        if self._silence_timer is not None:
+            self._silence_timer.cancel()
         self._stdin.close()
         self._stdout.drain()
         self._stderr.drain()

@@ -90,7 +90,7 @@ class ForkServer:
         raise ProcessFailed(reason, command.argv[0])
 
     async def _request(
-        self, sink: LineSink, max_line_bytes: int, hear_stderr: Callable[[bytes], None] | None
+        self, sink: LineSink, max_line_bytes: int, receive_stderr: Callable[[bytes], None] | None
     ) -> Process:
         """Send four descriptors to the fork server, and keep their other ends."""
         with contextlib.ExitStack() as opened:
@@ -117,7 +117,7 @@ class ForkServer:
             stdout=stdout,
             stderr=stderr,
             max_line_bytes=max_line_bytes,
-            hear_stderr=hear_stderr,
+            receive_stderr=receive_stderr,
         )
 
     async def _send(self, fds: list[int]) -> None:

@@ -1,7 +1,6 @@
 """An MCP server as a child process: one JSON-RPC message per line on its stdin and stdout.
 
-MCP 2025-11-25 and 2026-07-28, Transports §stdio. A line of stdout that is no message is logged and
-discarded.
+MCP 2025-11-25 and 2026-07-28, Transports §stdio. A line of stdout that is not a message is logged and discarded.
 """
 
 import logging
@@ -20,7 +19,7 @@ __all__ = ["INHERITED", "StdioLink", "StdioUpstream"]
 logger = logging.getLogger(__name__)
 
 INHERITED: Final = ("HOME", "LANG", "LC_ALL", "LC_CTYPE", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "TZ", "USER")
-"""What a child inherits of the gateway's environment: never keys, nor other variables that are for the gateway."""
+"""The variables of the gateway's environment that a child inherits: neither keys nor settings of the gateway."""
 
 MAX_UNREAD_BYTES: Final = 16 << 20
 """Unsent bytes, at most, for a child that does not read its stdin."""
@@ -145,7 +144,7 @@ class StdioLink:
         reason = f"server {self._name!r} wrote a message beyond the line limit; it was thrown away"
         logger.warning(reason)
         meant = answered_by(head, tail)
-        if meant.is_answer is not False:  # a log line is hardly ever that long
+        if meant.is_answer is not False:  # log lines are hardly ever that long
             self._events.unreadable(meant.request_id, reason)
 
     def exited(self, code: int | None) -> None:
@@ -160,7 +159,7 @@ class StdioLink:
 
 
 class _Unheard:
-    """Nobody hears a child yet that was started ahead. One that speaks unasked is like no other, and is not used."""
+    """The events of a prestarted child. A child that sends something before a session has it is not used (`said`)."""
 
     said = False
 

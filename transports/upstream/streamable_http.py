@@ -1,4 +1,4 @@
-"""An MCP server behind a URL: Streamable HTTP, in the era the messages are of.
+"""An MCP server at a URL: Streamable HTTP, in the era of each message.
 
 MCP 2025-03-26 … 2025-11-25 and 2026-07-28, Transports §Streamable HTTP. The SDK's client is not used: it hides statuses
 and event ids, caps events at 1 MiB, and decodes every message.
@@ -87,7 +87,7 @@ class HttpLink:
         self._running: dict[object, asyncio.Task[None]] = {}
         self._initialize_id: object = None
         self._replies = ReplyReader(upstream.name, upstream.max_event_bytes, deliver=self._deliver, events=events)
-        self._told: asyncio.Task[None] | None = None
+        self._last_post: asyncio.Task[None] | None = None
         self._takes_messages = True
         self._is_closed = False
         if self._session:
@@ -126,9 +126,9 @@ class HttpLink:
             self._cancel(decode_id(params.get("requestId", msgspec.Raw(b"null"))))
         else:
             # Notifications and responses keep their order, and precede later requests.
-            self._told = self._run(object(), self._tell(frame, self._told))
+            self._last_post = self._run(object(), self._send_in_order(frame, self._last_post))
             if message.method == "notifications/initialized":
-                self._run("stream", self._follow(self._told))
+                self._run("stream", self._follow(self._last_post))
 
     def _cancel(self, request_id: object) -> None:
         task = self._running.get(request_id)
@@ -161,8 +161,8 @@ class HttpLink:
         return headers
 
     async def _ask(self, frame: bytes, message: Message) -> None:
-        if self._told is not None and not self._told.done():
-            await asyncio.wait([self._told])
+        if self._last_post is not None and not self._last_post.done():
+            await asyncio.wait([self._last_post])
         await self._post(frame, message, self._session_headers())
 
     async def _ask_modern(self, frame: bytes, message: Message, params: Object, version: str) -> None:
@@ -179,7 +179,7 @@ class HttpLink:
         await self._post(frame, message, headers)
 
     async def _post(self, frame: bytes, message: Message, headers: Headers) -> None:
-        """Send a request and read its answer. Every way it can fail is reported."""
+        """Send a request and read its answer. Every failure is reported to `LinkEvents`."""
         assert isinstance(message.id, int | str)
         url, name = self._upstream.url, self._upstream.name
         try:
@@ -193,14 +193,14 @@ class HttpLink:
                     return
                 last = await self._replies.read(response, message)
                 if last is not None:
-                    await self._rest(last, message.id)
+                    await self._resume(last, message.id)
         except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
             self._events.refused(message.id, f"server {name!r} cannot be reached: {error_text(error)}")
         except (httpx2.HTTPError, OSError) as error:
             self._events.unreadable(message.id, f"server {name!r} broke off: {error_text(error)}")
         except TooLarge as error:
             self._events.unreadable(message.id, f"server {name!r}: {error}")
-        except Exception:  # whatever the server has sent: the call must not wait for ever
+        except Exception:  # whatever the server has sent, the call must end
             logger.exception("an answer of server %s could not be read", name)
             self._events.unreadable(message.id, f"server {name!r} sent an answer that cannot be read")
 
@@ -211,7 +211,7 @@ class HttpLink:
             self._version = str(result.get("protocolVersion", "")) if isinstance(result, dict) else ""
         self._events.message(message)
 
-    async def _rest(self, last: str, request_id: int | str) -> None:
+    async def _resume(self, last: str, request_id: int | str) -> None:
         """The stream ended before the answer: resume it after its last event (MCP 2025-11-25, Resumability)."""
         for attempt in range(_MOST_RETRIES if last else 0):
             await asyncio.sleep(_RETRY_S if attempt else 0.1)
@@ -225,7 +225,7 @@ class HttpLink:
                     last = more or last
         self._events.unreadable(request_id, f"server {self._upstream.name!r} ended the stream without an answer")
 
-    async def _tell(self, frame: bytes, before: asyncio.Task[None] | None) -> None:
+    async def _send_in_order(self, frame: bytes, before: asyncio.Task[None] | None) -> None:
         if before is not None and not before.done():
             await asyncio.wait([before])
         try:
@@ -243,7 +243,7 @@ class HttpLink:
         return self._upstream.client.stream("GET", self._upstream.url, headers=headers)
 
     async def _follow(self, after: asyncio.Task[None] | None) -> None:
-        """Read the server's own messages, while it offers a stream."""
+        """Read the stream of the server's own messages, as long as the server offers one."""
         if after is not None:
             await asyncio.wait([after])
         last = ""

@@ -1,6 +1,6 @@
-"""What a server wrote that is no message, or too long to keep: whether it was meant as an answer, and to which request.
+"""Lines of a server that are not messages, or too long to keep: was a line meant as an answer, and to which request?
 
-Pure. Told from what stands there, never guessed: a log line on stdout must harm no call.
+Pure. Decided from the text alone, never guessed: a log line on stdout must not fail a call.
 """
 
 import re
@@ -15,7 +15,7 @@ __all__ = ["Meant", "answered_by", "meant_by"]
 
 _OWN_KEYS: Final = frozenset({"jsonrpc", "id", "result", "error"})
 
-# What stands before the first key that says what kind of message it is. Ids deeper inside are somebody else's.
+# The text before the first key that names the kind of message. Ids at a deeper level belong to other objects.
 _HEAD: Final = re.compile(
     rb"\s*\{\s*"
     rb'(?:"jsonrpc"\s*:\s*"[^"\\]{0,16}"\s*,\s*|"id"\s*:\s*(?P<id>\d{1,18}|null|"[^"\\]{0,64}")\s*,\s*){0,2}'
@@ -26,7 +26,7 @@ _TAIL: Final = re.compile(rb"[}\]]" + _VERSION + rb'\s*,\s*"id"\s*:\s*(\d{1,18})
 
 
 class Meant(NamedTuple):
-    """`is_answer` is None where that cannot be told; `request_id` None where it is none of ours, or cannot be told."""
+    """`is_answer` is None if unknown. `request_id` is None if unknown, or if the gateway gives no such ids."""
 
     is_answer: bool | None
     request_id: int | None = None
@@ -36,7 +36,7 @@ _UNKNOWN: Final = Meant(None)
 
 
 def meant_by(line: bytes) -> Meant:
-    """For a whole line that is no message."""
+    """What a complete line that is not a message was meant as."""
     try:
         found = msgspec.json.decode(line, type=Object)
     except (msgspec.MsgspecError, RecursionError):
