@@ -13,7 +13,7 @@ __all__ = ["Answer", "EventSource", "Forwarder", "Handler", "OwnedByPeer", "Refu
 
 
 class Refused(Exception):
-    """A request gets no further: how to say so, over HTTP and as JSON-RPC. The message is fit for the client."""
+    """A request is refused: the answer, as an HTTP status and as a JSON-RPC error. The message is for the client."""
 
     def __init__(
         self, status: int, code: int, message: str, *, data: Any = None, headers: Mapping[str, str] | None = None
@@ -31,7 +31,7 @@ class Refused(Exception):
 
 
 class OwnedByPeer(Exception):
-    """Another process serves this request. `route` is for whoever forwards it; nothing has been done or sent yet."""
+    """Another process serves this request. `route` is for the `Forwarder`. Nothing has been done or sent yet."""
 
     def __init__(self, route: Any) -> None:
         super().__init__("another process serves this request")
@@ -39,15 +39,15 @@ class OwnedByPeer(Exception):
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """One message of a client, checked by the rules of its era's wire, before anyone asks whose it is.
+    """One message of a client, checked by the rules of its era's wire, and not yet authenticated.
 
-    `headers` has lower-case names, `params` is the top level of the message's. `same_site` is False when a browser says
-    that another site caused the request. `forwarded` is what another process of ours vouches for, where it sent this.
-    `peer` is the address it came from, `client` the network of who is behind the proxies that are trusted, `arrived_at`
-    when it did, by the monotonic clock (0: nobody looked). `again`: it was given to a process that was lost, and may
-    have taken effect. `body_bytes` is what the request keeps in memory until it is answered. `check_mirrored` is for a
-    tool whose schema mirrors arguments in headers, once it is known who asks and what they may see: given the schema,
-    it raises `Refused` where headers and arguments disagree.
+    `headers` has lower-case names, `params` is the top level of the message's params. `same_site` is False if a browser
+    reports that another site caused the request. `forwarded` is set if another replica sent the request, with what that
+    replica has checked. `peer` is the address of the connection, `client` the network of the client behind trusted
+    proxies. `arrived_at` is a time of the monotonic clock (0: unknown). `again`: the request was forwarded to a process
+    that was lost, and may have taken effect. `body_bytes` is what the request holds in memory until it is answered.
+    `check_mirrored` takes the schema of a tool that mirrors arguments in headers, and raises `Refused` if headers and
+    arguments disagree. It is called only after the caller is known to see the tool.
     """
 
     era: Era
@@ -69,7 +69,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Answer(Protocol):
-    """What a handler gives back for a request: the frames to come, and what to tell the client beside them."""
+    """A handler's answer to a request: the frames to come, and the headers of the response."""
 
     @property
     def headers(self) -> list[tuple[bytes, bytes]]:
@@ -82,7 +82,7 @@ class Answer(Protocol):
         ...
 
     def cancel(self, reason: str) -> None:
-        """The client does not want the answer any more."""
+        """Cancel the call: the client does not want the answer any more."""
         ...
 
     @property
@@ -91,11 +91,11 @@ class Answer(Protocol):
         ...
 
     async def confirmed(self, frame: Frame) -> Frame:
-        """What may leave instead of the frame: itself, or an error when the session has passed to another process."""
+        """The frame to send: the given one, or an error if the session has passed to another process."""
         ...
 
     async def record(self, frame: Frame) -> str | None:
-        """Keep an SSE frame for replay and return its event id; None where this wire has no replay."""
+        """Store a frame for replay and return its event id; None if the wire has no replay."""
         ...
 
     async def done(self) -> None:
@@ -115,7 +115,7 @@ class EventSource(Protocol):
         ...
 
     async def delivered(self, event_id: str) -> None:
-        """That event was written to the client."""
+        """Record that the event was written to the client."""
         ...
 
     async def done(self) -> None:
@@ -127,10 +127,11 @@ class Forwarder(Protocol):
     """Takes requests to the process that serves them."""
 
     async def forward(self, route: Any, scope: Any, body: bytes, receive: Any, send: Any) -> Any:
-        """Answer the request by another process; else where to send the answer when it is tried here again.
+        """Answer the request by another process, and return None. Else the request is to be tried here again: return
+        the `send` for that.
 
         Raises:
-            Refused: it cannot be had now.
+            Refused: the other process is not available now.
         """
         ...
 
@@ -143,7 +144,7 @@ class Handler(Protocol):
         ...
 
     async def admit(self, request: Request) -> str:
-        """Who sends a request, before anything is opened for it or revealed: a name, the same for the same client."""
+        """Authenticate the sender of a request, before anything is opened or revealed. Returns the sender's name."""
         ...
 
     async def negotiated(self, request: Request) -> str:
@@ -155,7 +156,7 @@ class Handler(Protocol):
         ...
 
     async def respond(self, request: Request) -> None:
-        """A client's response to a request of the server's."""
+        """A client's response to a request of the server."""
         ...
 
     async def stream(self, request: Request, last_event_id: str | None) -> EventSource:

@@ -66,7 +66,7 @@ async def _serve(settings: Settings) -> None:
 
 async def _read(reader: asyncio.StreamReader, front: Connected) -> None:
     while line := await reader.readline():
-        await front.heard(line)
+        await front.receive(line)
 
 
 def _write_all(data: bytes) -> None:

@@ -1,1 +1,1 @@
-"""The wires on which clients reach us."""
+"""The wires on which clients reach the gateway."""

@@ -1,7 +1,7 @@
-"""Addresses of event streams of HTTP+SSE: random, signed, and good for the caller only whose stream it is.
+"""Addresses of event streams of HTTP+SSE: random, signed, and valid only for the caller who opened the stream.
 
-Knows neither streams nor who a caller is. Signed with HMAC-SHA256 through itsdangerous, so that any process that has
-the keys can tell whose an address is without asking anybody.
+Does not know streams, nor who a caller is. Signed with HMAC-SHA256 through itsdangerous, so that any process that has
+the keys can check an address by itself.
 """
 
 import hashlib
@@ -14,17 +14,17 @@ __all__ = ["Addresses"]
 
 
 class Addresses:
-    """`keys`: newest first; the first signs, all verify."""
+    """Makes and checks addresses. `keys` are newest first: the first one signs, all verify."""
 
     def __init__(self, keys: Sequence[bytes]) -> None:
-        self._keys = list(reversed(keys))  # itsdangerous signs with the last of them
+        self._keys = list(reversed(keys))  # itsdangerous signs with the last key
 
     def new(self, caller: str) -> str:
-        """An address that nobody can guess."""
+        """A new address for that caller. Nobody can guess it."""
         return self._signer(caller).sign(secrets.token_urlsafe(18)).decode()
 
     def is_of(self, address: str, caller: str) -> bool:
-        """Whether it was made for that caller."""
+        """True if the address was made for that caller."""
         try:
             self._signer(caller).unsign(address)
         except BadSignature:

@@ -20,13 +20,14 @@ __all__ = ["AppServer"]
 
 
 _OF_ONE_SOCKET: Final = 64
-"""Connections: a child has one or a few, and may be anybody's."""
+"""Connections to one socket: a child needs one or a few, and its code is not trusted."""
 
 
 def may_connect(peer: socket.socket) -> bool:
-    """Whether a process of this user is at the other end, or of root's: file modes say it already, and may be changed.
+    """True if the process at the other end runs as this user or as root.
 
-    Unix sockets know it on Linux (unix(7), SO_PEERCRED); elsewhere the modes have to do.
+    Checked beside the mode of the socket's file, which can be changed. Only Linux reports the user (unix(7),
+    SO_PEERCRED). Elsewhere the result is always True.
     """
     if not hasattr(socket, "SO_PEERCRED"):
         return True
@@ -35,7 +36,7 @@ def may_connect(peer: socket.socket) -> bool:
 
 
 class _OwnUsers(HttpConnection):
-    """A connection of this user's processes."""
+    """A connection that only processes of this user and of root may open."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -44,7 +45,7 @@ class _OwnUsers(HttpConnection):
 
 
 class AppServer:
-    """Serves one app on many sockets; `scope["state"]` tells the app on which."""
+    """Serves one app on many sockets. `scope["state"]` tells the app which socket a request came on."""
 
     def __init__(self, app: Any, limits: Limits, refusals: Refusals) -> None:
         self._config = uvicorn.Config(app, log_config=None, access_log=False, ws="none", lifespan="off")
@@ -60,10 +61,10 @@ class AppServer:
         )
 
     async def listen(self, path: str, state: Mapping[str, Any]) -> Callable[[], None]:
-        """Listen at `path`, which only this user may open; what is returned ends it, cutting every connection.
+        """Listen at `path`, which only this user may open. Call the result to stop and to end every connection.
 
         Raises:
-            OSError: the path cannot be had.
+            OSError: the path cannot be used.
         """
         loop = asyncio.get_running_loop()
         protocols, server_state = self._protocols(path, state)

@@ -1,7 +1,7 @@
 """JSON-RPC batches: several messages in one body, each of them answered on its own.
 
-MCP 2025-03-26 only, where a server must take them (Transports §Sending Messages to the Server). Knows no HTTP: what a
-batch comes with, and what becomes of its answers, is `streamable_http`'s.
+MCP 2025-03-26 only, where a server must accept them (Transports §Sending Messages to the Server). Does not know HTTP:
+`streamable_http` reads the batch and sends the answers.
 """
 
 import asyncio
@@ -30,11 +30,11 @@ __all__ = ["BATCHES", "Batches"]
 logger = logging.getLogger(__name__)
 
 BATCHES: Final = "2025-03-26"
-"""The one revision that has them, and the one that is meant where no revision is named."""
+"""The only revision with batches. It is also the revision of a request that names none."""
 
 
 class Batches:
-    """Takes batches of a bounded length."""
+    """Answers batches of a bounded length."""
 
     def __init__(self, handler: Handler, sizes: Sizes, limits: Limits, refusals: Refusals) -> None:
         self._handler = handler
@@ -43,11 +43,11 @@ class Batches:
         self._refusals = refusals
 
     async def answer(self, body: bytes, request: Request) -> bytes | None:
-        """The answers to a batch as one array, or None where nothing in it wants one. `request` is what it came with.
+        """The answers to a batch as one array, or None if no message of it needs one. `request` is its HTTP request.
 
         Raises:
-            Refused: none of it was started: it is too long, no array, or its client may not send it.
-            Elsewhere: the same, because another process has the session.
+            Refused: the batch is too long, is not an array, or its client may not send it. Nothing was started.
+            OwnedByPeer: another process has the session. Nothing was started.
         """
         parts = self._split(body)
         version = await self._handler.negotiated(request)
@@ -60,12 +60,12 @@ class Batches:
         async with asyncio.TaskGroup() as group:
             for part in parts:
                 answers.append(group.create_task(self._answer(part, request, room)))
-                await asyncio.sleep(0)  # other clients have their turns between the messages of this one
+                await asyncio.sleep(0)  # other clients are served between the messages of this one
         given = [answer for answer in (task.result() for task in answers) if answer is not None]
         return b"[" + b",".join(given) + b"]" if given else None
 
     def _split(self, body: bytes) -> list[msgspec.Raw]:
-        """The messages, none of them read yet. One too many ends the reading, so that a long array costs no more."""
+        """The messages, not yet parsed. The reading ends with the first one too many, so a long array costs no more."""
         try:
             parts = _decoder(self._most).decode(body)
         except msgspec.ValidationError:
@@ -79,7 +79,7 @@ class Batches:
         return found
 
     async def _answer(self, part: msgspec.Raw, request: Request, room: "_Room") -> bytes | None:
-        """One message's answer: whatever is wrong with it is its own fault only."""
+        """The answer to one message. A fault of it does not affect the other messages."""
         message: Message | None = None
         error: dict[str, Any]
         try:
@@ -108,7 +108,7 @@ class Batches:
         return encode_error(_id_in(part), error)
 
     async def _one(self, message: Message, request: Request) -> bytes | None:
-        """The final frame of a request. What else belongs to it is kept on its stream, as for a client that left."""
+        """The final frame of a request. Other frames are only stored for replay, as for a client that disconnected."""
         if message.method == "initialize":
             raise Refused(200, INVALID_REQUEST, "initialize must not be part of a batch.")
         params = message.params_object() if message.method is not msgspec.UNSET else {}
@@ -132,7 +132,7 @@ class Batches:
 
 
 class _Room:
-    """What the answers to one batch may hold together: all of them are held until the last one is there."""
+    """The bytes that the answers to one batch may have in all: they are held until the last one is complete."""
 
     MOST: Final = MAX_QUEUED_BYTES
 
@@ -140,7 +140,7 @@ class _Room:
         self._taken = 0
 
     def takes(self, answer: bytes) -> bool:
-        """Whether there is room for one more."""
+        """Count an answer. False if there is no room for it."""
         if self._taken + len(answer) > self.MOST:
             return False
         self._taken += len(answer)
@@ -149,7 +149,7 @@ class _Room:
 
 @functools.lru_cache(maxsize=4)
 def _decoder(most: int) -> msgspec.json.Decoder[Any]:
-    """Of an array of `most` messages at most. A list with a greatest length would be built before it is counted."""
+    """A decoder of arrays of at most `most` messages. For a list type, msgspec would count after reading all of it."""
     fields = [(f"message_{number}", msgspec.Raw | msgspec.UnsetType, msgspec.UNSET) for number in range(most)]
     return msgspec.json.Decoder(msgspec.defstruct("Batch", fields, array_like=True, forbid_unknown_fields=True))
 
@@ -159,7 +159,7 @@ class _Named(msgspec.Struct):
 
 
 def _id_in(part: msgspec.Raw) -> bytes:
-    """The id of a message that may be none, encoded; null where it has none that can be repeated."""
+    """The encoded id of what may not be a message; null if it has no id that can be repeated."""
     try:
         return encode(msgspec.json.decode(part, type=_Named).id)
     except (msgspec.MsgspecError, RecursionError):

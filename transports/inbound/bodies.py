@@ -1,7 +1,7 @@
-"""What bodies of requests hold of this process's memory, from their first bytes until their requests are answered.
+"""Counts the memory of request bodies, from their first bytes until the requests are answered.
 
-A request may wait for its answer for minutes, and in the handshake era it outlives its connection. Bodies that are read
-and bodies whose calls are in flight are therefore counted alike. Knows no session and no method.
+A request may wait for its answer for minutes, and in the handshake era it outlives its connection. Bodies of calls in
+flight are therefore counted like bodies that are being read. Does not know sessions or methods.
 """
 
 from collections import Counter
@@ -18,7 +18,7 @@ SMALL_BODY_BYTES: Final = 64 << 10
 
 
 class Bodies:
-    """The account of one process. One network may take half of it, so that no single client takes it all."""
+    """The bytes that the bodies of one process hold. One network may hold half of `most`, so that none can fill it."""
 
     __slots__ = ("_by_network", "_held", "_most", "_refusals", "_refuse")
 
@@ -47,7 +47,7 @@ class Bodies:
             self._by_network[network] += size
 
     def give_back(self, network: str, size: int) -> None:
-        """The request is answered."""
+        """Release the bytes of a request that is answered."""
         self._held -= size
         if network:
             self._by_network[network] -= size
@@ -58,25 +58,25 @@ class Bodies:
 class HeldBody:
     """The bytes that one request holds. `network` is called once, when the first bytes are counted."""
 
-    __slots__ = ("_bodies", "_network", "_taken", "_whose")
+    __slots__ = ("_bodies", "_counted_as", "_network", "_taken")
 
     def __init__(self, bodies: Bodies, network: Callable[[], str]) -> None:
         self._bodies = bodies
         self._network = network
-        self._whose = ""
+        self._counted_as = ""
         self._taken = 0
 
     def grows_to(self, size: int) -> None:
-        """So much of the body is here. Raises `Refused`: 429."""
+        """Record that `size` bytes of the body have been read. Raises `Refused`: 429."""
         if size <= SMALL_BODY_BYTES:
             return
         if not self._taken:
-            self._whose = self._network()
-        self._bodies.take(self._whose, size - self._taken, self._taken)
+            self._counted_as = self._network()
+        self._bodies.take(self._counted_as, size - self._taken, self._taken)
         self._taken = size
 
     def give_back(self) -> None:
-        """The request is answered, or gets no answer."""
+        """Release the bytes: the request is answered, or will not be."""
         if self._taken:
-            self._bodies.give_back(self._whose, self._taken)
+            self._bodies.give_back(self._counted_as, self._taken)
             self._taken = 0

@@ -1,4 +1,4 @@
-"""The network a client comes from: clients without a name, and connections, are counted by it. Pure."""
+"""The network of a client, by which connections and anonymous clients are counted. Pure."""
 
 import functools
 import ipaddress
@@ -7,7 +7,7 @@ from collections.abc import Container, Mapping
 __all__ = ["client_network", "network_of"]
 
 _MOST_HOPS = 16
-"""Of `X-Forwarded-For`, from its end: each proxy appends one, and what stands before ours is the client's to choose."""
+"""How many addresses of `X-Forwarded-For` are read, from its end: each proxy appends one, clients choose the rest."""
 
 
 def client_network(peer: str, headers: Mapping[str, str], proxies: Container[str]) -> str:
@@ -44,7 +44,7 @@ def _bare(hop: str) -> str:
 
 @functools.lru_cache(maxsize=4_096)
 def network_of(address: str) -> str:
-    """What one subscriber has: the IPv4 address, or the /64 network of an IPv6 address (RFC 6177). Empty for a text
+    """A subscriber's network: the IPv4 address, or the /64 network of an IPv6 address (RFC 6177). Empty for a text
     that is no address, such as the peer of a Unix socket."""
     try:
         parsed = ipaddress.ip_address(address)

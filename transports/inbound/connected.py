@@ -1,6 +1,7 @@
-"""Wires on which a client is connected and stays so: one session for each connection, messages in, messages out.
+"""Wires with a lasting connection to the client: one session for each connection, messages in and out.
 
-Our own stdin and stdout (MCP 2025-11-25 and 2026-07-28, Transports §stdio), and an event stream of 2024-11-05.
+The gateway's own stdin and stdout (MCP 2025-11-25 and 2026-07-28, Transports §stdio), and the event streams of HTTP+SSE
+(MCP 2024-11-05).
 """
 
 import asyncio
@@ -36,8 +37,8 @@ _LATEST: Final = "2025-11-25"
 
 
 class Connected:
-    """`write` gives the client one message; `token` names the session to go on with; `headers` go with all requests,
-    which come from the address `peer`."""
+    """One connected client. `write` sends the client a message. `token` names the session to resume. All requests have
+    `headers`, and come from the address `peer`."""
 
     def __init__(
         self,
@@ -60,10 +61,10 @@ class Connected:
         self._tasks = Tasks("client connection")
         self._stream: Reply | None = None
         self._opening = asyncio.Lock()
-        self._told: asyncio.Task[None] | None = None
+        self._last_post: asyncio.Task[None] | None = None
 
-    async def heard(self, line: bytes, headers: dict[str, str] | None = None, peer: str = "") -> None:
-        """A message of the client's, and the headers that came with it and from where, if any."""
+    async def receive(self, line: bytes, headers: dict[str, str] | None = None, peer: str = "") -> None:
+        """Handle a message of the client. `headers` and `peer`, if given, are those that it came with."""
         if not line.strip():
             return
         if headers is not None:
@@ -99,7 +100,7 @@ class Connected:
 
     async def _modern_call(self, message: Message, line: bytes, headers: dict[str, str]) -> None:
         if not self._token and message.method not in SESSIONLESS:
-            # The first opens the session of this connection; what comes at the same time waits for it.
+            # The first call opens the session of this connection. Calls that arrive meanwhile wait for it.
             async with self._opening:
                 reply = self._begin_modern(message, line, headers)
                 if not self._token:
@@ -118,7 +119,7 @@ class Connected:
         return reply
 
     async def _learn_token(self, reply: Reply) -> None:
-        """Before its first message is passed on: the client may ask again at once."""
+        """Take the session's token from the response head, before a frame makes the client send its next request."""
         await reply.begun()
         self._token = reply.headers.get("mcp-gateway-session", self._token)
 
@@ -136,19 +137,19 @@ class Connected:
                     await self._open()
         headers = {**self._headers, "mcp-session-id": self._session, "mcp-protocol-version": self._version}
         if message.is_request:
-            if self._told is not None:
-                await self._told
+            if self._last_post is not None:
+                await self._last_post
             self._call(message, self._ask("POST", headers, line))
             return
-        before, reply = self._told, self._ask("POST", headers, line)
-        self._told = self._tasks.spawn(self._tell(reply, before))
+        before, reply = self._last_post, self._ask("POST", headers, line)
+        self._last_post = self._tasks.spawn(self._send_in_order(reply, before))
         if message.method == "notifications/initialized":
-            await self._told
+            await self._last_post
             self._stream = self._ask("GET", headers)
             self._tasks.spawn(self._pass_on(self._stream))
 
     def _cancel_modern(self, message: Message) -> bool:
-        """A modern call is given up by leaving it; a notification does that here."""
+        """Cancel a modern call by closing its request. True if the notification named one."""
         call = self._calls.get(decode_id(message.params_object().get("requestId", msgspec.Raw(b"null"))))
         if call is None or self._session:
             return False
@@ -156,7 +157,7 @@ class Connected:
         return True
 
     async def _initialize(self, message: Message, line: bytes) -> None:
-        """A new session, or the one that was named."""
+        """Open a session, or resume the one that `token` names."""
         headers = dict(self._headers)
         if self._token:
             headers["mcp-session-id"], self._token = self._token, ""
@@ -171,7 +172,7 @@ class Connected:
             await self._write(splice(frame))
 
     async def _open(self) -> None:
-        """For a client that begins with something else."""
+        """Open a session for a client that does not begin with `initialize`."""
         info = {"name": "stdio", "version": "0"}
         params = encode({"protocolVersion": _LATEST, "capabilities": {}, "clientInfo": info})
         headers = {**self._headers, **({"mcp-session-id": self._token} if self._token else {})}
@@ -200,7 +201,7 @@ class Connected:
         async for frame in reply.frames():
             await self._write(splice(frame))
 
-    async def _tell(self, reply: Reply, before: "asyncio.Task[None] | None") -> None:
+    async def _send_in_order(self, reply: Reply, before: "asyncio.Task[None] | None") -> None:
         if before is not None:
             await before
         async for _ in reply.frames():
@@ -213,7 +214,7 @@ class Connected:
             await asyncio.wait(calls, timeout=5.0)
         if self._stream is not None:
             await self._stream.leave()
-        if self._session and not self._is_named:  # the one that was named goes on without us
+        if self._session and not self._is_named:  # a session that `token` named continues
             headers = {**self._headers, "mcp-session-id": self._session, "mcp-protocol-version": self._version}
             await self._ask("DELETE", headers).begun()
         for reply, _ in list(self._calls.values()):

@@ -21,10 +21,10 @@ __all__ = ["Connection", "Connections", "Cycle", "Phase", "disconnect", "drop", 
 
 logger = logging.getLogger(__name__)
 
-_MOST_BETWEEN_LOOKS_S: Final = 1.0
+_MAX_CHECK_EVERY_S: Final = 1.0
 _MOST_AT_ONCE: Final = 128
 _MOST_CUT_AT_ONCE: Final = 32
-"""Connections that are checked, and ended, in one turn of the loop: a millisecond's work."""
+"""How many connections are checked, and ended, in one iteration of the event loop: about a millisecond."""
 
 _LEAVING_S: Final = 2.0
 """How long a client has to read the last response on a connection. Closing at once could lose it (RFC 9112 §9.6)."""
@@ -45,7 +45,7 @@ class Phase(enum.Enum):
 
 
 class Connection(Protocol):
-    """What is asked of a connection."""
+    """What `Connections` needs of a connection."""
 
     def standing(self) -> tuple[Phase, int]:
         """What the connection waits for, and a number that changes whenever there is progress."""
@@ -111,7 +111,7 @@ class Connections:
             Phase.LEAVING: _LEAVING_S,
         }
         shortest = min(*self._allowed_s.values(), limits.write_timeout_s)
-        self._looks_s = min(_MOST_BETWEEN_LOOKS_S, shortest / 4)
+        self._check_every_s = min(_MAX_CHECK_EVERY_S, shortest / 4)
 
     def __len__(self) -> int:
         return len(self._open)
@@ -129,7 +129,7 @@ class Connections:
         if counted is not None:
             self._peers[counted] += 1
         if self._timer is None:
-            self._timer = loop.call_later(self._looks_s, self._look)
+            self._timer = loop.call_later(self._check_every_s, self._check)
         return None
 
     def _refuse(self, kind: Limited) -> Limited:
@@ -161,10 +161,10 @@ class Connections:
                 return True
         return False
 
-    def _look(self) -> None:
-        self._look_on(list(self._open), [])
+    def _check(self) -> None:
+        self._check_some(list(self._open), [])
 
-    def _look_on(self, left: list[Connection], spare: list[tuple[bool, float, Connection]]) -> None:
+    def _check_some(self, left: list[Connection], spare: list[tuple[bool, float, Connection]]) -> None:
         """Check some of the connections that are left now and the others in later turns of the loop: requests do not
         wait until thousands of connections are checked, nor until thousands that began together are ended."""
         loop = asyncio.get_running_loop()
@@ -187,11 +187,11 @@ class Connections:
             if cut == _MOST_CUT_AT_ONCE:
                 break
         if left:
-            self._timer = loop.call_soon(self._look_on, left, spare)
+            self._timer = loop.call_soon(self._check_some, left, spare)
             return
         spare.sort(key=lambda entry: entry[:2])
         self._spare = deque(connection for *_, connection in spare)
-        self._timer = loop.call_later(self._looks_s, self._look) if self._open else None
+        self._timer = loop.call_later(self._check_every_s, self._check) if self._open else None
 
     def _has_time(self, connection: Connection, seen: _Seen, now: float) -> bool:
         """Cut the connection if it has exceeded a deadline; else return True."""

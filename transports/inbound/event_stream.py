@@ -13,14 +13,14 @@ from transports.sse import COMMENT, encode_event
 __all__ = ["KEEPALIVE_S", "Stream", "follow", "next_or_quiet", "stream_answer"]
 
 KEEPALIVE_S: Final = 15.0
-"""A quiet stream gets a comment this often: proxies cut idle connections, often after 60 s, clients after 300 s."""
+"""How often a quiet stream gets a comment: proxies close idle connections, often after 60 s, clients after 300 s."""
 
 RETRY_MS: Final = 500
-"""When a client may come back for the rest of a stream that was closed before its end."""
+"""How long a client waits before it resumes a stream that was closed before its end."""
 
 _SOON_S: Final = 1.0
 _WRITE_TIMEOUT_S: Final = 60.0
-"""How long a client may take to read one event. Then it counts as gone."""
+"""How long a client may take to read one event before it counts as gone."""
 
 _HEADERS: Final[HeaderList] = [
     (b"content-type", b"text/event-stream"),
@@ -56,7 +56,7 @@ class Stream:
 
 
 async def next_or_quiet(answer: Answer, until: float = math.inf) -> Frame | TimeoutError | None:
-    """The next frame, None at the end, or the `TimeoutError` of a stream that has been quiet for too long."""
+    """The next frame, None at the end, or a `TimeoutError` if none came for `KEEPALIVE_S` or before `until`."""
     try:
         return await answer.replies.next(min(monotonic() + KEEPALIVE_S, until))
     except TimeoutError as quiet:
@@ -66,13 +66,13 @@ async def next_or_quiet(answer: Answer, until: float = math.inf) -> Frame | Time
 async def stream_answer(
     send: Send, answer: Answer, first: Frame | TimeoutError, *, headers: HeaderList, priming: bool, poll_after_s: float
 ) -> None:
-    """The rest of an answer as an event stream.
+    """Send `first` and the rest of an answer as an event stream.
 
     With `priming` the stream starts with an event that a client can resume from, and its connection is closed after
     `poll_after_s`, if that is not 0: the client polls for the rest (MCP 2025-11-25, Transports §Sending Messages).
 
-    Frames are kept for replay before they are written, and go on being kept when the client is gone: a dropped
-    connection is no cancellation in the era that has replay (MCP 2025-11-25, Transports §Resumability).
+    Frames are stored for replay before they are written, also after the client is gone: a lost connection does not
+    cancel the call in the era that has replay (MCP 2025-11-25, Transports §Resumability).
     """
     stream = Stream(send)
     await stream.start(headers)
@@ -97,21 +97,21 @@ async def stream_answer(
 
 
 async def follow(send: Send, receive: Receive, source: EventSource) -> None:
-    """A legacy client's GET stream, until it ends or the client leaves."""
+    """Send a legacy client's GET stream, until the stream ends or the client disconnects."""
     stream = Stream(send)
     await stream.start(source.headers)
-    # Something at once, so that proxies pass the head on; and soon after, to see whether they pass on what follows.
+    # A first comment makes proxies send the head on. The second follows soon: it shows whether they send on the body.
     await stream.write(COMMENT)
     quiet_s = _SOON_S
     # Bare tasks, ended below: a timeout on `anext` itself would cancel the generator with it.
-    left = asyncio.create_task(_until_disconnect(receive))
+    disconnected = asyncio.create_task(_until_disconnect(receive))
     events = aiter(source.events)
     coming = asyncio.ensure_future(anext(events, None))
     try:
         while not stream.gone:
-            await asyncio.wait((coming, left), timeout=quiet_s, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((coming, disconnected), timeout=quiet_s, return_when=asyncio.FIRST_COMPLETED)
             quiet_s = KEEPALIVE_S
-            if left.done():
+            if disconnected.done():
                 return
             if not coming.done():
                 await stream.write(COMMENT)
@@ -126,9 +126,9 @@ async def follow(send: Send, receive: Receive, source: EventSource) -> None:
                 await source.delivered(event_id)
             coming = asyncio.ensure_future(anext(events, None))
     finally:
-        left.cancel()
+        disconnected.cancel()
         coming.cancel()
-        await asyncio.gather(left, coming, return_exceptions=True)
+        await asyncio.gather(disconnected, coming, return_exceptions=True)
 
 
 async def _until_disconnect(receive: Receive) -> None:

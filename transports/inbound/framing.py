@@ -1,6 +1,6 @@
-"""What of a request's head makes it ambiguous, by RFC 9112: checked behind the parser, the same for every parser.
+"""Refuses ambiguous heads of requests (RFC 9112), after parsing: parsers differ in what they accept.
 
-Pure: it reads no bytes of a connection. Parsers have split the head already; what they let through differs.
+Pure: no I/O. The head has been split into its parts already.
 """
 
 import functools
@@ -25,7 +25,7 @@ _REASONS: Final = {
 }
 _WATCHED: Final = frozenset({b"host", b"transfer-encoding", b"content-length", b"expect"})
 _HOST_BYTES: Final = 261
-"""A name of 255 and a port."""
+"""A name of 255 bytes and a port."""
 
 _PLAIN: Final = ([b"host", b"content-length"], [b"host"])
 _HOST: Final = re.compile(rb"[A-Za-z0-9._~!$&'()*+,;=%-]*(?::[0-9]*)?|\[[0-9A-Fa-f:.]+\](?::[0-9]*)?")
@@ -33,7 +33,7 @@ _HOST: Final = re.compile(rb"[A-Za-z0-9._~!$&'()*+,;=%-]*(?::[0-9]*)?|\[[0-9A-Fa
 
 
 class BadRequest(Exception):
-    """A request that is not served, and the connection with it: its end may not be where it seems."""
+    """A request that is refused. Its connection is closed, because the end of the request is uncertain."""
 
     def __init__(self, status: int, message: str, kind: Limited = Limited.FRAMING) -> None:
         super().__init__(message)
@@ -50,7 +50,7 @@ class BadRequest(Exception):
         return f"{self}\n".encode()
 
     def response(self) -> bytes:
-        """All of it, for a connection on which no other response is under way."""
+        """The whole response, for a connection on which no other response has begun."""
         head = [f"HTTP/1.1 {self.status} {_REASONS[self.status]}".encode()]
         head += [b": ".join(header) for header in self.headers]
         head += [b"content-length: %d" % len(self.body), b"", self.body]
@@ -62,14 +62,14 @@ def plain_target(method: str, target: bytes, version: str, headers: HeaderList) 
     lower case (RFC 9112 §3.2.2).
 
     Raises:
-        BadRequest: two readers of this head might not agree on what it asks, of whom, or where it ends.
+        BadRequest: two readers of this head could disagree on its target, its host or its end.
     """
     if version not in ("1.1", "1.0"):
         raise BadRequest(505, "This server speaks HTTP/1.1.")
     if method == "CONNECT":
         raise BadRequest(501, "This server is not a proxy and does not support CONNECT.")
     watched = [header for header in headers if header[0] in _WATCHED]
-    # Nearly all requests have a Host and perhaps a length, and neither twice.
+    # Nearly all requests have one Host, and at most one length.
     names = [name for name, _ in watched]
     if names not in _PLAIN or len(watched[0][1]) > _HOST_BYTES or not _is_host(watched[0][1]):
         _check(watched, version)
@@ -97,7 +97,7 @@ def _check(watched: HeaderList, version: str) -> None:
         raise BadRequest(400, "The Host header is not a host name.")
     codings = values[b"transfer-encoding"]
     if codings:
-        # RFC 9112 §6.1: both lengths, or a coding in HTTP/1.0, are what smuggling looks like.
+        # RFC 9112 §6.1: both lengths, or a coding in HTTP/1.0, are signs of request smuggling.
         if values[b"content-length"] or version == "1.0" or len(codings) > 1:
             raise BadRequest(400, "The length of the body is given in more than one way.")
         if codings != [b"chunked"]:

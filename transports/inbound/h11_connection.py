@@ -1,5 +1,7 @@
-"""A connection read by h11: slower than httptools, and right about `Upgrade`, which it leaves to whoever asks for it,
-and about HTTP/1.0. The same bounds hold, and the same faults end it."""
+"""A connection that h11 parses: slower than httptools, but correct for `Upgrade` (which it ignores) and for HTTP/1.0.
+
+The limits and the faults that end a connection are those of `HttpConnection`.
+"""
 
 import asyncio
 import logging
@@ -19,12 +21,12 @@ from transports.inbound.limits import Limited
 __all__ = ["H11Connection"]
 
 _errors = logging.getLogger("uvicorn.error.h11")
-_errors.setLevel(logging.ERROR)  # a warning for each offer to upgrade would be a stranger's to write
+_errors.setLevel(logging.ERROR)  # else any client could fill the log with offers to upgrade
 _PROGRESS_BITS: Final = 16
 
 
 class H11Connection(H11Protocol):
-    """It has been let in already."""
+    """Takes over a connection that `Connections` has accepted already."""
 
     def __init__(
         self,

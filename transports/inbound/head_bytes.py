@@ -6,7 +6,7 @@ __all__ = ["HeadBytes"]
 class HeadBytes:
     """Counts the bytes of a head, and copies them for a parser that may have to read the head again.
 
-    `copy` is None if the head did not begin at the start of a chunk: where it began, only the first parser knows.
+    `copy` is None if the head did not begin at the start of a chunk: then only the first parser knows where it began.
     """
 
     __slots__ = ("_chunk", "_is_first", "copy", "size")
@@ -29,7 +29,7 @@ class HeadBytes:
         self._is_first = False
 
     def keep(self, data: bytes) -> None:
-        """The chunk ended inside the head. Of a chunk in which other messages came first, one byte is counted."""
+        """The chunk ended inside the head. Of a chunk that began with other messages, only one byte is counted."""
         if self.copy is not None:
             self.copy += data
         if self.copy is not None or self.size:
@@ -39,7 +39,7 @@ class HeadBytes:
 
     @property
     def at_most(self) -> int:
-        """What a head that ends in this chunk has at most."""
+        """The most bytes that a head can have which ends in this chunk."""
         return self.size + self._chunk
 
     def end(self) -> None:

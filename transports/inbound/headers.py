@@ -48,11 +48,11 @@ def check_version(headers: Mapping[str, str]) -> None:
 def _accepts(accept: str, wanted: str) -> bool:
     """True if an Accept header permits the media type (RFC 9110 §12.5.1). Quality values are ignored."""
     # Clients send one of a few values. A longer one would only fill the cache.
-    return _lets_in(accept, wanted) if len(accept) <= MAX_LABEL_CHARS else _lets_in.__wrapped__(accept, wanted)
+    return _permits(accept, wanted) if len(accept) <= MAX_LABEL_CHARS else _permits.__wrapped__(accept, wanted)
 
 
 @functools.lru_cache(maxsize=64)
-def _lets_in(accept: str, wanted: str) -> bool:
+def _permits(accept: str, wanted: str) -> bool:
     kinds = {part.partition(";")[0].strip().lower() for part in accept.split(",")}
     return bool(kinds & {wanted, wanted.partition("/")[0] + "/*", "*/*"})
 

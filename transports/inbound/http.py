@@ -34,16 +34,18 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 HeaderList = list[tuple[bytes, bytes]]
 
 STRANGER_BODY_BYTES: Final = SMALL_BODY_BYTES
-"""What is read of a body before its sender is known. With a body limit of megabytes, strangers would fill memory."""
+"""How much of a body is read before its sender is known: else anyone could fill the memory with large bodies."""
 
 _WATCH_AFTER_S: Final = 0.05
 _LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
-_NOT_OUR_NAME: Final = "The Host header does not name this server: its operator gives its names as allowed_hosts."
-_NOT_LET_IN: Final = "The Origin of this request is not allowed: the operator gives those that are as allowed_origins."
+_UNKNOWN_HOST: Final = "The Host header does not name this server: its operator gives its names as allowed_hosts."
+_FORBIDDEN_ORIGIN: Final = (
+    "The Origin of this request is not allowed: the operator gives those that are as allowed_origins."
+)
 _SINGLE: Final = frozenset(
     {"authorization", "content-type", "host", "last-event-id", "mcp-gateway-session", "mcp-session-id", "origin"}
 )
-# Names that most requests have need not be decoded each time.
+# Header names that most requests have, decoded once.
 _KNOWN: Final = {
     name.encode(): name
     for name in (
@@ -65,10 +67,10 @@ _KNOWN: Final = {
 def header_map(
     raw: Iterable[tuple[bytes, bytes]], single: Container[str] = (), most: int = Limits().head_bytes
 ) -> dict[str, str]:
-    """Headers by lower-case name, of `most` bytes together. Those of `single` and of `_SINGLE` may stand once.
+    """Headers by lower-case name, with at most `most` bytes in all. Those of `single` and `_SINGLE` may appear once.
 
     Raises:
-        Refused: 400, a header that may stand once stands twice: two readers would disagree on which one counts; 431.
+        Refused: 400 for a second header of that kind, because readers would disagree on which one counts. 431.
     """
     raw = list(raw)
     # White space around a value is not part of it (RFC 9110 §5.5); some parsers leave it there.
@@ -87,7 +89,7 @@ def _name(raw: bytes) -> str:
 
 
 def _merged(raw: Iterable[tuple[bytes, bytes]], single: Container[str]) -> dict[str, str]:
-    """Headers of which some stand more than once."""
+    """Headers by name, if some appear more than once."""
     headers: dict[str, str] = {}
     for name_bytes, value_bytes in raw:
         name, value = _name(name_bytes), value_bytes.decode("latin-1").strip(" \t")
@@ -145,12 +147,12 @@ def _too_large(limit: int) -> Refused:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guard:
-    """Which Host and Origin are served: what keeps web pages from reaching a server on the user's own machine.
+    """Checks Host and Origin, so that web pages cannot reach a server on the user's own machine.
 
     MCP 2025-11-25, Transports §Security Warning (DNS rebinding). `hosts` empty means any host, or with `loopback` the
-    loopback names only; `*` in it means any. `domains` are ends of names that are let in as well, with their dot. What
-    `proxies` say of how a client came is believed. A header of `single` may stand once: two of those that say who calls
-    would be two callers.
+    loopback names only; `*` in it means any. `domains` are further suffixes of host names, with their dot. The
+    forwarding headers of `proxies` are trusted. A header of `single` may appear once: two that authenticate would be
+    two callers.
     """
 
     hosts: frozenset[str] = frozenset()
@@ -160,7 +162,7 @@ class Guard:
     proxies: Container[str] = ()
     single: frozenset[str] = frozenset()
     head_bytes: int = Limits().head_bytes
-    """Checked here too, for an app that is mounted in another server."""
+    """The limit of the head. Checked here too, because another server may have read it, with the app mounted there."""
 
     def headers(self, scope: Scope) -> dict[str, str]:
         """The request's headers, by lower-case name.
@@ -172,45 +174,45 @@ class Guard:
 
     def check(self, headers: Mapping[str, str]) -> None:
         """Raises `Refused`: 421 for an unknown host name, 403 for an origin that is not allowed."""
-        # Looked at before it is parsed: what parses it remembers what it has seen.
+        # Checked before the parsing, which caches its arguments.
         named = headers.get("host", "")
-        if len(named) > MAX_LABEL_CHARS or not self._knows(_hostname(named)):
-            raise Refused(421, INVALID_REQUEST, _NOT_OUR_NAME)
+        if len(named) > MAX_LABEL_CHARS or not self._serves(_hostname(named)):
+            raise Refused(421, INVALID_REQUEST, _UNKNOWN_HOST)
         origin = headers.get("origin")
-        if origin is not None and (len(origin) > MAX_LABEL_CHARS or not self._lets_in(origin, headers)):
-            raise Refused(403, INVALID_REQUEST, _NOT_LET_IN)
+        if origin is not None and (len(origin) > MAX_LABEL_CHARS or not self._allows(origin, headers)):
+            raise Refused(403, INVALID_REQUEST, _FORBIDDEN_ORIGIN)
 
-    def _knows(self, host: str) -> bool:
+    def _serves(self, host: str) -> bool:
         if self.hosts:
             return host in self.hosts or "*" in self.hosts or host.endswith(self.domains)
         return not self.loopback or host in _LOOPBACK
 
-    def _lets_in(self, origin: str, headers: Mapping[str, str]) -> bool:
+    def _allows(self, origin: str, headers: Mapping[str, str]) -> bool:
         if origin in self.origins or is_same_origin(headers):
             return True
         return self.loopback and not self.hosts and _hostname(_netloc(origin)) in _LOOPBACK
 
     def is_secure(self, scope: Scope, headers: Mapping[str, str]) -> bool:
-        """Whether the client came by TLS, as the connection says, or a proxy that is trusted or on this machine."""
+        """True if the client uses TLS, by the connection, or by a proxy that is trusted or on this machine."""
         if scope.get("scheme") == "https":
             return True
         peer = peer_of(scope)
         return headers.get("x-forwarded-proto") == "https" and (peer in _LOOPBACK or peer in self.proxies)
 
     def client(self, scope: Scope, headers: Mapping[str, str]) -> str:
-        """The network of the client, as the connection says, or the proxies that are trusted."""
+        """The client's network, by the connection, or by the trusted proxies."""
         return client_network(peer_of(scope), headers, self.proxies)
 
     @staticmethod
     def same_site(headers: Mapping[str, str]) -> bool:
-        """Whether a browser vouches, or nothing speaks against it, that no other site caused this request."""
+        """True unless a browser's headers show that another site caused this request."""
         if headers.get("sec-fetch-site", "none") not in ("same-origin", "none"):
             return False
         return "origin" not in headers or is_same_origin(headers)
 
 
 class ClientWatch:
-    """Calls `on_left` when the client leaves. Most requests are over before it is worth a task."""
+    """Calls `on_left` when the client disconnects. Starts its task late, because most requests end sooner."""
 
     def __init__(self, receive: Receive, on_left: Callable[[], None]) -> None:
         self._receive = receive
@@ -230,14 +232,14 @@ class ClientWatch:
         self._on_left()
 
     def stop(self) -> None:
-        """The request is over."""
+        """End the watch: the request is over."""
         self._timer.cancel()
         if self._task is not None:
             self._task.cancel()
 
 
 def peer_of(scope: Scope) -> str:
-    """The address a request came from, empty where there is none."""
+    """The address of the connection's other end; empty if there is none."""
     client = scope.get("client")
     return str(client[0]) if client else ""
 
@@ -252,7 +254,7 @@ def is_same_origin(headers: Mapping[str, str]) -> bool:
 
 
 def _netloc(url: str) -> str:
-    """Empty where it is no URL."""
+    """The host and port of a URL; empty if it is not a URL."""
     try:
         return urlsplit(url).netloc
     except ValueError:
@@ -268,7 +270,7 @@ def _hostname(netloc: str) -> str:
 
 
 def readable_by(send: Send, origin: str) -> Send:
-    """Let a page of that origin read the responses (Fetch §3.2, CORS). The guard has let the origin in."""
+    """Let pages of that origin read the responses (Fetch §3.2, CORS). The guard has allowed the origin."""
     shared = [
         (b"access-control-allow-origin", origin.encode("latin-1")),
         (b"access-control-expose-headers", b"mcp-session-id, mcp-gateway-session"),

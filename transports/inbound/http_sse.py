@@ -1,7 +1,7 @@
-"""HTTP+SSE, the transport before Streamable HTTP, for clients that know no other: one session for each event stream.
+"""HTTP+SSE, the transport before Streamable HTTP, for old clients: one session for each event stream.
 
-MCP 2024-11-05, Transports §HTTP with SSE. Messages are posted to an address of the stream's own; which process has the
-stream does not matter.
+MCP 2024-11-05, Transports §HTTP with SSE. Each stream has an address, to which its client posts messages. Any process
+takes a message, and publishes it to the process that has the stream.
 """
 
 import asyncio
@@ -46,11 +46,11 @@ _NOT_PASSED_ON: Final = frozenset(
     """accept accept-encoding connection content-encoding content-length content-type cookie expect keep-alive
     last-event-id origin te trailer transfer-encoding upgrade""".split()
 )
-"""What is of one request of HTTP, or names a session in another way than this wire does; `Mcp-…` is so too."""
+"""Headers that belong to one HTTP request, or name a session in a way that this wire does not use, as `Mcp-…` do."""
 
 
 class Mail(Protocol):
-    """Short messages between processes, to who listens now."""
+    """Short messages between processes, to their current subscribers."""
 
     async def publish(self, topic: str, data: bytes) -> None: ...
 
@@ -58,7 +58,7 @@ class Mail(Protocol):
 
 
 class _Posted(msgspec.Struct):
-    """A message on its way to its stream, with what shows who has sent it."""
+    """A posted message on its way to the process of its stream, with the headers and address of its sender."""
 
     headers: dict[str, str]
     peer: str
@@ -66,10 +66,10 @@ class _Posted(msgspec.Struct):
 
 
 class HttpSse:
-    """One endpoint as an ASGI app: GET opens the stream, POST to `…/messages` says something on it.
+    """One endpoint as an ASGI app: GET opens the stream, POST to `…/messages` sends a message.
 
-    Who asks is found out by `handler` before anything is opened or answered; every message says it again, and is
-    checked once more by `app`, which serves the endpoint itself.
+    `handler` authenticates the caller before a stream is opened or a message is accepted. `app`, which serves the
+    endpoint itself, authenticates every message again, by the headers that came with it.
     """
 
     def __init__(
@@ -139,31 +139,31 @@ class HttpSse:
         self, scope: Scope, headers: Mapping[str, str], caller: str, receive: Receive, send: Send
     ) -> None:
         name = self._addresses.new(caller)
-        # Both are bounded by bytes: who sends more than is served, or reads less than comes, loses the stream.
-        heard, unsent, stream = ReplyQueue(), ReplyQueue(), Stream(send)
+        # Both are bounded in bytes: a client that sends faster than it is served, or reads too slowly, is cut off.
+        received, unsent, stream = ReplyQueue(), ReplyQueue(), Stream(send)
 
-        def hear(data: bytes | None) -> None:
+        def receive_posted(data: bytes | None) -> None:
             if data is not None:
-                heard.push(Frame(data))
+                received.push(Frame(data))
 
         async def write(line: bytes) -> None:
             unsent.push(Frame(encode_event(line)))
 
-        connected = Connected(self._inside, write, headers=_passed_on(headers), peer=peer_of(scope))
-        async with self._mail.subscribed(_topic(name), hear):
+        connected = Connected(self._inside, write, headers=_sender_headers(headers), peer=peer_of(scope))
+        async with self._mail.subscribed(_topic(name), receive_posted):
             await stream.start([])
             path = f"{scope.get('root_path', '')}{scope['path'].removeprefix(scope.get('root_path', ''))}"
             await stream.write(f"event: endpoint\ndata: {path}/messages?connection={name}\n\n".encode())
             try:
-                await first_of(_until_disconnect(receive), _pump(unsent, stream), self._work(heard, connected))
+                await first_of(_until_disconnect(receive), _pump(unsent, stream), self._work(received, connected))
             finally:
                 await connected.close(answering=False)
             await stream.write(b"", more=False)
 
-    async def _work(self, heard: ReplyQueue, connected: Connected) -> None:
-        while (frame := await heard.next()) is not None:
+    async def _work(self, received: ReplyQueue, connected: Connected) -> None:
+        while (frame := await received.next()) is not None:
             posted = msgspec.msgpack.decode(frame.data, type=_Posted)
-            await connected.heard(posted.body, posted.headers, posted.peer)
+            await connected.receive(posted.body, posted.headers, posted.peer)
 
     async def _post(self, scope: Scope, headers: Mapping[str, str], caller: str, receive: Receive, send: Send) -> None:
         names = parse_qs(scope.get("query_string", b"").decode("latin-1")).get("connection", [])
@@ -174,7 +174,7 @@ class HttpSse:
         body = await read_body(receive, headers, self._body_limit)
         if body is None:
             return
-        posted = _Posted(headers=_passed_on(headers), peer=peer_of(scope), body=body)
+        posted = _Posted(headers=_sender_headers(headers), peer=peer_of(scope), body=body)
         await self._mail.publish(_topic(names[0]), msgspec.msgpack.encode(posted))
         await send_status(send, 202)
 
@@ -183,8 +183,8 @@ def _topic(name: str) -> str:
     return f"mcp:sse:{hashlib.sha256(name.encode()).hexdigest()}"
 
 
-def _passed_on(headers: Mapping[str, str]) -> dict[str, str]:
-    """What a message says of its sender, as the endpoint itself would see it."""
+def _sender_headers(headers: Mapping[str, str]) -> dict[str, str]:
+    """The headers of a message that the endpoint needs to authenticate its sender."""
     return {
         name: value
         for name, value in headers.items()

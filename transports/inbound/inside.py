@@ -1,4 +1,4 @@
-"""Requests to an ASGI app of ours from within: for fronts that speak another wire and reach the same endpoint by it."""
+"""Requests to the gateway's own ASGI app from within the process, for wires that serve an endpoint through it."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
@@ -32,11 +32,11 @@ class Reply:
     def _ended(self) -> None:
         self._begun.set()
         if self._parts.full():
-            self._parts.get_nowait()  # whoever does not read by now will not
+            self._parts.get_nowait()  # a reader that is this far behind has gone
         self._parts.put_nowait(None)
 
     async def send(self, event: Any) -> None:
-        """What the app sends."""
+        """Take an event of the response (ASGI's `send`)."""
         if event["type"] == "http.response.start":
             self.status = event["status"]
             self.headers = {name.decode(): value.decode("latin-1") for name, value in event["headers"]}
@@ -49,7 +49,7 @@ class Reply:
         await self._begun.wait()
 
     async def frames(self) -> AsyncIterator[bytes]:
-        """The messages of the answer."""
+        """The messages of the response."""
         await self.begun()
         if self.headers.get("content-type", "").startswith("text/event-stream"):
             decoder = EventDecoder(_MAX_EVENT_BYTES)
@@ -65,18 +65,19 @@ class Reply:
             yield body
 
     async def leave(self) -> None:
-        """As a client that closes its connection."""
+        """Cancel the request, as a client does that closes its connection."""
         self._left.set()
         if self._work is not None:
             self._work.cancel()
             await asyncio.gather(self._work, return_exceptions=True)
 
     async def disconnected(self) -> None:
+        """Wait until the request is cancelled."""
         await self._left.wait()
 
 
 class Inside:
-    """A client of one endpoint."""
+    """A client of one endpoint, in this process."""
 
     def __init__(self, app: Any, path: str) -> None:
         self._app = app
@@ -84,7 +85,7 @@ class Inside:
         self._calls = Tasks(f"requests to {path}")
 
     def ask(self, method: str, headers: Mapping[str, str], body: bytes = b"", peer: str = "") -> Reply:
-        """Begin a request, which came from the address `peer`."""
+        """Begin a request, on behalf of a client at the address `peer`."""
         accept = "text/event-stream" if method == "GET" else _ACCEPT
         full = {"host": "localhost", "accept": accept, "content-type": "application/json", **headers}
         scope = {

@@ -1,6 +1,6 @@
-"""What a client may cost before it has authenticated: one value for every listener, and one counter of refusals.
+"""The limits of what clients may cost before they have authenticated, and the counter of refusals.
 
-Pure: no I/O but a look at this process's own file limit. It knows no setting; `gateway.limits` fills it.
+Pure, except that it reads this process's limit of open files. The composition root fills `Limits` from the settings.
 """
 
 import enum
@@ -21,13 +21,13 @@ __all__ = [
 ]
 
 MAX_ID_CHARS: Final = 256
-"""Request ids and progress tokens: SDKs send numbers and UUIDs. An answer repeats its id, and progress its token."""
+"""Request ids and progress tokens, which the gateway repeats. SDKs send numbers and UUIDs."""
 
 MAX_CURSOR_BYTES: Final = 8 << 10
-"""Cursors of lists: servers make them, and ours have the server's own inside."""
+"""Cursors of lists. The gateway's contain those of the server."""
 
 MAX_FILTER_BYTES: Final = 64 << 10
-"""What a `subscriptions/listen` names: kept as long as its stream is open."""
+"""The filter of a `subscriptions/listen`, which is kept as long as its stream is open."""
 
 MAX_LABEL_CHARS: Final = 512
 """`Host`, `Origin` and `Last-Event-ID`: a host name has 253 characters at most (RFC 1035 §2.3.4)."""
@@ -36,7 +36,7 @@ _KEPT_BACK: Final = 128
 """File descriptors reserved for the store, logs, listeners and libraries."""
 
 _MOST: Final = 65_536
-"""The most connections, where the process may open any number of files."""
+"""The most connections of a process that may open any number of files."""
 
 
 class Limited(enum.StrEnum):
@@ -67,7 +67,7 @@ Refusals = Counter[Limited]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Defaults and their reasons stand beside the settings (`gateway.settings.LimitSettings`).
+    """The limits of one process. The settings have the same defaults, with reasons (`LimitSettings`).
 
     Times are seconds, sizes bytes, lengths of texts characters after decoding.
     """
@@ -89,6 +89,6 @@ class Limits:
 
 
 def room_for_connections() -> int:
-    """How many connections this process has files for: half of them, because a session's server needs some as well."""
+    """The most connections that this process has files for: half of its files, because servers need some too."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return _MOST if soft == resource.RLIM_INFINITY else max(16, min(_MOST, (soft - _KEPT_BACK) // 2))

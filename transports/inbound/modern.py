@@ -1,4 +1,4 @@
-"""The rules of the 2026-07-28 wire: what a request must carry, and which HTTP status an answer has.
+"""The rules of the 2026-07-28 wire: what a request must contain, and which HTTP status an answer has.
 
 MCP 2026-07-28, Basic §Per-request fields, Transports §Streamable HTTP. Pure: decides, sends nothing.
 """
@@ -36,7 +36,7 @@ def check_request(
     message: Message, params: Object, meta: Any, headers: Mapping[str, str], raw_headers: list[tuple[bytes, bytes]]
 ) -> None:
     """Raises `Refused`: the request breaks a rule of the wire."""
-    if len(headers) < len(raw_headers):  # something stands twice
+    if len(headers) < len(raw_headers):  # a header appears twice
         duplicated = find_duplicated_routing_header(
             (name.decode("latin-1"), value.decode("latin-1")) for name, value in raw_headers
         )
@@ -80,7 +80,7 @@ def check_param_headers(params: Object, raw_headers: list[tuple[bytes, bytes]], 
 
 
 def status_of(error_code: int | None) -> int:
-    """The HTTP status of a JSON answer: the protocol gives some error codes one of their own."""
+    """The HTTP status of a JSON answer: the protocol defines one for some error codes."""
     return 200 if error_code is None else ERROR_CODE_HTTP_STATUS.get(error_code, 200)
 
 

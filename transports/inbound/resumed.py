@@ -10,7 +10,7 @@ __all__ = ["continued"]
 
 
 def continued(send: Send) -> Send:
-    """Where to send an answer to a client whose response has begun as an event stream: JSON becomes one event."""
+    """A `send` for a client whose response has begun as an event stream: a JSON answer becomes one event of it."""
     is_stream = False
     parts: list[bytes] = []
 

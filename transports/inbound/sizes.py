@@ -1,7 +1,7 @@
-"""Are the parts of a message that the gateway keeps, compares or repeats of a size it can afford?
+"""Checks the size of the parts of a message that the gateway keeps, compares or repeats.
 
-What is relayed and forgotten (arguments, results) is bounded by the body alone. What becomes a key, a line of a log or
-part of a session's record is looked at here, before anything else is done with the message. Does no I/O.
+Only the limit of the body bounds what is relayed and forgotten (arguments, results). What becomes a key, part of a log
+line or part of a session's record is checked here, before anything else is done with the message. No I/O.
 """
 
 from collections.abc import Mapping
@@ -38,14 +38,14 @@ class Sizes:
         self._values: Final = {
             "cursor": (Limited.NAME, MAX_CURSOR_BYTES),
             "ref": (Limited.URI, limits.uri_chars + limits.name_chars),  # of `completion/complete`: a name or a URI
-            "notifications": (Limited.URI, MAX_FILTER_BYTES),  # of `subscriptions/listen`: what it wants to hear
+            "notifications": (Limited.URI, MAX_FILTER_BYTES),  # of `subscriptions/listen`: its filter
         }
 
     def parse(self, data: bytes) -> Message:
-        """As `jsonrpc.parse`, of a client's message: its id and its method are of a size that can be repeated.
+        """As `jsonrpc.parse`, for a message of a client. Checks the length of its id and its method.
 
         Raises:
-            InvalidMessage: it is no message.
+            InvalidMessage: the bytes are not a message.
             Refused: 400, without the id.
         """
         message = parse(data)
@@ -58,7 +58,7 @@ class Sizes:
         return message
 
     def check(self, params: Object, meta: Mapping[str, Any] | None) -> None:
-        """Check a message's params; `meta` is their `_meta`, where it was read already.
+        """Check the params of a message. `meta` is their `_meta` if it has been decoded already.
 
         Raises:
             Refused: -32602, naming the parameter that is too long.
@@ -90,11 +90,11 @@ def _progress_token(raw: msgspec.Raw) -> Any:
     try:
         return msgspec.json.decode(raw, type=_Meta).progressToken
     except msgspec.MsgspecError:
-        return None  # whoever reads the whole of it says what is wrong
+        return None  # the decoding of the whole `_meta` will report the fault
 
 
 def _is_short(raw: msgspec.Raw, most: int) -> bool:
-    """Whether it is a text of so many characters at most. As long as its JSON is short its text is."""
+    """True if the value is a text of at most `most` characters. Short JSON needs no decoding: its text is shorter."""
     if len(memoryview(raw)) <= most + 2:
         return True
     text = msgspec.json.decode(raw)

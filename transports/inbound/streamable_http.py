@@ -61,7 +61,7 @@ _MOST_TRIES: Final = 6
 
 
 class StreamableHttp:
-    """One endpoint as an ASGI app. `endpoint` is the name the handler knows it by."""
+    """One endpoint as an ASGI app. `endpoint` is its name for the handler."""
 
     def __init__(
         self,
@@ -116,14 +116,14 @@ class StreamableHttp:
                 held.give_back()
 
     async def _admit(self, scope: Scope, headers: Mapping[str, str]) -> None:
-        """Raises `Refused`: the caller may not call. What another replica forwards comes from a known caller."""
+        """Raises `Refused` if the caller may not call. Callers of forwarded requests have been checked already."""
         if "mcp.forwarded" not in scope:
             await self._handler.admit(self._request(scope, headers, era_of(headers)))
 
     async def _serve_somewhere(
         self, scope: Scope, headers: Mapping[str, str], body: bytes, receive: Receive, send: Send
     ) -> None:
-        """Here, or at the replica that has the session. What was forwarded is not forwarded again."""
+        """Serve the request here or at the replica that has its session. Forwarded requests are not forwarded again."""
         for _ in range(_MOST_TRIES):
             try:
                 await self._serve(scope, headers, body, receive, send)
@@ -245,7 +245,7 @@ class StreamableHttp:
             check = functools.partial(check_param_headers, params, raw_headers)
             request = msgspec.structs.replace(request, check_mirrored=check)
         answer = await self._handler.call(request)
-        # Leaving is how the modern era cancels (MCP 2026-07-28, Cancellation).
+        # In the modern era, a disconnect cancels the call (MCP 2026-07-28, Cancellation).
         watch = ClientWatch(receive, lambda: answer.cancel("the client disconnected"))
         try:
             await _send_answer(send, answer, status_of=status_of)
@@ -314,7 +314,7 @@ async def _send_answer(
     priming: bool = False,
     poll_after_s: float = 0.0,
 ) -> None:
-    """Reply with JSON if the answer comes first; with an event stream if another frame does, or no frame for long."""
+    """Reply with JSON if the final frame comes first. Else, or if no frame comes for a while, with an event stream."""
     first = await next_or_quiet(answer)
     if first is None:
         raise Refused(500, INTERNAL_ERROR, "The call was cancelled, because the client did not read its messages.")
