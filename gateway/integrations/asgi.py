@@ -9,7 +9,7 @@ from msgspec import structs
 from gateway.context.facts import correlation_id
 from gateway.identity.request_context import RequestContext
 from gateway.observability.logs import CLIENT, CORRELATION
-from gateway.relay.pipeline import available
+from gateway.relay.pipeline import store_errors_refused
 from session_store.context import bound_session
 from transports.era import Era
 from transports.inbound.http import Guard, Receive, Scope, Send, peer_of, send_json
@@ -40,7 +40,7 @@ class SessionMiddleware:
             await self._app(scope, receive, send)
             return
         try:
-            with available():
+            with store_errors_refused():
                 resolved, request = await self._resolve(scope)
         except Refused as refused:
             headers = [(name.lower().encode(), value.encode()) for name, value in refused.headers.items()]

@@ -1,1 +1,1 @@
-"""From a request of the wire to an exchange and its reply."""
+"""Relays the requests of clients to servers, and their replies to clients."""

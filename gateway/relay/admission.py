@@ -1,7 +1,7 @@
-"""What policy lets through to a server, and which part of its lists a session sees.
+"""Decides which requests policy admits to a server, and which part of its lists a session sees.
 
-Decides by the names that the server lists and by the table of methods (`gateway.protocol.methods`). A session cannot
-list or call what policy hides from it: such names are answered as unknown.
+The decision uses the names that the server lists and the table of methods (`gateway.protocol.methods`). A session
+cannot list or call what policy hides from it: such names are answered as unknown.
 """
 
 import logging
@@ -48,20 +48,20 @@ class _Missing(msgspec.Struct, frozen=True):
 
 
 class _Lists(msgspec.Struct, frozen=True):
-    """What a server lists, as far as one decision may know. `asked` has what was asked for on behalf of the request."""
+    """The lists of a server that are known to one decision. `asked` has the lists that were requested for it."""
 
     upstream: ConfiguredUpstream
     conversation: Conversation | None
     asked: Mapping[str, Listed]
 
     def tools(self, name: str) -> Tools | _Missing:
-        """The tools, with that one among them unless it does not exist."""
+        """The tools of the server. `name` is missing among them only if the tool does not exist."""
         found = self._having("tools/list", name)
         assert not isinstance(found, Names)
         return found
 
     def names(self, method: str, name: str) -> Names | _Missing:
-        """The names in another list, with that one among them unless it does not exist."""
+        """The names in another list. `name` is missing among them only if it does not exist."""
         found = self._having(method, name)
         assert not isinstance(found, Tools)
         return found
@@ -85,7 +85,7 @@ class Admission:
     # -- requests
 
     def admit_now(self, upstream: ConfiguredUpstream, conversation: Conversation, call: Call) -> Object | None:
-        """A request's params as the server is to see them; None while a list has to be asked for first.
+        """The params of a request for the server; None if a list has to be requested first.
 
         Raises: as `admit`.
         """
@@ -95,11 +95,11 @@ class Admission:
         return found if isinstance(found, dict) else at_once(found)
 
     async def admit(self, upstream: ConfiguredUpstream, call: Call) -> Object:
-        """As `admit_now`. The lists that the decision needs are asked for, and large arguments are checked in steps.
+        """As `admit_now`. The lists that the decision needs are requested, and large arguments are checked in steps.
 
         Raises:
-            Refused: it names nothing that is there for this session, or its arguments are not good.
-            UpstreamUnavailable, HandshakeRefused, LinkClosed: the server cannot say what it lists.
+            Refused: it names something that the session does not see, or its arguments are invalid.
+            UpstreamUnavailable, HandshakeRefused, LinkClosed: the server cannot be asked for its lists.
         """
         known_by = None
         if call.method == "tools/call":
@@ -123,8 +123,8 @@ class Admission:
     ) -> Object | Steps | _Missing:
         """The decision on a request: its params, or the steps that check them; or the list that is missing.
 
-        `asked` has the lists that were asked for on behalf of this request: what is not there does not exist. Other
-        lists are those that the conversation is known to have.
+        `asked` has the lists that were requested for it: a name that they lack does not exist. Other lists are those
+        that the conversation has received.
         """
         restricted, row = self._policy.restricts(upstream.name), METHODS.get(call.method)
         lists = _Lists(upstream, conversation, asked)
@@ -180,7 +180,7 @@ class Admission:
         """Compare the patterns of a server that could not be asked at the start with its tools, at its first call.
 
         Raises:
-            UpstreamUnavailable: a pattern matches no tool, so it is unknown what it was to protect.
+            UpstreamUnavailable: a pattern matches no tool, so it is unknown which tool it should protect.
         """
         if upstream.is_reviewed or not self._refuses_unmatched:
             return
@@ -223,7 +223,7 @@ class Admission:
             if self._policy.allows_listed_uri(context, server, uri):
                 return None
         elif self._policy.allows_uri(context, server, uri):
-            # A resource that is not listed is made of a template, which has to be there as well.
+            # An unlisted resource has to match a listed template that the session sees.
             templates = lists.names("resources/templates/list", uri)
             if isinstance(templates, _Missing):
                 return templates
@@ -247,7 +247,7 @@ class Admission:
     # -- lists
 
     def show(self, upstream: ConfiguredUpstream, context: Context, method: str, page: dict[str, Any]) -> None:
-        """Leave in a list's page what that context may see. The last page of tools gets what handles need."""
+        """Remove from a list's page what that context may not see. Add the tools of handles to the last page."""
         row, server = METHODS[method], upstream.name
         items = upstream.inventory.reader.items(method, page)
         if row.kind == "tools":
@@ -259,7 +259,7 @@ class Admission:
             page[row.listed] = [item for item in items if allows(context, server, item[row.item_key])]
 
     def shapes(self, upstream: ConfiguredUpstream, method: str) -> bool:
-        """Whether sessions see another list than the server makes."""
+        """Whether the list of that method differs between what the server sends and what sessions see."""
         row = METHODS.get(method)
         if row is None or not row.listed:
             return False

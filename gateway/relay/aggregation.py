@@ -1,4 +1,4 @@
-"""Several servers behind one URL: lists put together page by page, and the server that a request names.
+"""Several servers behind one URL: merges their lists page by page, and finds the server that a request names.
 
 Knows nothing of how a call is sent to its server (`gateway.relay.dispatch`).
 """
@@ -52,17 +52,17 @@ class Aggregation:
         """The server of a tool or a prompt, and the call with the name that the server has for it.
 
         Raises:
-            Refused: nobody here has the name.
+            Refused: no server has the name.
         """
         kind = METHODS[call.method].kind.removesuffix("s")
         server, name = owner_of(text_of(call.params, "name"), self._servers.to(call.exchange.context), kind)
         return self._servers.all[server], call.with_params(call.params | {"name": msgspec.Raw(encode(name))})
 
     async def owner(self, call: Call) -> tuple[ConfiguredUpstream, Call]:
-        """The server that a request is for, and the call as that server understands it.
+        """The server that a request is for, and the call with the names that the server has.
 
         Raises:
-            Refused: nobody here has what the request names, or it names nothing.
+            Refused: no server has what the request names, or it names nothing.
         """
         row = METHODS.get(call.method)
         named = "" if row is None else row.named
@@ -75,7 +75,7 @@ class Aggregation:
         raise Refused(200, METHOD_NOT_FOUND, f"Method not found: {call.method}")
 
     async def _owner_of_ref(self, call: Call) -> tuple[ConfiguredUpstream, Call]:
-        """The server of what a completion is for: a prompt by its name, or a resource by its URI."""
+        """The server of the prompt (by name) or the resource (by URI) that a completion is for."""
         ref = msgspec.json.decode(call.params.get("ref", b"null"))
         if not isinstance(ref, dict) or not isinstance(ref.get("name"), str):
             uri = str(ref.get("uri")) if isinstance(ref, dict) else ""
@@ -85,7 +85,7 @@ class Aggregation:
         return self._servers.all[server], call.with_params(params)
 
     async def _owner_of_uri(self, uri: str, call: Call) -> ConfiguredUpstream:
-        """The server that lists the URI, or else the one whose template shares the longest beginning with it."""
+        """The server that lists the URI, or else the one whose template has the longest common prefix with the URI."""
         best: tuple[int, ConfiguredUpstream] | None = None
         for upstream in self._servers.to(call.exchange.context).values():
             for row in lists_of("resources"):
@@ -104,11 +104,11 @@ class Aggregation:
     # -- requests to all servers
 
     async def list(self, call: Call) -> None:
-        """Answer with the pages of all servers up to the first server that has more: its cursor is where the client
-        reads on.
+        """Answer with the pages of all servers up to the first server that has more pages. The cursor of the answer
+        continues there.
 
         Raises:
-            Refused: the cursor is not one of ours.
+            Refused: the cursor is not one of the gateway.
         """
         start = cursor_of(call.params)
         names = [*self._servers.to(call.exchange.context)]
@@ -119,8 +119,8 @@ class Aggregation:
         cursor = None
         for name in names:
             upstream = self._servers.all[name]
-            reads_on = start is not None and name == start[0] and start[1]
-            params = {"cursor": msgspec.Raw(encode(start[1]))} if start is not None and reads_on else {}
+            continues = start is not None and name == start[0] and start[1]
+            params = {"cursor": msgspec.Raw(encode(start[1]))} if start is not None and continues else {}
             page = await self._page(upstream, call.method, call.with_params(params))
             if page is None:
                 continue
@@ -136,15 +136,15 @@ class Aggregation:
         call.exchange.finish(Message(jsonrpc="2.0", id=0, result=msgspec.Raw(encode(result))))
 
     async def send_to_all(self, call: Call) -> None:
-        """Send a request to every server of the client's era, and answer when all have answered."""
+        """Send a request to every server of the client's era. Answer once all servers have answered."""
         for upstream in self._servers.to(call.exchange.context).values():
             if await upstream.era_for(call.era) is call.era:
                 await self._page(upstream, call.method, call)
         call.exchange.finish(empty_result())
 
     async def _page(self, upstream: ConfiguredUpstream, method: str, call: Call) -> Any | None:
-        """One server's answer to that method, or None: a server that fails or has no such list takes nothing from the
-        others."""
+        """The result of one server for that method. None if the server fails or has no such list: the others are served
+        without it."""
         exchange, params, meta = call.exchange, call.params, call.meta
         try:
             async with asyncio.timeout(self._call_timeout_s):

@@ -1,4 +1,4 @@
-"""Sends one call to one server: what the server is to see of it, over which conversation, in which era.
+"""Sends one call to one server: chooses the conversation and the era, and the params that the server gets.
 
 Knows nothing of other servers behind the same URL.
 """
@@ -35,12 +35,12 @@ class Dispatch:
         self._admission = admission
 
     def send_now(self, upstream: ConfiguredUpstream, call: Call) -> bool:
-        """Send a call for which nothing has to be waited; else return False, with nothing done.
+        """Send a call at once if nothing has to be awaited; else return False, with nothing sent.
 
         Every decision is the one that `send` makes. Calls that need more than these decisions go the other way.
 
         Raises:
-            Refused: the call names nothing that is there for this session, or its arguments are not good.
+            Refused: the call names something that the session does not see, or its arguments are invalid.
             UpstreamUnavailable: the server is not served.
         """
         live = call.live
@@ -55,7 +55,7 @@ class Dispatch:
         return params is not None and conversation.start_now(call.exchange, params, call.meta)
 
     async def send(self, upstream: ConfiguredUpstream, call: Call) -> None:
-        """Send a call, once everything is known that its way depends on.
+        """Send a call. The facts and lists of the server that the call depends on are requested first.
 
         Raises:
             Refused: as `send_now`.
@@ -115,7 +115,7 @@ class Dispatch:
         if changes_subscriptions or live.session.initialized:
             await relay_changes(upstream, live, call.correlation, anew=changes_subscriptions)
         if is_recorded:
-            # The session's record has it. A modern server gets it with the subscription, or with the next request.
+            # The session's record has the change. A modern server gets it with the subscription or the next request.
             exchange.finish(empty_result())
             return
         meta = call.meta | caller_of(live).meta(live.session.log_level)

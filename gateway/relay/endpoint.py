@@ -1,4 +1,4 @@
-"""What one URL serves: the servers behind it as one server, and the way of a call to the one that it is for."""
+"""Serves one URL: presents the servers behind it as one server, and sends each call to the server it is for."""
 
 import asyncio
 import contextlib
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 class Endpoint:
-    """One URL. A single server behind it is relayed as it is; several are put together (`aggregation`)."""
+    """One URL. A single server behind it is relayed as it is, several servers are aggregated (`aggregation`)."""
 
     def __init__(
         self, servers: VisibleServers, *, dispatch: Dispatch, aggregation: Aggregation, admission: Admission
@@ -42,14 +42,14 @@ class Endpoint:
         """The servers of which processes are prestarted for sessions of that context."""
         return [u for u in self._servers.to(context).values() if u.prestarted]
 
-    # -- what a client is told it can do
+    # -- the handshake and discovery
 
     async def initialize(self, live: LiveSession, correlation: str) -> bytes:
-        """Open every upstream of a legacy session; the merged `initialize` result.
+        """Open every server of a legacy session, and return the merged `initialize` result.
 
         Raises:
-            HandshakeRefused: the only upstream said no.
-            UpstreamUnavailable: none could be had.
+            HandshakeRefused: the only server refused the handshake.
+            UpstreamUnavailable: no server is available.
         """
         outcomes = await asyncio.gather(
             *(self._greet(u, live, correlation) for u in self._servers.to(live.session.context).values()),
@@ -66,7 +66,7 @@ class Endpoint:
         return merge_handshakes(results, __version__)
 
     async def _greet(self, upstream: ConfiguredUpstream, live: LiveSession, correlation: str) -> bytes:
-        """The `initialize` result of one upstream, or what it says to `server/discover` when it knows no handshake."""
+        """The `initialize` result of one server. For a modern server it is made from the `server/discover` result."""
         if await upstream.era_for(Era.LEGACY) is Era.MODERN:
             discovery = (await upstream.facts()).discover
             assert discovery is not None
@@ -77,11 +77,10 @@ class Endpoint:
         return conversation.initialize_result
 
     async def discover(self, context: Context) -> bytes | None:
-        """The merged `server/discover` result; of a server that only shakes hands, what it says then. None when it is
-        not known of any server yet.
+        """The merged `server/discover` result. None if no server has answered yet.
 
         Raises:
-            Refused: 503 while it cannot be known.
+            Refused: 503, the servers cannot be asked.
         """
         facts = await asyncio.gather(*(u.facts() for u in self._servers.to(context).values()))
         results = [f.discovery for f in facts if f.discovery is not None]
@@ -95,7 +94,7 @@ class Endpoint:
     # -- relaying
 
     def relay_now(self, call: Call) -> bool:
-        """Send a call for which nothing has to be found out or waited for; else return False, with nothing done.
+        """Send a call at once if nothing has to be awaited; else return False, with nothing sent.
 
         Raises:
             Refused, UpstreamUnavailable: as `Dispatch.send_now`.
@@ -113,7 +112,7 @@ class Endpoint:
         """Send a call to the server that it is for, or answer it for all servers.
 
         Raises:
-            Refused: the call names nothing that is there for this session, or its arguments are not good.
+            Refused: the call names something that the session does not see, or its arguments are invalid.
             UpstreamUnavailable, HandshakeRefused, LinkClosed: the server cannot be reached.
         """
         seen, only = self._servers.to(call.exchange.context), self._servers.only
@@ -129,7 +128,7 @@ class Endpoint:
             await self._dispatch.send(*await self._aggregation.owner(call))
 
     async def _is_modern(self) -> bool:
-        """Whether there is one server only, and it speaks the modern era."""
+        """Whether the endpoint has one server only, and this server speaks the modern era."""
         only = self._servers.only
         return only is not None and await only.era_for(Era.MODERN) is Era.MODERN
 
@@ -138,7 +137,7 @@ class Endpoint:
         return any(upstream.permits(context, frozenset({uri})) for upstream in self._servers.to(context).values())
 
     async def is_repeatable(self, call: Call) -> bool:
-        """Whether a call that may have taken effect already can be made once more.
+        """Whether a call that may have taken effect already can be repeated.
 
         Raises:
             UpstreamUnavailable, HandshakeRefused, LinkClosed: the server cannot be asked.

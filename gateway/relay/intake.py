@@ -1,4 +1,4 @@
-"""A call's way in: counted, bounded, given its context, and sent on its way; its reply counts as use of its session."""
+"""Accepts the calls of clients: applies limits, adds the context of the session, and sends them to their endpoint."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -36,7 +36,7 @@ _UNKNOWN: Final = (
 
 
 class Intake:
-    """Takes in the calls of both eras, for all endpoints."""
+    """Accepts the calls of both eras, for all endpoints."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class Intake:
     async def accept(
         self, exchange: Exchange, request: Request, who: RequestContext, params: Object, headers: Headers
     ) -> Answer:
-        """Send a call to its server. The outcome comes through the answer, which tells the client `headers`.
+        """Send a call to its server. The outcome comes through the answer. `headers` are sent to the client.
 
         Raises:
             Refused: 429, too many calls of the session are in flight, or too large ones; or the call names nothing that
@@ -69,7 +69,7 @@ class Intake:
         held = 0
         if live is not None:
             await self._rates.call(live.session)
-            held = self._room_for(live, request.body_bytes)  # the reply counts as use: nothing is awaited before it
+            held = self._room_for(live, request.body_bytes)  # no await from here to `CallReply`, which counts as use
         meta = self._watching.begin(
             exchange, request, meta_for_upstream(params, live, who.correlation), who.correlation
         )
@@ -110,17 +110,17 @@ class Intake:
         return size
 
     async def count(self, live: LiveSession) -> None:
-        """Count what a session asks for that is no call. Raises `Refused`: 429."""
+        """Count a message of a session that is no call. Raises `Refused`: 429."""
         await self._rates.call(live.session)
 
     def attach(self, exchange: Exchange, headers: Headers, request: Request, correlation: str) -> Answer:
-        """The reply to a client that comes back to a call which is under way."""
+        """The reply to a client that resumes a suspended call."""
         self._watching.begin_again(exchange, request, correlation)
         return CallReply(exchange, headers, events=None, cluster=self._cluster)
 
 
 async def _may_repeat(endpoint: Endpoint, call: Call) -> bool:
-    """Whether a call that may have taken effect can be made again; False while the server cannot be asked."""
+    """Whether a call that may have taken effect can be repeated. False if the server cannot be asked."""
     try:
         return await endpoint.is_repeatable(call)
     except (UpstreamUnavailable, HandshakeRefused, LinkClosed):
@@ -128,7 +128,7 @@ async def _may_repeat(endpoint: Endpoint, call: Call) -> bool:
 
 
 def meta_for_upstream(params: Object, live: LiveSession | None, correlation: str) -> Object:
-    """`_meta` as the upstream is to see it: the client's, less what only we may say, and the session's context."""
+    """The `_meta` for the server: the client's, without the gateway's keys, and with the context of the session."""
     meta = without_our_keys(meta_of(params))
     return meta if live is None else meta | {CONTEXT_KEY: context_meta(live.session, correlation)}
 

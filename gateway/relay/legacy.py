@@ -1,4 +1,4 @@
-"""Calls of legacy clients: the handshake, notifications, answers to servers, the GET stream, DELETE.
+"""Handles the messages of legacy clients: calls, notifications, answers to servers, the GET stream, DELETE.
 
 MCP 2025-03-26 to 2025-11-25.
 """
@@ -47,7 +47,7 @@ logger = logging.getLogger(__name__)
 
 
 class LegacyClients:
-    """What a client of the handshake era sends."""
+    """Handles what legacy clients send."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class LegacyClients:
         ):
             raise unknown_resource(text_of(params, "uri"))
         if message.method in RECORDED:
-            await self._remember(live, str(message.method), params)
+            await self._record(live, str(message.method), params)
         shape = None
         if self._result_meta:
 
@@ -106,8 +106,8 @@ class LegacyClients:
         )
         return await self._intake.accept(exchange, request, who, params, [])
 
-    async def _remember(self, live: LiveSession, method: str, params: Object) -> None:
-        """Keep what a new link has to be told again: log level and subscriptions."""
+    async def _record(self, live: LiveSession, method: str, params: Object) -> None:
+        """Record the log level and the subscriptions of a session, which the next link to a server is given again."""
         if method == "logging/setLevel":
             if (level := text_of(params, "level")) not in LEVELS:
                 raise unknown_level(LEVELS)
@@ -118,11 +118,11 @@ class LegacyClients:
             await self._records.unsubscribe(live, text_of(params, "uri"))
 
     async def negotiated(self, request: Request, who: RequestContext) -> str:
-        """The protocol version of the session that a request names. Raises `Refused` where it names none."""
+        """The protocol version of the session that a request names. Raises `Refused`: it names none."""
         return (await self._resolver.require(request, who)).live.session.client.protocol_version
 
     async def notify(self, request: Request, who: RequestContext) -> None:
-        """Act on a notification, or pass it on."""
+        """Handle a notification, or pass it on to the servers."""
         message = message_of(request)
         live = (await self._resolver.require(request, who)).live
         await self._intake.count(live)
@@ -146,13 +146,13 @@ class LegacyClients:
             exchange.cancel(str(reason or "the client cancelled"))
 
     async def respond(self, request: Request, who: RequestContext) -> None:
-        """Give a client's answer to the server that asked."""
+        """Pass a client's answer on to the server that asked."""
         live = (await self._resolver.require(request, who)).live
         if not live.questions.answered(message_of(request)):
             logger.info("a client answered a request that is not pending")
 
     async def stream(self, request: Request, who: RequestContext, last_event_id: str | None) -> EventSource:
-        """The session's own stream, or what is left of one that broke."""
+        """The standalone stream of a session, or the rest of a broken stream."""
         live = (await self._resolver.require(request, who)).live
         await self._intake.count(live)
         stream = STANDALONE
@@ -173,7 +173,8 @@ class LegacyClients:
 
 
 def _progress_of_question(live: LiveSession, params: Object) -> bool:
-    """Progress on a server's request goes to the one server that asked, under its own token."""
+    """Pass progress on a server's request on to that server, with the server's token. False: the progress is on no
+    such request."""
     asker = live.questions.asker(decode_id(params.get("progressToken", msgspec.Raw(b"null"))))
     if asker is None:
         return False

@@ -1,4 +1,4 @@
-"""Calls of modern clients: a session without a handshake, told in results, found again by a sealed state.
+"""Handles the calls of modern clients. Results carry the session, and a sealed `requestState` resumes a call.
 
 MCP 2026-07-28.
 """
@@ -40,7 +40,7 @@ __all__ = ["ModernClients"]
 
 
 class ModernClients:
-    """What a client of 2026-07-28 sends."""
+    """Handles what modern clients send."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class ModernClients:
             opened = self._seal.open(params["requestState"], binding)
             found = await self._resolver.resume_by_id(opened.session_id, who, Era.MODERN)
             if opened.call:
-                return await self._go_on(request, who, found, opened, binding)
+                return await self._resume(request, who, found, opened, binding)
             resolved: Resolved | None = found
             params = with_inner_state(params, opened)
         elif method in SESSIONLESS:
@@ -88,14 +88,14 @@ class ModernClients:
             client_id=id_of(message),
             live=live,
             replies=ReplyQueue(),
-            shape=self._shaping(binding, who.correlation),
+            shape=self._result_shaper(binding, who.correlation),
             caller=caller_of_meta(request.meta),
             context=self._resolver.context_of(request, who) if resolved is None else resolved.context,
             granted=who.claims,
         )
         return await self._intake.accept(exchange, request, who, params, headers)
 
-    async def _go_on(
+    async def _resume(
         self,
         request: Request,
         who: RequestContext,
@@ -103,14 +103,14 @@ class ModernClients:
         opened: OpenedState,
         binding: Binding,
     ) -> Answer:
-        """Answer a client that comes back to a parked call with what it was asked."""
+        """Resume a suspended call with the answers of its client."""
         live, message = resolved.live, message_of(request)
         headers = self._headers(resolved, request)
-        shape = self._shaping(binding, who.correlation)
+        shape = self._result_shaper(binding, who.correlation)
         responses = decode_object(request.params.get("inputResponses", msgspec.Raw(b"{}")), "inputResponses")
         exchange = live.suspended.get(opened.call)
         if exchange is None or exchange.suspended is None:
-            # The process that waited for this is gone. What was answered need not be asked again.
+            # The process with the suspended call is gone: the call is repeated, with the answers that are known.
             exchange = Exchange(
                 method=str(message.method),
                 client_id=id_of(message),
@@ -136,18 +136,18 @@ class ModernClients:
         exchange.resume(id_of(message), shape, None if token is None else token.copy())
         reply = self._intake.attach(exchange, headers, request, who.correlation)
         if exchange.replies.is_closed or exchange.conversation is None:
-            del live.suspended[opened.call]  # it ended while nobody listened; that is the answer
+            del live.suspended[opened.call]  # the call has ended meanwhile, and its outcome is the answer
         answer_suspended(exchange, responses)
         return reply
 
     def _headers(self, resolved: Resolved, request: Request) -> list[tuple[bytes, bytes]]:
         return self._carriers.headers(resolved.live.session, request, cookie_held=resolved.cookie_held)
 
-    def _shaping(self, binding: Binding | None, correlation: str) -> Callable[[Exchange, Object], Object]:
+    def _result_shaper(self, binding: Binding | None, correlation: str) -> Callable[[Exchange, Object], Object]:
         return lambda exchange, result: self._shape(exchange, result, binding, correlation)
 
     def _shape(self, exchange: Exchange, result: Object, binding: Binding | None, correlation: str) -> Object:
-        """A modern result as the client gets it."""
+        """The result for a modern client: with the session, and with its `requestState` sealed."""
         live = exchange.live
         if exchange.is_subscription:
             own_id = msgspec.Raw(encode(exchange.client_id))

@@ -1,4 +1,7 @@
-"""bytes → inbound → identify → resume → decide → resolve → exchange → reply: who asks, and in which era."""
+"""Handles the requests of inbound wires: identifies the client, applies rates, and hands over to the client's era.
+
+The whole way of a request: wire, pipeline, session, admission, server, reply (`docs/architecture.md`).
+"""
 
 import contextlib
 import hashlib
@@ -20,11 +23,11 @@ from transports.era import Era
 from transports.inbound_port import Answer, EventSource, Refused, Request
 from transports.jsonrpc import encode
 
-__all__ = ["Pipeline", "available"]
+__all__ = ["Pipeline", "store_errors_refused"]
 
 
 class Pipeline:
-    """Handles what inbound wires bring (`transports.inbound_port.Handler`)."""
+    """Handles the messages of inbound wires (`transports.inbound_port.Handler`)."""
 
     def __init__(
         self,
@@ -69,31 +72,31 @@ class Pipeline:
         return hashlib.sha256(named).hexdigest()
 
     async def negotiated(self, request: Request) -> str:
-        with available():
+        with store_errors_refused():
             return await self._legacy.negotiated(request, await self._who(request, self._correlation(request)))
 
     async def notify(self, request: Request) -> None:
         who = await self._who(request, self._correlation(request))
         if request.era is Era.MODERN:
             return  # MCP 2026-07-28 has no client notifications over HTTP: accepted, and without effect
-        with available():
+        with store_errors_refused():
             await self._legacy.notify(request, who)
 
     async def respond(self, request: Request) -> None:
-        with available():
+        with store_errors_refused():
             await self._legacy.respond(request, await self._who(request, self._correlation(request)))
 
     async def stream(self, request: Request, last_event_id: str | None) -> EventSource:
-        with available():
+        with store_errors_refused():
             who = await self._who(request, self._correlation(request))
             return await self._legacy.stream(request, who, last_event_id)
 
     async def end(self, request: Request) -> None:
-        with available():
+        with store_errors_refused():
             await self._legacy.end(request, await self._who(request, self._correlation(request)))
 
     def _correlation(self, request: Request) -> str:
-        """The request's correlation id; lines of the log have it from now on, and where the request came from."""
+        """The request's correlation id. From now on log lines have the id and the address of the client."""
         CLIENT.set(request.client)
         correlation = correlation_id(request.headers, request.meta)
         if self._watching.tracing is not None and request.message is not None and request.message.is_request:
@@ -102,7 +105,7 @@ class Pipeline:
         return correlation
 
     async def _who(self, request: Request, correlation: str) -> RequestContext:
-        """Who asks: what the headers prove, or what another replica has found them to."""
+        """Authenticate a request, or take over the principal that another replica has authenticated."""
         who = request.forwarded
         if who is None:
             try:
@@ -112,7 +115,7 @@ class Pipeline:
             except Refused as refused:
                 self._audit.record("refused", era=request.era, reason=str(refused))
                 raise
-        if request.forwarded is None:  # else it was counted where it came from
+        if request.forwarded is None:  # a forwarded request was counted by its sender
             try:
                 await self._rates.message(who.principal, request.client)
             except Refused as refused:
@@ -122,8 +125,8 @@ class Pipeline:
 
 
 @contextlib.contextmanager
-def available() -> Iterator[None]:
-    """What a request is told when the store fails it."""
+def store_errors_refused() -> Iterator[None]:
+    """Turn errors of the store into refusals inside the block."""
     try:
         yield
     except StoreError as error:
@@ -131,5 +134,5 @@ def available() -> Iterator[None]:
 
 
 def refusal(error: StoreError) -> Refused:
-    """Of a request that the store has failed."""
+    """The refusal of a request for an error of the store."""
     return store_full() if isinstance(error, StoreFull) else store_unavailable()

@@ -1,4 +1,4 @@
-"""What the pipeline gives the wire: the frames of a call, or of a session's own stream, and when they are through."""
+"""The replies that the pipeline returns to the wire: an immediate answer, the frames of a call, or a stream."""
 
 import asyncio
 import contextlib
@@ -20,7 +20,7 @@ Headers = list[tuple[bytes, bytes]]
 
 
 class ImmediateReply:
-    """An answer that is there already and belongs to no stream."""
+    """An answer that is complete already and belongs to no stream."""
 
     def __init__(self, data: bytes, headers: Headers | None = None, error_code: int | None = None) -> None:
         self.headers: Headers = headers or []
@@ -29,7 +29,7 @@ class ImmediateReply:
         self.replies.push(Frame(data, final=True, error_code=error_code))
 
     def cancel(self, reason: str) -> None:
-        """There is nothing left to cancel."""
+        """Do nothing: the answer is complete."""
 
     is_doubtful = False
 
@@ -40,11 +40,11 @@ class ImmediateReply:
         return None
 
     async def done(self) -> None:
-        """There is nothing left to do."""
+        """Do nothing: the reply holds nothing."""
 
 
 class CallReply:
-    """The frames of one exchange. A session is busy until the wire is done with it.
+    """The frames of one exchange. Its session is busy until the wire calls `done`.
 
     `events` is where frames are kept for replay, None on a wire without replay. `held` bytes of the request's body are
     the session's for as long.
@@ -73,7 +73,7 @@ class CallReply:
     def cancel(self, reason: str) -> None:
         self.replies.abandon()
         if self.replies is not self._exchange.replies:
-            return  # it has been answered with a question, and waits
+            return  # this request was answered with a question, and the call waits for the client
         self._exchange.cancel(reason)
 
     @property
@@ -95,17 +95,17 @@ class CallReply:
         live = self._live
         if self._events is None or live is None or live.ended:
             return None
-        # Named once: its number is another one after each question of a modern server's.
-        self._stream = self._stream or self._named(live)
+        # The name is kept: the exchange gets another number after each question of a modern server.
+        self._stream = self._stream or self._stream_name(live)
         try:
-            kept = self._kept(frame)
+            kept = self._recordable(frame)
             return None if kept is None else await self._events.append(live.session.id, self._stream, kept)
         except StoreUnavailable:
-            return None  # the client gets it all the same; only a replay would miss it
+            return None  # the client gets the frame, and a replay would not contain it
 
-    def _kept(self, frame: Frame) -> bytes | None:
-        """What a replay gives, None where it gives nothing: one frame must not take more than the log of a session may
-        hold. A client that lost a larger result is told so."""
+    def _recordable(self, frame: Frame) -> bytes | None:
+        """The data to record for a replay; None to record nothing. A frame must not be larger than a session's log: in
+        place of a larger result, an error is recorded."""
         if len(frame.data) <= MAX_LOG_BYTES:
             return frame.data
         if not frame.final:
@@ -132,14 +132,14 @@ class CallReply:
             with contextlib.suppress(StoreUnavailable):
                 await self._events.finish(live.session.id, self._stream)
 
-    def _named(self, live: LiveSession) -> str:
+    def _stream_name(self, live: LiveSession) -> str:
         exchange = self._exchange
         upstream = "" if exchange.conversation is None else exchange.conversation.name
         return stream_of_call(live.session, exchange.number, upstream, exchange.client_id)
 
 
 class StreamReply:
-    """A legacy client's GET: the standalone stream, or what is left of a broken one."""
+    """The stream of a legacy client's GET: the standalone stream, or the rest of a broken one."""
 
     def __init__(
         self,
@@ -180,7 +180,7 @@ class StreamReply:
                     return
                 yield event.id, event.frame
         except StoreUnavailable:
-            return  # without its store the stream ends, and the client comes back for the rest
+            return  # the stream ends without its store, and the client can resume it later
         finally:
             leaving.cancel()
             await events.aclose()

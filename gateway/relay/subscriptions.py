@@ -29,10 +29,10 @@ logger = logging.getLogger(__name__)
 async def relay_changes(
     upstream: ConfiguredUpstream, live: LiveSession, correlation: str, *, anew: bool = False
 ) -> None:
-    """Listen to a modern server for a legacy client, which expects to be told without asking.
+    """Subscribe to a modern server for a legacy client, which expects notifications without a request.
 
     Raises:
-        UpstreamUnavailable, LinkClosed: it cannot be listened to.
+        UpstreamUnavailable, LinkClosed: the subscription failed.
     """
     relay = live.subscription_relays.get(upstream.name)
     if relay is not None:
@@ -55,34 +55,34 @@ async def relay_changes(
 
 
 async def listen(upstreams: Iterable[ConfiguredUpstream], call: Call) -> None:
-    """Answer a `subscriptions/listen` over several servers, or over one that does not know it.
+    """Answer a `subscriptions/listen` for several servers, or for one legacy server.
 
     Raises:
-        Refused: the session listens to as much as it may.
+        Refused: the subscriptions of the session are too large together.
     """
     exchange, live = call.exchange, call.live
     assert live is not None
     subscription = SubscriptionFilter(exchange.client_id, Filter.of(call.params), exchange.emit)
     if sum(each.wanted.size for each in (*live.subscriptions, subscription)) > MAX_LISTENED_BYTES:
         raise record_full("params.notifications", MAX_LISTENED_BYTES)
-    attended = _Attended(live, subscription)
-    exchange.when_done(attended.end)
+    server_subscriptions = _ServerSubscriptions(live, subscription)
+    exchange.when_done(server_subscriptions.end)
     live.subscriptions.append(subscription)
     honoured = Filter()
     for upstream in upstreams:
         try:
             conversation = await upstream.conversation_for(call)
             if conversation.era is Era.MODERN:
-                honoured |= await attended.listen(upstream, conversation, exchange)
+                honoured |= await server_subscriptions.listen(upstream, conversation, exchange)
             else:
-                honoured |= await attended.subscribe(upstream, conversation)
+                honoured |= await server_subscriptions.subscribe(upstream, conversation)
         except (UpstreamUnavailable, HandshakeRefused, LinkClosed) as error:
             logger.warning("the subscription to server %s failed: %s", upstream.name, error)
     subscription.acknowledge(honoured)
 
 
-class _Attended:
-    """What was begun at the servers for one listening client, and has to end with it."""
+class _ServerSubscriptions:
+    """The subscriptions at servers for one `subscriptions/listen` of a client. They end with it."""
 
     def __init__(self, live: LiveSession, subscription: SubscriptionFilter) -> None:
         self._live = live
@@ -91,7 +91,7 @@ class _Attended:
         self._children: list[Exchange] = []
 
     async def listen(self, upstream: ConfiguredUpstream, conversation: Conversation, exchange: Exchange) -> Filter:
-        """At a modern server; what it will do of what is wanted."""
+        """Subscribe at a modern server. Returns the part of the filter that the server supports."""
         part = self._wanted(upstream).honoured(await upstream.capabilities())
         if part:
             child = child_of(exchange)
@@ -104,7 +104,7 @@ class _Attended:
         return msgspec.structs.replace(wanted, uris=upstream.permits(self._live.session.context, wanted.uris))
 
     async def subscribe(self, upstream: ConfiguredUpstream, conversation: Conversation) -> Filter:
-        """At a legacy server, which tells everybody of its lists."""
+        """Subscribe at a legacy server, which notifies all clients of changed lists. The result is that of `listen`."""
         await conversation.join(self._live)
         await conversation.ready()
         part = self._wanted(upstream).honoured(capabilities_of(conversation.initialize_result))
@@ -114,7 +114,7 @@ class _Attended:
         return part
 
     def end(self) -> None:
-        """The client listens no more. What others of the session still want to hear goes on."""
+        """End the subscriptions at the servers, except to resources that other subscriptions of the session name."""
         if self._subscription in self._live.subscriptions:
             self._live.subscriptions.remove(self._subscription)
         still = set().union(*(other.wanted.uris for other in self._live.subscriptions))

@@ -6,7 +6,7 @@ import pytest
 
 from gateway.cluster.ownership import Cluster
 from gateway.identity.request_context import RequestContext
-from gateway.relay.pipeline import available
+from gateway.relay.pipeline import store_errors_refused
 from session_store import ANONYMOUS, KeyRing, MemoryBackend, StoreUnavailable
 from session_store.session import new_session_id
 from session_store.testing import ALICE, BOB, FakeClock
@@ -81,7 +81,7 @@ async def test_a_store_that_does_not_answer_is_503_and_never_404() -> None:
     store, ring = CountingStore(), KeyRing.ephemeral()
     good = TokenCodec(ring, Purpose.TOKEN).sign(new_session_id())
     with pytest.raises(Refused) as refused:
-        with available():
+        with store_errors_refused():
             await Parts(store=store, ring=ring).resolver.resume(request(mcp_session_id=good), NOBODY)
     assert (refused.value.status, refused.value.headers["Retry-After"]) == (503, "1")
     assert store.asked == 1
