@@ -1,0 +1,170 @@
+"""Several servers behind one URL: one list of all their items, and the server of each request."""
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import msgspec
+import pytest
+
+from gateway.calls.call import Call
+from gateway.calls.exchange import Exchange
+from gateway.config.policy import PolicySettings
+from gateway.observability.audit import Audit
+from gateway.policy.decisions import Policy, ServerPolicy
+from gateway.policy.tool_calls import ToolCalls
+from gateway.protocol.schemas import Schemas
+from gateway.relay.admission import Admission
+from gateway.relay.aggregation import Aggregation
+from gateway.relay.visible_servers import VisibleServers
+from gateway.upstreams.list_pages import ListReader
+from session_store import Context
+from session_store.memory import MemoryBackend
+from transports.era import Era
+from transports.inbound_port import Refused
+from transports.jsonrpc import Message, Object, encode
+from transports.reply_queue import ReplyQueue
+from transports.upstream_port import UpstreamUnavailable
+
+pytestmark = pytest.mark.anyio
+
+
+class Server:
+    """A server, and its conversation. `pages` has its results by method and cursor; None: it is unavailable."""
+
+    era = Era.LEGACY
+
+    def __init__(self, name: str, pages: dict[tuple[str, str], Any] | None) -> None:
+        self.name = name
+        self.settings = SimpleNamespace(handles=False)
+        self.inventory = SimpleNamespace(
+            reader=ListReader(name_chars=256, uri_chars=256), seen=lambda method, conversation, page: None
+        )
+        self.asked: list[tuple[str, str]] = []
+        self._pages = pages
+
+    async def era_for(self, client: Era) -> Era:
+        return self.era
+
+    async def conversation_for(self, call: Call) -> "Server":
+        return self
+
+    async def ready(self) -> None:
+        if self._pages is None:
+            raise UpstreamUnavailable("it is away")
+
+    async def ask(self, method: str, params: bytes) -> Message:
+        assert self._pages is not None
+        key = method, msgspec.json.decode(params).get("cursor", "")
+        self.asked.append(key)
+        if key not in self._pages:
+            return Message(jsonrpc="2.0", id=1, error=msgspec.Raw(b'{"code":-32601,"message":"no"}'))
+        return Message(jsonrpc="2.0", id=1, result=msgspec.Raw(encode(self._pages[key])))
+
+
+def tools(*names: str, **more: str) -> dict[str, Any]:
+    return {"tools": [{"name": name} for name in names], **more}
+
+
+def aggregation(*servers: Server) -> Aggregation:
+    settings = PolicySettings()
+    policy = Policy(settings, {server.name: ServerPolicy() for server in servers})
+    audit = Audit(MemoryBackend().audit, lambda: 0.0)
+    admission = Admission(policy, ToolCalls(policy, audit, Schemas(), settings), audit, settings)
+    return Aggregation(VisibleServers(cast("Any", servers), policy), admission, call_timeout_s=5.0)
+
+
+def call(method: str, **params: Any) -> Call:
+    exchange = Exchange(method=method, client_id=1, live=None, replies=ReplyQueue(), context=Context(trust="direct"))
+    return Call(exchange, Era.LEGACY, {key: msgspec.Raw(encode(value)) for key, value in params.items()}, {}, "c")
+
+
+async def listed(parts: Aggregation, method: str = "tools/list", **params: Any) -> dict[str, Any]:
+    """The result of a list."""
+    results: list[dict[str, Any]] = []
+    request = call(method, **params)
+
+    def keep(_: Exchange, result: Object) -> Object:
+        results.append(msgspec.json.decode(encode(result)))
+        return result
+
+    request.exchange.filter_result(keep)
+    await parts.list(request)
+    return results[0]
+
+
+def names(result: dict[str, Any]) -> list[str]:
+    return [tool["name"] for tool in result["tools"]]
+
+
+async def test_the_lists_of_all_servers_are_one_list_under_public_names() -> None:
+    one, two = Server("a", {("tools/list", ""): tools("x", "y")}), Server("b", {("tools/list", ""): tools("x")})
+    result = await listed(aggregation(one, two))
+    assert names(result) == ["a__x", "a__y", "b__x"] and "nextCursor" not in result
+
+
+async def test_a_list_continues_at_the_server_that_has_more_pages() -> None:
+    pages = {("tools/list", ""): tools("x", nextCursor="2"), ("tools/list", "2"): tools("y")}
+    one, two = Server("a", pages), Server("b", {("tools/list", ""): tools("z")})
+    parts = aggregation(one, two)
+    first = await listed(parts)
+    assert names(first) == ["a__x"] and two.asked == []
+    rest = await listed(parts, cursor=first["nextCursor"])
+    assert names(rest) == ["a__y", "b__z"] and one.asked == [*pages]
+
+
+async def test_a_server_that_is_away_takes_nothing_from_the_others() -> None:
+    without_tools = Server("c", {})
+    result = await listed(aggregation(Server("a", None), Server("b", {("tools/list", ""): tools("x")}), without_tools))
+    assert names(result) == ["b__x"]
+
+
+async def test_a_cursor_that_is_not_of_the_gateway_is_refused() -> None:
+    with pytest.raises(Refused, match="Invalid cursor"):
+        await aggregation(Server("a", {}), Server("b", {})).list(call("tools/list", cursor="2"))
+
+
+async def test_a_public_name_belongs_to_one_server() -> None:
+    one, two = Server("a", {}), Server("b", {})
+    parts = aggregation(one, two)
+    upstream, request = await parts.owner(call("tools/call", name="b__x"))
+    assert cast("Any", upstream) is two and bytes(request.params["name"]) == b'"x"'
+    for name in ("c__x", "x"):
+        with pytest.raises(Refused, match="Unknown tool"):
+            await parts.owner(call("tools/call", name=name))
+
+
+async def test_a_resource_belongs_to_the_server_that_lists_it_or_has_the_closest_template() -> None:
+    def server(name: str, uri: str, template: str) -> Server:
+        pages = {
+            ("resources/list", ""): {"resources": [{"uri": uri}]},
+            ("resources/templates/list", ""): {"resourceTemplates": [{"uriTemplate": template}]},
+        }
+        return Server(name, pages)
+
+    one, two = server("a", "db://t/1", "db://{table}"), server("b", "db://t/2", "db://t/{id}")
+    parts = aggregation(one, two)
+    for uri, owner in (("db://t/1", one), ("db://t/2", two), ("db://t/3", two), ("db://u/1", one)):
+        upstream, _ = await parts.owner(call("resources/read", uri=uri))
+        assert cast("Any", upstream) is owner, uri
+    with pytest.raises(Refused, match="Resource not found"):
+        await parts.owner(call("resources/read", uri="web://x"))
+
+
+async def test_a_completion_belongs_to_the_server_of_its_prompt() -> None:
+    two = Server("b", {})
+    reference = {"type": "ref/prompt", "name": "b__p"}
+    upstream, request = await aggregation(Server("a", {}), two).owner(call("completion/complete", ref=reference))
+    assert cast("Any", upstream) is two
+    assert msgspec.json.decode(request.params["ref"]) == reference | {"name": "p"}
+
+
+async def test_an_unknown_method_has_no_server() -> None:
+    with pytest.raises(Refused, match="Method not found"):
+        await aggregation(Server("a", {}), Server("b", {})).owner(call("acme/method"))
+
+
+async def test_a_request_to_all_servers_is_answered_once_all_have_answered() -> None:
+    one, two = Server("a", {}), Server("b", None)
+    request = call("logging/setLevel", level="debug")
+    await aggregation(one, two).send_to_all(request)
+    assert one.asked == [("logging/setLevel", "")] and request.exchange.is_over
