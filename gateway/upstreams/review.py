@@ -29,7 +29,7 @@ MEND: Final = "correct the schemas in the server: such tools are hidden unless g
 _WAIT_S: Final = 10.0
 _SHOWN_NAMES: Final = 12
 _SHOWN_CHARS: Final = 64
-"""How many characters of a listed name stand in the message about a pattern that matches none."""
+"""Characters of a listed name in the message about a pattern that matches no name."""
 _MOST_SHOWN: Final = 128
 
 _KINDS: Final = ("tools", "prompts", "resources")
@@ -128,7 +128,7 @@ def unmatched(where: str, patterns: Iterable[str], names: Iterable[str], what: s
 
 
 def _some(names: Sequence[str]) -> str:
-    """Some of the names, to show an operator who has misspelt one."""
+    """The first names, as text for an operator who has misspelt one."""
     shown = [repr(name[:_SHOWN_CHARS]) for name in names[:_SHOWN_NAMES]]
     return ", ".join(shown + ["…"] * (len(names) > _SHOWN_NAMES)) or "it has none"
 

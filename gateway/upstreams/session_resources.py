@@ -1,4 +1,4 @@
-"""What a link of one server is given of its session: environment and secrets, headers and assertion, or an object."""
+"""Makes the resources of links to one server: environment and secrets of a child, or headers with an assertion."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -32,7 +32,7 @@ class PrestartedProcess:
         return self.link.is_unheard
 
     async def close(self) -> None:
-        """End the process and take its resources back."""
+        """End the process and release its resources."""
         await self.link.close()
         self.grant.close()
 
@@ -66,7 +66,7 @@ class SessionResources:
         self._secret_headers = {name: value for name, value in settings.headers.items() if is_template(value)}
 
     async def of(self, live: LiveSession, correlation: str, resume: str) -> LinkResources:
-        """For the next link of a session; `resume` is what an earlier link to a URL has left.
+        """The resources of the next link of a session. `resume` is the state that an earlier link to a URL has left.
 
         Raises:
             UpstreamUnavailable: the process limit of its principal is reached, or a secret is missing.
@@ -101,7 +101,7 @@ class SessionResources:
         )
 
     async def _environment(self, session: Session, correlation: str) -> dict[str, str]:
-        """The facts of its session for a child, and the secrets of its principal."""
+        """The environment of a child: facts of its session, and secrets of the principal."""
         env = child_environment(session, self._settings.context_env, correlation)
         return env | await self._credentials.fill(self._secret_env, session.principal)
 
