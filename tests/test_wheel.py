@@ -56,7 +56,7 @@ def test_a_wheel_in_an_empty_environment_serves(tmp_path: Path) -> None:
     # The SDK's client, from that environment as well: it comes with the wheel.
     assert '"principal": "anonymous"' in _run(str(python), "-c", CALL, gateway.url)
     assert gateway.stop() in (0, -15)
-    assert json.loads(_run(str(command), "doctor", "--json"))[0]["state"] == "good"
+    assert json.loads(_run(str(command), "doctor", "--json"))[0]["state"] == "ok"
 
 
 IMPORT_ALL = """
