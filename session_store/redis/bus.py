@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
@@ -111,13 +111,20 @@ class RedisBus:
         if message["type"] == "subscribe" and topic in self._subscribed:
             self._subscribed[topic].set()
         elif message["type"] == "message":
-            for receive in tuple(self._listeners.get(topic, ())):
-                receive(message["data"])
+            self._notify(self._listeners.get(topic, ()), message["data"])
 
     def _notify_missed(self) -> None:
         for listeners in tuple(self._listeners.values()):
-            for receive in tuple(listeners):
-                receive(None)
+            self._notify(listeners, None)
+
+    @staticmethod
+    def _notify(listeners: Iterable[Callable[[bytes | None], None]], data: bytes | None) -> None:
+        """Call each listener. One that fails takes no message from the others, and does not end the reader."""
+        for receive in tuple(listeners):
+            try:
+                receive(data)
+            except Exception:
+                logger.exception("a listener of the message bus failed")
 
     async def close(self) -> None:
         """Stop listening."""

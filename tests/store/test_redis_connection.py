@@ -93,3 +93,19 @@ async def test_silence_fails_within_the_limit_and_what_was_on_its_way_is_not_sen
         server.start()
         assert int(await run("GET", "n")) == value, "and it is connected again by itself"
         await backend.close()
+
+
+async def test_a_subscriber_that_fails_takes_no_message_from_the_others(
+    backend: RedisBackend, caplog: pytest.LogCaptureFixture
+) -> None:
+    received: asyncio.Queue[bytes | None] = asyncio.Queue()
+
+    def failing(data: bytes | None) -> None:
+        raise ValueError("a fault of the subscriber")
+
+    async with backend.bus.subscribed("topic", failing), backend.bus.subscribed("topic", received.put_nowait):
+        for data in (b"one", b"two"):
+            await backend.bus.publish("topic", data)
+            async with asyncio.timeout(5):
+                assert await received.get() == data
+    assert "a listener of the message bus failed" in caplog.text
