@@ -114,6 +114,24 @@ def test_a_batch_is_taken_in_2025_03_26_and_refused_later(demo: RunningGateway, 
     assert http.post(demo.url, json=batch[:1], headers=ACCEPT).status_code == 400, "no session"
 
 
+@requirement("spec.legacy")
+def test_a_modern_message_in_a_batch_is_refused_and_the_others_are_answered(
+    demo: RunningGateway, http: httpx.Client
+) -> None:
+    modern = {"_meta": {"io.modelcontextprotocol/protocolVersion": "2026-07-28"}, "name": "count"}
+    old = Legacy(demo.url, http, version="2025-03-26").open()
+    alone = old.post({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": modern})
+    assert alone.status_code == 400
+    batch = [
+        {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": modern},
+        {"jsonrpc": "2.0", "method": "notifications/roots/list_changed", "params": modern},
+        {"jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": {"name": "count", "_meta": {"note": 1}}},
+    ]
+    answers = {m["id"]: m for m in old.post(batch).json()}
+    assert answers.keys() == {1, 2} and answers[1]["error"]["code"] == -32600
+    assert answers[2]["result"]["content"][0]["text"] == "1", "the refused call was not executed"
+
+
 @requirement("spec.legacy", "spec.complete")
 def test_progress_makes_an_event_stream_with_ids_to_resume_from(demo: RunningGateway, http: httpx.Client) -> None:
     client = Legacy(demo.url, http).open()

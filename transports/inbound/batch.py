@@ -12,6 +12,7 @@ from typing import Annotated, Any, Final
 import msgspec
 
 from transports.inbound.limits import MAX_ID_CHARS, Limited, Limits, Refusals
+from transports.inbound.modern import VERSION_KEY, names_version
 from transports.inbound.sizes import Sizes
 from transports.inbound_port import Handler, OwnedByPeer, Refused, Request
 from transports.jsonrpc import (
@@ -112,6 +113,8 @@ class Batches:
         if message.method == "initialize":
             raise Refused(200, INVALID_REQUEST, "initialize must not be part of a batch.")
         params = message.params_object() if message.method is not msgspec.UNSET else {}
+        if "_meta" in params and names_version(msgspec.json.decode(params["_meta"])):
+            raise Refused(400, INVALID_REQUEST, f"A message whose _meta has {VERSION_KEY} must not be part of a batch.")
         self._sizes.check(params, None)
         request = msgspec.structs.replace(request, message=message, params=params)
         if message.is_notification:

@@ -22,7 +22,15 @@ from transports.inbound_port import Refused
 from transports.jsonrpc import METHOD_NOT_FOUND, Message, Object
 from transports.wire_methods import MODERN_REQUESTS, NAME_SOURCES
 
-__all__ = ["VERSION_HEADER", "VERSION_KEY", "check_notification", "check_param_headers", "check_request", "status_of"]
+__all__ = [
+    "VERSION_HEADER",
+    "VERSION_KEY",
+    "check_notification",
+    "check_param_headers",
+    "check_request",
+    "names_version",
+    "status_of",
+]
 
 VERSION_HEADER: Final = "mcp-protocol-version"
 VERSION_KEY: Final = "io.modelcontextprotocol/protocolVersion"
@@ -30,6 +38,11 @@ VERSION_KEY: Final = "io.modelcontextprotocol/protocolVersion"
 _REMOVED: Final = (
     frozenset(m for m, version in CLIENT_REQUESTS if version in HANDSHAKE_PROTOCOL_VERSIONS) - MODERN_REQUESTS
 )
+
+
+def names_version(meta: Any) -> bool:
+    """True if the decoded `_meta` of a message names a protocol version: only modern messages may."""
+    return isinstance(meta, dict) and VERSION_KEY in meta
 
 
 def check_request(

@@ -36,6 +36,7 @@ from transports.inbound.modern import (
     check_notification,
     check_param_headers,
     check_request,
+    names_version,
     status_of,
 )
 from transports.inbound.sizes import Sizes
@@ -220,7 +221,7 @@ class StreamableHttp:
         params = _params_of(message)
         meta = msgspec.json.decode(params["_meta"]) if "_meta" in params else None
         known = meta if isinstance(meta, dict) else {}
-        if VERSION_KEY in known or era_of(headers) is Era.MODERN:
+        if names_version(meta) or era_of(headers) is Era.MODERN:
             request = self._request(scope, headers, Era.MODERN, message, params, known)
             await self._modern(request, scope["headers"], meta, receive, send)
         else:

@@ -30,6 +30,7 @@ _RETRY_S: Final = 1.0
 _MOST_RETRIES: Final = 5
 _CLOSE_S: Final = 2.0
 _MODERN: Final = "io.modelcontextprotocol/protocolVersion"
+_SESSION: Final = "mcp-session-id"
 _ACCEPT: Final = "application/json, text/event-stream"
 _CANCELLED: Final = "notifications/cancelled"
 
@@ -155,7 +156,7 @@ class HttpLink:
     def _session_headers(self) -> Headers:
         headers: Headers = {}
         if self._session:
-            headers["mcp-session-id"] = self._session
+            headers[_SESSION] = self._session
         if self._version:
             headers["mcp-protocol-version"] = self._version
         return headers
@@ -166,7 +167,18 @@ class HttpLink:
         await self._post(frame, message, self._session_headers())
 
     async def _ask_modern(self, frame: bytes, message: Message, params: Object, version: str) -> None:
-        method = str(message.method)
+        assert isinstance(message.id, int | str)
+        try:
+            headers = self._modern_headers(str(message.method), params, version)
+        except Exception:  # whatever the client or the schema contains, the call must end
+            logger.exception("the headers of a request to server %s could not be made", self._upstream.name)
+            reason = f"the headers of the request to server {self._upstream.name!r} could not be made; it was not sent"
+            self._events.refused(message.id, reason)
+            return
+        await self._post(frame, message, headers)
+
+    def _modern_headers(self, method: str, params: Object, version: str) -> Headers:
+        """The headers that repeat parts of a request's body (MCP 2026-07-28, Transports §Streamable HTTP)."""
         headers = {"mcp-protocol-version": version, "mcp-method": method}
         source = NAME_SOURCES.get(method)
         if source in params:
@@ -176,7 +188,7 @@ class HttpLink:
             arguments = msgspec.json.decode(params.get("arguments", b"{}"))
             if schema is not None and isinstance(arguments, dict):
                 headers |= mcp_param_headers(x_mcp_header_map(schema), arguments)
-        await self._post(frame, message, headers)
+        return headers
 
     async def _post(self, frame: bytes, message: Message, headers: Headers) -> None:
         """Send a request and read its answer. Every failure is reported to `LinkEvents`."""
@@ -187,8 +199,8 @@ class HttpLink:
                 "POST", url, content=frame, headers=self._headers(headers)
             ) as response:
                 if message.method == "initialize" and response.status_code == 200:
-                    self._session = response.headers.get("mcp-session-id", "")
-                if response.status_code == 404 and self._session and message.method != "initialize":
+                    self._session = response.headers.get(_SESSION, "")
+                if _has_no_session(response) and message.method != "initialize":
                     self._forgotten(message.id)
                     return
                 last = await self._replies.read(response, message)
@@ -231,7 +243,7 @@ class HttpLink:
         try:
             headers = self._headers(self._session_headers())
             response = await self._upstream.client.post(self._upstream.url, content=frame, headers=headers)
-            if response.status_code == 404 and self._session:
+            if _has_no_session(response):
                 self._forgotten(None)
         except (httpx2.HTTPError, OSError) as error:
             logger.warning("a message could not be sent to server %s: %s", self._upstream.name, error_text(error))
@@ -250,7 +262,7 @@ class HttpLink:
         while self._takes_messages:
             with contextlib.suppress(httpx2.HTTPError, OSError, TooLarge):
                 async with self._get({"last-event-id": last} if last else {}) as response:
-                    if response.status_code == 404 and self._session:
+                    if _has_no_session(response):
                         self._forgotten(None)
                         return
                     if response.status_code != 200:
@@ -284,6 +296,11 @@ class HttpLink:
         with contextlib.suppress(httpx2.HTTPError, OSError, TimeoutError):
             async with asyncio.timeout(_CLOSE_S):
                 await self._upstream.client.delete(self._upstream.url, headers=headers)
+
+
+def _has_no_session(response: httpx2.Response) -> bool:
+    """True if the server does not know the session that the request named. Only a request with an id names one."""
+    return response.status_code == 404 and _SESSION in response.request.headers
 
 
 def _resumed(state: str) -> tuple[str, str]:
