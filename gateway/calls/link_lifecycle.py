@@ -125,10 +125,11 @@ class LinkLifecycle:
 
     # Without a dictionary each: there are as many as there are conversations.
     __slots__ = """_closing _idle _idle_stop_s _loss _resources _retired _source _start_s _tasks _user _was_open
-        initialize_result last_words link log_level restarts state""".split()
+        initialize_result is_open last_words link log_level restarts state""".split()
 
     def __init__(self, source: LinkSource, user: LinkUser, *, start_s: float, idle_stop_s: float | None) -> None:
         self.state = LinkState.ABSENT
+        self.is_open = False  # whether a call can be sent now
         self.link: Link | None = None
         self.initialize_result: bytes | None = None
         self.restarts = 0
@@ -146,13 +147,9 @@ class LinkLifecycle:
         self._idle: asyncio.TimerHandle | None = None
         self._tasks = Tasks(f"link to server {source.name!r}")
 
-    @property
-    def is_open(self) -> bool:
-        """Whether a call can be sent now."""
-        return self.state is LinkState.OPEN
-
     def _step(self, event: LinkEvent) -> None:
         self.state = step(LINK, self.state, event)
+        self.is_open = self.state is LinkState.OPEN
 
     def require(self) -> Link:
         """The present link, which may still be shaking hands. Raises `LinkClosed` if there is none."""

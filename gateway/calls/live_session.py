@@ -46,8 +46,8 @@ class LiveSession(Usage):
     """One session, alive on this replica."""
 
     # Without a dictionary each: there are as many as there are sessions.
-    __slots__ = """__weakref__ _ask_modern _draining _events _outbox _questions alias calls conversations exchanges
-        failed failures new_process read_at session state subscription_relays subscriptions""".split()
+    __slots__ = """__weakref__ _ask_modern _draining _events _outbox _questions alias calls conversations ended
+        exchanges failed failures new_process read_at session state subscription_relays subscriptions""".split()
 
     def __init__(self, session: Session, events: EventLog, ask_modern: AskModern | None = None) -> None:
         super().__init__()
@@ -58,6 +58,7 @@ class LiveSession(Usage):
         self.subscriptions: list[SubscriptionFilter] = []  # of a modern client, to several or legacy servers
         # The streams of a modern session do not outlive a connection.
         self.state = LiveState.LIVE if session.era == Era.MODERN else LiveState.OPENING
+        self.ended = False  # closed on this replica: no call begins in it any more
         self.alias = ""
         self.read_at = 0.0  # when the record was read from the store, by the monotonic clock
         self.calls = self.failed = 0  # answered by this replica, and how many of them failed
@@ -100,11 +101,6 @@ class LiveSession(Usage):
         return [exchange for exchange in self.exchanges if exchange.client_id == client_id]
 
     @property
-    def ended(self) -> bool:
-        """True if the session is closed on this replica. No call begins in it any more."""
-        return self.state in GONE
-
-    @property
     def is_elsewhere(self) -> bool:
         """Whether another replica or a later process continues it: its sessions at servers behind URLs are kept."""
         return self.state is LiveState.ELSEWHERE
@@ -125,6 +121,7 @@ class LiveSession(Usage):
 
     def _step(self, event: LiveEvent) -> None:
         self.state = step(LIVE, self.state, event)
+        self.ended = self.state in GONE
         if self._draining is not None and (self.state is LiveState.DRAINING or self.ended):
             self._draining.set()
         if self._outbox is not None and self.ended:
@@ -289,5 +286,4 @@ class LiveSessions:
 
 def live_session_of(exchange: Exchange) -> LiveSession | None:
     """The live session of an exchange, which itself names only what it needs of the session."""
-    live = exchange.live
-    return live if isinstance(live, LiveSession) else None
+    return exchange.live  # type: ignore[return-value]  # nothing else implements `ExchangeSession`

@@ -8,8 +8,8 @@ __all__ = ["Usage", "Use"]
 class Usage:
     """Counts the uses of one session. The idle time of a session counts from the end of the last use.
 
-    `in_use` alone changes `busy` (uses that have not ended), `held_bytes` (request bodies of calls in flight, the large
-    ones) and `open_streams` (standalone streams).
+    Only `in_use` and the end of a `Use` change `busy` (uses that have not ended), `held_bytes` (large request bodies of
+    calls in flight) and `open_streams` (standalone streams).
     """
 
     # A base class, so that a session takes no second object for it.
@@ -30,12 +30,6 @@ class Usage:
         self.held_bytes += held
         self.open_streams += is_stream
         return Use(self, held, is_stream)
-
-    def _release(self, held: int, is_stream: bool) -> None:
-        self.busy -= 1
-        self.held_bytes -= held
-        self.open_streams -= is_stream
-        self._was_used = True
 
     @property
     def is_busy(self) -> bool:
@@ -66,7 +60,10 @@ class Use:
         """End the use. Idempotent."""
         usage, self._usage = self._usage, None
         if usage is not None:
-            usage._release(self._held, self._is_stream)
+            usage.busy -= 1
+            usage.held_bytes -= self._held
+            usage.open_streams -= self._is_stream
+            usage._was_used = True
 
     def __enter__(self) -> Self:
         return self

@@ -84,7 +84,7 @@ CASES: dict[str, tuple[Callable[[Case], None], tuple[bool, bool, bool]]] = {
         _set("who", RequestContext(ALICE, CredentialClaims(permissions=("admin",)), "")),
         (False, False, False),
     ),
-    "the session has ended here": (_live(state=LiveState.ENDED), (False, False, False)),
+    "the session has ended here": (_live(ended=True), (False, False, False)),
     "no cluster": (_set("cluster", None), (True, False, False)),
     "the lease may have run out": (_cluster(is_fresh=False, is_fresh_for_a_while=False), (False, False, False)),
     "the lease runs out soon": (_cluster(is_fresh_for_a_while=False), (True, True, False)),
