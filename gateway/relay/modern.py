@@ -108,6 +108,9 @@ class ModernClients:
         headers = self._headers(resolved, request)
         shape = self._result_shaper(binding, who.correlation)
         responses = decode_object(request.params.get("inputResponses", msgspec.Raw(b"{}")), "inputResponses")
+        if request.forwarded is not None and opened.call in live.suspended:
+            await request.forwarded.started()
+        # No await from here until the answers are taken: of several requests with one state, only the first counts.
         exchange = live.suspended.get(opened.call)
         if exchange is None or exchange.suspended is None:
             # The process with the suspended call is gone: the call is repeated, with the answers that are known.
@@ -130,13 +133,11 @@ class ModernClients:
             return await self._intake.accept(exchange, again, who, params, headers)
         if opened.turn != exchange.suspended.turn:
             raise bad_request_state()
-        if request.forwarded is not None:
-            await request.forwarded.started()
         token = meta_of(request.params).get("progressToken")
         exchange.resume(id_of(message), shape, None if token is None else token.copy())
         reply = self._intake.attach(exchange, headers, request, who.correlation)
         if exchange.replies.is_closed or exchange.conversation is None:
-            del live.suspended[opened.call]  # the call has ended meanwhile, and its outcome is the answer
+            live.suspended.pop(opened.call, None)  # the call has ended meanwhile, and its outcome is the answer
         answer_suspended(exchange, responses)
         return reply
 

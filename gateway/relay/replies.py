@@ -73,6 +73,7 @@ class CallReply:
     def cancel(self, reason: str) -> None:
         self.replies.abandon()
         if self.replies is not self._exchange.replies:
+            self.replies.close()
             return  # this request was answered with a question, and the call waits for the client
         self._exchange.cancel(reason)
 
