@@ -21,6 +21,7 @@ from gateway.upstreams.session_resources import SessionResources
 from gateway.upstreams.shared import SharedConversations
 from gateway.upstreams.upstream import ConfiguredUpstream
 from session_store import Context
+from session_store.metadata import scrubbed_text
 from transports.upstream.spawn import ForkServer
 from transports.upstream.stdio import StdioUpstream
 from transports.upstream.streamable_http import HttpUpstream
@@ -129,6 +130,7 @@ class UpstreamFactory:
             fork_server=self._fork_server,
             max_line_bytes=limits.line_bytes,
             grace_s=limits.shutdown_grace_s,
+            scrub=scrubbed_text,
         )
 
 

@@ -7,6 +7,7 @@ import httpx
 import pytest
 from mcp.server.mcpserver import MCPServer
 
+from session_store.metadata import scrubbed_text
 from tests.support.gateway_process import DEMO, ROOT, running_gateway
 from tests.support.http_probe_server import running_http_probe
 from tests.support.mcp_clients import Legacy, tool_text
@@ -29,6 +30,7 @@ def child(fork_server: ForkServer, *argv: str) -> StdioUpstream:
         fork_server=fork_server,
         max_line_bytes=1 << 20,
         grace_s=5.0,
+        scrub=scrubbed_text,
     )
 
 

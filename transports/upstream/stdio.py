@@ -5,7 +5,7 @@ MCP 2025-11-25 and 2026-07-28, Transports §stdio. A line of stdout that is not 
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from transports.jsonrpc import InvalidMessage, Message, parse_lenient
@@ -24,9 +24,12 @@ INHERITED: Final = ("HOME", "LANG", "LC_ALL", "LC_CTYPE", "LOGNAME", "PATH", "SH
 MAX_UNREAD_BYTES: Final = 16 << 20
 """Unsent bytes, at most, for a child that does not read its stdin."""
 
+_MOST_CHARS: Final = 500
+"""Of one line of a child, in the log."""
+
 
 class StdioUpstream:
-    """Starts the child processes of one configured server."""
+    """Starts the child processes of one configured server. `scrub` redacts credentials in their output, for the log."""
 
     def __init__(
         self,
@@ -38,6 +41,7 @@ class StdioUpstream:
         fork_server: ForkServer,
         max_line_bytes: int,
         grace_s: float,
+        scrub: Callable[[str], str],
     ) -> None:
         self._name = name
         self._argv = argv
@@ -46,6 +50,7 @@ class StdioUpstream:
         self._fork_server = fork_server
         self._max_line_bytes = max_line_bytes
         self._grace_s = grace_s
+        self._scrub = scrub
 
     async def connect(self, given: ConnectOptions, events: LinkEvents) -> "StdioLink":
         """Start a child, or attach to the prestarted one."""
@@ -64,7 +69,7 @@ class StdioUpstream:
         command = Command(
             argv=(*given.launcher, *self._argv), env={**inherited, **given.env, **self._env}, cwd=self._cwd
         )
-        link = StdioLink(self._name, events, self._grace_s)
+        link = StdioLink(self._name, events, self._grace_s, self._scrub)
         try:
             process = await self._fork_server.spawn(
                 command, link, max_line_bytes=self._max_line_bytes, stderr=link.stderr
@@ -83,10 +88,11 @@ class StdioLink:
 
     _process: Process
 
-    def __init__(self, name: str, events: LinkEvents, grace_s: float) -> None:
+    def __init__(self, name: str, events: LinkEvents, grace_s: float, scrub: Callable[[str], str]) -> None:
         self._name = name
         self._events = events
         self._grace_s = grace_s
+        self._scrub = scrub
 
     def attach(self, process: Process) -> None:
         """The child runs. Its lines come after this call."""
@@ -132,7 +138,8 @@ class StdioLink:
         try:
             message = parse_lenient(line)
         except InvalidMessage as error:
-            logger.warning("server %s wrote a line to stdout that is not a JSON-RPC message: %.80r", self._name, line)
+            head = self._scrub(line[:_MOST_CHARS].decode("utf-8", "replace"))
+            logger.warning("server %s wrote a line to stdout that is not a JSON-RPC message: %.80r", self._name, head)
             meant = meant_by(line)
             if meant.is_answer:
                 reason = f"server {self._name!r} sent an answer that cannot be read: {error}"
@@ -150,12 +157,13 @@ class StdioLink:
     def exited(self, code: int | None) -> None:
         how = "ended" if code is None else f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
         if code:
-            last_words = [line[:500] for line in self._process.stderr_tail()[-5:]]
+            last_words = [self._scrub(line)[:_MOST_CHARS] for line in self._process.stderr_tail()[-5:]]
             logger.warning("server %s %s; the end of its stderr: %s", self._name, how, last_words)
         self._events.closed(f"server {self._name!r} {how}")
 
     def stderr(self, line: bytes) -> None:
-        logger.debug("server %s: %s", self._name, line.decode("utf-8", "replace"))
+        if logger.isEnabledFor(logging.DEBUG):
+            logger.debug("server %s: %s", self._name, self._scrub(line.decode("utf-8", "replace")))
 
 
 class _Unheard:
