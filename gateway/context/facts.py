@@ -27,6 +27,7 @@ __all__ = [
     "facts_of",
     "new_correlation_id",
     "trace_meta",
+    "with_context",
     "with_meta",
     "without_our_keys",
 ]
@@ -73,6 +74,11 @@ def announced_workspace(meta: Mapping[str, Any], path: str) -> str:
     if not isinstance(value, str):
         raise bad_context(f"{path} must be a string")
     return value
+
+
+def with_context(session: Session, context: Context) -> Session:
+    """The record of a session, with the context of one request instead of the context that was stored last."""
+    return session if context is session.context else msgspec.structs.replace(session, context=context)
 
 
 def facts_of(session: Session, correlation: str) -> dict[str, str]:

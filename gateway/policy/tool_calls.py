@@ -103,7 +103,8 @@ class ToolCalls:
         return decision
 
     def checked(self, decision: Decision, tools: Tools, session: Session, name: str, params: Object) -> Object | Steps:
-        """The params of a call for the server, or the steps that make them (`transports.turns`).
+        """The params of a call for the server, or the steps that make them (`transports.turns`). `session` has the
+        context of the request (`gateway.context.facts.with_context`): bound arguments get its facts.
 
         Raises:
             Refused: the arguments are invalid or blocked.

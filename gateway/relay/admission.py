@@ -15,6 +15,7 @@ from gateway.calls.call import Call
 from gateway.calls.conversation import Conversation
 from gateway.calls.lists import Listed
 from gateway.config.policy import PolicySettings
+from gateway.context.facts import with_context
 from gateway.errors import unknown_method, unknown_prompt, unknown_resource, unknown_tool
 from gateway.observability.audit import Audit
 from gateway.policy.decisions import Policy
@@ -165,7 +166,7 @@ class Admission:
         exchange.calls_tool(tool, decision.slow_s)
         if self._audit.calls:
             exchange.audit(self._audit.call_watcher(session, f"{upstream.name}/{tool}"))
-        return self._calls.checked(decision, tools, session, name, call.params)
+        return self._calls.checked(decision, tools, with_context(session, exchange.context), name, call.params)
 
     def _tool(self, server: str, lists: _Lists, call: Call, name: str) -> _Missing | None:
         """Decide on a request that names a tool and does not call it."""

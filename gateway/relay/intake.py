@@ -8,7 +8,7 @@ from gateway.calls.exchange import Exchange
 from gateway.calls.live_session import LiveSession, live_session_of
 from gateway.cluster.ownership import Cluster, Forwarded
 from gateway.config.limits import LimitSettings
-from gateway.context.facts import CONTEXT_KEY, context_meta, without_our_keys
+from gateway.context.facts import CONTEXT_KEY, context_meta, with_context, without_our_keys
 from gateway.errors import OUTCOME_UNKNOWN, UPSTREAM_UNAVAILABLE, too_many_exchanges, too_much_in_flight
 from gateway.identity.request_context import RequestContext
 from gateway.observability.request_log import RequestLog
@@ -17,7 +17,7 @@ from gateway.protocol.handshake import HandshakeRefused
 from gateway.protocol.params import meta_of
 from gateway.relay.endpoint import Endpoint
 from gateway.relay.replies import CallReply
-from session_store import EventLog
+from session_store import EventLog, Session
 from transports.era import Era
 from transports.inbound.bodies import SMALL_BODY_BYTES
 from transports.inbound.limits import Limited
@@ -70,8 +70,9 @@ class Intake:
         if live is not None:
             await self._rates.call(live.session)
             held = self._room_for(live, request.body_bytes)  # no await from here to `CallReply`, which counts as use
+        seen = None if live is None else with_context(live.session, exchange.context)
         meta = self._watching.begin(
-            exchange, request, meta_for_upstream(params, live, who.correlation), who.correlation
+            exchange, request, meta_for_upstream(params, seen, who.correlation), who.correlation
         )
         events = self._events if request.era is Era.LEGACY else None
         reply = CallReply(exchange, headers, events=events, cluster=self._cluster, held=held)
@@ -127,10 +128,11 @@ async def _may_repeat(endpoint: Endpoint, call: Call) -> bool:
         return False
 
 
-def meta_for_upstream(params: Object, live: LiveSession | None, correlation: str) -> Object:
-    """The `_meta` for the server: the client's, without the gateway's keys, and with the context of the session."""
+def meta_for_upstream(params: Object, session: Session | None, correlation: str) -> Object:
+    """The `_meta` for the server: the client's, without the gateway's keys, and with the facts of the session.
+    `session` has the context of the request (`gateway.context.facts.with_context`)."""
     meta = without_our_keys(meta_of(params))
-    return meta if live is None else meta | {CONTEXT_KEY: context_meta(live.session, correlation)}
+    return meta if session is None else meta | {CONTEXT_KEY: context_meta(session, correlation)}
 
 
 def message_of(request: Request) -> Message:

@@ -12,7 +12,7 @@ from gateway.calls.exchange import Exchange
 from gateway.calls.live_session import LiveSession
 from gateway.calls.shared_server import LEVELS
 from gateway.calls.streams import STANDALONE
-from gateway.context.facts import trace_meta, with_meta
+from gateway.context.facts import trace_meta, with_context, with_meta
 from gateway.errors import (
     no_session,
     session_unknown,
@@ -84,7 +84,7 @@ class LegacyClients:
             return ImmediateReply(encode_result(encode(message.id), b"{}"))
         params = request.params
         if message.method == "resources/subscribe" and not endpoint.may_subscribe(
-            live.session.context, text_of(params, "uri")
+            resolved.context, text_of(params, "uri")
         ):
             raise unknown_resource(text_of(params, "uri"))
         if message.method in RECORDED:
@@ -124,7 +124,8 @@ class LegacyClients:
     async def notify(self, request: Request, who: RequestContext) -> None:
         """Handle a notification, or pass it on to the servers."""
         message = message_of(request)
-        live = (await self._resolver.require(request, who)).live
+        resolved = await self._resolver.require(request, who)
+        live = resolved.live
         await self._intake.count(live)
         params = request.params
         method = str(message.method)
@@ -135,7 +136,7 @@ class LegacyClients:
             return
         if method == "notifications/initialized":
             await self._records.update(live, initialized=True)
-        meta = meta_for_upstream(params, live, who.correlation)
+        meta = meta_for_upstream(params, with_context(live.session, resolved.context), who.correlation)
         body = encode(params | {"_meta": msgspec.Raw(encode(meta))})
         await self._endpoints[request.endpoint].notify(live, method, body, who.correlation)
 

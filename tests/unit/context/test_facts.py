@@ -16,6 +16,7 @@ from gateway.context.facts import (
     fact_of,
     facts_of,
     new_correlation_id,
+    with_context,
     with_meta,
     without_our_keys,
 )
@@ -98,6 +99,12 @@ def test_the_context_in_meta_has_every_fact_and_the_correlation_id_of_the_call()
     for correlation in ("c-1", "c-2"):
         told = json.loads(bytes(context_meta(session, correlation)))
         assert told == {**facts_of(session, correlation), "permissions": ["a", "b"]}
+
+
+def test_the_record_with_the_context_of_a_request_is_the_same_record_if_the_context_is() -> None:
+    session, weak = a_session(FakeClock(), context=Context(workspace="w")), Context(trust="sandboxed")
+    assert with_context(session, session.context) is session
+    assert with_context(session, weak).context is weak and session.context.workspace == "w"
 
 
 @requirement("ctx.unforgeable")

@@ -9,6 +9,7 @@ import pytest
 
 from gateway.calls.call import Call
 from gateway.calls.exchange import Exchange
+from gateway.calls.live_session import LiveSession
 from gateway.config.policy import PolicySettings
 from gateway.config.upstreams import ItemSettings, ToolSettings
 from gateway.observability.audit import Audit
@@ -20,6 +21,8 @@ from gateway.protocol.schemas import Schemas
 from gateway.relay.admission import Admission
 from session_store import Context
 from session_store.memory import MemoryBackend
+from session_store.testing import FakeClock, a_session
+from tests.requirements import requirement
 from transports.era import Era
 from transports.inbound_port import Refused
 from transports.jsonrpc import encode
@@ -118,6 +121,21 @@ def test_a_completion_is_decided_on_as_what_it_belongs_to() -> None:
         asyncio.run(rules.admit(server, call("completion/complete", ref={"type": "ref/prompt", "name": "secret"})))
     with pytest.raises(Refused, match=r"params\.ref"):
         asyncio.run(rules.admit(server, call("completion/complete", ref={})))
+
+
+@requirement("wall.authority")
+def test_bound_arguments_are_facts_of_the_request_and_not_of_another_one_in_the_session() -> None:
+    inventory = Inventory()
+    inventory.known_lists["tools/list"] = cast("Any", Tools([{"name": "drop"}]))
+    server = cast("Any", Server(inventory))
+    server.is_reviewed = True
+    live = LiveSession(a_session(FakeClock(), context=Context(workspace="red")), MemoryBackend().events)
+    own = Context(workspace="blue")
+    exchange = Exchange(method="tools/call", client_id=1, live=live, replies=ReplyQueue(), context=own)
+    wanted = Call(exchange, Era.LEGACY, {"name": msgspec.Raw(b'"drop"')}, {}, "c")
+    rules = admission(tools={"drop": ToolSettings(bind={"where": "workspace"})})
+    params = rules.admit_now(server, CONVERSATION, wanted)
+    assert params is not None and msgspec.json.decode(params["arguments"]) == {"where": "blue"}
 
 
 def test_a_subscription_is_left_with_the_resources_that_the_session_may_see() -> None:
