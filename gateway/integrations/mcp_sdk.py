@@ -112,7 +112,7 @@ class SdkSubscriptionBus:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator["SdkSubscriptionBus"]:
-        """Hear what others publish, inside the block."""
+        """Deliver changes to this process, its own included, inside the block."""
         async with self._bus.subscribed(self._topic, self._hear):
             yield self
 

@@ -3,6 +3,7 @@
 import contextlib
 import threading
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -17,6 +18,7 @@ from session_store import MemoryBackend
 from session_store.redis import RedisBackend
 from tests.matrix.run import connected, text
 from tests.requirements import requirement
+from tests.support.document_blocks import blocks
 from tests.support.mcp_clients import Legacy, events
 from tests.support.redis_server import RunningRedis, free_port
 
@@ -96,6 +98,36 @@ async def replica(redis: RunningRedis) -> AsyncIterator[str]:
         yield f"http://127.0.0.1:{port}/mcp"
         running.should_exit = True
     await backend.close()
+
+
+@requirement("spec.modern", "spec.legacy")
+async def test_the_server_in_the_document_stores_events_and_delivers_changes(tmp_path: Path) -> None:
+    (text_of_block,) = (block.text for block in blocks("python") if "SdkEventStore" in block.text)
+    printed: dict[str, Any] = {}
+    exec(text_of_block.replace("redis://localhost:6379/0", f"sqlite:///{tmp_path}/events.db"), printed)
+    server: MCPServer = printed["server"]
+
+    @server.tool()
+    async def change(ctx: Context) -> str:
+        await ctx.notify_tools_changed()
+        await ctx.report_progress(1, 1, "changed")
+        return "changed"
+
+    port = free_port()
+    url = f"http://127.0.0.1:{port}/mcp"
+    running = uvicorn.Server(uvicorn.Config(printed["app"], host="127.0.0.1", port=port, log_level="critical"))
+    with anyio.fail_after(30):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(running.serve)
+            while not running.started:  # noqa: ASYNC110  # it has no event to wait for
+                await anyio.sleep(0.01)
+            async with connected(url, "modern") as (client, _):
+                async with client.listen(tools_list_changed=True) as subscription:
+                    assert text(await client.call_tool("change", {})) == "changed"
+                    assert type(await anext(aiter(subscription))).__name__ == "ToolsListChanged"
+            async with connected(url, "legacy") as (client, _):
+                assert text(await client.call_tool("change", {})) == "changed"
+            running.should_exit = True
 
 
 @requirement("rep.any", "spec.modern")
