@@ -107,7 +107,7 @@ def session_unknown() -> Refused:
     return Refused(
         404,
         SESSION_UNKNOWN,
-        "Session not found. It may have expired or ended. Start a new one: send initialize without a session id.",
+        "Session not found. It may have expired or ended. Start again without a session id.",
     )
 
 

@@ -104,15 +104,15 @@ def shown(url: str) -> str:
 
 
 def _kind(scheme: str, url: str) -> _Kind:
-    if scheme and scheme not in _KINDS:
-        from importlib.metadata import entry_points  # slow to load, and seldom needed
+    if scheme in _KINDS:
+        return _KINDS[scheme]
+    from importlib.metadata import entry_points  # slow to load, and seldom needed
 
-        declared = next(iter(entry_points(group=ENTRY_POINTS, name=scheme)), None)
-        if declared is not None:
-            register_backend(scheme, declared.load())
-    if scheme not in _KINDS:
-        schemes = ", ".join(f"{name}://" for name in _KINDS)
+    declared = entry_points(group=ENTRY_POINTS)
+    if scheme not in declared.names:
+        schemes = ", ".join(f"{name}://" for name in (*_KINDS, *sorted(declared.names - _KINDS.keys())))
         raise ValueError(f"unknown kind of store {scheme or url[:32]!r}: supported are {schemes}")
+    register_backend(scheme, declared[scheme].load())
     return _KINDS[scheme]
 
 

@@ -65,6 +65,9 @@ def test_a_package_declares_a_backend_as_an_entry_point(tmp_path: Path, monkeypa
     (declared / "METADATA").write_text("Metadata-Version: 2.1\nName: toy\nVersion: 1.0\n")
     (declared / "entry_points.txt").write_text(f"[{connect.ENTRY_POINTS}]\ndict = tests.toys.dict_store:dict_backend\n")
     monkeypatch.syspath_prepend(tmp_path)
+    register_backend("other", dict_backend)
+    with pytest.raises(ValueError, match=r"supported are memory://, .*other://, dict://"):
+        check_store_url("mysql://x")
     assert isinstance(backend_for("dict://"), DictBackend)
 
 
