@@ -11,12 +11,12 @@ from gateway.bridge.request_state import is_input_required
 from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import Exchange
 from gateway.calls.exchange_state import ExchangeEvent
+from gateway.calls.failed_start import fail_start
 from gateway.calls.live_session import live_session_of
 from gateway.calls.questions import MAX_QUESTIONS_OF_CALL
 from gateway.errors import OUTCOME_UNKNOWN
 from gateway.protocol.results import legacy_result
 from transports.jsonrpc import INTERNAL_ERROR, Message, Object, decode_object, encode
-from transports.upstream_port import LinkClosed, UpstreamUnavailable
 
 __all__ = ["ModernServerBridge"]
 
@@ -86,9 +86,8 @@ class ModernServerBridge:
             return  # the client has cancelled it meanwhile
         try:
             await self._conversation.start(exchange, params, self._meta)
-        except (UpstreamUnavailable, LinkClosed) as error:
-            self._conversation.end(exchange)
-            exchange.fail(OUTCOME_UNKNOWN, str(error))
+        except Exception as error:  # nobody else would answer the call
+            fail_start(self._conversation, exchange, error, OUTCOME_UNKNOWN)
 
 
 def _question(raw: msgspec.Raw) -> tuple[str, Object]:

@@ -13,6 +13,7 @@ import msgspec
 from gateway.calls.deadlines import Deadlines
 from gateway.calls.exchange import Exchange
 from gateway.calls.exchange_state import ExchangeEvent
+from gateway.calls.failed_start import fail_start
 from gateway.calls.in_flight import Calls, CallWatch
 from gateway.calls.link_lifecycle import LinkLifecycle
 from gateway.calls.link_source import LinkSession, LinkSource
@@ -20,7 +21,6 @@ from gateway.calls.link_users import LinkUsers
 from gateway.calls.lists import Lists
 from gateway.calls.peer import Peer
 from gateway.errors import CANCELLED, OUTCOME_UNKNOWN, UPSTREAM_UNAVAILABLE
-from gateway.protocol.handshake import HandshakeRefused
 from transports.era import Era
 from transports.jsonrpc import Message, Object, encode
 from transports.tasks import Tasks
@@ -191,9 +191,7 @@ class Conversation(Peer):
 
     def cancel(self, exchange: Exchange, reason: str, code: int = CANCELLED) -> None:
         """Cancel a call: notify the server, and answer the client with an error."""
-        if not self.end(exchange):
-            return
-        if exchange.number:  # else the server has never had it
+        if self.end(exchange) and exchange.number:  # else the server does not have it
             self.notify("notifications/cancelled", encode({"requestId": exchange.number, "reason": reason}))
         exchange.fail(code, f"Cancelled: {reason}")
 
@@ -247,11 +245,8 @@ class Conversation(Peer):
     async def _send_again(self, exchange: Exchange, params: Object, meta: Object) -> None:
         try:
             await self.start(exchange, params, meta, again=True)
-        except UpstreamUnavailable as error:
-            self.fail(exchange, UPSTREAM_UNAVAILABLE, str(error))
-        except HandshakeRefused as error:
-            self.end(exchange)
-            exchange.finish(Message(jsonrpc="2.0", id=0, error=error.error))
+        except Exception as error:  # nobody else would answer the call
+            fail_start(self, exchange, error, UPSTREAM_UNAVAILABLE)
 
     def closed(self, reason: str) -> None:
         self._links.lost()

@@ -1,0 +1,90 @@
+"""A server without a process: a conversation with it, and what it was sent."""
+
+from typing import Any
+
+import msgspec
+
+from gateway.calls.conversation import Conversation
+from gateway.calls.deadlines import Deadlines
+from gateway.calls.exchange import Exchange
+from gateway.calls.link_source import LinkSession
+from gateway.context.link_resources import LinkResources
+from transports.era import Era
+from transports.jsonrpc import Message, encode, parse
+from transports.reply_queue import ReplyQueue
+from transports.upstream_port import ConnectOptions, Link, LinkEvents
+
+__all__ = ["FakeLink", "FakeUpstream", "a_call", "answer_of"]
+
+
+class FakeLink:
+    pid = None
+    resume = ""
+    may_forget = True
+
+    def __init__(self, events: LinkEvents) -> None:
+        self.last_words: list[str] = []
+        self.sent: list[Any] = []
+        self.events = events
+
+    def send(self, frame: bytes) -> None:
+        self.sent.append(msgspec.json.decode(frame))
+
+    def answer(self, result: object) -> None:
+        """Answer the last request."""
+        self.events.message(parse(encode({"jsonrpc": "2.0", "id": self.sent[-1]["id"], "result": result})))
+
+    async def close(self) -> None:
+        self.events.closed("it exited")
+
+
+class FakeUpstream:
+    """The source of the links, and the router of the server's messages. `error` is raised when a link is opened."""
+
+    name = "fake"
+
+    def __init__(self) -> None:
+        self.era = Era.MODERN
+        self.error: Exception | None = None
+        self.links: list[FakeLink] = []
+        self.conversation = Conversation(
+            self, self, Deadlines(start_s=5.0, call_s=30.0, suspended_s=30.0, idle_stop_s=None)
+        )
+
+    async def resources(self) -> LinkResources:
+        if self.error is not None:
+            raise self.error
+        return LinkResources()
+
+    async def connect(self, options: ConnectOptions, events: LinkEvents) -> Link:
+        self.links.append(FakeLink(events))
+        return self.links[-1]
+
+    def handshake(self) -> bytes | None:
+        return None
+
+    def known_handshake(self) -> bytes | None:
+        return None
+
+    def replay(self) -> list[bytes]:
+        return []
+
+    async def record_use(self, live: LinkSession) -> bool:
+        return False
+
+    async def remote_session_changed(self, resume: str) -> None: ...
+    def restarted(self, reason: str) -> None: ...
+    def asked(self, conversation: Conversation, message: Message) -> None: ...
+    def notified(self, conversation: Conversation, message: Message) -> None: ...
+    def closed(self, conversation: Conversation) -> None: ...
+
+
+def a_call(live: Any = None) -> Exchange:
+    return Exchange(method="tools/call", client_id=7, live=live, replies=ReplyQueue())
+
+
+async def answer_of(exchange: Exchange) -> Any:
+    """The next message to the client of a call."""
+    frame = await exchange.replies.next(5.0)
+    assert frame is not None
+    return msgspec.json.decode(frame.data)
