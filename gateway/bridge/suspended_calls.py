@@ -18,6 +18,7 @@ from gateway.calls.suspended_call import InputRequest
 from gateway.errors import UNREAD
 from gateway.protocol.capabilities import may_be_asked
 from gateway.protocol.methods import MAY_ASK
+from transports.era import Era
 from transports.jsonrpc import INVALID_PARAMS, METHOD_NOT_FOUND, InvalidMessage, Message, Object, encode
 
 __all__ = ["answer_suspended", "ask_modern", "without_modern_gaps"]
@@ -54,6 +55,9 @@ def _ask(live: LiveSession, conversation: Conversation, message: Message, *, unc
         _wait_for_others(live, conversation, message)
         return
     exchange = active[0] if active else calls[0]
+    if exchange.caller is None and live.session.era != Era.MODERN:
+        live.questions.ask(conversation, message, exchange)
+        return
     question = InputRequest(conversation, server_id, method, without_modern_gaps(method, message.params_object()))
     if exchange.caller is None or not may_be_asked(exchange.caller.capabilities, method, question.params):
         conversation.refuse(server_id, METHOD_NOT_FOUND, f"The client has not declared that it answers {method}.")

@@ -179,8 +179,10 @@ class LiveSession(Usage):
             self._step(LiveEvent.RECOVER)
 
     def ask(self, conversation: Conversation, message: Message, exchange: Exchange | None) -> None:
-        """Send the client a server's request, in the way of the client's era."""
-        if self.session.era != Era.MODERN:
+        """Send the client a server's request, in the way of the era of the call's client. A modern client may call in
+        a legacy session, and it cannot answer a request."""
+        is_modern = exchange is not None and exchange.caller is not None
+        if self.session.era != Era.MODERN and not is_modern:
             self.questions.ask(conversation, message, exchange)
         elif self._ask_modern is not None:
             self._ask_modern(self, conversation, message)

@@ -11,7 +11,7 @@ import pytest
 
 from tests.requirements import requirement
 from tests.support.gateway_process import PROBE, UNLIMITED, RunningGateway, running_gateway, server
-from tests.support.mcp_clients import Modern, messages, tool_text
+from tests.support.mcp_clients import Legacy, Modern, messages, tool_text
 from tests.support.redis_server import RunningRedis
 from tests.support.waiting import descendants, eventually
 
@@ -55,6 +55,18 @@ def test_a_call_goes_through_its_rounds_with_nothing_but_the_state(gateway: Runn
         response = back(client, "ask_once", arguments, question["requestState"], answers_to(question, answer))
         question = messages(response)[-1]["result"]
     assert [heard["content"]["n"] for heard in json.loads(tool_text(response))] == [0, 1, 2]
+
+
+@requirement("spec.bridge")
+def test_a_modern_call_in_a_legacy_session_gets_its_question_as_a_result(
+    gateway: RunningGateway, http: httpx.Client
+) -> None:
+    session = Legacy(gateway.url, http).open(capabilities={"elicitation": {}}).session
+    client, arguments = Modern(gateway.url, http, headers={"MCP-Gateway-Session": str(session)}), {"times": 1}
+    question = asked(client.tool("ask_once", arguments))
+    answer = {"action": "accept", "content": {"n": 7}}
+    response = back(client, "ask_once", arguments, question["requestState"], answers_to(question, answer))
+    assert json.loads(tool_text(response))[0]["content"] == {"n": 7}
 
 
 @requirement("spec.bridge", "id.purpose")

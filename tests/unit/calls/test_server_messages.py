@@ -13,6 +13,7 @@ from gateway.calls.lists import Lists
 from gateway.calls.live_session import LiveSession
 from gateway.calls.questions import MAX_SERVER_ID_BYTES
 from gateway.calls.server_messages import IsolatedRouter, SharedRouter
+from gateway.protocol.capabilities import caller_of_meta
 from gateway.protocol.listing import Tools
 from session_store import EventLog, Session
 from session_store.testing import FakeClock, a_session
@@ -97,6 +98,18 @@ async def test_a_question_belongs_to_the_only_call() -> None:
     exchange = server.send(live)
     IsolatedRouter(live).asked(server.conversation, request("roots/list"))
     assert [frame["method"] for frame in await frames_of(exchange)] == ["roots/list"] and not live.frames
+
+
+async def test_the_era_of_the_calls_client_decides_how_it_is_asked_in_a_legacy_session() -> None:
+    suspended: list[object] = []
+    live = LiveSession(
+        a_session(FakeClock()), cast("EventLog", None), lambda live, server, message: suspended.append(message.method)
+    )
+    server = Server()
+    exchange = server.send(live)
+    exchange.caller = caller_of_meta({})
+    IsolatedRouter(live).asked(server.conversation, request("roots/list"))
+    assert suspended == ["roots/list"] and await frames_of(exchange) == []
 
 
 async def test_a_question_outside_of_calls_goes_to_the_session() -> None:
