@@ -101,7 +101,7 @@ class Replica:
             ready=await self._serving.is_ready(),
             draining=self.is_draining,
             sessions=len(lives),
-            in_flight=sum(len(live.exchanges) for live in lives),
+            in_flight=sum(_in_flight(live) for live in lives),
             streams=sum(live.open_streams for live in lives),
             processes=sum(self.processes().values()),
             memory_bytes=memory_of(os.getpid()),
@@ -131,7 +131,7 @@ class Replica:
         held = flight = suspended = streams = 0
         for live in self._live:
             held += 1
-            flight += len(live.exchanges)
+            flight += _in_flight(live)
             suspended += len(live.suspended)
             streams += live.open_streams
         return held, flight, suspended, streams
@@ -148,6 +148,11 @@ class Replica:
             return [_part(live, deep=False) for live in failing[:_MOST_FAILING]]
         busy = sorted((live for live in self._live if live.is_busy), key=lambda live: -len(live.exchanges))
         return [_part(live, deep=False) for live in busy[:_MOST_FAILING]]
+
+
+def _in_flight(live: LiveSession) -> int:
+    """Its calls in flight without those that were moved to a child session, which has them too."""
+    return sum(exchange.live is live for exchange in live.exchanges)
 
 
 def _part(live: LiveSession, *, deep: bool) -> SessionPart:

@@ -285,11 +285,14 @@ class Conversation(Peer):
         """Forget a session that has ended."""
         self.users.discard(live)
 
-    async def close(self) -> None:
-        """End for good: nothing of it is left when this returns. Idempotent."""
+    async def close(self, reason: str = "the session has ended") -> None:
+        """End for good: nothing of it is left when this returns. Idempotent. `reason` is for calls in flight."""
         self._watch.end()
         for exchange in self.calls:
-            self.fail(exchange, UPSTREAM_UNAVAILABLE, "The session has ended.")
+            if exchange.number:  # the server has it, or had it
+                self.fail(exchange, OUTCOME_UNKNOWN, f"{reason}; whether the call took effect is unknown")
+            else:
+                self.fail(exchange, UPSTREAM_UNAVAILABLE, reason)
         await self._links.close()
         if self._background is not None:
             await self._background.close()

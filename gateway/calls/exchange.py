@@ -58,6 +58,11 @@ class Bridge(Protocol):
 class ExchangeSession(LinkSession, Protocol):
     """The session that an exchange belongs to."""
 
+    @property
+    def exchanges(self) -> set["Exchange"]:
+        """Its calls in flight."""
+        ...
+
     def in_use(self) -> Use:
         """Count one more use, until it is released."""
         ...
@@ -165,6 +170,8 @@ class Exchange(ExchangeLife, Observed, WireUse):
     def move_to(self, live: ExchangeSession) -> None:
         """Continue in another session, which is in use until the wire is done with this exchange."""
         self.live = live
+        live.exchanges.add(self)
+        self.when_done(lambda: live.exchanges.discard(self))
         self.when_done(live.in_use().release)
 
     def filter_result(self, shape: Callable[["Exchange", Object], Object]) -> None:

@@ -36,6 +36,8 @@ _UNKNOWN: Final = (
 
 _TAKEN_OVER: Final = "another gateway has taken the session over; whether the call took effect is unknown"
 
+_RENEWED: Final = "the session's context has changed, and its servers are started again"
+
 _KEPT_FAILURES: Final = 5
 
 AskModern = Callable[["LiveSession", Conversation, Message], None]
@@ -205,7 +207,7 @@ class LiveSession(Usage):
         conversations = list(self.conversations.values())
         self.conversations.clear()
         self.new_process = "context"
-        await asyncio.gather(*(c.close() for c in conversations), return_exceptions=True)
+        await asyncio.gather(*(c.close(_RENEWED) for c in conversations), return_exceptions=True)
 
     async def close(self, *, over: bool = True, taken_over: bool = False) -> None:
         """End everything that this replica holds of the session. No process of it is left when this returns.

@@ -1,8 +1,13 @@
 """The calls of one conversation: each has one end, whatever becomes of its link."""
 
+from typing import cast
+
 import pytest
 
-from gateway.errors import CANCELLED, TOO_OFTEN, too_many
+from gateway.calls.live_session import LiveSession
+from gateway.errors import CANCELLED, OUTCOME_UNKNOWN, TOO_OFTEN, UPSTREAM_UNAVAILABLE, too_many
+from session_store import EventLog
+from session_store.testing import FakeClock, a_session
 from tests.support.fake_upstream import FakeUpstream, a_call, answer_of
 
 pytestmark = pytest.mark.anyio
@@ -24,3 +29,23 @@ async def test_a_cancellation_answers_a_call_that_is_no_longer_in_flight() -> No
     exchange.cancel("the session has ended")
     assert (await answer_of(exchange))["error"]["code"] == CANCELLED
     assert [message["method"] for message in upstream.links[0].sent] == ["tools/call"]
+
+
+async def test_a_conversation_that_closes_tells_which_calls_the_server_had() -> None:
+    upstream, sent, waiting = FakeUpstream(), a_call(), a_call()
+    await upstream.conversation.start(sent, {}, {})
+    waiting.queue_at(upstream.conversation)
+    upstream.conversation.calls.wait(waiting)
+    await upstream.conversation.close("the session's context has changed")
+    errors = [(await answer_of(exchange))["error"] for exchange in (sent, waiting)]
+    assert [error["code"] for error in errors] == [OUTCOME_UNKNOWN, UPSTREAM_UNAVAILABLE]
+    assert all("context has changed" in error["message"] for error in errors)
+
+
+async def test_a_call_that_moves_to_a_child_session_is_in_flight_there_until_it_is_done() -> None:
+    child = LiveSession(a_session(FakeClock()), cast("EventLog", None))
+    exchange = a_call()
+    exchange.move_to(child)
+    assert child.exchanges == {exchange} and child.is_busy
+    exchange.done()
+    assert not child.exchanges and not child.is_busy
