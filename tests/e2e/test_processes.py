@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from tests.requirements import requirement
-from tests.support.gateway_process import DEMO, PROBE, RunningGateway, running_gateway, server
+from tests.support.gateway_process import DEMO, PROBE, UNLIMITED, RunningGateway, running_gateway, server
 from tests.support.mcp_clients import Legacy, Modern, messages, tool_text
 from tests.support.waiting import descendants, eventually, gone
 from tests.tools.obtain import node_environment, npm_packages, npx
@@ -198,7 +198,8 @@ def test_nothing_outlives_the_gateway_however_it_ends(http: httpx.Client, end: s
 
 @requirement("proc.gone")
 def test_five_hundred_sessions_leave_no_process_descriptor_or_memory(http: httpx.Client) -> None:
-    with running_gateway(command=DEMO) as gateway:
+    # One client opens 500 sessions here, as fast as the machine can: the default rates would refuse some of them.
+    with running_gateway(command=DEMO, options={"policy": UNLIMITED}) as gateway:
         itself = psutil.Process(gateway.pid)
 
         def rounds(number: int) -> None:
