@@ -168,9 +168,11 @@ class Conversation(Peer):
         self._begin()
 
     def end(self, exchange: Exchange) -> bool:
-        """Remove a call, and withdraw what its client was asked for it. False if it was not in flight."""
+        """Remove a call, and end the questions to its client. False if it was not in flight."""
         if not self.calls.end(exchange):
             return False
+        if exchange.suspended is not None:
+            exchange.suspended.give_up()
         if exchange.live is not None:
             exchange.live.withdraw_questions(exchange)
         self._links.rest()

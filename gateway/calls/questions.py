@@ -228,6 +228,9 @@ class Questions:
             if question.server_id:
                 question.server.refuse(question.server_id, UNREAD, f"{reason.capitalize()}.")
         self._open.clear()
+        for exchange in self.suspended.values():
+            if exchange.suspended is not None:
+                exchange.suspended.give_up()
         self.suspended.clear()
 
 

@@ -2,9 +2,11 @@
 
 from typing import cast
 
+import msgspec
 import pytest
 
 from gateway.calls.live_session import LiveSession
+from gateway.calls.suspended_call import InputRequest
 from gateway.errors import CANCELLED, OUTCOME_UNKNOWN, TOO_OFTEN, UPSTREAM_UNAVAILABLE, too_many
 from session_store import EventLog
 from session_store.testing import FakeClock, a_session
@@ -49,3 +51,16 @@ async def test_a_call_that_moves_to_a_child_session_is_in_flight_there_until_it_
     assert child.exchanges == {exchange} and child.is_busy
     exchange.done()
     assert not child.exchanges and not child.is_busy
+
+
+async def test_a_suspended_call_that_is_cancelled_answers_its_server_first() -> None:
+    upstream, exchange = FakeUpstream(), a_call()
+    await upstream.conversation.start(exchange, {}, {})
+    question = InputRequest(upstream.conversation, b"5", "elicitation/create", {"message": msgspec.Raw(b'"?"')})
+    suspended = exchange.suspendable()
+    suspended.add(question)
+    exchange.suspend({})
+    upstream.conversation.cancel(exchange, "the session has ended")
+    _, answer, cancelled = upstream.links[0].sent
+    assert answer["id"] == 5 and answer["result"] == {"action": "cancel"}
+    assert cancelled["method"] == "notifications/cancelled" and suspended.size == 0 and exchange.is_over

@@ -171,6 +171,7 @@ async def test_a_session_that_ends_answers_every_server_that_waits() -> None:
     suspended(server, questions, elicitation(server))
     questions.end("the session has ended")
     assert server.refusals == [(b"1", UNREAD)] and not questions.has_suspended and not questions.suspended
+    assert server.answers == [(b"1", {"action": "cancel"})]
 
 
 async def test_a_modern_client_gets_the_questions_of_a_call_by_keys() -> None:
