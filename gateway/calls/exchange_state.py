@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Final
 
-from gateway.calls.state_table import IllegalStep
+from gateway.calls.state_table import step
 
 __all__ = ["EXCHANGE", "OVER", "TIMED_BY", "Clock", "ExchangeEvent", "ExchangeLife", "ExchangeState"]
 
@@ -91,7 +91,4 @@ class ExchangeLife:
 
     def step(self, event: ExchangeEvent) -> None:
         """Change the state. Raises `IllegalStep` if the table has no such step; then nothing has changed."""
-        try:
-            self.state = EXCHANGE[self.state][event]  # `state_table.step`, which costs each call two calls more
-        except KeyError:
-            raise IllegalStep(f"{event} is no step from {self.state}") from None
+        self.state = step(EXCHANGE, self.state, event)
