@@ -143,7 +143,6 @@ def test_the_demo_server_needs_nothing_heavy() -> None:
 MAX_MODULE, MAX_TEST_FILE, MAX_CLASS, MAX_CONSTRUCTOR, MAX_PARAMETERS = 400, 500, 250, 8, 6
 
 OF_LIBRARIES: set[tuple[str, str]] = {
-    ("gateway/admin/console.py", "self._templates.filters"),
     ("gateway/cli/options.py", "run.__annotations__"),
     ("gateway/cli/options.py", "run.__signature__"),
     ("gateway/config/patterns.py", "options.case_sensitive"),

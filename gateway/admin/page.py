@@ -1,0 +1,40 @@
+"""What one page of the console consists of. Each module of `gateway.admin.pages` defines one."""
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.requests import Request
+
+from gateway.admin.operators import Operators
+
+__all__ = ["Action", "ConsolePage", "Facts"]
+
+Facts = Callable[[Operators, Request], Awaitable[dict[str, Any]]]
+"""Read what the template shows. May raise what `Operators` raises; the console shows such an error as a page."""
+
+Action = Callable[[Operators, Request, str], Awaitable[str]]
+"""Do what a form of the page asks for, in the name of an operator (the last argument), and return the path of the page
+that is shown next. May raise what `Operators` raises."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsolePage:
+    """A page: its route, its data and its template.
+
+    `path`: the route, which begins with `/admin`. Path parameters are in `request.path_params`.
+    `facts`: the variables of the template. They are read again every few seconds while the page is open.
+    `template`: a Jinja template that extends `layout.html`. The block `body` is rendered once; the block `live` is
+        rendered with new facts and replaced in the browser. `layout.html` has a block `title` as well. A block that
+        uses macros of `tables.html` imports them itself, because `live` is also rendered alone.
+    `label`: the name in the navigation; empty for a page that the navigation does not list.
+    `position`: the place in the navigation, the lowest first.
+    `actions`: what the forms of the page can ask for: routes that accept POST, which begin with `/admin`.
+    """
+
+    path: str
+    facts: Facts
+    template: str
+    label: str = ""
+    position: int = 0
+    actions: Mapping[str, Action] = field(default_factory=dict)

@@ -1,0 +1,148 @@
+"""`gateway.admin.console`: each page is shown, kept up to date and acted on in the same way, whatever it is about."""
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from time import time
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+
+from gateway.admin import pages
+from gateway.admin.auth import Access
+from gateway.admin.console import Console
+from gateway.admin.operations import Operations
+from gateway.admin.pages import console_pages
+from gateway.admin.reports import ProcessFacts, SessionPart
+from gateway.observability.audit import Audit
+from gateway.observability.observed import Failure
+from session_store import AuditEvent, KeyRing, MemoryBackend
+from session_store.session import ClientFacts
+from session_store.testing import FakeClock, a_session
+from tests.requirements import requirement
+from tests.support.credentials import bearer, sha256
+from tests.unit.admin.test_operations import FakeEnding, FakeReplicas
+from transports.inbound.http import Guard
+
+pytestmark = pytest.mark.anyio
+
+HOSTILE = "<script>alert(1)</script>"
+SESSION = "abcdefgh-the-secret-rest"
+
+
+class Draining(FakeReplicas):
+    """Replicas that drain: each stream of a page ends after its first event."""
+
+    is_draining = True
+
+
+@pytest.fixture
+async def ending() -> FakeEnding:
+    return FakeEnding()
+
+
+@pytest.fixture
+async def operator(ending: FakeEnding) -> AsyncIterator[httpx.AsyncClient]:
+    """An operator's client of a console that shows one session, whose every text is hostile."""
+    clock = FakeClock(time())
+    backend = MemoryBackend(clock=clock)
+    await backend.sessions.create(
+        a_session(clock, id=SESSION, client=ClientFacts(name=HOSTILE), links=(HOSTILE,), metadata={"note": HOSTILE})
+    )
+    event = AuditEvent(
+        at=1.0, event="refused", session="abcdefgh", principal=HOSTILE, endpoint="", era="", reason=HOSTILE
+    )
+    await backend.audit.record([event])
+    failure = Failure(at=1.0, name=HOSTILE, server=HOSTILE, outcome="failed", why=HOSTILE, correlation="c")
+    process = ProcessFacts(server=HOSTILE, era="legacy", stderr=[HOSTILE])
+    replicas = Draining(SessionPart(id=SESSION, failures=[failure], processes=[process]))
+    operations = Operations(backend=backend, replicas=replicas, ending=ending, record=lambda _: None, clock=clock)
+    audit = Audit(backend.audit, time)
+    access = Access({"ann": [sha256("key")]}, KeyRing.ephemeral(), guard=Guard(), marks=backend.marks, audit=audit)
+    transport = httpx.ASGITransport(Starlette(routes=Console(operations, access).routes))
+    async with httpx.AsyncClient(transport=transport, base_url="http://gateway", headers=bearer("key")) as client:
+        yield client
+
+
+@requirement("ops.console")
+@pytest.mark.parametrize("name", sorted(console_pages()))
+async def test_a_page_is_shown_whole_and_its_live_part_is_sent_again(operator: httpx.AsyncClient, name: str) -> None:
+    path = console_pages()[name].path.replace("{session}", "abcdefgh")
+    page = await operator.get(path)
+    assert page.status_code == 200 and page.text.startswith("<!doctype html>")
+    stream = await operator.get(f"{path}/live")
+    assert stream.headers["content-type"].startswith("text/event-stream")
+    live = json.loads(stream.text.removeprefix("data: "))
+    _, _, shown = page.text.partition(f'data-live="{path}/live">')
+    assert live.strip() and shown.strip().startswith(live.strip())
+    assert "&lt;script&gt;" in live and HOSTILE not in page.text + live
+    assert "the-secret-rest" not in page.text + live
+
+
+@requirement("ops.console")
+async def test_the_navigation_has_the_pages_in_their_order_and_marks_the_present_one(
+    operator: httpx.AsyncClient,
+) -> None:
+    text = (await operator.get("/admin/sessions")).text
+    assert (
+        text.index('href="/admin">') < text.index('href="/admin/sessions" aria-current') < text.index("/admin/events")
+    )
+
+
+@requirement("ops.console")
+@pytest.mark.parametrize(("session", "status", "why"), [("zzzzzzzz", 404, "No session"), ("a", 404, "Give at least 4")])
+async def test_a_page_that_cannot_be_shown_says_why_once(
+    operator: httpx.AsyncClient, session: str, status: int, why: str
+) -> None:
+    page = await operator.get(f"/admin/sessions/{session}")
+    assert page.status_code == status and page.text.count(why) == 1
+    live = json.loads((await operator.get(f"/admin/sessions/{session}/live")).text.removeprefix("data: "))
+    assert why in live
+
+
+@requirement("ops.console")
+async def test_an_action_is_an_operators_and_leads_to_the_next_page(
+    operator: httpx.AsyncClient, ending: FakeEnding
+) -> None:
+    form = "/admin/sessions/abcdefgh/end"
+    assert (await operator.post(form, headers={"Authorization": ""})).status_code == 403 and not ending.ended
+    done = await operator.post(form)
+    assert (done.status_code, done.headers["location"]) == (303, "/admin/sessions")
+    assert ending.ended == [(SESSION, "the operator ann ended it")]
+    failed = await operator.post("/admin/sessions/zzzzzzzz/end")
+    assert failed.status_code == 409 and "No session begins with" in failed.text
+    assert (await operator.post("/admin/replicas/abc/drain")).headers["location"] == "/admin"
+
+
+async def test_whoever_has_not_signed_in_sees_no_page(operator: httpx.AsyncClient) -> None:
+    anonymous = {"Authorization": ""}
+    page = await operator.get("/admin/events", headers=anonymous)
+    assert (page.status_code, page.headers["location"]) == (303, "/admin/sign-in")
+    assert (await operator.get("/admin/events/live", headers=anonymous)).status_code == 401
+
+
+TOY = """
+from gateway.admin.page import ConsolePage
+
+async def _facts(operators, request):
+    return {"count": len(await operators.replicas())}
+
+PAGE = ConsolePage(path="/admin/toy", facts=_facts, label="Toy", position=9, template='''
+{% extends "layout.html" %}{% block title %}Toy{% endblock %}{% block live %}{{ count }} replica{% endblock %}
+''')
+"""
+
+
+@pytest.fixture
+def _toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path(tmp_path, "toy.py").write_text(TOY, encoding="utf-8")
+    monkeypatch.setattr(pages, "__path__", [*pages.__path__, str(tmp_path)])
+
+
+async def test_a_module_of_the_package_is_a_page_and_needs_no_other_change(
+    _toy: None, operator: httpx.AsyncClient
+) -> None:
+    assert list(console_pages())[-1] == "toy"
+    assert "1 replica" in (await operator.get("/admin/toy")).text
+    assert 'href="/admin/toy"' in (await operator.get("/admin")).text
