@@ -14,6 +14,7 @@ __all__ = [
     "MAX_WORKSPACE_CHARS",
     "ClientFacts",
     "Context",
+    "ContextField",
     "InvalidContext",
     "Principal",
     "Provenance",
@@ -24,7 +25,8 @@ __all__ = [
     "redact",
 ]
 
-MAX_WORKSPACE_CHARS: Final = 256
+MAX_WORKSPACE_CHARS: Final = 4_096
+"""A workspace can be a path (Linux, PATH_MAX)."""
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 
@@ -88,11 +90,28 @@ class Provenance(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     permissions: Source = "configured"
 
 
+class ContextField(msgspec.Struct, frozen=True, cache_hash=True, array_like=True):
+    """A field that the operator has added to the context, its value, and where the value comes from.
+
+    Raises:
+        InvalidContext: the value holds control characters.
+    """
+
+    name: str
+    value: str
+    source: Source = "announced"
+
+    def __post_init__(self) -> None:
+        if _CONTROL.search(self.value):
+            raise InvalidContext(f"context field {self.name} holds control characters")
+
+
 class Context(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     """The facts that tools get about a session, and where each fact comes from.
 
-    `workspace` may be announced by the client; everything else comes from the operator or the authenticated principal,
-    unless the operator's rules let an announced workspace grant permissions.
+    `workspace` and some `fields` may be announced by the client; everything else comes from the operator or the
+    authenticated principal, unless the operator's rules let an announced workspace grant permissions. `fields` inform
+    and never grant. In a `read_only` session there are no tools that write or evaluate.
 
     Raises:
         InvalidContext: the workspace is too long or holds control characters.
@@ -101,6 +120,8 @@ class Context(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     workspace: str = ""
     trust: str = "direct"
     permissions: tuple[str, ...] = ()
+    read_only: bool = False
+    fields: tuple[ContextField, ...] = ()
     provenance: Provenance = Provenance()
 
     def __post_init__(self) -> None:
@@ -108,6 +129,10 @@ class Context(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
             raise InvalidContext(f"workspace is longer than {MAX_WORKSPACE_CHARS} characters")
         if _CONTROL.search(self.workspace):
             raise InvalidContext("workspace holds control characters")
+
+    def field(self, name: str) -> ContextField | None:
+        """The field of that name, if the session has a value for it."""
+        return next((field for field in self.fields if field.name == name), None)
 
 
 class ClientFacts(msgspec.Struct, frozen=True, kw_only=True):

@@ -70,13 +70,15 @@ def stdio(
     command: CommandArgument = None,
     config: ConfigOption = None,
     store: Annotated[str | None, typer.Option(help="URL of the session store.")] = None,
+    allow_eval: Annotated[bool, typer.Option("--allow-eval", help="Enable tools whose operation is eval.")] = False,
 ) -> None:
     """Serve MCP on stdin and stdout, for one client on this machine."""
     from gateway.observability.logs import configure_logging
     from gateway.serving.stdio import serve_stdio
 
     try:
-        settings = _with_command(load_settings(config, {} if store is None else {"store": store}), command)
+        given = Overrides(store=store, allow_eval=allow_eval).given()
+        settings = _with_command(load_settings(config, given), command)
         configure_logging(settings.gateway.log_level, settings.gateway.log_format)
         serve_stdio(settings)
     except ConfigurationError as error:

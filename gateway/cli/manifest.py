@@ -4,6 +4,7 @@ from typing import Any
 
 from gateway.config.settings import Settings
 from gateway.protocol.catalog import named
+from gateway.protocol.listing import operation_of
 from gateway.serving.gateway import Gateway
 from gateway.upstreams.review import asking
 from session_store import Context, KeyRing, MemoryBackend
@@ -25,9 +26,8 @@ async def manifest(settings: Settings) -> dict[str, Any]:
             if facts.failure:
                 failed[upstream.name] = facts.failure
             for tool in facts.tools.listed:
-                decision = gateway.policy.decide(Context(trust="direct"), upstream.name, tool["name"])
-                hints = tool.get("annotations") or {}
-                operation = decision.operation or ("read" if hints.get("readOnlyHint") else "write")
+                context, annotated = Context(trust="direct"), operation_of(tool)
+                operation = gateway.policy.decide(context, upstream.name, tool["name"], annotated).operation
                 shown = named(upstream.name, tool) if len(gateway.upstreams) > 1 else tool
                 tools.append({**shown, "server": upstream.name, "operation": operation})
     return {"tools": tools} | ({"failed": failed} if failed else {})

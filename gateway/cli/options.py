@@ -60,10 +60,15 @@ class Overrides:
         list[str] | None, typer.Option(metavar="NAME", help="A host name requests may ask for; may be repeated.")
     ] = None
 
+    allow_eval: Annotated[
+        bool, typer.Option("--allow-eval", help="Enable tools whose operation is eval (gateway.policy.eval_tools).")
+    ] = False
+
     def given(self) -> dict[str, Any]:
         """The settings that are given, by name."""
         values: dict[str, Any] = {name: getattr(self, name) for name in ("host", "port", "store", "advertise")}
         values |= {"anonymous": self.anonymous or None, "allowed_hosts": self.allowed_host or None}
+        values |= {"policy": {"eval_tools": True} if self.allow_eval else None}
         return {name: value for name, value in values.items() if value is not None}
 
 

@@ -48,7 +48,7 @@ def _kind(annotation: Any) -> Any:
     return dict[str, Any] | None if has_fields else Any
 
 
-_OPTIONS: Final = {"allowed_hosts": "allowed-host"}
+_OPTIONS: Final = {"allowed_hosts": "allowed-host", "policy.eval_tools": "allow-eval"}
 """Settings whose option on the command line has another name."""
 
 

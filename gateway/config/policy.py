@@ -29,6 +29,9 @@ class RuleSettings(Frozen):
     """The workspace that the rule sets."""
     permissions: tuple[str, ...] = ()
     """Permissions that the rule adds."""
+    read_only: bool = False
+    """Whether the sessions are read-only: tools whose operation is `write` or `eval` do not exist for them. A rule for
+    certain workspaces also makes sessions read-only whose workspace is only announced."""
 
 
 class WorkspaceSettings(Frozen):
@@ -67,6 +70,9 @@ class PolicySettings(Frozen):
 
     eval_tools: bool = False
     """Enable tools whose `operation` is `eval`. If off, they are not listed and cannot be called."""
+    read_only: frozenset[Trust] = frozenset()
+    """Trust levels whose sessions are read-only: tools whose operation is `write` or `eval` do not exist for them. Both
+    levels make all sessions read-only."""
     check_arguments: bool = True
     """Check the arguments of a call against the tool's input schema before the call is sent to the server."""
     unusable_schemas: Literal["refuse", "allow"] = "refuse"
@@ -109,3 +115,8 @@ class PolicySettings(Frozen):
     trust_announced_workspace: bool = False
     """Whether a workspace that a client announces counts in `rules` and `workspaces` like one from a credential or a
     rule. Then every client can take any workspace, with all that it grants. Use it only if you trust all clients."""
+
+    @property
+    def makes_read_only(self) -> bool:
+        """Whether there can be read-only sessions."""
+        return bool(self.read_only) or any(rule.read_only for rule in self.rules)

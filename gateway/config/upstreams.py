@@ -51,7 +51,8 @@ class ToolSettings(Frozen):
     permissions: tuple[str, ...] = ()
     """Only for sessions that have all of these permissions."""
     operation: Literal["read", "write", "eval"] | None = None
-    """What the tool does. `eval` tools are disabled unless `policy.eval_tools` is on."""
+    """What the tool does. `eval` tools are disabled unless `policy.eval_tools` is on. If not set: `read` if the tool's
+    annotations have `readOnlyHint`, else `write`."""
     blocked: tuple[str, ...] = ()
     """Regular expressions (RE2) that no string in a call's arguments may match, in keys or values, ignoring case.
     Numbers, `true` and `false` are matched as written in JSON."""

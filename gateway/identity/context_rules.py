@@ -6,7 +6,7 @@ anything, and a rule that takes trust away takes it from all announced workspace
 """
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -21,6 +21,8 @@ from session_store import Context, InvalidContext, Principal, Provenance, Sessio
 __all__ = [
     "ContextRules",
     "CredentialClaims",
+    "Derived",
+    "Reason",
     "granted_by",
     "granted_in_headers",
     "is_catch_all",
@@ -94,23 +96,49 @@ def _at(claims: Mapping[str, Any], path: str) -> Any:
     return value
 
 
+Rules = Sequence[tuple[str, RuleSettings]]
+"""Rules, each with the name of its setting."""
+
 _CACHED: Final = 1_024
 """How many contexts are cached. Clients choose workspaces, so the cache has to be small."""
 
 _NOTHING: Final = CredentialClaims()
 
 
+class Reason(msgspec.Struct, frozen=True):
+    """Why a fact of a context is what it is: the setting or the credential that decides it."""
+
+    fact: str
+    text: str
+
+
+class Derived(msgspec.Struct, frozen=True):
+    """A context, and the reasons for its facts."""
+
+    context: Context
+    reasons: tuple[Reason, ...]
+
+
 class ContextRules:
     """Applies the operator's rules, in their order. The first rule that sets trust or workspace decides it. The
-    permissions of all matching rules add up.
+    permissions of all matching rules add up, and one rule is enough to make a session read-only.
 
-    `trust_announced`: the operator has configured that an announced workspace counts like any other.
+    `trust_announced`: the operator has configured that an announced workspace counts like any other. `read_only` are
+    the trust levels whose sessions are read-only.
     """
 
-    def __init__(self, rules: Sequence[RuleSettings], default_trust: str, *, trust_announced: bool = False) -> None:
-        self._rules = rules
+    def __init__(
+        self,
+        rules: Sequence[RuleSettings],
+        default_trust: str,
+        *,
+        trust_announced: bool = False,
+        read_only: Collection[str] = (),
+    ) -> None:
+        self._rules = [(f"gateway.policy.rules[{number}]", rule) for number, rule in enumerate(rules)]
         self._default_trust = default_trust
         self._trust_announced = trust_announced
+        self._read_only = read_only
         # The result is the same for every request of a session. Refusals are not cached.
         self.context = functools.lru_cache(maxsize=_CACHED)(self._context)
 
@@ -120,27 +148,34 @@ class ContextRules:
         Raises:
             Refused: the workspace cannot be used.
         """
+        return self.derive(principal, granted, announced).context
+
+    def derive(self, principal: Principal, granted: CredentialClaims | None, announced: str) -> Derived:
+        """As `context`, with reasons."""
         granted = granted or _NOTHING
-        matching = [rule for rule in self._rules if _matches(str(principal), rule.principals)]
-        workspace, source = _workspace(granted, matching, announced)
+        matching = [(name, rule) for name, rule in self._rules if _matches(str(principal), rule.principals)]
+        workspace, source, why = _workspace(granted, matching, announced)
         counts = self._trust_announced or source != "announced"
-        applied = [rule for rule in matching if is_for_all(rule) or (counts and _matches(workspace, rule.workspaces))]
-        trust, trust_source = granted.trust, AUTHENTICATED
-        if trust is None:
-            decisive = self._decisive(matching, applied, counts=counts)
-            trust = self._default_trust if decisive is None else str(decisive.trust)
-            trust_source = _source(source, [rule for rule in applied if rule is decisive])
-        adding = [rule for rule in applied if rule.permissions]
-        permissions = {*granted.permissions, *(name for rule in adding for name in rule.permissions)}
-        sources = Provenance(
-            workspace=source,
-            trust=trust_source,
-            permissions=_source(source, adding) if adding or not granted.permissions else AUTHENTICATED,
-        )
+        applied = [
+            (name, rule)
+            for name, rule in matching
+            if is_for_all(rule) or (counts and _matches(workspace, rule.workspaces))
+        ]
+        reasons = [Reason("workspace", why)]
+        trust, trust_source = self._trust(granted, matching, applied, source, reasons)
+        permissions, permissions_source = _permissions(granted, applied, source, reasons)
+        read_only = self._is_read_only(trust, matching, applied, counts=counts, reasons=reasons)
+        for name, rule in matching:
+            if not counts and not is_for_all(rule):
+                reasons.append(Reason("rules", f"{name} grants nothing: the workspace is only announced"))
+        sources = Provenance(workspace=source, trust=trust_source, permissions=permissions_source)
         try:
-            return Context(workspace=workspace, trust=trust, permissions=tuple(sorted(permissions)), provenance=sources)
+            context = Context(
+                workspace=workspace, trust=trust, permissions=permissions, read_only=read_only, provenance=sources
+            )
         except InvalidContext as error:
             raise bad_context(str(error)) from None
+        return Derived(context, tuple(reasons))
 
     def renewed(self, session: Session, granted: CredentialClaims | None) -> Context:
         """The context of a session for a request, from the request's credential and the present rules."""
@@ -148,16 +183,48 @@ class ContextRules:
         announced = known.workspace if known.provenance.workspace == "announced" else ""
         return self.context(session.principal, granted, announced)
 
-    @staticmethod
-    def _decisive(
-        matching: Sequence[RuleSettings], applied: Sequence[RuleSettings], *, counts: bool
-    ) -> RuleSettings | None:
-        """The rule that decides the trust. A rule that takes trust from certain workspaces takes it from all announced
-        ones, so that no client escapes it with another name."""
-        for rule in matching:
-            if rule.trust is not None and (rule in applied or (rule.trust == SANDBOXED and not counts)):
-                return rule
-        return None
+    def _trust(
+        self, granted: CredentialClaims, matching: Rules, applied: Rules, workspace: Source, reasons: list[Reason]
+    ) -> tuple[str, Source]:
+        """The trust, and its source."""
+        if granted.trust is not None:
+            reasons.append(Reason("trust", "the credential sets it, or lacks the claim or header that is named for it"))
+            return granted.trust, AUTHENTICATED
+        counts = self._trust_announced or workspace != "announced"
+        for name, rule in matching:
+            # A rule that takes trust from certain workspaces takes it from all announced ones, so that no client
+            # escapes it with another name.
+            if rule.trust is not None and ((name, rule) in applied or (rule.trust == SANDBOXED and not counts)):
+                reasons.append(Reason("trust", f"{name}.trust"))
+                return rule.trust, _source(workspace, [rule] if (name, rule) in applied else [])
+        reasons.append(Reason("trust", "gateway.session.trust, because neither a credential nor a rule sets it"))
+        return self._default_trust, "configured"
+
+    def _is_read_only(
+        self, trust: str, matching: Rules, applied: Rules, *, counts: bool, reasons: list[Reason]
+    ) -> bool:
+        """Whether the session is read-only. Like trust, a rule takes the right to write from all announced
+        workspaces."""
+        restricting = [name for name, rule in matching if rule.read_only and ((name, rule) in applied or not counts)]
+        found = [f"{name}.read_only" for name in restricting]
+        if trust in self._read_only:
+            found.append(f"gateway.policy.read_only has the trust {trust}")
+        reasons.extend(Reason("read_only", text) for text in found)
+        return bool(found)
+
+
+def _permissions(
+    granted: CredentialClaims, applied: Rules, workspace: Source, reasons: list[Reason]
+) -> tuple[tuple[str, ...], Source]:
+    """The permissions, and their source."""
+    adding = [(name, rule) for name, rule in applied if rule.permissions]
+    if granted.permissions:
+        reasons.append(Reason("permissions", f"the credential: {', '.join(granted.permissions)}"))
+    reasons.extend(Reason("permissions", f"{name}.permissions: {', '.join(rule.permissions)}") for name, rule in adding)
+    permissions = {*granted.permissions, *(permission for _, rule in adding for permission in rule.permissions)}
+    is_from_rules = bool(adding) or not granted.permissions
+    source = _source(workspace, [rule for _, rule in adding]) if is_from_rules else AUTHENTICATED
+    return tuple(sorted(permissions)), source
 
 
 def _source(workspace: Source, rules: Sequence[RuleSettings]) -> Source:
@@ -165,13 +232,16 @@ def _source(workspace: Source, rules: Sequence[RuleSettings]) -> Source:
     return "announced" if workspace == "announced" and not all(map(is_for_all, rules)) else "configured"
 
 
-def _workspace(granted: CredentialClaims, matching: Sequence[RuleSettings], announced: str) -> tuple[str, Source]:
+def _workspace(granted: CredentialClaims, matching: Rules, announced: str) -> tuple[str, Source, str]:
+    """The workspace, its source, and the reason."""
     if granted.workspace is not None:
-        return granted.workspace, "authenticated"
-    for rule in matching:
+        return granted.workspace, AUTHENTICATED, "the credential sets it"
+    for name, rule in matching:
         if rule.workspace is not None:
-            return rule.workspace, "configured"
-    return ("", "authenticated") if granted.names_workspace else (announced, "announced")
+            return rule.workspace, "configured", f"{name}.workspace"
+    if granted.names_workspace:
+        return "", AUTHENTICATED, "the credential lacks the claim or header that is named for it"
+    return announced, "announced", "the client announces it" if announced else "nothing sets it"
 
 
 def is_for_all(rule: RuleSettings) -> bool:

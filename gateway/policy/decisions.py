@@ -1,6 +1,8 @@
-"""Decides what a session sees and may call. Pure: decisions depend on the settings, the context and the name only.
+"""Decides what a session sees and may call, and says why not. Pure: decisions depend on the settings, the context, the
+name, and the operation that a tool's annotations name.
 
-A session cannot list or call what the policy hides from it; such names answer as unknown.
+A session cannot list or call what the policy hides from it; such names answer as unknown. A reason names the setting
+that hides something. An empty reason means that nothing hides it.
 """
 
 import functools
@@ -14,12 +16,16 @@ from gateway.config.patterns import any_matches, expression, matches
 from gateway.config.policy import PolicySettings, WorkspaceSettings
 from gateway.config.upstreams import ItemSettings, ToolSettings, UpstreamSettings
 from gateway.identity.context_rules import is_catch_all
+from gateway.protocol.listing import WRITE
 from gateway.protocol.uris import forms, with_plain_host
 from session_store import Context
 
 __all__ = ["Decision", "Policy", "ServerPolicy", "server_policy"]
 
 _CACHED: Final = 4_096
+_CACHED_LONG: Final = 512
+_SHORT: Final = 256
+"""Characters of a workspace."""
 _ALL: Final = ("*",)
 _NOTHING: Final = WorkspaceSettings(servers=(), tools=(), prompts=(), resources=())
 
@@ -37,13 +43,15 @@ class ServerPolicy(msgspec.Struct, frozen=True, kw_only=True):
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
     """The decision on one tool for one context.
 
-    `reason` says why the tool is not allowed. `blocked` are expressions that the arguments may not contain. `bind` has
-    pairs of an argument and the fact of the session that it is filled with.
+    `reason` says why the tool is not allowed. `operation` is `read`, `write` or `eval`, and `operation_from` says where
+    it is set. `blocked` are expressions that the arguments may not contain. `bind` has pairs of an argument and the
+    field of the session that it is filled with.
     """
 
     allowed: bool
     reason: str = ""
     operation: str = ""
+    operation_from: str = ""
     blocked: tuple[Any, ...] = ()
     bind: tuple[tuple[str, str], ...] = ()
     slow_s: float = 10.0
@@ -69,81 +77,135 @@ class Policy:
             for pattern, found in server.tools.items()
             if found.blocked
         }
-        self.sees = functools.lru_cache(maxsize=_CACHED)(self._sees)
-        self.decide = functools.lru_cache(maxsize=_CACHED)(self._decide)
-        self.allows_prompt = functools.lru_cache(maxsize=_CACHED)(self._allows_prompt)
-        self.allows_listed_uri = functools.lru_cache(maxsize=_CACHED)(self.allows_uri)
+        self._rights_of = functools.lru_cache(maxsize=_CACHED_LONG)(self._rights)
+        self._hides = functools.lru_cache(maxsize=_CACHED)(self._why_hidden)
+        self._decided = functools.lru_cache(maxsize=_CACHED)(self._decide)
+        self._hides_prompt = functools.lru_cache(maxsize=_CACHED)(self._why_prompt_hidden)
+        self._hides_uri = functools.lru_cache(maxsize=_CACHED)(self._why_uri_hidden)
 
     def _kinds(self, server: str) -> frozenset[str]:
-        rules = self._servers[server]
+        rules, settings = self._servers[server], self._settings
+        workspaces = settings.workspaces.values()
         named = {
-            "tools": bool(rules.tools) or any(w.tools != _ALL for w in self._settings.workspaces.values()),
-            "prompts": bool(rules.prompts) or any(w.prompts != _ALL for w in self._settings.workspaces.values()),
-            "resources": bool(rules.resources) or any(w.resources != _ALL for w in self._settings.workspaces.values()),
+            "tools": bool(rules.tools) or settings.makes_read_only or any(w.tools != _ALL for w in workspaces),
+            "prompts": bool(rules.prompts) or any(w.prompts != _ALL for w in workspaces),
+            "resources": bool(rules.resources) or any(w.resources != _ALL for w in workspaces),
         }
         return frozenset(kind for kind, is_restricted in named.items() if is_restricted)
+
+    def rights_of(self, context: Context) -> Context:
+        """The context without what no decision depends on. Otherwise decisions would be cached for each session, and
+        the caches would hold what clients announce."""
+        return context if not context.fields and len(context.workspace) <= _SHORT else self._rights_of(context)
+
+    def _rights(self, context: Context) -> Context:
+        is_announced = context.provenance.workspace == "announced" and not self._settings.trust_announced_workspace
+        return msgspec.structs.replace(context, fields=(), workspace="" if is_announced else context.workspace)
 
     def restricts(self, server: str) -> frozenset[str]:
         """The kinds of items (`tools`, `prompts`, `resources`) of that server of which sessions may see only a part."""
         return self._restricted[server]
 
-    def _sees(self, context: Context, server: str) -> bool:
-        """Whether that context sees a server."""
-        rules = self._servers[server]
-        if rules.direct_only and context.trust != "direct":
-            return False
-        if not set(rules.permissions) <= set(context.permissions):
-            return False
-        return all(any_matches(entry.servers, server) for entry in self._entries(context))
+    # -- servers
 
-    def _decide(self, context: Context, server: str, tool: str) -> Decision:
-        """Whether that context may call a tool, and the rules for its calls."""
+    def sees(self, context: Context, server: str) -> bool:
+        """Whether that context sees a server."""
+        return not self.hides(context, server)
+
+    def hides(self, context: Context, server: str) -> str:
+        """The reason why that context does not see a server."""
+        return self._hides(self.rights_of(context), server)
+
+    def _why_hidden(self, context: Context, server: str) -> str:
+        rules, where = self._servers[server], f"mcpServers.{server}"
+        if rules.direct_only and context.trust != "direct":
+            return f"it is for direct trust only ({where}.direct_only)"
+        if missing := set(rules.permissions) - set(context.permissions):
+            return f"it needs {', '.join(sorted(missing))} ({where}.permissions)"
+        return self._outside(context, "servers", (server,))
+
+    # -- tools
+
+    def decide(self, context: Context, server: str, tool: str, annotated: str = WRITE) -> Decision:
+        """Whether that context may call a tool, and the rules for its calls. `annotated` is the operation that the
+        tool's annotations name (`gateway.protocol.listing.operation_of`)."""
+        return self._decided(self.rights_of(context), server, tool, annotated)
+
+    def _decide(self, context: Context, server: str, tool: str, annotated: str) -> Decision:
         names = {tool, unicodedata.normalize("NFKC", tool)}
         patterns = {
             pattern: found
             for pattern, found in self._servers[server].tools.items()
             if any(matches(pattern, name) for name in names)
         }
-        matching = patterns.values()
-        operations = [found.operation for found in matching if found.operation is not None]
-        operation = "eval" if "eval" in operations else operations[0] if operations else ""
-        needed = {name for found in matching for name in found.permissions}
+        matching, where = patterns.values(), f"mcpServers.{server}.tools"
+        configured = [(f.operation, f"{where}.{p}.operation") for p, f in patterns.items() if f.operation is not None]
+        configured.sort(key=lambda found: found[0] != "eval")
+        operation, source = configured[0] if configured else (annotated, "the tool's annotations")
         reason = ""
-        if not self.sees(context, server):
-            reason = "the server is not for this session"
-        elif any(found.direct_only for found in matching) and context.trust != "direct":
-            reason = "it is for direct trust only"
+        if hidden := self.hides(context, server):
+            reason = f"the server is not for this session: {hidden}"
+        elif (only := _first(patterns, "direct_only")) and context.trust != "direct":
+            reason = f"it is for direct trust only ({where}.{only}.direct_only)"
         elif operation == "eval" and not self._settings.eval_tools:
-            reason = "tools that evaluate are switched off"
-        elif not needed <= set(context.permissions):
-            reason = f"it needs {', '.join(sorted(needed - set(context.permissions)))}"
-        elif not all(any_matches(entry.tools, f"{server}__{tool}") for entry in self._entries(context)):
-            reason = "the workspace does not have it"
+            reason = f"tools that evaluate are switched off (gateway.policy.eval_tools; {source})"
+        elif context.read_only and operation != "read":
+            reason = f"the session is read-only, and the tool's operation is {operation} ({source})"
+        elif missing := {name for found in matching for name in found.permissions} - set(context.permissions):
+            needing = next(p for p, found in patterns.items() if missing & set(found.permissions))
+            reason = f"it needs {', '.join(sorted(missing))} ({where}.{needing}.permissions)"
+        else:
+            reason = self._outside(context, "tools", (f"{server}__{tool}",))
         return Decision(
             allowed=not reason,
             reason=reason,
             operation=operation,
+            operation_from=source,
             blocked=tuple(self._blocked[server, pattern] for pattern, found in patterns.items() if found.blocked),
             bind=tuple({name: field for found in matching for name, field in found.bind.items()}.items()),
             slow_s=min((found.slow_s for found in matching if found.slow_s is not None), default=self._settings.slow_s),
         )
 
-    def _allows_prompt(self, context: Context, server: str, prompt: str) -> bool:
-        """Whether that context sees a prompt."""
+    # -- prompts and resources
+
+    def allows_prompt(self, context: Context, server: str, prompt: str) -> bool:
+        """Whether that context sees a prompt that the server lists."""
+        return not self.hides_prompt(context, server, prompt)
+
+    def hides_prompt(self, context: Context, server: str, prompt: str) -> str:
+        """The reason why that context does not see a prompt that the server lists."""
+        return self._hides_prompt(self.rights_of(context), server, prompt)
+
+    def _why_prompt_hidden(self, context: Context, server: str, prompt: str) -> str:
         found = _matching(self._servers[server].prompts, (prompt, unicodedata.normalize("NFKC", prompt)))
-        in_workspace = all(any_matches(entry.prompts, f"{server}__{prompt}") for entry in self._entries(context))
-        return self.sees(context, server) and in_workspace and all(_is_for(context, item) for item in found)
+        return (
+            self.hides(context, server)
+            or _not_for(context, f"mcpServers.{server}.prompts", found)
+            or self._outside(context, "prompts", (f"{server}__{prompt}",))
+        )
+
+    def allows_listed_uri(self, context: Context, server: str, uri: str) -> bool:
+        """Whether that context sees a resource or template that the server lists."""
+        return not self.hides_listed_uri(context, server, uri)
+
+    def hides_listed_uri(self, context: Context, server: str, uri: str) -> str:
+        """The reason why that context does not see a resource or template that the server lists."""
+        return self._hides_uri(self.rights_of(context), server, uri)
 
     def allows_uri(self, context: Context, server: str, uri: str) -> bool:
         """Whether that context sees a resource or template, in every form in which a server may read the URI."""
+        return not self._why_uri_hidden(self.rights_of(context), server, uri)
+
+    def _why_uri_hidden(self, context: Context, server: str, uri: str) -> str:
         written = forms(uri)
         if written is None:
-            return False
+            return "its URI cannot be read in one way only"
         found = _matching(self._servers[server].resources, (*written, *map(with_plain_host, written)))
-        in_workspace = all(
-            any_matches(entry.resources, f"{server}__{form}") for entry in self._entries(context) for form in written
+        return (
+            self.hides(context, server)
+            or _not_for(context, f"mcpServers.{server}.resource_uris", found)
+            or self._outside(context, "resources", [f"{server}__{form}" for form in written])
         )
-        return self.sees(context, server) and in_workspace and all(_is_for(context, item) for item in found)
 
     def permitted_uris(self, context: Context, server: str, uris: frozenset[str]) -> frozenset[str]:
         """Those of the resources to whose changes that context may subscribe."""
@@ -151,8 +213,17 @@ class Policy:
             return uris
         return frozenset(uri for uri in uris if self.allows_uri(context, server, uri))
 
-    def _entries(self, context: Context) -> Sequence[WorkspaceSettings]:
-        """The entries that restrict the context's workspace; none if the settings have no entries.
+    def _outside(self, context: Context, kind: str, names: Iterable[str]) -> str:
+        """The reason why the context's workspace does not have all of these names."""
+        for pattern, entry in self._entries(context):
+            if not all(any_matches(getattr(entry, kind), name) for name in names):
+                if pattern is None:
+                    return "no entry of gateway.policy.workspaces is for the workspace"
+                return f"the workspace does not have it (gateway.policy.workspaces.{pattern}.{kind})"
+        return ""
+
+    def _entries(self, context: Context) -> Sequence[tuple[str | None, WorkspaceSettings]]:
+        """The entries that restrict the context's workspace, by pattern; none if the settings have no entries.
 
         A workspace is restricted by the first entry that matches it. One that no entry matches sees nothing. A client
         can announce any workspace: it is restricted by all entries that a name could match, so that no name gains
@@ -162,25 +233,34 @@ class Policy:
         if not workspaces:
             return ()
         if context.provenance.workspace != "announced" or self._settings.trust_announced_workspace:
-            named = (found for pattern, found in workspaces.items() if matches(pattern, context.workspace))
-            return (next(named, _NOTHING),)
-        entries = []
+            named = (entry for entry in workspaces.items() if matches(entry[0], context.workspace))
+            return (next(named, (None, _NOTHING)),)
+        entries: list[tuple[str | None, WorkspaceSettings]] = []
         for pattern, found in workspaces.items():
-            entries.append(found)
+            entries.append((pattern, found))
             if is_catch_all(pattern):
                 return entries
-        return (*entries, _NOTHING)
+        return (*entries, (None, _NOTHING))
 
 
-def _matching(rules: Mapping[str, ItemSettings], forms: Iterable[str]) -> list[ItemSettings]:
+def _first(patterns: Mapping[str, ToolSettings], restriction: str) -> str:
+    """The first pattern that has that restriction; empty if none has."""
+    return next((pattern for pattern, found in patterns.items() if getattr(found, restriction)), "")
+
+
+def _matching(rules: Mapping[str, ItemSettings], forms: Iterable[str]) -> dict[str, ItemSettings]:
     names = set(forms)
-    return [found for pattern, found in rules.items() if any(matches(pattern, name) for name in names)]
+    return {pattern: found for pattern, found in rules.items() if any(matches(pattern, name) for name in names)}
 
 
-def _is_for(context: Context, item: ItemSettings) -> bool:
-    if item.direct_only and context.trust != "direct":
-        return False
-    return set(item.permissions) <= set(context.permissions)
+def _not_for(context: Context, where: str, found: Mapping[str, ItemSettings]) -> str:
+    """The reason why an item that these patterns match is not for that context."""
+    for pattern, item in found.items():
+        if item.direct_only and context.trust != "direct":
+            return f"it is for direct trust only ({where}.{pattern}.direct_only)"
+        if missing := set(item.permissions) - set(context.permissions):
+            return f"it needs {', '.join(sorted(missing))} ({where}.{pattern}.permissions)"
+    return ""
 
 
 def server_policy(settings: UpstreamSettings) -> ServerPolicy:

@@ -14,7 +14,7 @@ from gateway.errors import invalid_arguments, unknown_tool, unusable_tool
 from gateway.observability.audit import Audit
 from gateway.policy.blocked_arguments import TooMuchText, contains
 from gateway.policy.decisions import Decision, Policy
-from gateway.protocol.listing import Tools
+from gateway.protocol.listing import Tools, operation_of
 from gateway.protocol.schemas import HELD_BYTES, Schema, Schemas, UnusableSchema
 from session_store import Context, Session
 from session_store.session import redact
@@ -50,7 +50,7 @@ class ToolCalls:
         unusable = self.unusable(server, tools) if self._refuses_unusable else {}
         seen = []
         for tool in tools:
-            decision = self._policy.decide(context, server, tool["name"])
+            decision = self._policy.decide(context, server, tool["name"], operation_of(tool))
             if decision.allowed and tool["name"] not in unusable:
                 seen.append(_unbound(tool, decision))
         return seen
@@ -93,7 +93,7 @@ class ToolCalls:
         """
         is_listed = name in tools
         # If the policy names tools, an unlisted name is unknown. Otherwise the decision is the same for all names.
-        decision = self._policy.decide(context, server, name if is_listed else "")
+        decision = self._policy.decide(context, server, name if is_listed else "", tools.operation(name))
         if decision.allowed and not is_listed and "tools" in self._policy.restricts(server):
             decision = _UNLISTED
         if not decision.allowed:

@@ -9,7 +9,10 @@ import msgspec
 from gateway.protocol.schemas import Schema
 from transports.jsonrpc import encode
 
-__all__ = ["MOST_BYTES", "MOST_TOOLS", "Names", "Tools", "arguments_of", "items_of"]
+__all__ = ["MOST_BYTES", "MOST_TOOLS", "WRITE", "Names", "Tools", "arguments_of", "items_of", "operation_of"]
+
+READ: Final = "read"
+WRITE: Final = "write"
 
 MOST_TOOLS: Final = 4_096
 """Tools, prompts or resources of one server. Later ones are left out, because each takes memory."""
@@ -58,6 +61,13 @@ def arguments_of(tool: Mapping[str, Any]) -> Mapping[str, Any]:
     return properties if isinstance(properties, dict) else {}
 
 
+def operation_of(tool: Mapping[str, Any]) -> str:
+    """The operation that a tool's annotations name: `read` if they have `readOnlyHint`, else `write`, which is the
+    default of the specification (MCP 2025-11-25, ToolAnnotations)."""
+    annotations = tool.get("annotations")
+    return READ if isinstance(annotations, dict) and annotations.get("readOnlyHint") is True else WRITE
+
+
 class Tools:
     """The tools of one server, and the schemas that their arguments are checked against. `size` is in bytes."""
 
@@ -65,6 +75,8 @@ class Tools:
         self.listed: list[dict[str, Any]] = []
         self.schemas: dict[str, Schema | None] = {}
         self.mirrored: dict[str, Any] = {}  # input schemas with `x-mcp-header` (MCP 2026-07-28)
+        self._reading: set[str] = set()
+        self._arguments: dict[str, Mapping[str, Any]] = {}
         self._unmatched: list[str] | None = None
         self.size = 0
         for tool in listed:
@@ -75,12 +87,19 @@ class Tools:
             schema = Schema.of(tool.get("inputSchema"))
             self.listed.append(tool)
             self.schemas[tool["name"]] = schema
+            self._arguments[tool["name"]] = arguments_of(tool)
+            if operation_of(tool) == READ:
+                self._reading.add(tool["name"])
             if schema is not None and b'"x-mcp-header"' in schema.text:
                 self.mirrored[tool["name"]] = tool["inputSchema"]
 
     def takes(self, name: str, argument: str) -> bool:
         """Whether the schema of the tool of that name has that argument."""
-        return any(tool["name"] == name and argument in arguments_of(tool) for tool in self.listed)
+        return argument in self._arguments.get(name, ())
+
+    def operation(self, name: str) -> str:
+        """The operation that the annotations of the tool of that name give (`operation_of`)."""
+        return READ if name in self._reading else WRITE
 
     def __contains__(self, name: object) -> bool:
         return name in self.schemas

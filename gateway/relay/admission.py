@@ -173,7 +173,8 @@ class Admission:
         tools = lists.tools(name)
         if isinstance(tools, _Missing):
             return tools
-        if name not in tools or not self._policy.decide(call.exchange.context, server, name).allowed:
+        decision = self._policy.decide(call.exchange.context, server, name, tools.operation(name))
+        if name not in tools or not decision.allowed:
             raise unknown_tool(name)
         return None
 

@@ -20,10 +20,11 @@ class VisibleServers:
         self.all: Mapping[str, ConfiguredUpstream] = {upstream.name: upstream for upstream in upstreams}
         self.only: ConfiguredUpstream | None = upstreams[0] if len(upstreams) == 1 else None
         self._policy = policy
-        self.to = functools.lru_cache(maxsize=_CACHED_CONTEXTS)(self._to)
+        self._seen = functools.lru_cache(maxsize=_CACHED_CONTEXTS)(self._to)
+
+    def to(self, context: Context) -> Mapping[str, ConfiguredUpstream]:
+        """The servers that a session with this context sees, by name."""
+        return self.all if self._policy.is_open else self._seen(self._policy.rights_of(context))
 
     def _to(self, context: Context) -> Mapping[str, ConfiguredUpstream]:
-        """The servers that a session with this context sees, by name."""
-        if self._policy.is_open:
-            return self.all
         return {name: upstream for name, upstream in self.all.items() if self._policy.sees(context, name)}

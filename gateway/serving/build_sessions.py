@@ -27,7 +27,9 @@ def build_sessions(base: Foundation) -> SessionParts:
     """The records of sessions, and their life."""
     options, store = base.settings.gateway, base.backend.sessions
     policy, trust = options.policy, options.session.trust
-    rules = ContextRules(policy.rules, trust, trust_announced=policy.trust_announced_workspace)
+    rules = ContextRules(
+        policy.rules, trust, trust_announced=policy.trust_announced_workspace, read_only=policy.read_only
+    )
     record_limits = RecordLimits(options.limits.record_bytes, base.metrics.limited)
     closed: Listeners[LiveSession] = Listeners()
     lifecycle = SessionLifecycle(

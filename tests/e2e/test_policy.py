@@ -29,6 +29,7 @@ SERVERS = {
 RULES = [
     {"principals": ["api-key:alice"], "trust": "direct", "permissions": ["noise.make", "paid"]},
     {"principals": ["api-key:bob"], "trust": "sandboxed", "workspace": "fixed"},
+    {"principals": ["api-key:alice-new"], "trust": "direct", "read_only": True},
 ]
 
 
@@ -99,6 +100,18 @@ def test_eval_tools_are_absent_and_blocked_words_hold(gateway: RunningGateway, h
     options = {"policy": {"eval_tools": True}}
     with running_gateway({"probe": server(PROBE, tools=PROBE_TOOLS)}, options=options) as running:
         assert "spawn" in listed(Modern(running.url, http))
+
+
+@requirement("pol.read-only")
+def test_a_read_only_session_has_only_tools_that_read(gateway: RunningGateway, http: httpx.Client) -> None:
+    """The demo server annotates its tools, so nothing is configured for them."""
+    for client in clients(gateway, http, "alice-new"):
+        seen = {name for name in listed(client) if name.startswith("inner__")}
+        assert {"inner__whoami", "inner__recall"} <= seen and not seen & {"inner__remember", "inner__count"}
+        assert tool_text(client.tool("inner__whoami"))
+        for hidden in ("inner__remember", "inner__count", "probe__echo"):
+            assert error_of(client.tool(hidden, {"key": "k", "value": "v"}))["message"].startswith("Unknown tool")
+        assert client.tool("inner__unlisted").json()["error"]["message"].startswith("Unknown tool")
 
 
 @requirement("ctx.bind")

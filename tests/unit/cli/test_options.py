@@ -40,6 +40,7 @@ def test_only_what_was_given_overrides_settings() -> None:
     assert Overrides().given() == {}
     given = Overrides(port=0, anonymous=True, allowed_host=["a.example"]).given()
     assert given == {"port": 0, "anonymous": True, "allowed_hosts": ["a.example"]}
+    assert Overrides(allow_eval=True).given() == {"policy": {"eval_tools": True}}
 
 
 def test_a_store_is_one_more_place_to_look() -> None:

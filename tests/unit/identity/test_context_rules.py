@@ -32,3 +32,59 @@ def test_each_fact_says_where_it_comes_from() -> None:
         (found(GUEST, CredentialClaims(names_workspace=True), BOSS), (authenticated, configured, configured)),
     ):
         assert (provenance.workspace, provenance.trust, provenance.permissions) == expected
+
+
+@requirement("pol.read-only", "wall.provenance")
+def test_a_rule_makes_sessions_read_only_and_no_announced_name_escapes_it() -> None:
+    rules = [
+        RuleSettings(workspaces=("archive",), read_only=True),
+        RuleSettings(principals=("api-key:x",), workspace="w"),
+    ]
+    found = ContextRules(rules, "direct")
+    assert found.context(GUEST, CredentialClaims(workspace="archive"), "").read_only
+    assert not found.context(GUEST, CredentialClaims(workspace="open"), "").read_only
+    assert found.context(GUEST, None, "archive").read_only and found.context(GUEST, None, "open").read_only
+    assert not found.context(Principal(issuer="api-key", subject="x"), None, "archive").read_only
+    trusted = ContextRules(rules, "direct", trust_announced=True)
+    assert trusted.context(GUEST, None, "archive").read_only and not trusted.context(GUEST, None, "open").read_only
+    by_trust = ContextRules([], "sandboxed", read_only={"sandboxed"})
+    assert by_trust.context(GUEST, None, "").read_only
+    assert not by_trust.context(GUEST, CredentialClaims(trust="direct"), "").read_only
+
+
+@requirement("pol.explain")
+def test_each_fact_has_the_setting_that_decides_it_as_its_reason() -> None:
+    rules = [
+        RuleSettings(principals=("api-key:guest",), trust="sandboxed", permissions=("p",)),
+        RuleSettings(workspaces=("team-*",), permissions=("q",), read_only=True),
+        RuleSettings(workspace="w"),
+    ]
+
+    def why(granted: CredentialClaims | None, announced: str, fact: str) -> list[str]:
+        return [
+            r.text
+            for r in ContextRules(rules[:2], "direct").derive(GUEST, granted, announced).reasons
+            if r.fact == fact
+        ]
+
+    assert why(None, "team-a", "workspace") == ["the client announces it"]
+    assert why(None, "", "workspace") == ["nothing sets it"]
+    assert why(None, "team-a", "trust") == ["gateway.policy.rules[0].trust"]
+    assert why(None, "team-a", "permissions") == ["gateway.policy.rules[0].permissions: p"]
+    assert why(None, "team-a", "rules") == ["gateway.policy.rules[1] grants nothing: the workspace is only announced"]
+    claims = CredentialClaims("direct", "team-a", ("r",), True)
+    assert why(claims, "x", "trust")[0].startswith("the credential") and why(claims, "x", "workspace") == [
+        "the credential sets it"
+    ]
+    assert why(claims, "x", "permissions") == [
+        "the credential: r",
+        "gateway.policy.rules[0].permissions: p",
+        "gateway.policy.rules[1].permissions: q",
+    ]
+    assert why(claims, "x", "read_only") == ["gateway.policy.rules[1].read_only"] and why(claims, "x", "rules") == []
+    fixed = ContextRules(rules[2:], "direct", read_only={"direct"}).derive(GUEST, None, "x").reasons
+    assert {r.fact: r.text for r in fixed} == {
+        "workspace": "gateway.policy.rules[0].workspace",
+        "trust": "gateway.session.trust, because neither a credential nor a rule sets it",
+        "read_only": "gateway.policy.read_only has the trust direct",
+    }

@@ -1,14 +1,15 @@
 """What a context allows: a decision grants nothing for what a client announced."""
 
-from typing import Any
+from typing import Any, Final
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.config.policy import PolicySettings, RuleSettings, WorkspaceSettings
+from gateway.config.upstreams import ItemSettings, ToolSettings
 from gateway.identity.context_rules import ContextRules
 from gateway.policy.decisions import Policy, ServerPolicy
-from session_store import Principal
+from session_store import Context, ContextField, Principal, Provenance
 from tests.requirements import requirement
 
 GUEST = Principal(issuer="api-key", subject="guest")
@@ -19,6 +20,7 @@ RULE = st.builds(
     workspaces=PATTERNS,
     trust=st.sampled_from([None, "direct", "sandboxed"]),
     permissions=st.lists(st.sampled_from(["p", "q"]), max_size=2).map(tuple),
+    read_only=st.booleans(),
 )
 
 
@@ -48,8 +50,94 @@ def test_no_name_that_is_announced_gives_more_than_any_other(
         policy = PolicySettings(workspaces=entries, trust_announced_workspace=trusted)
         decide = Policy(policy, {"x": ServerPolicy(), "y": ServerPolicy()}).decide
         tools = {pair for pair in TOOLS if decide(context, *pair).allowed}
-        return {*context.permissions, *tools, *({"direct"} if context.trust == "direct" else ())}
+        more = {"direct": context.trust == "direct", "writes": not context.read_only}
+        return {*context.permissions, *tools, *(name for name, has in more.items() if has)}
 
     mine = may(one, trusted=False)
     assert mine == may(other, trusted=False), "the name makes no difference"
     assert mine <= may(one, trusted=True) & may(other, trusted=True), "and none of them would give less"
+
+
+READING, WRITING = "read", "write"
+READ_ONLY: Final = Context(trust="direct", read_only=True)
+
+
+@requirement("pol.operation", "pol.read-only")
+def test_an_operation_is_what_is_configured_and_else_what_the_annotations_say() -> None:
+    tools = {"forget": ToolSettings(operation="read"), "look": ToolSettings(operation="write")}
+    policy = Policy(PolicySettings(), {"s": ServerPolicy(tools=tools | {"run*": ToolSettings(operation="eval")})})
+    found = {
+        (tool, annotated): policy.decide(Context(), "s", tool, annotated).operation
+        for tool in ("forget", "look", "run_it", "other")
+        for annotated in (READING, WRITING)
+    }
+    assert {found["forget", how] for how in (READING, WRITING)} == {"read"}
+    assert {found["look", how] for how in (READING, WRITING)} == {"write"}
+    assert {found["run_it", how] for how in (READING, WRITING)} == {"eval"}
+    assert (found["other", READING], found["other", WRITING]) == ("read", "write")
+    allowed = {tool for tool in ("forget", "look", "run_it") if policy.decide(READ_ONLY, "s", tool, READING).allowed}
+    assert allowed == {"forget"}
+    assert not policy.decide(READ_ONLY, "s", "other").allowed, "a tool without annotations may write"
+
+
+@requirement("pol.read-only")
+def test_a_read_only_session_has_no_tool_that_evaluates_even_where_others_have() -> None:
+    tools = {"run": ToolSettings(operation="eval")}
+    policy = Policy(PolicySettings(eval_tools=True), {"s": ServerPolicy(tools=tools)})
+    assert policy.decide(Context(), "s", "run").allowed and not policy.decide(READ_ONLY, "s", "run").allowed
+
+
+@requirement("pol.read-only")
+def test_names_matter_wherever_a_session_can_be_read_only() -> None:
+    """An unlisted tool has no annotations: in a read-only session it has to be unknown."""
+    for settings in (PolicySettings(read_only=frozenset({"sandboxed"})), PolicySettings(rules=(READS,))):
+        assert "tools" in Policy(settings, {"s": ServerPolicy()}).restricts("s")
+    assert Policy(PolicySettings(), {"s": ServerPolicy()}).restricts("s") == frozenset()
+
+
+READS: Final = RuleSettings(workspaces=("archive",), read_only=True)
+
+
+@requirement("pol.explain")
+def test_what_is_hidden_is_hidden_by_a_setting_that_the_reason_names() -> None:
+    tools = {"drop*": ToolSettings(direct_only=True), "pay": ToolSettings(permissions=("paid", "seen"))}
+    items = {"p": ItemSettings(permissions=("paid",)), "file:///*": ItemSettings(direct_only=True)}
+    policy = Policy(
+        PolicySettings(workspaces={"team-*": WorkspaceSettings(servers=("s", "d", "p"), tools=("s__[!o]*",))}),
+        {
+            "s": ServerPolicy(tools=tools | {"run": ToolSettings(operation="eval")}, prompts=items, resources=items),
+            "d": ServerPolicy(direct_only=True),
+            "p": ServerPolicy(permissions=("paid",)),
+            "out": ServerPolicy(),
+        },
+    )
+    sources = Provenance(workspace="configured")
+    context = Context(workspace="team-a", trust="sandboxed", permissions=("seen",), read_only=True, provenance=sources)
+    assert policy.hides(context, "s") == ""
+    assert "mcpServers.d.direct_only" in policy.hides(context, "d")
+    assert "paid (mcpServers.p.permissions)" in policy.hides(context, "p")
+    assert "gateway.policy.workspaces.team-*.servers" in policy.hides(context, "out")
+    stranger = Context(workspace="elsewhere", provenance=sources)
+    assert "no entry of gateway.policy.workspaces" in policy.hides(stranger, "s")
+    reasons = {tool: policy.decide(context, "s", tool, READING).reason for tool in ("drop_it", "run", "pay", "other")}
+    assert "mcpServers.s.tools.drop*.direct_only" in reasons["drop_it"]
+    assert "gateway.policy.eval_tools; mcpServers.s.tools.run.operation" in reasons["run"]
+    assert "it needs paid (mcpServers.s.tools.pay.permissions)" in reasons["pay"]
+    assert "gateway.policy.workspaces.team-*.tools" in reasons["other"]
+    writes = policy.decide(context, "s", "write_it", WRITING).reason
+    assert "read-only" in writes and "the tool's annotations" in writes
+    assert "mcpServers.s.prompts.p.permissions" in policy.hides_prompt(context, "s", "p")
+    assert "mcpServers.s.resource_uris.file:///*.direct_only" in policy.hides_listed_uri(context, "s", "file:///a")
+    assert "d.direct_only" in policy.decide(context, "d", "any", READING).reason
+
+
+@requirement("wall.memory", "ctx.open")
+def test_decisions_are_cached_neither_by_fields_nor_by_what_a_client_announces_at_length() -> None:
+    policy = Policy(PolicySettings(workspaces={"*": WorkspaceSettings()}), {"s": ServerPolicy()})
+    plain = policy.rights_of(Context(fields=(ContextField("team", "a"),)))
+    assert plain == policy.rights_of(Context(fields=(ContextField("team", "b"),))) == Context()
+    assert policy.rights_of(Context(workspace="/" + "x" * 4_000)) == Context()
+    vouched = Context(workspace="/" + "x" * 4_000, provenance=Provenance(workspace="authenticated"))
+    assert policy.rights_of(vouched) == vouched, "its name decides"
+    trusting = Policy(PolicySettings(trust_announced_workspace=True), {"s": ServerPolicy()})
+    assert trusting.rights_of(Context(workspace="/" + "x" * 4_000)).workspace
