@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from contextvars import ContextVar
+from contextvars import Context, ContextVar, copy_context
 
 from session_store.metadata import checked_metadata
 from session_store.ports.errors import SessionGone
@@ -12,7 +12,15 @@ from session_store.ports.state import StateStore
 from session_store.session import Session
 from session_store.tool_session import MISSING, SOCKET_VARIABLE, NoSession, SessionState, ToolSession
 
-__all__ = ["MISSING", "NoSession", "bound_session", "current_session", "tool_session"]
+__all__ = [
+    "MISSING",
+    "NoSession",
+    "bound_session",
+    "context_with",
+    "current_session",
+    "current_session_id",
+    "tool_session",
+]
 
 _current: ContextVar[ToolSession | None] = ContextVar("mcp_session", default=None)
 
@@ -39,6 +47,12 @@ def current_session() -> ToolSession:
     )
 
 
+def current_session_id() -> str:
+    """The id of the session that this code runs for in the gateway's process; empty if there is none."""
+    session = _current.get()
+    return "" if session is None else session.id
+
+
 @contextmanager
 def bound_session(session: ToolSession | None) -> Iterator[None]:
     """Make `session` the current one in the block, and in tasks and threads started there. None: no session."""
@@ -47,6 +61,13 @@ def bound_session(session: ToolSession | None) -> Iterator[None]:
         yield
     finally:
         _current.reset(token)
+
+
+def context_with(session: ToolSession) -> Context:
+    """A copy of the present context variables in which that session is the current one."""
+    context = copy_context()
+    context.run(_current.set, session)
+    return context
 
 
 def tool_session(session: Session, *, sessions: SessionStore, state: StateStore) -> ToolSession:

@@ -5,8 +5,8 @@ A subclass gives the fixture `upstream`: an `Upstream` to an MCP server of the l
 
 import asyncio
 import contextlib
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 import pytest
 
@@ -44,6 +44,9 @@ class RecordedEvents:
         self._note()
         if message.is_response and isinstance(message.id, int | str):
             self.answered.append(message.id)
+
+    def log_fields(self) -> Mapping[str, Any]:
+        return {}
 
     def unreadable(self, request_id: int | str | None, reason: str) -> None:
         self._note()

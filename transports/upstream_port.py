@@ -1,6 +1,7 @@
 """What an upstream is: how links to a server are opened, and what they report. No I/O of its own."""
 
 from collections.abc import Callable, Mapping
+from contextvars import Context, copy_context
 from typing import Any, Protocol, runtime_checkable
 
 import msgspec
@@ -33,7 +34,8 @@ class ConnectOptions(msgspec.Struct, frozen=True, kw_only=True):
     `env` is the environment of a process, `launcher` a command that starts it. `headers` returns headers for every
     HTTP request. `schemas` returns the input schemas, by tool, of the tools that mirror arguments in headers. `resume`
     is the `Link.resume` of an earlier link of the same session, and `keep` tells whether a later link will resume this
-    one. `started` is a link that the same upstream has prestarted with these options.
+    one. `started` is a link that the same upstream has prestarted with these options. `in_context` returns the context
+    variables with which an object in this process handles the message that is sent now.
     """
 
     env: Mapping[str, str] = msgspec.field(default_factory=dict)
@@ -43,10 +45,15 @@ class ConnectOptions(msgspec.Struct, frozen=True, kw_only=True):
     resume: str = ""
     keep: Callable[[], bool] = lambda: False
     started: Any = None
+    in_context: Callable[[], Context] = copy_context
 
 
 class LinkEvents(Protocol):
     """What a link reports. Called on the event loop, one call at a time. Implementations never block."""
+
+    def log_fields(self) -> Mapping[str, Any]:
+        """The fields (`extra`) of a log line about something that the upstream has just done."""
+        ...
 
     def message(self, message: Message) -> None:
         """The upstream sent this message."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from itertools import accumulate
+from typing import get_args
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import (
@@ -17,6 +18,7 @@ from gateway.admin.replica import Replica
 from gateway.calls.link_lifecycle import LOSSES
 from gateway.observability.audit import Audit
 from gateway.observability.metrics import BUCKETS_S, COUNTERS
+from gateway.upstreams.link_source import Start
 from gateway.version import __version__
 
 __all__ = ["PrometheusExporter"]
@@ -111,6 +113,13 @@ class PrometheusExporter:
             for reason in LOSSES | upstream.restarts.keys():
                 restarts.add_metric([upstream.name, reason], upstream.restarts[reason])
         yield restarts
+        starts = CounterMetricFamily(
+            "mcp_gateway_server_starts", "Links to servers that were opened, by outcome", labels=["server", "outcome"]
+        )
+        for upstream in self._replica.upstreams:
+            for outcome in get_args(Start):
+                starts.add_metric([upstream.name, outcome], upstream.starts[outcome])
+        yield starts
 
     def _store(self) -> Iterator[Metric]:
         is_up = self._store_s is not None

@@ -15,6 +15,7 @@ from gateway.calls.failed_start import fail_start
 from gateway.calls.live_session import live_session_of
 from gateway.calls.questions import MAX_QUESTIONS_OF_CALL
 from gateway.errors import OUTCOME_UNKNOWN
+from gateway.observability.logs import CORRELATION
 from gateway.protocol.results import legacy_result
 from transports.jsonrpc import INTERNAL_ERROR, Message, Object, decode_object, encode
 
@@ -84,6 +85,7 @@ class ModernServerBridge:
     async def _send(self, exchange: Exchange, params: Object) -> None:
         if exchange.is_over:
             return  # the client has cancelled it meanwhile
+        CORRELATION.set(exchange.correlation)  # of this task
         try:
             await self._conversation.start(exchange, params, self._meta)
         except Exception as error:  # nobody else would answer the call

@@ -6,7 +6,7 @@ opens a new link, and the first result of every session that had used the old on
 
 import logging
 from collections.abc import Coroutine
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -19,8 +19,10 @@ from gateway.calls.link_lifecycle import LinkLifecycle
 from gateway.calls.link_source import LinkSession, LinkSource
 from gateway.calls.link_users import LinkUsers
 from gateway.calls.lists import Lists
+from gateway.calls.log_fields import link_fields
 from gateway.calls.peer import Peer
 from gateway.errors import CANCELLED, OUTCOME_UNKNOWN, UPSTREAM_UNAVAILABLE
+from gateway.observability.logs import CORRELATION
 from transports.era import Era
 from transports.jsonrpc import Message, Object, encode
 from transports.tasks import Tasks
@@ -99,10 +101,8 @@ class Conversation(Peer):
         """Send a client's request, opening the link if need be.
 
         A link that turns out to be closed before it took the message is opened again, once: nothing was executed.
-        `again`: the request was sent before, and is not sent a third time.
-
-        Raises:
-            UpstreamUnavailable, HandshakeRefused: nothing reached the server.
+        `again`: the request was sent before, and is not sent a third time. Raises `UpstreamUnavailable`,
+        `HandshakeRefused`: nothing reached the server.
         """
         if exchange.is_over:
             return
@@ -204,6 +204,9 @@ class Conversation(Peer):
 
     # -- receiving (LinkEvents)
 
+    def log_fields(self) -> dict[str, Any]:
+        return link_fields(self.name, self._source.session, self.calls, self._links.opened_for)
+
     def message(self, message: Message) -> None:
         if message.is_response:
             self._settle(message)
@@ -245,6 +248,7 @@ class Conversation(Peer):
         self._background.spawn(work)
 
     async def _send_again(self, exchange: Exchange, params: Object, meta: Object) -> None:
+        CORRELATION.set(exchange.correlation)  # of this task
         try:
             await self.start(exchange, params, meta, again=True)
         except Exception as error:  # nobody else would answer the call
@@ -253,7 +257,7 @@ class Conversation(Peer):
     def closed(self, reason: str) -> None:
         self._links.lost()
         if self.calls.sent or self._own:
-            logger.warning("%s with %d calls in flight", reason, len(self.calls.sent))
+            logger.warning("%s with %d calls in flight", reason, len(self.calls.sent), extra=self.log_fields())
         unknown = f"{reason} before it answered; whether the call took effect is unknown"
         for exchange in list(self.calls.sent.values()):  # the others only need a new link for their next round
             self.fail(exchange, OUTCOME_UNKNOWN, unknown)
@@ -276,16 +280,14 @@ class Conversation(Peer):
             exchange.finish(message, restarted)
         except Exception as error:  # whatever the server has sent, its call must not wait for ever
             if not isinstance(error, msgspec.MsgspecError | ValueError):
-                logger.exception("an answer of server %s could not be passed on", self.name)
+                logger.exception(
+                    "an answer of server %s could not be passed on", self.name, extra=exchange.log_fields()
+                )
             self.end(exchange)
             exchange.fail(OUTCOME_UNKNOWN, f"server {self.name!r} answered with a result that cannot be read")
         self._links.rest()
 
     # -- ending
-
-    def forget(self, live: LinkSession) -> None:
-        """Forget a session that has ended."""
-        self.users.discard(live)
 
     async def close(self, reason: str = "the session has ended") -> None:
         """End for good: nothing of it is left when this returns. Idempotent. `reason` is for calls in flight."""

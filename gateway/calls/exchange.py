@@ -158,6 +158,8 @@ class Exchange(ExchangeLife, Observed, WireUse):
             return False
         was_suspended = self.is_suspended
         self.step(event)
+        if self.slow_s is not math.inf and self.number:
+            self.log_if_slow()
         if was_suspended:
             self.done()  # no wire uses it
         return True
@@ -246,8 +248,6 @@ class Exchange(ExchangeLife, Observed, WireUse):
     def finish(self, message: Message, restarted: str | None = None) -> None:
         """Answer with the upstream's response. `restarted` is why the server was restarted before it, if it was."""
         self.restarted = restarted or self.restarted
-        if self.slow_s is not math.inf:
-            self.log_if_slow(self.session)
         if self.bridge is not None:
             bridged = self.bridge.finish(self, message)
             if bridged is None:
@@ -325,6 +325,7 @@ class Exchange(ExchangeLife, Observed, WireUse):
         """The client has come back with answers."""
         if self.is_suspended:
             self.step(ExchangeEvent.RESUME)
+            self.written_at = monotonic()  # the client's time is not the server's
 
     def suspend(self, result: Object) -> None:
         """End the client's present request with the server's questions. Later frames wait for its next request."""

@@ -29,5 +29,7 @@ def fail_start(conversation: ExchangeConversation, exchange: Exchange, error: Ex
     elif isinstance(error, HandshakeRefused):
         exchange.finish(Message(jsonrpc="2.0", id=0, error=error.error))
     else:
-        logger.error("a call could not be sent to server %s", conversation.name, exc_info=error)
+        logger.error(
+            "a call could not be sent to server %s", conversation.name, exc_info=error, extra=exchange.log_fields()
+        )
         conversation.fail(exchange, code, f"the call could not be sent to server {conversation.name!r}")

@@ -11,7 +11,7 @@ from typing import Final, Protocol
 
 from gateway.calls.deadlines import Deadlines
 from gateway.calls.exchange import Exchange
-from gateway.calls.exchange_state import TIMED_BY, Clock
+from gateway.calls.exchange_state import TIMED_BY, Clock, ExchangeState
 from gateway.calls.questions import give_up
 from gateway.errors import CALL_TIMED_OUT
 from transports.jsonrpc import encode
@@ -107,8 +107,8 @@ class WatchedConversation(Protocol):
 
 
 class CallWatch:
-    """Checks the calls of a conversation at intervals while there are any: sends keepalives to clients that wait, and
-    ends calls that are late."""
+    """Checks the calls of a conversation at intervals while there are any: sends keepalives to clients that wait, logs
+    calls that are slow, and ends those that are late."""
 
     __slots__ = ("_conversation", "_ticking")
 
@@ -141,6 +141,8 @@ class CallWatch:
                 if exchange.suspended is not None and now >= exchange.suspended.until:
                     give_up(exchange)
             elif not exchange.is_subscription:
+                if exchange.state is ExchangeState.SENT:
+                    exchange.log_if_hanging(now)
                 self._end_if_late(exchange, now)
 
     def _end_if_late(self, exchange: Exchange, now: float) -> None:

@@ -7,6 +7,7 @@ import asyncio
 import logging
 from collections.abc import Mapping
 from enum import StrEnum
+from time import monotonic
 from typing import Final, Protocol
 
 import msgspec
@@ -15,6 +16,7 @@ from msgspec.structs import replace
 from gateway.calls.link_source import LinkSource
 from gateway.calls.state_table import step
 from gateway.context.link_resources import LinkResources
+from gateway.observability.logs import CORRELATION
 from gateway.protocol.handshake import HandshakeRefused
 from session_store.context import bound_session
 from transports.jsonrpc import Message, splice
@@ -125,13 +127,14 @@ class LinkLifecycle:
 
     # Without a dictionary each: there are as many as there are conversations.
     __slots__ = """_closing _idle _idle_stop_s _loss _resources _retired _source _start_s _tasks _user _was_open
-        initialize_result is_open last_words link log_level restarts state""".split()
+        initialize_result is_open last_words link log_level opened_for restarts state""".split()
 
     def __init__(self, source: LinkSource, user: LinkUser, *, start_s: float, idle_stop_s: float | None) -> None:
         self.state = LinkState.ABSENT
         self.is_open = False  # whether a call can be sent now
         self.link: Link | None = None
         self.initialize_result: bytes | None = None
+        self.opened_for = ""  # the correlation id of the request that a link is being opened for
         self.restarts = 0
         self.last_words: list[str] = []  # the last lines on stderr of a process that has ended
         self.log_level = ""  # the level that a legacy server was set to on behalf of modern clients
@@ -179,27 +182,41 @@ class LinkLifecycle:
         if self._closing is not None:
             await asyncio.wait((self._closing,))
         self._step(LinkEvent.OPEN)
+        # The link reads in the context of this task for as long as it lives: lines of later calls would get the
+        # correlation id of this one.
+        correlation, began = CORRELATION.get(), monotonic()
+        CORRELATION.set("")
+        self.opened_for = correlation
         try:
             async with asyncio.timeout(self._start_s):
                 await self._connect()
                 self.require()  # it may have been lost since its handshake
             self._step(LinkEvent.OPENED)
         except TimeoutError:
+            self._source.failed()
             await self._fail()
             late = f"server {self._source.name!r} did not start within {self._start_s:g} s"
             raise UpstreamUnavailable(late) from None
         except LinkClosed as error:
+            self._source.failed()
             await self._fail()
             raise UpstreamUnavailable(f"server {self._source.name!r} ended while it was starting: {error}") from None
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, UpstreamUnavailable | HandshakeRefused):
+                self._source.failed()
             await self._fail()
             raise
+        finally:
+            self.opened_for = ""
+        pid = None if self.link is None else self.link.pid
+        self._source.started(pid, monotonic() - began, correlation)
         loss, self._loss, self._was_open = self._loss, None, True
         if loss is not None:
             self.restarts += 1
             self._source.restarted(loss)
             self._user.restarted(loss)
-            logger.info("server %s was started again after %s", self._source.name, loss)
+            fields = {"server": self._source.name, "session": self._source.session, "correlation": correlation}
+            logger.info("server %s was started again after %s", self._source.name, loss, extra=fields)
         self.rest()
 
     async def _connect(self) -> None:

@@ -41,6 +41,11 @@ class LinkSource(Protocol):
         """The era in which the links are used."""
         ...
 
+    @property
+    def session(self) -> str:
+        """The session that the links belong to, as logs may show it; empty if they belong to none or to many."""
+        ...
+
     async def resources(self) -> LinkResources:
         """The resources of its session for the next link. Raises `UpstreamUnavailable`."""
         ...
@@ -68,6 +73,14 @@ class LinkSource(Protocol):
 
     async def remote_session_changed(self, resume: str) -> None:
         """Record the id that a later link can resume with; empty if there is none. Raises `StoreUnavailable`."""
+        ...
+
+    def started(self, pid: int | None, took_s: float, correlation: str) -> None:
+        """Count and log a link that has been opened for the request with that correlation id."""
+        ...
+
+    def failed(self) -> None:
+        """Count a link that could not be opened."""
         ...
 
     def restarted(self, reason: str) -> None:

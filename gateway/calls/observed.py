@@ -3,6 +3,7 @@
 import logging
 import math
 from time import monotonic
+from typing import Any
 
 from gateway.observability.observed import Watcher
 from gateway.observability.outcome import CANCELLED, Outcome
@@ -27,16 +28,43 @@ class Observed:
     span: CallSpan | None = None
     is_audited = False
     watchers: tuple[Watcher, ...] = ()
+    hung_since = 0.0  # `written_at`, once it was logged as slow before it had an answer
+
+    @property
+    def session(self) -> Session | None:
+        """Its session's record."""
+        raise NotImplementedError
+
+    @property
+    def server(self) -> str:
+        """The name of the server that has the call; empty if none has."""
+        raise NotImplementedError
+
+    def log_fields(self) -> dict[str, Any]:
+        """The fields of a log line about this call, in whatever task the line is written."""
+        return {
+            "server": self.server,
+            "tool": self.tool,
+            "session": "" if self.session is None else redact(self.session.id),
+            "correlation": self.correlation,
+        }
 
     def calls_tool(self, tool: str, slow_s: float) -> None:
         """This is a call of that tool, as logs name it. A call that takes longer than `slow_s` is logged as slow."""
         self.tool, self.slow_s = tool, slow_s
 
-    def log_if_slow(self, session: Session | None) -> None:
-        """The server has answered: log a call that took too long."""
-        if (took := monotonic() - self.written_at) > self.slow_s:
-            redacted = "" if session is None else redact(session.id)
-            logger.warning("slow call", extra={"tool": self.tool, "session": redacted, "took_s": round(took, 3)})
+    def log_if_hanging(self, now: float) -> None:
+        """Log a call that the server has had for too long, once, while it has no answer."""
+        if now - self.written_at > self.slow_s and not self.hung_since:
+            self.hung_since = self.written_at
+            fields = self.log_fields() | {"took_s": round(now - self.written_at, 3)}
+            logger.warning("slow call, not answered yet", extra=fields)
+
+    def log_if_slow(self) -> None:
+        """The call has ended: log one that took too long."""
+        took_s = monotonic() - (self.hung_since or self.written_at)
+        if took_s > self.slow_s:
+            logger.warning("slow call", extra=self.log_fields() | {"took_s": round(took_s, 3)})
 
     def watch(self, watcher: Watcher) -> None:
         """Call `watcher` when the request ends."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from gateway.context.state_api import StateAccess, by_connection, state_api
 from session_store import Session, SessionStore, StateStore
-from session_store.context import tool_session
+from session_store.context import context_with, tool_session
 from session_store.tool_session import ACCESS_VARIABLE, FACTS_VARIABLE, SOCKET_VARIABLE, ToolSession
 from transports.inbound.app_server import AppServer
 from transports.inbound.limits import Limits, Refusals
@@ -42,7 +42,8 @@ class LinkResourceProvider:
 
     def for_object(self, session: Session) -> LinkResources:
         """The resources of a link to a server object in this process."""
-        return LinkResources(session=tool_session(session, sessions=self._sessions, state=self._state))
+        tools = tool_session(session, sessions=self._sessions, state=self._state)
+        return LinkResources(given=ConnectOptions(in_context=lambda: context_with(tools)), session=tools)
 
     def state_of(self, session: Session, secret: str = "") -> StateAccess:
         """Access to the state of a session. `secret` is what a child process has to send for it."""

@@ -10,6 +10,8 @@ from typing import Any, Final
 import structlog
 
 from gateway.observability.visible import visible, visible_line
+from session_store.context import current_session_id
+from session_store.session import redact
 
 __all__ = ["CLIENT", "CORRELATION", "configure_logging"]
 
@@ -21,6 +23,7 @@ CLIENT: Final[ContextVar[str]] = ContextVar("client", default="")
 
 _KEPT = (
     *("session", "era", "reason", "principal", "client", "server", "tool", "outcome", "took_s", "took_ms"),
+    *("pid", "workspace", "trust", "calls", "lasted_s", "in_flight", "correlations"),
     "correlation",  # of a call that ends, which need not be in the task that its request came with
 )
 
@@ -44,6 +47,7 @@ def configure_logging(level: str, form: str = "auto") -> None:
     shared: list[structlog.typing.Processor] = [
         _correlated,
         structlog.stdlib.ExtraAdder(allow=_KEPT),
+        _without_empty,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
@@ -79,5 +83,15 @@ def _visible(_: object, __: str, event: structlog.typing.EventDict) -> structlog
 
 
 def _correlated(_: object, __: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
-    correlation = CORRELATION.get()
-    return {"correlation": correlation, **event} if correlation else event
+    """Add what the line's task serves, unless the line says it itself. An empty value says that there is none."""
+    record: logging.LogRecord = event["_record"]
+    found: dict[str, str] = {}
+    if not hasattr(record, "correlation") and (correlation := CORRELATION.get()):
+        found["correlation"] = correlation
+    if not hasattr(record, "session") and (session := current_session_id()):
+        found["session"] = redact(session)
+    return {**found, **event}
+
+
+def _without_empty(_: object, __: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+    return {name: value for name, value in event.items() if value != "" or name == "event"}

@@ -1,8 +1,9 @@
 """The sources of links to one server: a session's own, the one that sessions share, and a trial (`LinkSource`)."""
 
+import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from typing import Final
+from typing import Any, Final, Literal
 
 import msgspec
 from msgspec.structs import replace
@@ -13,15 +14,21 @@ from gateway.context.link_resources import LinkResources
 from gateway.protocol.capabilities import Caller
 from gateway.upstreams.facts import KnownFacts
 from gateway.upstreams.session_resources import SessionResources
-from session_store import Context
+from session_store import Context, Session
+from session_store.session import redact
 from transports.era import Era
 from transports.jsonrpc import encode, encode_notification, encode_request
 from transports.upstream_port import ConnectOptions, Link, LinkEvents, Upstream
 
-__all__ = ["Key", "SessionLinks", "SharedLinks", "TrialLinks", "UpstreamLinks"]
+__all__ = ["Key", "SessionLinks", "SharedLinks", "Start", "TrialLinks", "UpstreamLinks"]
+
+logger = logging.getLogger(__name__)
 
 Key = tuple[str, Era, bytes]
 """The key of a session's conversation: server, era, and the capabilities that the handshake declares."""
+
+Start = Literal["started", "failed"]
+"""The outcome of opening a link."""
 
 Permits = Callable[[Context, frozenset[str]], frozenset[str]]
 
@@ -36,7 +43,8 @@ _INITIALIZED: Final = encode_notification("notifications/initialized", None)
 
 
 class UpstreamLinks:
-    """The facts that all links to one server share. `restarts` counts replaced links by reason.
+    """The facts that all links to one server share. `restarts` counts replaced links by reason, `starts` opened links
+    by outcome.
 
     `record_use` and `remote_session_changed` write to the record of a session. `permits` returns those URIs of
     resources that a context may subscribe to. `known` has what the last probe found.
@@ -56,6 +64,7 @@ class UpstreamLinks:
     ) -> None:
         self.name = name
         self.restarts: Counter[str] = Counter()
+        self.starts: Counter[Start] = Counter()
         self.resources = resources
         self.remote_session_changed = remote_session_changed
         self.permits = permits
@@ -68,6 +77,22 @@ class UpstreamLinks:
     async def connect(self, options: ConnectOptions, events: LinkEvents) -> Link:
         """Open a link. Raises `UpstreamUnavailable`."""
         return await self._upstream.connect(replace(options, schemas=self._known.mirrored_schemas), events)
+
+    def started(self, pid: int | None, took_s: float, correlation: str, session: Session | None) -> None:
+        """Count a link that was opened, and log it with the session that it belongs to."""
+        self.starts["started"] += 1
+        fields: dict[str, Any] = {"server": self.name, "took_s": round(took_s, 3), "correlation": correlation}
+        if pid is not None:
+            fields["pid"] = pid
+        if session is not None:
+            context = session.context
+            fields |= {"session": redact(session.id), "workspace": context.workspace, "trust": context.trust}
+        what = "server connected" if pid is None else "server started"
+        logger.info(what, extra={name: value for name, value in fields.items() if value != "" or name == "correlation"})
+
+    def failed(self) -> None:
+        """Count a link that could not be opened."""
+        self.starts["failed"] += 1
 
     async def record_use(self, live: LinkSession, era: Era) -> bool:
         """Record that a session uses the server; the result is that of `SessionRecorder`. A server behind a URL is not
@@ -82,6 +107,8 @@ class SharedLinks:
         self._links = links
         self.name = links.name
         self.era = era
+        self.session = ""
+        self.failed = links.failed
 
     async def resources(self) -> LinkResources:
         return LinkResources()
@@ -103,6 +130,9 @@ class SharedLinks:
 
     async def remote_session_changed(self, resume: str) -> None:
         """Record nothing: many sessions use the link."""
+
+    def started(self, pid: int | None, took_s: float, correlation: str) -> None:
+        self._links.started(pid, took_s, correlation, None)
 
     def restarted(self, reason: str) -> None:
         self._links.restarts[reason] += 1
@@ -141,6 +171,10 @@ class SessionLinks:
     def era(self) -> Era:
         return self._key[1]
 
+    @property
+    def session(self) -> str:
+        return redact(self._live.session.id)
+
     async def resources(self) -> LinkResources:
         return await self._links.resources.of(self._live, self._correlation, _recorded(self._live, self._key)[1])
 
@@ -169,6 +203,12 @@ class SessionLinks:
         if resume != known:
             changed = encode([self._key[0], self._key[2].decode(), resume]).decode() if resume else ""
             await self._links.remote_session_changed(self._live, entry, changed)
+
+    def started(self, pid: int | None, took_s: float, correlation: str) -> None:
+        self._links.started(pid, took_s, correlation, self._live.session)
+
+    def failed(self) -> None:
+        self._links.failed()
 
     def restarted(self, reason: str) -> None:
         self._links.restarts[reason] += 1

@@ -45,7 +45,7 @@ class SharedConversations:
     def forget(self, live: LiveSession) -> None:
         """Remove a session that has ended."""
         for conversation in self:
-            conversation.forget(live)
+            conversation.users.discard(live)
 
     async def close(self) -> None:
         """Close all conversations."""

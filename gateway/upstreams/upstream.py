@@ -13,7 +13,7 @@ from gateway.config.upstreams import UpstreamSettings
 from gateway.protocol.capabilities import Caller
 from gateway.upstreams.facts import KnownFacts
 from gateway.upstreams.inventory import Inventory
-from gateway.upstreams.link_source import SessionLinks, UpstreamLinks
+from gateway.upstreams.link_source import SessionLinks, Start, UpstreamLinks
 from gateway.upstreams.probe import Probe
 from gateway.upstreams.session_resources import PrestartedProcess
 from gateway.upstreams.shared import SharedConversations
@@ -65,6 +65,11 @@ class ConfiguredUpstream:
     def restarts(self) -> Counter[str]:
         """Links that replaced an earlier one, by reason."""
         return self._links.restarts
+
+    @property
+    def starts(self) -> Counter[Start]:
+        """Links that were opened, and those that could not be."""
+        return self._links.starts
 
     @property
     def has_answered(self) -> bool:

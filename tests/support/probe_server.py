@@ -111,6 +111,12 @@ def fail(*_: Any) -> str:
     return "it failed"
 
 
+def mutter(arguments: dict[str, Any], _: dict[str, Any]) -> str:
+    os.write(2, f"{arguments['line']}\n".encode())
+    time.sleep(arguments.get("seconds", 0))
+    return "muttered"
+
+
 def limits(*_: Any) -> Any:
     soft = {name: resource.getrlimit(getattr(resource, f"RLIMIT_{name}"))[0] for name in ("NOFILE", "CPU", "AS")}
     return {"files": soft["NOFILE"], "cpu_s": soft["CPU"], "memory_mb": soft["AS"] >> 20}
@@ -159,6 +165,7 @@ TOOLS: dict[str, Callable[[dict[str, Any], dict[str, Any]], Any]] = {
     "nap": sleep,
     "pid": lambda *_: str(os.getpid()),
     "fail": fail,
+    "mutter": mutter,
     "echo": lambda arguments, _: arguments,
     "giant": giant,
     "cancelled": lambda *_: _cancelled,

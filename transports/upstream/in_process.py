@@ -2,10 +2,13 @@
 
 import asyncio
 import logging
+from collections.abc import Callable
+from contextvars import Context
 from types import TracebackType
 from typing import Any, Final, Self
 
 import anyio
+from anyio.streams.memory import MemoryObjectReceiveStream
 from mcp.shared.message import SessionMessage
 from mcp_types.jsonrpc import JSONRPCError, JSONRPCResponse, jsonrpc_message_adapter
 
@@ -23,7 +26,8 @@ MAX_UNREAD: Final = 1_024
 class InProcessUpstream:
     """Runs a server object: an `MCPServer`, or a low-level `Server`.
 
-    The handlers of a link run with the context variables of the caller of `connect`.
+    The lifespan of a link runs with the context variables of the caller of `connect`, the handler of each message with
+    those of `ConnectOptions.in_context`.
     """
 
     def __init__(self, name: str, server: Any) -> None:
@@ -35,8 +39,8 @@ class InProcessUpstream:
         self._server = lowlevel
 
     async def connect(self, given: ConnectOptions, events: LinkEvents) -> "InProcessLink":
-        """Open a link, and enter the server's lifespan for it. The options have no effect: there is no process."""
-        return InProcessLink(self._name, self._server, events)
+        """Open a link, and enter the server's lifespan for it. The options of processes have no effect."""
+        return InProcessLink(self._name, self._server, events, given.in_context)
 
     async def close(self) -> None:
         """Nothing to release: the links share nothing."""
@@ -45,13 +49,14 @@ class InProcessUpstream:
 class InProcessLink:
     """One connection: a task that runs the server."""
 
-    def __init__(self, name: str, server: Any, events: LinkEvents) -> None:
+    def __init__(self, name: str, server: Any, events: LinkEvents, in_context: Callable[[], Context]) -> None:
         self._name = name
         self._events = events
-        self._inbox, read = anyio.create_memory_object_stream[SessionMessage | Exception](MAX_UNREAD)
+        self._in_context = in_context
+        self._inbox, read = anyio.create_memory_object_stream[_Sent](MAX_UNREAD)
         options = server.create_initialization_options()
         # A bare task, which the link owns: `_ended` reports how it ended, `close` waits for it.
-        self._task = asyncio.create_task(server.run(read, _Outbox(self._receive), options))
+        self._task = asyncio.create_task(server.run(_Inbox(read), _Outbox(self._receive), options))
         self._task.add_done_callback(self._ended)
 
     @property
@@ -72,7 +77,8 @@ class InProcessLink:
 
     def send(self, frame: bytes) -> None:
         try:
-            self._inbox.send_nowait(SessionMessage(jsonrpc_message_adapter.validate_json(frame)))
+            message = SessionMessage(jsonrpc_message_adapter.validate_json(frame))
+            self._inbox.send_nowait((self._in_context(), message))
         except anyio.WouldBlock:
             raise LinkClosed(f"server {self._name!r} does not read its input") from None
         except (anyio.BrokenResourceError, anyio.ClosedResourceError):
@@ -88,7 +94,11 @@ class InProcessLink:
             line = message.message.model_dump_json(by_alias=True, exclude_unset=True).encode()
             received = parse_lenient(line)
         except (InvalidMessage, ValueError, RecursionError) as error:
-            logger.warning("server %s sent something that is not a JSON-RPC message: %s", self._name, error)
+            logger.warning(
+                "server %s sent something that is not a JSON-RPC message: %s",
+                *(self._name, error),
+                extra=self._events.log_fields(),
+            )
             if isinstance(message.message, JSONRPCResponse | JSONRPCError):
                 reason = f"server {self._name!r} sent an answer that cannot be read"
                 self._events.unreadable(message.message.id, reason)
@@ -98,9 +108,44 @@ class InProcessLink:
     def _ended(self, task: "asyncio.Task[None]") -> None:
         error = None if task.cancelled() else task.exception()
         if error is not None:
-            logger.warning("server %s failed: %r", self._name, error)
+            logger.warning("server %s failed: %r", self._name, error, extra=self._events.log_fields())
         self._inbox.close()
         self._events.closed(f"server {self._name!r} {'ended' if error is None else 'failed'}")
+
+
+_Sent = tuple[Context, SessionMessage]
+
+
+class _Inbox:
+    """The stream that the server reads. The SDK runs the handler of a message in its `last_context`."""
+
+    def __init__(self, stream: MemoryObjectReceiveStream[_Sent]) -> None:
+        self._stream = stream
+        self.last_context: Context | None = None
+
+    async def receive(self) -> SessionMessage:
+        self.last_context, message = await self._stream.receive()
+        return message
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> SessionMessage:
+        try:
+            return await self.receive()
+        except anyio.EndOfStream:
+            raise StopAsyncIteration from None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
 
 
 class _Outbox:

@@ -139,7 +139,11 @@ class StdioLink:
             message = parse_lenient(line)
         except InvalidMessage as error:
             head = self._scrub(line[:_MOST_CHARS].decode("utf-8", "replace"))
-            logger.warning("server %s wrote a line to stdout that is not a JSON-RPC message: %.80r", self._name, head)
+            logger.warning(
+                "server %s wrote a line to stdout that is not a JSON-RPC message: %.80r",
+                *(self._name, head),
+                extra=self._events.log_fields(),
+            )
             meant = meant_by(line)
             if meant.is_answer:
                 reason = f"server {self._name!r} sent an answer that cannot be read: {error}"
@@ -149,7 +153,7 @@ class StdioLink:
 
     def oversized(self, head: bytes, tail: bytes) -> None:
         reason = f"server {self._name!r} wrote a message beyond the line limit; it was thrown away"
-        logger.warning(reason)
+        logger.warning(reason, extra=self._events.log_fields())
         meant = answered_by(head, tail)
         if meant.is_answer is not False:  # log lines are hardly ever that long
             self._events.unreadable(meant.request_id, reason)
@@ -158,18 +162,26 @@ class StdioLink:
         how = "ended" if code is None else f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
         if code:
             last_words = [self._scrub(line)[:_MOST_CHARS] for line in self._process.stderr_tail()[-5:]]
-            logger.warning("server %s %s; the end of its stderr: %s", self._name, how, last_words)
+            logger.warning(
+                "server %s %s; the end of its stderr: %s",
+                *(self._name, how, last_words),
+                extra=self._events.log_fields(),
+            )
         self._events.closed(f"server {self._name!r} {how}")
 
     def stderr(self, line: bytes) -> None:
         if logger.isEnabledFor(logging.DEBUG):
-            logger.debug("server %s: %s", self._name, self._scrub(line.decode("utf-8", "replace")))
+            text = self._scrub(line.decode("utf-8", "replace"))
+            logger.debug("server %s: %s", self._name, text, extra=self._events.log_fields())
 
 
 class _Unheard:
     """The events of a prestarted child. A child that sends something before a session has it is not used (`said`)."""
 
     said = False
+
+    def log_fields(self) -> Mapping[str, str]:
+        return {"correlation": ""}  # of no request
 
     def message(self, message: Message) -> None:
         self.said = True

@@ -71,6 +71,9 @@ class User:
     def closed(self, reason: str) -> None:
         self.links.lost()
 
+    def log_fields(self) -> dict[str, str]:
+        return {}
+
     def message(self, message: Message) -> None: ...
     def unreadable(self, request_id: int | str | None, reason: str) -> None: ...
     def refused(self, request_id: int | str, reason: str) -> None: ...
@@ -79,6 +82,7 @@ class User:
 
 class Source:
     name = "files"
+    session = ""
 
     def __init__(self, user: User, era: Era = Era.LEGACY) -> None:
         self.user = user
@@ -89,6 +93,7 @@ class Source:
         self.options = ConnectOptions()
         self.resumable: list[str] = []
         self.restarts: Counter[str] = Counter()
+        self.starts: Counter[str] = Counter()
         self.taken_back = 0
         self.failure: Exception | None = None
         self.may_connect = asyncio.Event()
@@ -123,6 +128,12 @@ class Source:
 
     async def remote_session_changed(self, resume: str) -> None:
         self.resumable.append(resume)
+
+    def started(self, pid: int | None, took_s: float, correlation: str) -> None:
+        self.starts["started"] += 1
+
+    def failed(self) -> None:
+        self.starts["failed"] += 1
 
     def restarted(self, reason: str) -> None:
         self.restarts[reason] += 1
