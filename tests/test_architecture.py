@@ -3,6 +3,7 @@
 import ast
 import re
 import subprocess
+import sys
 from collections.abc import Iterator, Set
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -24,6 +25,7 @@ PURE = [
     "session_store/limits.py",
     "session_store/metadata.py",
     "session_store/record.py",
+    "transports/mirrored_headers.py",
     "transports/jsonrpc.py",
     "transports/sse.py",
     "transports/inbound/modern.py",
@@ -133,6 +135,13 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
 @pytest.mark.parametrize("name", PURE)
 def test_pure_modules_do_no_io(name: str) -> None:
     assert {module.partition(".")[0] for module in imported(ROOT / name)} & IO == set()
+
+
+def test_serving_commands_and_urls_does_not_load_the_sdk() -> None:
+    """It takes half a second and 16 MB to load, for each worker. Servers in the process and event stores need it."""
+    loaded = "import sys, gateway.cli.main, gateway.serving.composition; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", loaded], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert {name.partition(".")[0] for name in done.stdout.split()} & {"mcp", "mcp_types"} == set()
 
 
 def test_the_demo_server_needs_nothing_heavy() -> None:

@@ -1,8 +1,15 @@
-"""The two ways to speak MCP."""
+"""The two ways to speak MCP, and the protocol versions of each."""
 
 from enum import StrEnum
+from typing import Final
 
-__all__ = ["Era"]
+__all__ = ["HANDSHAKE_VERSIONS", "MODERN_VERSIONS", "Era"]
+
+HANDSHAKE_VERSIONS: Final = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
+"""Versions that `initialize` negotiates, oldest first."""
+
+MODERN_VERSIONS: Final = ("2026-07-28",)
+"""Versions that each request names."""
 
 
 class Era(StrEnum):

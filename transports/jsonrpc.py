@@ -11,11 +11,14 @@ from typing import Any, Final
 import msgspec
 
 __all__ = [
+    "HEADER_MISMATCH",
     "INTERNAL_ERROR",
     "INVALID_PARAMS",
     "INVALID_REQUEST",
     "METHOD_NOT_FOUND",
+    "MISSING_CAPABILITY",
     "PARSE_ERROR",
+    "UNSUPPORTED_VERSION",
     "InvalidMessage",
     "Message",
     "Object",
@@ -38,6 +41,11 @@ INVALID_REQUEST: Final = -32600
 METHOD_NOT_FOUND: Final = -32601
 INVALID_PARAMS: Final = -32602
 INTERNAL_ERROR: Final = -32603
+
+# Of MCP 2026-07-28.
+HEADER_MISMATCH: Final = -32020
+MISSING_CAPABILITY: Final = -32021
+UNSUPPORTED_VERSION: Final = -32022
 
 UNSET = msgspec.UNSET
 

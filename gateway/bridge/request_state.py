@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 import msgspec
-from mcp.server.request_state import AESGCMRequestStateCodec, InvalidRequestState
 
+from gateway.bridge.state_cipher import InvalidSeal, StateCipher
 from gateway.calls.suspended_call import SuspendedCall
 from gateway.errors import bad_request_state
 from gateway.protocol.methods import METHODS
@@ -102,7 +102,7 @@ class RequestStateSeal:
     """Seals and opens states: encrypted, authenticated, bound to principal, endpoint and request, with an expiry."""
 
     def __init__(self, ring: KeyRing, clock: Callable[[], float]) -> None:
-        self._codec = AESGCMRequestStateCodec(ring.derive(Purpose.REQUEST_STATE))
+        self._cipher = StateCipher(ring.derive(Purpose.REQUEST_STATE))
         self._clock = clock
 
     def seal(
@@ -125,7 +125,7 @@ class RequestStateSeal:
             inner=None if inner is None else bytes(inner).decode(),
             **({} if suspended is None else _facts(suspended)),
         )
-        return result | {"requestState": msgspec.Raw(encode(self._codec.seal(encode(payload))))}
+        return result | {"requestState": msgspec.Raw(encode(self._cipher.seal(encode(payload))))}
 
     def open(self, raw: msgspec.Raw, binding: Binding) -> OpenedState:
         """Open a state that `seal` made.
@@ -138,8 +138,8 @@ class RequestStateSeal:
             sealed = msgspec.json.decode(raw, type=str)
             if not is_canonical(sealed):
                 raise bad_request_state()
-            state = msgspec.json.decode(self._codec.unseal(sealed), type=_Sealed)
-        except (InvalidRequestState, msgspec.MsgspecError, ValueError):
+            state = msgspec.json.decode(self._cipher.open(sealed), type=_Sealed)
+        except (InvalidSeal, msgspec.MsgspecError, ValueError):
             raise bad_request_state() from None
         owner = Principal(issuer=state.issuer, subject=state.subject)
         is_here = owner == binding.principal and state.endpoint == binding.endpoint

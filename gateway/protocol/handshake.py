@@ -5,6 +5,7 @@ from typing import Any, Final
 
 import msgspec
 
+from transports.era import HANDSHAKE_VERSIONS, MODERN_VERSIONS
 from transports.jsonrpc import Object, encode
 
 __all__ = [
@@ -21,9 +22,6 @@ __all__ = [
     "server_info_of",
     "version_of",
 ]
-
-HANDSHAKE_VERSIONS: Final = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
-MODERN_VERSIONS: Final = ("2026-07-28",)
 
 
 class HandshakeRefused(Exception):

@@ -16,7 +16,7 @@ from gateway.upstreams.facts import KnownFacts, ServerFacts, era_of
 from gateway.upstreams.list_pages import GATEWAY_META, ListReader
 from gateway.upstreams.shared import SharedConversations
 from transports.era import Era
-from transports.jsonrpc import INVALID_REQUEST, METHOD_NOT_FOUND, encode, error_code, splice
+from transports.jsonrpc import INVALID_REQUEST, METHOD_NOT_FOUND, UNSUPPORTED_VERSION, encode, error_code, splice
 from transports.tasks import Tasks, TasksClosed
 from transports.upstream_port import LinkClosed, UpstreamUnavailable
 
@@ -24,7 +24,7 @@ __all__ = ["Probe"]
 
 logger = logging.getLogger(__name__)
 
-_NO_HANDSHAKE: Final = frozenset({METHOD_NOT_FOUND, INVALID_REQUEST, -32022})
+_NO_HANDSHAKE: Final = frozenset({METHOD_NOT_FOUND, INVALID_REQUEST, UNSUPPORTED_VERSION})
 """Error codes of servers that have no `initialize`: unknown method, invalid request, unsupported version."""
 
 WAIT_S: Final = 9.0

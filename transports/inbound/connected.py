@@ -10,7 +10,6 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 import msgspec
-from mcp.shared.inbound import encode_header_value
 
 from transports.inbound.inside import Inside, Reply
 from transports.jsonrpc import (
@@ -25,6 +24,7 @@ from transports.jsonrpc import (
     parse,
     splice,
 )
+from transports.mirrored_headers import encode_value
 from transports.tasks import Tasks
 from transports.wire_methods import NAME_SOURCES, SESSIONLESS
 
@@ -94,7 +94,7 @@ class Connected:
         headers = {**self._headers, "mcp-protocol-version": str(meta[_MODERN]), "mcp-method": method}
         source = NAME_SOURCES.get(method)
         if source in params:
-            headers["mcp-name"] = encode_header_value(str(msgspec.json.decode(params[source])))
+            headers["mcp-name"] = encode_value(str(msgspec.json.decode(params[source])))
         if message.is_request:
             self._tasks.spawn(self._modern_call(message, line, headers))
 

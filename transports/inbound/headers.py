@@ -3,9 +3,7 @@
 import functools
 from collections.abc import Mapping
 
-from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, MODERN_PROTOCOL_VERSIONS
-
-from transports.era import Era
+from transports.era import HANDSHAKE_VERSIONS, MODERN_VERSIONS, Era
 from transports.inbound.batch import BATCHES
 from transports.inbound.limits import MAX_LABEL_CHARS
 from transports.inbound.modern import VERSION_HEADER
@@ -17,7 +15,7 @@ __all__ = ["check_legacy", "check_post", "check_version", "era_of", "preflight"]
 
 def era_of(headers: Mapping[str, str]) -> Era:
     """The era that the version header names."""
-    return Era.MODERN if headers.get(VERSION_HEADER) in MODERN_PROTOCOL_VERSIONS else Era.LEGACY
+    return Era.MODERN if headers.get(VERSION_HEADER) in MODERN_VERSIONS else Era.LEGACY
 
 
 def check_post(headers: Mapping[str, str]) -> None:
@@ -40,8 +38,8 @@ def check_legacy(headers: Mapping[str, str], message: Message) -> None:
 def check_version(headers: Mapping[str, str]) -> None:
     """Raises `Refused` for a version that no legacy client speaks."""
     version = headers.get(VERSION_HEADER, BATCHES)
-    if version not in HANDSHAKE_PROTOCOL_VERSIONS:
-        supported = ", ".join((*HANDSHAKE_PROTOCOL_VERSIONS, *MODERN_PROTOCOL_VERSIONS))
+    if version not in HANDSHAKE_VERSIONS:
+        supported = ", ".join((*HANDSHAKE_VERSIONS, *MODERN_VERSIONS))
         raise Refused(400, INVALID_REQUEST, f"Unsupported MCP-Protocol-Version. Supported: {supported}.")
 
 

@@ -3,24 +3,26 @@
 MCP 2026-07-28, Basic §Per-request fields, Transports §Streamable HTTP. Pure: decides, sends nothing.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import msgspec
-from mcp.shared.inbound import (
-    ERROR_CODE_HTTP_STATUS,
-    InboundLadderRejection,
-    classify_inbound_request,
-    find_duplicated_routing_header,
-    unsupported_protocol_version_rejection,
-    validate_mcp_param_headers,
-)
-from mcp_types.methods import CLIENT_REQUESTS
-from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, MODERN_PROTOCOL_VERSIONS
 
+from transports.era import MODERN_VERSIONS
 from transports.inbound_port import Refused
-from transports.jsonrpc import METHOD_NOT_FOUND, Message, Object
-from transports.wire_methods import MODERN_REQUESTS, NAME_SOURCES
+from transports.jsonrpc import (
+    HEADER_MISMATCH,
+    INVALID_PARAMS,
+    INVALID_REQUEST,
+    METHOD_NOT_FOUND,
+    MISSING_CAPABILITY,
+    PARSE_ERROR,
+    UNSUPPORTED_VERSION,
+    Message,
+    Object,
+)
+from transports.mirrored_headers import PREFIX, decode_value, disagreement
+from transports.wire_methods import NAME_SOURCES, REMOVED
 
 __all__ = [
     "VERSION_HEADER",
@@ -35,9 +37,20 @@ __all__ = [
 VERSION_HEADER: Final = "mcp-protocol-version"
 VERSION_KEY: Final = "io.modelcontextprotocol/protocolVersion"
 
-_REMOVED: Final = (
-    frozenset(m for m, version in CLIENT_REQUESTS if version in HANDSHAKE_PROTOCOL_VERSIONS) - MODERN_REQUESTS
-)
+_CAPABILITIES_KEY: Final = "io.modelcontextprotocol/clientCapabilities"
+_METHOD_HEADER, _NAME_HEADER = "mcp-method", "mcp-name"
+_ROUTING: Final = frozenset({VERSION_HEADER.encode(), _METHOD_HEADER.encode(), _NAME_HEADER.encode()})
+_ARGUMENT: Final = PREFIX.lower().encode()
+
+_STATUSES: Final = {
+    PARSE_ERROR: 400,
+    INVALID_REQUEST: 400,
+    INVALID_PARAMS: 400,
+    METHOD_NOT_FOUND: 404,
+    HEADER_MISMATCH: 400,
+    MISSING_CAPABILITY: 400,
+    UNSUPPORTED_VERSION: 400,
+}
 
 
 def names_version(meta: Any) -> bool:
@@ -50,53 +63,77 @@ def check_request(
 ) -> None:
     """Raises `Refused`: the request breaks a rule of the wire."""
     if len(headers) < len(raw_headers):  # a header appears twice
-        duplicated = find_duplicated_routing_header(
-            (name.decode("latin-1"), value.decode("latin-1")) for name, value in raw_headers
-        )
-        if duplicated is not None:
-            raise _refused(InboundLadderRejection(code=-32020, message=f"{duplicated} header appears more than once"))
-    seen: dict[str, Any] = {"_meta": meta}
-    key = NAME_SOURCES.get(str(message.method))
-    if key is not None and key in params:
-        seen[key] = msgspec.json.decode(params[key])
-    verdict = classify_inbound_request({"method": message.method, "params": seen}, headers=headers)
-    if isinstance(verdict, InboundLadderRejection):
-        raise _refused(verdict)
-    if message.method in _REMOVED:
+        _check_unique(raw_headers, lambda name: name in _ROUTING)
+    if not isinstance(meta, dict):
+        keys = f"{VERSION_KEY!r} and {_CAPABILITIES_KEY!r}"
+        raise Refused(400, INVALID_PARAMS, f"params._meta must be an object carrying the required {keys} envelope keys")
+    missing = [key for key in (VERSION_KEY, _CAPABILITIES_KEY) if key not in meta]
+    if missing:
+        text = f"params._meta is missing the required envelope key(s): {', '.join(missing)}"
+        raise Refused(400, INVALID_PARAMS, text)
+    # Headers come before the version: a client whose header and body differ is told this, not that the version of
+    # one of them is unsupported.
+    _check_routing(message, params, meta[VERSION_KEY], headers)
+    _check_version(meta[VERSION_KEY])
+    if message.method in REMOVED:
         raise Refused(
             404,
             METHOD_NOT_FOUND,
             f"Method not found: {message.method} does not exist in {meta[VERSION_KEY]}",
-            data={"supported": list(MODERN_PROTOCOL_VERSIONS)},
+            data={"supported": list(MODERN_VERSIONS)},
         )
 
 
 def check_notification(headers: Mapping[str, str]) -> None:
     """Raises `Refused`: the notification names an unsupported version."""
-    rejection = unsupported_protocol_version_rejection(headers.get(VERSION_HEADER, ""))
-    if rejection is not None:
-        raise _refused(rejection)
+    _check_version(headers.get(VERSION_HEADER, ""))
 
 
 def check_param_headers(params: Object, raw_headers: list[tuple[bytes, bytes]], schema: Any) -> None:
     """Raises `Refused` when an `Mcp-Param-*` header and the argument that it mirrors disagree."""
+    _check_unique(raw_headers, lambda name: name.startswith(_ARGUMENT))
     arguments = msgspec.json.decode(params.get("arguments", b"null"))
-    mirrored: dict[str, str] = {}
-    for name_bytes, value in raw_headers:
-        name = name_bytes.decode("latin-1").lower()
-        if name in mirrored and name.startswith("mcp-param-"):
-            raise _refused(InboundLadderRejection(code=-32020, message=f"{name} header appears more than once"))
-        mirrored[name] = value.decode("latin-1")
-    rejection = validate_mcp_param_headers(schema, arguments if isinstance(arguments, dict) else {}, mirrored)
-    if rejection is not None:
-        raise _refused(rejection)
+    headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in raw_headers}
+    why = disagreement(schema, arguments if isinstance(arguments, dict) else {}, headers)
+    if why is not None:
+        raise _mismatch(why)
 
 
 def status_of(error_code: int | None) -> int:
     """The HTTP status of a JSON answer: the protocol defines one for some error codes."""
-    return 200 if error_code is None else ERROR_CODE_HTTP_STATUS.get(error_code, 200)
+    return 200 if error_code is None else _STATUSES.get(error_code, 200)
 
 
-def _refused(rejection: InboundLadderRejection) -> Refused:
-    status = ERROR_CODE_HTTP_STATUS.get(rejection.code, 400)
-    return Refused(status, rejection.code, rejection.message, data=rejection.data)
+def _check_routing(message: Message, params: Object, version: Any, headers: Mapping[str, str]) -> None:
+    """Raises `Refused`: a header that proxies route by differs from the body, or is missing."""
+    header = headers.get(VERSION_HEADER)
+    if header is None or header != version:
+        raise _mismatch(f"{VERSION_HEADER} header does not match the request envelope's protocol version")
+    if headers.get(_METHOD_HEADER) != message.method:
+        raise _mismatch(f"{_METHOD_HEADER} header does not match the request body's method")
+    source = NAME_SOURCES.get(str(message.method))
+    if source is not None and source in params:
+        named = msgspec.json.decode(params[source])
+        if named is not None and decode_value(headers.get(_NAME_HEADER)) != named:
+            raise _mismatch(f"{_NAME_HEADER} header does not match the request body's {source!r} parameter")
+
+
+def _check_version(version: str) -> None:
+    if version not in MODERN_VERSIONS:
+        data = {"supported": list(MODERN_VERSIONS), "requested": version}
+        raise Refused(400, UNSUPPORTED_VERSION, "Unsupported protocol version", data=data)
+
+
+def _check_unique(raw_headers: list[tuple[bytes, bytes]], is_checked: Callable[[bytes], bool]) -> None:
+    """Raises `Refused`: a checked header appears twice. Readers of the first and of the last would disagree."""
+    seen: set[bytes] = set()
+    for name_bytes, _ in raw_headers:
+        name = name_bytes.lower()
+        if is_checked(name):
+            if name in seen:
+                raise _mismatch(f"{name.decode('latin-1')} header appears more than once")
+            seen.add(name)
+
+
+def _mismatch(text: str) -> Refused:
+    return Refused(400, HEADER_MISMATCH, text)

@@ -12,9 +12,9 @@ from typing import Any, Final
 
 import httpx2
 import msgspec
-from mcp.shared.inbound import encode_header_value, mcp_param_headers, x_mcp_header_map
 
 from transports.jsonrpc import Message, Object, decode_id, parse
+from transports.mirrored_headers import argument_headers, encode_value
 from transports.sse import TooLarge
 from transports.tasks import Tasks
 from transports.upstream.http_replies import ReplyReader, error_text
@@ -182,12 +182,12 @@ class HttpLink:
         headers = {"mcp-protocol-version": version, "mcp-method": method}
         source = NAME_SOURCES.get(method)
         if source in params:
-            headers["mcp-name"] = encode_header_value(str(msgspec.json.decode(params[source])))
+            headers["mcp-name"] = encode_value(str(msgspec.json.decode(params[source])))
         if method == "tools/call":
             schema = self._given.schemas().get(str(msgspec.json.decode(params.get("name", b'""'))))
             arguments = msgspec.json.decode(params.get("arguments", b"{}"))
             if schema is not None and isinstance(arguments, dict):
-                headers |= mcp_param_headers(x_mcp_header_map(schema), arguments)
+                headers |= argument_headers(schema, arguments)
         return headers
 
     async def _post(self, frame: bytes, message: Message, headers: Headers) -> None:

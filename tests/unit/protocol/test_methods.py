@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mcp.shared.inbound import NAME_BEARING_METHODS
 from mcp_types.methods import (
     CACHEABLE_METHODS,
     CLIENT_NOTIFICATIONS,
@@ -14,6 +15,7 @@ from mcp_types.methods import (
     SERVER_NOTIFICATIONS,
     SERVER_REQUESTS,
 )
+from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, MODERN_PROTOCOL_VERSIONS
 
 import gateway.protocol.methods as methods
 from gateway.protocol.methods import (
@@ -29,7 +31,8 @@ from gateway.protocol.methods import (
     metric_label,
 )
 from tests.requirements import requirement
-from transports.wire_methods import NAME_SOURCES, SESSIONLESS
+from transports.era import HANDSHAKE_VERSIONS, MODERN_VERSIONS
+from transports.wire_methods import NAME_SOURCES, REMOVED, SESSIONLESS
 
 ROOT = Path(__file__).parents[3]
 NAMES = {row.name for row in ROWS}
@@ -59,12 +62,15 @@ OWN_BEHAVIOUR = {
 ENDS_OF_THE_WIRE = {"gateway/demo_server.py", "gateway/doctor/front_door.py"}
 """A server and a client of their own: no part of the relay."""
 
+TABLES = {"gateway/protocol/methods.py", "transports/wire_methods.py"}
+"""The table, and those of its columns that the wires read. A test below compares both."""
+
 
 def sources() -> Iterator[tuple[str, ast.Module]]:
     for room in ("gateway", "transports"):
         for path in sorted((ROOT / room).rglob("*.py")):
             name = str(path.relative_to(ROOT))
-            if name not in ENDS_OF_THE_WIRE and name != "gateway/protocol/methods.py":
+            if name not in ENDS_OF_THE_WIRE | TABLES:
                 yield name, ast.parse(path.read_text(encoding="utf-8"))
 
 
@@ -112,8 +118,18 @@ def test_the_table_has_every_method_of_every_revision(known: Any, ours: Any, is_
 def test_the_columns_agree_with_the_protocol() -> None:
     assert set(CACHEABLE_METHODS) == CACHEABLE
     assert set(INPUT_REQUIRED_METHODS) == MAY_ASK
-    assert {row.name: row.mcp_name for row in ROWS if row.mcp_name} == dict(NAME_SOURCES)
+    assert {row.name: row.mcp_name for row in ROWS if row.mcp_name} == NAME_SOURCES == NAME_BEARING_METHODS
     assert {row.name for row in ROWS if not row.needs_session} == SESSIONLESS
+    of_era = {
+        versions: {method for method, version in CLIENT_REQUESTS if version in versions}
+        for versions in (HANDSHAKE_VERSIONS, MODERN_VERSIONS)
+    }
+    assert of_era[HANDSHAKE_VERSIONS] - of_era[MODERN_VERSIONS] == REMOVED
+    assert SESSIONLESS <= of_era[MODERN_VERSIONS]
+
+
+def test_the_versions_are_those_of_the_protocol() -> None:
+    assert HANDSHAKE_VERSIONS == HANDSHAKE_PROTOCOL_VERSIONS and MODERN_VERSIONS == MODERN_PROTOCOL_VERSIONS
 
 
 def test_the_columns_are_read_by_name() -> None:

@@ -4,10 +4,21 @@ import json
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mcp.shared.inbound import ERROR_CODE_HTTP_STATUS, InboundLadderRejection, classify_inbound_request
+from mcp_types import CLIENT_CAPABILITIES_META_KEY
 
 from tests.requirements import requirement
 from tests.support.mcp_clients import modern_body, modern_headers
-from transports.inbound.modern import check_notification, check_param_headers, check_request, status_of
+from transports.inbound.modern import (
+    VERSION_HEADER,
+    VERSION_KEY,
+    check_notification,
+    check_param_headers,
+    check_request,
+    status_of,
+)
 from transports.inbound_port import Refused
 from transports.jsonrpc import METHOD_NOT_FOUND, decode_object, encode, parse
 
@@ -91,3 +102,40 @@ def test_a_header_that_mirrors_an_argument_agrees_with_it() -> None:
 @requirement("spec.modern")
 def test_some_errors_have_a_status_of_their_own() -> None:
     assert [status_of(code) for code in (None, METHOD_NOT_FOUND, HEADER_MISMATCH, -32000)] == [200, 404, 400, 200]
+
+
+METHODS = st.sampled_from(["tools/call", "resources/read", "tools/list", "other"])
+VERSIONS = st.sampled_from(["2026-07-28", "2025-11-25", ""]) | st.sampled_from([None, 1])
+NAMES = st.sampled_from(["echo", "=?base64?ZWNobw==?=", "ä", ""]) | st.sampled_from([None, 1])
+METAS: st.SearchStrategy[Any] = (
+    st.fixed_dictionaries({}, optional={VERSION_KEY: VERSIONS, CLIENT_CAPABILITIES_META_KEY: st.just({})})
+    | st.none()
+    | st.just([])
+)
+HEADERS = st.fixed_dictionaries(
+    {}, optional={VERSION_HEADER: VERSIONS.map(str), "mcp-method": METHODS, "mcp-name": NAMES.map(str)}
+)
+
+
+@requirement("spec.modern")
+@settings(max_examples=300)
+@given(method=METHODS, name=NAMES, meta=METAS, headers=HEADERS)
+def test_requests_are_refused_as_the_sdk_refuses_them(
+    method: str, name: Any, meta: Any, headers: dict[str, str]
+) -> None:
+    params = {"name": name, "uri": name, "_meta": meta}
+    verdict = classify_inbound_request({"method": method, "params": params}, headers=headers)
+    expected = (verdict.code, verdict.message, verdict.data) if isinstance(verdict, InboundLadderRejection) else None
+    message = parse(encode({"jsonrpc": "2.0", "id": 1, "method": method, "params": params}))
+    found = None
+    try:
+        check_request(message, message.params_object(), meta, headers, [])
+    except Refused as refused:
+        found = (refused.code, str(refused), refused.data)
+        assert refused.status == ERROR_CODE_HTTP_STATUS[refused.code]
+    assert found == expected
+
+
+@requirement("spec.modern")
+def test_each_error_has_the_status_that_the_sdk_gives_it() -> None:
+    assert {code: status_of(code) for code in ERROR_CODE_HTTP_STATUS} == ERROR_CODE_HTTP_STATUS

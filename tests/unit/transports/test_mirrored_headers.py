@@ -1,0 +1,119 @@
+"""`transports.mirrored_headers`: the rules of the SDK, compared with the SDK's own functions."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mcp.shared.inbound import (
+    decode_header_value,
+    encode_header_value,
+    mcp_param_headers,
+    validate_mcp_param_headers,
+    x_mcp_header_map,
+)
+
+from tests.requirements import requirement
+from transports.mirrored_headers import argument_headers, decode_value, disagreement, encode_value
+
+SCHEMA = {
+    "properties": {
+        "region": {"type": "string", "x-mcp-header": "Region"},
+        "size": {"properties": {"width": {"type": "integer", "x-mcp-header": "Width"}}},
+    }
+}
+NAMES = st.sampled_from(["a", "b", "properties", "items"])
+TOKENS = st.sampled_from(["A", "a", "B-1", "", "a b", "ä"]) | st.just(1) | st.none()
+TYPES = st.sampled_from(["string", "integer", "boolean", "number", "object"]) | st.just(["string"])
+VALUES = st.none() | st.booleans() | st.integers(-3, 3) | st.floats(-2, 2) | st.text(max_size=3) | st.just([1])
+TEXTS = st.sampled_from(["1", "1.0", "1.5", "-1", "true", "false", "", " ", "=?base64?YQ==?=", "=?base64?YR==?=", "ä"])
+
+
+def schemas(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
+    return st.fixed_dictionaries(
+        {},
+        optional={
+            "type": TYPES,
+            "x-mcp-header": TOKENS,
+            "properties": st.dictionaries(NAMES, inner, max_size=3) | st.just([]),
+            "items": inner,
+            "allOf": st.lists(inner, max_size=2) | st.just(1),
+            "$defs": st.dictionaries(NAMES, inner, max_size=1),
+            "enum": st.lists(inner, max_size=1),
+        },
+    )
+
+
+SCHEMAS = st.recursive(st.booleans() | schemas(st.none()), schemas, max_leaves=8)
+ARGUMENTS = st.dictionaries(NAMES, st.recursive(VALUES, lambda inner: st.dictionaries(NAMES, inner), max_leaves=4))
+HEADERS = st.dictionaries(st.sampled_from(["mcp-param-a", "mcp-param-b-1", "mcp-param-", "other"]), TEXTS)
+
+
+@requirement("spec.modern")
+@given(text=st.text(st.characters(exclude_categories=["Cs"])) | TEXTS)
+def test_a_value_is_coded_as_the_sdk_codes_it_and_is_read_back(text: str) -> None:
+    assert encode_value(text) == encode_header_value(text)
+    assert decode_value(encode_value(text)) == text
+
+
+@requirement("spec.modern")
+@given(value=st.from_regex(r"=\?base64\?[A-Za-z0-9+/=]{0,8}\?=", fullmatch=True) | TEXTS)
+def test_a_value_is_read_as_the_sdk_reads_it(value: str) -> None:
+    assert decode_value(value) == decode_header_value(value)
+
+
+def test_a_value_that_nobody_can_have_coded_is_none() -> None:
+    assert decode_value(None) is None
+    assert decode_value("=?base64?ä?=") is None and decode_value("=?base64?/w==?=") is None
+
+
+@requirement("spec.modern")
+@settings(max_examples=200)
+@given(schema=SCHEMAS, arguments=ARGUMENTS, headers=HEADERS)
+def test_headers_and_arguments_are_compared_as_the_sdk_compares_them(
+    schema: Any, arguments: dict[str, Any], headers: dict[str, str]
+) -> None:
+    rejection = validate_mcp_param_headers(schema, arguments, headers)
+    assert disagreement(schema, arguments, headers) == (None if rejection is None else rejection.message)
+
+
+@requirement("spec.modern")
+@settings(max_examples=200)
+@given(schema=SCHEMAS, arguments=ARGUMENTS)
+def test_the_headers_of_a_call_are_those_that_the_sdk_sends(schema: Any, arguments: dict[str, Any]) -> None:
+    assert argument_headers(schema, arguments) == mcp_param_headers(x_mcp_header_map(schema), arguments)
+
+
+@requirement("spec.modern")
+@pytest.mark.parametrize(
+    ("arguments", "headers", "why"),
+    [
+        ({"region": "eu"}, {"mcp-param-region": "eu"}, None),
+        ({}, {}, None),
+        ({"region": None}, {}, None),
+        ({"size": {"width": 42}}, {"mcp-param-width": "42.0"}, None),
+        ({"region": ["eu"]}, {}, None),
+        ({"region": "eu"}, {}, "is missing"),
+        ({}, {"mcp-param-region": "eu"}, "is absent"),
+        ({"region": ["eu"]}, {"mcp-param-region": "eu"}, "does not match"),
+        ({"region": "eu"}, {"mcp-param-region": "us"}, "does not match"),
+        ({"size": {"width": 42}}, {"mcp-param-width": "42.5"}, "'size.width' argument"),
+        ({"size": {"width": True}}, {"mcp-param-width": "1"}, "does not match"),
+        ({"region": "eu"}, {"mcp-param-region": "=?base64?!?="}, "malformed"),
+    ],
+)
+def test_a_header_agrees_with_its_argument(arguments: Any, headers: dict[str, str], why: str | None) -> None:
+    found = disagreement(SCHEMA, arguments, headers)
+    assert found is None if why is None else found is not None and why in found
+
+
+def test_a_number_too_long_for_python_is_no_text() -> None:
+    assert argument_headers(SCHEMA, {"region": 10**5_000}) == {}
+    assert disagreement(SCHEMA, {"size": {"width": 42}}, {"mcp-param-width": "9" * 5_000}) is not None
+
+
+def test_no_depth_of_a_schema_exhausts_the_stack() -> None:
+    schema: dict[str, Any] = {}
+    for _ in range(10_000):
+        schema = {"items": schema}
+    assert disagreement(schema, {}, {}) is None and argument_headers(schema, {}) == {}

@@ -1,0 +1,191 @@
+"""Headers that repeat parts of a request: the coding of their values, and `Mcp-Param-*` for arguments of tools.
+
+MCP 2026-07-28, Transports §Custom Headers. Pure. The rules are those of the MCP SDK (`mcp.shared.inbound`), in the same
+words, and a test compares both. The SDK itself is not imported, because loading it takes half of a gateway's start.
+"""
+
+import base64
+import binascii
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, NamedTuple
+
+__all__ = ["PREFIX", "argument_headers", "decode_value", "disagreement", "encode_value"]
+
+PREFIX: Final = "Mcp-Param-"
+_ANNOTATION: Final = "x-mcp-header"
+_TYPES: Final = frozenset({"string", "integer", "boolean"})
+"""Types of properties that a schema may annotate. Texts of floats differ between languages."""
+
+_CODED = re.compile(r"=\?base64\?(?P<payload>.*)\?=")
+_PRINTABLE = re.compile(r"[\x20-\x7E]*")
+_TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")  # RFC 9110 §5.6.2
+_DECIMAL = re.compile(r"-?[0-9]+(\.[0-9]+)?")
+
+# The keywords of JSON Schema 2020-12 that hold schemas, by the shape of what they hold. Data (`default`, `enum`) and
+# references are left out: data is no schema, and a reference is never followed.
+_ONE: Final = frozenset(
+    "items contains unevaluatedItems additionalProperties propertyNames unevaluatedProperties not if then else "
+    "contentSchema".split()
+)
+_SEVERAL: Final = frozenset({"allOf", "anyOf", "oneOf", "prefixItems"})
+_BY_NAME: Final = frozenset({"patternProperties", "dependentSchemas", "$defs", "definitions"})
+
+PropertyPath = tuple[str, ...]
+
+
+class _Annotated(NamedTuple):
+    """A property whose value is repeated in a header."""
+
+    path: PropertyPath
+    token: str
+    schema: dict[str, Any]
+
+    @property
+    def header(self) -> str:
+        return PREFIX + self.token
+
+
+def encode_value(text: str) -> str:
+    """The text as a header value: itself if it is printable ASCII without spaces at its ends, else coded as base64."""
+    if _PRINTABLE.fullmatch(text) and text == text.strip() and not _CODED.fullmatch(text):
+        return text
+    return f"=?base64?{base64.b64encode(text.encode()).decode()}?="
+
+
+def decode_value(value: str | None) -> str | None:
+    """The text of a header value; None if there is none, or if its base64 is not canonical base64 of UTF-8."""
+    coded = None if value is None else _CODED.fullmatch(value)
+    if coded is None:
+        return value
+    payload = coded["payload"]
+    try:
+        decoded = base64.b64decode(payload, validate=True)
+        # The spare bits of the last character have to be zero, so that each text has one spelling.
+        return decoded.decode() if base64.b64encode(decoded).decode() == payload else None
+    except (binascii.Error, ValueError):
+        return None
+
+
+def argument_headers(schema: Any, arguments: Mapping[str, Any]) -> dict[str, str]:
+    """The headers of a `tools/call`. Arguments without a value, and those that are no scalars, have none."""
+    headers: dict[str, str] = {}
+    for annotated in _annotated(schema):
+        text = _text(_at(arguments, annotated.path))
+        if text is not None:
+            headers[annotated.header] = encode_value(text)
+    return headers
+
+
+def disagreement(schema: Any, arguments: Mapping[str, Any], headers: Mapping[str, str]) -> str | None:
+    """How the headers of a `tools/call` differ from its arguments; None if they agree.
+
+    A header without an argument is a difference as well: a proxy would route by a value that the request does not
+    have. An invalid annotation switches the check off, because clients send no headers for such a tool.
+
+    Args:
+        headers: the headers of the request, by lower-case name.
+    """
+    if not _is_valid(schema):
+        return None
+    for annotated in _annotated(schema):
+        why = _difference(annotated, _at(arguments, annotated.path), headers.get(annotated.header.lower()))
+        if why is not None:
+            return f"{annotated.header} header {why}"
+    return None
+
+
+def _difference(annotated: _Annotated, value: Any, header: str | None) -> str | None:
+    argument = f"{'.'.join(annotated.path)!r} argument"
+    text = _text(value)
+    if text is None:
+        if header is None:
+            return None
+        if value is None:
+            return f"is present but the request body's {argument} is absent"
+        return f"does not match the request body's {argument}"
+    if header is None:
+        return f"is missing but the request body's {argument} is present"
+    decoded = decode_value(header)
+    if decoded is None:
+        return "carries a malformed base64 sentinel value"
+    if decoded != text and not _is_equal_integer(annotated.schema.get("type"), value, decoded):
+        return f"does not match the request body's {argument}"
+    return None
+
+
+def _is_equal_integer(kind: Any, value: Any, decoded: str) -> bool:
+    """True if the header is another spelling of an integer: `42.0` of 42. Exact for integers of any size."""
+    is_whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
+    if kind != "integer" or isinstance(value, bool) or not is_whole or not _DECIMAL.fullmatch(decoded):
+        return False
+    whole, _, fraction = decoded.partition(".")
+    try:
+        return not fraction.strip("0") and int(whole) == int(value)
+    except ValueError:  # more digits than Python converts
+        return False
+
+
+def _text(value: Any) -> str | None:
+    """A scalar as the text of a header; None for what no header can hold."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    try:
+        return str(value) if isinstance(value, str | int | float) else None
+    except ValueError:  # an integer of more digits than Python converts
+        return None
+
+
+def _at(arguments: Any, path: PropertyPath) -> Any:
+    """The value at a path of properties; None if there is none."""
+    for key in path:
+        if not isinstance(arguments, Mapping):
+            return None
+        arguments = arguments.get(key)
+    return arguments
+
+
+def _annotated(schema: Any) -> Iterator[_Annotated]:
+    """The annotated properties that only other properties enclose."""
+    for path, node in _schemas(schema):
+        token = node.get(_ANNOTATION)
+        if path and isinstance(token, str):
+            yield _Annotated(path, token, node)
+
+
+def _is_valid(schema: Any) -> bool:
+    """True if each annotation is on a scalar property that only other properties enclose, and names a header of its
+    own."""
+    seen: set[str] = set()
+    for path, node in _schemas(schema):
+        if _ANNOTATION not in node:
+            continue
+        token, kind = node[_ANNOTATION], node.get("type")
+        if not path or not isinstance(token, str) or not isinstance(kind, str):
+            return False
+        if not _TOKEN.fullmatch(token) or kind not in _TYPES or token.lower() in seen:
+            return False
+        seen.add(token.lower())
+    return True
+
+
+def _schemas(root: Any) -> Iterator[tuple[PropertyPath | None, dict[str, Any]]]:
+    """Every schema in a schema, with the properties that enclose it; None where anything else encloses it as well.
+
+    Without recursion, so that no depth exhausts the stack.
+    """
+    waiting: list[tuple[PropertyPath | None, Any]] = [((), root)]
+    while waiting:
+        path, node = waiting.pop()
+        if not isinstance(node, dict):
+            continue
+        yield path, node
+        for keyword, held in node.items():
+            if keyword == "properties" and isinstance(held, dict):
+                waiting += [(None if path is None else (*path, name), each) for name, each in held.items()]
+            elif keyword in _ONE:
+                waiting.append((None, held))
+            elif keyword in _SEVERAL and isinstance(held, list):
+                waiting += [(None, each) for each in held]
+            elif keyword in _BY_NAME and isinstance(held, dict):
+                waiting += [(None, each) for each in held.values()]
