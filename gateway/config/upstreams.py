@@ -120,6 +120,10 @@ class UpstreamSettings(BaseModel):
     """Visible only to sessions with direct trust."""
     permissions: tuple[str, ...] = ()
     """Visible only to sessions that have all of these permissions."""
+    only_tools: tuple[Pattern, ...] | None = None
+    """Patterns of the tools that are served; all other tools are hidden. If not set: all tools."""
+    hidden_tools: tuple[Pattern, ...] = ()
+    """Patterns of tools that are hidden, even if `only_tools` lists them."""
     tools: dict[Pattern, ToolSettings] = {}
     """Pattern of tool names → restrictions of these tools."""
     prompts: dict[Pattern, ItemSettings] = {}

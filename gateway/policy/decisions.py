@@ -35,6 +35,8 @@ class ServerPolicy(msgspec.Struct, frozen=True, kw_only=True):
 
     direct_only: bool = False
     permissions: tuple[str, ...] = ()
+    only_tools: tuple[str, ...] | None = None
+    hidden_tools: tuple[str, ...] = ()
     tools: Mapping[str, ToolSettings] = msgspec.field(default_factory=dict)
     prompts: Mapping[str, ItemSettings] = msgspec.field(default_factory=dict)
     resources: Mapping[str, ItemSettings] = msgspec.field(default_factory=dict)
@@ -87,7 +89,7 @@ class Policy:
         rules, settings = self._servers[server], self._settings
         workspaces = settings.workspaces.values()
         named = {
-            "tools": bool(rules.tools) or settings.makes_read_only or any(w.tools != _ALL for w in workspaces),
+            "tools": _names_tools(rules) or settings.makes_read_only or any(w.tools != _ALL for w in workspaces),
             "prompts": bool(rules.prompts) or any(w.prompts != _ALL for w in workspaces),
             "resources": bool(rules.resources) or any(w.resources != _ALL for w in workspaces),
         }
@@ -145,6 +147,8 @@ class Policy:
         reason = ""
         if hidden := self.hides(context, server):
             reason = f"the server is not for this session: {hidden}"
+        elif left_out := _left_out(self._servers[server], names, f"mcpServers.{server}"):
+            reason = left_out
         elif (only := _first(patterns, "direct_only")) and context.trust != "direct":
             reason = f"it is for direct trust only ({where}.{only}.direct_only)"
         elif operation == "eval" and not self._settings.eval_tools:
@@ -248,6 +252,21 @@ def _first(patterns: Mapping[str, ToolSettings], restriction: str) -> str:
     return next((pattern for pattern, found in patterns.items() if getattr(found, restriction)), "")
 
 
+def _names_tools(rules: ServerPolicy) -> bool:
+    """Whether the server's rules restrict some of its tools."""
+    return bool(rules.tools or rules.hidden_tools or rules.only_tools is not None)
+
+
+def _left_out(rules: ServerPolicy, names: Iterable[str], where: str) -> str:
+    """The reason why a tool, in any spelling of its name, is served to nobody."""
+    for name in names:
+        if any_matches(rules.hidden_tools, name):
+            return f"it is hidden from everyone ({where}.hidden_tools)"
+        if rules.only_tools is not None and not any_matches(rules.only_tools, name):
+            return f"it is not among the tools that are served ({where}.only_tools)"
+    return ""
+
+
 def _matching(rules: Mapping[str, ItemSettings], forms: Iterable[str]) -> dict[str, ItemSettings]:
     names = set(forms)
     return {pattern: found for pattern, found in rules.items() if any(matches(pattern, name) for name in names)}
@@ -268,6 +287,8 @@ def server_policy(settings: UpstreamSettings) -> ServerPolicy:
     return ServerPolicy(
         direct_only=settings.direct_only,
         permissions=settings.permissions,
+        only_tools=settings.only_tools,
+        hidden_tools=settings.hidden_tools,
         tools=settings.tools,
         prompts=settings.prompts,
         resources=settings.resource_uris,

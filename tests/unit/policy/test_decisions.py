@@ -141,3 +141,28 @@ def test_decisions_are_cached_neither_by_fields_nor_by_what_a_client_announces_a
     assert policy.rights_of(vouched) == vouched, "its name decides"
     trusting = Policy(PolicySettings(trust_announced_workspace=True), {"s": ServerPolicy()})
     assert trusting.rights_of(Context(workspace="/" + "x" * 4_000)).workspace
+
+
+@requirement("ops.foreign-config", "pol.trust")
+def test_a_tool_that_the_configuration_hides_is_nobodys() -> None:
+    servers = {
+        "x": ServerPolicy(only_tools=("read_*", "list"), hidden_tools=("read_secrets",)),
+        "y": ServerPolicy(only_tools=()),
+        "z": ServerPolicy(hidden_tools=("\u0065val",)),
+        "open": ServerPolicy(),
+    }
+    policy = Policy(PolicySettings(), servers)
+    context = Context(trust="direct", permissions=("p",))
+    served = {
+        (server, tool)
+        for server in servers
+        for tool in ("read_file", "read_secrets", "list", "eval", "\uff45val")
+        if policy.decide(context, server, tool).allowed
+    }
+    assert {tool for server, tool in served if server == "x"} == {"read_file", "list"}
+    assert {tool for server, tool in served if server == "y"} == set()
+    assert {tool for server, tool in served if server == "z"} == {"read_file", "read_secrets", "list"}
+    assert {tool for server, tool in served if server == "open"} >= {"eval", "read_secrets"}
+    assert "mcpServers.x.hidden_tools" in policy.decide(context, "x", "read_secrets").reason
+    assert "mcpServers.y.only_tools" in policy.decide(context, "y", "list").reason
+    assert [bool(policy.restricts(server)) for server in servers] == [True, True, True, False]
