@@ -3,14 +3,17 @@
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Set
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_type_hints
+from typing import Annotated, Any, Final, TypeVar, get_type_hints
 
 import typer
 
 __all__ = ["AtGateway", "CommandArgument", "ConfigOption", "JsonOption", "Overrides", "Where", "options"]
+
+_CONTEXT: Final = "typer_context"
+"""The parameter by which typer hands in its context."""
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -43,6 +46,16 @@ class Where(AtGateway):
     store: Annotated[
         str, typer.Option("--store", envvar="MCP_GATEWAY_STORE", help="The store's URL, as the gateway has it.")
     ] = ""
+
+    def preferring(self, typed: Set[str]) -> "Where":
+        """The one place that counts, if both are known: an option on the command line wins over a variable.
+
+        Raises:
+            typer.BadParameter: both options are on the command line.
+        """
+        if {"url", "store"} <= typed:
+            raise typer.BadParameter("give --url or --store, not both")
+        return replace(self, url="") if "store" in typed else self
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,15 +100,17 @@ def options(command: Command) -> Command:
 
     @functools.wraps(command)
     def run(**given: Any) -> Any:
+        context: typer.Context = given.pop(_CONTEXT)
+        typed = {name for name in given if _is_typed(context, name)}
         values = {
-            name: parameter.annotation(**{field.name: given[field.name] for field in fields[name]})
+            name: _value(parameter.annotation(**{field.name: given[field.name] for field in fields[name]}), typed)
             if name in fields
             else given[name]
             for name, parameter in signature.parameters.items()
         }
         return command(**values)
 
-    parameters = []
+    parameters = [inspect.Parameter(_CONTEXT, inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)]
     for name, parameter in signature.parameters.items():
         if name in fields:
             hints = get_type_hints(parameter.annotation, include_extras=True)
@@ -105,6 +120,16 @@ def options(command: Command) -> Command:
     run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]  # what typer reads
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return run  # type: ignore[return-value]  # typer calls it by the names of its options
+
+
+def _is_typed(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def _value(value: Any, typed: Set[str]) -> Any:
+    """The value; one that depends on what was typed decides for itself."""
+    return value.preferring(typed) if isinstance(value, Where) else value
 
 
 def _option(field: "dataclasses.Field[Any]", annotation: Any) -> inspect.Parameter:

@@ -7,6 +7,7 @@ import typer
 from typer.testing import CliRunner
 
 from gateway.cli.options import AtGateway, Overrides, Where, options
+from tests.requirements import requirement
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,3 +46,24 @@ def test_only_what_was_given_overrides_settings() -> None:
 
 def test_a_store_is_one_more_place_to_look() -> None:
     assert Where(store="redis://r", url="u") == Where(url="u", store="redis://r") and isinstance(Where(), AtGateway)
+
+
+def _looked_at(*arguments: str, **env: str) -> str:
+    app = typer.Typer()
+
+    @app.command()
+    @options
+    def look(where: Where) -> None:
+        typer.echo(where.url or where.store or "nowhere")
+
+    return CliRunner().invoke(app, [*arguments], env=env).output.strip()
+
+
+@requirement("ops.precedence")
+def test_an_option_wins_over_a_variable_that_names_another_place() -> None:
+    variables = {"MCP_GATEWAY_URL": "http://variable", "MCP_GATEWAY_STORE": "redis://variable"}
+    assert _looked_at("--store", "redis://typed", **variables) == "redis://typed"
+    assert _looked_at("--url", "http://typed", **variables) == "http://typed"
+    assert _looked_at(**variables) == "http://variable" and _looked_at() == "nowhere"
+    assert _looked_at(MCP_GATEWAY_STORE="redis://variable") == "redis://variable"
+    assert "--url or --store, not both" in " ".join(_looked_at("--store", "a", "--url", "b").split())
