@@ -2,7 +2,9 @@
 
 import importlib
 import sys
+import traceback
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, Protocol
 
 from gateway.calls.deadlines import Deadlines
@@ -172,5 +174,14 @@ def load_object(name: str, path: str) -> Any:
         for part in attribute.split("."):
             found = getattr(found, part)
     except Exception as error:
-        raise ConfigurationError(f"mcpServers.{name}.in_process: {path}: {type(error).__name__}: {error}") from error
+        what = f"{type(error).__name__}: {error}"
+        raise ConfigurationError(f"mcpServers.{name}.in_process: {path}: {what}{_failed_in(error)}") from error
     return found
+
+
+def _failed_in(error: Exception) -> str:
+    """The line of the operator's module that failed; where modules are looked for, if none was found."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if frame.filename != __file__ and "importlib" not in frame.filename:
+            return f" ({frame.filename}, line {frame.lineno})"
+    return f" (modules are looked for in {Path.cwd()} and in the gateway's Python environment)"
