@@ -1,23 +1,25 @@
 """The command line. What operators watch and do is in files of its own; `__main__` adds `demo-server`."""
 
 import asyncio
+import logging
 import os
 import sys
-from pathlib import Path
+from collections.abc import Iterable
 from typing import Annotated
 
 import typer
 
+from gateway.cli.check import check
 from gateway.cli.doctor import doctor
 from gateway.cli.operate import app as replicas_app
 from gateway.cli.operate import tail, top
-from gateway.cli.options import CommandArgument, ConfigOption, JsonOption, Overrides, options
+from gateway.cli.options import CommandArgument, ConfigOption, Overrides, options
 from gateway.cli.output import complain
 from gateway.cli.sessions import app as sessions_app
-from gateway.cli.terminal import Terminal
-from gateway.config.settings import ConfigurationError, Settings, load_settings
+from gateway.config.faults import Note, located
+from gateway.config.host_entries import command_fault
+from gateway.config.settings import ConfigurationError, Settings, load
 from gateway.observability.visible import as_json as to_json
-from gateway.observability.visible import visible_line
 
 __all__ = ["app"]
 
@@ -33,7 +35,8 @@ app.add_typer(replicas_app, name="replicas")
 app.command("top")(top)
 app.command("tail")(tail)
 app.command("doctor")(doctor)
-_err = Terminal(stderr=True)
+app.command("check")(check)
+logger = logging.getLogger(__name__)
 
 
 @app.command()
@@ -52,14 +55,16 @@ def run(
     from gateway.serving.workers import LISTENER, run_workers
 
     try:
-        settings = load_settings(config, overrides.given())
-        settings = _with_command(settings, command)
+        loaded = load(config, overrides.given())
+        settings = _with_command(loaded.settings, command)
         configure_logging(settings.gateway.log_level, settings.gateway.log_format)
+        if LISTENER not in os.environ:
+            _log(loaded.notes)
         if workers > 1 and LISTENER not in os.environ:
             raise typer.Exit(run_workers(settings, sys.argv[1:], workers))
         serve(settings)
     except ConfigurationError as error:
-        raise complain(str(error)) from None
+        raise complain(located(str(error), config)) from None
     except OSError as error:
         where = f"{settings.gateway.host}:{settings.gateway.port}"
         raise complain(f"cannot listen on {where}: {error.strerror or error}") from None
@@ -77,75 +82,32 @@ def stdio(
     from gateway.serving.stdio import serve_stdio
 
     try:
-        given = Overrides(store=store, allow_eval=allow_eval).given()
-        settings = _with_command(load_settings(config, given), command)
+        loaded = load(config, Overrides(store=store, allow_eval=allow_eval).given())
+        settings = _with_command(loaded.settings, command)
         configure_logging(settings.gateway.log_level, settings.gateway.log_format)
+        _log(loaded.notes)
         serve_stdio(settings)
     except ConfigurationError as error:
-        raise complain(str(error)) from None
+        raise complain(located(str(error), config)) from None
+
+
+def _log(notes: Iterable[Note]) -> None:
+    """The notes about the configuration, as `check` and `doctor` print them."""
+    for note in notes:
+        logger.log(logging.INFO if note.level == "ignored" else logging.WARNING, "%s", note.text)
 
 
 def _with_command(settings: Settings, command: list[str] | None) -> Settings:
     if command and settings.mcpServers:
         raise ConfigurationError("give either a command after -- or a file with mcpServers, not both")
     if command:
+        if fault := command_fault(command[0], None):
+            raise ConfigurationError(f"the command after -- {fault}: give its words without quotes around all of them")
         entry = {"command": command[0], "args": command[1:]}
         return Settings.model_validate({"mcpServers": {"main": entry}, "gateway": settings.gateway})
     if not settings.mcpServers:
         raise ConfigurationError("nothing to serve: give --config FILE with mcpServers, or a server's command after --")
     return settings
-
-
-@app.command()
-def check(
-    config: Annotated[Path, typer.Option("--config", "-c", help="The configuration file to check.")],
-    as_json: JsonOption = False,
-    offline: Annotated[bool, typer.Option("--offline", help="Do not start or contact the servers.")] = False,
-) -> None:
-    """Check a configuration file, and that its policy matches what the servers list. Exit status 2 if it is invalid."""
-    from gateway.config.keyring import key_ring
-    from gateway.doctor.workspaces import check_workspaces
-
-    try:
-        settings = load_settings(config)
-        key_ring(settings.gateway.store)
-        warnings = [f"{one.what}; {one.do}" for one in check_workspaces(settings) if one.state != "ok"]
-        warnings += [] if settings.mcpServers else ["nothing to serve: mcpServers is empty or missing"]
-        warnings += [] if offline else asyncio.run(_compared(settings))
-    except ConfigurationError as error:
-        if not as_json:
-            raise complain(str(error)) from None
-        typer.echo(to_json({"good": False, "faults": str(error).splitlines()}))
-        raise typer.Exit(2) from None
-    names = ", ".join(settings.mcpServers) or "no servers"
-    found = {"good": True, "servers": [*settings.mcpServers], "warnings": warnings}
-    typer.echo(to_json(found) if as_json else visible_line(f"{config}: ok ({names})"))
-    for warning in () if as_json else warnings:
-        _err.complain("warning", warning)
-
-
-async def _compared(settings: Settings) -> list[str]:
-    """Warnings about what the servers list. Raises `ConfigurationError`: the policy does not match their lists."""
-    from gateway.observability.logs import configure_logging
-    from gateway.serving.gateway import Gateway
-    from gateway.upstreams.review import CORRECT, MEND, asking, review
-    from session_store import KeyRing, MemoryBackend
-
-    configure_logging("critical")
-    gateway = Gateway(asking(settings), store=MemoryBackend(), ring=KeyRing.ephemeral())
-    async with gateway.running():
-        policy = settings.gateway.policy
-        found = await review(gateway.upstreams, policy.workspaces, gateway.calls)
-    refused = [*found.unmatched, CORRECT] if found.unmatched and policy.unmatched_patterns == "refuse" else []
-    if found.unusable and policy.unusable_schemas == "refuse" and policy.check_arguments:
-        refused += [*found.unusable, MEND]
-    if refused:
-        raise ConfigurationError("\n".join(refused))
-    warnings = [
-        f"server {name} did not answer, so its lists were not checked; run `mcp-session-gateway doctor`"
-        for name in found.unasked
-    ]
-    return warnings + (found.unchecked if policy.check_arguments else [])
 
 
 @app.command("manifest")
@@ -160,11 +122,11 @@ def show_manifest(
     from gateway.observability.logs import configure_logging
 
     try:
-        settings = _with_command(load_settings(config), command)
+        settings = _with_command(load(config).settings, command)
         configure_logging("error")
         typer.echo(to_json(asyncio.run(manifest(settings)), indent=2))
     except ConfigurationError as error:
-        raise complain(str(error)) from None
+        raise complain(located(str(error), config)) from None
 
 
 @app.command()

@@ -17,6 +17,7 @@ from gateway.observability.visible import visible
 __all__ = ["Terminal"]
 
 _WIDE: Final = 220
+_STYLES: Final = {"warning": "bold yellow", "ignored": "dim"}
 
 
 class Terminal(Console):
@@ -38,5 +39,5 @@ class Terminal(Console):
 
     def complain(self, kind: str, message: str) -> None:
         """A line with its kind in colour."""
-        style = "bold yellow" if kind == "warning" else "bold red"
+        style = _STYLES.get(kind, "bold red")
         self.print(Text.assemble((kind, style), " ", visible(message)))

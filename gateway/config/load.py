@@ -4,21 +4,24 @@ Knows where each setting came from, for messages to people who have several plac
 """
 
 import json
-import tomllib
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 from pydantic import BaseModel, ValidationError, create_model
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
+from gateway.config.documents import read_document
+from gateway.config.faults import ConfigurationError, Note
+from gateway.config.hosts import Adapted, adapted
+from gateway.config.placeholders import Place
 from gateway.config.secret_file import UnusableSecret, secret_in
+from gateway.config.spelling import did_you_mean
+from gateway.config.variable_names import unknown_variables
 
-__all__ = ["ConfigurationError", "Origins", "explained", "gathered", "variables"]
-
-
-class ConfigurationError(ValueError):
-    """The configuration cannot be used. The message names the place and what to do."""
+__all__ = ["ConfigurationError", "Gathered", "Origins", "explained", "gathered", "variables"]
 
 
 class _Variables(BaseSettings):
@@ -55,9 +58,23 @@ _OPTIONS: Final = {"allowed_hosts": "allowed-host", "policy.eval_tools": "allow-
 class Origins:
     """The places that settings of `gateway` come from, and what each of them gives."""
 
-    def __init__(self, file: str, in_file: Any, environment: Mapping[str, Any], overrides: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        file: str,
+        in_file: Any,
+        environment: Mapping[str, Any],
+        overrides: Mapping[str, Any],
+        servers: Mapping[str, str] | None = None,
+    ) -> None:
         self._file = file
         self._places = (in_file, environment, overrides)
+        self._servers = servers or {}
+
+    def in_words(self, loc: tuple[int | str, ...]) -> str:
+        """Where the file has what validation calls `loc`: hosts have their servers in different tables."""
+        if loc[:1] == ("mcpServers",) and loc[1:2] and loc[1] in self._servers:
+            return ".".join((self._servers[str(loc[1])], *map(str, loc[2:])))
+        return ".".join(map(str, loc))
 
     def of(self, setting: str) -> str:
         """Every place that gives it, or a part of it, in words."""
@@ -91,21 +108,40 @@ def _has(given: Any, setting: str) -> bool:
     return True
 
 
-def gathered(path: Path | None, overrides: dict[str, Any], model: type[BaseModel]) -> tuple[dict[str, Any], Origins]:
-    """The document that all places make together, not validated yet, and where it came from.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gathered:
+    """The document that all places make together, not validated yet, where it came from, and what has no effect."""
+
+    document: dict[str, Any]
+    origins: Origins
+    notes: tuple[Note, ...]
+
+
+def gathered(path: Path | None, overrides: dict[str, Any], model: type[BaseModel]) -> Gathered:
+    """Put file, environment and command line together.
 
     `model` has the settings of `gateway`: their names are those of the variables.
 
     Raises:
-        ConfigurationError: the file cannot be read.
+        ConfigurationError: the file cannot be read, a placeholder has no value, or a name is misspelt.
     """
-    document: dict[str, Any] = {} if path is None else _read(path)
-    environment = variables(model)
+    misspelt, notes = unknown_variables(os.environ, model)
+    found = _of_file(path)
+    faults = [*(f"{path}: {fault}" for fault in found.findings.faults), *misspelt]
+    if faults:
+        raise ConfigurationError("\n".join(faults))
+    notes += tuple(Note(level=note.level, text=f"{path}: {note.text}") for note in found.findings.notes)
+    document, environment = found.document, variables(model)
     gateway = document.get("gateway", {})
-    origins = Origins(str(path or ""), gateway, environment, overrides)
+    origins = Origins(str(path or ""), gateway, environment, overrides, found.places)
     if isinstance(gateway, dict):
         document = document | {"gateway": _with_store(_merge(_merge(gateway, environment), overrides), origins)}
-    return document, origins
+    return Gathered(document=document, origins=origins, notes=notes)
+
+
+def _of_file(path: Path | None) -> Adapted:
+    given = {} if path is None else read_document(path)
+    return adapted(given, Place(environ=os.environ, folder=(path or Path()).absolute().parent))
 
 
 def _with_store(gateway: dict[str, Any], origins: Origins) -> dict[str, Any]:
@@ -120,20 +156,6 @@ def _with_store(gateway: dict[str, Any], origins: Origins) -> dict[str, Any]:
         return gateway | {"store": secret_in(Path(file), "gateway.store_file")}
     except UnusableSecret as error:
         raise ConfigurationError(str(error)) from None
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        text = path.read_text(encoding="utf-8")
-        document = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
-    except OSError as error:
-        raise ConfigurationError(f"{path}: {error.strerror or error}") from None
-    except ValueError as error:
-        raise ConfigurationError(f"{path}: not valid {'TOML' if path.suffix == '.toml' else 'JSON'}: {error}") from None
-    if not isinstance(document, dict):
-        raise ConfigurationError(f"{path}: must contain an object with mcpServers and, optionally, gateway")
-    # A desktop host's file holds settings of its own beside mcpServers.
-    return {key: value for key, value in document.items() if key in ("mcpServers", "gateway")}
 
 
 def _maybe_json(value: Any) -> Any:
@@ -155,13 +177,30 @@ def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def explained(error: ValidationError, origins: Origins) -> str:
-    """One line per fault: where, what."""
+def explained(error: ValidationError, origins: Origins, model: type[BaseModel]) -> str:
+    """One line per fault: where, what. `model` is the model of the whole document."""
     lines = []
     for fault in error.errors(include_url=False, include_input=False):
-        where = ".".join(str(part) for part in fault["loc"])
+        where = origins.in_words(fault["loc"])
         what = fault["msg"].removeprefix("Value error, ")
         if fault["type"] == "extra_forbidden":
-            what = "no such setting"
+            what = f"no such setting{did_you_mean(str(fault['loc'][-1]), _names_at(model, fault['loc'][:-1]))}"
         lines.append(": ".join(part for part in (origins.of_fault(fault["loc"]), where, what) if part))
     return "\n".join(lines)
+
+
+def _names_at(model: type[BaseModel], loc: tuple[int | str, ...]) -> list[str]:
+    """The settings that the object at `loc` may have."""
+    models = [model]
+    for part in loc:
+        fields = [each.model_fields[str(part)].annotation for each in models if str(part) in each.model_fields]
+        # Another part is a key of a mapping or an index of a list, whose values the models already are.
+        models = [found for field in fields for found in _models_in(field)] or models
+    return [name for each in models for name in each.model_fields]
+
+
+def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for part in get_args(annotation):
+        yield from _models_in(part)

@@ -5,6 +5,7 @@ A configuration is one JSON or TOML file: the `mcpServers` object people already
 """
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 
@@ -12,8 +13,9 @@ from pydantic import Field, ValidationError, ValidationInfo, field_validator, mo
 
 from gateway.config.addresses import HostNames, ListenAddress, is_loopback
 from gateway.config.auth import API_KEY_ISSUER, AuthSettings, KeyDigestSettings
+from gateway.config.faults import ConfigurationError, Note
 from gateway.config.limits import LimitSettings
-from gateway.config.load import ConfigurationError, Origins, explained, gathered
+from gateway.config.load import Origins, explained, gathered
 from gateway.config.model import Frozen
 from gateway.config.operators import AdminSettings, AuditSettings
 from gateway.config.policy import PolicySettings
@@ -22,7 +24,7 @@ from gateway.config.sessions import SessionSettings
 from gateway.config.upstreams import UpstreamSettings
 from session_store.connect import check_store_url
 
-__all__ = ["ConfigurationError", "GatewaySettings", "Settings", "load_settings"]
+__all__ = ["ConfigurationError", "GatewaySettings", "Loaded", "Settings", "load", "load_settings"]
 
 DEFAULT_ISSUER: Final = "mcp-session-gateway"
 _NAME: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
@@ -192,14 +194,28 @@ class Settings(Frozen):
         return self
 
 
-def load_settings(path: Path | None = None, overrides: dict[str, Any] | None = None) -> Settings:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """The settings, and notes about what in the file and the environment has no effect."""
+
+    settings: Settings
+    notes: tuple[Note, ...]
+
+
+def load(path: Path | None = None, overrides: dict[str, Any] | None = None) -> Loaded:
     """Read the file (JSON, or TOML by its ending), the environment over it, and `overrides` (of `gateway`) over both.
 
     Raises:
         ConfigurationError: one line per fault: where, what, and what to do.
     """
-    document, origins = gathered(path, overrides or {}, GatewaySettings)
+    found = gathered(path, overrides or {}, GatewaySettings)
     try:
-        return Settings.model_validate(document, context={"origins": origins})
+        settings = Settings.model_validate(found.document, context={"origins": found.origins})
     except ValidationError as error:
-        raise ConfigurationError(explained(error, origins)) from None
+        raise ConfigurationError(explained(error, found.origins, Settings)) from None
+    return Loaded(settings=settings, notes=found.notes)
+
+
+def load_settings(path: Path | None = None, overrides: dict[str, Any] | None = None) -> Settings:
+    """As `load`, without the notes. Raises `ConfigurationError`."""
+    return load(path, overrides).settings

@@ -33,6 +33,13 @@ ContextField = Literal[
 BoundField = Literal["session_id", "workspace", "trust", "principal", "agent"]
 
 
+def _text(value: Any) -> Any:
+    """A number or a boolean as an environment variable has it; people write both into files."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(value) if isinstance(value, int | float) else value
+
+
 class ItemSettings(Frozen):
     """Restrictions of prompts or resources whose names match a pattern. If several patterns match, all of them
     apply."""
@@ -91,7 +98,7 @@ class ResourceSettings(Frozen):
 
 
 class UpstreamSettings(BaseModel):
-    """One entry of `mcpServers`. Fields that other hosts keep there (`disabled`, `autoApprove`, …) are ignored."""
+    """One entry of `mcpServers`, after `config.hosts` has read the fields that only other hosts have."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -147,6 +154,16 @@ class UpstreamSettings(BaseModel):
         if isinstance(value, dict) and not any(value.get(kind) for kind in ("command", "in_process", "url")):
             raise ValueError("give one of command, url, or in_process as module:attribute")
         return value
+
+    @field_validator("args", mode="before")
+    @classmethod
+    def _texts(cls, values: Any) -> Any:
+        return [*map(_text, values)] if isinstance(values, list | tuple) else values
+
+    @field_validator("env", "headers", mode="before")
+    @classmethod
+    def _pairs_of_texts(cls, values: Any) -> Any:
+        return {name: _text(value) for name, value in values.items()} if isinstance(values, dict) else values
 
     @field_validator("url")
     @classmethod

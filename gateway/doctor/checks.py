@@ -1,11 +1,13 @@
 """All checks of the doctor, in the order in which they run. A new check is a file of its own, and a line here."""
 
 from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from gateway.config.settings import ConfigurationError, Settings, load_settings
-from gateway.doctor.findings import Finding, failure, ok
+from gateway.config.faults import located
+from gateway.config.settings import ConfigurationError, Settings, load
+from gateway.doctor.findings import Finding, failure, ok, warning
 from gateway.doctor.front_door import check_outside
 from gateway.doctor.machine import check_access, check_keys, check_limits
 from gateway.doctor.replicas import check_replicas
@@ -29,14 +31,18 @@ OF_SETTINGS: Final[tuple[Callable[[Settings], Iterator[Finding]], ...]] = (
 async def check_everything(config: Path | None, url: str, token: str) -> AsyncIterator[Finding]:
     """Check the configuration and what it needs, and where `url` is given, the gateway that clients reach there."""
     try:
-        settings = load_settings(config)
+        loaded = load(config)
     except ConfigurationError as error:
         for line in str(error).splitlines():
             yield failure("configuration", line, "correct this setting; docs/settings.md lists all of them")
     else:
-        yield ok("configuration", f"{config or 'the environment'}: {len(settings.mcpServers)} servers")
-        async for finding in check_settings(settings):
-            yield finding
+        servers = len(loaded.settings.mcpServers)
+        yield ok("configuration", f"{config or 'the environment'}: {servers} server{'s' * (servers != 1)}")
+        for note in loaded.notes:
+            do = "correct or remove it; docs/configuration.md says what is read from which host's file"
+            yield ok("configuration", note.text) if note.level == "ignored" else warning("configuration", note.text, do)
+        async for finding in check_settings(loaded.settings):
+            yield finding if config is None else replace(finding, what=located(finding.what, config))
     if url:
         async for finding in check_outside(url, token):
             yield finding

@@ -62,7 +62,7 @@ def test_the_command_says_what_is_wrong_and_exits_with_2(tmp_path: Path) -> None
         failed = command(*arguments)
         assert failed.returncode == 2 and failed.stderr.startswith("error "), failed.stderr
         assert "Traceback" not in failed.stderr
-    path.write_text('{"servers": {"a": {"command": "a"}}}')
+    path.write_text('{"people": {"a": {"command": "a"}}}')
     assert "mcpServers is empty or missing" in command("check", "--config", str(path)).stderr
     missing = command("check", "--config", str(tmp_path / "nothing.json"))
     assert missing.returncode == 2 and "No such file" in missing.stderr

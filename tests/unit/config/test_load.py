@@ -7,6 +7,7 @@ import pytest
 
 from gateway.config.load import ConfigurationError, Origins, variables
 from gateway.config.settings import GatewaySettings, load_settings
+from tests.requirements import requirement
 
 
 def test_every_setting_has_a_variable_of_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,3 +50,77 @@ def test_a_fault_names_the_place_that_gave_the_value(
         load_settings(path, overrides)
     assert str(caught.value).startswith(fault.format(path=path))
     assert len(str(caught.value).splitlines()) == 1
+
+
+@requirement("ops.misspelt")
+@pytest.mark.parametrize(
+    ("document", "line"),
+    [
+        ({"gateway": {"prot": 1}}, "gateway.prot: no such setting; did you mean port?"),
+        (
+            {"gateway": {"session": {"idle_ttl": 1}}},
+            "gateway.session.idle_ttl: no such setting; did you mean idle_ttl_s?",
+        ),
+        (
+            {"gateway": {"policy": {"workspaces": {"w": {"tool": []}}}}},
+            "gateway.policy.workspaces.w.tool: no such setting; did you mean tools?",
+        ),
+        (
+            {"servers": {"a b": {"command": "x", "tools": {"t": {"direct": True}}}}},
+            "servers.a b.tools.t.direct: no such setting",
+        ),
+        ({"servers": {"a": {"command": "x", "args": "y"}}}, "servers.a.args: "),
+        ({"gatway": {}, "mcpServers": {}}, "gatway: no such key; did you mean gateway?"),
+        ({"mcpServers": {"a": {"command": "x", "arg": []}}}, "mcpServers.a.arg: no such field; did you mean args?"),
+    ],
+)
+def test_a_misspelt_name_is_a_fault_with_its_place_and_what_was_meant(
+    document: dict[str, object], line: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "mcp.json"
+    path.write_text(json.dumps(document))
+    with pytest.raises(ConfigurationError) as caught:
+        load_settings(path)
+    assert str(caught.value).startswith(f"{path}: {line}")
+
+
+@requirement("ops.misspelt", "ops.placeholders")
+def test_all_faults_of_file_and_variables_are_told_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "mcp.json"
+    entries = {"a": {"command": "x", "env": {"T": "${UNSET_1}", "U": "${UNSET_2}"}}, "b": {"command": "x", "arg": []}}
+    path.write_text(json.dumps({"mcpServers": entries}))
+    monkeypatch.setenv("MCP_GATEWAY_PROT", "1")
+    with pytest.raises(ConfigurationError) as caught:
+        load_settings(path)
+    assert [line.split(": ")[:2] for line in str(caught.value).splitlines()] == [
+        [str(path), "mcpServers.a.env.T"],
+        [str(path), "mcpServers.a.env.U"],
+        [str(path), "mcpServers.b.arg"],
+        ["the variable MCP_GATEWAY_PROT", "no such setting; did you mean MCP_GATEWAY_PORT?"],
+    ]
+
+
+@requirement("ops.precedence")
+def test_the_command_line_wins_over_the_environment_and_that_over_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "mcp.json"
+    given = {"store": "sqlite:///file.db", "host": "127.0.0.3", "port": 3, "allowed_hosts": ["c.example"]}
+    path.write_text(json.dumps({"gateway": given | {"advertise": "127.0.0.3:3"}}))
+    file = load_settings(path).gateway
+    monkeypatch.setenv("MCP_GATEWAY_STORE", "sqlite:///variable.db")
+    monkeypatch.setenv("MCP_GATEWAY_HOST", "127.0.0.2")
+    monkeypatch.setenv("MCP_GATEWAY_PORT", "2")
+    monkeypatch.setenv("MCP_GATEWAY_ALLOWED_HOSTS", '["b.example"]')
+    monkeypatch.setenv("MCP_GATEWAY_ADVERTISE", "127.0.0.2:2")
+    variable = load_settings(path).gateway
+    typed = {"store": "sqlite:///typed.db", "host": "127.0.0.1", "port": 1, "allowed_hosts": ["a.example"]}
+    command_line = load_settings(path, typed | {"advertise": "127.0.0.1:1"}).gateway
+    for settings, n, name, letter in (
+        (file, 3, "file", "c"),
+        (variable, 2, "variable", "b"),
+        (command_line, 1, "typed", "a"),
+    ):
+        assert (settings.store, settings.port) == (f"sqlite:///{name}.db", n)
+        assert (settings.host, settings.advertise) == (f"127.0.0.{n}", f"127.0.0.{n}:{n}")
+        assert settings.allowed_hosts == (f"{letter}.example",)

@@ -1,0 +1,100 @@
+"""`mcp-session-gateway check`: reads a configuration as `run` does, and compares its policy with the servers."""
+
+import asyncio
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gateway.cli.options import JsonOption
+from gateway.cli.output import complain
+from gateway.cli.terminal import Terminal
+from gateway.config.faults import located
+from gateway.config.settings import ConfigurationError, Settings, load
+from gateway.observability.visible import as_json as to_json
+from gateway.observability.visible import visible_line
+
+__all__ = ["check"]
+
+_err = Terminal(stderr=True)
+
+
+def check(
+    config: Annotated[Path, typer.Option("--config", "-c", help="The configuration file to check.")],
+    as_json: JsonOption = False,
+    offline: Annotated[bool, typer.Option("--offline", help="Do not start or contact the servers.")] = False,
+) -> None:
+    """Check a configuration file, and that its policy matches what the servers list. Exit status 2 if it is invalid.
+
+    Modules of `in_process` servers are imported. The other servers are started or contacted, unless --offline is given.
+    """
+    from gateway.config.keyring import key_ring
+    from gateway.doctor.workspaces import check_workspaces
+
+    try:
+        loaded = load(config)
+        settings = loaded.settings
+        key_ring(settings.gateway.store)
+        warnings = [note.text for note in loaded.notes if note.level == "warning"]
+        warnings += [f"{one.what}; {one.do}" for one in check_workspaces(settings) if one.state != "ok"]
+        warnings += [] if settings.mcpServers else ["nothing to serve: mcpServers is empty or missing"]
+        _import_targets(settings)
+        unanswered, more = ([], []) if offline else asyncio.run(_compared(settings))
+        warnings += more
+    except ConfigurationError as error:
+        message = located(str(error), config)
+        if not as_json:
+            raise complain(message) from None
+        typer.echo(to_json({"good": False, "faults": message.splitlines()}))
+        raise typer.Exit(2) from None
+    ignored = [note.text for note in loaded.notes if note.level == "ignored"]
+    found = {"good": True, "servers": [*settings.mcpServers], "unanswered": unanswered, "warnings": warnings}
+    typer.echo(to_json(found | {"ignored": ignored}) if as_json else _summary(config, settings, unanswered, offline))
+    for kind, lines in (("warning", warnings), ("ignored", ignored)):
+        for line in () if as_json else lines:
+            _err.complain(kind, line)
+
+
+def _summary(config: Path, settings: Settings, unanswered: list[str], offline: bool) -> str:
+    """One line. `ok` means that every server that was asked has answered."""
+    names = ", ".join(settings.mcpServers) or "no servers"
+    if unanswered:
+        return visible_line(f"{config}: valid ({names}), but without an answer from {', '.join(unanswered)}")
+    return visible_line(f"{config}: ok ({names}){'; no server was started or contacted' if offline else ''}")
+
+
+def _import_targets(settings: Settings) -> None:
+    """Import what `in_process` names, as the gateway does when it starts. Raises `ConfigurationError`."""
+    from gateway.upstreams.factory import load_object
+
+    for name, entry in settings.mcpServers.items():
+        if entry.in_process:
+            load_object(name, entry.in_process)
+
+
+async def _compared(settings: Settings) -> tuple[list[str], list[str]]:
+    """The servers that did not answer, and warnings about what the others list.
+
+    Raises:
+        ConfigurationError: the policy does not match their lists.
+    """
+    from gateway.observability.logs import configure_logging
+    from gateway.serving.gateway import Gateway
+    from gateway.upstreams.review import CORRECT, MEND, asking, review
+    from session_store import KeyRing, MemoryBackend
+
+    configure_logging("critical")
+    gateway = Gateway(asking(settings), store=MemoryBackend(), ring=KeyRing.ephemeral())
+    async with gateway.running():
+        policy = settings.gateway.policy
+        found = await review(gateway.upstreams, policy.workspaces, gateway.calls)
+    refused = [*found.unmatched, CORRECT] if found.unmatched and policy.unmatched_patterns == "refuse" else []
+    if found.unusable and policy.unusable_schemas == "refuse" and policy.check_arguments:
+        refused += [*found.unusable, MEND]
+    if refused:
+        raise ConfigurationError("\n".join(refused))
+    warnings = [
+        f"server {name} did not answer, so its lists were not checked; run `mcp-session-gateway doctor`"
+        for name in found.unasked
+    ]
+    return found.unasked, warnings + (found.unchecked if policy.check_arguments else [])

@@ -1,0 +1,136 @@
+"""Replaces placeholders in the servers of a configuration file: `${VAR}`, `${VAR:-x}`, `${env:VAR}`, `$VAR`, ….
+
+Hosts write them in different ways, and all of these are read. What a placeholder stands for is never expanded again.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+__all__ = ["Place", "Unresolved", "expanded", "in_braces", "input_variable", "variable"]
+
+_PLACEHOLDER: Final = re.compile(r"\$?\$\{([^{}]*)\}")
+_NAME: Final = re.compile(r"(?:env:)?([A-Za-z_][A-Za-z0-9_]*)(?::-(.*))?", re.DOTALL)
+_LAST_WORD: Final = re.compile(r"(?<!\S)\$([A-Za-z_][A-Za-z0-9_]*)\Z")
+_IN_BRACES: Final = re.compile(r"(?<!\$)\{env:([A-Za-z_][A-Za-z0-9_]*)\}")
+_OURS: Final = "MCP_GATEWAY_"
+_SECRET: Final = "secret:"
+_INPUT: Final = "input:"
+
+
+class Unresolved(ValueError):
+    """A placeholder has no value. The message names the variable, and no value."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """What placeholders of one file are resolved with.
+
+    `folder` is the folder of the file. `inputs` are the defaults of VS Code's input variables, by id.
+    """
+
+    environ: Mapping[str, str] = field(repr=False)
+    folder: Path
+    inputs: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    @property
+    def workspace(self) -> Path:
+        """The folder that an editor has open: files in `.vscode`, `.cursor` and the like lie one level below it."""
+        return self.folder.parent if self.folder.name.startswith(".") else self.folder
+
+    def predefined(self) -> dict[str, str]:
+        """The variables of VS Code and Cursor that have a meaning outside an editor."""
+        return {
+            "workspaceFolder": str(self.workspace),
+            "workspaceFolderBasename": self.workspace.name,
+            "userHome": self.environ.get("HOME", ""),
+            "pathSeparator": "/",
+            "/": "/",
+        }
+
+
+def input_variable(input_id: str) -> str:
+    """The environment variable that is read for `${input:ID}`, as GitHub Actions names it: `INPUT_ID`."""
+    return "INPUT_" + re.sub(r"[^A-Za-z0-9]", "_", input_id).upper()
+
+
+def expanded(text: str, place: Place, *, last_word: bool = False, secrets: bool = False) -> str:
+    """The text with its placeholders replaced; `$${…}` is `${…}` itself.
+
+    Args:
+        last_word: a `$VAR` that is the whole text or its last word is a placeholder, as in Gemini CLI.
+        secrets: `${secret:NAME}` stays, for the principal's secret.
+
+    Raises:
+        Unresolved: a variable is not set, or the placeholder means nothing here.
+    """
+
+    def value(found: re.Match[str]) -> str:
+        if found[0].startswith("$$"):
+            return found[0][1:]
+        if found[1].startswith(_SECRET):
+            if not secrets:
+                raise Unresolved("a secret of a principal can only be in env and headers")
+            return found[0]
+        return _resolved(found[1], place)
+
+    if last_word and (word := _LAST_WORD.search(text)):
+        return text[: word.start()] + _variable(word[1], None, place)
+    return _PLACEHOLDER.sub(value, text)
+
+
+def in_braces(text: str, place: Place) -> str:
+    """As `expanded`, for opencode: `{env:VAR}`; a variable that is not set is an error here as well."""
+    if "{file:" in text:
+        raise Unresolved("{file:…} is not read: put the value into a variable, and write {env:VARIABLE}")
+    return _IN_BRACES.sub(lambda found: _variable(found[1], None, place), text)
+
+
+def variable(name: str, place: Place) -> str:
+    """The value of an environment variable that a field names, as Codex does. Raises `Unresolved`."""
+    return _variable(name, None, place)
+
+
+def _resolved(name: str, place: Place) -> str:
+    known = place.predefined()
+    if name in known:
+        return known[name]
+    if name.startswith(_INPUT):
+        return _input(name.removeprefix(_INPUT), place)
+    found = _NAME.fullmatch(name)
+    if found is None:
+        raise Unresolved(f"${{{name}}} has no meaning here; write $${{{name}}} for the text itself")
+    return _variable(found[1], found[2], place)
+
+
+def _variable(name: str, default: str | None, place: Place) -> str:
+    if name.startswith(_OURS):
+        raise Unresolved(f"{name} is a setting of the gateway, which servers do not get: use a variable of its own")
+    value = place.environ.get(name)
+    if default is not None:
+        value = value or default
+    if value is None:
+        raise Unresolved(
+            f"the variable {name} is not set: set it in the environment of the gateway, or write a default, as in "
+            f"${{{name}:-default}}"
+        )
+    return _plain(name, value)
+
+
+def _input(input_id: str, place: Place) -> str:
+    variable = input_variable(input_id)
+    value = place.environ.get(variable, place.inputs.get(input_id))
+    if value is None:
+        raise Unresolved(f"${{input:{input_id}}} asks a person, and the gateway has none: set the variable {variable}")
+    return _plain(variable, value)
+
+
+def _plain(name: str, value: str) -> str:
+    """A value that later steps read as text."""
+    if "${secret:" in value:
+        raise Unresolved(
+            f"the value of {name} contains ${{secret:…}}, which is not replaced in the value of a variable"
+        )
+    return value

@@ -1,0 +1,217 @@
+"""Configuration files of ten hosts, each in the shape that its host documents, are served as they are.
+
+The programs that the files name (`npx`, `uvx`, `docker`, …) are stand-ins on the PATH: each starts the probe server and
+tells it how it was called.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.requirements import requirement
+from tests.support.gateway_process import PROBE, ROOT, RunningGateway
+from tests.support.http_probe_server import HttpProbe, running_http_probe
+from tests.support.mcp_clients import Legacy, messages, tool_text
+
+FILES = Path(__file__).with_name("files")
+PROGRAMS = ("docker", "node", "npx", "python", "uv", "uvx")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Host:
+    """One file: where the host keeps it, what its variables are, and what is served of it.
+
+    `commands`: by server, the command line that was run, with `{folder}` for the project. `env`: by server, variables
+    of the process. `remote`: the server behind a URL, and a header that it gets. `hidden`: tools by server.
+    """
+
+    keeps_it_at: str
+    variables: Mapping[str, str] = field(default_factory=dict)
+    commands: Mapping[str, str]
+    env: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    remote: tuple[str, str, str] | None = None
+    hidden: Mapping[str, set[str]] = field(default_factory=dict)
+    told: tuple[str, ...] = ()
+
+
+HOSTS = {
+    "claude_code.mcp.json": Host(
+        keeps_it_at="project/.mcp.json",
+        variables={"DATABASE_URL": "postgres://db", "API_KEY": "k1", "API_BASE_URL": "{http}"},
+        commands={"database": "npx -y @bytebase/dbhub --dsn postgres://db"},
+        env={"database": {"CACHE_DIR": "/tmp/cache"}},
+        remote=("api-server", "authorization", "Bearer k1"),
+        told=("mcpServers.old-feed: not served, because its type sse is HTTP+SSE",),
+    ),
+    "claude_desktop_config.json": Host(
+        keeps_it_at="Claude/claude_desktop_config.json",
+        commands={
+            "filesystem": "npx -y @modelcontextprotocol/server-filesystem /Users/username/Desktop "
+            "/Users/username/Downloads",
+            "github": "docker run -i --rm -e GITHUB_PERSONAL_ACCESS_TOKEN ghcr.io/github/github-mcp-server",
+        },
+        env={"github": {"GITHUB_PERSONAL_ACCESS_TOKEN": "ghp_example", "GITHUB_READ_ONLY": "1"}},
+        told=("ignored globalShortcut, preferences",),
+    ),
+    "cline_mcp_settings.json": Host(
+        keeps_it_at="settings/cline_mcp_settings.json",
+        commands={
+            "github.com-upstash-context7-mcp": "npx -y @upstash/context7-mcp@latest",
+            "Sequential-Thinking": "npx -y @modelcontextprotocol/server-sequential-thinking",
+        },
+        env={"Sequential-Thinking": {"DISABLE_THOUGHT_LOGGING": "true", "MAX_THOUGHTS": "32"}},
+        told=(
+            "mcpServers.browser: not served, because disabled is true",
+            "mcpServers.Sequential Thinking: served as Sequential-Thinking",
+            "mcpServers.Sequential Thinking: ignored alwaysAllow",
+        ),
+    ),
+    "codex_config.toml": Host(
+        keeps_it_at=".codex/config.toml",
+        variables={"CONTEXT7_API_KEY": "ctx7"},
+        commands={"context7": "npx -y @upstash/context7-mcp", "docs": "uvx docs-server"},
+        env={"context7": {"CONTEXT7_API_KEY": "ctx7", "LOG_LEVEL": "3"}},
+        hidden={"context7": {"crash"}, "docs": {"crash", "state"}},
+        told=("mcp_servers.figma: not served, because enabled is false", "ignored model, approval_policy, tools"),
+    ),
+    "cursor_mcp.json": Host(
+        keeps_it_at="project/.cursor/mcp.json",
+        variables={"API_KEY": "k2", "DOCS_MCP_URL": "{http}/mcp", "HOME": "/home/someone"},
+        commands={"local-server": "python {folder}/project/tools/mcp_server.py --home /home/someone"},
+        env={"local-server": {"API_KEY": "k2", "FROM_FILE": "a b"}},
+        remote=("company-docs", "x-team", "docs"),
+        told=("mcpServers.company-docs.auth: ignored, so the gateway has no credential from there",),
+    ),
+    "gemini_settings.json": Host(
+        keeps_it_at=".gemini/settings.json",
+        variables={
+            "DB_CONNECTION_STRING": "postgres://db",
+            "EXTERNAL_API_KEY": "k3",
+            "HTTP_MCP_TOKEN": "t3",
+            "HTTP_MCP_URL": "{http}/mcp",
+        },
+        commands={"pythonTools": "python -m my_mcp_server --port 8080"},
+        env={"pythonTools": {"DATABASE_URL": "postgres://db", "API_KEY": "k3"}},
+        remote=("httpServerWithAuth", "authorization", "Bearer t3"),
+        hidden={"pythonTools": {"crash", "close"}},
+        told=("mcpServers.nodeServer: not served, because mcp.allowed does not list it", "ignored general, ui"),
+    ),
+    "opencode.jsonc": Host(
+        keeps_it_at="opencode.jsonc",
+        variables={"EVERYTHING_VALUE": "v4", "HOSTED_MCP_URL": "{http}/mcp", "HOSTED_MCP_TOKEN": "t4"},
+        commands={"everything": "npx -y @modelcontextprotocol/server-everything"},
+        env={"everything": {"MY_ENV_VAR": "v4"}},
+        remote=("hosted", "authorization", "Bearer t4"),
+        told=("mcp.jira: not served, because enabled is false",),
+    ),
+    "vscode_mcp.json": Host(
+        keeps_it_at="project/.vscode/mcp.json",
+        variables={"INPUT_PERPLEXITY_KEY": "p5", "DOCS_MCP_URL": "{http}/mcp"},
+        commands={
+            "perplexity": "npx -y server-perplexity-ask --region=eu",
+            "workspaceFiles": "npx -y @modelcontextprotocol/server-filesystem {folder}/project",
+        },
+        env={"perplexity": {"PERPLEXITY_API_KEY": "p5"}},
+        remote=("docs", "accept", "application/json, text/event-stream"),
+        told=(
+            "servers.workspaceFiles: the sandbox of that host is not applied",
+            "servers.workspaceFiles: ignored dev",
+        ),
+    ),
+    "windsurf_mcp_config.json": Host(
+        keeps_it_at=".codeium/windsurf/mcp_config.json",
+        variables={"GITHUB_TOKEN": "g6", "AUTH_TOKEN": "a6", "REMOTE_MCP_URL": "{http}/mcp"},
+        commands={"github": "npx -y @modelcontextprotocol/server-github"},
+        env={"github": {"GITHUB_PERSONAL_ACCESS_TOKEN": "g6"}},
+        remote=("remote-http-mcp", "api_key", "Bearer a6"),
+        hidden={"github": {"crash", "close"}},
+        told=("mcpServers.figma: not served, because disabled is true",),
+    ),
+    "zed_settings.json": Host(
+        keeps_it_at=".config/zed/settings.json",
+        commands={"local-mcp-server": "uv run /home/user/mcp/main.py", "nested": "npx -y @upstash/context7-mcp"},
+        env={"nested": {"CONTEXT7_API_KEY": "ctx7"}},
+        told=("context_servers.mcp-server-github: not served", "ignored theme, vim_mode, buffer_font_size"),
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the stand-ins."""
+    folder = tmp_path_factory.mktemp("programs")
+    for name in PROGRAMS:
+        program = folder / name
+        program.write_text(f'#!/bin/sh\nSTAND_IN="{name} $*" exec {PROBE[0]} {PROBE[1]}\n', encoding="utf-8")
+        program.chmod(0o755)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def remote() -> Iterator[HttpProbe]:
+    with running_http_probe() as probe:
+        yield probe
+
+
+@contextlib.contextmanager
+def serving(config: Path, env: Mapping[str, str]) -> Iterator[RunningGateway]:
+    command = [sys.executable, "-m", "gateway", "run", "--config", str(config), "--port", "0"]
+    process = subprocess.Popen(command, cwd=ROOT, env=dict(env), stderr=subprocess.PIPE, text=True)
+    gateway = RunningGateway(process)
+    try:
+        gateway.wait_ready()
+        yield gateway
+    finally:
+        gateway.stop()
+
+
+def tools_of(client: Legacy) -> set[str]:
+    return {tool["name"] for tool in messages(client.call("tools/list"))[-1]["result"]["tools"]}
+
+
+@requirement("ops.foreign-config", "ops.config")
+@pytest.mark.parametrize("name", sorted(HOSTS))
+def test_the_file_of_a_host_is_served_as_it_is(
+    name: str, programs: Path, remote: HttpProbe, http: httpx.Client, tmp_path: Path
+) -> None:
+    host = HOSTS[name]
+    config = tmp_path / host.keeps_it_at
+    config.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(FILES / name, config)
+    (tmp_path / "project").mkdir(exist_ok=True)
+    (tmp_path / "project/.env").write_text("FROM_FILE='a b'\nAPI_KEY=overridden\n", encoding="utf-8")
+    variables = {key: value.format(http=remote.url.removesuffix("/mcp")) for key, value in host.variables.items()}
+    env = {**os.environ, "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(ROOT), **variables}
+    with serving(config, env) as gateway:
+        served = {*host.commands, *([host.remote[0]] if host.remote else [])}
+        listed = tools_of(Legacy(gateway.url, http).open())
+        assert {tool.partition("__")[0] for tool in listed} == served
+        for server, command in host.commands.items():
+            client = Legacy(f"{gateway.base}/servers/{server}/mcp", http).open()
+            environment: dict[str, Any] = json.loads(tool_text(client.tool("env")))
+            assert environment["STAND_IN"] == command.format(folder=tmp_path)
+            assert host.env.get(server, {}).items() <= environment.items()
+            hidden = host.hidden.get(server, set())
+            assert not hidden & tools_of(client) and all(_is_unknown(client.tool(tool)) for tool in sorted(hidden))
+        if host.remote:
+            server, header, value = host.remote
+            client = Legacy(f"{gateway.base}/servers/{server}/mcp", http).open()
+            assert tool_text(client.tool("echo", {"text": "hello"})) == "hello"
+            assert remote.headers[-1][header] == value
+        for line in host.told:
+            assert line in gateway.stderr(), gateway.stderr()
+        assert not any(value in gateway.stderr() for value in ("ghp_example", "postgres://db"))
+
+
+def _is_unknown(response: httpx.Response) -> bool:
+    return "unknown" in messages(response)[-1]["error"]["message"].lower()

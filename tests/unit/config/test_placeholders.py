@@ -1,0 +1,88 @@
+"""`gateway.config.placeholders`: what each host's placeholders stand for."""
+
+from pathlib import Path
+
+import pytest
+
+from gateway.config.placeholders import Place, Unresolved, expanded, in_braces, input_variable, variable
+from tests.requirements import requirement
+
+PLACE = Place(
+    environ={"HOME": "/home/a", "TOKEN": "t", "EMPTY": "", "INPUT_API_KEY": "k", "CHAIN": "${TOKEN}"},
+    folder=Path("/home/a/project/.vscode"),
+    inputs={"region": "eu"},
+)
+
+
+@requirement("ops.placeholders")
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("a ${TOKEN} b${TOKEN}", "a t bt"),
+        ("${env:TOKEN}", "t"),
+        ("${TOKEN:-x}", "t"),
+        ("${UNSET:-x y}", "x y"),
+        ("${EMPTY:-x}", "x"),
+        ("[${EMPTY}]", "[]"),
+        ("${UNSET:-}", ""),
+        ("${env:UNSET:-x}", "x"),
+        ("${workspaceFolder}/a", "/home/a/project/a"),
+        ("${workspaceFolderBasename}${/}${userHome}", "project//home/a"),
+        ("${input:api-key} ${input:region}", "k eu"),
+        ("$${TOKEN} costs $5", "${TOKEN} costs $5"),
+        ("${CHAIN}", "${TOKEN}"),
+        ("{env:TOKEN}", "{env:TOKEN}"),
+        ("$TOKEN", "$TOKEN"),
+    ],
+)
+def test_a_placeholder_is_replaced_once(text: str, value: str) -> None:
+    assert expanded(text, PLACE) == value
+
+
+@requirement("ops.placeholders")
+def test_a_variable_without_braces_is_a_placeholder_as_the_last_word_of_a_value() -> None:
+    assert expanded("$TOKEN", PLACE, last_word=True) == "t"
+    assert expanded("Bearer $TOKEN", PLACE, last_word=True) == "Bearer t"
+    for plain in ("pa$TOKEN", "$TOKEN x", "$5", "a$"):
+        assert expanded(plain, PLACE, last_word=True) == plain
+    assert in_braces("Bearer {env:TOKEN} ${env:TOKEN}", PLACE) == "Bearer t ${env:TOKEN}"
+    assert variable("TOKEN", PLACE) == "t" and input_variable("github token") == "INPUT_GITHUB_TOKEN"
+
+
+@requirement("ops.placeholders")
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("${UNSET}", "the variable UNSET is not set"),
+        ("${env:UNSET}", "the variable UNSET is not set"),
+        ("${input:github-token}", "set the variable INPUT_GITHUB_TOKEN"),
+        ("${workspaceFolder:api}", "has no meaning here"),
+        ("${config:editor.fontSize}", "has no meaning here"),
+        ("${command:pick}", "write $${command:pick} for the text itself"),
+        ("${1}", "has no meaning here"),
+        ("${}", "has no meaning here"),
+        ("${VAR-x}", "has no meaning here"),
+        ("${MCP_GATEWAY_KEYS}", "a setting of the gateway, which servers do not get"),
+        ("${MCP_GATEWAY_KEYS:-x}", "a setting of the gateway, which servers do not get"),
+        ("${secret:github}", "only be in env and headers"),
+    ],
+)
+def test_a_placeholder_without_a_value_is_an_error_that_says_what_to_do(text: str, what: str) -> None:
+    with pytest.raises(Unresolved) as caught:
+        expanded(text, PLACE)
+    assert what in str(caught.value)
+
+
+@requirement("ops.placeholders", "wall.secrets")
+def test_secrets_stay_for_later_and_never_come_out_of_a_variable() -> None:
+    place = Place(environ={"SLY": "${secret:github}"}, folder=Path())
+    assert expanded("Bearer ${secret:github}", place, secrets=True) == "Bearer ${secret:github}"
+    with pytest.raises(Unresolved, match="the value of SLY contains"):
+        expanded("${SLY}", place, secrets=True)
+    for text in ("$MCP_GATEWAY_KEYS", "$UNSET"):
+        with pytest.raises(Unresolved):
+            expanded(text, place, last_word=True)
+    for text in ("{env:MCP_GATEWAY_KEYS}", "{file:/etc/passwd}"):
+        with pytest.raises(Unresolved):
+            in_braces(text, place)
+    assert "SLY" not in repr(place), "values stay out of tracebacks"

@@ -1,0 +1,52 @@
+"""`gateway.config.variable_names`: variables with the gateway's prefix that mean nothing to it."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from gateway.config.settings import GatewaySettings
+from gateway.config.variable_names import OTHER_NAMES, unknown_variables
+from tests.requirements import requirement
+
+ROOT = Path(__file__).parents[3]
+
+
+@requirement("ops.misspelt")
+@pytest.mark.parametrize(
+    ("variable", "right"),
+    [
+        ("MCP_GATEWAY_PROT", "MCP_GATEWAY_PORT"),
+        ("mcp_gateway_prot", "MCP_GATEWAY_PORT"),
+        ("MCP_GATEWAY_KEY", "MCP_GATEWAY_KEYS"),
+        ("MCP_GATEWAY_APIKEYS", "MCP_GATEWAY_API_KEYS"),
+        ("MCP_GATEWAY_SESSION_IDLE_TTL_S", "MCP_GATEWAY_SESSION__IDLE_TTL_S"),
+        ("MCP_GATEWAY_SESION__IDLE_TTL_S", "MCP_GATEWAY_SESSION__IDLE_TTL_S"),
+        ("MCP_GATEWAY_AUTH__PROXIS__NETWORKS__X", "MCP_GATEWAY_AUTH__"),
+    ],
+)
+def test_a_misspelt_variable_is_a_fault_with_the_name_that_was_meant(variable: str, right: str) -> None:
+    faults, notes = unknown_variables({variable: "x"}, GatewaySettings)
+    if variable.startswith("MCP_GATEWAY_AUTH__"):
+        assert (faults, notes) == ([], ()), "below a setting that exists, validation names the fault"
+    else:
+        assert faults == [f"the variable {variable}: no such setting; did you mean {right}?"] and not notes
+
+
+@requirement("ops.misspelt")
+def test_names_of_others_are_told_and_not_refused() -> None:
+    names = ["MCP_GATEWAY_SERVICE_HOST", "MCP_GATEWAY_PORT_8080_TCP_ADDR", "PATH", "MCP_GATEWAYS"]
+    faults, notes = unknown_variables(names, GatewaySettings)
+    assert not faults and [note.level for note in notes] == ["warning", "warning"]
+    assert "MCP_GATEWAY_SERVICE_HOST is ignored" in notes[1].text
+
+
+def test_every_variable_that_the_code_reads_is_known() -> None:
+    """A variable that the code reads, and this list lacks, would be told to be unknown."""
+    named: set[str] = set()
+    for folder in ("gateway", "session_store", "transports"):
+        for path in (ROOT / folder).rglob("*.py"):
+            named |= set(re.findall(r"\"(MCP_GATEWAY_[A-Z_]*[A-Z])\"", path.read_text(encoding="utf-8")))
+    assert named >= {f"MCP_GATEWAY_{name}" for name in OTHER_NAMES}
+    faults, notes = unknown_variables(named, GatewaySettings)
+    assert not faults and not notes
