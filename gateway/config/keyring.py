@@ -8,7 +8,7 @@ from gateway.config.secret_file import UnusableSecret, others_can_read, secret_i
 from gateway.config.settings import ConfigurationError
 from session_store import InvalidKeyRing, KeyRing, StoreError, backend_for
 
-__all__ = ["KEYS_FILE", "key_file", "key_ring"]
+__all__ = ["KEYS_FILE", "given_keys", "key_file", "key_ring"]
 
 logger = logging.getLogger(__name__)
 
@@ -22,6 +22,27 @@ def key_ring(store: str) -> KeyRing:
     Raises:
         ConfigurationError: the keys cannot be used, or are missing where several gateways have to share them.
     """
+    ring = given_keys()
+    if ring is not None:
+        return ring
+    try:
+        backend = backend_for(store)
+        if not backend.needs_keys:
+            return backend.own_keys()
+    except (StoreError, ValueError) as error:
+        raise ConfigurationError(str(error)) from None
+    raise ConfigurationError(
+        f"MCP_GATEWAY_KEYS is not set, nor is {KEYS_FILE}: gateways that share a store must share their keys, and "
+        "sessions outlive a restart only with the same keys (`mcp-session-gateway keygen` makes one)"
+    )
+
+
+def given_keys() -> KeyRing | None:
+    """The keys that the environment gives; None if it gives none.
+
+    Raises:
+        ConfigurationError: the keys cannot be used.
+    """
     text, file = os.environ.get("MCP_GATEWAY_KEYS", ""), key_file()
     if text and file is not None:
         raise ConfigurationError(f"MCP_GATEWAY_KEYS and {KEYS_FILE} are both set: give the keys in one of them")
@@ -33,19 +54,9 @@ def key_ring(store: str) -> KeyRing:
         except UnusableSecret as error:
             raise ConfigurationError(str(error)) from None
     try:
-        if text:
-            return KeyRing.parse(text)
-        backend = backend_for(store)
-        if not backend.needs_keys:
-            return backend.own_keys()
+        return KeyRing.parse(text) if text else None
     except InvalidKeyRing as error:
         raise ConfigurationError(f"{'MCP_GATEWAY_KEYS' if file is None else KEYS_FILE}: {error}") from None
-    except (StoreError, ValueError) as error:
-        raise ConfigurationError(str(error)) from None
-    raise ConfigurationError(
-        f"MCP_GATEWAY_KEYS is not set, nor is {KEYS_FILE}: gateways that share a store must share their keys, and "
-        "sessions outlive a restart only with the same keys (`mcp-session-gateway keygen` makes one)"
-    )
 
 
 def key_file() -> Path | None:

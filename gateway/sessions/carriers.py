@@ -14,6 +14,7 @@ __all__ = [
     "SECURE_COOKIE",
     "Carriers",
     "client_facts",
+    "cookie_values",
     "cookies_of",
     "explicit_token",
     "modern_client",
@@ -38,9 +39,14 @@ def explicit_token(request: Request) -> str | None:
 
 
 def cookies_of(request: Request) -> list[str]:
+    """Values of the gateway's cookie, as `cookie_values`."""
+    return cookie_values(request.headers.get("cookie", ""), secure=request.secure)
+
+
+def cookie_values(header: str, *, secure: bool) -> list[str]:
     """Values of the gateway's cookie, four at most (RFC 6265 §5.4). Behind TLS only the `__Host-` cookie counts."""
-    wanted = SECURE_COOKIE if request.secure else COOKIE
-    pairs = (part.strip().partition("=") for part in request.headers.get("cookie", "").split(";"))
+    wanted = SECURE_COOKIE if secure else COOKIE
+    pairs = (part.strip().partition("=") for part in header.split(";"))
     return [value for name, _, value in pairs if name == wanted][:4]
 
 
