@@ -1,0 +1,239 @@
+"""A store that an app brings with four methods, and what makes sessions and their state of it.
+
+The app's store keeps one document for each session: its record and its state. Everything else (expiry, limits, who may
+use a session, operations on its state) is decided by the same code as in the backends of one process.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from time import time
+from typing import Final, Protocol, TypeVar
+from weakref import WeakValueDictionary
+
+import msgspec
+
+from session_store.embedded.records import Records, Result, Work
+from session_store.embedded.sessions import EmbeddedSessionStore
+from session_store.embedded.state import EmbeddedStateStore
+from session_store.memory.records import MemoryRecords
+from session_store.ports.errors import StoreError, StoreUnavailable
+from session_store.ports.sessions import Gone
+from session_store.record import from_fields, to_fields
+from session_store.session import Principal, Session
+from session_store.tokens import KeyRing
+
+__all__ = ["SmallBackend", "SmallStore"]
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_ATTEMPTS: Final = 100
+"""How often an operation is tried while others change the same session. Each time one of the others succeeds."""
+
+
+class SmallStore(Protocol):
+    """What an app writes to keep sessions in a store of its own: documents by session id, which expire.
+
+    An exception of a method means that the store is unavailable. Several tasks, threads of control and processes may
+    call at once; `save` says what that asks of it.
+    """
+
+    async def get(self, session_id: str) -> bytes | None:
+        """The document; None if there is none or if its time is over."""
+        ...
+
+    async def create(self, session_id: str, document: bytes, ttl_s: float) -> None:
+        """Store a document under an id that has none, for that many seconds."""
+        ...
+
+    async def save(self, session_id: str, document: bytes, ttl_s: float, replaces: bytes) -> bool:
+        """Replace the document if it still is `replaces`, and keep it for `ttl_s` from now. True if it was replaced.
+
+        The comparison makes all operations on a session atomic, so it has to be one step with the replacement. A store
+        that cannot compare may replace any document that exists. Then two processes that write to one session at once
+        lose one of the two writes; within one process nothing is lost. False if there is no document, in any case: a
+        session that has ended must not come back.
+        """
+        ...
+
+    async def delete(self, session_id: str) -> None:
+        """Delete the document. Harmless if there is none."""
+        ...
+
+
+class _Document(msgspec.Struct):
+    """What is kept of a session: the fields of its record, and its state by key."""
+
+    session: dict[str, msgspec.Raw]
+    state: dict[str, msgspec.Raw]
+
+
+_decode = msgspec.json.Decoder(_Document).decode
+_encode = msgspec.json.Encoder(order="sorted").encode
+
+
+class SmallBackend:
+    """The sessions and the state that a `SmallStore` keeps."""
+
+    needs_keys = True
+    is_shared = True
+
+    def __init__(self, store: SmallStore, *, clock: Callable[[], float] = time) -> None:
+        documents = _Documents(store, clock)
+        self.sessions = SmallSessions(documents, clock)
+        self.state = SmallState(documents, clock)
+
+    def own_keys(self) -> KeyRing:
+        raise StoreError("an app with a store of its own gives its keys")
+
+    async def open(self) -> None:
+        """Does nothing: the app opens its store."""
+
+    async def close(self) -> None:
+        """Does nothing: the app closes its store."""
+
+
+class _Documents:
+    """The documents of a small store, and which of them this process is changing."""
+
+    def __init__(self, store: SmallStore, clock: Callable[[], float]) -> None:
+        self.store = store
+        self.clock = clock
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    def of(self, session_id: str) -> "_OneSession":
+        """The transactions of one session. Those of one process take turns."""
+        lock = self._locks.get(session_id)
+        if lock is None:
+            lock = self._locks[session_id] = asyncio.Lock()
+        return _OneSession(self, session_id, lock)
+
+
+class _OneSession:
+    """Transactions on the document of one session (`session_store.embedded.records.Transactions`)."""
+
+    def __init__(self, documents: _Documents, session_id: str, lock: asyncio.Lock) -> None:
+        self._store = documents.store
+        self._clock = documents.clock
+        self._id = session_id
+        self._lock = lock
+
+    async def run(self, work: Work[Result]) -> Result:
+        async with self._lock:
+            for _ in range(_ATTEMPTS):
+                before = await self._asked(self._store.get(self._id))
+                records = _records(before)
+                result = work(records)
+                session = records.read(self._id)
+                after = None if session is None else _document(session, records)
+                if after == before or await self._changed(session, before, after):
+                    return result
+        raise StoreUnavailable("too many others change this session at once")
+
+    async def _changed(self, session: Session | None, before: bytes | None, after: bytes | None) -> bool:
+        """Write what became of the document. False if another writer came first."""
+        if session is None or after is None:
+            await self._asked(self._store.delete(self._id))
+            return True
+        ttl_s = max(session.expires_at - self._clock(), 0.001)
+        if before is None:
+            await self._asked(self._store.create(self._id, after, ttl_s))
+            return True
+        return await self._asked(self._store.save(self._id, after, ttl_s, before))
+
+    @staticmethod
+    async def _asked(answer: Awaitable[T]) -> T:
+        try:
+            return await answer
+        except StoreError:
+            raise
+        except Exception as error:  # the drivers of all stores in the world have no common error
+            logger.warning("the app's session store failed", exc_info=error)
+            raise StoreUnavailable(f"the app's session store failed: {type(error).__name__}") from error
+
+
+def _records(document: bytes | None) -> Records:
+    records = MemoryRecords()
+    if document is not None:
+        try:
+            kept = _decode(document)
+            session = from_fields({name: bytes(value) for name, value in kept.session.items()})
+        except ValueError as error:
+            raise StoreError(f"the app's session store gave a document that is no session's: {error}") from error
+        records.write(session)
+        for key, value in kept.state.items():
+            records.set_value(session.id, key, bytes(value))
+    return records
+
+
+def _document(session: Session, records: Records) -> bytes:
+    fields = {name: msgspec.Raw(value) for name, value in to_fields(session).items()}
+    state = {key: msgspec.Raw(records.value(session.id, key) or b"null") for key in records.keys(session.id)}
+    return _encode(_Document(session=fields, state=state))
+
+
+class SmallSessions:
+    """Session records in documents. What each method means stands in `session_store.ports.sessions.SessionStore`."""
+
+    def __init__(self, documents: _Documents, clock: Callable[[], float]) -> None:
+        self._documents = documents
+        self._clock = clock
+
+    def _of(self, session_id: str) -> EmbeddedSessionStore:
+        return EmbeddedSessionStore(self._documents.of(session_id), self._clock)
+
+    async def create(self, session: Session) -> Session:
+        return await self._of(session.id).create(session)
+
+    async def resume(self, session_id: str, principal: Principal, known: Session | None = None) -> Session | None:
+        return await self._of(session_id).resume(session_id, principal, known)
+
+    async def peek(self, session_id: str) -> Session | None:
+        return await self._of(session_id).peek(session_id)
+
+    async def touch(self, session_id: str) -> bool:
+        return await self._of(session_id).touch(session_id)
+
+    async def annotate(self, session_id: str, changes: Mapping[str, str | None]) -> Session | None:
+        return await self._of(session_id).annotate(session_id, changes)
+
+    async def end(self, session_id: str) -> bool:
+        return await self._of(session_id).end(session_id)
+
+    async def sweep(self) -> Sequence[Gone]:
+        """Nothing: the app's store deletes documents whose time is over."""
+        return ()
+
+
+class SmallState:
+    """State in documents. What each method means stands in `session_store.ports.state.StateStore`."""
+
+    def __init__(self, documents: _Documents, clock: Callable[[], float]) -> None:
+        self._documents = documents
+        self._clock = clock
+
+    def _of(self, session_id: str) -> EmbeddedStateStore:
+        return EmbeddedStateStore(self._documents.of(session_id), self._clock)
+
+    async def get(self, session_id: str, key: str) -> bytes | None:
+        return await self._of(session_id).get(session_id, key)
+
+    async def set(self, session_id: str, key: str, value: bytes) -> None:
+        await self._of(session_id).set(session_id, key, value)
+
+    async def delete(self, session_id: str, key: str) -> bool:
+        return await self._of(session_id).delete(session_id, key)
+
+    async def increment(self, session_id: str, key: str, by: int) -> int:
+        return await self._of(session_id).increment(session_id, key, by)
+
+    async def compare_and_set(self, session_id: str, key: str, expected: bytes | None, value: bytes | None) -> bool:
+        return await self._of(session_id).compare_and_set(session_id, key, expected, value)
+
+    async def keys(self, session_id: str) -> list[str]:
+        return await self._of(session_id).keys(session_id)
+
+    async def size(self, session_id: str) -> int:
+        return await self._of(session_id).size(session_id)
