@@ -10,26 +10,34 @@ from gateway.version import __version__
 
 if TYPE_CHECKING:
     from gateway.config.settings import Settings
-    from gateway.integrations.asgi import SessionMiddleware
+    from gateway.integrations.app_session import AppSession, SessionNotLoaded
+    from gateway.integrations.gateway_sessions import GatewaySessionMiddleware
     from gateway.integrations.mcp_sdk import SdkEventStore, SdkSubscriptionBus
+    from gateway.integrations.session_middleware import SessionMiddleware
     from gateway.serving.app import create_app
     from gateway.serving.gateway import Gateway
 
 __all__ = [
+    "AppSession",
     "Gateway",
+    "GatewaySessionMiddleware",
     "SdkEventStore",
     "SdkSubscriptionBus",
     "SessionMiddleware",
+    "SessionNotLoaded",
     "Settings",
     "__version__",
     "create_app",
 ]
 
 _MODULES: Final = {
+    "AppSession": "gateway.integrations.app_session",
     "Gateway": "gateway.serving.gateway",
+    "GatewaySessionMiddleware": "gateway.integrations.gateway_sessions",
     "SdkEventStore": "gateway.integrations.mcp_sdk",
     "SdkSubscriptionBus": "gateway.integrations.mcp_sdk",
-    "SessionMiddleware": "gateway.integrations.asgi",
+    "SessionMiddleware": "gateway.integrations.session_middleware",
+    "SessionNotLoaded": "gateway.integrations.app_session",
     "Settings": "gateway.config.settings",
     "create_app": "gateway.serving.app",
 }

@@ -49,7 +49,7 @@ def current_session() -> ToolSession:
 def current_session_id() -> str:
     """The id of the session that this code runs for in the gateway's process; empty if there is none."""
     session = _current.get()
-    return "" if session is None else session.id
+    return "" if session is None else session.known_id
 
 
 class bound_session:

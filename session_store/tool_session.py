@@ -116,6 +116,11 @@ class ToolSession:
     read_metadata: Callable[[], Awaitable[Mapping[str, str]]]
     write_metadata: Callable[[Mapping[str, str | None]], Awaitable[None]] | None = None
 
+    @property
+    def known_id(self) -> str:
+        """The id, for log lines. A session that is looked up when it is used may not have one yet: then it is empty."""
+        return self.id
+
     async def metadata(self) -> Mapping[str, str]:
         """The session's current metadata."""
         return await self.read_metadata()

@@ -1,4 +1,4 @@
-"""The gateway's sessions for any ASGI app: in the request's scope, and as the current session."""
+"""The sessions of a gateway in the app that it is mounted in: in the request's scope, and as the current session."""
 
 import json
 from collections.abc import MutableMapping
@@ -8,6 +8,7 @@ from msgspec import structs
 
 from gateway.context.facts import correlation_id
 from gateway.identity.request_context import RequestContext
+from gateway.integrations.session_middleware import SCOPE_KEY
 from gateway.observability.logs import CLIENT, CORRELATION
 from gateway.relay.pipeline import store_errors_refused
 from session_store.context import bound_session
@@ -18,13 +19,14 @@ from transports.inbound_port import Refused, Request
 if TYPE_CHECKING:
     from gateway.serving.gateway import Gateway
 
-__all__ = ["SCOPE_KEY", "SessionMiddleware"]
-
-SCOPE_KEY = "mcp.session"
+__all__ = ["GatewaySessionMiddleware"]
 
 
-class SessionMiddleware:
-    """Gives each HTTP request its session, opening one for a client that brings none.
+class GatewaySessionMiddleware:
+    """Gives each HTTP request its session of the gateway, opening one for a client that brings none.
+
+    The app runs in the gateway's process: a session whose servers run in another process cannot be used here. An app
+    that needs sessions alone takes `SessionMiddleware`.
 
     Clients carry it as they do for the gateway itself: the `MCP-Gateway-Session` header, the cookie, or an API key
     alone. The app finds it as `scope["mcp.session"]` and by `current_session()`. The gateway's own endpoints, if the

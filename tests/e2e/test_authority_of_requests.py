@@ -16,7 +16,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount, Route
 
 from gateway.config.settings import Settings
-from gateway.integrations.asgi import SCOPE_KEY, SessionMiddleware
+from gateway.integrations.gateway_sessions import GatewaySessionMiddleware
+from gateway.integrations.session_middleware import SCOPE_KEY
 from gateway.serving.app import Gateway, create_app
 from session_store import NoSession, current_session
 from tests.requirements import requirement
@@ -131,7 +132,7 @@ def embedded(issuer: Issuer) -> Iterator[str]:
         except NoSession:
             return JSONResponse({"principal": None})
 
-    inner = SessionMiddleware(Starlette(routes=[Route("/who", who)]), gateway)
+    inner = GatewaySessionMiddleware(Starlette(routes=[Route("/who", who)]), gateway)
     routes = [Route("/outside", outside), Mount("/in", inner), Mount("/gateway", create_app(settings, gateway=gateway))]
     app = Starlette(routes=routes, lifespan=gateway.lifespan)
     running = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning"))

@@ -14,7 +14,7 @@ from fastapi import FastAPI
 from starlette.testclient import TestClient
 
 from gateway.config.settings import Settings
-from gateway.integrations.asgi import SessionMiddleware
+from gateway.integrations.gateway_sessions import GatewaySessionMiddleware
 from gateway.serving.app import Gateway, create_app
 from session_store.context import current_session
 from tests.requirements import requirement
@@ -119,7 +119,7 @@ def test_in_a_mounted_fastapi_app_fifty_sessions_see_their_own() -> None:
     api = FastAPI(lifespan=gateway.lifespan)
     api.get("/visit/{name}")(session_tool.visit)
     api.mount("/gateway", create_app(settings, gateway=gateway))
-    api.add_middleware(SessionMiddleware, gateway=gateway)
+    api.add_middleware(GatewaySessionMiddleware, gateway=gateway)
     with serving(api) as base:
 
         async def visiting(http: httpx.AsyncClient, n: int) -> list[Any]:
@@ -145,7 +145,7 @@ def test_the_middleware_opens_a_session_and_the_cookie_brings_it_back() -> None:
         await send({"type": "http.response.start", "status": 200, "headers": [(b"cache-control", b"public")]})
         await send({"type": "http.response.body", "body": b"ok"})
 
-    wrapped = SessionMiddleware(app, gateway)
+    wrapped = GatewaySessionMiddleware(app, gateway)
     with httpx.Client() as http, serving(_with_lifespan(wrapped, gateway)) as base:
         first, second = http.get(base), http.get(base)
         assert "set-cookie" in first.headers and "set-cookie" not in second.headers

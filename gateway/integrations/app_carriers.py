@@ -1,0 +1,134 @@
+"""How the clients of an app carry their session: reads it from a scope, and writes the headers that give it. Pure."""
+
+import functools
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+from gateway.sessions.carriers import COOKIE, GATEWAY_HEADER, SECURE_COOKIE, cookie_values
+from session_store import KeyRing, Purpose, TokenCodec
+from transports.inbound.http import Guard, Scope, header_map
+from transports.inbound_port import Refused
+
+__all__ = ["AppCarriers", "Headers", "has_header", "with_session_headers"]
+
+Headers = list[tuple[bytes, bytes]]
+
+_HEADER: Final = GATEWAY_HEADER.encode()
+_READ: Final = frozenset({_HEADER, b"cookie", b"host", b"origin", b"sec-fetch-site", b"x-forwarded-proto"})
+_VARY: Final = f"Cookie, {GATEWAY_HEADER.title()}".encode()
+_COOKIES_HELD: Final = 4_096
+_COOKIE_CHARS_HELD: Final = 512
+"""Longer `Cookie` headers are parsed each time: clients choose them, and they would fill the memory."""
+_guard: Final = Guard()
+
+
+class AppCarriers:
+    """Signs and verifies the header and the cookie. They are those of a gateway with the same keys."""
+
+    def __init__(self, ring: KeyRing, *, cookie: bool) -> None:
+        self._tokens = TokenCodec(ring, Purpose.TOKEN)
+        self._cookies = TokenCodec(ring, Purpose.COOKIE)
+        self._uses_cookies = cookie
+        # A client repeats its cookies with every request, and to parse them takes longer than all else here.
+        self._verified_again = functools.lru_cache(maxsize=_COOKIES_HELD)(self._verified)
+
+    def session_ids(self, scope: Scope) -> Sequence[str]:
+        """The ids that the client carries: that of the header, else those of cookies. Only signed ones, and no cookie
+        if another site caused the request.
+
+        Raises:
+            Refused: 400, the header appears twice.
+        """
+        headers = _read(scope) if has_header(scope) else _readable(scope)
+        if (token := headers.get(GATEWAY_HEADER)) is not None:
+            named = self._tokens.verify(token)
+            return () if named is None else (named,)
+        if not self._uses_cookies or "cookie" not in headers or not Guard.same_site(headers):
+            return ()
+        return self._in_cookies(scope, headers)
+
+    def _in_cookies(self, scope: Scope, headers: Mapping[str, str]) -> Sequence[str]:
+        cookies = headers.get("cookie", "")
+        verified = self._verified_again if len(cookies) <= _COOKIE_CHARS_HELD else self._verified
+        return verified(cookies, _is_secure(scope, headers))
+
+    def _verified(self, cookies: str, secure: bool) -> Sequence[str]:
+        values = cookie_values(cookies, secure=secure)
+        return tuple(found for value in values if (found := self._cookies.verify(value)) is not None)
+
+    def token(self, session_id: str) -> str:
+        """The signed form of the id, for the header."""
+        return self._tokens.sign(session_id)
+
+    def giving(self, scope: Scope, session_id: str) -> Headers:
+        """The headers that give a new session to its client.
+
+        A request that another site caused may come with a cookie of ours, which did not count. That cookie is not
+        replaced: otherwise any page could take a visitor's session away.
+        """
+        headers = _readable(scope)
+        given = [(_HEADER, self.token(session_id).encode())]
+        if self._uses_cookies and (Guard.same_site(headers) or not self._in_cookies(scope, headers)):
+            given.append(_cookie(scope, headers, self._cookies.sign(session_id)))
+        return given
+
+    def taking(self, scope: Scope) -> Headers:
+        """The headers that make a client forget its cookie."""
+        headers = _readable(scope)
+        return [_cookie(scope, headers, "", "; Max-Age=0")] if self._in_cookies(scope, headers) else []
+
+
+def has_header(scope: Scope) -> bool:
+    """True if the request names its session in the header."""
+    for name, _ in scope["headers"]:  # `any` with a generator takes twice as long
+        if name == _HEADER:
+            return True
+    return False
+
+
+def _read(scope: Scope) -> dict[str, str]:
+    """The headers that carriers are read from. Raises `Refused`: one of them appears twice."""
+    return header_map([pair for pair in scope["headers"] if pair[0] in _READ])
+
+
+def _readable(scope: Scope) -> dict[str, str]:
+    """As `_read`; nothing if the headers contradict each other."""
+    try:
+        return _read(scope)
+    except Refused:
+        return {}
+
+
+def _is_secure(scope: Scope, headers: Mapping[str, str]) -> bool:
+    return scope.get("scheme") == "wss" or _guard.is_secure(scope, headers)
+
+
+def _cookie(scope: Scope, headers: Mapping[str, str], value: str, more: str = "") -> tuple[bytes, bytes]:
+    # Lax, not Strict as the gateway's: a browser that follows a link from elsewhere sends it, so that we see that it is
+    # there. It does not count for that request, but is not replaced either.
+    name, secure = (SECURE_COOKIE, "; Secure") if _is_secure(scope, headers) else (COOKIE, "")
+    return b"set-cookie", f"{name}={value}; Path=/; HttpOnly; SameSite=Lax{secure}{more}".encode()
+
+
+def with_session_headers(headers: Iterable[tuple[bytes, bytes]], given: Headers) -> Headers:
+    """The headers of a response that depends on its session. `given`: those that give or take a session, if any.
+
+    What the app says stays. `Vary` names the carriers, so that no shared cache answers one session with the response to
+    another. A response with a token may not be stored at all.
+    """
+    told = _joined([*headers], b"vary", _VARY)
+    return [*_joined(told, b"cache-control", b"no-store"), *given] if given else told
+
+
+def _joined(headers: Headers, name: bytes, values: bytes) -> Headers:
+    """The headers with these values in the list of that name."""
+    places = [place for place, (key, _) in enumerate(headers) if key.lower() == name]
+    if not places:
+        headers.append((name, values))
+        return headers
+    present = [part.strip().lower() for place in places for part in headers[place][1].split(b",")]
+    missing = b", ".join(value for value in values.split(b", ") if value.lower() not in present)
+    if missing and b"*" not in present:
+        key, value = headers[places[0]]
+        headers[places[0]] = (key, value + b", " + missing)
+    return headers

@@ -1,0 +1,313 @@
+"""The session of one request to an app. Nothing is read or written before the app asks for it."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Final, Protocol, Self, TypeVar
+
+from gateway.integrations.app_sessions import AppSessions
+from session_store import NoSession, Principal, Session, SessionGone, SessionState, StateStore, StoreError, ToolSession
+from session_store.context import tool_session
+from session_store.metadata import checked_metadata
+from transports.inbound.http import Scope, peer_of
+
+__all__ = ["AppSession", "Client", "SessionNotLoaded"]
+
+T = TypeVar("T")
+
+_TOO_LATE: Final = (
+    "this request came without a session, and its response has begun, so that a new session could not be given to the "
+    "client: write to the session, or read its id, before the response"
+)
+
+
+class Client(Protocol):
+    """What the scope of a request says of its client. Asked when the session is looked up."""
+
+    def session_ids(self, scope: Scope) -> Sequence[str]:
+        """The ids that the client carries, verified."""
+        ...
+
+    def principal(self, scope: Scope) -> Principal | asyncio.Future[Principal]:
+        """Who the client is. A future, if the app has to find out."""
+        ...
+
+
+class SessionNotLoaded(RuntimeError):
+    """A fact of the session was read before the session was: `await session.load()` comes first."""
+
+
+class AppSession(ToolSession):
+    """The session of a request: looked up when it is first used, and opened when something is to be kept in it.
+
+    - **State and metadata** can be used at once. Reading a session that does not exist gives nothing, and opens none.
+    - **Writing**, and reading `id`, open a session for a client without one. The response gives it to the client.
+    - **Facts** (`id`, `principal`, `context`, …) are there after `await session.load()`; before, they raise
+      `SessionNotLoaded`. What a client carries is not believed unread.
+
+    All operations raise `StoreUnavailable` if the store does not answer, and `SessionGone` if the session ends
+    meanwhile. After the response has begun, what would open a session raises `NoSession`.
+    """
+
+    # Most requests of an app never use their session: what they do not set, they do not pay for.
+    is_used = False
+    """The app has asked for something of the session."""
+    is_new = False
+    """This request has opened the session."""
+    is_ended = False
+    """This request has ended a session."""
+    has_failed = False
+    """The store has failed an operation of this request."""
+    _session_id = ""
+    _record: Session | None = None
+    _facts: ToolSession | None = None
+    _who: Principal | asyncio.Future[Principal] | None = None
+    _lock: asyncio.Lock | None = None
+    _ids: Sequence[str] | None = None
+    _is_loaded = False
+    _is_checked = False
+    _is_wanted = False
+    _is_sealed = False
+
+    __setattr__ = object.__setattr__  # that of a frozen dataclass is slow, and this object changes
+
+    def __init__(self, sessions: AppSessions, client: Client, scope: Scope) -> None:
+        self._sessions = sessions
+        self._client = client
+        self._scope = scope
+
+    def __getattr__(self, name: str) -> Any:
+        """A fact of the session."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        if not self._is_loaded or self._record is None:
+            raise SessionNotLoaded(f"session.{name} is known after `await session.load()`")
+        if name == "id" and not self._session_id:
+            if self._is_sealed:
+                raise NoSession(_TOO_LATE)
+            self.is_used = self._is_wanted = True
+        if self._facts is None or self._facts.id != self._record.id:
+            records: Any = self._sessions.records
+            self._facts = tool_session(self._record, sessions=records, state=self._sessions.state)
+        return getattr(self._facts, name)
+
+    def __repr__(self) -> str:
+        return f"<session of a request, {'loaded' if self._is_loaded else 'not loaded'}>"
+
+    @property
+    def state(self) -> SessionState:
+        """The state of the session."""
+        return SessionState(_LazyState(self))
+
+    @property
+    def store(self) -> StateStore:
+        """Where the state is."""
+        return self._sessions.state
+
+    @property
+    def known_id(self) -> str:
+        """The id of the client's session, as far as it has been looked up; else empty. Opens none."""
+        return self._session_id
+
+    async def load(self) -> Self:
+        """Look the session up, and restart its idle time. Opens none: reading `id` afterwards does."""
+        self.is_used = True
+        if not self._is_loaded:
+            async with self._locked():
+                await self._look_up()
+            self._is_loaded = True
+        return self
+
+    async def metadata(self) -> Mapping[str, str]:
+        """The session's current metadata."""
+
+        async def read(session_id: str) -> Mapping[str, str]:
+            found = await self._sessions.records.peek(session_id)
+            if found is None:
+                raise SessionGone(session_id)
+            return found.metadata
+
+        return await self.read(read, {})
+
+    async def annotate(self, changes: Mapping[str, str | None]) -> None:
+        """Change these names of the metadata; None removes a name. Values that look like credentials are redacted.
+
+        Raises:
+            InvalidMetadata: a value is not text, or the metadata would be too large.
+        """
+        checked = checked_metadata(changes)
+
+        async def write(session_id: str) -> None:
+            if await self._sessions.records.annotate(session_id, checked) is None:
+                raise SessionGone(session_id)
+
+        await self.write(write)
+
+    async def end(self) -> None:
+        """End the session, as at sign-out. What is written afterwards is written to a new one."""
+        await self.read(self._sessions.end, None)
+        self.is_ended, self.is_new, self._is_wanted, self._is_checked = True, False, False, False
+        self._session_id, self._ids = "", ()
+        self._record = None
+        async with self._locked():
+            await self._look_up()
+
+    async def settle(self) -> None:
+        """The response begins. A session whose id the app has read is stored now; later ones cannot be given."""
+        if self._is_wanted and not self._session_id:
+            await self.write(_nothing)
+        self.seal()
+
+    def seal(self) -> None:
+        """The response has begun: no new session can be given to the client."""
+        self._is_sealed = True
+
+    async def open(self) -> None:
+        """Open a session if the client has none."""
+        await self.write(_nothing)
+
+    # -- operations
+
+    async def read(self, operation: Callable[..., Awaitable[T]], default: T, *arguments: Any) -> T:
+        """What `operation(id, …)` gives; `default` if there is no session."""
+        self.is_used = True
+        while session_id := self._session_id or self._known() or await self._found():
+            try:
+                result = await operation(session_id, *arguments)
+            except SessionGone:
+                self._lost(session_id)
+            except StoreError:
+                self.has_failed = True
+                raise
+            else:
+                self._is_checked = True
+                return result
+        return default
+
+    async def write(self, operation: Callable[..., Awaitable[T]], *arguments: Any) -> T:
+        """What `operation(id, …)` gives, in a new session if there is none."""
+        self.is_used = True
+        while True:
+            session_id = self._session_id or self._known() or await self._found() or await self._opened()
+            try:
+                result = await operation(session_id, *arguments)
+            except SessionGone:
+                self._lost(session_id)
+            except StoreError:
+                self.has_failed = True
+                raise
+            else:
+                self._is_checked = True
+                return result
+
+    def _known(self) -> str:
+        """The id of the client's session if this process has seen it before, else empty.
+
+        The store is not asked: every operation finds out whether the session still lives.
+        """
+        if self._record is not None:
+            return ""
+        ids = self._ids
+        if ids is None:
+            ids = self._ids = self._client.session_ids(self._scope)
+        who = self._who
+        if who is None:
+            who = self._who = self._client.principal(self._scope)
+        if ids and isinstance(who, Principal) and self._sessions.is_known(ids[0], who):
+            self._session_id = ids[0]
+        return self._session_id
+
+    async def _found(self) -> str:
+        """The id of the client's session; empty if it has none."""
+        if isinstance(self._who, asyncio.Future):
+            self._who = await self._who
+            if self._known():
+                return self._session_id
+        async with self._locked():
+            await self._look_up()
+        return self._session_id
+
+    async def _look_up(self) -> None:
+        """Find the session in the store, or prepare the record of a new one."""
+        if self._record is not None:
+            return
+        who = self._who or self._client.principal(self._scope)
+        principal = self._who = who if isinstance(who, Principal) else await who
+        try:
+            for session_id in self._client.session_ids(self._scope) if self._ids is None else self._ids:
+                found = await self._sessions.resume(session_id, principal)
+                if found is not None:
+                    self._session_id, self._record, self._is_checked = found.id, found, True
+                    return
+        except StoreError:
+            self.has_failed = True
+            raise
+        if self._is_checked:
+            raise SessionGone(self._session_id)
+        self._session_id, self._ids = "", ()
+        self._record = self._sessions.new(principal, peer_of(self._scope))
+
+    async def _opened(self) -> str:
+        """The id of a session that is opened now."""
+        async with self._locked():
+            await self._look_up()
+            if not self._session_id and self._record is not None:
+                if self._is_sealed:
+                    raise NoSession(_TOO_LATE)
+                try:
+                    await self._sessions.open(self._record)
+                except StoreError:
+                    self.has_failed = True
+                    raise
+                self._session_id, self._is_checked, self.is_new = self._record.id, True, True
+        return self._session_id
+
+    def _lost(self, session_id: str) -> None:
+        """The store says that the session has ended. Raised on, if this request has seen it alive."""
+        self._sessions.forget(session_id)
+        if session_id != self._session_id:
+            return
+        if self._is_checked:
+            raise SessionGone(session_id)
+        self._session_id = ""
+        self._ids = [other for other in self._ids or () if other != session_id]
+
+    def _locked(self) -> asyncio.Lock:
+        if self._lock is None:
+            self._lock = asyncio.Lock()
+        return self._lock
+
+
+async def _nothing(_: str) -> None:
+    """No operation: what opens the session is all that is wanted."""
+
+
+class _LazyState:
+    """The state of the session of a request (`session_store.tool_session.StatePort`)."""
+
+    def __init__(self, session: AppSession) -> None:
+        self._session = session
+
+    async def get(self, key: str) -> bytes | None:
+        return await self._session.read(self._store.get, None, key)
+
+    async def set(self, key: str, value: bytes) -> None:
+        await self._session.write(self._store.set, key, value)
+
+    async def delete(self, key: str) -> bool:
+        return await self._session.read(self._store.delete, False, key)
+
+    async def increment(self, key: str, by: int) -> int:
+        return await self._session.write(self._store.increment, key, by)
+
+    async def compare_and_set(self, key: str, expected: bytes | None, value: bytes | None) -> bool:
+        operation = self._store.compare_and_set
+        if expected is None:
+            return await self._session.write(operation, key, expected, value)
+        return await self._session.read(operation, False, key, expected, value)  # without a session there is no value
+
+    async def keys(self) -> list[str]:
+        return await self._session.read(self._store.keys, [])
+
+    @property
+    def _store(self) -> StateStore:
+        return self._session.store

@@ -1,0 +1,190 @@
+"""Finds, opens and ends the sessions of an app in its store. Knows no request: ids come verified."""
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from time import monotonic, time
+from typing import Final, Protocol
+from weakref import WeakSet
+
+import msgspec
+
+from gateway.config.sessions import SessionSettings
+from session_store import Gone, Principal, Session, StateStore, StoreError
+from session_store.session import new_session_id, origin_of
+from transports.era import Era
+from transports.inbound.client_address import network_of
+from transports.tasks import Tasks
+
+__all__ = ["SESSIONS", "SLIDE_SHARE", "AppRecords", "AppSessions", "AppStore"]
+
+SLIDE_SHARE: Final = 0.05
+"""A use restarts a session's idle time if this share of it has passed since the last restart: otherwise every read
+would be a write. So a session ends after 95 % to 100 % of `idle_ttl_s` without use."""
+
+_KNOWN_HELD: Final = 20_000
+_SWEEP_S: Final = 30.0
+
+
+class AppRecords(Protocol):
+    """The part of `session_store.SessionStore` that sessions of an app need."""
+
+    async def create(self, session: Session) -> Session: ...
+    async def resume(self, session_id: str, principal: Principal) -> Session | None: ...
+    async def peek(self, session_id: str) -> Session | None: ...
+    async def touch(self, session_id: str) -> bool: ...
+    async def annotate(self, session_id: str, changes: Mapping[str, str | None]) -> Session | None: ...
+    async def end(self, session_id: str) -> bool: ...
+    async def sweep(self) -> Sequence[Gone]: ...
+
+
+class AppStore(Protocol):
+    """The part of a `session_store.Backend` that sessions of an app need."""
+
+    @property
+    def sessions(self) -> AppRecords: ...
+
+    @property
+    def state(self) -> StateStore: ...
+
+    async def open(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+class _Known(msgspec.Struct):
+    """What this process remembers of a session: whose it is, and when to restart its idle time next."""
+
+    principal: Principal
+    slide_s: float
+    due: float
+
+
+SESSIONS: Final["WeakSet[AppSessions]"] = WeakSet()
+"""The sessions of each app in this process."""
+
+
+class AppSessions:
+    """The sessions of one app, in this process.
+
+    No process owns a session: what one process remembers of it is whose it is, which never changes. Everything else is
+    read from the store, whose operations are atomic.
+    """
+
+    def __init__(
+        self,
+        store: AppStore,
+        settings: SessionSettings,
+        *,
+        clock: Callable[[], float] = time,
+        timer: Callable[[], float] = monotonic,
+    ) -> None:
+        self._own = self._store = store
+        self._settings = settings
+        self._clock = clock
+        self._timer = timer
+        self._known: dict[str, _Known] = {}
+        self._tasks = Tasks("sessions of the app")
+        self._swept = timer()
+        self._is_open = False
+        SESSIONS.add(self)
+
+    @property
+    def records(self) -> AppRecords:
+        """The records of sessions."""
+        return self._store.sessions
+
+    @property
+    def state(self) -> StateStore:
+        """The state of sessions."""
+        return self._store.state
+
+    def use(self, store: AppStore | None) -> None:
+        """For tests of an app: keep sessions in that store, which is open; None: in the app's own again."""
+        self._store = store or self._own
+        self._known.clear()
+
+    async def open_store(self) -> None:
+        """Open the app's store, once. Raises `StoreError`."""
+        if self._store is self._own and not self._is_open:
+            await self._tasks.share("open", self._own.open)
+            self._is_open = True
+
+    def is_known(self, session_id: str, principal: Principal) -> bool:
+        """True if the session was this principal's when this process last read it. It may have ended since.
+
+        Restarts its idle time where that is due, in the background.
+        """
+        known = self._known.get(session_id)
+        if known is None or known.principal != principal:
+            return False
+        if self._timer() >= known.due:
+            known.due = self._timer() + known.slide_s
+            self._tasks.spawn(self._slide(session_id))
+        return True
+
+    async def _slide(self, session_id: str) -> None:
+        with contextlib.suppress(StoreError):  # the operation that is under way says so
+            await self.records.touch(session_id)
+
+    async def resume(self, session_id: str, principal: Principal) -> Session | None:
+        """The live session of that id with its idle time restarted; None if there is none, or if it is another's."""
+        if not self._is_open:
+            await self.open_store()
+        session = await self.records.resume(session_id, principal)
+        if session is None:
+            self._known.pop(session_id, None)
+        else:
+            self._remember(session)
+        return session
+
+    def forget(self, session_id: str) -> None:
+        """The session has ended."""
+        self._known.pop(session_id, None)
+
+    def new(self, principal: Principal, peer: str) -> Session:
+        """The record of a new session, not stored yet. `peer` is the address that it is opened from."""
+        now = self._clock()
+        return Session(
+            id=new_session_id(),
+            principal=principal,
+            endpoint="",
+            era=Era.MODERN,
+            created_at=now,
+            used_at=now,
+            idle_ttl_s=self._settings.idle_ttl_s,
+            max_age_s=self._settings.max_age_s,
+            origin=origin_of(network_of(peer)) if principal.is_anonymous else "",
+        )
+
+    async def open(self, session: Session) -> None:
+        """Store a new session. Now and then, also delete from the store's index what has expired."""
+        if not self._is_open:
+            await self.open_store()
+        await self.records.create(session)
+        self._remember(session)
+        if self._timer() - self._swept >= _SWEEP_S:
+            self._swept = self._timer()
+            self._tasks.spawn(self._sweep())
+
+    async def _sweep(self) -> None:
+        with contextlib.suppress(StoreError):  # the next one will do
+            await self.records.sweep()
+
+    async def end(self, session_id: str) -> None:
+        """End the session, at once and for all processes."""
+        self.forget(session_id)
+        await self.records.end(session_id)
+
+    async def close(self) -> None:
+        """Let what runs in the background finish, and close the store."""
+        await self._tasks.settled()
+        if self._is_open:
+            self._is_open = False
+            await self._own.close()
+
+    def _remember(self, session: Session) -> None:
+        slide_s = SLIDE_SHARE * session.idle_ttl_s
+        self._known.pop(session.id, None)
+        self._known[session.id] = _Known(session.principal, slide_s, self._timer() + slide_s)
+        if len(self._known) > _KNOWN_HELD:
+            del self._known[next(iter(self._known))]

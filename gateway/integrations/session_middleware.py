@@ -1,0 +1,249 @@
+"""Sessions for any ASGI app: a store and keys, and nothing else. No session is owned, and no server is started."""
+
+import asyncio
+import json
+import logging
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from inspect import isawaitable
+from typing import Any, Final
+
+from gateway.errors import session_unknown, store_full, store_unavailable
+from gateway.integrations.app_carriers import AppCarriers, Headers, has_header, with_session_headers
+from gateway.integrations.app_session import AppSession
+from gateway.integrations.app_sessions import AppSessions, AppStore
+from gateway.integrations.app_settings import backend_of, ring_of, settings_of
+from session_store import ANONYMOUS, KeyRing, Principal, SessionGone, StoreError, StoreFull
+from session_store.context import bound_session
+from session_store.small_store import SmallBackend, SmallStore
+from transports.inbound.http import Receive, Scope, Send, send_json
+from transports.inbound_port import Refused
+
+__all__ = ["APP_ISSUER", "SCOPE_KEY", "SessionMiddleware"]
+
+logger = logging.getLogger(__name__)
+
+SCOPE_KEY: Final = "mcp.session"
+APP_ISSUER: Final = "app"
+"""The issuer of principals that the app gives as text."""
+
+Named = Principal | str | None
+WhoIs = Callable[[Scope], Named | Awaitable[Named]]
+
+
+class SessionMiddleware:
+    """Gives each request and each WebSocket of an ASGI app its session: `scope["mcp.session"]`, `current_session()`.
+
+    Clients carry their session in the header `MCP-Gateway-Session` or in a signed cookie. Any number of processes serve
+    the same sessions if they have the same store and the same keys.
+    """
+
+    def __init__(
+        self,
+        app: Any,
+        *,
+        store: str | SmallStore | AppStore | None = None,
+        keys: str | Sequence[str] | KeyRing | None = None,
+        idle_ttl_s: float | None = None,
+        max_age_s: float | None = None,
+        principal: WhoIs | None = None,
+        lazy: bool = True,
+    ) -> None:
+        """What is None is taken from the environment.
+
+        `store`: a URL (`MCP_GATEWAY_STORE`), a backend, or an object with the methods of `SmallStore`. `keys`: the keys
+        that sign, newest first (`MCP_GATEWAY_KEYS`). `idle_ttl_s` and `max_age_s`: when sessions end
+        (`MCP_GATEWAY_SESSION__IDLE_TTL_S`, `…__MAX_AGE_S`). `principal`: who sent the request of a scope; a session
+        answers only the principal that opened it. `lazy` False: look up each request's session before the app runs.
+
+        Raises:
+            ConfigurationError: the store or the keys are missing or cannot be used.
+        """
+        url = store if isinstance(store, str) else "memory://" if store is not None else None
+        settings = settings_of(url, {"idle_ttl_s": idle_ttl_s, "max_age_s": max_age_s})
+        given: Any = store
+        if isinstance(store, str | None):
+            given = backend_of(settings)
+        elif not hasattr(store, "sessions"):
+            given = SmallBackend(given)
+        self._app = app
+        self._carriers = AppCarriers(ring_of(keys, given), cookie=settings.session.cookie)
+        self._sessions = AppSessions(given, settings.session)
+        self._client = _Client(self._carriers, principal)
+        self._lazy = lazy
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        kind = scope["type"]
+        if kind not in ("http", "websocket"):
+            await self._app(scope, receive, self._with_store(send) if kind == "lifespan" else send)
+            return
+        session = scope[SCOPE_KEY] = AppSession(self._sessions, self._client, scope)
+        answer = (_Response if kind == "http" else _Handshake)(scope, self._carriers, session, send)
+        try:
+            if (is_named := has_header(scope)) or not self._lazy:
+                await session.load()
+                if is_named and not session.known_id:
+                    raise session_unknown()
+            with bound_session(session):
+                await self._app(scope, receive, answer.send)
+        except (Refused, SessionGone, StoreError) as error:
+            if answer.has_begun:
+                raise
+            await answer.refuse(_refusal(error))
+
+    def _with_store(self, send: Send) -> Send:
+        """The store is opened and closed with the app, if the app's lifespan comes by here; else with its first use."""
+
+        async def sending(event: MutableMapping[str, Any]) -> None:
+            if event["type"] == "lifespan.startup.complete":
+                try:
+                    await self._sessions.open_store()
+                except StoreError as error:
+                    await send({"type": "lifespan.startup.failed", "message": f"SessionMiddleware: {error}"})
+                    return
+            elif event["type"].startswith("lifespan.shutdown."):
+                await self._sessions.close()
+            await send(event)
+
+        return sending
+
+
+class _Client:
+    """What scopes say of their clients, by the carriers and by the app (`gateway.integrations.app_session.Client`)."""
+
+    def __init__(self, carriers: AppCarriers, principal: WhoIs | None) -> None:
+        self._principal = principal
+        self.session_ids = carriers.session_ids
+
+    def principal(self, scope: Scope) -> Principal | asyncio.Future[Principal]:
+        if self._principal is None:
+            return ANONYMOUS
+        named = self._principal(scope)
+        return asyncio.ensure_future(_awaited(named)) if isawaitable(named) else _principal(named)
+
+
+def _principal(named: Named) -> Principal:
+    if isinstance(named, Principal):
+        return named
+    if named is not None and not isinstance(named, str):
+        raise TypeError(f"SessionMiddleware(principal=…) gave {type(named).__name__}: give a text, a Principal or None")
+    return Principal(issuer=APP_ISSUER, subject=named) if named else ANONYMOUS
+
+
+async def _awaited(named: Awaitable[Named]) -> Principal:
+    return _principal(await named)
+
+
+def _refusal(error: Refused | SessionGone | StoreError) -> Refused:
+    if isinstance(error, Refused):
+        return error
+    if isinstance(error, SessionGone):
+        return session_unknown()
+    if isinstance(error, StoreFull):
+        return store_full()
+    logger.warning("a request needs its session, and the store does not answer: %s", error)
+    return store_unavailable()
+
+
+def _parts(refused: Refused) -> tuple[int, bytes, Headers]:
+    """Status, body and headers of a refusal."""
+    headers = [(name.lower().encode(), value.encode("latin-1", "replace")) for name, value in refused.headers.items()]
+    return refused.status, json.dumps({"error": str(refused)}).encode(), headers
+
+
+class _Response:
+    """The response to one HTTP request: gives the client its session, or says why there is none."""
+
+    __slots__ = ("_carriers", "_is_replaced", "_scope", "_send", "has_begun", "session")
+
+    def __init__(self, scope: Scope, carriers: AppCarriers, session: AppSession, send: Send) -> None:
+        self._scope = scope
+        self._carriers = carriers
+        self._send = send
+        self._is_replaced = False
+        self.session = session
+        self.has_begun = False
+
+    async def send(self, event: MutableMapping[str, Any]) -> None:
+        """Pass an event of the app on."""
+        if event["type"] == "http.response.start":
+            if not self.session.is_used:
+                self.session.seal()
+                self.has_begun = True
+            elif (given := await self._settled(event["status"])) is None:
+                return
+            else:
+                event = {**event, "headers": with_session_headers(event.get("headers", ()), given)}
+            await self._send(event)
+        elif self._is_replaced:
+            return
+        elif event.get("more_body"):
+            await self._send(event)
+        else:
+            # A server may begin the connection's next request in here: it must not begin in this session.
+            with bound_session(None):
+                await self._send(event)
+
+    async def _settled(self, status: int) -> Headers | None:
+        """The headers that give or take the session. None: the response is replaced, because the store failed."""
+        try:
+            await self.session.settle()
+        except (SessionGone, StoreError) as error:
+            await self._replaced(_refusal(error))
+            return None
+        if self.session.has_failed and status >= 500:
+            # Frameworks make 500 of an exception that they do not know.
+            await self._replaced(store_unavailable())
+            return None
+        self.has_begun = True
+        if self.session.is_new:
+            return self._carriers.giving(self._scope, self.session.known_id)
+        return self._carriers.taking(self._scope) if self.session.is_ended else []
+
+    async def _replaced(self, refused: Refused) -> None:
+        self._is_replaced = True
+        await self.refuse(refused)
+
+    async def refuse(self, refused: Refused) -> None:
+        """Answer in the app's place."""
+        self.has_begun = True
+        status, body, headers = _parts(refused)
+        with bound_session(None):
+            await send_json(self._send, status, body, headers)
+
+
+class _Handshake:
+    """The handshake of one WebSocket, which is where a client can be given its session."""
+
+    __slots__ = ("_carriers", "_scope", "_send", "has_begun", "session")
+
+    def __init__(self, scope: Scope, carriers: AppCarriers, session: AppSession, send: Send) -> None:
+        self._scope = scope
+        self._carriers = carriers
+        self._send = send
+        self.session = session
+        self.has_begun = False
+
+    async def send(self, event: MutableMapping[str, Any]) -> None:
+        """Pass an event of the app on. Raises `StoreError`: the WebSocket cannot have a session now."""
+        if not self.has_begun:
+            if event["type"] == "websocket.accept":
+                await self.session.load()
+                await self.session.open()
+                await self.session.settle()
+                if self.session.is_new:
+                    given = self._carriers.giving(self._scope, self.session.known_id)
+                    event = {**event, "headers": [*event.get("headers", ()), *given]}
+            self.has_begun = True
+        await self._send(event)
+
+    async def refuse(self, refused: Refused) -> None:
+        """Answer the handshake in the app's place."""
+        self.has_begun = True
+        status, body, headers = _parts(refused)
+        if "websocket.http.response" not in (self._scope.get("extensions") or {}):
+            # 1008: policy violation. 1013: try again later (RFC 6455 §7.4, IANA).
+            await self._send({"type": "websocket.close", "code": 1013 if status == 503 else 1008})
+            return
+        head = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), *headers]
+        await self._send({"type": "websocket.http.response.start", "status": status, "headers": head})
+        await self._send({"type": "websocket.http.response.body", "body": body})

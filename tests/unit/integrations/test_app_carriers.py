@@ -1,0 +1,114 @@
+"""How the clients of an app carry their session."""
+
+from typing import Any
+
+import pytest
+
+from gateway.integrations.app_carriers import AppCarriers, has_header, with_session_headers
+from session_store import KeyRing
+from session_store.session import new_session_id
+from tests.requirements import requirement
+from transports.inbound_port import Refused
+
+RING = KeyRing(["k" * 40])
+CARRIERS = AppCarriers(RING, cookie=True)
+ID = new_session_id()
+
+
+def scope(*headers: tuple[str, str], scheme: str = "http", peer: str = "192.0.2.1") -> dict[str, Any]:
+    raw = [(name.encode(), value.encode()) for name, value in (("host", "app.example"), *headers)]
+    return {"type": "http", "scheme": scheme, "headers": raw, "client": (peer, 1)}
+
+
+def cookie_of(given: Any) -> str:
+    """The `Set-Cookie` of these headers; empty if there is none."""
+    return next((value.decode() for name, value in given if name == b"set-cookie"), "")
+
+
+def sent_back(given: Any) -> tuple[str, str]:
+    """The cookie as a browser sends it back."""
+    return "cookie", "other=1; " + cookie_of(given).partition(";")[0]
+
+
+@requirement("app.carriers", "id.forged")
+def test_a_session_comes_back_by_header_and_by_cookie_and_forged_ones_are_nobodys() -> None:
+    given = CARRIERS.giving(scope(), ID)
+    assert CARRIERS.session_ids(scope(sent_back(given))) == (ID,)
+    token = dict(given)[b"mcp-gateway-session"].decode()
+    named = scope(("mcp-gateway-session", token))
+    assert has_header(named) and not has_header(scope())
+    assert CARRIERS.session_ids(named) == (ID,)
+    assert CARRIERS.session_ids(scope(("mcp-gateway-session", token[:-1] + "x"), sent_back(given))) == ()
+    assert CARRIERS.session_ids(scope(("cookie", f"mcp_session_id={token}"))) == (), "a token is no cookie"
+    assert CARRIERS.session_ids(scope()) == ()
+
+
+@requirement("app.carriers")
+def test_a_header_that_comes_twice_is_refused() -> None:
+    with pytest.raises(Refused, match="more than once"):
+        CARRIERS.session_ids(scope(("mcp-gateway-session", "a"), ("mcp-gateway-session", "b")))
+
+
+@requirement("app.carriers", "id.cookie-flags")
+def test_the_cookie_is_bound_to_the_host_behind_tls() -> None:
+    plain, secure = CARRIERS.giving(scope(), ID), CARRIERS.giving(scope(scheme="https"), ID)
+    assert cookie_of(plain).startswith("mcp_session_id=") and "Secure" not in cookie_of(plain)
+    assert cookie_of(secure).startswith("__Host-mcp_session_id=") and cookie_of(secure).endswith("; Secure")
+    assert all("; Path=/; HttpOnly; SameSite=Lax" in cookie_of(given) for given in (plain, secure))
+    assert cookie_of(CARRIERS.giving(scope(scheme="wss"), ID)) == cookie_of(secure)
+    assert CARRIERS.session_ids(scope(sent_back(plain), scheme="https")) == (), "anybody on the network can set it"
+    proxied = scope(("x-forwarded-proto", "https"), peer="127.0.0.1")
+    assert cookie_of(CARRIERS.giving(proxied, ID)) == cookie_of(secure), "a proxy on this machine ends TLS"
+
+
+@requirement("app.carriers", "id.cookie-flags")
+@pytest.mark.parametrize(
+    "cause",
+    [("sec-fetch-site", "cross-site"), ("sec-fetch-site", "same-site"), ("origin", "https://evil.example")],
+    ids=str,
+)
+def test_a_cookie_does_not_count_across_sites_and_is_not_replaced(cause: tuple[str, str]) -> None:
+    held = sent_back(CARRIERS.giving(scope(), ID))
+    assert CARRIERS.session_ids(scope(held, cause)) == ()
+    assert not cookie_of(CARRIERS.giving(scope(held, cause), new_session_id())), "the visitor keeps the session"
+    assert cookie_of(CARRIERS.giving(scope(cause), ID)), "a first visit, by a link from elsewhere"
+
+
+@requirement("app.carriers")
+def test_a_client_is_told_to_forget_only_what_it_holds() -> None:
+    held = sent_back(CARRIERS.giving(scope(), ID))
+    assert cookie_of(CARRIERS.taking(scope(held))).startswith("mcp_session_id=; ")
+    assert cookie_of(CARRIERS.taking(scope(held))).endswith("Max-Age=0")
+    assert CARRIERS.taking(scope()) == []
+
+
+@requirement("app.carriers")
+def test_without_cookies_the_header_alone_carries() -> None:
+    carriers = AppCarriers(RING, cookie=False)
+    assert carriers.session_ids(scope(sent_back(CARRIERS.giving(scope(), ID)))) == ()
+    assert [name for name, _ in carriers.giving(scope(), ID)] == [b"mcp-gateway-session"]
+
+
+@requirement("app.cache-control")
+@pytest.mark.parametrize(
+    ("app_says", "with_token"),
+    [
+        ([], [(b"cache-control", b"no-store")]),
+        ([(b"cache-control", b"private, max-age=9")], [(b"cache-control", b"private, max-age=9, no-store")]),
+        ([(b"cache-control", b"No-Store")], [(b"cache-control", b"No-Store")]),
+    ],
+    ids=["nothing", "something", "the same"],
+)
+def test_what_the_app_says_of_caching_stays(app_says: Any, with_token: Any) -> None:
+    vary = (b"vary", b"Cookie, Mcp-Gateway-Session")
+    assert with_session_headers(app_says, []) == [*app_says, vary]
+    told = with_session_headers(app_says, [(b"set-cookie", b"x")])
+    assert sorted(told) == sorted([*with_token, vary, (b"set-cookie", b"x")])
+
+
+@requirement("app.cache-control")
+def test_vary_names_what_is_missing_in_it() -> None:
+    assert with_session_headers([(b"Vary", b"accept, cookie")], []) == [
+        (b"Vary", b"accept, cookie, Mcp-Gateway-Session")
+    ]
+    assert with_session_headers([(b"vary", b"*")], []) == [(b"vary", b"*")]

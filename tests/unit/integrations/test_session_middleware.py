@@ -1,0 +1,304 @@
+"""Sessions for an app: what clients get, and when."""
+
+from typing import Any
+
+import pytest
+
+from gateway.integrations.app_session import AppSession
+from session_store import NoSession, Principal, current_session
+from tests.requirements import requirement
+from tests.unit.integrations.apps import Client, FailingStore, app_of
+
+pytestmark = pytest.mark.anyio
+GIVEN = {b"set-cookie", b"mcp-gateway-session", b"cache-control"}
+
+
+async def count(session: AppSession) -> Any:
+    return await session.state.increment("visits")
+
+
+async def look(session: AppSession) -> Any:
+    return await session.state.get("visits", "nothing")
+
+
+async def nothing(session: AppSession) -> Any:
+    return ""
+
+
+@requirement("app.middleware", "ctx.scope")
+async def test_a_session_is_given_once_and_comes_back() -> None:
+    app = app_of(count)
+    client, other = Client(app), Client(app)
+    first = await client.get()
+    assert first.body == b"1" and {name for name, _ in first.headers} >= GIVEN
+    second = await client.get()
+    assert second.body == b"2" and {name for name, _ in second.headers} & GIVEN == set()
+    assert (await other.get()).body == b"1"
+    by_header = Client(app, mcp_gateway_session=first.header("mcp-gateway-session"))
+    answer = await by_header.get()
+    assert answer.body == b"3" and {name for name, _ in answer.headers} & GIVEN == set()
+
+
+@requirement("app.lazy")
+@pytest.mark.parametrize("handler", [nothing, look], ids=["untouched", "read"])
+async def test_a_client_without_a_session_gets_none_by_reading(handler: Any) -> None:
+    store = FailingStore()
+    client = Client(app_of(handler, store=store))
+    answer = await client.get()
+    assert {name for name, _ in answer.headers} & GIVEN == set() and answer.body in (b"", b"nothing")
+    assert store.asked == 0 and len(store.sessions.records) == 0
+
+
+@requirement("app.lazy")
+async def test_an_untouched_session_costs_no_question_and_an_outage_does_not_matter() -> None:
+    store = FailingStore()
+    app = app_of(count, store=store)
+    client = Client(app)
+    await client.get()
+    client.app = app_of(nothing, store=store)
+    asked, store.is_cut_off = store.asked, True
+    assert (await client.get()).status == 200 and store.asked == asked
+
+
+@requirement("app.lazy")
+async def test_a_known_session_costs_one_question() -> None:
+    store = FailingStore()
+    client = Client(app_of(count, store=store))
+    await client.get()
+    for _ in range(3):
+        asked = store.asked
+        await client.get()
+        assert store.asked == asked + 1
+
+
+@requirement("app.lazy")
+async def test_the_id_of_a_session_opens_it() -> None:
+    async def name(session: AppSession) -> str:
+        await session.load()
+        return session.id
+
+    store = FailingStore()
+    client = Client(app_of(name, store=store))
+    first, second = await client.get(), await client.get()
+    assert first.body == second.body and first.header("set-cookie") and not second.header("set-cookie")
+    assert first.header("mcp-gateway-session").partition(".")[0] == first.body.decode()
+    assert len(store.sessions.records) == 1
+
+
+@requirement("app.middleware", "id.carriers")
+async def test_an_unknown_session_is_404_by_header_and_replaced_by_cookie() -> None:
+    store = FailingStore()
+    ran: list[bool] = []
+
+    async def noted(session: AppSession) -> Any:
+        ran.append(True)
+        return await count(session)
+
+    app = app_of(noted, store=store)
+    client = Client(app)
+    token = (await client.get()).header("mcp-gateway-session")
+    before = client.cookie
+    store.sessions.records.remove(token.partition(".")[0])
+    for bad in (token, "forged", token[:-1] + "A"):
+        refused = await Client(app, mcp_gateway_session=bad).get()
+        assert refused.status == 404 and b"Session not found" in refused.body
+    assert ran == [True], "the app does not run"
+    again = await client.get()
+    assert again.body == b"1" and client.cookie != before
+    client.cookie = "mcp_session_id=forged"
+    assert (await client.get()).body == b"1" and client.cookie != before
+
+
+@requirement("app.middleware", "id.cookie-flags")
+async def test_another_sites_request_has_no_session_of_the_visitor() -> None:
+    client = Client(app_of(count))
+    await client.get()
+    held = client.cookie
+    client.headers = {"sec-fetch-site": "cross-site"}
+    assert (await client.get()).body == b"1" and client.cookie == held
+    client.headers = {}
+    assert (await client.get()).body == b"2"
+
+
+@requirement("app.principal", "id.bound")
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+async def test_a_session_answers_only_the_principal_that_opened_it(is_async: bool) -> None:
+    async def later(scope: Any) -> Any:
+        return scope.get("user")
+
+    def at_once(scope: Any) -> Any:
+        return scope.get("user")
+
+    async def whose(session: AppSession) -> str:
+        visits = await session.state.increment("visits")
+        return f"{visits} {(await session.load()).principal}"
+
+    store = FailingStore()
+    client = Client(app_of(whose, store=store, principal=later if is_async else at_once))
+    token = (await client.get(user="ada")).header("mcp-gateway-session")
+    assert (await client.get(user="ada")).body == b"2 app:ada"
+    held = client.cookie
+    assert (await client.get(user="eve")).body == b"1 app:eve", "a stolen cookie, or another sign-in"
+    client.cookie = held
+    assert (await client.get(user=Principal(issuer="app", subject="ada"))).body == b"3 app:ada"
+    client.cookie = held
+    assert (await client.get()).body == b"1 anonymous"
+    stolen = Client(client.app, mcp_gateway_session=token)
+    assert (await stolen.get(user="eve")).status == 404 and (await stolen.get(user="ada")).body == b"4 app:ada"
+
+
+async def test_a_principal_that_is_none_is_a_mistake_of_the_app() -> None:
+    with pytest.raises(TypeError, match="gave int"):
+        await Client(app_of(count, principal=lambda scope: 7)).get()
+
+
+@requirement("app.outage", "rep.store-down")
+@pytest.mark.parametrize("framework", ["raises", "answers 500", "answers itself"])
+async def test_with_the_store_gone_the_answer_is_503_where_the_session_is_needed(framework: str) -> None:
+    async def careful(session: AppSession) -> Any:
+        try:
+            return await count(session)
+        except Exception:
+            if framework == "raises":
+                raise
+            return "sorry"
+
+    store = FailingStore()
+    client = Client(app_of(careful, store=store, status=500 if framework == "answers 500" else 200))
+    await Client(app_of(count, store=store)).get()
+    store.is_cut_off = True
+    answer = await client.get()
+    if framework == "answers itself":
+        assert (answer.status, answer.body) == (200, b"sorry")
+        return
+    assert answer.status == 503 and answer.header("retry-after") == "1" and b"not lost" in answer.body
+    assert [event["type"] for event in answer.events] == ["http.response.start", "http.response.body"]
+
+
+@requirement("app.outage")
+async def test_an_id_that_cannot_be_stored_is_not_given_away() -> None:
+    store = FailingStore()
+
+    async def name(session: AppSession) -> str:
+        await session.load()
+        store.is_cut_off = True
+        return session.id
+
+    answer = await Client(app_of(name, store=store)).get()
+    assert answer.status == 503 and b"set-cookie" not in dict(answer.headers)
+
+
+@requirement("app.cache-control")
+async def test_an_answer_with_a_token_is_not_stored_and_others_are_the_apps() -> None:
+    said = [(b"cache-control", b"public, max-age=60")]
+    client = Client(app_of(count, headers=said))
+    assert (await client.get()).header("cache-control") == "public, max-age=60, no-store"
+    second = await client.get()
+    assert second.header("cache-control") == "public, max-age=60" and "Cookie" in second.header("vary")
+    untouched = await Client(app_of(nothing, headers=said)).get()
+    assert untouched.headers == said
+
+
+@requirement("app.sign-out")
+async def test_at_sign_out_the_session_ends_and_the_cookie_goes() -> None:
+    store = FailingStore()
+
+    async def leave(session: AppSession) -> str:
+        await session.end()
+        return await look(session)  # type: ignore[no-any-return]
+
+    client = Client(app_of(count, store=store))
+    await client.get()
+    held, client.app = client.cookie, app_of(leave, store=store)
+    answer = await client.get()
+    assert answer.body == b"nothing" and "Max-Age=0" in answer.header("set-cookie") and client.cookie == ""
+    client.cookie, client.app = held, app_of(look, store=store)
+    assert (await client.get()).body == b"nothing" and len(store.sessions.records) == 0
+
+
+@requirement("app.websocket")
+async def test_a_websocket_gets_its_session_with_the_handshake() -> None:
+    store = FailingStore()
+    client = Client(app_of(count, store=store))
+    first = await client.connect()
+    assert first.events[0]["type"] == "websocket.accept" and first.header("set-cookie")
+    assert first.events[1]["text"] == "1"
+    second = await client.connect()
+    assert second.events[1]["text"] == "2" and second.headers == []
+    assert (await client.get()).body == b"3", "the session is the same over HTTP"
+    token = first.header("mcp-gateway-session")
+    assert (await Client(client.app, mcp_gateway_session=token).connect()).events[1]["text"] == "4"
+    elsewhere = Client(client.app, origin="https://evil.example")
+    elsewhere.cookie = client.cookie
+    assert (await elsewhere.connect()).events[1]["text"] == "1"
+
+
+@requirement("app.websocket")
+@pytest.mark.parametrize("can_answer", [True, False], ids=["with a response", "by closing"])
+async def test_a_handshake_that_names_no_session_is_refused(can_answer: bool) -> None:
+    more: Any = {"extensions": {"websocket.http.response": {}}} if can_answer else {}
+    refused = await Client(app_of(count), mcp_gateway_session="forged").connect(**more)
+    if can_answer:
+        assert refused.events[0]["type"] == "websocket.http.response.start" and refused.status == 404
+    else:
+        assert refused.events == [{"type": "websocket.close", "code": 1008}]
+    store = FailingStore()
+    store.is_cut_off = True
+    later = await Client(app_of(count, store=store)).connect(**more)
+    if can_answer:
+        assert later.status == 503 and later.header("retry-after") == "1"
+    else:
+        assert later.events == [{"type": "websocket.close", "code": 1013}]
+
+
+@requirement("app.middleware")
+async def test_nothing_of_the_session_is_left_for_the_connections_next_request() -> None:
+    seen: list[str] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+        assert current_session() is scope["mcp.session"]
+
+    async def send(event: Any) -> None:
+        if event["type"] == "http.response.body":
+            try:
+                seen.append(repr(current_session()))
+            except NoSession:
+                seen.append("none")
+
+    middleware = app_of(nothing)
+    middleware._app = app
+    await middleware(Client(middleware).scope("http"), lambda: None, send)  # type: ignore[arg-type,return-value]
+    assert seen == ["none"]
+    with pytest.raises(NoSession):
+        current_session()
+
+
+@requirement("app.middleware")
+async def test_the_store_is_opened_and_closed_with_the_app() -> None:
+    class Noting(FailingStore):
+        log = ""
+
+        async def open(self) -> None:
+            self.log += "open "
+
+        async def close(self) -> None:
+            self.log += "close "
+
+    async def lifespan(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "lifespan.startup.complete"})
+        await send({"type": "lifespan.shutdown.complete"})
+
+    store = Noting()
+    app = app_of(count, store=store)
+    await Client(app).get()
+    assert store.log == "open ", "at the first use, where no lifespan comes by"
+    app._app = lifespan
+    sent: list[Any] = []
+
+    async def send(event: Any) -> None:
+        sent.append(event["type"])
+
+    await app({"type": "lifespan"}, lambda: None, send)  # type: ignore[arg-type,return-value]
+    assert store.log == "open close " and sent == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
