@@ -13,6 +13,7 @@ from typing import Final, Protocol
 import msgspec
 from msgspec.structs import replace
 
+from gateway.calls.backoff import Backoff
 from gateway.calls.link_source import LinkSource
 from gateway.calls.state_table import step
 from gateway.context.link_resources import LinkResources
@@ -29,6 +30,10 @@ logger = logging.getLogger(__name__)
 
 _OPENING: Final = "opening"
 _MAX_RETIRED: Final = 8
+
+JUST_S: Final = 1.0
+"""A start that failed less than this ago is not repeated: whoever waited for it, and calls at once again, gets its
+failure."""
 
 
 class Loss(StrEnum):
@@ -126,8 +131,9 @@ class LinkLifecycle:
     """Opens, replaces and closes the link. `restarts` counts links that replaced an earlier one."""
 
     # Without a dictionary each: there are as many as there are conversations.
-    __slots__ = """_closing _idle _idle_stop_s _loss _resources _retired _source _start_s _tasks _user _was_open
-        initialize_result is_open last_words link log_level opened_for restarts state""".split()
+    __slots__ = """_closing _greeted _idle _idle_stop_s _loss _resources _retired _source _start_s _tasks _user
+        _was_open failures initialize_result is_open last_words link log_level opened_for
+        restarts state""".split()
 
     def __init__(self, source: LinkSource, user: LinkUser, *, start_s: float, idle_stop_s: float | None) -> None:
         self.state = LinkState.ABSENT
@@ -136,6 +142,7 @@ class LinkLifecycle:
         self.initialize_result: bytes | None = None
         self.opened_for = ""  # the correlation id of the request that a link is being opened for
         self.restarts = 0
+        self.failures: Backoff | None = None  # starts that have failed since the last one that did not
         self.last_words: list[str] = []  # the last lines on stderr of a process that has ended
         self.log_level = ""  # the level that a legacy server was set to on behalf of modern clients
         self._source = source
@@ -143,6 +150,7 @@ class LinkLifecycle:
         self._start_s = start_s
         self._idle_stop_s = idle_stop_s
         self._resources = LinkResources()
+        self._greeted: Link | None = None  # the handshake with it is complete
         self._loss: Loss | None = None  # why the next link replaces the one before
         self._was_open = False
         self._retired: list[Link] = []  # takes no message, but may still answer
@@ -160,6 +168,11 @@ class LinkLifecycle:
             raise LinkClosed("it exited")
         return self.link
 
+    @property
+    def greeted(self) -> Link | None:
+        """The present link once its handshake is complete: notifications of the client may follow."""
+        return self.link if self.link is self._greeted else None
+
     # -- opening
 
     async def ready(self) -> None:
@@ -173,12 +186,24 @@ class LinkLifecycle:
         ended = f"the session with server {self._source.name!r} has ended"
         if self.state is LinkState.ENDED:
             raise UpstreamUnavailable(ended)
+        failed = self.failures
+        if failed is not None and self.state is LinkState.ABSENT and monotonic() - failed.failed_at < JUST_S:
+            raise UpstreamUnavailable(failed.reason)
         try:
             await self._tasks.share(_OPENING, self._open)
         except TasksClosed:
             raise UpstreamUnavailable(ended) from None
 
     async def _open(self) -> None:
+        try:
+            await self._try_to_open()
+        except UpstreamUnavailable as error:
+            self.failures = self.failures or Backoff()
+            self.failures.fail(str(error), monotonic())
+            raise
+        self.failures = None
+
+    async def _try_to_open(self) -> None:
         if self._closing is not None:
             await asyncio.wait((self._closing,))
         self._step(LinkEvent.OPEN)
@@ -227,10 +252,10 @@ class LinkLifecycle:
         with bound_session(self._resources.session):
             self.link = await self._source.connect(options, self._user)
         params = self._source.handshake()
-        if params is None:
-            return
-        if options.resume:
-            self.initialize_result = self.initialize_result or self._source.known_handshake()
+        if params is None or options.resume:
+            if params is not None:
+                self.initialize_result = self.initialize_result or self._source.known_handshake()
+            self._greeted = self.link
             return
         answer = await self._user.ask("initialize", params)
         if isinstance(answer.error, msgspec.Raw):
@@ -240,6 +265,7 @@ class LinkLifecycle:
         self.log_level = ""
         for frame in self._source.replay():
             self.require().send(frame)
+        self._greeted = self.link  # with no await since the replay: what the client says from now on is not part of it
         await self._source.remote_session_changed(self.require().resume)
 
     async def _fail(self) -> None:
@@ -256,7 +282,7 @@ class LinkLifecycle:
 
     def lost(self) -> None:
         """The link has ended, by itself or because it was closed."""
-        self.last_words = [] if self.link is None else self.link.last_words[-10:]
+        self._keep_last_words()
         self.link = None
         self._resources.close()
         self._resources = LinkResources()
@@ -288,7 +314,12 @@ class LinkLifecycle:
             self._closing = None
             self._step(LinkEvent.CLOSED)
 
+    def _keep_last_words(self) -> None:
+        if self.link is not None:
+            self.last_words = self.link.last_words[-10:]
+
     def _detach(self) -> "_Detached":
+        self._keep_last_words()
         link, self.link = self.link, None
         resources, self._resources = self._resources, LinkResources()
         return link, resources

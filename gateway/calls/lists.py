@@ -1,26 +1,45 @@
 """The lists of tools, prompts and resources that one conversation has received from its server."""
 
+from typing import Any, Final
+
 from gateway.protocol.listing import Names, Tools
 from gateway.protocol.methods import lists_of
+from transports.jsonrpc import encode
 
 __all__ = ["Listed", "Lists"]
 
 Listed = Tools | Names
 
 
-class Lists:
-    """Received lists, by the method of the list. A server may list different items to each session."""
+_LATE_BYTES: Final = 1 << 20
+"""The size of one list that is kept because the server is too slow to be asked each time."""
 
-    __slots__ = ("asked_at", "changed", "known")
+
+class Lists:
+    """Received lists, by the method of the list. A server may list different items to each session.
+
+    `late` has the items of lists that came too late for the answer that needed them.
+    """
+
+    __slots__ = ("asked_at", "changed", "known", "late")
 
     def __init__(self) -> None:
         self.known: dict[str, Listed] = {}
         self.changed: set[str] = set()
         self.asked_at: dict[str, float] = {}
+        self.late: dict[str, list[dict[str, Any]]] = {}
+
+    def keep_late(self, method: str, items: list[dict[str, Any]]) -> None:
+        """Keep a list for answers that cannot wait for the server; a large one is not kept."""
+        if len(encode(items)) <= _LATE_BYTES:
+            self.late[method] = items
+        else:
+            self.late.pop(method, None)
 
     def forget(self, kind: str) -> None:
         """Drop the lists of a kind (tools, prompts, resources): the server has announced a change."""
         for row in lists_of(kind):
             self.known.pop(row.name, None)
+            self.late.pop(row.name, None)
             self.asked_at.pop(row.name, None)
             self.changed.add(row.name)

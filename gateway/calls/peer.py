@@ -8,6 +8,7 @@ import logging
 
 import msgspec
 
+from gateway.calls.backoff import Backoff
 from gateway.calls.link_lifecycle import LinkLifecycle
 from gateway.calls.link_source import LinkSource
 from gateway.calls.log_level import is_lower
@@ -62,6 +63,16 @@ class Peer:
         return self._links.initialize_result
 
     @property
+    def is_open(self) -> bool:
+        """Whether a message can be sent now."""
+        return self._links.is_open
+
+    @property
+    def failures(self) -> Backoff | None:
+        """The starts that have failed since the last one that did not."""
+        return self._links.failures
+
+    @property
     def restarts(self) -> int:
         """How many links have replaced an earlier one."""
         return self._links.restarts
@@ -109,11 +120,12 @@ class Peer:
             self.request("logging/setLevel", encode({"level": level}))
 
     def notify(self, method: str, params: bytes | None) -> None:
-        """Send a notification, if there is a link."""
-        if self.link is None:
+        """Send a notification, if there is a link and its handshake is complete."""
+        link = self._links.greeted
+        if link is None:
             return
         try:
-            self.link.send(splice(encode_notification(method, params)))
+            link.send(splice(encode_notification(method, params)))
         except LinkClosed:
             logger.debug("%s is not sent to server %s, which is closed", method, self.name)
 

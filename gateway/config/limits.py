@@ -29,6 +29,10 @@ class LimitSettings(Frozen):
     process twice as much memory."""
     start_timeout_s: Seconds = 30.0
     """Maximum time for the start of a server, including the handshake."""
+    list_timeout_s: Seconds = 2.0
+    """Maximum time that the handshake, discovery, lists and subscriptions at `/mcp` wait for the servers behind it.
+    Then they are answered without the servers that are late, and the client is notified once these are up. Hosts show
+    no tool before they have the list."""
     call_timeout_s: Seconds = 600.0
     """Maximum time for a call without an answer or a progress message from the server. SDK clients give up after 300
     s."""

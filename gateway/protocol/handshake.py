@@ -113,14 +113,22 @@ def _part(result: bytes | None, name: str) -> dict[str, Any]:
     return part if isinstance(part, dict) else {}
 
 
-def merge_handshakes(results: Sequence[bytes], version: str) -> bytes:
-    """One `initialize` result for several servers. A single result is returned as it is. `version` is the gateway's."""
-    if len(results) == 1:
+_LISTED: Final = ("tools", "prompts", "resources")
+"""The kinds of lists that the gateway merges, and of whose changes it notifies clients itself."""
+
+
+def merge_handshakes(results: Sequence[bytes], version: str, *, incomplete: bool = False) -> bytes:
+    """One `initialize` result for several servers. A single result is returned as it is. `version` is the gateway's.
+
+    `incomplete`: further servers may come. As nobody knows what they have, every list is declared: the gateway answers
+    it, and notifies the client when a server has come.
+    """
+    if len(results) == 1 and not incomplete:
         return results[0]
     decoded = [msgspec.json.decode(result) for result in results]
     versions = [str(d.get("protocolVersion", "")) for d in decoded]
     return encode(
-        _merged(decoded)
+        _merged(decoded, incomplete=incomplete)
         | {
             "protocolVersion": min([v for v in versions if v in HANDSHAKE_VERSIONS] or [HANDSHAKE_VERSIONS[-1]]),
             "serverInfo": {"name": "mcp-session-gateway", "version": version},
@@ -128,38 +136,41 @@ def merge_handshakes(results: Sequence[bytes], version: str) -> bytes:
     )
 
 
-def merge_discoveries(results: Sequence[bytes], version: str) -> bytes:
-    """One `server/discover` result for several servers. A single result is returned as it is. `version` is the
-    gateway's."""
-    if len(results) == 1:
+def merge_discoveries(results: Sequence[bytes], version: str, *, incomplete: bool = False) -> bytes:
+    """One `server/discover` result for several servers. A single result is returned as it is. `version` and
+    `incomplete` are as for `merge_handshakes`; an incomplete result must not be cached."""
+    if len(results) == 1 and not incomplete:
         return results[0]
     decoded = [msgspec.json.decode(result) for result in results]
-    first = decoded[0]
+    first = decoded[0] if decoded else {"resultType": "complete", "supportedVersions": [*MODERN_VERSIONS]}
     versions = [
         v for v in first.get("supportedVersions", []) if all(v in d.get("supportedVersions", []) for d in decoded)
     ]
     info = {"name": "mcp-session-gateway", "version": version}
     return encode(
         first
-        | _merged(decoded)
+        | _merged(decoded, incomplete=incomplete)
         | {
             "supportedVersions": versions,
             "serverInfo": info,
-            "ttlMs": min(int(d.get("ttlMs", 0)) for d in decoded),
+            "ttlMs": 0 if incomplete else min(int(d.get("ttlMs", 0)) for d in decoded),
             "cacheScope": "private",
             "_meta": {"io.modelcontextprotocol/serverInfo": info},
         }
     )
 
 
-def _merged(decoded: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    capabilities: dict[str, Any] = {}
+def _merged(decoded: Sequence[dict[str, Any]], *, incomplete: bool) -> dict[str, Any]:
+    capabilities: dict[str, Any] = {name: {} for name in _LISTED} if incomplete else {}
     for result in decoded:
         for name, value in result.get("capabilities", {}).items():
             known = capabilities.get(name)
             if isinstance(known, dict) and isinstance(value, dict):
                 value = _union(known, value)
             capabilities[name] = value
+    for name in _LISTED:
+        if isinstance(capabilities.get(name), dict):
+            capabilities[name] = capabilities[name] | {"listChanged": True}
     instructions = "\n\n".join(d["instructions"] for d in decoded if d.get("instructions"))
     merged: dict[str, Any] = {"capabilities": capabilities}
     return merged | {"instructions": instructions} if instructions else merged

@@ -6,6 +6,7 @@ from typing import Any, Final
 import msgspec
 
 from gateway.protocol.methods import CACHEABLE
+from gateway.protocol.missing import MISSING_KEY, Missing, missing_meta
 from transports.era import Era
 from transports.jsonrpc import INVALID_PARAMS, Object, encode, error_code
 
@@ -16,14 +17,19 @@ _RESOURCE_NOT_FOUND: Final = -32002
 _URLS_REQUIRED: Final = -32042
 
 
-def list_result(era: Era, body: dict[str, Any], pages: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The result for a list that was merged from several servers' pages.
+def list_result(
+    era: Era, body: dict[str, Any], pages: Sequence[dict[str, Any]], missing: Sequence[Missing] = ()
+) -> dict[str, Any]:
+    """The result for a list that was merged from several servers' pages. It names the servers that are missing.
 
-    A modern result says how long the client may cache it: the shortest time of all pages (MCP 2026-07-28, Caching).
+    A modern result says how long the client may cache it: the shortest time of all pages (MCP 2026-07-28, Caching). An
+    incomplete one must not be cached.
     """
+    if missing:
+        body = body | {"_meta": {MISSING_KEY: missing_meta(missing)}}
     if era is Era.LEGACY:
         return body
-    ttl_ms = min((int(page.get("ttlMs", 0)) for page in pages), default=0)
+    ttl_ms = 0 if missing else min((int(page.get("ttlMs", 0)) for page in pages), default=0)
     return body | {"resultType": "complete", "ttlMs": ttl_ms, "cacheScope": "private"}
 
 

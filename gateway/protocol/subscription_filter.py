@@ -68,16 +68,28 @@ class SubscriptionFilter:
         self.wanted = wanted
         self._client_id = client_id
         self._emit = emit
+        self._early: dict[tuple[str, object], Object] | None = {}  # changes before the acknowledgement, each once
 
     def acknowledge(self, honoured: Filter) -> None:
-        """Its first frame."""
+        """Its first frame. Changes since it was asked for follow."""
         self.wanted = honoured
         params: Object = {"notifications": msgspec.Raw(encode(honoured.as_notifications()))}
         self._send("notifications/subscriptions/acknowledged", params)
+        early, self._early = self._early or {}, None
+        for (method, uri), change in early.items():
+            self.notify(method, change, uri)
+
+    def extend(self, more: Filter) -> None:
+        """Honour more: a server that supports it has come after the acknowledgement."""
+        self.wanted |= more
 
     def notify(self, method: str, params: Object, uri: object) -> None:
         """Pass on a change if the filter asks for it. `uri` is that of the resource that has changed, if it is one."""
-        if self.wanted.wants(method, uri):
+        if not self.wanted.wants(method, uri):
+            return
+        if self._early is not None:
+            self._early[method, uri] = params
+        else:
             self._send(method, params)
 
     def _send(self, method: str, params: Object) -> None:

@@ -3,8 +3,7 @@
 Knows nothing of how a call is sent to its server (`gateway.relay.dispatch`).
 """
 
-import asyncio
-import logging
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -13,21 +12,19 @@ from gateway.bridge.legacy_server import legacy_meta
 from gateway.bridge.subscription_relay import caller_of
 from gateway.calls.call import Call
 from gateway.protocol.catalog import cursor_of, merge_lists, next_cursor, owner_of
-from gateway.protocol.handshake import HandshakeRefused
 from gateway.protocol.methods import LISTS, METHODS, lists_of
+from gateway.protocol.missing import Missing
 from gateway.protocol.params import text_of
 from gateway.protocol.results import list_result
 from gateway.relay.admission import Admission
+from gateway.relay.late_servers import Asker, LateServers
 from gateway.relay.visible_servers import VisibleServers
 from gateway.upstreams.upstream import ConfiguredUpstream
 from transports.era import Era
 from transports.inbound_port import Refused
-from transports.jsonrpc import INVALID_PARAMS, METHOD_NOT_FOUND, Message, encode
-from transports.upstream_port import LinkClosed, UpstreamUnavailable
+from transports.jsonrpc import INVALID_PARAMS, METHOD_NOT_FOUND, Message, Object, encode
 
 __all__ = ["Aggregation", "empty_result"]
-
-logger = logging.getLogger(__name__)
 
 
 def empty_result() -> Message:
@@ -36,15 +33,12 @@ def empty_result() -> Message:
 
 
 class Aggregation:
-    """Answers requests that concern all servers of an endpoint, and finds the server of the others.
+    """Answers requests that concern all servers of an endpoint, and finds the server of the others."""
 
-    `call_timeout_s`: how long one server may take for its page of a list.
-    """
-
-    def __init__(self, servers: VisibleServers, admission: Admission, *, call_timeout_s: float) -> None:
+    def __init__(self, servers: VisibleServers, admission: Admission, late: LateServers) -> None:
         self._servers = servers
         self._admission = admission
-        self._call_timeout_s = call_timeout_s
+        self._late = late
 
     # -- the server that a request names
 
@@ -87,84 +81,118 @@ class Aggregation:
     async def _owner_of_uri(self, uri: str, call: Call) -> ConfiguredUpstream:
         """The server that lists the URI, or else the one whose template has the longest common prefix with the URI."""
         best: tuple[int, ConfiguredUpstream] | None = None
-        for upstream in self._servers.to(call.exchange.context).values():
-            for row in lists_of("resources"):
-                page = await self._page(upstream, row.name, call.asking({}, {}))
-                for item in (page or {}).get(row.listed, ()):
-                    listed = item.get("uri") or item.get("uriTemplate", "").partition("{")[0]
-                    exact = "uri" in item or item.get("uriTemplate") == uri
-                    if (uri == listed or item.get("uriTemplate") == uri) if exact else uri.startswith(listed):
-                        score = 1 << 20 if exact else len(listed)
-                        if best is None or score > best[0]:
-                            best = (score, upstream)
+        servers = self._servers.to(call.exchange.context)
+        listed_by = await self._late.gather(servers.values(), Asker.of(call), lambda u: self._resources(u, call))
+        for name, items in listed_by.answers.items():
+            for item in items:
+                listed = item.get("uri") or item.get("uriTemplate", "").partition("{")[0]
+                exact = "uri" in item or item.get("uriTemplate") == uri
+                if (uri == listed or item.get("uriTemplate") == uri) if exact else uri.startswith(listed):
+                    score = 1 << 20 if exact else len(listed)
+                    if best is None or score > best[0]:
+                        best = (score, servers[name])
         if best is None:
             raise Refused(200, INVALID_PARAMS, f"Resource not found: {uri[:256]}", data={"uri": uri[:256]})
         return best[1]
 
+    async def _resources(self, upstream: ConfiguredUpstream, call: Call) -> list[dict[str, Any]]:
+        """The first page of a server's resources, and that of its templates."""
+        pages = [(row, await self._page(upstream, row.name, call.asking({}, {}))) for row in lists_of("resources")]
+        return [item for row, page in pages for item in (page or {}).get(row.listed, ())]
+
     # -- requests to all servers
 
-    async def list(self, call: Call) -> None:
+    async def merged_list(self, call: Call) -> None:
         """Answer with the pages of all servers up to the first server that has more pages. The cursor of the answer
-        continues there.
+        continues there. The answer says which servers did not answer in time.
 
         Raises:
             Refused: the cursor is not one of the gateway.
         """
-        start = cursor_of(call.params)
-        names = [*self._servers.to(call.exchange.context)]
+        start, servers = cursor_of(call.params), self._servers.to(call.exchange.context)
+        names = [*servers]
         if start is not None and start[0] not in names:
             raise Refused(200, INVALID_PARAMS, "Invalid cursor")
-        names = names if start is None else names[names.index(start[0]) :]
         pages: list[tuple[str, Any]] = []
-        cursor = None
-        for name in names:
-            upstream = self._servers.all[name]
-            continues = start is not None and name == start[0] and start[1]
-            params = {"cursor": msgspec.Raw(encode(start[1]))} if start is not None and continues else {}
-            page = await self._page(upstream, call.method, call.with_params(params))
-            if page is None:
-                continue
-            self._admission.show(upstream, call.exchange.context, call.method, page)
-            pages.append((name, page))
-            if page.get("nextCursor"):
-                cursor = next_cursor(name, page["nextCursor"])
-                break
+        missing: list[Missing] = []
+        if start is not None:
+            names = names[names.index(start[0]) :]
+            if start[1]:  # only if this was its last page are the others asked
+                params: Object = {"cursor": msgspec.Raw(encode(start[1]))}
+                found, missing = await self._pages([servers[start[0]]], call.with_params(params))
+                pages, names = [*found.items()], names[1:]
+        cursor = _cursor_after(pages)
+        if cursor is None and names:
+            found, more = await self._pages([servers[name] for name in names], call.with_params({}))
+            missing += more
+            for name in names:
+                if name in found and cursor is None:
+                    pages.append((name, found[name]))
+                    cursor = _cursor_after(pages[-1:])
         body: dict[str, Any] = {LISTS[call.method]: merge_lists(call.method, pages)}
         if cursor is not None:
             body["nextCursor"] = cursor
-        result = list_result(call.era, body, [page for _, page in pages])
+        result = list_result(call.era, body, [page for _, page in pages], missing)
         call.exchange.finish(Message(jsonrpc="2.0", id=0, result=msgspec.Raw(encode(result))))
 
+    async def _pages(
+        self, upstreams: Iterable[ConfiguredUpstream], call: Call
+    ) -> tuple[Mapping[str, Any], list[Missing]]:
+        """The pages of these servers, as the session of the call sees them, and the servers that have sent none."""
+        upstreams = tuple(upstreams)
+        gathered = await self._late.gather(
+            upstreams, Asker.of(call), lambda u: self._page(u, call.method, call), method=call.method
+        )
+        pages: dict[str, Any] = {}
+        for upstream in upstreams:
+            page = gathered.answers.get(upstream.name)
+            if upstream.name in gathered.known:
+                page = {LISTS[call.method]: gathered.known[upstream.name]}
+            if page is not None:
+                self._admission.show(upstream, call.exchange.context, call.method, page)
+                pages[upstream.name] = page
+        return pages, [*gathered.missing]
+
     async def send_to_all(self, call: Call) -> None:
-        """Send a request to every server of the client's era. Answer once all servers have answered."""
-        for upstream in self._servers.to(call.exchange.context).values():
-            if await upstream.era_for(call.era) is call.era:
-                await self._page(upstream, call.method, call)
+        """Send a request to every server of the client's era. Answer once all servers have answered that are not
+        late. The session's record has what such a request sets, so the others get it when they are up."""
+        upstreams = self._servers.to(call.exchange.context).values()
+        await self._late.gather(upstreams, Asker.of(call), lambda u: self._send(u, call))
         call.exchange.finish(empty_result())
 
+    async def _send(self, upstream: ConfiguredUpstream, call: Call) -> None:
+        if await upstream.era_for(call.era) is call.era:
+            await self._page(upstream, call.method, call)
+
     async def _page(self, upstream: ConfiguredUpstream, method: str, call: Call) -> Any | None:
-        """The result of one server for that method. None if the server fails or has no such list: the others are served
-        without it."""
+        """The result of one server for that method. None if the server has no such list.
+
+        Raises:
+            UpstreamUnavailable, HandshakeRefused, LinkClosed: the server cannot be asked.
+        """
         exchange, params, meta = call.exchange, call.params, call.meta
-        try:
-            async with asyncio.timeout(self._call_timeout_s):
-                conversation = await upstream.conversation_for(call)
-                await conversation.ready()
-                if conversation.era is Era.MODERN and call.era is Era.LEGACY and (live := call.live) is not None:
-                    meta = meta | caller_of(live).meta("")
-                elif conversation.era is Era.MODERN and exchange.caller is not None:
-                    meta = meta | exchange.caller.meta("")
-                elif conversation.era is Era.LEGACY:
-                    meta = legacy_meta(meta)
-                if meta:
-                    params = params | {"_meta": msgspec.Raw(encode(meta))}
-                answer = await conversation.ask(method, encode(params))
-        except (UpstreamUnavailable, HandshakeRefused, LinkClosed, TimeoutError) as error:
-            logger.warning("items of server %s are missing in an answer to %s: %s", upstream.name, method, error)
-            return None
+        conversation = await upstream.conversation_for(call)
+        await conversation.ready()
+        if conversation.era is Era.MODERN and call.era is Era.LEGACY and (live := call.live) is not None:
+            meta = meta | caller_of(live).meta("")
+        elif conversation.era is Era.MODERN and exchange.caller is not None:
+            meta = meta | exchange.caller.meta("")
+        elif conversation.era is Era.LEGACY:
+            meta = legacy_meta(meta)
+        if meta:
+            params = params | {"_meta": msgspec.Raw(encode(meta))}
+        answer = await conversation.ask(method, encode(params))
         page = msgspec.json.decode(answer.result) if isinstance(answer.result, msgspec.Raw) else None
         if not isinstance(page, dict):
             return None
         if method in LISTS:
             upstream.inventory.seen(method, conversation, page)
         return page
+
+
+def _cursor_after(pages: list[tuple[str, Any]]) -> str | None:
+    """The cursor of the gateway after the last of these pages; None if its server has no more."""
+    if not pages or not pages[-1][1].get("nextCursor"):
+        return None
+    name, page = pages[-1]
+    return next_cursor(name, page["nextCursor"])

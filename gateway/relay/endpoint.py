@@ -1,18 +1,19 @@
 """Serves one URL: presents the servers behind it as one server, and sends each call to the server it is for."""
 
-import asyncio
 import contextlib
 import logging
 
 from gateway.calls.call import Call
+from gateway.calls.conversation import Conversation
 from gateway.calls.live_session import LiveSession
 from gateway.errors import UPSTREAM_UNAVAILABLE
-from gateway.protocol.handshake import HandshakeRefused, handshake_of, merge_discoveries, merge_handshakes
+from gateway.protocol.handshake import handshake_of, merge_discoveries, merge_handshakes
 from gateway.protocol.methods import LISTS, METHODS, REPEATABLE
 from gateway.protocol.params import text_of
 from gateway.relay.admission import Admission
 from gateway.relay.aggregation import Aggregation
 from gateway.relay.dispatch import Dispatch
+from gateway.relay.late_servers import Asker, Gathered, LateServers
 from gateway.relay.subscriptions import listen, relay_changes
 from gateway.relay.visible_servers import VisibleServers
 from gateway.upstreams.upstream import ConfiguredUpstream
@@ -28,15 +29,23 @@ logger = logging.getLogger(__name__)
 
 
 class Endpoint:
-    """One URL. A single server behind it is relayed as it is, several servers are aggregated (`aggregation`)."""
+    """One URL. A single server behind it is relayed as it is, several servers are aggregated (`aggregation`). Answers
+    of several servers do not wait for those that are late (`late`)."""
 
     def __init__(
-        self, servers: VisibleServers, *, dispatch: Dispatch, aggregation: Aggregation, admission: Admission
+        self,
+        servers: VisibleServers,
+        *,
+        dispatch: Dispatch,
+        aggregation: Aggregation,
+        admission: Admission,
+        late: LateServers,
     ) -> None:
         self._servers = servers
         self._dispatch = dispatch
         self._aggregation = aggregation
         self._admission = admission
+        self._late = late
 
     def prestartable(self, context: Context) -> list[ConfiguredUpstream]:
         """The servers of which processes are prestarted for sessions of that context."""
@@ -45,25 +54,31 @@ class Endpoint:
     # -- the handshake and discovery
 
     async def initialize(self, live: LiveSession, correlation: str) -> bytes:
-        """Open every server of a legacy session, and return the merged `initialize` result.
+        """Open every server of a legacy session, and return the merged `initialize` result of those that answer in
+        time.
 
         Raises:
             HandshakeRefused: the only server refused the handshake.
             UpstreamUnavailable: no server is available.
         """
-        outcomes = await asyncio.gather(
-            *(self._greet(u, live, correlation) for u in self._servers.to(live.session.context).values()),
-            return_exceptions=True,
+        servers = self._servers.to(live.session.context)
+        if (only := self._servers.only) is not None and only.name in servers:
+            return await self._greet(only, live, correlation)
+
+        greeted = await self._late.gather(
+            servers.values(),
+            Asker(live, Era.LEGACY, None, correlation),
+            lambda upstream: self._greet(upstream, live, correlation),
+            waiting=_Greeted(live, correlation),
         )
-        failures = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
-        for failure in failures:
-            if not isinstance(failure, UpstreamUnavailable | HandshakeRefused):
-                raise failure
-            logger.warning("a session is served without one of its servers: %s", failure)
-        results = [outcome for outcome in outcomes if isinstance(outcome, bytes)]
-        if not results:
-            raise failures[0] if failures else UpstreamUnavailable("no server here is available to this session")
-        return merge_handshakes(results, __version__)
+        version = live.session.client.protocol_version
+        known = {name: _known_handshake(servers[name], version) for name in servers if name not in greeted.answers}
+        results = [result for name in servers if (result := greeted.answers.get(name) or known.get(name)) is not None]
+        if not results and len(greeted.failures) == len(servers):
+            raise next(
+                iter(greeted.failures.values()), UpstreamUnavailable("no server here is available to this session")
+            )
+        return merge_handshakes(results, __version__, incomplete=len(results) < len(servers))
 
     async def _greet(self, upstream: ConfiguredUpstream, live: LiveSession, correlation: str) -> bytes:
         """The `initialize` result of one server. For a modern server it is made from the `server/discover` result."""
@@ -77,16 +92,25 @@ class Endpoint:
         return conversation.initialize_result
 
     async def discover(self, context: Context) -> bytes | None:
-        """The merged `server/discover` result. None if no server has answered yet.
+        """The merged `server/discover` result of the servers that answer in time. None if no server has answered yet,
+        or none of them speaks an era.
 
         Raises:
             Refused: 503, the servers cannot be asked.
         """
-        facts = await asyncio.gather(*(u.facts() for u in self._servers.to(context).values()))
+        servers = self._servers.to(context)
+        if self._servers.only is not None:
+            gathered = Gathered({name: await upstream.facts() for name, upstream in servers.items()})
+        else:
+            gathered = await self._late.gather(
+                servers.values(), Asker(None, Era.MODERN, None, ""), lambda upstream: upstream.facts()
+            )
+        facts = gathered.answers.values()
         results = [f.discovery for f in facts if f.discovery is not None]
-        if results:
-            return merge_discoveries(results, __version__)
-        failure = next((f.failure for f in facts if f.failure), "")
+        failure = next((f.failure for f in facts if f.failure), "") or next(map(str, gathered.failures.values()), "")
+        is_any_starting = len(gathered.missing) > len(gathered.failures)
+        if results or is_any_starting:
+            return merge_discoveries(results, __version__, incomplete=bool(failure) or is_any_starting)
         if failure:
             raise Refused(503, UPSTREAM_UNAVAILABLE, failure, headers={"Retry-After": "5"})
         return None
@@ -117,11 +141,11 @@ class Endpoint:
         """
         seen, only = self._servers.to(call.exchange.context), self._servers.only
         if call.exchange.is_subscription and not await self._is_modern():
-            await listen(seen.values(), call)
+            await listen(seen.values(), call, None if only is not None else self._late)
         elif only is not None and only.name in seen:
             await self._dispatch.send(only, call)
         elif call.method in LISTS:
-            await self._aggregation.list(call)
+            await self._aggregation.merged_list(call)
         elif call.method in METHODS and METHODS[call.method].for_all:
             await self._aggregation.send_to_all(call)
         else:
@@ -151,14 +175,40 @@ class Endpoint:
         return await upstream.inventory.reader.is_repeatable(text_of(call.params, "name"), conversation)
 
     async def notify(self, live: LiveSession, method: str, params: bytes | None, correlation: str) -> None:
-        """Pass a legacy client's notification to every server that the session has a conversation with."""
+        """Pass a legacy client's notification to every server that the session has a conversation with. A server that
+        comes later gets what it needs of them after its handshake."""
         for upstream in self._servers.to(live.session.context).values():
             if live.ended:
                 return
             if not self._admission.passes(upstream, method):
                 continue
-            if await upstream.era_for(Era.LEGACY) is Era.LEGACY:
+            is_only = upstream is self._servers.only
+            era = await upstream.era_for(Era.LEGACY) if is_only else upstream.era_now(Era.LEGACY)
+            if era is Era.LEGACY:
                 upstream.conversation(live, Era.LEGACY, correlation).notify(method, params)
-            elif method == "notifications/initialized":
+            elif era is Era.MODERN and method == "notifications/initialized":
                 with contextlib.suppress(UpstreamUnavailable, LinkClosed):
                     await relay_changes(upstream, live, correlation)
+
+
+class _Greeted:
+    """A legacy session whose handshake was answered without some servers. A modern one of them is subscribed to once it
+    is up, because the client's `notifications/initialized` did not reach it."""
+
+    def __init__(self, live: LiveSession, correlation: str) -> None:
+        self._live = live
+        self._correlation = correlation
+
+    @property
+    def has_ended(self) -> bool:
+        return self._live.ended
+
+    async def arrived(self, upstream: ConfiguredUpstream, conversation: Conversation) -> None:
+        if conversation.era is Era.MODERN and self._live.session.initialized:
+            await relay_changes(upstream, self._live, self._correlation)
+
+
+def _known_handshake(upstream: ConfiguredUpstream, version: str) -> bytes | None:
+    """The `initialize` result of a server that is late for a session, if it has answered the gateway's probe."""
+    discovery = upstream.discovery
+    return None if discovery is None else handshake_of(discovery, version)

@@ -14,6 +14,7 @@ from gateway.relay.admission import Admission
 from gateway.relay.aggregation import Aggregation
 from gateway.relay.dispatch import Dispatch
 from gateway.relay.endpoint import Endpoint
+from gateway.relay.late_servers import LateServers
 from gateway.relay.visible_servers import VisibleServers
 from gateway.serving.parts import Foundation, Servers, SessionParts
 from gateway.serving.paths import ALL
@@ -53,7 +54,9 @@ def build_servers(base: Foundation, sessions: SessionParts, given: Mapping[str, 
     )
     upstreams = [factory.of_entry(name, entry) for name, entry in entries.items()]
     upstreams += [factory.of_object(name, server) for name, server in objects.items()]
-    for forget in (lambda live: prestarted.forget(live.session.id), *(upstream.forget for upstream in upstreams)):
+    late = LateServers(wait_s=options.limits.list_timeout_s, read_s=options.limits.start_timeout_s)
+    forgets = (lambda live: prestarted.forget(live.session.id), late.forget, *(each.forget for each in upstreams))
+    for forget in forgets:
         sessions.closed.add(forget)
     tool_calls = ToolCalls(policy, base.audit, Schemas(), options.policy)
     return Servers(
@@ -64,7 +67,8 @@ def build_servers(base: Foundation, sessions: SessionParts, given: Mapping[str, 
         assertions=assertions,
         policy=policy,
         tool_calls=tool_calls,
-        endpoints=_endpoints(base, sessions, upstreams, policy, tool_calls),
+        late=late,
+        endpoints=_endpoints(base, sessions, upstreams, late, policy=policy, tool_calls=tool_calls),
     )
 
 
@@ -81,6 +85,8 @@ def _endpoints(
     base: Foundation,
     sessions: SessionParts,
     upstreams: Sequence[ConfiguredUpstream],
+    late: LateServers,
+    *,
     policy: Policy,
     tool_calls: ToolCalls,
 ) -> dict[str, Endpoint]:
@@ -94,7 +100,7 @@ def _endpoints(
 
     def serving(some: Sequence[ConfiguredUpstream]) -> Endpoint:
         visible = VisibleServers(some, policy)
-        aggregation = Aggregation(visible, admission, call_timeout_s=options.limits.call_timeout_s)
-        return Endpoint(visible, dispatch=dispatch, aggregation=aggregation, admission=admission)
+        aggregation = Aggregation(visible, admission, late)
+        return Endpoint(visible, dispatch=dispatch, aggregation=aggregation, admission=admission, late=late)
 
     return {ALL: serving(upstreams)} | {f"/servers/{one.name}/mcp": serving([one]) for one in upstreams}

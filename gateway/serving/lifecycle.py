@@ -99,6 +99,7 @@ class Lifecycle:
         held = [live.session for live in base.live]
         await asyncio.gather(
             *(sessions.close(session.id, over=False) for session in held),
+            self._parts.servers.late.close(),
             *(upstream.close() for upstream in self._parts.servers.upstreams),
             sessions.settled(),
             return_exceptions=True,

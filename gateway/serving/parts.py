@@ -23,6 +23,7 @@ from gateway.policy.quotas import PrincipalQuotas
 from gateway.policy.rate_limits import RateLimits
 from gateway.policy.tool_calls import ToolCalls
 from gateway.relay.endpoint import Endpoint
+from gateway.relay.late_servers import LateServers
 from gateway.serving.drain import Drain
 from gateway.serving.state import ServingState
 from gateway.sessions.attach import SessionAttacher
@@ -101,6 +102,7 @@ class Servers:
     assertions: Assertions
     policy: Policy
     tool_calls: ToolCalls
+    late: LateServers
     endpoints: Mapping[str, Endpoint]
     """By path."""
 

@@ -1,4 +1,4 @@
-"""Asks one server which eras it speaks and which tools it lists: at the start, and again after a failure."""
+"""Asks one server which eras it speaks and which tools it lists: at the start, and again after each failure."""
 
 import asyncio
 import contextlib
@@ -9,6 +9,7 @@ from typing import Final
 
 import msgspec
 
+from gateway.calls.backoff import Backoff
 from gateway.calls.conversation import Conversation
 from gateway.protocol.handshake import HandshakeRefused
 from gateway.protocol.listing import Tools
@@ -31,7 +32,8 @@ WAIT_S: Final = 9.0
 """How long a client's `server/discover` waits for the probe. SDK clients wait 10 s for the answer."""
 
 AGAIN_S: Final = 5.0
-"""How long after a failure the probe is made again at the earliest."""
+"""How long after a failure a client's request makes the probe again at the earliest. Without requests it is made again
+after a `Backoff`: a server that recovers is found although no client asks, as when no load balancer sends any."""
 
 _PROBE, _TRIAL = "probe", "trial"
 
@@ -39,7 +41,9 @@ _PROBE, _TRIAL = "probe", "trial"
 class Probe:
     """The probe of one server. One runs at a time, and concurrent callers share its result.
 
-    `start_s` is how long the server may take to answer. `clock` is monotonic.
+    `start_s` is how long the server may take to answer. `clock` is monotonic. `took_s` is how long the last probe
+    took, `started_s` the part of it until the server answered in the era that it speaks. `began_at` is when the present
+    run began, None if none runs. `answered` is set once the server has answered.
     """
 
     def __init__(
@@ -58,7 +62,11 @@ class Probe:
         self._reader = reader
         self._start_s = start_s
         self._clock = clock
-        self._again_at = 0.0
+        self.failures = Backoff()
+        self.took_s = self.started_s = 0.0
+        self.began_at: float | None = None
+        self.answered = asyncio.Event()
+        self._again: asyncio.TimerHandle | None = None
         self._accepts_handshake: bool | None = None
         self._tasks = Tasks(f"probe of {name}")
 
@@ -74,7 +82,7 @@ class Probe:
         """
         facts = self._known.latest
         if facts is not None:
-            if facts.failure and self._clock() >= self._again_at:
+            if facts.failure and self._clock() >= self.failures.failed_at + AGAIN_S:
                 self.start()
             return facts
         try:
@@ -84,6 +92,11 @@ class Probe:
             return ServerFacts()
         except TasksClosed:
             return ServerFacts(failure="the gateway stops")
+
+    @property
+    def waited_s(self) -> float:
+        """How long the present probe has taken so far, or the last one if none runs."""
+        return self.took_s if self.began_at is None else max(self.took_s, self._clock() - self.began_at)
 
     # -- eras
 
@@ -121,51 +134,77 @@ class Probe:
     # -- asking
 
     async def _probe(self) -> ServerFacts:
+        self._cancel_timer()
+        began = self.began_at = self._clock()
         try:
             facts = await self._ask()
             self._known.learn(facts)
         finally:
-            self._again_at = self._clock() + AGAIN_S
+            self.began_at = None
+            self.took_s = self._clock() - began
+        if facts.has_answered:
+            if self.failures.count:
+                logger.info("server %s answers", self._name)
+            self.failures = Backoff()
+            self.answered.set()
+        else:
+            self._failed(facts.failure or "it supports no MCP version of this gateway")
         return facts
 
+    def _failed(self, reason: str) -> None:
+        """Record a failure, and make the probe again later."""
+        level = logging.WARNING if reason != self.failures.reason else logging.DEBUG
+        logger.log(level, "server %s cannot be used: %s", self._name, reason)
+        self.failures.fail(reason, self._clock())
+        self._again = asyncio.get_running_loop().call_later(self.failures.delay_s, self.start)
+
+    def _cancel_timer(self) -> None:
+        if self._again is not None:
+            self._again.cancel()
+            self._again = None
+
     async def _ask(self) -> ServerFacts:
+        began = self._clock()
         conversation = self._shared.of(Era.MODERN)
         try:
             await conversation.ready()
-            if (facts := await self._discover(conversation)) is not None:
+            if (facts := await self._discover(conversation, began)) is not None:
                 return facts
         except (UpstreamUnavailable, HandshakeRefused) as error:
-            logger.warning("probe: %s", error)
             return ServerFacts(failure=str(error))
         except (TimeoutError, LinkClosed, msgspec.MsgspecError):
             pass  # legacy servers do not answer, or exit, if the first message is not a handshake
-        logger.info("server %s speaks the legacy era only", self._name)
         await self._shared.discard(Era.MODERN)
         return await self._ask_legacy()
 
-    async def _discover(self, conversation: Conversation) -> ServerFacts | None:
+    async def _discover(self, conversation: Conversation, began: float) -> ServerFacts | None:
         async with asyncio.timeout(self._start_s):
             answer = await conversation.ask("server/discover", encode({"_meta": GATEWAY_META}))
         if not isinstance(answer.result, msgspec.Raw):
             return None
-        tools = Tools(await self._reader.all_items("tools/list", conversation))
-        return ServerFacts(discover=splice(answer.result), tools=tools)
+        self.started_s = self._clock() - began
+        return ServerFacts(discover=splice(answer.result), tools=await self._tools(conversation))
 
     async def _ask_legacy(self) -> ServerFacts:
-        conversation = self._shared.of(Era.LEGACY)
+        conversation, began = self._shared.of(Era.LEGACY), self._clock()
         try:
             await conversation.ready()
         except UpstreamUnavailable as error:
-            logger.warning("probe: %s", error)
             return ServerFacts(failure=str(error))
         except HandshakeRefused:
             return ServerFacts()
-        tools = Tools()
+        self.started_s = self._clock() - began
+        logger.info("server %s speaks the legacy era only", self._name)
+        return ServerFacts(initialize=conversation.initialize_result, tools=await self._tools(conversation))
+
+    async def _tools(self, conversation: Conversation) -> Tools:
+        """The tools that the server lists; none if it does not list them in time."""
         with contextlib.suppress(LinkClosed, TimeoutError, msgspec.MsgspecError):
             async with asyncio.timeout(self._start_s):
-                tools = Tools(await self._reader.all_items("tools/list", conversation))
-        return ServerFacts(initialize=conversation.initialize_result, tools=tools)
+                return Tools(await self._reader.all_items("tools/list", conversation))
+        return Tools()
 
     async def close(self) -> None:
         """Cancel a running probe."""
+        self._cancel_timer()
         await self._tasks.close()

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any, cast
 
+from gateway.calls.backoff import Backoff
 from gateway.calls.call import Call
 from gateway.calls.conversation import Conversation
 from gateway.calls.deadlines import Deadlines
@@ -11,6 +12,7 @@ from gateway.calls.live_session import LiveSession
 from gateway.calls.server_messages import IsolatedRouter
 from gateway.config.upstreams import UpstreamSettings
 from gateway.protocol.capabilities import Caller
+from gateway.protocol.listing import Tools
 from gateway.upstreams.facts import KnownFacts
 from gateway.upstreams.inventory import Inventory
 from gateway.upstreams.link_source import SessionLinks, Start, UpstreamLinks
@@ -55,6 +57,7 @@ class ConfiguredUpstream:
         self.facts = probe.facts
         self.era_for = probe.era_for
         self.era_now = probe.era_now
+        self.answered = probe.answered
 
     @property
     def prestarted(self) -> int:
@@ -75,6 +78,31 @@ class ConfiguredUpstream:
     def has_answered(self) -> bool:
         """Whether the last probe found what the server lists."""
         return self._known.latest is not None and self._known.latest.has_answered
+
+    @property
+    def is_failing(self) -> bool:
+        """Whether the last probe has failed."""
+        return self._probe.failures.count > 0
+
+    @property
+    def failures(self) -> Backoff:
+        """The probes that have failed since the last one that did not."""
+        return self._probe.failures
+
+    @property
+    def hangs_for_s(self) -> float:
+        """How long the server has let the probe wait; 0 if it has answered."""
+        return 0.0 if self.has_answered else self._probe.waited_s
+
+    @property
+    def probed_tools(self) -> Tools | None:
+        """The tools that the server has listed to the probe."""
+        return self._known.tools()
+
+    @property
+    def discovery(self) -> bytes | None:
+        """The server's answer to `server/discover`, or one made from its handshake; None if it has not answered."""
+        return self._known.latest.discovery if self._known.latest is not None and self.has_answered else None
 
     async def capabilities(self) -> dict[str, Any]:
         """The capabilities that the server declares."""
@@ -107,6 +135,11 @@ class ConfiguredUpstream:
         if self.settings.shared:
             return next(iter(self._shared), None)
         return next((held for (name, *_), held in live.conversations.items() if name == self.name), None)
+
+    def is_open_to(self, live: LiveSession) -> bool:
+        """Whether the session has a link to the server that is open now."""
+        conversation = self.open_with(live)
+        return conversation is not None and conversation.is_open
 
     def conversation(self, live: LiveSession, era: Era, correlation: str, caller: Caller | None = None) -> Conversation:
         """The conversation of a session; a shared server has one for all sessions. `caller` is a modern client: a

@@ -12,6 +12,7 @@ from gateway.calls.link_source import LinkSession
 from gateway.calls.state_table import IllegalStep, step
 from gateway.context.link_resources import LinkResources
 from gateway.protocol.handshake import HandshakeRefused
+from tests.requirements import requirement
 from transports.era import Era
 from transports.jsonrpc import Message, encode, parse
 from transports.upstream_port import ConnectOptions, Link, LinkClosed, LinkEvents, UpstreamUnavailable
@@ -96,6 +97,7 @@ class Source:
         self.starts: Counter[str] = Counter()
         self.taken_back = 0
         self.failure: Exception | None = None
+        self.tried = 0
         self.may_connect = asyncio.Event()
         self.may_connect.set()
 
@@ -106,6 +108,7 @@ class Source:
         return LinkResources(given=self.options, close=close)
 
     async def connect(self, options: ConnectOptions, events: LinkEvents) -> Link:
+        self.tried += 1
         await self.may_connect.wait()
         if self.failure is not None:
             raise self.failure
@@ -218,14 +221,35 @@ async def test_a_refused_handshake_leaves_no_link() -> None:
     assert (links.state, links.link, source.open_links, source.taken_back) == (LinkState.ABSENT, None, 0, 1)
 
 
-async def test_a_server_that_cannot_be_reached_can_be_tried_again() -> None:
+@requirement("proc.hang", "proc.backoff")
+async def test_a_server_that_cannot_be_reached_can_be_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     links, source, _ = lifecycle()
     source.failure = UpstreamUnavailable("no such command")
-    with pytest.raises(UpstreamUnavailable, match="no such command"):
-        await links.ready()
+    for _ in range(3):
+        with pytest.raises(UpstreamUnavailable, match="no such command"):
+            await links.ready()
+    assert source.tried == 1, "the failure of just now is remembered"
+    assert links.failures is not None and links.failures.count == 1
+    monkeypatch.setattr("gateway.calls.link_lifecycle.JUST_S", 0.0)
     source.failure = None
     await links.ready()
-    assert links.is_open and not source.restarts
+    assert links.is_open and not source.restarts and links.failures is None
+
+
+async def test_a_notification_of_the_client_waits_for_the_handshake() -> None:
+    links, source, user = lifecycle()
+    greeted: list[object] = []
+    ask = user.ask
+
+    async def asked(method: str, params: bytes | None) -> Message:
+        greeted.append(links.greeted)
+        return await ask(method, params)
+
+    user.ask = asked  # type: ignore[method-assign]  # observed on its way
+    await links.ready()
+    assert greeted == [None] and links.greeted is source.made[0]
+    source.made[0].end()
+    assert links.greeted is None
 
 
 async def test_a_server_that_starts_too_slowly_is_given_up() -> None:

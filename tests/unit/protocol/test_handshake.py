@@ -19,6 +19,7 @@ from gateway.protocol.handshake import (
     server_info_of,
     version_of,
 )
+from tests.requirements import requirement
 from transports.jsonrpc import encode
 
 
@@ -107,4 +108,19 @@ def test_several_discoveries_may_be_cached_for_the_shortest_time_and_by_the_clie
     two = {"supportedVersions": ["2026-07-28"], "capabilities": {"prompts": {}}, "ttlMs": 5}
     told = json.loads(merge_discoveries([encode(one), encode(two)], "9"))
     assert (told["ttlMs"], told["cacheScope"], told["supportedVersions"]) == (5, "private", ["2026-07-28"])
-    assert told["capabilities"] == {"tools": {}, "prompts": {}}
+    changing = {"listChanged": True}
+    assert told["capabilities"] == {"tools": changing, "prompts": changing}, "the gateway notifies of changes itself"
+
+
+@requirement("proc.late")
+def test_every_list_is_declared_while_servers_are_missing() -> None:
+    changing = {"listChanged": True}
+    lists = {"tools": changing, "prompts": changing, "resources": changing}
+    one = shaken(capabilities={"logging": {}, "resources": {"subscribe": True}})
+    told = json.loads(merge_handshakes([one], "9", incomplete=True))
+    assert told["capabilities"] == lists | {"logging": {}, "resources": {"subscribe": True, "listChanged": True}}
+    assert json.loads(merge_handshakes([], "9", incomplete=True))["capabilities"] == lists
+    found = json.loads(merge_discoveries([], "9", incomplete=True))
+    assert found["capabilities"] == lists and found["supportedVersions"] == [*MODERN_VERSIONS]
+    cacheable = encode({"supportedVersions": [*MODERN_VERSIONS], "capabilities": {}, "ttlMs": 60_000})
+    assert json.loads(merge_discoveries([cacheable], "9", incomplete=True))["ttlMs"] == 0

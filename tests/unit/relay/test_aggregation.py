@@ -1,5 +1,6 @@
 """Several servers behind one URL: one list of all their items, and the server of each request."""
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -15,6 +16,7 @@ from gateway.policy.tool_calls import ToolCalls
 from gateway.protocol.schemas import Schemas
 from gateway.relay.admission import Admission
 from gateway.relay.aggregation import Aggregation
+from gateway.relay.late_servers import LateServers
 from gateway.relay.visible_servers import VisibleServers
 from gateway.upstreams.list_pages import ListReader
 from session_store import Context
@@ -27,11 +29,16 @@ from transports.upstream_port import UpstreamUnavailable
 
 pytestmark = pytest.mark.anyio
 
+WAIT_S = 0.2
+
 
 class Server:
     """A server, and its conversation. `pages` has its results by method and cursor; None: it is unavailable."""
 
     era = Era.LEGACY
+    is_failing = has_answered = False
+    probed_tools = known_lists = None
+    hangs_for_s = 0.0
 
     def __init__(self, name: str, pages: dict[tuple[str, str], Any] | None) -> None:
         self.name = name
@@ -40,7 +47,14 @@ class Server:
             reader=ListReader(name_chars=256, uri_chars=256), seen=lambda method, conversation, page: None
         )
         self.asked: list[tuple[str, str]] = []
+        self.answered = asyncio.Event()
         self._pages = pages
+
+    def era_now(self, client: Era) -> Era:
+        return self.era
+
+    def sessionless(self, era: Era) -> "Server":
+        return self
 
     async def era_for(self, client: Era) -> Era:
         return self.era
@@ -70,7 +84,7 @@ def aggregation(*servers: Server) -> Aggregation:
     policy = Policy(settings, {server.name: ServerPolicy() for server in servers})
     audit = Audit(MemoryBackend().audit, lambda: 0.0)
     admission = Admission(policy, ToolCalls(policy, audit, Schemas(), settings), audit, settings)
-    return Aggregation(VisibleServers(cast("Any", servers), policy), admission, call_timeout_s=5.0)
+    return Aggregation(VisibleServers(cast("Any", servers), policy), admission, LateServers(wait_s=WAIT_S, read_s=5.0))
 
 
 def call(method: str, **params: Any) -> Call:
@@ -88,7 +102,7 @@ async def listed(parts: Aggregation, method: str = "tools/list", **params: Any) 
         return result
 
     request.exchange.filter_result(keep)
-    await parts.list(request)
+    await parts.merged_list(request)
     return results[0]
 
 
@@ -107,7 +121,7 @@ async def test_a_list_continues_at_the_server_that_has_more_pages() -> None:
     one, two = Server("a", pages), Server("b", {("tools/list", ""): tools("z")})
     parts = aggregation(one, two)
     first = await listed(parts)
-    assert names(first) == ["a__x"] and two.asked == []
+    assert names(first) == ["a__x"] and one.asked == [("tools/list", "")]
     rest = await listed(parts, cursor=first["nextCursor"])
     assert names(rest) == ["a__y", "b__z"] and one.asked == [*pages]
 
@@ -120,7 +134,7 @@ async def test_a_server_that_is_away_takes_nothing_from_the_others() -> None:
 
 async def test_a_cursor_that_is_not_of_the_gateway_is_refused() -> None:
     with pytest.raises(Refused, match="Invalid cursor"):
-        await aggregation(Server("a", {}), Server("b", {})).list(call("tools/list", cursor="2"))
+        await aggregation(Server("a", {}), Server("b", {})).merged_list(call("tools/list", cursor="2"))
 
 
 async def test_a_public_name_belongs_to_one_server() -> None:

@@ -1,0 +1,331 @@
+"""Asks several servers at once, for a limited time. Those that are late are followed: a client that was answered
+without them is notified once they are up.
+
+MCP 2025-11-25 and 2026-07-28: `notifications/tools/list_changed`, and those of prompts and resources.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from dataclasses import dataclass, field
+from time import monotonic, time
+from typing import Any, Final, Generic, Protocol, TypeVar
+
+from gateway.calls.backoff import MOST_S, Backoff
+from gateway.calls.call import Call
+from gateway.calls.conversation import Conversation
+from gateway.calls.live_session import LiveSession
+from gateway.protocol.capabilities import Caller
+from gateway.protocol.handshake import HandshakeRefused
+from gateway.protocol.methods import CHANGES, METHODS
+from gateway.protocol.missing import Missing
+from gateway.protocol.subscription_filter import SubscriptionFilter
+from gateway.upstreams.upstream import ConfiguredUpstream
+from session_store import StoreError
+from transports.era import Era
+from transports.inbound_port import Refused
+from transports.jsonrpc import encode_notification
+from transports.tasks import Tasks
+from transports.upstream_port import LinkClosed, UpstreamUnavailable
+
+__all__ = ["UNAVAILABLE", "Asker", "Gathered", "LateServers"]
+
+logger = logging.getLogger(__name__)
+
+UNAVAILABLE: Final = (UpstreamUnavailable, HandshakeRefused, LinkClosed, TimeoutError)
+"""What is raised where a server cannot be asked."""
+
+STARTING: Final = "it has not answered yet"
+
+Items = list[dict[str, Any]]
+T = TypeVar("T")
+
+
+class Waiting(Protocol):
+    """What waits for a server beside its lists."""
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it waits no more."""
+        ...
+
+    async def arrived(self, upstream: ConfiguredUpstream, conversation: Conversation) -> None:
+        """The server is up."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Asker:
+    """On whose behalf servers are asked: a session (None: a client without one), and the era of its client. `caller`
+    describes a modern client."""
+
+    live: LiveSession | None
+    era: Era
+    caller: Caller | None
+    correlation: str
+
+    @classmethod
+    def of(cls, call: Call) -> "Asker":
+        """The client of a call."""
+        return cls(call.live, call.era, call.exchange.caller, call.correlation)
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered(Generic[T]):
+    """The answers by server. `known` has items of a list that are known of servers which did not answer in time.
+    `missing` are the other servers, and `failures` those of them that have failed."""
+
+    answers: Mapping[str, T]
+    known: Mapping[str, Items] = field(default_factory=dict)
+    missing: tuple[Missing, ...] = ()
+    failures: Mapping[str, Exception] = field(default_factory=dict)
+
+
+class _Follow:
+    """A server that a client waits for. `given` has the items of each list that the client got in place of the server's
+    answer; None: it got none."""
+
+    def __init__(self) -> None:
+        self.since = time()
+        self.given: dict[str, Items | None] = {}
+        self.waiting: list[Waiting] = []
+        self.failures = Backoff()
+        self.is_paused = False
+
+    def wait(self, waiting: Waiting) -> None:
+        """Notify `waiting` too, once the server is up."""
+        self.waiting = [each for each in self.waiting if not each.has_ended]
+        self.waiting.append(waiting)
+
+    def missing(self, server: str) -> Missing:
+        """The entry in an answer without that server."""
+        failed = self.failures
+        retry_s = failed.left_s(monotonic()) if failed.count else None
+        return Missing(server, failed.reason or STARTING, self.since, retry_s)
+
+
+class LateServers:
+    """The servers of the endpoint for all servers that are late, by session.
+
+    `wait_s` is how long an answer waits for its servers. `read_s` is how long a server may take to send a list that
+    nobody waits for. A task follows a server for each session that waits for it, and one for all clients without a
+    session.
+    """
+
+    def __init__(self, *, wait_s: float, read_s: float) -> None:
+        self._wait_s = wait_s
+        self._read_s = read_s
+        self._follows: dict[tuple[LiveSession | None, str], _Follow] = {}
+        self._subscriptions: set[SubscriptionFilter] = set()
+        self._reported: dict[str, str] = {}
+        self._tasks = Tasks("late servers")
+
+    # -- asking
+
+    async def gather(
+        self,
+        upstreams: Iterable[ConfiguredUpstream],
+        asker: Asker,
+        ask: Callable[[ConfiguredUpstream], Coroutine[Any, Any, T]],
+        *,
+        method: str = "",
+        waiting: Waiting | None = None,
+    ) -> Gathered[T]:
+        """Ask all servers at the same time, and wait for the answers of those that are not known to be late.
+
+        `method` is the list that is asked for: the client is notified of what it misses. `waiting` is notified when a
+        late server is up.
+
+        Raises:
+            Refused, StoreError: the request cannot be served, whatever the servers answer.
+        """
+        asked = {upstream.name: upstream for upstream in upstreams}
+        answers, errors = await self._ask(
+            {name: ask(upstream) for name, upstream in asked.items() if not self._is_late(upstream, asker.live)}
+        )
+        known: dict[str, Items] = {}
+        missing: list[Missing] = []
+        failures: dict[str, Exception] = {}
+        for name, upstream in asked.items():
+            if name in answers:
+                continue
+            follow, error = self._follow(upstream, asker, errors.get(name)), errors.get(name)
+            if waiting is not None:
+                follow.wait(waiting)
+            if method:
+                items = follow.given[method] = _known_items(upstream, asker, method)
+                if items is not None:
+                    known[name] = items
+                    continue
+            entry = follow.missing(name)
+            missing.append(entry)
+            if entry.retry_s is not None:
+                failures[name] = error or UpstreamUnavailable(entry.reason)
+            self._report(name, entry.reason)
+        return Gathered(answers, known, tuple(missing), failures)
+
+    async def _ask(self, works: Mapping[str, Coroutine[Any, Any, T]]) -> tuple[dict[str, T], dict[str, Exception]]:
+        """The answers that come in time, and the errors of servers that cannot be asked."""
+        if not works:
+            return {}, {}
+        tasks = {name: asyncio.create_task(work) for name, work in works.items()}
+        try:
+            await asyncio.wait(tasks.values(), timeout=self._wait_s)
+        finally:
+            for task in tasks.values():
+                task.cancel()
+            await asyncio.wait(tasks.values())
+        raised = {name: error for name, task in tasks.items() if not task.cancelled() and (error := task.exception())}
+        errors: dict[str, Exception] = {}
+        for name, error in raised.items():
+            if not isinstance(error, UNAVAILABLE):
+                raise error
+            errors[name] = error
+        return {n: task.result() for n, task in tasks.items() if not task.cancelled() and n not in raised}, errors
+
+    def _is_late(self, upstream: ConfiguredUpstream, live: LiveSession | None) -> bool:
+        """Whether a server is known not to answer soon, so that nobody waits for it."""
+        follow = self._follows.get((live, upstream.name))
+        if live is None:
+            return follow is not None or upstream.is_failing
+        if upstream.is_open_to(live):
+            return follow is not None and not follow.is_paused
+        return follow is not None or upstream.hangs_for_s >= self._wait_s
+
+    def _report(self, server: str, reason: str) -> None:
+        """Log that a server is missing, once for each reason."""
+        if self._reported.get(server) != reason:
+            self._reported[server] = reason
+            logger.warning("answers for all servers come without server %s: %s", server, reason)
+
+    # -- following
+
+    def _follow(self, upstream: ConfiguredUpstream, asker: Asker, error: Exception | None) -> _Follow:
+        key = (asker.live, upstream.name)
+        follow = self._follows.get(key)
+        if follow is None:
+            follow = _Follow()
+            if asker.live is None or not asker.live.ended:
+                self._follows[key] = follow
+                self._tasks.start(key, lambda: self._until_up(upstream, asker, follow))
+        if asker.live is None and upstream.is_failing:
+            follow.failures = upstream.failures
+        elif error is not None:
+            follow.failures.fail(str(error), monotonic())
+        return follow
+
+    async def _until_up(self, upstream: ConfiguredUpstream, asker: Asker, follow: _Follow) -> None:
+        try:
+            while True:
+                try:
+                    conversation = await _opened(upstream, asker)
+                    changed = await self._catch_up(upstream, conversation, follow)
+                    break
+                except (*UNAVAILABLE, StoreError, Refused) as error:
+                    follow.failures.fail(str(error), monotonic())
+                follow.is_paused = True
+                await _pause(upstream, asker.live, follow.failures.delay_s)
+                follow.is_paused = False
+        finally:
+            if self._follows.get((asker.live, upstream.name)) is follow:
+                del self._follows[asker.live, upstream.name]
+        if self._reported.pop(upstream.name, None) is not None:
+            logger.info("server %s is up", upstream.name)
+        self._notify(asker.live, changed)
+
+    async def _catch_up(self, upstream: ConfiguredUpstream, conversation: Conversation, follow: _Follow) -> set[str]:
+        """Have whoever waits use the server. Returns the kinds of lists that differ from what the client was given.
+
+        The lists are kept: the server may be as slow when the client asks again.
+        """
+        kinds: set[str] = set()
+        read: set[str] = set()
+        while follow.waiting or follow.given.keys() - read:  # more may come meanwhile
+            while follow.waiting:
+                if not (waiting := follow.waiting.pop()).has_ended:
+                    await waiting.arrived(upstream, conversation)
+            for method in follow.given.keys() - read:
+                async with asyncio.timeout(self._read_s):
+                    items = await upstream.inventory.reader.all_items(method, conversation)
+                conversation.lists.keep_late(method, items)
+                read.add(method)
+                if items != (follow.given[method] or []):
+                    kinds.add(METHODS[method].kind)
+        return kinds
+
+    # -- notifying
+
+    def _notify(self, live: LiveSession | None, kinds: Iterable[str]) -> None:
+        changes = [row.name for row in CHANGES.values() if row.flag and row.kind in kinds]
+        if live is not None and live.session.era != Era.MODERN:
+            for change in changes:
+                live.send_to_client(encode_notification(change, None))
+            return
+        for subscription in tuple(self._subscriptions if live is None else live.subscriptions):
+            for change in changes:
+                subscription.notify(change, {}, None)
+
+    def add(self, subscription: SubscriptionFilter) -> None:
+        """A client listens for changes of the lists of all servers."""
+        self._subscriptions.add(subscription)
+
+    def discard(self, subscription: SubscriptionFilter) -> None:
+        """The client does not listen any more."""
+        self._subscriptions.discard(subscription)
+
+    # -- ending
+
+    def forget(self, live: LiveSession) -> None:
+        """Follow no server for a session that this replica has closed."""
+        for key in [key for key in self._follows if key[0] is live]:
+            if (task := self._tasks.running(key)) is not None:
+                task.cancel()
+
+    async def settled(self) -> None:
+        """Wait until no client waits for a server."""
+        await self._tasks.settled()
+
+    async def close(self) -> None:
+        """Follow no server any more."""
+        await self._tasks.close()
+
+
+def _known_items(upstream: ConfiguredUpstream, asker: Asker, method: str) -> Items | None:
+    """What is known of a server's list without its answer: what it has sent too late for an earlier one, or the tools
+    that it has listed to the gateway while the session's own process is starting."""
+    conversation = upstream.open_with(asker.live) if asker.live is not None else None
+    if asker.live is None and (era := upstream.era_now(asker.era)) is not None:
+        conversation = upstream.sessionless(era)
+    lists = None if conversation is None else conversation.known_lists
+    if lists is not None and method in lists.late:
+        return lists.late[method]
+    tools = upstream.probed_tools if method == "tools/list" and upstream.has_answered else None
+    return None if tools is None else tools.listed
+
+
+async def _opened(upstream: ConfiguredUpstream, asker: Asker) -> Conversation:
+    """The conversation with a server that is up."""
+    if asker.live is None:
+        await upstream.answered.wait()
+        conversation = upstream.sessionless(await upstream.era_for(asker.era))
+    else:
+        era = await upstream.era_for(asker.era)
+        conversation = upstream.conversation(asker.live, era, asker.correlation, asker.caller)
+    await conversation.ready()
+    return conversation
+
+
+async def _pause(upstream: ConfiguredUpstream, live: LiveSession | None, delay_s: float) -> None:
+    """Wait until the next attempt is due. While the server answers nobody, the gateway's own probe makes the attempts,
+    and sessions wait for its success."""
+    while True:
+        if upstream.is_failing:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(delay_s):
+                    await upstream.answered.wait()
+        else:
+            await asyncio.sleep(delay_s)
+        if not upstream.is_failing or (live is not None and upstream.is_open_to(live)):
+            return
+        delay_s = min(MOST_S, 2 * delay_s)

@@ -1,0 +1,155 @@
+"""Answers of several servers do not wait for a late one, and their client hears when it is up."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+
+import msgspec
+import pytest
+
+from gateway.calls.backoff import Backoff
+from gateway.calls.lists import Lists
+from gateway.protocol.subscription_filter import Filter, SubscriptionFilter
+from gateway.relay.late_servers import STARTING, Asker, Gathered, LateServers
+from gateway.upstreams.list_pages import ListReader
+from tests.requirements import requirement
+from transports.era import Era
+from transports.jsonrpc import Message, encode
+from transports.upstream_port import UpstreamUnavailable
+
+pytestmark = pytest.mark.anyio
+
+WAIT_S = 0.05
+TOOLS = [{"name": "x"}]
+NOBODY = Asker(None, Era.MODERN, None, "c")
+
+
+class Server:
+    """A server, its conversation and its inventory. It answers once `up` is set."""
+
+    era = Era.LEGACY
+    probed_tools = None
+    hangs_for_s = 0.0
+
+    def __init__(self, name: str, *, is_up: bool = True) -> None:
+        self.name = name
+        self.up = self.answered = asyncio.Event()
+        if is_up:
+            self.up.set()
+        self.lists = self.known_lists = Lists()
+        self.inventory = SimpleNamespace(reader=ListReader(name_chars=256, uri_chars=256))
+        self.asked = 0
+        self.failures = Backoff()
+
+    @property
+    def has_answered(self) -> bool:
+        return self.up.is_set()
+
+    @property
+    def is_failing(self) -> bool:
+        return self.failures.count > 0
+
+    def era_now(self, client: Era) -> Era:
+        return self.era
+
+    async def era_for(self, client: Era) -> Era:
+        return self.era
+
+    def sessionless(self, era: Era) -> "Server":
+        return self
+
+    async def ready(self) -> None:
+        await self.up.wait()
+
+    async def ask(self, method: str, params: bytes) -> Message:
+        return Message(jsonrpc="2.0", id=1, result=msgspec.Raw(encode({"tools": TOOLS})))
+
+    async def page(self) -> str:
+        self.asked += 1
+        await self.up.wait()
+        return self.name
+
+
+async def listed(late: LateServers, *servers: Server) -> Gathered[str]:
+    return await late.gather(cast("Any", servers), NOBODY, lambda u: cast("Server", u).page(), method="tools/list")
+
+
+class Listener:
+    """An open `subscriptions/listen` of a modern client."""
+
+    def __init__(self) -> None:
+        self.frames: list[str] = []
+        self.heard = asyncio.Event()
+        self.filter = SubscriptionFilter(7, Filter(kinds=frozenset({"toolsListChanged"})), self._receive)
+        self.filter.acknowledge(self.filter.wanted)
+        self.frames.clear()
+        self.heard.clear()
+
+    def _receive(self, frame: bytes) -> None:
+        self.frames.append(msgspec.json.decode(frame)["method"])
+        self.heard.set()
+
+
+@requirement("proc.hang", "proc.late")
+async def test_an_answer_comes_without_a_late_server_and_its_client_hears_of_it_once() -> None:
+    late, good, slow, listener = LateServers(wait_s=WAIT_S, read_s=5), Server("a"), Server("b", is_up=False), Listener()
+    late.add(listener.filter)
+    first = await listed(late, good, slow)
+    assert first.answers == {"a": "a"}
+    assert [(entry.server, entry.reason, entry.retry_s) for entry in first.missing] == [("b", STARTING, None)]
+    async with asyncio.timeout(WAIT_S / 2):
+        again = await listed(late, good, slow)
+    assert again.answers == {"a": "a"} and slow.asked == 1, "nobody waits for it a second time"
+    slow.up.set()
+    async with asyncio.timeout(5):
+        await listener.heard.wait()
+    assert listener.frames == ["notifications/tools/list_changed"]
+    assert (await listed(late, good, slow)).answers == {"a": "a", "b": "b"} and len(listener.frames) == 1
+    await late.close()
+
+
+@requirement("proc.backoff", "proc.late")
+async def test_a_failure_is_reported_with_the_time_of_the_next_attempt() -> None:
+    late, bad = LateServers(wait_s=WAIT_S, read_s=5), Server("b", is_up=False)
+
+    async def fails(_: Any) -> str:
+        raise UpstreamUnavailable("no such command")
+
+    found: Gathered[str] = await late.gather(cast("Any", [bad]), NOBODY, fails)
+    assert [entry.reason for entry in found.missing] == ["no such command"] and found.missing[0].retry_s is not None
+    assert isinstance(found.failures["b"], UpstreamUnavailable)
+    await late.close()
+
+
+async def test_an_error_that_no_server_is_to_blame_for_is_raised() -> None:
+    async def fails(_: Any) -> str:
+        raise ValueError("a bug")
+
+    late = LateServers(wait_s=WAIT_S, read_s=5)
+    with pytest.raises(ValueError, match="a bug"):
+        await late.gather(cast("Any", [Server("a")]), NOBODY, fails)
+    await late.close()
+
+
+@requirement("proc.late")
+async def test_a_list_that_came_too_late_is_used_while_the_server_is_too_slow() -> None:
+    late, slow, listener = LateServers(wait_s=WAIT_S, read_s=5), Server("a"), Listener()
+    late.add(listener.filter)
+
+    async def never(_: Any) -> str:
+        await asyncio.Event().wait()
+        return ""
+
+    async def ask() -> Gathered[str]:
+        return await late.gather(cast("Any", [slow]), NOBODY, never, method="tools/list")
+
+    assert len((await ask()).missing) == 1
+    async with asyncio.timeout(5):
+        await listener.heard.wait()
+    second = await ask()
+    assert second.known == {"a": TOOLS} and not second.missing
+    await late.settled()
+    assert len(listener.frames) == 1, "what the client has is what the server lists"
+    slow.lists.forget("tools")
+    assert len((await ask()).missing) == 1, "the server has announced a change"
+    await late.close()
