@@ -25,6 +25,7 @@ __all__ = [
     "ErrorKind",
     "bad_context",
     "bad_request_state",
+    "bad_session_key",
     "insufficient_scope",
     "invalid_arguments",
     "is_bad_request_state",
@@ -276,6 +277,11 @@ def stream_taken() -> Refused:
 def bad_context(reason: str) -> Refused:
     """The context that the client announced is invalid."""
     return Refused(400, INVALID_PARAMS, f"The announced context is invalid: {reason}.")
+
+
+def bad_session_key(reason: str) -> Refused:
+    """The session key that the client sent cannot be used. The key itself is never part of the message."""
+    return Refused(400, INVALID_PARAMS, f"The session key {reason}.", data={"reason": "invalid_session_key"})
 
 
 def bad_request_state() -> Refused:

@@ -53,13 +53,13 @@ class Router(Protocol):
 class Conversation(Peer):
     """The calls of clients over one link at a time, and what the server sends.
 
-    `deadlines` are the upstream's. `users` are the sessions that have used the present link or one before it.
+    `deadlines` are the upstream's; `unreturned`: see `Deadlines`. `users` are the sessions that have used a link of it.
     """
 
     __slots__ = ("__weakref__", "_background", "_lists", "_router", "_watch", "calls", "deadlines", "users")
 
-    def __init__(self, source: LinkSource, router: Router, deadlines: Deadlines) -> None:
-        links = LinkLifecycle(source, self, start_s=deadlines.start_s, idle_stop_s=deadlines.idle_stop_s)
+    def __init__(self, source: LinkSource, router: Router, deadlines: Deadlines, *, unreturned: bool = False) -> None:
+        links = LinkLifecycle(source, self, start_s=deadlines.start_s, idle_stop_s=deadlines.idle_stop(unreturned))
         super().__init__(source, links)
         self.calls = Calls()
         self.deadlines = deadlines

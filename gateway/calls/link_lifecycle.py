@@ -326,6 +326,12 @@ class LinkLifecycle:
 
     # -- idling
 
+    def stop_idle_after(self, idle_stop_s: float | None) -> None:
+        """Close the link after that long without calls, from now on. None: never."""
+        self._idle_stop_s = idle_stop_s
+        self.wake()
+        self.rest()
+
     def rest(self) -> None:
         """Close the link after a while without calls."""
         if self._idle_stop_s is None or self.link is None or self._user.has_calls:

@@ -9,7 +9,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterator
 from time import monotonic
-from typing import Final
+from typing import Final, Protocol
 
 from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import Exchange
@@ -26,7 +26,7 @@ from session_store import EventLog, Session, StoreUnavailable
 from transports.era import Era
 from transports.jsonrpc import Message, encode_error
 
-__all__ = ["LiveSession", "LiveSessions", "live_session_of"]
+__all__ = ["LiveSession", "LiveSessions", "ReturnWatch", "live_session_of"]
 
 logger = logging.getLogger(__name__)
 
@@ -44,12 +44,22 @@ AskModern = Callable[["LiveSession", Conversation, Message], None]
 """Put a legacy server's request to the modern client whose call it belongs to (`gateway.bridge.suspended_calls`)."""
 
 
+class ReturnWatch(Protocol):
+    """Waits for the client to come back to a session that it has opened."""
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether no request but the first has come for the session."""
+        ...
+
+
 class LiveSession(Usage):
     """One session, alive on this replica."""
 
     # Without a dictionary each: there are as many as there are sessions.
     __slots__ = """__weakref__ _ask_modern _draining _events _outbox _questions alias calls conversations ended
-        exchanges failed failures new_process read_at session state subscription_relays subscriptions""".split()
+        exchanges failed failures new_process read_at return_watch session state subscription_relays
+        subscriptions""".split()
 
     def __init__(self, session: Session, events: EventLog, ask_modern: AskModern | None = None) -> None:
         super().__init__()
@@ -65,6 +75,7 @@ class LiveSession(Usage):
         self.read_at = 0.0  # when the record was read from the store, by the monotonic clock
         self.calls = self.failed = 0  # answered by this replica, and how many of them failed
         self.failures: deque[Failure] | None = None  # the last of those
+        self.return_watch: ReturnWatch | None = None  # None: no request of its client has to be noticed
         self._draining: asyncio.Event | None = None
         self.new_process = "gateway_restart"  # why its servers have new processes, if it has used them before
         self._events = events
@@ -200,6 +211,22 @@ class LiveSession(Usage):
         if is_read:
             self.read_at = monotonic()
 
+    # -- whether its client comes back
+
+    @property
+    def is_unreturned(self) -> bool:
+        """Whether its client has opened it and not come back yet."""
+        return self.return_watch is not None and self.return_watch.is_waiting
+
+    def watch_return(self, watch: ReturnWatch | None) -> None:
+        """Wait for its client with that watch; None: no longer."""
+        self.return_watch = watch
+
+    def client_returned(self) -> None:
+        """Keep its processes as those of a session in use."""
+        for conversation in self.conversations.values():
+            conversation.stop_idle_after(conversation.deadlines.idle_stop_s)
+
     # -- its end
 
     async def renew(self) -> None:
@@ -241,6 +268,7 @@ class LiveSessions:
         self._events = events
         self._ask_modern = ask_modern
         self._live: dict[str, LiveSession] = {}
+        self._named: dict[str, LiveSession] = {}  # by alias
 
     def __iter__(self) -> Iterator[LiveSession]:
         return iter(tuple(self._live.values()))
@@ -268,10 +296,11 @@ class LiveSessions:
     def note_alias(self, live: LiveSession, alias: str) -> None:
         """Record the alias by which the store finds that session."""
         live.alias = alias
+        self._named[alias] = live
 
-    def named(self, alias: str) -> list[LiveSession]:
-        """The sessions that the store has found by that alias."""
-        return [live for live in self if live.alias == alias]
+    def named(self, alias: str) -> LiveSession | None:
+        """The session that the store has found last by that alias."""
+        return self._named.get(alias)
 
     def in_use(self, session_id: str) -> bool:
         """Whether the session has a call in flight, a suspended call, or an open stream."""
@@ -280,7 +309,10 @@ class LiveSessions:
 
     def remove(self, session_id: str) -> LiveSession | None:
         """Remove a session before it is closed, so that no request finds it any more."""
-        return self._live.pop(session_id, None)
+        live = self._live.pop(session_id, None)
+        if live is not None and self._named.get(live.alias) is live:
+            del self._named[live.alias]
+        return live
 
     def hand_over(self, live: LiveSession) -> None:
         """Remove a session that another replica serves from now on. It begins nothing more, and has to be closed."""

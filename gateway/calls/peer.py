@@ -77,6 +77,10 @@ class Peer:
         """How many links have replaced an earlier one."""
         return self._links.restarts
 
+    def stop_idle_after(self, idle_stop_s: float | None) -> None:
+        """Close the link after that long without calls, from now on. None: never."""
+        self._links.stop_idle_after(idle_stop_s)
+
     @property
     def last_words(self) -> list[str]:
         """The last lines on stderr of a process that has ended."""

@@ -1,5 +1,6 @@
 """Settings of sessions: how long they live, how clients name them, and what new ones are given."""
 
+import re
 from typing import Annotated, Final, Literal
 
 from pydantic import Field, field_validator
@@ -10,6 +11,15 @@ from session_store.metadata import checked_metadata
 __all__ = [
     "SessionSettings",
 ]
+
+_HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,128}")
+_TAKEN_HEADERS: Final = frozenset(
+    {
+        *("accept", "authorization", "content-length", "content-type", "cookie", "forwarded", "host", "mcp-method"),
+        *("mcp-gateway-session", "mcp-name", "mcp-protocol-version", "mcp-session-id", "origin", "user-agent"),
+    }
+)
+"""Headers whose values are the same for many clients, are credentials, or change with each request."""
 
 METADATA_FIELDS: Final = ("principal", "agent", "workspace", "trust", "endpoint")
 
@@ -27,9 +37,14 @@ class SessionSettings(Frozen):
     max_sessions: Annotated[int, Field(ge=1)] = 1_000
     """Maximum number of sessions in the memory store. Beyond it, the least recently used idle session ends. `doctor`
     calculates with this number for all stores."""
+    key_headers: tuple[str, ...] = ("MCP-Gateway-Session-Key",)
+    """Headers in which a client can name its session by a key of its own choice; the first one that a request has
+    counts. Add a header that clients send already, such as `Mcp-Client-Session-Id` or a host's conversation id."""
     default_session: bool = True
-    """A 2026-07-28 client that sends a credential but no session id gets the session of its principal and client name.
-    Never applies to anonymous clients."""
+    """A 2026-07-28 client that sends a credential and is known to bring no session back gets the session of its
+    principal and client name ([which clients](clients.md#the-default-session)). Never applies to anonymous clients."""
+    default_session_for: tuple[str, ...] = ()
+    """Further clients that bring no session back, by client name or by the product in their `User-Agent`."""
     reattach: frozenset[Literal["cookie", "principal"]] = frozenset()
     """How `initialize` can resume a session, other than by a session token: by `cookie`, by `principal`, or by both.
     Empty by default, so that two windows of one user do not share a session by accident."""
@@ -39,9 +54,23 @@ class SessionSettings(Frozen):
     """Path in `_meta` at which a client announces its workspace: nested objects, or one key with dots."""
     trust: Trust = "direct"
     """Trust of sessions for which neither a credential nor a rule sets one."""
+    unreturned_stop_s: Annotated[float, Field(ge=0, le=31_536_000)] = 300.0
+    """Stop the idle child processes of a 2026-07-28 session to which its client has not come back, after this long. A
+    client that does come back finds its session, and the first result reports the restart. 0 never stops them. A server
+    with an `idle_stop_s` of its own keeps to that."""
     metadata: dict[str, str] = Field(default={})
     """Name → text that every new session gets. `{principal}`, `{agent}`, `{workspace}`, `{trust}` and `{endpoint}` are
     replaced. At most 10 KiB. Values that look like credentials are redacted."""
+
+    @field_validator("key_headers")
+    @classmethod
+    def _can_carry_keys(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        for name in names:
+            if not _HEADER_NAME.fullmatch(name):
+                raise ValueError(f"{name!r} is not the name of a header")
+            if name.lower() in _TAKEN_HEADERS:
+                raise ValueError(f"{name} has a meaning of its own")
+        return names
 
     @field_validator("metadata")
     @classmethod

@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from gateway.config.model import Frozen, Pattern, Seconds
+from gateway.config.model import Frozen, Pattern
 from gateway.config.patterns import expression
 
 __all__ = [
@@ -144,9 +144,10 @@ class UpstreamSettings(BaseModel):
     """Command prefix that starts this server for a sandboxed session; overrides `policy.sandbox`."""
     warm: Annotated[int, Field(ge=0, le=64)] = 0
     """Number of processes to prestart for new sessions that resemble earlier ones. For servers that start slowly."""
-    idle_stop_s: Seconds | None = None
-    """Stop a child that was idle for this long. The next call starts it again, and its result reports the restart. Off
-    by default, because a restart loses what a server holds in memory."""
+    idle_stop_s: Annotated[float, Field(ge=0, le=31_536_000)] | None = None
+    """Stop a child that was idle for this long. The next call starts it again, and its result reports the restart. By
+    default only in sessions to which no client has come back (`gateway.session.unreturned_stop_s`), because a restart
+    loses what a server holds in memory. 0 never stops it."""
 
     @model_validator(mode="before")
     @classmethod

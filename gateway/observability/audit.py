@@ -33,7 +33,11 @@ logger = logging.getLogger(__name__)
 _MOST_WAITING: Final = 20_000
 _MANY: Final = 1_000
 """As soon as this many events wait, they are written, without waiting for the next `flush`."""
-_TITLES: Final = {"operated": "operator action", "refused": "request refused"}
+_TITLES: Final = {
+    "operated": "operator action",
+    "refused": "request refused",
+    "warned": "client returns to no session",
+}
 """Event → its log line's text, for events that are not about one session."""
 
 
@@ -59,7 +63,7 @@ class Audit:
 
     def record(
         self,
-        event: Literal["created", "resumed", "expired", "evicted", "ended", "refused", "operated"],
+        event: Literal["created", "resumed", "expired", "evicted", "ended", "refused", "operated", "warned"],
         *,
         session: Session | str = "",
         era: str = "",
@@ -93,7 +97,8 @@ class Audit:
         self._add(event)
         shown = {name: getattr(event, name) for name in ("session", "era", "principal", "client", "tool", "reason")}
         what = _TITLES.get(event.event, f"session {event.event}")
-        logger.info(what, extra={name: value for name, value in shown.items() if value})
+        level = logging.WARNING if event.event == "warned" else logging.INFO
+        logger.log(level, what, extra={name: value for name, value in shown.items() if value})
 
     def call_watcher(self, session: Session, tool: str) -> Callable[[ObservedExchange, Outcome, bytes], None]:
         """What records a call of that tool (`server/name`) once the call has ended."""

@@ -50,7 +50,12 @@ def build_servers(base: Foundation, sessions: SessionParts, given: Mapping[str, 
         )
 
     factory = UpstreamFactory(
-        options.limits, fork_server, resources=resources, records=sessions.records, permits=policy.permitted_uris
+        options.limits,
+        fork_server,
+        unreturned_stop_s=options.session.unreturned_stop_s,
+        resources=resources,
+        records=sessions.records,
+        permits=policy.permitted_uris,
     )
     upstreams = [factory.of_entry(name, entry) for name, entry in entries.items()]
     upstreams += [factory.of_object(name, server) for name, server in objects.items()]

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from gateway.calls.live_session import LiveSession
 from gateway.identity.context_rules import ContextRules
 from gateway.serving.parts import Foundation, Resolution, Servers, SessionParts
+from gateway.sessions.aliases import Aliases
 from gateway.sessions.attach import SessionAttacher
 from gateway.sessions.cached_record import CachedRecords
 from gateway.sessions.carriers import Carriers
@@ -15,6 +16,7 @@ from gateway.sessions.reattach import InitializeResolver
 from gateway.sessions.record_limits import RecordLimits
 from gateway.sessions.records import SessionRecords
 from gateway.sessions.resolve import SessionResolver
+from gateway.sessions.returns import Returns
 from gateway.upstreams.prestart import PrestartPool
 from gateway.upstreams.upstream import ConfiguredUpstream
 from session_store import Context
@@ -70,7 +72,9 @@ def build_resolution(base: Foundation, sessions: SessionParts, servers: Servers)
         cluster=base.cluster,
         clock=base.clock,
     )
-    carriers = Carriers(base.ring, cookie=settings.cookie)
+    carriers = Carriers(base.ring, cookie=settings.cookie, key_headers=settings.key_headers)
+    returns = Returns(settings, base.backend.marks, base.audit)
+    aliases = Aliases(settings, carriers, returns)
     lookup = SessionLookup(store, carriers, base.audit)
     resolver = SessionResolver(
         store=store,
@@ -79,15 +83,16 @@ def build_resolution(base: Foundation, sessions: SessionParts, servers: Servers)
         cached=CachedRecords(sessions.rules, base.cluster, base.clock),
         attacher=sessions.attacher,
         opener=opener,
-        settings=settings,
+        aliases=aliases,
+        returns=returns,
     )
     initializer = InitializeResolver(
         resolver=resolver,
         lookup=lookup,
         attacher=sessions.attacher,
-        opener=opener,
+        aliases=aliases,
         limits=sessions.record_limits,
         settings=settings,
         audit=base.audit,
     )
-    return Resolution(carriers=carriers, resolver=resolver, initializer=initializer, prestart=prestart)
+    return Resolution(carriers=carriers, resolver=resolver, initializer=initializer, prestart=prestart, returns=returns)

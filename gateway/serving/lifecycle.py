@@ -118,6 +118,7 @@ class Lifecycle:
             await asyncio.sleep(self._sweep_every_s)
             try:
                 self._parts.resolution.prestart.sweep()
+                await self._parts.resolution.returns.tell()
                 await self._parts.sessions.lifecycle.sweep()
                 if is_silent:
                     logger.info("the session store answers again")

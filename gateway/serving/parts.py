@@ -33,6 +33,7 @@ from gateway.sessions.reattach import InitializeResolver
 from gateway.sessions.record_limits import RecordLimits
 from gateway.sessions.records import SessionRecords
 from gateway.sessions.resolve import SessionResolver
+from gateway.sessions.returns import Returns
 from gateway.upstreams.prestart import PrestartedProcesses, PrestartPool
 from gateway.upstreams.upstream import ConfiguredUpstream
 from session_store import Backend, KeyRing
@@ -114,6 +115,7 @@ class Resolution:
     carriers: Carriers
     resolver: SessionResolver
     initializer: InitializeResolver
+    returns: Returns
     prestart: PrestartPool
 
 

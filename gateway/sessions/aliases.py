@@ -1,13 +1,65 @@
-"""Aliases: names by which the store finds a session of an authenticated principal without its id. Pure."""
+"""Aliases: names by which the store finds a session without its id, for requests that carry no token."""
 
 import json
+from typing import Final, NamedTuple
 
-from gateway.sessions.carriers import modern_client
+from gateway.config.sessions import SessionSettings
+from gateway.sessions.carriers import Carriers, asks_for_new, modern_client
+from gateway.sessions.known_clients import agent_of, known
+from gateway.sessions.returns import Returns, client_key
+from gateway.sessions.session_keys import key_alias
 from session_store import Principal
 from transports.era import Era
 from transports.inbound_port import Request
 
-__all__ = ["default_alias", "reattach_alias"]
+__all__ = ["Alias", "Aliases", "default_alias", "reattach_alias"]
+
+_COOKIE_HEADER: Final = "cookie"
+
+
+class Alias(NamedTuple):
+    """An alias. `is_key`: the client has named its session by a session key."""
+
+    name: str
+    is_key: bool = False
+
+
+class Aliases:
+    """Chooses the alias of a request that carries no token: by its session key, else its default session's."""
+
+    def __init__(self, settings: SessionSettings, carriers: Carriers, returns: Returns) -> None:
+        self._has_default = settings.default_session
+        self._default_for = frozenset(settings.default_session_for)
+        self._carriers = carriers
+        self._returns = returns
+
+    def of_key(self, request: Request, principal: Principal) -> Alias | None:
+        """The alias that the request's session key stands for; None: it has no key.
+
+        Raises:
+            Refused: 400, it cannot be a key, or not one of an anonymous client.
+        """
+        key = self._carriers.session_key(request)
+        return None if key is None else Alias(key_alias(key, principal, request.endpoint), is_key=True)
+
+    async def of_default(self, request: Request, principal: Principal) -> Alias | None:
+        """The alias of the default session; None: the client gets a session of its own."""
+        if not self._has_default or (name := default_alias(request, principal)) is None or asks_for_new(request):
+            return None
+        return Alias(name) if await self._brings_nothing(request, principal) else None
+
+    async def _brings_nothing(self, request: Request, principal: Principal) -> bool:
+        """Whether the client is certain to bring no session back. Where that is not known, two clients must not share
+        a session."""
+        agent = agent_of(request)
+        if agent in self._default_for or modern_client(request).name in self._default_for:
+            return True
+        if self._carriers.uses_cookies and _COOKIE_HEADER in request.headers:
+            return False
+        implementation = known(agent)
+        if implementation is None or implementation.carries(cookies=self._carriers.uses_cookies):
+            return False
+        return not await self._returns.carries(client_key(request, principal))
 
 
 def default_alias(request: Request, principal: Principal) -> str | None:

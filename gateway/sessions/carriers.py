@@ -1,8 +1,10 @@
 """Reads and writes the carriers of sessions: tokens in headers and `_meta`, cookies. Reads client names. Pure."""
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 from gateway.context.facts import SESSION_KEY
+from gateway.sessions.session_keys import KEY_META, session_key
 from session_store import ClientFacts, KeyRing, Purpose, Session, TokenCodec
 from transports.era import Era
 from transports.inbound_port import Request
@@ -11,8 +13,11 @@ __all__ = [
     "COOKIE",
     "GATEWAY_HEADER",
     "LEGACY_HEADER",
+    "NEW",
     "SECURE_COOKIE",
     "Carriers",
+    "asks_for_new",
+    "brings_token",
     "client_facts",
     "cookie_values",
     "cookies_of",
@@ -25,6 +30,8 @@ LEGACY_HEADER: Final = "mcp-session-id"
 GATEWAY_HEADER: Final = "mcp-gateway-session"
 COOKIE: Final = "mcp_session_id"
 SECURE_COOKIE: Final = "__Host-mcp_session_id"
+NEW: Final = "new"
+"""In place of a token: the client is about to keep the token that it gets, and wants a session of its own."""
 
 
 def explicit_token(request: Request) -> str | None:
@@ -33,9 +40,19 @@ def explicit_token(request: Request) -> str | None:
     if request.era is Era.LEGACY and (token := request.headers.get(LEGACY_HEADER)) is not None:
         return token
     if (token := request.headers.get(GATEWAY_HEADER)) is not None:
-        return token
+        return None if token == NEW else token
     carried = request.meta.get(SESSION_KEY)
-    return None if carried is None else str(carried)
+    return None if carried is None or carried == NEW else str(carried)
+
+
+def asks_for_new(request: Request) -> bool:
+    """Whether a request without a token asks for a session of its own, which no other client has."""
+    return NEW in (request.headers.get(GATEWAY_HEADER), request.meta.get(SESSION_KEY))
+
+
+def brings_token(request: Request) -> bool:
+    """Whether a request carries a token or a cookie that this gateway may have given out."""
+    return explicit_token(request) is not None or bool(cookies_of(request))
 
 
 def cookies_of(request: Request) -> list[str]:
@@ -73,12 +90,21 @@ def same_client(session: Session, request: Request, facts: ClientFacts) -> bool:
 
 
 class Carriers:
-    """Signs and verifies tokens and cookies, and writes the headers that give them to a client."""
+    """Signs and verifies tokens and cookies, and writes the headers that give them to a client. `key_headers` may carry
+    a session key, the first one first."""
 
-    def __init__(self, ring: KeyRing, *, cookie: bool) -> None:
+    def __init__(self, ring: KeyRing, *, cookie: bool, key_headers: Sequence[str] = ()) -> None:
         self.tokens = TokenCodec(ring, Purpose.TOKEN)
         self.cookies = TokenCodec(ring, Purpose.COOKIE)
-        self._gives_cookies = cookie
+        self.uses_cookies = cookie
+        self._key_headers = tuple(name.lower() for name in key_headers)
+
+    def session_key(self, request: Request) -> str | None:
+        """The session key that a request carries. Raises `Refused`: 400, it cannot be a key."""
+        return session_key(request, self._key_headers)
+
+    def _has_key(self, request: Request) -> bool:
+        return KEY_META in request.meta or any(name in request.headers for name in self._key_headers)
 
     def token(self, session: Session) -> str:
         """The session token: the signed form of the id, the only one that clients get. The client of a child session
@@ -86,12 +112,13 @@ class Carriers:
         return self.tokens.sign(session.parent or session.id)
 
     def headers(self, session: Session, request: Request, *, cookie_held: bool) -> list[tuple[bytes, bytes]]:
-        """The headers that give a client its session. Legacy clients get them with the answer to `initialize` only."""
+        """The headers that give a client its session. Legacy clients get them with the answer to `initialize` only. A
+        client with a session key gets no cookie: it may have other sessions, by other keys."""
         token = self.token(session).encode()
         headers = [(b"cache-control", b"no-store"), (GATEWAY_HEADER.encode(), token)]
         if request.era is Era.LEGACY:
             headers.append((LEGACY_HEADER.encode(), token))
-        if self._gives_cookies and not cookie_held:
+        if self.uses_cookies and not cookie_held and not self._has_key(request):
             name, extra = (SECURE_COOKIE, "; Secure") if request.secure else (COOKIE, "")
             value = self.cookies.sign(session.parent or session.id)
             headers.append((b"set-cookie", f"{name}={value}; Path=/; HttpOnly; SameSite=Strict{extra}".encode()))

@@ -57,9 +57,9 @@ class SessionLookup:
         return session
 
     async def by_cookie(self, request: Request, who: RequestContext) -> Session | None:
-        """The session that a cookie of the request names. Clients return cookies without knowing it, so a cookie whose
-        session has ended is neither an error nor recorded."""
-        if not request.same_site:
+        """The session that a cookie of the request names, if cookies are switched on. Clients return cookies without
+        knowing it, so a cookie whose session has ended is neither an error nor recorded."""
+        if not self._carriers.uses_cookies or not request.same_site:
             return None
         for value in cookies_of(request):
             session_id = self._carriers.cookies.verify(value)

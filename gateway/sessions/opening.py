@@ -9,6 +9,7 @@ from gateway.config.sessions import SessionSettings
 from gateway.context.facts import announced_workspace
 from gateway.identity.context_rules import ContextRules
 from gateway.identity.request_context import RequestContext
+from gateway.sessions.aliases import Alias
 from gateway.sessions.attach import Resolved, SessionAttacher
 from gateway.sessions.lifecycle import SessionLifecycle
 from gateway.sessions.metadata import metadata_of
@@ -51,8 +52,9 @@ class SessionOpener:
         announced = announced_workspace(request.meta, self._settings.workspace_path)
         return self._rules.context(who.principal, who.claims, announced)
 
-    async def open(self, request: Request, who: RequestContext, client: ClientFacts, alias: str | None) -> Resolved:
-        """Open a session. If `alias` names a live session already, resume that one.
+    async def open(self, request: Request, who: RequestContext, client: ClientFacts, alias: Alias | None) -> Resolved:
+        """Open a session. If `alias` names a live session already, resume that one. A client with a session key can
+        return, so its session is confirmed from the first.
 
         Raises:
             Refused: 429, its principal has as many as it may; 503, other replicas do not reach this one.
@@ -61,8 +63,10 @@ class SessionOpener:
         if self._cluster is not None:
             self._cluster.check_reachable()
         session = self._new(request, who, client)
+        if alias is not None and alias.is_key:
+            session = replace(session, confirmed=True)
         with self._prestart.beginning(session) as session:
-            kept = await self._lifecycle.create(session, alias)
+            kept = await self._lifecycle.create(session, None if alias is None else alias.name)
             if kept.id != session.id:
                 return await self._attacher.attach(kept, who.claims)
             self._prestart.opened(session)

@@ -3,11 +3,10 @@
 from gateway.config.sessions import SessionSettings
 from gateway.identity.request_context import RequestContext
 from gateway.observability.audit import Audit
-from gateway.sessions.aliases import reattach_alias
+from gateway.sessions.aliases import Alias, Aliases, reattach_alias
 from gateway.sessions.attach import Resolved, SessionAttacher
-from gateway.sessions.carriers import explicit_token, same_client
+from gateway.sessions.carriers import asks_for_new, explicit_token, same_client
 from gateway.sessions.lookup import SessionLookup
-from gateway.sessions.opening import SessionOpener
 from gateway.sessions.record_limits import RecordLimits
 from gateway.sessions.resolve import SessionResolver
 from session_store import ClientFacts
@@ -25,7 +24,7 @@ class InitializeResolver:
         resolver: SessionResolver,
         lookup: SessionLookup,
         attacher: SessionAttacher,
-        opener: SessionOpener,
+        aliases: Aliases,
         limits: RecordLimits,
         settings: SessionSettings,
         audit: Audit,
@@ -33,7 +32,7 @@ class InitializeResolver:
         self._resolver = resolver
         self._lookup = lookup
         self._attacher = attacher
-        self._opener = opener
+        self._aliases = aliases
         self._limits = limits
         self._reattach = settings.reattach
         self._audit = audit
@@ -42,27 +41,33 @@ class InitializeResolver:
         """The session of an `initialize`. A stale token is no error: the client is about to get a new session.
 
         Raises:
-            Refused: -32602, the parameters of `initialize` are larger than a record keeps; as `SessionOpener.open`.
+            Refused: -32602, the parameters of `initialize` are larger than a record keeps; 400, a session key cannot be
+                used; as `SessionOpener.open`.
             OwnedByPeer: another replica owns the session.
         """
         self._limits.check_handshake(client.initialize_params)
         if request.forwarded is not None:
             return await self._resolver.resume_by_id(request.forwarded.session_id, who, request.era)
-        resolved = await self._resume(request, who, client)
+        alias = self._aliases.of_key(request, who.principal)
+        resolved = await self._resume(request, who, client, alias)
         if resolved is not None:
             self._audit.record("resumed", session=resolved.live.session, reason="initialized again")
             return resolved
-        alias = None
-        if "principal" in self._reattach:
-            alias = reattach_alias(who.principal, client.name, request.endpoint)
-        return await self._opener.open(request, who, client, alias)
+        if alias is None and "principal" in self._reattach and not asks_for_new(request):
+            name = reattach_alias(who.principal, client.name, request.endpoint)
+            alias = None if name is None else Alias(name)
+        return await self._resolver.open(request, who, client, alias)
 
-    async def _resume(self, request: Request, who: RequestContext, client: ClientFacts) -> Resolved | None:
+    async def _resume(
+        self, request: Request, who: RequestContext, client: ClientFacts, key: Alias | None
+    ) -> Resolved | None:
         if (token := explicit_token(request)) is not None:
             session = await self._lookup.by_stale_token(token, request.era, who.principal)
             if session is not None:
                 return await self._attacher.attach(session, who.claims)
-        if "cookie" in self._reattach:
+        if key is not None:
+            return await self._resolver.resume_by_alias(key, who)
+        if "cookie" in self._reattach and not asks_for_new(request):
             resolved = await self._resolver.resume_by_cookie(request, who)
             if resolved is not None and same_client(resolved.live.session, request, client):
                 return Resolved(live=resolved.live, context=resolved.context)

@@ -50,6 +50,7 @@ class SessionRecorder(Protocol):
 class UpstreamFactory:
     """Makes upstreams.
 
+    `unreturned_stop_s`: how long a process may be idle in a session to which its client has not come back; 0: for ever.
     `resources` makes the resources of links to one server. `permits` returns those URIs of a server's resources that a
     context may subscribe to.
     """
@@ -59,11 +60,13 @@ class UpstreamFactory:
         limits: LimitSettings,
         fork_server: ForkServer,
         *,
+        unreturned_stop_s: float,
         resources: Callable[[str, UpstreamSettings], SessionResources],
         records: SessionRecorder,
         permits: Callable[[Context, str, frozenset[str]], frozenset[str]],
     ) -> None:
         self._limits = limits
+        self._default_unreturned_stop_s = unreturned_stop_s
         self._fork_server = fork_server
         self._resources = resources
         self._records = records
@@ -88,7 +91,8 @@ class UpstreamFactory:
             start_s=limits.start_timeout_s,
             call_s=limits.call_timeout_s,
             suspended_s=limits.parked_s,
-            idle_stop_s=settings.idle_stop_s,
+            idle_stop_s=settings.idle_stop_s or None,
+            unreturned_stop_s=self._unreturned_stop_s(settings),
         )
         links = UpstreamLinks(
             name,
@@ -112,6 +116,12 @@ class UpstreamFactory:
             probe=Probe(name, known, shared, reader, start_s=limits.start_timeout_s),
             deadlines=deadlines,
         )
+
+    def _unreturned_stop_s(self, settings: UpstreamSettings) -> float | None:
+        """Only a process costs what is worth a restart."""
+        if settings.idle_stop_s is not None or not settings.command:
+            return settings.idle_stop_s or None
+        return self._default_unreturned_stop_s or None
 
     def _transport(self, name: str, settings: UpstreamSettings) -> Upstream:
         limits = self._limits

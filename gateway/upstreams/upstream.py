@@ -157,7 +157,9 @@ class ConfiguredUpstream:
         conversation = live.conversations.get(key)
         if conversation is None:
             source = SessionLinks(self._links, live, key, declaring, correlation)
-            conversation = live.conversations[key] = Conversation(source, IsolatedRouter(live), self._deadlines)
+            conversation = live.conversations[key] = Conversation(
+                source, IsolatedRouter(live), self._deadlines, unreturned=live.is_unreturned
+            )
         return conversation
 
     async def prestart(self, session: Session) -> PrestartedProcess:

@@ -14,10 +14,11 @@ class AuditEvent:
     `session` is the id as logs may show it; `at` is in seconds since the epoch. A call has its `tool` (server/name),
     its duration `took_s` and its `outcome`: ok, tool error, or an error code. `client` is the address of a refused
     client. `count` is the number of equal events that this one stands for.
+    `warned`: a client returns to none of the sessions that it opens.
     """
 
     at: float
-    event: Literal["created", "resumed", "expired", "evicted", "ended", "refused", "called", "operated"]
+    event: Literal["created", "resumed", "expired", "evicted", "ended", "refused", "called", "operated", "warned"]
     session: str = ""
     principal: str = ""
     endpoint: str = ""

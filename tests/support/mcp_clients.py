@@ -10,11 +10,13 @@ from typing import Any, Self
 
 import httpx
 
-__all__ = ["ACCEPT", "Legacy", "Modern", "events", "modern_body", "modern_headers", "tool_text"]
+__all__ = ["ACCEPT", "CURL", "Legacy", "Modern", "events", "modern_body", "modern_headers", "tool_text"]
 
 ACCEPT = {"Accept": "application/json, text/event-stream"}
 VERSION = "2026-07-28"
 SESSION_KEY = "io.github.mcp-session-gateway/session"
+CURL = {"User-Agent": "curl/8.5.0"}
+"""As a client that is known to bring no session back, which gets the default session of its principal."""
 _NAMES = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}
 
 
@@ -67,7 +69,7 @@ class Modern:
     def __init__(self, url: str, http: httpx.Client, *, headers: Mapping[str, str] | None = None) -> None:
         self._url = url
         self._http = http
-        self._headers = dict(headers or {})
+        self._headers = {**CURL, **(headers or {})}
 
     def send(
         self,

@@ -347,3 +347,19 @@ async def test_an_open_link_is_closed_for_good() -> None:
     await links.ready()
     await links.close()
     assert (links.state, links.link, source.open_links, source.taken_back) == (LinkState.ENDED, None, 0, 1)
+
+
+@requirement("cli.idle")
+async def test_the_time_until_an_idle_link_is_closed_can_change() -> None:
+    links, _, user = lifecycle(idle_stop_s=60.0)
+    await links.ready()
+    links.stop_idle_after(0.0)
+    links.stop_idle_after(None)
+    await turns()
+    assert links.is_open, "its timer is off"
+    links.stop_idle_after(0.0)
+    await until(lambda: links.state is LinkState.ABSENT)
+    links.stop_idle_after(None)
+    await links.ready()
+    await turns()
+    assert links.is_open and user.reasons == ["idle_stop"]

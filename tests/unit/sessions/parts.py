@@ -10,6 +10,7 @@ from gateway.identity.context_rules import ContextRules
 from gateway.observability.audit import Audit
 from gateway.policy.quotas import PrincipalQuotas
 from gateway.policy.rate_limits import RateLimits
+from gateway.sessions.aliases import Aliases
 from gateway.sessions.attach import SessionAttacher
 from gateway.sessions.cached_record import CachedRecords
 from gateway.sessions.carriers import Carriers
@@ -20,6 +21,7 @@ from gateway.sessions.reattach import InitializeResolver
 from gateway.sessions.record_limits import RecordLimits
 from gateway.sessions.records import SessionRecords
 from gateway.sessions.resolve import SessionResolver
+from gateway.sessions.returns import Returns
 from gateway.upstreams.prestart import PrestartedProcesses, PrestartPool
 from session_store import KeyRing, MemoryBackend, SessionStore
 from session_store.testing import FakeClock
@@ -74,7 +76,9 @@ class Parts:
         self.attacher = SessionAttacher(
             store=self.store, live=self.live, cluster=self.cluster, rules=self.rules, audit=self.audit
         )
-        self.carriers = Carriers(ring or KeyRing.ephemeral(), cookie=chosen.cookie)
+        self.carriers = Carriers(ring or KeyRing.ephemeral(), cookie=chosen.cookie, key_headers=chosen.key_headers)
+        self.returns = Returns(chosen, self.backend.marks, self.audit, clock=self.clock, wall=self.clock)
+        self.aliases = Aliases(chosen, self.carriers, self.returns)
         self.cached = CachedRecords(self.rules, self.cluster, self.clock)
         lookup = SessionLookup(self.store, self.carriers, self.audit)
         opener = SessionOpener(
@@ -93,7 +97,8 @@ class Parts:
             cached=self.cached,
             attacher=self.attacher,
             opener=opener,
-            settings=chosen,
+            aliases=self.aliases,
+            returns=self.returns,
         )
         self.limits = RecordLimits(400)
         self.records = SessionRecords(self.store, self.limits)
@@ -101,7 +106,7 @@ class Parts:
             resolver=self.resolver,
             lookup=lookup,
             attacher=self.attacher,
-            opener=opener,
+            aliases=self.aliases,
             limits=self.limits,
             settings=chosen,
             audit=self.audit,

@@ -1,5 +1,6 @@
 """Which session a request belongs to, without a gateway around it."""
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -58,7 +59,7 @@ class Switched:
 
 
 def request(era: Era = Era.LEGACY, **headers: str) -> Request:
-    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    named = {"user-agent": "curl/8.5.0"} | {name.replace("_", "-"): value for name, value in headers.items()}
     meta = {"io.modelcontextprotocol/clientInfo": {"name": "tests"}} if era is Era.MODERN else {}
     return Request(era=era, endpoint="/mcp", headers=named, meta=meta)
 
@@ -105,7 +106,7 @@ async def test_an_explicit_token_comes_before_a_cookie_and_a_cookie_before_the_d
     by_default = (await parts.resolver.resume_or_open(request(Era.MODERN), FOR_ALICE)).live
     others = []
     for _ in range(2):
-        client = Request(era=Era.MODERN, endpoint="/mcp", headers={}, meta={})
+        client = Request(era=Era.MODERN, endpoint="/mcp", headers={"user-agent": "curl/8.5.0"}, meta={})
         await parts.store.end((await parts.resolver.resume_or_open(client, NOBODY)).live.session.id)
         others.append((await parts.resolver.resume_or_open(client, FOR_BOB)).live)
     assert others[0] is others[1], "the same client of the same principal"
@@ -115,7 +116,9 @@ async def test_an_explicit_token_comes_before_a_cookie_and_a_cookie_before_the_d
     found = await parts.resolver.resume(request(Era.MODERN, cookie=cookie), FOR_ALICE)
     assert found is not None and found.live is mine and found.cookie_held
     token = parts.carriers.token(by_default.session)
-    found = await parts.resolver.resume(request(Era.MODERN, cookie=cookie, mcp_gateway_session=token), FOR_ALICE)
+    found = await parts.resolver.resume(
+        request(Era.MODERN, cookie=cookie, mcp_gateway_session=token, user_agent="-"), FOR_ALICE
+    )
     assert found is not None and found.live is by_default and not found.cookie_held
     found = await parts.resolver.resume(request(Era.MODERN), FOR_ALICE)
     assert found is not None and found.live is by_default
@@ -178,3 +181,90 @@ async def test_the_store_is_asked_once_for_requests_that_come_together() -> None
     live.read_at -= 120.0
     await parts.resolver.resume(request(mcp_session_id=token), FOR_ALICE)
     assert store.asked > 0
+
+
+KEYED = {"mcp_gateway_session_key": "agent-1"}
+
+
+@requirement("cli.session-key")
+async def test_a_session_key_comes_after_a_token_and_before_the_cookie() -> None:
+    parts = Parts()
+    keyed = (await parts.resolver.resume_or_open(request(Era.MODERN, **KEYED), FOR_ALICE)).live
+    own = (await parts.resolver.resume_or_open(request(Era.MODERN, mcp_gateway_session="new"), FOR_ALICE)).live
+    cookie = f"mcp_session_id={parts.carriers.cookies.sign(own.session.id)}"
+    token = parts.carriers.token(own.session)
+    for era in (Era.MODERN, Era.LEGACY):
+        found = await parts.resolver.resume(request(era, cookie=cookie, **KEYED), FOR_ALICE)
+        assert found is not None and found.live is keyed and not found.opened
+        found = await parts.resolver.resume(request(era, mcp_gateway_session=token, **KEYED), FOR_ALICE)
+        assert found is not None and found.live is own, "the token wins"
+    with pytest.raises(Refused) as refused:
+        await parts.resolver.resume(request(Era.MODERN, mcp_gateway_session="forged", **KEYED), FOR_ALICE)
+    assert refused.value.status == 404, "an invalid token is not replaced by a key"
+
+
+@requirement("cli.session-key", "cli.session-key-bound")
+async def test_a_session_key_names_one_session_of_one_principal_at_one_endpoint() -> None:
+    parts = Parts()
+    first = await parts.resolver.resume_or_open(request(Era.MODERN, **KEYED), FOR_ALICE)
+    again = await parts.resolver.resume_or_open(request(Era.MODERN, **KEYED), FOR_ALICE)
+    theirs = await parts.resolver.resume_or_open(request(Era.MODERN, **KEYED), FOR_BOB)
+    elsewhere = Request(era=Era.MODERN, endpoint="/servers/a/mcp", headers={"mcp-gateway-session-key": "agent-1"})
+    other = await parts.resolver.resume_or_open(elsewhere, FOR_ALICE)
+    assert first.live is again.live and (first.opened, again.opened, theirs.opened, other.opened) == (
+        True,
+        False,
+        True,
+        True,
+    )
+    assert await parts.resolver.resume(request(Era.MODERN, mcp_gateway_session_key="agent-2"), FOR_ALICE) is None
+    await parts.store.end(first.live.session.id)
+    await parts.lifecycle.close(first.live.session.id)
+    assert (await parts.resolver.resume_or_open(request(Era.MODERN, **KEYED), FOR_ALICE)).opened, (
+        "the key is free again"
+    )
+
+
+@requirement("cli.session-key-anonymous")
+async def test_an_anonymous_session_with_a_key_waits_for_its_client_as_long_as_any_other() -> None:
+    parts = Parts()
+    with pytest.raises(Refused) as refused:
+        await parts.resolver.resume_or_open(request(Era.MODERN, **KEYED), NOBODY)
+    assert refused.value.status == 400
+    asked = request(Era.MODERN, mcp_gateway_session_key="5f2c9a7be01d4368b7f0a1926ce3d854")
+    session = (await parts.resolver.resume_or_open(asked, NOBODY)).live.session
+    assert session.confirmed
+    headers = dict(parts.carriers.headers(session, asked, cookie_held=False))
+    assert b"mcp-gateway-session" in headers and b"set-cookie" not in headers, "a jar may serve several keys"
+
+
+@requirement("cli.session-key-race")
+async def test_first_requests_with_one_key_at_two_replicas_open_one_session() -> None:
+    clock = FakeClock()
+    backend = MemoryBackend(clock=clock)
+    replicas = [Parts(backend=backend, clock=clock, clustered=True) for _ in range(2)]
+    asked = [
+        parts.resolver.resume_or_open(request(Era.MODERN, **KEYED), FOR_ALICE) for parts in replicas for _ in range(10)
+    ]
+    outcomes = await asyncio.gather(*asked, return_exceptions=True)
+    sessions = {
+        outcome.route.session.id if isinstance(outcome, OwnedByPeer) else outcome.live.session.id  # type: ignore[union-attr]  # nothing else was raised
+        for outcome in outcomes
+    }
+    assert len(sessions) == 1 and sum(not isinstance(o, BaseException) and o.opened for o in outcomes) == 1
+
+
+@requirement("cli.session-key")
+async def test_an_owner_serves_a_keyed_session_while_the_store_is_away() -> None:
+    clock = FakeClock()
+    backend = MemoryBackend(clock=clock)
+    store = Switched(backend.sessions)
+    parts = Parts(backend=backend, store=store, clock=clock, clustered=True)
+    assert parts.cluster is not None
+    live = (await parts.resolver.resume_or_open(request(Era.MODERN, **KEYED), FOR_ALICE)).live
+    await parts.cluster.beat()
+    store.is_off = True
+    found = await parts.resolver.resume(request(Era.MODERN, **KEYED), FOR_ALICE)
+    assert found is not None and found.live is live
+    with pytest.raises(StoreUnavailable):
+        await parts.resolver.resume(request(Era.MODERN, mcp_gateway_session_key="agent-2"), FOR_ALICE)

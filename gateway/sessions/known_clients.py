@@ -1,0 +1,76 @@
+"""What implementations of clients do with the session that a response names: a shipped table. Pure.
+
+Only a client that certainly brings nothing back is served by its principal's default session. A client that keeps
+cookies, and one that is not in the table, gets a session of its own: two clients must not be merged by a guess.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+
+from transports.inbound_port import Request
+
+__all__ = ["KNOWN", "Implementation", "agent_of", "known", "mending_line"]
+
+MAX_AGENT_CHARS: Final = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Implementation:
+    """How clients built on one HTTP library behave, unless their authors have changed it.
+
+    `cookies`: a client returns cookies for as long as it lives. No SDK returns `MCP-Gateway-Session` or the session in
+    `_meta` by itself; every SDK returns `requestState` within a call. `line` sends a session key, for which `{header}`
+    and `{key}` are replaced.
+    """
+
+    name: str
+    cookies: bool
+    line: str
+
+    def carries(self, *, cookies: bool) -> bool:
+        """Whether its clients bring their session back, where the gateway has cookies switched on or off."""
+        return self.cookies and cookies
+
+
+_HEADER: Final = "{header}: {key}"
+_PYTHON: Final = 'httpx2.AsyncClient(headers={{"{header}": "{key}"}})'
+_SCRIPT: Final = 'new StreamableHTTPClientTransport(url, {{ requestInit: {{ headers: {{ "{header}": "{key}" }} }} }})'
+_CURL: Final = "curl -H '{header}: {key}'"
+
+KNOWN: Final[Mapping[str, Implementation]] = MappingProxyType(
+    {
+        # By the product in the User-Agent header. Whether each keeps cookies: the documents of these libraries, and
+        # tests/clients/test_table.py for those that MCP clients in wide use are built on.
+        "python-httpx2": Implementation(name="Python SDK 2 (httpx2)", cookies=True, line=_PYTHON),
+        "python-httpx": Implementation(name="httpx", cookies=True, line=_PYTHON.replace("httpx2", "httpx")),
+        "node": Implementation(name="Node's fetch", cookies=False, line=_SCRIPT),
+        "undici": Implementation(name="undici", cookies=False, line=_SCRIPT),
+        "Bun": Implementation(name="Bun's fetch", cookies=False, line=_SCRIPT),
+        "Deno": Implementation(name="Deno's fetch", cookies=False, line=_SCRIPT),
+        "node-fetch": Implementation(name="node-fetch", cookies=False, line=_SCRIPT),
+        "axios": Implementation(name="axios", cookies=False, line=_SCRIPT),
+        "curl": Implementation(name="curl", cookies=False, line=_CURL),
+        "Go-http-client": Implementation(name="Go's net/http", cookies=False, line=_HEADER),
+        "Java-http-client": Implementation(name="Java's HttpClient", cookies=False, line=_HEADER),
+        "okhttp": Implementation(name="OkHttp", cookies=False, line=_HEADER),
+    }
+)
+
+
+def agent_of(request: Request) -> str:
+    """The first product that the `User-Agent` of a request names, without its version."""
+    return request.headers.get("user-agent", "").partition(" ")[0].partition("/")[0][:MAX_AGENT_CHARS]
+
+
+def known(agent: str) -> Implementation | None:
+    """The implementation with that product in its `User-Agent`."""
+    return KNOWN.get(agent)
+
+
+def mending_line(agent: str, header: str, *, anonymous: bool) -> str:
+    """The line of a client's configuration that gives the client a lasting session."""
+    key = "32 RANDOM HEX DIGITS" if anonymous else "A NAME FOR THIS AGENT"
+    implementation = KNOWN.get(agent)
+    return (_HEADER if implementation is None else implementation.line).format(header=header, key=key)

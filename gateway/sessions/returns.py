@@ -1,0 +1,226 @@
+"""Whether clients come back to the sessions that they open, and which clients never do.
+
+A modern session is watched from its opening until a request comes for it. What is learnt decides three things: a
+session that nobody has come back to keeps no idle process, a client that never comes back is reported, and a client
+that has brought a token back has no default session.
+"""
+
+import contextlib
+import logging
+from collections import deque
+from collections.abc import Callable
+from time import monotonic, time
+from typing import Final
+
+import msgspec
+from cachetools import LRUCache, TTLCache
+
+from gateway.calls.live_session import LiveSession
+from gateway.config.sessions import SessionSettings
+from gateway.identity.request_context import RequestContext
+from gateway.observability.audit import Audit
+from gateway.sessions.carriers import brings_token, modern_client
+from gateway.sessions.known_clients import agent_of, mending_line
+from session_store import Marks, Principal, StoreUnavailable
+from transports.inbound_port import Request
+
+__all__ = ["ClientKey", "Returns", "UnreturningClient", "client_key"]
+
+logger = logging.getLogger(__name__)
+
+TOLD_AFTER: Final = 5
+"""Sessions that a client opens without coming back to one of them, before it is reported."""
+
+GRACE_S: Final = 5.0
+"""Time that the client has to come back to the last of those. Many clients may begin at once."""
+
+_MOST_CLIENTS: Final = 1_000
+_LEARNT_FOR_S: Final = 86_400.0
+_ASKED_AGAIN_S: Final = 1.0
+"""How long this replica goes without asking the store what other replicas have learnt of a client."""
+
+
+class ClientKey(msgspec.Struct, frozen=True):
+    """The clients that cannot be told apart without a carrier: principal, client name, product of the User-Agent."""
+
+    principal: Principal
+    name: str
+    agent: str
+
+    def mark(self, what: str) -> str:
+        """The name of a mark about these clients."""
+        return msgspec.json.encode(
+            [what, self.principal.issuer, self.principal.subject, self.name, self.agent]
+        ).decode()
+
+
+def client_key(request: Request, principal: Principal) -> ClientKey:
+    """Whom a request comes from, as far as clients without a carrier are told apart."""
+    return ClientKey(principal, modern_client(request).name, agent_of(request))
+
+
+class UnreturningClient(msgspec.Struct, frozen=True, kw_only=True):
+    """A client that opened several sessions and came back to none. `line` of its configuration would mend that.
+
+    `sessions` were opened since `since`, the last one at `last`, in seconds since the epoch.
+    """
+
+    client: str
+    agent: str
+    principal: str
+    sessions: int
+    since: float
+    last: float
+    line: str
+
+
+class _Openings:
+    """The sessions that one client at one address has opened since it last came back to one."""
+
+    __slots__ = ("count", "first", "is_told", "last", "times")
+
+    def __init__(self) -> None:
+        self.is_told = False
+        self.returned()
+
+    def returned(self) -> None:
+        self.count = 0
+        self.first = self.last = 0.0
+        self.times: deque[float] = deque(maxlen=TOLD_AFTER)
+
+    def opened(self, now: float, at: float) -> None:
+        self.count += 1
+        self.first, self.last = self.first or at, at
+        if len(self.times) < TOLD_AFTER:
+            self.times.append(now)
+
+    def never_returns(self, now: float) -> bool:
+        return len(self.times) == TOLD_AFTER and now - self.times[-1] >= GRACE_S
+
+
+class _Watch:
+    """Waits for the client of one session (`gateway.calls.live_session.ReturnWatch`)."""
+
+    __slots__ = ("default_of", "is_waiting", "openings")
+
+    def __init__(self, openings: _Openings | None, default_of: ClientKey | None) -> None:
+        self.is_waiting = True
+        self.openings = openings
+        self.default_of = default_of  # whose default session it is
+
+    def returned(self) -> None:
+        self.is_waiting = False
+        if self.openings is not None:
+            self.openings.returned()
+
+
+class Returns:
+    """Watches new sessions. `clock` is monotonic, `wall` in seconds since the epoch."""
+
+    def __init__(
+        self,
+        settings: SessionSettings,
+        marks: Marks,
+        audit: Audit,
+        *,
+        clock: Callable[[], float] = monotonic,
+        wall: Callable[[], float] = time,
+    ) -> None:
+        self._header = next(iter(settings.key_headers), "")
+        self._marks = marks
+        self._audit = audit
+        self._clock = clock
+        self._wall = wall
+        self._openings: LRUCache[tuple[ClientKey, str], _Openings] = LRUCache(_MOST_CLIENTS)
+        self._carrying: TTLCache[ClientKey, bool] = TTLCache(_MOST_CLIENTS, _ASKED_AGAIN_S, timer=clock)
+
+    # -- sessions
+
+    def opened(self, live: LiveSession, request: Request, who: RequestContext, *, has_key: bool, alias: str) -> None:
+        """Watch a session that a modern client has just opened: with a session key, by an alias as its default session,
+        or for itself alone."""
+        client = client_key(request, who.principal)
+        openings = None
+        if not alias:
+            place = (client, request.client)
+            openings = self._openings.get(place)
+            if openings is None:
+                openings = self._openings[place] = _Openings()
+            openings.opened(self._clock(), self._wall())
+        live.watch_return(_Watch(openings, client if alias and not has_key else None))
+
+    async def came_back(self, live: LiveSession, request: Request) -> None:
+        """Record that a request has come for a watched session."""
+        watch = live.return_watch
+        if not isinstance(watch, _Watch):
+            return
+        if watch.is_waiting:
+            watch.returned()
+            live.client_returned()
+        client = watch.default_of
+        if client is None:
+            live.watch_return(None)
+        elif brings_token(request) and client == client_key(request, client.principal):
+            live.watch_return(None)
+            await self._learn(client)
+
+    # -- what is learnt
+
+    async def carries(self, client: ClientKey) -> bool:
+        """Whether a client of that kind was seen to bring back the token of a default session."""
+        known = self._carrying.get(client)
+        if known is None:
+            try:
+                known = self._carrying[client] = await self._marks.has(client.mark("carries"))
+            except StoreUnavailable:
+                return False  # its default session may still be served by the replica that owns it
+        return known
+
+    async def _learn(self, client: ClientKey) -> None:
+        self._carrying[client] = True
+        with contextlib.suppress(StoreUnavailable):  # other replicas will see for themselves
+            await self._marks.set(client.mark("carries"), _LEARNT_FOR_S)
+
+    # -- what is told
+
+    def unreturning(self) -> list[UnreturningClient]:
+        """The clients that come back to no session, the most sessions first."""
+        now = self._clock()
+        found = [
+            self._described(client, openings)
+            for (client, _), openings in self._openings.items()
+            if openings.never_returns(now)
+        ]
+        return sorted(found, key=lambda one: -one.sessions)
+
+    async def tell(self) -> None:
+        """Report each client that never comes back, once: in the log, and in the audit trail for `doctor`."""
+        now = self._clock()
+        for (client, _), openings in list(self._openings.items()):
+            if openings.is_told or not openings.never_returns(now):
+                continue
+            openings.is_told = True
+            try:
+                if await self._marks.has(client.mark("told")):
+                    continue
+                await self._marks.set(client.mark("told"), _LEARNT_FOR_S)
+            except StoreUnavailable:
+                logger.debug("the store does not say whether another replica has reported a client")
+            found = self._described(client, openings)
+            self._audit.record(
+                "warned",
+                principal=found.principal,
+                reason=f"client {found.client or '(no name)'} ({found.agent or 'no User-Agent'}) has opened "
+                f"{found.sessions} sessions and returned to none: have it send {found.line}",
+            )
+
+    def _described(self, client: ClientKey, openings: _Openings) -> UnreturningClient:
+        return UnreturningClient(
+            client=client.name,
+            agent=client.agent,
+            principal=str(client.principal),
+            sessions=openings.count,
+            since=openings.first,
+            last=openings.last,
+            line=mending_line(client.agent, self._header, anonymous=client.principal.is_anonymous),
+        )

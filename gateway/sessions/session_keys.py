@@ -1,0 +1,124 @@
+"""Session keys: the name that a client chooses for its session. Where a request carries one, and how hard it is to
+guess. Pure.
+
+A key is bound to its principal. Anonymous clients are one principal, so whoever guesses the key of one of them has its
+session: such a key must be as hard to guess as a session token.
+"""
+
+import functools
+import hashlib
+import itertools
+import json
+import math
+import re
+import string
+from collections.abc import Sequence
+from typing import Any, Final
+
+from gateway.errors import bad_session_key
+from session_store import Principal
+from transports.inbound_port import Request
+
+__all__ = ["ANONYMOUS_BITS", "KEY_META", "MAX_KEY_CHARS", "estimated_bits", "key_alias", "session_key"]
+
+KEY_META: Final = "io.github.mcp-session-gateway/session-key"
+MAX_KEY_CHARS: Final = 256
+ANONYMOUS_BITS: Final = 128
+"""As many as make a guess hopeless, which is what a session id has."""
+
+_MIN_DISTINCT: Final = 8
+"""Fewer different characters than random text of that length ever has."""
+
+_HEX: Final = frozenset(string.hexdigits)
+_UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-([0-9a-f])[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}", re.IGNORECASE)
+_UNREPLACED = re.compile(r"\$\{[^}]*\}|\$\([^)]*\)|\{\{[^}]*\}\}|<[^>]*>")
+"""A placeholder that a client's configuration should have replaced. Only tried on texts of at most 256 characters."""
+
+
+def session_key(request: Request, headers: Sequence[str]) -> str | None:
+    """The key that a request carries: in the first of these headers (lower case) that it has, else in `_meta`.
+
+    Raises:
+        Refused: 400, it cannot be a key.
+    """
+    for name in headers:
+        if (value := request.headers.get(name)) is not None:
+            return _checked(value if value.isascii() else _as_utf_8(value))
+    value = request.meta.get(KEY_META)
+    return None if value is None else _checked(value)
+
+
+def _as_utf_8(value: str) -> str:
+    """The text of a header as its sender wrote it, so that a key is the same in a header and in `_meta`."""
+    try:
+        return value.encode("latin-1").decode()
+    except UnicodeError:
+        return value
+
+
+def _checked(key: Any) -> str:
+    if not isinstance(key, str):
+        raise bad_session_key("must be a string")
+    if not key.strip():
+        raise bad_session_key("is empty: leave it out, or give each client that is to have a session of its own a key")
+    if len(key) > MAX_KEY_CHARS:
+        raise bad_session_key(f"is longer than {MAX_KEY_CHARS} characters")
+    if _UNREPLACED.fullmatch(key):
+        raise bad_session_key("is a placeholder that the client's configuration has not replaced with a value")
+    return key
+
+
+@functools.lru_cache(maxsize=4_096)
+def key_alias(key: str, principal: Principal, endpoint: str) -> str:
+    """The alias of the session that a principal names by that key at an endpoint. It does not reveal the key.
+
+    Raises:
+        Refused: 400, an anonymous client's key could be guessed.
+    """
+    if principal.is_anonymous and (bits := estimated_bits(key)) < ANONYMOUS_BITS:
+        raise bad_session_key(
+            f"of a client without a credential must have {ANONYMOUS_BITS} random bits, because whoever guesses the "
+            f"key gets the session, and this one has at most {bits:.0f}: use 32 random hex digits, as "
+            "`openssl rand -hex 16` prints them, or 22 random characters of base64url"
+        )
+    digest = hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()
+    return json.dumps(["key", principal.issuer, principal.subject, endpoint, digest])
+
+
+def estimated_bits(key: str) -> float:
+    """An upper estimate of the random bits in a key, from its length and the alphabet that it seems to be written in:
+    4 bits for a hex digit, 6 for a character of base64url. Repetitions and sequences count for nothing.
+
+    No estimate can tell a random text from a long phrase; it refuses what a person types in without thinking.
+    """
+    if (uuid := _UUID.fullmatch(key)) is not None and uuid[1] != "4":
+        return 0.0  # made of a time or a name (RFC 9562 §5)
+    text = _unrepeated(key)
+    digits = text.replace("-", "") if set(text) <= _HEX | {"-"} else text
+    if len(set(digits)) < _MIN_DISTINCT or _is_sequence(digits):
+        return 0.0
+    return len(digits) * math.log2(_alphabet(digits))
+
+
+def _unrepeated(key: str) -> str:
+    """The shortest text of which the key is a repetition: the key itself, if it repeats nothing."""
+    place = (key + key).find(key, 1)
+    return key[:place]
+
+
+def _is_sequence(text: str) -> bool:
+    """Whether most characters are the same as the one before, or its neighbour in the alphabet."""
+    steps = [abs(ord(after) - ord(before)) for before, after in itertools.pairwise(text)]
+    return 2 * sum(step <= 1 for step in steps) > len(steps)
+
+
+def _alphabet(text: str) -> int:
+    """The size of the smallest common alphabet that the text is written in."""
+    used = set(text)
+    if used <= set(string.digits):
+        return 10
+    if used <= _HEX:
+        return 16
+    if used & set(string.ascii_uppercase) and used & set(string.ascii_lowercase):
+        return 64
+    return 26 + 10 * bool(used & set(string.digits))

@@ -1,0 +1,167 @@
+"""Session keys, default sessions and idle sessions, at two replicas on one Redis and at a gateway for everybody."""
+
+import contextlib
+import secrets
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.requirements import requirement
+from tests.support.credentials import KEYS, bearer, sha256
+from tests.support.gateway_process import DEMO, PROBE, UNLIMITED, RunningGateway, running_gateway, server
+from tests.support.mcp_clients import CURL, Legacy, Modern, messages, tool_text
+from tests.support.redis_server import RunningRedis
+from tests.support.waiting import descendants, eventually
+
+RESTARTED = "io.github.mcp-session-gateway/restarted"
+KEY_META = "io.github.mcp-session-gateway/session-key"
+PYTHON = {"User-Agent": "python-httpx2/2.16.2"}
+HOSTS = "X-Conversation-Id"
+OPTIONS = {
+    "api_keys": {name: sha256(KEYS[name]) for name in ("alice", "bob")},
+    "session": {"key_headers": ["MCP-Gateway-Session-Key", HOSTS]},
+    "policy": UNLIMITED,
+}
+FIRST_REQUESTS = 24
+
+
+@pytest.fixture(scope="module")
+def pair(redis_server: RunningRedis) -> Iterator[list[RunningGateway]]:
+    with contextlib.ExitStack() as stack:
+        yield [
+            stack.enter_context(
+                running_gateway(
+                    {"main": server(DEMO)},
+                    options=OPTIONS | {"store": redis_server.url},
+                    env={"MCP_GATEWAY_KEYS": "k" * 40},
+                    must_stop=False,
+                )
+            )
+            for _ in range(2)
+        ]
+
+
+def keyed(key: str, who: str = "alice", **more: str) -> dict[str, str]:
+    return {**PYTHON, **bearer(KEYS[who]), "MCP-Gateway-Session-Key": key, **more}
+
+
+def count(gateway: RunningGateway, http: httpx.Client, headers: dict[str, str], **more: Any) -> str:
+    return tool_text(Modern(gateway.url, http, headers=headers).tool("count", **more))
+
+
+@requirement("cli.session-key", "cli.session-key-bound", "rep.any")
+def test_one_key_is_one_session_of_its_principal_at_any_replica(pair: list[RunningGateway], http: httpx.Client) -> None:
+    here, there = pair
+    key = f"agent {secrets.token_hex(4)}"
+    assert [count(gateway, http, keyed(key)) for gateway in (here, there, here)] == ["1", "2", "3"]
+    by_meta = Modern(there.url, http, headers={**PYTHON, **bearer(KEYS["alice"])})
+    assert tool_text(by_meta.tool("count", meta={KEY_META: key})) == "4"
+    assert count(there, http, {**PYTHON, **bearer(KEYS["alice"]), HOSTS: key}) == "5"
+    for other in (keyed(key, who="bob"), keyed(f"{key}2"), {**PYTHON, **bearer(KEYS["alice"])}):
+        assert count(there, http, other) == "1"
+    elsewhere = Modern(f"{here.base}/servers/main/mcp", http, headers=keyed(key))
+    assert tool_text(elsewhere.tool("count")) == "1", "another endpoint"
+    # The other era meets the same session and its state; its process knows the handshake of its own client.
+    legacy = Legacy(there.url, http, headers=keyed(key)).open()
+    again = Legacy(here.url, http, headers=keyed(key)).open()
+    assert legacy.session == again.session
+    tool_text(legacy.tool("remember", {"key": "colour", "value": "green"}))
+    recalled = Modern(here.url, http, headers=keyed(key)).tool("recall", {"key": "colour"})
+    assert "green" in tool_text(recalled)
+    for gateway in pair:
+        assert key not in gateway.stderr()
+
+
+@requirement("cli.session-key-race", "rep.any")
+def test_first_requests_with_one_key_at_two_replicas_open_one_session(pair: list[RunningGateway]) -> None:
+    begin = threading.Barrier(FIRST_REQUESTS)
+
+    def first(n: int, key: str) -> str:
+        with httpx.Client(timeout=60) as http:
+            begin.wait(30)
+            if n % 3:
+                answer = Modern(pair[n % 2].url, http, headers=keyed(key)).tool("whoami")
+                return str(answer.headers["mcp-gateway-session"])
+            return Legacy(pair[n % 2].url, http, headers=keyed(key)).open().session
+
+    with ThreadPoolExecutor(FIRST_REQUESTS) as pool:
+        for _ in range(2):
+            key = secrets.token_hex(8)
+            sessions = set(pool.map(lambda n, key=key: first(n, key), range(FIRST_REQUESTS)))
+            assert len(sessions) == 1
+
+
+@requirement("cli.isolated", "cli.default")
+def test_clients_that_bring_their_session_back_are_never_merged(pair: list[RunningGateway]) -> None:
+    both = threading.Barrier(2)
+
+    def use(n: int) -> list[str]:
+        with httpx.Client(timeout=60) as http:  # which keeps cookies, as the Python SDK's client does
+            client = Modern(pair[n].url, http, headers={**PYTHON, **bearer(KEYS["alice"])})
+            counts = []
+            for _ in range(3):
+                both.wait(30)
+                counts.append(tool_text(client.tool("count")))
+            return counts
+
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(use, range(2))) == [["1", "2", "3"]] * 2
+
+
+@requirement("cli.default", "cli.default-learnt")
+def test_a_client_that_brings_nothing_back_meets_its_default_session(
+    pair: list[RunningGateway], http: httpx.Client
+) -> None:
+    here, there = pair
+    curl = {**CURL, **bearer(KEYS["bob"])}
+    assert [count(gateway, http, curl) for gateway in (here, there, here)] == ["1", "2", "3"]
+    assert count(here, http, curl | {"MCP-Gateway-Session": "new"}) == "1"
+    answer = Modern(here.url, http, headers=curl).tool("count")
+    echoing = curl | {"MCP-Gateway-Session": answer.headers["mcp-gateway-session"]}
+    assert (tool_text(answer), count(there, http, echoing)) == ("4", "5")
+    assert count(here, http, curl) == "1", "it has brought its token back"
+    assert eventually(lambda: count(there, http, curl) == "1"), "which the other replica learns within a second"
+
+
+@pytest.fixture(scope="module")
+def everybody() -> Iterator[RunningGateway]:
+    """Serves anonymous clients, and gives idle processes of sessions that nobody came back to up at once."""
+    servers = {"main": server(PROBE), "kept": server(PROBE, idle_stop_s=0)}
+    with running_gateway(servers, options={"session": {"unreturned_stop_s": 0.3}, "policy": UNLIMITED}) as gateway:
+        yield gateway
+
+
+@requirement("cli.session-key-anonymous", "cli.session-key-refused")
+def test_an_anonymous_key_must_be_hard_to_guess(everybody: RunningGateway, http: httpx.Client) -> None:
+    def ask(key: str) -> httpx.Response:
+        headers = {"MCP-Gateway-Session-Key": key}
+        return Modern(f"{everybody.base}/servers/main/mcp", http, headers=headers).tool("pid")
+
+    good = secrets.token_hex(16)
+    assert tool_text(ask(good)) == tool_text(ask(good)) != tool_text(ask(secrets.token_urlsafe(16)))
+    for poor in ("agent-1", "f" * 32, "", "${AGENT_KEY}", "k" * 300):
+        refused = ask(poor)
+        error = messages(refused)[-1]["error"]
+        assert (refused.status_code, error["data"]["reason"]) == (400, "invalid_session_key")
+        assert "session key" in error["message"] and (not poor or poor not in error["message"])
+
+
+@requirement("cli.idle")
+def test_a_session_that_nobody_came_back_to_gives_its_idle_process_up(
+    everybody: RunningGateway, http: httpx.Client
+) -> None:
+    opened = [Modern(f"{everybody.base}/servers/main/mcp", http).tool("pid") for _ in range(4)]
+    kept = Modern(f"{everybody.base}/servers/kept/mcp", http).tool("pid")
+    pids = {int(tool_text(answer)) for answer in opened}
+    assert eventually(lambda: not pids & {p.pid for p in descendants(everybody.pid)})
+    assert int(tool_text(kept)) in {p.pid for p in descendants(everybody.pid)}, "its server does not allow it"
+    token = {"MCP-Gateway-Session": opened[0].headers["mcp-gateway-session"]}
+    again = Modern(f"{everybody.base}/servers/main/mcp", http, headers=token)
+    woken = again.tool("pid")
+    assert messages(woken)[-1]["result"]["_meta"][RESTARTED] == {"reason": "idle_stop"}
+    threading.Event().wait(1.0)  # longer than the process of a session without its client may be idle
+    assert tool_text(again.tool("pid")) == tool_text(woken), "its client is back: the process stays"

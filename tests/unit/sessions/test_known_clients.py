@@ -1,0 +1,39 @@
+"""The shipped table of client implementations."""
+
+import pytest
+
+from gateway.sessions.known_clients import KNOWN, agent_of, known, mending_line
+from tests.requirements import requirement
+from transports.era import Era
+from transports.inbound_port import Request
+
+
+@pytest.mark.parametrize(
+    ("header", "agent"),
+    [
+        ("python-httpx2/2.16.2", "python-httpx2"),
+        ("node", "node"),
+        ("curl/8.5.0 (x86_64)", "curl"),
+        ("node-fetch/1.0 (+https://github.com/node-fetch)", "node-fetch"),
+        ("x" * 1_000, "x" * 64),
+        ("", ""),
+    ],
+)
+def test_an_agent_is_the_first_product_without_its_version(header: str, agent: str) -> None:
+    assert agent_of(Request(era=Era.MODERN, endpoint="/mcp", headers={"user-agent": header})) == agent
+
+
+@requirement("cli.default")
+def test_a_client_that_keeps_cookies_carries_only_where_the_gateway_gives_cookies() -> None:
+    python, node = KNOWN["python-httpx2"], KNOWN["node"]
+    assert python.carries(cookies=True) and not python.carries(cookies=False)
+    assert not node.carries(cookies=True) and not node.carries(cookies=False)
+    assert known("somebody's own") is None
+
+
+@requirement("cli.told")
+@pytest.mark.parametrize("agent", [*sorted(KNOWN), "somebody's own"])
+def test_each_client_is_told_the_header_in_its_own_words(agent: str) -> None:
+    line = mending_line(agent, "MCP-Gateway-Session-Key", anonymous=True)
+    assert "MCP-Gateway-Session-Key" in line and "32 RANDOM HEX DIGITS" in line and "{{" not in line
+    assert "RANDOM" not in mending_line(agent, "MCP-Gateway-Session-Key", anonymous=False)

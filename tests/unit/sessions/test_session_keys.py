@@ -1,0 +1,112 @@
+"""Session keys: where they stand, how hard they are to guess, and what the store sees of them."""
+
+import secrets
+import uuid
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.sessions.session_keys import ANONYMOUS_BITS, KEY_META, estimated_bits, key_alias, session_key
+from session_store import ANONYMOUS
+from session_store.testing import ALICE, BOB
+from tests.requirements import requirement
+from transports.era import Era
+from transports.inbound_port import Refused, Request
+
+HEADERS = ("mcp-gateway-session-key", "x-conversation")
+
+
+def request(meta: Any = None, **headers: str) -> Request:
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return Request(era=Era.MODERN, endpoint="/mcp", headers=named, meta={} if meta is None else {KEY_META: meta})
+
+
+@requirement("cli.session-key")
+def test_a_key_is_in_the_first_header_that_has_one_else_in_meta() -> None:
+    both = request("meta", mcp_gateway_session_key="own", x_conversation="hosts")
+    assert session_key(both, HEADERS) == "own"
+    assert session_key(both, HEADERS[::-1]) == "hosts"
+    assert session_key(both, ()) == session_key(request("meta"), HEADERS) == "meta"
+    assert session_key(request(), HEADERS) is None
+
+
+@requirement("cli.session-key")
+def test_a_key_is_the_same_in_a_header_and_in_meta() -> None:
+    in_header = "b\u00fcro".encode().decode("latin-1")  # as a wire reads the bytes of a header
+    assert session_key(request(mcp_gateway_session_key=in_header), HEADERS) == "b\u00fcro"
+    assert session_key(request(mcp_gateway_session_key="\xfc"), HEADERS) == "\xfc", "not UTF-8: taken as it is"
+
+
+@requirement("cli.session-key-refused")
+@pytest.mark.parametrize(
+    ("key", "why"),
+    [
+        ("", "is empty"),
+        ("  ", "is empty"),
+        ("k" * 257, "longer than 256"),
+        ("${AGENT_KEY}", "placeholder"),
+        ("{{conversation}}", "placeholder"),
+        (7, "must be a string"),
+        (["a"], "must be a string"),
+    ],
+)
+def test_what_cannot_be_a_key_is_refused_by_name(key: Any, why: str) -> None:
+    with pytest.raises(Refused, match=why) as refused:
+        session_key(request(key), HEADERS)
+    assert refused.value.status == 400 and refused.value.data == {"reason": "invalid_session_key"}
+
+
+@requirement("cli.session-key-bound")
+def test_a_key_is_bound_to_its_principal_and_endpoint_and_not_revealed() -> None:
+    aliases = {key_alias("agent-1", who, where) for who in (ALICE, BOB) for where in ("/mcp", "/servers/a/mcp")}
+    assert len(aliases | {key_alias("agent-2", ALICE, "/mcp")}) == 5
+    assert not any("agent-" in alias for alias in aliases)
+
+
+GOOD = [
+    secrets.token_hex(16),
+    secrets.token_urlsafe(16),
+    secrets.token_urlsafe(32),
+    str(uuid.UUID("1f0e8a52-93c7-4d1b-a06e-5b7c2d984f31")),
+    "7A9C04E1B2D85F36C0719E4A8D2B5F63",
+]
+POOR = {
+    "agent-1": "short",
+    "f" * 32: "one character",
+    "0123456789abcdef0123456789abcdef": "a sequence, twice",
+    "a1b2c3d4" * 8: "a repetition",
+    "abcdefghijklmnopqrstuvwxyz0123456789": "a sequence",
+    "1f0e8a52-93c7-1d1b-a06e-5b7c2d984f31": "a UUID made of a time",
+    "0192f0c1-93c7-7d1b-a06e-5b7c2d984f31": "a UUID made of a time",
+    secrets.token_hex(15): "120 bits",
+    "49027351846209573186402957318": "29 decimal digits",
+}
+
+
+@requirement("cli.session-key-anonymous")
+def test_an_anonymous_key_must_look_like_128_random_bits() -> None:
+    for key in GOOD:
+        assert estimated_bits(key) >= ANONYMOUS_BITS, key
+        key_alias(key, ANONYMOUS, "/mcp")
+    for key, what in POOR.items():
+        with pytest.raises(Refused, match="openssl rand -hex 16") as refused:
+            key_alias(key, ANONYMOUS, "/mcp")
+        assert refused.value.status == 400 and key not in str(refused.value), what
+        key_alias(key, ALICE, "/mcp")
+
+
+@requirement("cli.session-key-anonymous")
+@given(st.binary(min_size=16, max_size=16), st.integers(0, 2**64))
+def test_random_bytes_are_a_good_key_in_hex_and_in_base64url(data: bytes, seed: int) -> None:
+    # Hypothesis prefers bytes that are not random, so they only choose where a random key is cut.
+    at = data[0] % 16
+    key = secrets.token_bytes(48)[at : at + 16].hex()
+    assert estimated_bits(key) == ANONYMOUS_BITS and estimated_bits(key.upper()) == ANONYMOUS_BITS
+
+
+@requirement("cli.session-key-anonymous")
+@given(st.text(max_size=300))
+def test_every_text_has_an_estimate(text: str) -> None:
+    assert 0.0 <= estimated_bits(text) <= 6.0 * len(text)
