@@ -74,7 +74,7 @@ def build_resolution(base: Foundation, sessions: SessionParts, servers: Servers)
     )
     carriers = Carriers(base.ring, cookie=settings.cookie, key_headers=settings.key_headers)
     returns = Returns(settings, base.backend.marks, base.audit)
-    aliases = Aliases(settings, carriers, returns)
+    aliases = Aliases(settings, carriers, returns, servers.endpoints)
     lookup = SessionLookup(store, carriers, base.audit)
     resolver = SessionResolver(
         store=store,

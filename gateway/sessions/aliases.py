@@ -1,6 +1,7 @@
 """Aliases: names by which the store finds a session without its id, for requests that carry no token."""
 
 import json
+from collections.abc import Container
 from typing import Final, NamedTuple
 
 from gateway.config.sessions import SessionSettings
@@ -25,13 +26,20 @@ class Alias(NamedTuple):
 
 
 class Aliases:
-    """Chooses the alias of a request that carries no token: by its session key, else its default session's."""
+    """Chooses the alias of a request that carries no token: by its session key, else its default session's.
 
-    def __init__(self, settings: SessionSettings, carriers: Carriers, returns: Returns) -> None:
+    `endpoints` are the gateway's own. Any other path is an app's behind the middleware, which has its sessions for all
+    of its paths.
+    """
+
+    def __init__(
+        self, settings: SessionSettings, carriers: Carriers, returns: Returns, endpoints: Container[str]
+    ) -> None:
         self._has_default = settings.default_session
         self._default_for = frozenset(settings.default_session_for)
         self._carriers = carriers
         self._returns = returns
+        self._endpoints = endpoints
 
     def of_key(self, request: Request, principal: Principal) -> Alias | None:
         """The alias that the request's session key stands for; None: it has no key.
@@ -40,7 +48,10 @@ class Aliases:
             Refused: 400, it cannot be a key, or not one of an anonymous client.
         """
         key = self._carriers.session_key(request)
-        return None if key is None else Alias(key_alias(key, principal, request.endpoint), is_key=True)
+        if key is None:
+            return None
+        endpoint = request.endpoint if request.endpoint in self._endpoints else ""
+        return Alias(key_alias(key, principal, endpoint), is_key=True)
 
     async def of_default(self, request: Request, principal: Principal) -> Alias | None:
         """The alias of the default session; None: the client gets a session of its own."""

@@ -78,7 +78,7 @@ class Parts:
         )
         self.carriers = Carriers(ring or KeyRing.ephemeral(), cookie=chosen.cookie, key_headers=chosen.key_headers)
         self.returns = Returns(chosen, self.backend.marks, self.audit, clock=self.clock, wall=self.clock)
-        self.aliases = Aliases(chosen, self.carriers, self.returns)
+        self.aliases = Aliases(chosen, self.carriers, self.returns, ("/mcp", "/servers/a/mcp"))
         self.cached = CachedRecords(self.rules, self.cluster, self.clock)
         lookup = SessionLookup(self.store, self.carriers, self.audit)
         opener = SessionOpener(

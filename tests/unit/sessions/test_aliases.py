@@ -42,6 +42,16 @@ def test_a_client_is_re_attached_at_the_endpoint_it_was_at() -> None:
     assert reattach_alias(ANONYMOUS, "x", "/mcp") is None
 
 
+@requirement("cli.session-key-bound")
+def test_a_key_holds_for_all_paths_of_an_app_and_for_one_endpoint_of_the_gateway() -> None:
+    aliases = Parts().aliases
+    at = {
+        path: aliases.of_key(Request(era=Era.MODERN, endpoint=path, headers={"mcp-gateway-session-key": "k"}), ALICE)
+        for path in ("/mcp", "/servers/a/mcp", "/basket", "/pay")
+    }
+    assert at["/basket"] == at["/pay"] and len(set(at.values())) == 3
+
+
 def of_agent(agent: str, **headers: str) -> Request:
     given = {name.replace("_", "-"): value for name, value in headers.items()}
     meta = {"io.modelcontextprotocol/clientInfo": {"name": "agent"}}
