@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
@@ -48,6 +49,11 @@ class ReplyQueue:
             self._closed = True
         self._wake()
         return True
+
+    def rewrite(self, change: Callable[[Frame], Frame | None]) -> None:
+        """Replace each queued frame by what `change` returns; None removes it."""
+        self._frames = deque(new for frame in self._frames if (new := change(frame)) is not None)
+        self._size = sum(len(frame.data) for frame in self._frames)
 
     def abandon(self) -> None:
         """Record that nobody reads the frames any more."""

@@ -16,6 +16,7 @@ from gateway.calls.deadlines import Deadlines
 from gateway.calls.exchange_state import OVER, ExchangeEvent, ExchangeLife, ExchangeState
 from gateway.calls.link_source import LinkSession
 from gateway.calls.observed import Observed
+from gateway.calls.readdressed import readdressed
 from gateway.calls.result_outcome import outcome_of
 from gateway.calls.suspended_call import AskingServer, SuspendedCall
 from gateway.calls.usage import Use
@@ -199,6 +200,7 @@ class Exchange(ExchangeLife, Observed, WireUse):
         self.client_id = client_id
         self.shape = shape
         self.progress_token = progress_token
+        self.replies.rewrite(readdressed(client_id, progress_token))
 
     def frame(self, number: int, params: Object, meta: Object) -> Generator[None, None, tuple[int, bytes]]:
         """`number`, and the request as the server reads it. A generator: each step takes a while if params are large
