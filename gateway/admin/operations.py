@@ -9,6 +9,7 @@ import msgspec
 from gateway.admin.operators import SHORTEST_PREFIX, Ambiguous, NoSuch, Page, SessionQuery
 from gateway.admin.replicas import Replicas
 from gateway.admin.reports import ReplicaReport, SessionPart, SessionRow, row_of
+from gateway.sessions.returns import UnreturningClient, together
 from session_store import AuditEvent, Backend, Session, SessionGone, StoreUnavailable
 from session_store.session import redact
 
@@ -67,6 +68,9 @@ class Operations:
 
     async def replicas(self) -> list[ReplicaReport]:
         return await self._replicas.reports()
+
+    async def warnings(self) -> list[UnreturningClient]:
+        return together(client for report in await self._replicas.reports() for client in report.unreturning)
 
     async def drain(self, prefix: str, by: str = "") -> str:
         name = await self._replicas.drain(prefix)

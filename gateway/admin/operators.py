@@ -10,6 +10,7 @@ from typing import Any, Final, Literal, Protocol
 import msgspec
 
 from gateway.admin.reports import ReplicaReport, SessionRow
+from gateway.sessions.returns import UnreturningClient
 
 __all__ = [
     "ONLY",
@@ -101,6 +102,10 @@ class Operators(Protocol):
 
     def follow(self, session: str = "") -> AsyncIterator[dict[str, Any]]:
         """Audit events as they come, each once, oldest first, until the replica that is asked drains."""
+        ...
+
+    async def warnings(self) -> list[UnreturningClient]:
+        """The clients that open sessions and return to none, on all replicas together, the most sessions first."""
         ...
 
     async def replicas(self) -> list[ReplicaReport]:

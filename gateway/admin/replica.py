@@ -1,7 +1,7 @@
 """What this replica says of itself, and does when an operator asks it on whatever replica."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from time import time
 from typing import Any, Final, Protocol
 
@@ -12,6 +12,7 @@ from gateway.calls.conversation import Conversation
 from gateway.calls.live_session import LiveSession, LiveSessions
 from gateway.cluster.ownership import Cluster
 from gateway.observability.metrics import Metrics
+from gateway.sessions.returns import UnreturningClient
 from gateway.upstreams.upstream import ConfiguredUpstream
 from gateway.version import __version__
 from session_store.metadata import scrubbed_text
@@ -19,6 +20,7 @@ from session_store.metadata import scrubbed_text
 __all__ = ["Replica", "Serving"]
 
 _MOST_FAILING: Final = 200
+_MOST_UNRETURNING: Final = 50
 _WORDS: Final = 10
 _MOST_CHARS: Final = 300
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
@@ -55,6 +57,7 @@ class Replica:
         metrics: Metrics,
         cluster: Cluster | None,
         serving: Serving,
+        unreturning: Callable[[], list[UnreturningClient]] = list,
     ) -> None:
         self.name = name
         self.metrics = metrics
@@ -62,6 +65,7 @@ class Replica:
         self._live = live
         self._cluster = cluster
         self._serving = serving
+        self._unreturning = unreturning
         self._began = time()
 
     @property
@@ -110,6 +114,7 @@ class Replica:
             forwarded=self.metrics.forwarded["answered"],
             restarts=sum(upstream.restarts.total() for upstream in self.upstreams),
             history=list(self.metrics.history.samples),
+            unreturning=self._unreturning()[:_MOST_UNRETURNING],
         )
 
     def processes(self) -> dict[str, int]:

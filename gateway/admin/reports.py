@@ -9,6 +9,7 @@ import msgspec
 
 from gateway.observability.metrics import Sample
 from gateway.observability.observed import Failure
+from gateway.sessions.returns import UnreturningClient
 from session_store import Session
 from session_store.session import redact
 
@@ -69,7 +70,8 @@ class SessionRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReplicaReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A gateway process: what it is, what it holds, and its last minutes. `silent`: the replica does not answer."""
+    """A gateway process: what it is, what it holds, and its last minutes. `silent`: the replica does not answer.
+    `unreturning`: clients that opened sessions here and returned to none."""
 
     replica: str
     address: str = ""
@@ -90,6 +92,7 @@ class ReplicaReport(msgspec.Struct, frozen=True, kw_only=True):
     forwarded: int = 0
     restarts: int = 0
     history: list[Sample] = []
+    unreturning: list[UnreturningClient] = []
 
 
 def row_of(session: Session, part: SessionPart | None, now: float, *, state_bytes: int = 0) -> SessionRow:

@@ -14,6 +14,7 @@ from gateway.admin.operations import Operations
 from gateway.admin.operators import ONLY, Ambiguous, NoSuch, Page, SessionQuery
 from gateway.admin.reports import ReplicaReport, SessionRow
 from gateway.admin.sign_in_attempts import TooManyAttempts
+from gateway.sessions.returns import UnreturningClient
 from gateway.version import __version__
 from session_store import StoreUnavailable
 
@@ -110,6 +111,9 @@ class Rest:
     async def replicas(self, _: Request, __: str) -> list[ReplicaReport]:
         return await self.operations.replicas()
 
+    async def warnings(self, _: Request, __: str) -> list[UnreturningClient]:
+        return await self.operations.warnings()
+
     async def drain(self, request: Request, operator: str) -> dict[str, str]:
         return {"drained": await self.operations.drain(request.path_params["replica"], operator)}
 
@@ -186,6 +190,13 @@ _OPERATIONS: Final = (
         summary="All replicas: what they hold, and their last five minutes, second by second",
         work=Rest.replicas,
         gives=list[ReplicaReport],
+    ),
+    _Operation(
+        method="GET",
+        path="/warnings",
+        summary="Clients that open sessions and return to none, each with the line of its configuration that mends it",
+        work=Rest.warnings,
+        gives=list[UnreturningClient],
     ),
     _Operation(
         method="POST",

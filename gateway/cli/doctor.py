@@ -28,9 +28,12 @@ def doctor(
     token: Annotated[
         str, typer.Option(envvar="MCP_GATEWAY_TOKEN", help="A client's credential for --url. Prefer the variable.")
     ] = "",
+    key: Annotated[
+        str, typer.Option(envvar="MCP_GATEWAY_ADMIN_KEY", help="An operator's key for --url. Prefer the variable.")
+    ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Check configuration, keys, store, clocks, limits, servers and load balancer. Exit status 1 after an error."""
+    """Check configuration, keys, store, clocks, limits, servers, balancer and clients. Exit status 1 after an error."""
     from gateway.doctor.checks import check_everything
     from gateway.observability.logs import configure_logging
 
@@ -39,7 +42,7 @@ def doctor(
 
     async def look() -> list[Finding]:
         findings = []
-        async for finding in check_everything(config, url, token):
+        async for finding in check_everything(config, url, token, key):
             findings.append(finding)
             if not as_json:
                 mark = (f"{finding.state:<8}", _MARKS[finding.state])

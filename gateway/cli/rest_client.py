@@ -18,6 +18,7 @@ from gateway.admin.operators import (
     SessionQuery,
 )
 from gateway.admin.reports import ReplicaReport, SessionRow
+from gateway.sessions.returns import UnreturningClient
 
 __all__ = ["RestClient"]
 
@@ -89,6 +90,9 @@ class RestClient:
 
     async def replicas(self) -> list[ReplicaReport]:
         return await self._ask("GET", "replicas", list[ReplicaReport])
+
+    async def warnings(self) -> list[UnreturningClient]:
+        return await self._ask("GET", "warnings", list[UnreturningClient])
 
     async def drain(self, prefix: str, by: str = "") -> str:
         return (await self._ask("POST", f"replicas/{quote(prefix, safe='')}/drain", dict[str, str]))["drained"]

@@ -7,6 +7,7 @@ from typing import Final
 
 from gateway.config.faults import located
 from gateway.config.settings import ConfigurationError, Settings, load
+from gateway.doctor.clients import check_clients, check_clients_at
 from gateway.doctor.findings import Finding, failure, ok, warning
 from gateway.doctor.front_door import check_outside
 from gateway.doctor.machine import check_access, check_keys, check_limits
@@ -28,8 +29,9 @@ OF_SETTINGS: Final[tuple[Callable[[Settings], Iterator[Finding]], ...]] = (
 """Checks that need neither the store nor a server."""
 
 
-async def check_everything(config: Path | None, url: str, token: str) -> AsyncIterator[Finding]:
-    """Check the configuration and what it needs, and where `url` is given, the gateway that clients reach there."""
+async def check_everything(config: Path | None, url: str, token: str, key: str = "") -> AsyncIterator[Finding]:
+    """Check the configuration and what it needs, and where `url` is given, the gateway that clients reach there.
+    `token` is a client's credential, `key` an operator's."""
     try:
         loaded = load(config)
     except ConfigurationError as error:
@@ -46,6 +48,9 @@ async def check_everything(config: Path | None, url: str, token: str) -> AsyncIt
     if url:
         async for finding in check_outside(url, token):
             yield finding
+        if key:
+            async for finding in check_clients_at(url, key):
+                yield finding
 
 
 async def check_settings(settings: Settings) -> AsyncIterator[Finding]:
@@ -63,6 +68,9 @@ async def check_settings(settings: Settings) -> AsyncIterator[Finding]:
             yield finding
         async for finding in check_replicas(settings, _backend(url)):
             yield finding
+        if backend.is_durable:
+            async for finding in check_clients(_backend(url)):
+                yield finding
     async for finding in check_servers(settings):
         yield finding
 

@@ -34,6 +34,7 @@ from gateway.serving.guard import guard_of
 from gateway.serving.parts import Callers, Foundation, Operating, Parts, Servers, SessionParts
 from gateway.serving.readiness import Readiness
 from gateway.serving.state import ServingState
+from gateway.sessions.returns import Returns
 from gateway.version import __version__
 from session_store import Backend, KeyRing, backend_for
 from session_store.connect import BackendOptions
@@ -63,7 +64,7 @@ def compose(
     resolution = build_resolution(base, sessions, served)
     http = build_http(base, callers, sessions, served, resolution)
     drain = _drain(base, sessions)
-    operating = _operating(base, callers, sessions, served, drain)
+    operating = _operating(base, callers, sessions, served, drain, resolution.returns)
     return Parts(
         foundation=base,
         callers=callers,
@@ -141,7 +142,9 @@ def _drain(base: Foundation, sessions: SessionParts) -> Drain:
     )
 
 
-def _operating(base: Foundation, callers: Callers, sessions: SessionParts, servers: Servers, drain: Drain) -> Operating:
+def _operating(
+    base: Foundation, callers: Callers, sessions: SessionParts, servers: Servers, drain: Drain, returns: Returns
+) -> Operating:
     """What operators see and do."""
     backend, admin = base.backend, base.settings.gateway.admin
     replica = Replica(
@@ -151,6 +154,7 @@ def _operating(base: Foundation, callers: Callers, sessions: SessionParts, serve
         metrics=base.metrics,
         cluster=base.cluster,
         serving=drain,
+        unreturning=returns.unreturning,
     )
     queries = PeerQueries(backend.bus, replica.name, replica.answer)
     operations = Operations(

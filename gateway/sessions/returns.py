@@ -8,12 +8,13 @@ that has brought a token back has no default session.
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from time import monotonic, time
 from typing import Final
 
 import msgspec
 from cachetools import LRUCache, TTLCache
+from msgspec.structs import replace
 
 from gateway.calls.live_session import LiveSession
 from gateway.config.sessions import SessionSettings
@@ -24,9 +25,12 @@ from gateway.sessions.known_clients import agent_of, mending_line
 from session_store import Marks, Principal, StoreUnavailable
 from transports.inbound_port import Request
 
-__all__ = ["ClientKey", "Returns", "UnreturningClient", "client_key"]
+__all__ = ["ADVICE", "ClientKey", "Returns", "UnreturningClient", "client_key", "together"]
 
 logger = logging.getLogger(__name__)
+
+ADVICE: Final = ": have it send "
+"""In the reason of a `warned` event, between what the client does and the line that mends it."""
 
 TOLD_AFTER: Final = 5
 """Sessions that a client opens without coming back to one of them, before it is reported."""
@@ -72,6 +76,29 @@ class UnreturningClient(msgspec.Struct, frozen=True, kw_only=True):
     since: float
     last: float
     line: str
+
+    @property
+    def what(self) -> str:
+        """What the client does, as a sentence."""
+        who = f"client {self.client or '(no name)'} ({self.agent or 'no User-Agent'}) of {self.principal}"
+        return f"{who} has opened {self.sessions} sessions and returned to none"
+
+
+def together(clients: Iterable[UnreturningClient]) -> list[UnreturningClient]:
+    """What several replicas know of clients, as one list, the most sessions first."""
+    found: dict[tuple[str, str, str], UnreturningClient] = {}
+    for one in clients:
+        key = (one.client, one.agent, one.principal)
+        known = found.get(key)
+        if known is not None:
+            one = replace(
+                one,
+                sessions=one.sessions + known.sessions,
+                since=min(one.since, known.since),
+                last=max(one.last, known.last),
+            )
+        found[key] = one
+    return sorted(found.values(), key=lambda one: -one.sessions)
 
 
 class _Openings:
@@ -186,12 +213,11 @@ class Returns:
     def unreturning(self) -> list[UnreturningClient]:
         """The clients that come back to no session, the most sessions first."""
         now = self._clock()
-        found = [
+        return together(
             self._described(client, openings)
             for (client, _), openings in self._openings.items()
             if openings.never_returns(now)
-        ]
-        return sorted(found, key=lambda one: -one.sessions)
+        )
 
     async def tell(self) -> None:
         """Report each client that never comes back, once: in the log, and in the audit trail for `doctor`."""
@@ -210,8 +236,7 @@ class Returns:
             self._audit.record(
                 "warned",
                 principal=found.principal,
-                reason=f"client {found.client or '(no name)'} ({found.agent or 'no User-Agent'}) has opened "
-                f"{found.sessions} sessions and returned to none: have it send {found.line}",
+                reason=f"{found.what}{ADVICE}{found.line}",
             )
 
     def _described(self, client: ClientKey, openings: _Openings) -> UnreturningClient:

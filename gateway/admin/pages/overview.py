@@ -13,18 +13,21 @@ from gateway.admin.page import ConsolePage
 __all__ = ["PAGE"]
 
 _MOST_FAILING: Final = 10
+_MOST_WARNINGS: Final = 10
 _LATEST_EVENTS: Final = 15
 
 
 async def _facts(operators: Operators, _: Request) -> dict[str, Any]:
-    replicas, failing, events = await asyncio.gather(
+    replicas, warnings, failing, events = await asyncio.gather(
         operators.replicas(),
+        operators.warnings(),
         operators.sessions(SessionQuery(only="failing", limit=_MOST_FAILING)),
         operators.events(_LATEST_EVENTS),
     )
     return {
         "replicas": replicas,
         "charts": charts_of(replicas, time()),
+        "warnings": warnings[:_MOST_WARNINGS],
         "failing": failing.sessions,
         "events": events,
         "totals": {
@@ -117,6 +120,24 @@ PAGE: Final = ConsolePage(
 {% endfor %}
 </tbody></table></div>
 </section>
+{% if warnings %}
+<section aria-labelledby="warnings">
+<h2 id="warnings">Clients that return to no session</h2>
+<div class="wide"><table>
+<thead><tr>
+<th scope="col">Client</th><th scope="col">User-Agent</th><th scope="col">Principal</th>
+<th scope="col" class="n">Sessions</th><th scope="col">Last</th><th scope="col">What mends it</th>
+</tr></thead>
+<tbody>
+{% for w in warnings %}
+<tr>
+<th scope="row">{{ w.client or "no name" }}</th><td>{{ w.agent or "none" }}</td><td>{{ w.principal }}</td>
+<td class="n">{{ w.sessions }}</td><td>{{ w.last | clock }}</td><td><code>{{ w.line }}</code></td>
+</tr>
+{% endfor %}
+</tbody></table></div>
+</section>
+{% endif %}
 <section aria-labelledby="failing">
 <h2 id="failing">Sessions with failures</h2>
 {% if failing %}{{ tables.sessions_table(failing) }}{% else %}<p>None.</p>{% endif %}

@@ -3,10 +3,11 @@
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from gateway.identity.request_context import RequestContext
 from gateway.sessions.attach import Resolved
-from gateway.sessions.returns import GRACE_S, TOLD_AFTER
+from gateway.sessions.returns import GRACE_S, TOLD_AFTER, UnreturningClient, together
 from session_store import ANONYMOUS, MemoryBackend
 from session_store.testing import ALICE, FakeClock
 from tests.requirements import requirement
@@ -101,3 +102,16 @@ async def test_a_client_that_brought_a_token_back_has_no_default_session_on_any_
         assert one.opened and two.opened and len({first.session.id, one.live.session.id, two.live.session.id}) == 3
     other = request(agent="curl/8.5.0")
     assert not (await opened(here, FOR_ALICE, other)).opened, "another implementation of that name brings nothing back"
+
+
+@requirement("cli.told")
+def test_what_replicas_know_of_a_client_is_put_together() -> None:
+    def client(name: str, sessions: int, at: float) -> UnreturningClient:
+        return UnreturningClient(
+            client=name, agent="node", principal="anonymous", sessions=sessions, since=at, last=at + 1, line="line"
+        )
+
+    assert together([client("a", 5, 10.0), client("b", 7, 1.0), client("a", 6, 5.0)]) == [
+        replace(client("a", 11, 5.0), last=11.0),
+        client("b", 7, 1.0),
+    ]

@@ -1,0 +1,62 @@
+"""Checks of clients: those that open sessions and return to none, as the store or a running gateway knows them."""
+
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from time import time
+from typing import Final
+
+import httpx2
+import msgspec
+
+from gateway.doctor.findings import Finding, ok, warning
+from gateway.sessions.returns import ADVICE, UnreturningClient
+from session_store import Backend, StoreError
+
+__all__ = ["check_clients", "check_clients_at"]
+
+_LOOKED_BACK_S: Final = 86_400.0
+_EVENTS: Final = 2_000
+_TIMEOUT_S: Final = 10.0
+_ALL_RETURN: Final = "no client is known that opens sessions and returns to none"
+
+
+async def check_clients(backend: Backend) -> AsyncIterator[Finding]:
+    """Report the clients that gateways of this store have warned about in the last day. No finding if the store cannot
+    be read: another check reports that."""
+    with suppress(StoreError):
+        await backend.open()
+        try:
+            events = await backend.audit.recent(_EVENTS)
+        finally:
+            await backend.close()
+        since = time() - _LOOKED_BACK_S
+        reasons = list(dict.fromkeys(event.reason for event in events if event.event == "warned" and event.at > since))
+        for reason in reasons:
+            what, _, line = reason.rpartition(ADVICE)
+            yield warning("clients", what, f"have it send {line} (docs/clients.md)")
+        if not reasons:
+            yield ok("clients", _ALL_RETURN)
+
+
+async def check_clients_at(url: str, key: str) -> AsyncIterator[Finding]:
+    """Ask a running gateway which clients return to no session. `key` is an operator's. No finding if the gateway has
+    no operators' interface at that address."""
+    base = url.rstrip("/").removesuffix("/mcp")
+    try:
+        async with httpx2.AsyncClient(headers={"Authorization": f"Bearer {key}"}, timeout=_TIMEOUT_S) as http:
+            answer = await http.get(f"{base}/admin/api/warnings")
+    except httpx2.HTTPError:
+        return  # whether the gateway can be reached is another check
+    if answer.status_code == 401:
+        yield warning(
+            "clients",
+            f"{base} does not accept the operator's key",
+            "set MCP_GATEWAY_ADMIN_KEY to a key whose digest is in gateway.admin.keys",
+        )
+    if answer.status_code != 200:
+        return
+    clients = msgspec.json.decode(answer.content, type=list[UnreturningClient])
+    for client in clients:
+        yield warning("clients", client.what, f"have it send {client.line} (docs/clients.md)")
+    if not clients:
+        yield ok("clients", _ALL_RETURN)

@@ -1,0 +1,62 @@
+"""A client that returns to no session is told of wherever an operator looks, with the line that mends it."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.operating.conftest import ADMIN, KEYS, OPERATOR
+from tests.requirements import requirement
+from tests.support.gateway_process import DEMO, ROOT, UNLIMITED, running_gateway, server
+from tests.support.mcp_clients import Modern
+from tests.support.waiting import eventually
+
+NODE = {"User-Agent": "node"}
+
+
+@pytest.mark.timeout(180)
+@requirement("cli.told")
+def test_a_client_that_returns_to_no_session_is_told_of(tmp_path: Path, http: httpx.Client, ops: httpx.Client) -> None:
+    store = f"sqlite:///{tmp_path}/sessions.db"
+    config = tmp_path / "mcp.json"
+    config.write_text(json.dumps({"mcpServers": {"main": server(DEMO)}, "gateway": {"store": store}}))
+
+    def doctor(*arguments: str) -> list[dict[str, str]]:
+        command = [sys.executable, "-m", "gateway", "doctor", "--json", *arguments]
+        env = {**os.environ, **KEYS, "MCP_GATEWAY_ADMIN_KEY": OPERATOR}
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=ROOT, env=env)
+        return [finding for finding in json.loads(ran.stdout) if finding["check"] == "clients"]
+
+    options: Any = {"store": store, "admin": ADMIN, "policy": UNLIMITED}
+    with running_gateway({"main": server(DEMO)}, options=options, env=KEYS) as gateway:
+        assert ops.get(f"{gateway.base}/admin/api/warnings").json() == []
+        for _ in range(6):
+            Modern(gateway.url, http, headers=NODE).tool("count")
+        assert eventually(lambda: "client returns to no session" in gateway.stderr(), within_s=30)
+        (warned,) = ops.get(f"{gateway.base}/admin/api/warnings").json()
+        assert (warned["client"], warned["agent"], warned["principal"], warned["sessions"]) == (
+            "raw",
+            "node",
+            "anonymous",
+            6,
+        )
+        line = warned["line"]
+        assert line.startswith("new StreamableHTTPClientTransport(url, ") and "MCP-Gateway-Session-Key" in line
+        page = ops.get(f"{gateway.base}/admin").text
+        assert "Clients that return to no session" in page and "StreamableHTTPClientTransport" in page
+        by_url = doctor("--config", str(config), "--url", gateway.url)
+        assert [finding["state"] for finding in by_url] == ["warning", "warning"], "by the store, and by the gateway"
+        assert all(line in finding["do"] and "raw (node)" in finding["what"] for finding in by_url)
+        told = [text for text in gateway.stderr().splitlines() if "client returns to no session" in text]
+        assert len(told) == 1 and "level=warning" in told[0]
+        answer = Modern(gateway.url, http, headers=NODE).tool("count")
+        token = {"MCP-Gateway-Session": answer.headers["mcp-gateway-session"]}
+        Modern(gateway.url, http, headers=NODE | token).tool("count")
+        assert ops.get(f"{gateway.base}/admin/api/warnings").json() == [], "it has returned"
+    (finding,) = doctor("--config", str(config))
+    assert finding["state"] == "warning" and line in finding["do"]
