@@ -259,8 +259,9 @@ class Schemas:
         Raises:
             UnusableSchema: no arguments can be checked against the schema.
         """
-        found = self._cached.get(schema.digest)
-        if found is None:
+        try:
+            found = self._cached[schema.digest]  # `get` would look it up twice
+        except KeyError:
             found = self._cached[schema.digest] = _made(schema.text)
         if isinstance(found, UnusableSchema):
             raise UnusableSchema(str(found))  # a new one, because a raised exception keeps its traceback
