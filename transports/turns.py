@@ -22,10 +22,9 @@ def is_large(params: Mapping[str, msgspec.Raw]) -> bool:
     return any(len(memoryview(raw)) > LARGE_BYTES for raw in params.values())
 
 
-async def others_first(is_large: bool) -> None:
-    """Let other tasks run first if `is_large`."""
-    if is_large:
-        await asyncio.sleep(0)
+async def others_first() -> None:
+    """Let other tasks run before work on something large."""
+    await asyncio.sleep(0)
 
 
 def at_once(steps: Generator[None, None, T]) -> T:

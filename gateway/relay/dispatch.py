@@ -68,7 +68,8 @@ class Dispatch:
                 return
             call = call.with_params(params)
         call = call.with_params(await self._admission.admit(upstream, call))
-        await others_first(is_large(call.params))
+        if is_large(call.params):
+            await others_first()
         server_era = await upstream.era_for(call.era)
         conversation = await upstream.conversation_for(call)
         if self._admission.shapes(upstream, call.method):

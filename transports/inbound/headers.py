@@ -23,8 +23,7 @@ def check_post(headers: Mapping[str, str]) -> None:
     kind = headers.get("content-type", "")
     if kind != "application/json" and kind.partition(";")[0].strip().lower() != "application/json":
         raise Refused(415, INVALID_REQUEST, "The Content-Type must be application/json.")
-    accepts = headers.get("accept", "")
-    if not _accepts(accepts, "application/json") or not _accepts(accepts, "text/event-stream"):
+    if not _accepts_both(headers.get("accept", "")):
         raise Refused(406, INVALID_REQUEST, "Accept must name application/json and text/event-stream.")
 
 
@@ -43,16 +42,16 @@ def check_version(headers: Mapping[str, str]) -> None:
         raise Refused(400, INVALID_REQUEST, f"Unsupported MCP-Protocol-Version. Supported: {supported}.")
 
 
-def _accepts(accept: str, wanted: str) -> bool:
-    """True if an Accept header permits the media type (RFC 9110 §12.5.1). Quality values are ignored."""
+def _accepts_both(accept: str) -> bool:
+    """True if an Accept header permits both kinds of answers (RFC 9110 §12.5.1). Quality values are ignored."""
     # Clients send one of a few values. A longer one would only fill the cache.
-    return _permits(accept, wanted) if len(accept) <= MAX_LABEL_CHARS else _permits.__wrapped__(accept, wanted)
+    return _permits_both(accept) if len(accept) <= MAX_LABEL_CHARS else _permits_both.__wrapped__(accept)
 
 
 @functools.lru_cache(maxsize=64)
-def _permits(accept: str, wanted: str) -> bool:
+def _permits_both(accept: str) -> bool:
     kinds = {part.partition(";")[0].strip().lower() for part in accept.split(",")}
-    return bool(kinds & {wanted, wanted.partition("/")[0] + "/*", "*/*"})
+    return bool(kinds & {"application/json", "application/*", "*/*"} and kinds & {"text/event-stream", "text/*", "*/*"})
 
 
 def preflight(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:

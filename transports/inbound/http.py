@@ -196,8 +196,10 @@ class Guard:
         """True if the client uses TLS, by the connection, or by a proxy that is trusted or on this machine."""
         if scope.get("scheme") == "https":
             return True
+        if headers.get("x-forwarded-proto") != "https":
+            return False
         peer = peer_of(scope)
-        return headers.get("x-forwarded-proto") == "https" and (peer in _LOOPBACK or peer in self.proxies)
+        return peer in _LOOPBACK or peer in self.proxies
 
     def client(self, scope: Scope, headers: Mapping[str, str]) -> str:
         """The client's network, by the connection, or by the trusted proxies."""

@@ -49,10 +49,11 @@ class Sizes:
             Refused: 400, without the id.
         """
         message = parse(data)
-        if isinstance(message.id, str) and len(message.id) > MAX_ID_CHARS:
+        if isinstance(message.id, int):
+            if message.id.bit_length() > 64:
+                raise self._refused("The request id does not fit 64 bits.")
+        elif isinstance(message.id, str) and len(message.id) > MAX_ID_CHARS:
             raise self._refused(f"The request id is longer than {MAX_ID_CHARS} characters.")
-        if isinstance(message.id, int) and message.id.bit_length() > 64:
-            raise self._refused("The request id does not fit 64 bits.")
         if isinstance(message.method, str) and len(message.method) > self._name_chars:
             raise self._refused(f"The method is longer than {self._name_chars} characters.")
         return message

@@ -103,7 +103,8 @@ class StreamableHttp:
                     return
                 body = read
                 scope["mcp.body_bytes"] = len(body)
-                await others_first(len(body) > LARGE_BYTES)
+                if len(body) > LARGE_BYTES:
+                    await others_first()
             await self._serve_somewhere(scope, headers, body, receive, send)
         except Refused as refused:
             await send_refusal(send, refused)
@@ -127,7 +128,10 @@ class StreamableHttp:
         """Serve the request here or at the replica that has its session. Forwarded requests are not forwarded again."""
         for _ in range(_MOST_TRIES):
             try:
-                await self._serve(scope, headers, body, receive, send)
+                if scope["method"] == "POST":
+                    await self._post(scope, headers, body, receive, send)
+                else:
+                    await self._serve(scope, headers, receive, send)
                 return
             except OwnedByPeer as elsewhere:
                 if self._forwarder is None or "mcp.forwarded" in scope:
@@ -144,10 +148,9 @@ class StreamableHttp:
             headers=again,
         )
 
-    async def _serve(self, scope: Scope, headers: Mapping[str, str], body: bytes, receive: Receive, send: Send) -> None:
+    async def _serve(self, scope: Scope, headers: Mapping[str, str], receive: Receive, send: Send) -> None:
+        """Serve a request that is no POST."""
         match scope["method"]:
-            case "POST":
-                await self._post(scope, headers, body, receive, send)
             case "GET" if era_of(headers) is Era.LEGACY:
                 await self._get(scope, headers, receive, send)
             case "DELETE" if era_of(headers) is Era.LEGACY:
@@ -198,7 +201,8 @@ class StreamableHttp:
                 await self._batch(scope, headers, body, send)
                 return
             message = self._sizes.parse(body)
-            await others_first(len(body) > LARGE_BYTES)
+            if len(body) > LARGE_BYTES:
+                await others_first()
         except InvalidMessage as error:
             raise Refused(400, error.code, str(error)) from None
         try:
@@ -218,7 +222,7 @@ class StreamableHttp:
     async def _message(
         self, scope: Scope, headers: Mapping[str, str], message: Message, receive: Receive, send: Send
     ) -> None:
-        params = _params_of(message)
+        params = {} if message.method is msgspec.UNSET else message.params_object()
         meta = msgspec.json.decode(params["_meta"]) if "_meta" in params else None
         known = meta if isinstance(meta, dict) else {}
         if names_version(meta) or era_of(headers) is Era.MODERN:
@@ -261,9 +265,7 @@ class StreamableHttp:
             answer = await self._handler.call(request)
             try:
                 priming = request.protocol_version >= _PRIMING
-                await _send_answer(
-                    send, answer, status_of=lambda _: 200, priming=priming, poll_after_s=self._poll_after_s
-                )
+                await _send_answer(send, answer, priming=priming, poll_after_s=self._poll_after_s)
             finally:
                 await answer.done()
             return
@@ -311,7 +313,7 @@ async def _send_answer(
     send: Send,
     answer: Answer,
     *,
-    status_of: Callable[[int | None], int],
+    status_of: Callable[[int | None], int] | None = None,
     priming: bool = False,
     poll_after_s: float = 0.0,
 ) -> None:
@@ -324,11 +326,8 @@ async def _send_answer(
     else:
         if answer.is_doubtful:
             first = await answer.confirmed(first)
-        await send_json(send, status_of(first.error_code), first.data, answer.headers)
-
-
-def _params_of(message: Message) -> Object:
-    return {} if message.method is msgspec.UNSET else message.params_object()
+        status = 200 if status_of is None else status_of(first.error_code)
+        await send_json(send, status, first.data, answer.headers)
 
 
 def _id_of(message: Message) -> bytes:
