@@ -269,9 +269,13 @@ class Conversation(Peer):
         self.users.restarted(reason)
 
     def _settle(self, message: Message) -> None:
-        if self._own.settle(message):
-            return
-        exchange = self.calls.take(message.id, is_alone=not self._own)
+        # Numbers of calls and of the gateway's own requests differ. Nearly all answers are those of calls.
+        exchange = self.calls.take(message.id)
+        if exchange is None:
+            if self._own.settle(message):
+                return
+            if message.id is None and not self._own:
+                exchange = self.calls.take_only()
         if exchange is None:
             logger.debug("server %s answered a request that is not pending", self.name)
             return

@@ -157,7 +157,7 @@ class Exchange(ExchangeLife, Observed, WireUse):
         """End the exchange. False if it has ended before: the first end counts."""
         if self.state in OVER:
             return False
-        was_suspended = self.is_suspended
+        was_suspended = self.suspended is not None and self.is_suspended
         self.step(event)
         if self.slow_s is not math.inf and self.number:
             self.log_if_slow()

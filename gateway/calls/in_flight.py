@@ -61,15 +61,16 @@ class Calls:
         """Whether the server has it."""
         return self.sent.get(exchange.number) is exchange
 
-    def take(self, number: object, *, is_alone: bool) -> Exchange | None:
-        """Remove and return the call that the server has under that number.
-
-        An error response without an id is about a message that the server could not read. It answers the only call
-        sent, if nothing else was sent (`is_alone`).
-        """
-        if number is None and is_alone and len(self.sent) == 1:
-            return self.sent.popitem()[1]
+    def take(self, number: object) -> Exchange | None:
+        """Remove and return the call that the server has under that number."""
         return self.sent.pop(number, None) if isinstance(number, int) else None
+
+    def take_only(self) -> Exchange | None:
+        """Remove and return the only call that the server has; None if it has several.
+
+        An error response without an id is about a message that the server could not read: the only one sent.
+        """
+        return self.sent.popitem()[1] if len(self.sent) == 1 else None
 
     def end(self, exchange: Exchange) -> bool:
         """Remove a call. False if it was not in flight."""

@@ -34,23 +34,15 @@ class Peer:
     """Sends messages to one server, and waits for the answers to the gateway's own requests."""
 
     # Without a dictionary each: there are as many as there are sessions.
-    __slots__ = ("_last_number", "_links", "_own", "_source")
+    __slots__ = ("_last_number", "_links", "_own", "_source", "era", "name")
 
     def __init__(self, source: LinkSource, links: LinkLifecycle) -> None:
+        self.name = source.name  # the server's
+        self.era: Era = source.era  # the era of the protocol that is used with the server
         self._source = source
         self._links = links
         self._own = PendingRequests()
         self._last_number = 0
-
-    @property
-    def name(self) -> str:
-        """The server's name."""
-        return self._source.name
-
-    @property
-    def era(self) -> Era:
-        """The era of the protocol that is used with the server."""
-        return self._source.era
 
     @property
     def link(self) -> Link | None:
