@@ -19,7 +19,10 @@ LARGE_BYTES: Final = 256 << 10
 
 def is_large(params: Mapping[str, msgspec.Raw]) -> bool:
     """True if any of these values is large."""
-    return any(len(memoryview(raw)) > LARGE_BYTES for raw in params.values())
+    for raw in params.values():  # noqa: SIM110  # `any` with a generator takes twice as long
+        if len(memoryview(raw)) > LARGE_BYTES:
+            return True
+    return False
 
 
 async def others_first() -> None:

@@ -13,7 +13,7 @@ from gateway.observability.logs import CORRELATION
 from gateway.observability.metrics import Metrics
 from gateway.observability.observed import Failure, ObservedExchange
 from gateway.observability.outcome import OK, Outcome
-from gateway.observability.spans import Tracing, carried_on, request_span
+from gateway.observability.spans import CallSpan, Tracing, carried_on, request_span
 from session_store import Principal, Session
 from session_store.metadata import scrubbed_text
 from session_store.session import redact
@@ -50,18 +50,16 @@ class RequestLog:
         exchange.watch(self._finished)
         if "traceparent" in request.headers:
             meta = carried_on(meta, request.headers)
-        return self._began(exchange, request, meta, correlation)
+        span = None
+        if self.tracing is not None:
+            span, meta = _call_span(exchange, meta)
+        exchange.begin(request.arrived_at or monotonic(), correlation, span)
+        return meta
 
     def begin_again(self, exchange: ObservedExchange, request: Request, correlation: str) -> None:
         """The client of a suspended call is back with its answers."""
-        self._began(exchange, request, {}, correlation)
-
-    def _began(self, exchange: ObservedExchange, request: Request, meta: Object, correlation: str) -> Object:
-        call_span = None
-        if self.tracing is not None and (span := request_span()) is not None:
-            call_span, meta = span.call(exchange.session, meta)
-        exchange.begin(request.arrived_at or monotonic(), correlation, call_span)
-        return meta
+        span = None if self.tracing is None else _call_span(exchange, {})[0]
+        exchange.begin(request.arrived_at or monotonic(), correlation, span)
 
     @staticmethod
     def forget(exchange: ObservedExchange) -> None:
@@ -73,12 +71,12 @@ class RequestLog:
         took_s, server = monotonic() - exchange.began, exchange.server
         self.metrics.answered(server, exchange.method, exchange.era, outcome.kind, took_s)
         why, failure = "", None
-        if outcome.is_failure:
+        if outcome is not OK and outcome.is_failure:
             why = _message_of(answer)
             name = f"{exchange.method} {exchange.tool}".strip()
             failure = Failure(time(), server, name, str(outcome), why, exchange.correlation)
         exchange.count(failure)
-        if (span := exchange.take_span()) is not None:
+        if self.tracing is not None and (span := exchange.take_span()) is not None:
             span.finished(outcome, server)
         if self._left > 0:
             self._left -= 1
@@ -145,6 +143,12 @@ class RequestLog:
         facts = {name: value for name, value in more.items() if value}
         known = _CONTROL.sub(" ", method)[:64]
         logger.info(known, extra={"outcome": str(outcome), "took_ms": round(took_s * 1_000, 2), **facts})
+
+
+def _call_span(exchange: ObservedExchange, meta: Object) -> tuple[CallSpan | None, Object]:
+    """The span of a call, if its request has one, and the call's `_meta` with the trace context."""
+    span = request_span()
+    return (None, meta) if span is None else span.call(exchange.session, meta)
 
 
 def _message_of(answer: bytes) -> str:

@@ -127,13 +127,14 @@ class Admission:
         `asked` has the lists that were requested for it: a name that they lack does not exist. Other lists are those
         that the conversation has received.
         """
-        restricted, row = self._policy.restricts(upstream.name), METHODS.get(call.method)
+        method = call.method
+        restricted, row = self._policy.restricts(upstream.name), METHODS.get(method)
         lists = _Lists(upstream, conversation, asked)
         if row is None:
             if restricted:
-                raise unknown_method(call.method)
+                raise unknown_method(method)
             return call.params
-        if call.method == "tools/call":
+        if method == "tools/call":
             name = text_of(call.params, "name")
             tools = lists.tools(name if "tools" in restricted else "")
             return tools if isinstance(tools, _Missing) else self._tool_call(upstream, tools, name, call)
@@ -144,7 +145,7 @@ class Admission:
             missing = self._completion(upstream.name, lists, call)
         elif row.kind not in restricted:
             pass
-        elif call.method == "subscriptions/listen":
+        elif method == "subscriptions/listen":
             return self._listen(upstream.name, call)
         elif row.kind == "tools":
             missing = self._tool(upstream.name, lists, call, text_of(call.params, row.named))
@@ -157,16 +158,17 @@ class Admission:
     def _tool_call(self, upstream: ConfiguredUpstream, tools: Tools, name: str, call: Call) -> Object | Steps:
         exchange = call.exchange
         assert exchange.live is not None
-        self._compare(upstream, tools)
-        session = exchange.live.session
-        decision = self._calls.decide(upstream.name, tools, exchange.context, session, name)
+        if not upstream.is_reviewed:
+            self._compare(upstream, tools)
+        session, context = exchange.live.session, exchange.context
+        decision = self._calls.decide(upstream.name, tools, context, session, name)
         if call.check_mirrored is not None and name in tools.mirrored:
             call.check_mirrored(tools.mirrored[name])
         tool = name[:MAX_LOGGED_NAME]
         exchange.calls_tool(tool, decision.slow_s)
         if self._audit.calls:
             exchange.audit(self._audit.call_watcher(session, f"{upstream.name}/{tool}"))
-        return self._calls.checked(decision, tools, with_context(session, exchange.context), name, call.params)
+        return self._calls.checked(decision, tools, with_context(session, context), name, call.params)
 
     def _tool(self, server: str, lists: _Lists, call: Call, name: str) -> _Missing | None:
         """Decide on a request that names a tool and does not call it."""
@@ -184,7 +186,7 @@ class Admission:
         Raises:
             UpstreamUnavailable: a pattern matches no tool, so it is unknown which tool it should protect.
         """
-        if upstream.is_reviewed or not self._refuses_unmatched:
+        if not self._refuses_unmatched:
             return
         where = f"mcpServers.{upstream.name}.tools"
         faults = tools.unmatched(lambda names: unmatched(where, upstream.settings.tools, names, "tool"))

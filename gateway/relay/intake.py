@@ -75,7 +75,7 @@ class Intake:
             exchange, request, meta_for_upstream(params, seen, who.correlation), who.correlation
         )
         events = self._events if request.era is Era.LEGACY else None
-        reply = CallReply(exchange, headers, events=events, cluster=self._cluster, held=held)
+        reply = CallReply(exchange, live, headers, events=events, cluster=self._cluster, held=held)
         call = Call(exchange, request.era, params, meta, who.correlation, request.check_mirrored)
         try:
             forwarded: Forwarded | None = request.forwarded
@@ -117,7 +117,7 @@ class Intake:
     def attach(self, exchange: Exchange, headers: Headers, request: Request, correlation: str) -> Answer:
         """The reply to a client that resumes a suspended call."""
         self._watching.begin_again(exchange, request, correlation)
-        return CallReply(exchange, headers, events=None, cluster=self._cluster)
+        return CallReply(exchange, live_session_of(exchange), headers, events=None, cluster=self._cluster)
 
 
 async def _may_repeat(endpoint: Endpoint, call: Call) -> bool:

@@ -5,7 +5,7 @@ import contextlib
 from collections.abc import AsyncIterator
 
 from gateway.calls.exchange import Exchange
-from gateway.calls.live_session import LiveSession, live_session_of
+from gateway.calls.live_session import LiveSession
 from gateway.calls.streams import STANDALONE, stream_of_call
 from gateway.cluster.ownership import Cluster
 from gateway.errors import OUTCOME_UNKNOWN
@@ -53,6 +53,7 @@ class CallReply:
     def __init__(
         self,
         exchange: Exchange,
+        live: LiveSession | None,
         headers: Headers,
         *,
         events: EventLog | None,
@@ -65,7 +66,7 @@ class CallReply:
         self._events = events
         self._stream = ""
         self._cluster = cluster
-        self._live = live = live_session_of(exchange)  # the call may move to a session within it
+        self._live = live  # the call may move to a session within it
         self._use = None if live is None else live.in_use(held=held)
         if live is not None:
             live.exchanges.add(exchange)

@@ -99,7 +99,7 @@ class Parts:
     # as intake
 
     def attach(self, exchange: Exchange, headers: Any, request: Request, correlation: str) -> Answer:
-        return CallReply(exchange, headers, events=None)
+        return CallReply(exchange, self.live, headers, events=None)
 
 
 class Forwarded:
