@@ -58,7 +58,7 @@ def alive(pid: int) -> bool:
 async def test_lines_come_in_order_before_the_exit(fork_server: ForkServer, family: Family, sink: Recorder) -> None:
     process = await fork_server.spawn(family.command("cat"), sink)
     sent = [b"line %d" % n for n in range(5_000)]
-    assert process.write(b"".join(line + b"\n" for line in sent))
+    assert process.stdin.write(b"".join(line + b"\n" for line in sent))
     assert await process.shutdown(grace_s=5) == 0
     assert sink.lines == sent
     assert (sink.codes, sink.lines_at_exit) == ([0], 5_000)
@@ -128,11 +128,11 @@ async def test_a_child_that_never_reads_shows_in_the_write_buffer_and_can_be_end
 ) -> None:
     process = await fork_server.spawn(family.command("sleep", "600"), sink)
     for _ in range(64):
-        assert process.write(b"x" * 65_535 + b"\n")
-    assert process.write_buffer_size > 3 << 20
+        assert process.stdin.write(b"x" * 65_535 + b"\n")
+    assert process.stdin.size > 3 << 20
     assert await process.shutdown(grace_s=0.05) == -signal.SIGTERM
-    assert process.write_buffer_size == 0
-    assert not process.write(b"late\n")
+    assert process.stdin.size == 0
+    assert not process.stdin.write(b"late\n")
 
 
 @requirement("proc.noise")
@@ -141,7 +141,7 @@ async def test_a_child_that_closes_its_stdin_refuses_lines_but_is_still_heard(
 ) -> None:
     process = await fork_server.spawn(family.command("sh", "-c", "exec <&-; echo closed; exec sleep 600"), sink)
     assert await until(lambda: sink.lines)
-    assert not process.write(b"anybody there?\n")
+    assert not process.stdin.write(b"anybody there?\n")
     assert process.returncode is None
     process.kill()
     assert await process.wait() == -signal.SIGKILL
@@ -254,7 +254,7 @@ async def test_a_hundred_starts_at_once(fork_server: ForkServer, family: Family)
     sinks = [Recorder() for _ in range(100)]
     processes = await asyncio.gather(*(fork_server.spawn(family.command("cat"), sink) for sink in sinks))
     for number, process in enumerate(processes):
-        assert process.write(b"%d\n" % number)
+        assert process.stdin.write(b"%d\n" % number)
     codes = await asyncio.gather(*(process.shutdown(grace_s=10) for process in processes))
     assert set(codes) == {0}
     assert [sink.lines for sink in sinks] == [[b"%d" % number] for number in range(100)]
@@ -278,7 +278,7 @@ async def test_closing_stdin_is_enough_for_a_polite_child(
     fork_server: ForkServer, family: Family, sink: Recorder
 ) -> None:
     process = await fork_server.spawn(family.python(ECHO), sink)
-    process.write(b"still in the pipe\n")
+    process.stdin.write(b"still in the pipe\n")
     assert await process.shutdown(grace_s=10) == 0
     assert (sink.lines, sink.codes) == ([b"still in the pipe"], [0])
 
@@ -459,7 +459,7 @@ async def test_when_the_fork_server_program_is_killed_children_work_on_and_new_o
     echo = await fork_server.spawn(family.python(ECHO), echo_sink)
     assert await until(lambda: sink.lines)
     os.kill(parent_of(parent_of(old.pid)), signal.SIGKILL)
-    echo.write(b"still here\n")
+    echo.stdin.write(b"still here\n")
     assert await until(lambda: echo_sink.lines == [b"still here"])
     # Not given time to notice: requests on their way to the dead program are made again to a new one.
     processes = await asyncio.gather(*(fork_server.spawn(family.command("cat"), Recorder()) for _ in range(10)))
@@ -477,7 +477,7 @@ async def test_signals_meant_for_the_gateway_do_not_end_reapers(
     for pid in (reaper, parent_of(reaper)):
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             os.kill(pid, number)
-    process.write(b"unimpressed\n")
+    process.stdin.write(b"unimpressed\n")
     assert await until(lambda: sink.lines == [b"unimpressed"])
     assert await process.shutdown(grace_s=10) == 0
     assert await (await fork_server.spawn(family.command("true"), Recorder())).wait() == 0

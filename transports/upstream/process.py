@@ -59,7 +59,7 @@ class Command:
 
 
 class Process:
-    """One running child. Made by `ForkServer.spawn`."""
+    """One running child. Made by `ForkServer.spawn`. `stdin` takes whole lines."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class Process:
         self._reports = Inbox(
             loop, control_fd, LineSplitter(self._report, _ignore, max_bytes=65_536).feed, self._reaper_lost
         )
-        self._stdin = Outbox(loop, stdin)
+        self.stdin = Outbox(loop, stdin)
         self._stdout = Inbox(loop, stdout, lines.feed, self._stdout_closed)
         self._stderr = Inbox(loop, stderr, self._tail.feed, self._tail.end)
         self._silence_timer: asyncio.TimerHandle | None = None
@@ -107,15 +107,6 @@ class Process:
         """Send an order to the reaper, if it still runs."""
         self._orders.write(data)
 
-    @property
-    def write_buffer_size(self) -> int:
-        """Bytes written that the child has not read yet."""
-        return self._stdin.size
-
-    def write(self, data: bytes) -> bool:
-        """Write whole lines to the child's stdin, without blocking; False when it is closed."""
-        return self._stdin.write(data)
-
     def stderr_tail(self) -> list[str]:
         """The last lines the child wrote to stderr."""
         return self._tail.text()
@@ -130,7 +121,7 @@ class Process:
 
         Takes at most `2 * grace_s` and 5 seconds. May be called again and concurrently; cancelled, it kills at once.
         """
-        self._stdin.finish()
+        self.stdin.finish()
         try:
             for order in (b"T", b"K"):
                 if await self._gone_within(grace_s):
@@ -192,7 +183,7 @@ class Process:
         self._done.set_result(None)
         if self._silence_timer is not None:
             self._silence_timer.cancel()
-        self._stdin.close()
+        self.stdin.close()
         self._stdout.drain()
         self._stderr.drain()
         self._orders.close()
@@ -206,7 +197,7 @@ class Process:
         """Give up the process, started or not. Closing the control socket ends everything."""
         if not self._done.done():
             self._done.set_result(None)
-            for end in (self._stdin, self._stdout, self._stderr, self._orders, self._reports):
+            for end in (self.stdin, self._stdout, self._stderr, self._orders, self._reports):
                 end.close()
 
 

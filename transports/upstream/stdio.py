@@ -126,9 +126,10 @@ class StdioLink:
         return ""
 
     def send(self, frame: bytes) -> None:
-        if self._process.write_buffer_size > MAX_UNREAD_BYTES:
+        stdin = self._process.stdin
+        if stdin.size > MAX_UNREAD_BYTES:
             raise LinkClosed(f"server {self._name!r} does not read its input")
-        if not self._process.write(frame + b"\n"):
+        if not stdin.write(frame + b"\n"):
             raise LinkClosed(f"server {self._name!r} has closed its input")
 
     async def close(self) -> None:
