@@ -13,7 +13,7 @@ from typing import Protocol
 import msgspec
 
 from gateway.calls.deadlines import Deadlines
-from gateway.calls.exchange_state import OVER, ExchangeEvent, ExchangeLife, ExchangeState
+from gateway.calls.exchange_state import ANSWER, ASKING, OVER, QUEUED, SEND, ExchangeEvent, ExchangeLife
 from gateway.calls.link_source import LinkSession
 from gateway.calls.observed import Observed
 from gateway.calls.readdressed import readdressed
@@ -151,7 +151,7 @@ class Exchange(ExchangeLife, Observed, WireUse):
     @property
     def is_suspended(self) -> bool:
         """Whether a modern client was asked something and has not come back: no request of the client waits."""
-        return self.state is ExchangeState.ASKING and self.suspended is not None
+        return self.state is ASKING and self.suspended is not None
 
     def _end(self, event: ExchangeEvent) -> bool:
         """End the exchange. False if it has ended before: the first end counts."""
@@ -217,7 +217,7 @@ class Exchange(ExchangeLife, Observed, WireUse):
 
     def sent_as(self, conversation: ExchangeConversation, number: int, request: tuple[Object, Object] | None) -> None:
         """The server has it, under that number. `request`: params and `_meta`, if it may have to be sent again."""
-        self.step(ExchangeEvent.SEND)
+        self.step(SEND)
         self.conversation = conversation
         self.number = number
         self.sent = request
@@ -225,7 +225,7 @@ class Exchange(ExchangeLife, Observed, WireUse):
 
     def queue_at(self, conversation: ExchangeConversation) -> None:
         """The conversation will send it, once its link is open."""
-        if self.state is not ExchangeState.QUEUED:
+        if self.state is not QUEUED:
             self.step(ExchangeEvent.REQUEUE)
         self.conversation = conversation
 
@@ -264,7 +264,7 @@ class Exchange(ExchangeLife, Observed, WireUse):
         if isinstance(message.error, msgspec.Raw):
             error = splice(message.error)
             code = error_code(message.error)
-            if not self._end(ExchangeEvent.ANSWER):
+            if not self._end(ANSWER):
                 return
             self.replies.push(Frame(encode_error(client_id, error), final=True, error_code=code))
             self._notify(Outcome.error(code), error)
@@ -272,7 +272,7 @@ class Exchange(ExchangeLife, Observed, WireUse):
             result = splice(message.result)
             if self.shape is not None or restarted is not None:
                 result = encode(self._shaped(msgspec.json.decode(result, type=Object), restarted))
-            if not self._end(ExchangeEvent.ANSWER):
+            if not self._end(ANSWER):
                 return
             self.replies.push(Frame(encode_result(client_id, result), final=True))
             if self.watchers:

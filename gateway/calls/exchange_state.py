@@ -6,7 +6,19 @@ from typing import Final
 
 from gateway.calls.state_table import step
 
-__all__ = ["EXCHANGE", "OVER", "TIMED_BY", "Clock", "ExchangeEvent", "ExchangeLife", "ExchangeState"]
+__all__ = [
+    "ANSWER",
+    "ASKING",
+    "EXCHANGE",
+    "OVER",
+    "QUEUED",
+    "SEND",
+    "TIMED_BY",
+    "Clock",
+    "ExchangeEvent",
+    "ExchangeLife",
+    "ExchangeState",
+]
 
 
 class ExchangeState(StrEnum):
@@ -68,6 +80,12 @@ EXCHANGE: Final[Mapping[ExchangeState, Mapping[ExchangeEvent, ExchangeState]]] =
     _S.CANCELLED: dict.fromkeys(_ENDS, _S.CANCELLED),
     _S.ABANDONED: dict.fromkeys(_ENDS, _S.ABANDONED),
 }
+
+# What nearly every exchange uses: to read a member of an enum takes ten times as long as to read a name.
+QUEUED: Final = ExchangeState.QUEUED
+ASKING: Final = ExchangeState.ASKING
+SEND: Final = ExchangeEvent.SEND
+ANSWER: Final = ExchangeEvent.ANSWER
 
 OVER: Final = frozenset({_S.ANSWERED, _S.FAILED, _S.CANCELLED, _S.ABANDONED})
 

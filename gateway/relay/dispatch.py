@@ -20,7 +20,7 @@ from gateway.relay.aggregation import empty_result
 from gateway.relay.subscriptions import relay_changes
 from gateway.sessions.child_sessions import ChildSessions
 from gateway.upstreams.upstream import ConfiguredUpstream
-from transports.era import Era
+from transports.era import LEGACY, MODERN
 from transports.jsonrpc import Object, encode
 from transports.turns import is_large, others_first
 
@@ -74,11 +74,11 @@ class Dispatch:
         conversation = await upstream.conversation_for(call)
         if self._admission.shapes(upstream, call.method):
             exchange.filter_result(self._list_filter(upstream, conversation, call.method))
-        if exchange.live is not None and server_era is Era.MODERN and call.era is Era.LEGACY:
+        if exchange.live is not None and server_era is MODERN and call.era is LEGACY:
             await self._send_to_modern(upstream, conversation, call)
             return
         params, meta = call.params, call.meta
-        if server_era is Era.LEGACY and call.era is Era.MODERN:
+        if server_era is LEGACY and call.era is MODERN:
             exchange.use_bridge(LegacyServerBridge(conversation))
             params, meta = legacy_params(params), legacy_meta(meta)
         if upstream.settings.shared:

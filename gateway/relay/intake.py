@@ -18,7 +18,7 @@ from gateway.protocol.params import meta_of
 from gateway.relay.endpoint import Endpoint
 from gateway.relay.replies import CallReply
 from session_store import EventLog, Session
-from transports.era import Era
+from transports.era import LEGACY
 from transports.inbound.bodies import SMALL_BODY_BYTES
 from transports.inbound.limits import Limited
 from transports.inbound_port import Answer, Request
@@ -74,7 +74,7 @@ class Intake:
         meta = self._watching.begin(
             exchange, request, meta_for_upstream(params, seen, who.correlation), who.correlation
         )
-        events = self._events if request.era is Era.LEGACY else None
+        events = self._events if request.era is LEGACY else None
         reply = CallReply(exchange, live, headers, events=events, cluster=self._cluster, held=held)
         call = Call(exchange, request.era, params, meta, who.correlation, request.check_mirrored)
         try:

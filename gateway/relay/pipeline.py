@@ -19,7 +19,7 @@ from gateway.relay.legacy import LegacyClients
 from gateway.relay.modern import ModernClients
 from gateway.relay.replies import ImmediateReply
 from session_store import StoreError, StoreFull
-from transports.era import Era
+from transports.era import MODERN
 from transports.inbound_port import Answer, EventSource, Refused, Request
 from transports.jsonrpc import encode
 
@@ -51,7 +51,7 @@ class Pipeline:
         who = None
         try:
             who = await self._who(request, correlation)
-            clients = self._modern if request.era is Era.MODERN else self._legacy
+            clients = self._modern if request.era is MODERN else self._legacy
             answer = await clients.call(request, who)
         except StoreError as error:
             refused = refusal(error)
@@ -77,7 +77,7 @@ class Pipeline:
 
     async def notify(self, request: Request) -> None:
         who = await self._who(request, self._correlation(request))
-        if request.era is Era.MODERN:
+        if request.era is MODERN:
             return  # MCP 2026-07-28 has no client notifications over HTTP: accepted, and without effect
         with store_errors_refused():
             await self._legacy.notify(request, who)

@@ -6,7 +6,7 @@ from typing import Any, Final
 from gateway.context.facts import SESSION_KEY
 from gateway.sessions.session_keys import KEY_META, session_key
 from session_store import ClientFacts, KeyRing, Purpose, Session, TokenCodec
-from transports.era import Era
+from transports.era import LEGACY
 from transports.inbound_port import Request
 
 __all__ = [
@@ -37,7 +37,7 @@ NEW: Final = "new"
 def explicit_token(request: Request) -> str | None:
     """The token of the first explicit carrier, or None. A modern client's `Mcp-Session-Id` is ignored: MCP 2026-07-28
     has no such header."""
-    if request.era is Era.LEGACY and (token := request.headers.get(LEGACY_HEADER)) is not None:
+    if request.era is LEGACY and (token := request.headers.get(LEGACY_HEADER)) is not None:
         return token
     if (token := request.headers.get(GATEWAY_HEADER)) is not None:
         return None if token == NEW else token
@@ -86,7 +86,7 @@ def client_facts(info: Any, protocol_version: str, initialize_params: bytes = b"
 
 def same_client(session: Session, request: Request, facts: ClientFacts) -> bool:
     """Whether a session belongs to a legacy client of that name at the endpoint of the request."""
-    return session.client.name == facts.name and session.endpoint == request.endpoint and session.era == Era.LEGACY
+    return session.client.name == facts.name and session.endpoint == request.endpoint and session.era == LEGACY
 
 
 class Carriers:
@@ -116,7 +116,7 @@ class Carriers:
         client with a session key gets no cookie: it may have other sessions, by other keys."""
         token = self.token(session).encode()
         headers = [(b"cache-control", b"no-store"), (GATEWAY_HEADER.encode(), token)]
-        if request.era is Era.LEGACY:
+        if request.era is LEGACY:
             headers.append((LEGACY_HEADER.encode(), token))
         if self.uses_cookies and not cookie_held and not self._has_key(request):
             name, extra = (SECURE_COOKIE, "; Secure") if request.secure else (COOKIE, "")

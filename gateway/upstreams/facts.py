@@ -8,7 +8,7 @@ import msgspec
 
 from gateway.protocol.handshake import discovery_of
 from gateway.protocol.listing import Tools
-from transports.era import Era
+from transports.era import LEGACY, MODERN, Era
 
 __all__ = ["KnownFacts", "ServerFacts", "era_of"]
 
@@ -51,12 +51,12 @@ def era_of(facts: ServerFacts | None, client: Era, *, accepts_handshake: bool | 
     if facts is None:
         return None
     if facts.discover is None:
-        return Era.LEGACY
-    if client is Era.MODERN:
-        return Era.MODERN
+        return LEGACY
+    if client is MODERN:
+        return MODERN
     if accepts_handshake is None:
         return None
-    return Era.LEGACY if accepts_handshake else Era.MODERN
+    return LEGACY if accepts_handshake else MODERN
 
 
 class KnownFacts:

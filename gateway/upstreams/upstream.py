@@ -20,7 +20,7 @@ from gateway.upstreams.probe import Probe
 from gateway.upstreams.session_resources import PrestartedProcess
 from gateway.upstreams.shared import SharedConversations
 from session_store import Session
-from transports.era import Era
+from transports.era import LEGACY, Era
 from transports.upstream_port import PrestartingUpstream, Upstream, UpstreamUnavailable
 
 __all__ = ["ConfiguredUpstream"]
@@ -152,7 +152,7 @@ class ConfiguredUpstream:
             raise UpstreamUnavailable("the session has ended")
         if self.settings.shared:
             return self._shared.of(era)
-        declaring = caller if era is Era.LEGACY else None
+        declaring = caller if era is LEGACY else None
         key = (self.name, era, declaring.capabilities if declaring is not None else b"")
         conversation = live.conversations.get(key)
         if conversation is None:

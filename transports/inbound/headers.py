@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Mapping
 
-from transports.era import HANDSHAKE_VERSIONS, MODERN_VERSIONS, Era
+from transports.era import HANDSHAKE_VERSIONS, LEGACY, MODERN, MODERN_VERSIONS, Era
 from transports.inbound.batch import BATCHES
 from transports.inbound.limits import MAX_LABEL_CHARS
 from transports.inbound.modern import VERSION_HEADER
@@ -15,7 +15,7 @@ __all__ = ["check_legacy", "check_post", "check_version", "era_of", "preflight"]
 
 def era_of(headers: Mapping[str, str]) -> Era:
     """The era that the version header names."""
-    return Era.MODERN if headers.get(VERSION_HEADER) in MODERN_VERSIONS else Era.LEGACY
+    return MODERN if headers.get(VERSION_HEADER) in MODERN_VERSIONS else LEGACY
 
 
 def check_post(headers: Mapping[str, str]) -> None:

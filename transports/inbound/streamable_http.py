@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from transports.era import Era
+from transports.era import LEGACY, MODERN, Era
 from transports.inbound.batch import BATCHES, Batches
 from transports.inbound.bodies import Bodies, HeldBody
 from transports.inbound.event_stream import follow, next_or_quiet, stream_answer
@@ -151,16 +151,16 @@ class StreamableHttp:
     async def _serve(self, scope: Scope, headers: Mapping[str, str], receive: Receive, send: Send) -> None:
         """Serve a request that is no POST."""
         match scope["method"]:
-            case "GET" if era_of(headers) is Era.LEGACY:
+            case "GET" if era_of(headers) is LEGACY:
                 await self._get(scope, headers, receive, send)
-            case "DELETE" if era_of(headers) is Era.LEGACY:
+            case "DELETE" if era_of(headers) is LEGACY:
                 check_version(headers)
-                await self._handler.end(self._request(scope, headers, Era.LEGACY))
+                await self._handler.end(self._request(scope, headers, LEGACY))
                 await send_status(send, 200)
             case "OPTIONS":
                 await send_status(send, 204, [(b"allow", b"POST, GET, DELETE, OPTIONS"), *preflight(headers)])
             case _:
-                modern = era_of(headers) is Era.MODERN
+                modern = era_of(headers) is MODERN
                 await send_status(send, 405, [(b"allow", b"POST" if modern else b"POST, GET, DELETE")])
 
     def _request(
@@ -174,7 +174,7 @@ class StreamableHttp:
     ) -> Request:
         if params:
             self._sizes.check(params, meta)
-        version = str(meta.get(VERSION_KEY, "")) if meta and era is Era.MODERN else ""
+        version = str(meta.get(VERSION_KEY, "")) if meta and era is MODERN else ""
         return Request(
             era=era,
             endpoint=self._endpoint,
@@ -225,12 +225,12 @@ class StreamableHttp:
         params = {} if message.method is msgspec.UNSET else message.params_object()
         meta = msgspec.json.decode(params["_meta"]) if "_meta" in params else None
         known = meta if isinstance(meta, dict) else {}
-        if names_version(meta) or era_of(headers) is Era.MODERN:
-            request = self._request(scope, headers, Era.MODERN, message, params, known)
+        if names_version(meta) or era_of(headers) is MODERN:
+            request = self._request(scope, headers, MODERN, message, params, known)
             await self._modern(request, scope["headers"], meta, receive, send)
         else:
             check_legacy(headers, message)
-            await self._legacy(self._request(scope, headers, Era.LEGACY, message, params, known), send)
+            await self._legacy(self._request(scope, headers, LEGACY, message, params, known), send)
 
     async def _modern(
         self, request: Request, raw_headers: list[tuple[bytes, bytes]], meta: Any, receive: Receive, send: Send
@@ -278,7 +278,7 @@ class StreamableHttp:
     async def _batch(self, scope: Scope, headers: Mapping[str, str], body: bytes, send: Send) -> None:
         if headers.get(VERSION_HEADER, BATCHES) != BATCHES:
             raise Refused(400, INVALID_REQUEST, "The body must be a single JSON-RPC message.")
-        answers = await self._batches.answer(body, self._request(scope, headers, Era.LEGACY))
+        answers = await self._batches.answer(body, self._request(scope, headers, LEGACY))
         if answers is None:
             await send_status(send, 202)
         else:
@@ -289,7 +289,7 @@ class StreamableHttp:
     async def _get(self, scope: Scope, headers: Mapping[str, str], receive: Receive, send: Send) -> None:
         if "text/event-stream" not in headers.get("accept", ""):
             raise Refused(406, INVALID_REQUEST, "Accept must name text/event-stream.")
-        request = self._request(scope, headers, Era.LEGACY)
+        request = self._request(scope, headers, LEGACY)
         if not request.same_site:
             raise Refused(403, INVALID_REQUEST, "Event streams are not served to pages of other sites.")
         check_version(headers)
