@@ -27,7 +27,6 @@ _WATCHED: Final = frozenset({b"host", b"transfer-encoding", b"content-length", b
 _HOST_BYTES: Final = 261
 """A name of 255 bytes and a port."""
 
-_PLAIN: Final = ([b"host", b"content-length"], [b"host"])
 _HOST: Final = re.compile(rb"[A-Za-z0-9._~!$&'()*+,;=%-]*(?::[0-9]*)?|\[[0-9A-Fa-f:.]+\](?::[0-9]*)?")
 """RFC 9110 §7.2 and RFC 3986 §3.2.2, without the address forms of the future."""
 
@@ -69,9 +68,11 @@ def plain_target(method: str, target: bytes, version: str, headers: HeaderList) 
     if method == "CONNECT":
         raise BadRequest(501, "This server is not a proxy and does not support CONNECT.")
     watched = [header for header in headers if header[0] in _WATCHED]
+    values = dict(watched)
+    host = values.get(b"host", b"")
     # Nearly all requests have one Host, and at most one length.
-    names = [name for name, _ in watched]
-    if names not in _PLAIN or len(watched[0][1]) > _HOST_BYTES or not _is_host(watched[0][1]):
+    is_usual = len(watched) == len(values) == 1 + (b"content-length" in values)
+    if not (is_usual and host and len(host) <= _HOST_BYTES and _is_host(host)):
         _check(watched, version)
     if target.startswith(b"/") and b"#" not in target:
         return target
