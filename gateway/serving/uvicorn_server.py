@@ -5,7 +5,7 @@ import contextlib
 import gc
 import logging
 import socket
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator
 from dataclasses import replace
 from math import ceil
 from typing import Any
@@ -100,6 +100,7 @@ def serve(settings: Settings) -> None:
         port=options.port,
         log_config=None,
         access_log=False,
+        interface="asgi3",
         lifespan="on",
         ws="none",
         http=_connections(gateway, settings),
@@ -131,16 +132,22 @@ def serve(settings: Settings) -> None:
 def _remembering(app: Any, refused: list[ConfigurationError]) -> Any:
     """Wraps the app. An error that stops its start is recorded, to be reported to the person who started it."""
 
-    async def remembering(scope: Any, receive: Any, send: Any) -> None:
+    async def lifespan(scope: Any, receive: Any, send: Any) -> None:
         async def telling(message: Any) -> None:
             # What failed is told in full, and once, by whoever started this.
             await send(message | {"message": ""} if message["type"] == "lifespan.startup.failed" else message)
 
         try:
-            await app(scope, receive, telling if scope["type"] == "lifespan" else send)
+            await app(scope, receive, telling)
         except ConfigurationError as error:
             refused.append(error)
             raise
+
+    def remembering(scope: Any, receive: Any, send: Any) -> Awaitable[None]:
+        # Not a coroutine itself, which each request would have around it.
+        serving = lifespan if scope["type"] == "lifespan" else app
+        awaited: Awaitable[None] = serving(scope, receive, send)
+        return awaited
 
     return remembering
 
