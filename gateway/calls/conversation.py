@@ -54,9 +54,10 @@ class Conversation(Peer):
     """The calls of clients over one link at a time, and what the server sends.
 
     `deadlines` are the upstream's; `unreturned`: see `Deadlines`. `users` are the sessions that have used a link of it.
+    `known_lists` are the lists received from the server; None if none was.
     """
 
-    __slots__ = ("__weakref__", "_background", "_lists", "_router", "_watch", "calls", "deadlines", "users")
+    __slots__ = ("__weakref__", "_background", "_router", "_watch", "calls", "deadlines", "known_lists", "users")
 
     def __init__(self, source: LinkSource, router: Router, deadlines: Deadlines, *, unreturned: bool = False) -> None:
         links = LinkLifecycle(source, self, start_s=deadlines.start_s, idle_stop_s=deadlines.idle_stop(unreturned))
@@ -65,21 +66,16 @@ class Conversation(Peer):
         self.deadlines = deadlines
         self.users = LinkUsers()
         self._router = router
-        self._lists: Lists | None = None
+        self.known_lists: Lists | None = None
         self._watch = CallWatch(self)
         self._background: Tasks | None = None
 
     @property
-    def known_lists(self) -> Lists | None:
-        """The lists received from the server; None if none was."""
-        return self._lists
-
-    @property
     def lists(self) -> Lists:
         """The pages of the server's lists that were received, to be extended."""
-        if self._lists is None:
-            self._lists = Lists()
-        return self._lists
+        if self.known_lists is None:
+            self.known_lists = Lists()
+        return self.known_lists
 
     @property
     def has_calls(self) -> bool:

@@ -52,7 +52,6 @@ class HttpConnection(HttpToolsProtocol):
         super().__init__(config, server_state, app_state, _loop)
         self._others = connections
         self._limits = connections.limits
-        self._most_headers = connections.limits.headers
         self._place = place
         self._running: RequestResponseCycle | None = None
         self._fault: Exception | None = None
@@ -127,14 +126,13 @@ class HttpConnection(HttpToolsProtocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._in_body:
             return  # a trailer: not merged into the headers (RFC 9110 §6.5.1), because it was not checked with them
-        headers = self.headers
-        if len(headers) >= self._most_headers:
-            self._fault = BadRequest(431, f"More than {self._most_headers} headers.", Limited.HEAD_SIZE)
+        if len(self.headers) >= self._limits.headers:
+            self._fault = BadRequest(431, f"More than {self._limits.headers} headers.", Limited.HEAD_SIZE)
             raise self._fault
         name = name.lower()
         if name == b"expect":
             self.expect_100_continue = value.lower() == b"100-continue"
-        headers.append((name, value))
+        self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         self._in_head = False
