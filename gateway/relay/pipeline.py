@@ -47,10 +47,9 @@ class Pipeline:
         self._rates = rates
 
     async def call(self, request: Request) -> Answer:
-        correlation = self._correlation(request)
         who = None
         try:
-            who = await self._who(request, correlation)
+            who = await self._who(request)
             clients = self._modern if request.era is MODERN else self._legacy
             answer = await clients.call(request, who)
         except StoreError as error:
@@ -67,16 +66,16 @@ class Pipeline:
         return answer
 
     async def admit(self, request: Request) -> str:
-        principal = (await self._who(request, self._correlation(request))).principal
+        principal = (await self._who(request)).principal
         named = encode([principal.issuer, principal.subject])
         return hashlib.sha256(named).hexdigest()
 
     async def negotiated(self, request: Request) -> str:
         with store_errors_refused():
-            return await self._legacy.negotiated(request, await self._who(request, self._correlation(request)))
+            return await self._legacy.negotiated(request, await self._who(request))
 
     async def notify(self, request: Request) -> None:
-        who = await self._who(request, self._correlation(request))
+        who = await self._who(request)
         if request.era is MODERN:
             return  # MCP 2026-07-28 has no client notifications over HTTP: accepted, and without effect
         with store_errors_refused():
@@ -84,28 +83,25 @@ class Pipeline:
 
     async def respond(self, request: Request) -> None:
         with store_errors_refused():
-            await self._legacy.respond(request, await self._who(request, self._correlation(request)))
+            await self._legacy.respond(request, await self._who(request))
 
     async def stream(self, request: Request, last_event_id: str | None) -> EventSource:
         with store_errors_refused():
-            who = await self._who(request, self._correlation(request))
+            who = await self._who(request)
             return await self._legacy.stream(request, who, last_event_id)
 
     async def end(self, request: Request) -> None:
         with store_errors_refused():
-            await self._legacy.end(request, await self._who(request, self._correlation(request)))
+            await self._legacy.end(request, await self._who(request))
 
-    def _correlation(self, request: Request) -> str:
-        """The request's correlation id. From now on log lines have the id and the address of the client."""
+    async def _who(self, request: Request) -> RequestContext:
+        """Authenticate a request, or take over the principal that another replica has authenticated. From now on log
+        lines have the correlation id of the request and the address of its client."""
         CLIENT.set(request.client)
         correlation = correlation_id(request.headers, request.meta)
         if self._watching.tracing is not None and request.message is not None and request.message.is_request:
             correlation = self._watching.tracing.arrived(request).correlation
         CORRELATION.set(correlation)
-        return correlation
-
-    async def _who(self, request: Request, correlation: str) -> RequestContext:
-        """Authenticate a request, or take over the principal that another replica has authenticated."""
         who = request.forwarded
         if who is None:
             try:

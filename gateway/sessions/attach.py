@@ -56,7 +56,12 @@ class SessionAttacher:
             live = await self._attach_again(session, granted)
         else:
             live.replace_record(session, is_read=True)
-        return await self._with_context(live, granted)
+        context = self._rules.renewed(live.session, granted)
+        if context == live.session.context:
+            # The record's own: what compares the two by identity later need not copy the record.
+            return Resolved(live=live, context=live.session.context)
+        await self._renew(live, context)
+        return Resolved(live=live, context=context)  # another request may have changed the session's meanwhile
 
     async def _attach_again(self, session: Session, granted: CredentialClaims | None) -> LiveSession:
         unowned = not session.owner
@@ -70,16 +75,13 @@ class SessionAttacher:
         await live.recover()
         return live
 
-    async def _with_context(self, live: LiveSession, granted: CredentialClaims | None) -> Resolved:
-        """Give the session the context that the credential and the rules say now. If the context has changed, the
-        session's servers are restarted: they were started with the old one."""
-        context = self._rules.renewed(live.session, granted)
-        if context != live.session.context:
-            renewed = await self._store.update(live.session.id, context=context)
-            # Set before the next await: no server may start with the old context.
-            live.replace_record(msgspec.structs.replace(live.session, context=context) if renewed is None else renewed)
-            await live.renew()
-        return Resolved(live=live, context=context)
+    async def _renew(self, live: LiveSession, context: Context) -> None:
+        """Give the session the context that the credential and the rules say now. The session's servers are restarted:
+        they were started with the old one."""
+        renewed = await self._store.update(live.session.id, context=context)
+        # Set before the next await: no server may start with the old context.
+        live.replace_record(msgspec.structs.replace(live.session, context=context) if renewed is None else renewed)
+        await live.renew()
 
     def attach_new(self, session: Session) -> Resolved:
         """A session that was opened on this replica a moment ago: there is nothing to recover."""
