@@ -86,9 +86,9 @@ async def stream_answer(
         else:
             if answer.is_doubtful:
                 frame = await answer.confirmed(frame)
-            await stream.write(encode_event(frame.data, await answer.record(frame)))
+            await stream.write(encode_event(frame.data, await answer.record(frame)), more=not frame.final)
             if frame.final:
-                break
+                return
         frame = await next_or_quiet(answer, closes_at)
         if monotonic() >= closes_at and not stream.gone:
             await stream.end()
