@@ -46,6 +46,7 @@ __all__ = ["Bridge", "Exchange", "ExchangeConversation", "ExchangeSession"]
 logger = logging.getLogger(__name__)
 
 _NOBODY = Context(trust="sandboxed")
+_objects = msgspec.json.Decoder(Object)
 
 
 class Bridge(Protocol):
@@ -271,7 +272,7 @@ class Exchange(ExchangeLife, Observed, WireUse):
         elif isinstance(message.result, msgspec.Raw):
             result = splice(message.result)
             if self.shape is not None or restarted is not None:
-                result = encode(self._shaped(msgspec.json.decode(result, type=Object), restarted))
+                result = encode(self._shaped(_objects.decode(result), restarted))
             if not self._end(ANSWER):
                 return
             self.replies.push(Frame(encode_result(client_id, result), final=True))

@@ -39,7 +39,7 @@ RESTARTED_KEY: Final = _OURS + "restarted"
 TRACE_KEY: Final = _OURS + "trace"
 
 # Correlation ids are no secrets, so a fast generator is enough.
-_random = random.Random().randbytes
+_random_bits = random.Random().getrandbits
 
 # W3C Trace Context §3.2.2: version 00, a trace id and a parent id that are not all zero.
 _TRACEPARENT = re.compile(r"00-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
@@ -55,7 +55,7 @@ def correlation_id(headers: Mapping[str, str], meta: Mapping[str, Any]) -> str:
 
 def new_correlation_id() -> str:
     """A random correlation id in the form of a trace id (W3C Trace Context)."""
-    return _random(16).hex()
+    return _random_bits(128).to_bytes(16).hex()
 
 
 def announced_workspace(meta: Mapping[str, Any], path: str) -> str:

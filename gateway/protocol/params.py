@@ -7,6 +7,8 @@ from transports.jsonrpc import INVALID_PARAMS, Object, decode_object
 
 __all__ = ["meta_of", "text_of"]
 
+_texts = msgspec.json.Decoder(str)
+
 
 def meta_of(params: Object) -> Object:
     """The entries of `_meta`; empty if the params have none."""
@@ -16,6 +18,6 @@ def meta_of(params: Object) -> Object:
 def text_of(params: Object, key: str) -> str:
     """The string under `key`. Raises `Refused`: -32602, it is missing or no string."""
     try:
-        return msgspec.json.decode(params.get(key, b"null"), type=str)
+        return _texts.decode(params.get(key, b"null"))
     except msgspec.MsgspecError:
         raise Refused(200, INVALID_PARAMS, f"params.{key} must be a string") from None

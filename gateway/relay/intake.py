@@ -23,7 +23,7 @@ from transports.inbound.bodies import SMALL_BODY_BYTES
 from transports.inbound.limits import Limited
 from transports.inbound_port import Answer, Request
 from transports.jsonrpc import Message, Object, RequestId
-from transports.turns import is_large
+from transports.turns import LARGE_BYTES, is_large
 from transports.upstream_port import LinkClosed, UpstreamUnavailable
 
 __all__ = ["Intake", "id_of", "message_of", "meta_for_upstream"]
@@ -85,7 +85,9 @@ class Intake:
                 return reply
             if forwarded is not None:
                 await forwarded.started()
-            if is_large(params) or not endpoint.relay_now(call):
+            # No value is larger than the body. 0: the wire does not say how large the body was.
+            may_be_large = request.body_bytes > LARGE_BYTES or not request.body_bytes
+            if (may_be_large and is_large(params)) or not endpoint.relay_now(call):
                 await endpoint.relay(call)
         except UpstreamUnavailable as error:
             exchange.fail(UPSTREAM_UNAVAILABLE, str(error))
@@ -143,5 +145,5 @@ def message_of(request: Request) -> Message:
 
 def id_of(message: Message) -> RequestId:
     """The id of a message that is a request."""
-    assert isinstance(message.id, int | str)
+    assert isinstance(message.id, (int, str))  # a union would be made for each call
     return message.id
