@@ -15,9 +15,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from gateway.config.context import DEFAULT_CONTEXT_ENV
 from gateway.config.load import variables
 from gateway.config.settings import GatewaySettings, Settings
-from gateway.config.upstreams import DEFAULT_CONTEXT_ENV
 from tests.support.credentials import sha256
 from tests.support.document_blocks import DOCUMENTS, Block, blocks
 from tests.support.gateway_process import DEMO, ROOT, running_gateway, server

@@ -188,7 +188,7 @@ def _operator(by: str) -> str:
 
 def _facts(event: AuditEvent) -> dict[str, Any]:
     """What the event says: fields without a value are left out."""
-    return {name: value for name in event.__slots__ if (value := getattr(event, name)) not in ("", 0.0)}
+    return {name: value for name in event.__slots__ if (value := getattr(event, name)) not in ("", 0.0, {})}
 
 
 def matches(session: Session, query: str) -> bool:

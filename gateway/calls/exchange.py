@@ -23,7 +23,7 @@ from gateway.calls.usage import Use
 from gateway.calls.wire_use import WireUse
 from gateway.context.facts import RESTARTED_KEY, with_meta
 from gateway.errors import CANCELLED as CANCELLED_CODE
-from gateway.identity.context_rules import CredentialClaims
+from gateway.identity.credential_claims import CredentialClaims
 from gateway.observability.observed import Failure
 from gateway.observability.outcome import INPUT_REQUIRED, TOOL_ERROR, Outcome
 from gateway.protocol.capabilities import Caller

@@ -88,6 +88,11 @@ class Observed:
         if span is not None:
             self.span = span
 
+    def note(self, name: str, value: str) -> None:
+        """Add an attribute to the span of the call, if there is one."""
+        if self.span is not None:
+            self.span.note(name, value)
+
     def take_span(self) -> CallSpan | None:
         """Remove and return the span of the call."""
         span = self.span

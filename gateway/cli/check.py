@@ -97,4 +97,4 @@ async def _compared(settings: Settings) -> tuple[list[str], list[str]]:
         f"server {name} did not answer, so its lists were not checked; run `mcp-session-gateway doctor`"
         for name in found.unasked
     ]
-    return found.unasked, warnings + (found.unchecked if policy.check_arguments else [])
+    return found.unasked, warnings + found.unbound + (found.unchecked if policy.check_arguments else [])

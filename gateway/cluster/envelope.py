@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from gateway.cluster.ownership import Route
-from gateway.identity.context_rules import CredentialClaims
+from gateway.identity.credential_claims import CredentialClaims
 from session_store import KeyRing, Purpose
 
 __all__ = ["GREETING", "Envelope", "Envelopes", "ForwardedRequest", "Headers", "Opened", "Refusal"]

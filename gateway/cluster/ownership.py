@@ -15,7 +15,7 @@ import msgspec
 from cachetools import TTLCache
 
 from gateway.errors import not_found_by_others
-from gateway.identity.context_rules import CredentialClaims
+from gateway.identity.credential_claims import CredentialClaims
 from session_store import Directory, Principal, Session, SessionStore, StoreUnavailable
 from transports.inbound_port import OwnedByPeer
 

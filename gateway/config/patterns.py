@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import re2
 
-__all__ = ["any_matches", "expression", "matches", "usable"]
+__all__ = ["any_matches", "expression", "matches", "usable", "whole"]
 
 _MEMORY: Final = 8 << 20
 """Of one expression at work; with less than it would like, RE2 is slower, and still linear."""
@@ -26,6 +26,16 @@ def expression(*words: str) -> Any:
     for word in words:
         _compiled(word, ignore_case=True)
     return _compiled("|".join(f"(?:{word})" for word in words), ignore_case=True)
+
+
+@functools.lru_cache(maxsize=_MOST)  # by what the configuration says
+def whole(word: str) -> Any:
+    """A regular expression for a whole text in UTF-8 (`fullmatch`).
+
+    Raises:
+        ValueError: the expression cannot be used.
+    """
+    return _compiled(word, ignore_case=False)
 
 
 def matches(pattern: str, name: str) -> bool:

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from gateway.config.model import Frozen, Pattern, Trust
+from gateway.config.model import Frozen, Pattern, Seconds, Trust
 
 __all__ = [
     "PolicySettings",
@@ -32,6 +32,13 @@ class RuleSettings(Frozen):
     read_only: bool = False
     """Whether the sessions are read-only: tools whose operation is `write` or `eval` do not exist for them. A rule for
     certain workspaces also makes sessions read-only whose workspace is only announced."""
+    env: dict[str, str] = Field(default={}, repr=False)
+    """Environment variables that the servers of the sessions get; `${secret:NAME}` as in a server's `env`. The first
+    rule that has a variable sets it. A server's own `env` wins."""
+    idle_ttl_s: Seconds | None = None
+    """As `session.idle_ttl_s`, for these sessions. The first rule that sets it decides, when the session opens."""
+    max_age_s: Seconds | None = None
+    """As `session.max_age_s`, for these sessions."""
 
 
 class WorkspaceSettings(Frozen):

@@ -5,6 +5,7 @@ A configuration is one JSON or TOML file: the `mcpServers` object people already
 """
 
 import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
@@ -13,6 +14,14 @@ from pydantic import Field, ValidationError, ValidationInfo, field_validator, mo
 
 from gateway.config.addresses import HostNames, ListenAddress, is_loopback
 from gateway.config.auth import API_KEY_ISSUER, AuthSettings, KeyDigestSettings
+from gateway.config.context import (
+    BOUND,
+    BUILT_IN,
+    ContextSettings,
+    EnvironmentValue,
+    environment_of,
+    is_usable_workspace,
+)
 from gateway.config.faults import ConfigurationError, Note
 from gateway.config.limits import LimitSettings
 from gateway.config.load import Origins, explained, gathered
@@ -88,6 +97,8 @@ class GatewaySettings(Frozen):
     """How callers authenticate, in addition to API keys."""
     policy: PolicySettings = PolicySettings()
     """What sessions may do, and what they are given."""
+    context: ContextSettings = ContextSettings()
+    """Fields of the context that you add, and how servers get them."""
     audit: AuditSettings = AuditSettings()
     """Where audit events are written, and whether tool calls are included."""
     session: SessionSettings = SessionSettings()
@@ -150,6 +161,30 @@ class GatewaySettings(Frozen):
         """Who vouches for principals: API keys are one of them."""
         return (*([API_KEY_ISSUER] if self.api_keys else ()), *self.auth.issuers)
 
+    @property
+    def shortest_ttl_s(self) -> float:
+        """The shortest time for which a session lives without use."""
+        times = [rule.idle_ttl_s for rule in self.policy.rules if rule.idle_ttl_s is not None]
+        return min([self.session.unconfirmed_ttl_s, self.session.idle_ttl_s, *times])
+
+    @property
+    def longest_age_s(self) -> float:
+        """The longest time that a session lives."""
+        times = [rule.max_age_s for rule in self.policy.rules if rule.max_age_s is not None]
+        return max([self.session.max_age_s, *times])
+
+    @model_validator(mode="after")
+    def _proxies_send_headers(self) -> Self:
+        for name, field in self.context.fields.items():
+            if field.header and not field.client_header and self.auth.proxies is None:
+                raise ValueError(
+                    f"context.fields.{name}: header counts only in requests from auth.proxies.networks, which is not "
+                    "set; if clients set the header themselves, set client_header"
+                )
+            if field.claim and not self.auth.jwt:
+                raise ValueError(f"context.fields.{name}: claim needs access tokens (auth.jwt)")
+        return self
+
     @model_validator(mode="after")
     def _secrets_have_one_owner(self) -> Self:
         issuers = self.issuers
@@ -176,12 +211,54 @@ class Settings(Frozen):
 
     @model_validator(mode="after")
     def _secrets_are_declared(self) -> Self:
-        for name, entry in self.mcpServers.items():
-            for value in (*entry.env.values(), *entry.headers.values()):
+        places = {f"mcpServers.{name}": {**entry.env, **entry.headers} for name, entry in self.mcpServers.items()}
+        rules = enumerate(self.gateway.policy.rules)
+        places |= {f"gateway.policy.rules[{number}].env": rule.env for number, rule in rules}
+        for where, values in places.items():
+            for value in values.values():
                 for secret in re.findall(r"\$\{secret:([^}]*)\}", value):
                     if secret not in self.gateway.secrets:
-                        raise ValueError(f"mcpServers.{name}: gateway.secrets has no entry {secret!r}")
+                        raise ValueError(f"{where}: gateway.secrets has no entry {secret!r}")
         return self
+
+    @model_validator(mode="after")
+    def _fields_are_declared(self) -> Self:
+        declared = self.gateway.context.fields
+        maps = {f"mcpServers.{name}.context_env": entry.context_env for name, entry in self.mcpServers.items()}
+        for where, variables in (maps | {"gateway.context.env": self.gateway.context.env}).items():
+            for variable, value in (variables or {}).items():
+                if value.field and value.field not in BUILT_IN and value.field not in declared:
+                    raise ValueError(_no_field(f"{where}.{variable}", value.field, (*BUILT_IN, *declared)))
+        for name, entry in self.mcpServers.items():
+            for pattern, tool in entry.tools.items():
+                for argument, field in tool.bind.items():
+                    if field not in BOUND and field not in declared:
+                        where = f"mcpServers.{name}.tools.{pattern}.bind.{argument}"
+                        raise ValueError(_no_field(where, field, (*BOUND, *declared)))
+        return self
+
+    @model_validator(mode="after")
+    def _workspaces_are_usable(self) -> Self:
+        if not self.workspaces_become_variables:
+            return self
+        pattern = self.gateway.context.workspace_pattern
+        for number, rule in enumerate(self.gateway.policy.rules):
+            if rule.workspace and not is_usable_workspace(rule.workspace, pattern):
+                raise ValueError(
+                    f"gateway.policy.rules[{number}].workspace: {rule.workspace!r} would become an environment "
+                    "variable of servers, and does not match gateway.context.workspace_pattern"
+                )
+        return self
+
+    def environment_of(self, entry: UpstreamSettings) -> Mapping[str, EnvironmentValue]:
+        """The fields of the context that the children of a server get, by variable."""
+        return environment_of(self.gateway.context.env, entry.context_env)
+
+    @property
+    def workspaces_become_variables(self) -> bool:
+        """Whether a server gets the workspace of its session in an environment variable."""
+        started = (entry for entry in self.mcpServers.values() if entry.command and not entry.shared)
+        return any(value.field == "workspace" for entry in started for value in self.environment_of(entry).values())
 
     @model_validator(mode="after")
     def _names(self) -> Self:
@@ -192,6 +269,10 @@ class Settings(Frozen):
                     "because it is a part of URLs and of tool names"
                 )
         return self
+
+
+def _no_field(where: str, field: str, known: Iterable[str]) -> str:
+    return f"{where}: there is no field {field!r}: give one of {', '.join(known)}, or add it to gateway.context.fields"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

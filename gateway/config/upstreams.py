@@ -6,31 +6,16 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from gateway.config.context import EnvironmentMap
 from gateway.config.model import Frozen, Pattern
 from gateway.config.patterns import expression
 
 __all__ = [
-    "DEFAULT_CONTEXT_ENV",
     "ItemSettings",
     "ResourceSettings",
     "ToolSettings",
     "UpstreamSettings",
 ]
-
-DEFAULT_CONTEXT_ENV = {
-    "MCP_SESSION_ID": "session_id",
-    "MCP_SESSION_WORKSPACE": "workspace",
-    "MCP_SESSION_TRUST": "trust",
-    "MCP_SESSION_PRINCIPAL": "principal",
-    "MCP_SESSION_AGENT": "agent",
-    "MCP_SESSION_PERMISSIONS": "permissions",
-    "MCP_SESSION_CORRELATION": "correlation_id",
-}
-
-ContextField = Literal[
-    "session_id", "workspace", "workspace_provenance", "trust", "principal", "agent", "permissions", "correlation_id"
-]
-BoundField = Literal["session_id", "workspace", "trust", "principal", "agent"]
 
 
 def _text(value: Any) -> Any:
@@ -63,8 +48,10 @@ class ToolSettings(Frozen):
     blocked: tuple[str, ...] = ()
     """Regular expressions (RE2) that no string in a call's arguments may match, in keys or values, ignoring case.
     Numbers, `true` and `false` are matched as written in JSON."""
-    bind: dict[str, BoundField] = Field(default={})
-    """Argument → the fact of the session that sets it if the client does not."""
+    bind: dict[str, str] = Field(default={})
+    """Argument → the field of the context that sets it if the client does not: `workspace`, `principal`, `agent`,
+    `trust`, `session_id` and others of every session, or a name in `gateway.context.fields`. Only tools that have the
+    argument in their input schema are affected."""
     slow_s: Annotated[float, Field(gt=0)] | None = None
     """Log a warning for a call that takes longer; overrides `policy.slow_s`."""
 
@@ -121,8 +108,9 @@ class UpstreamSettings(BaseModel):
     """One process for all sessions. Only for a server that separates sessions by the context in `_meta`."""
     handles: bool = False
     """Give clients tools to open further sessions of this server, if they need several at once."""
-    context_env: dict[str, ContextField] = DEFAULT_CONTEXT_ENV  # type: ignore[assignment]  # literal strings
-    """Environment variable → fact of the session that the child gets in it."""
+    context_env: EnvironmentMap | None = None
+    """Environment variable → field of the context that the child gets in it, as a name, or as an object with `field`,
+    `empty_for_anonymous` and `default`. If not set: the variables of `gateway.context.env`."""
     direct_only: bool = False
     """Visible only to sessions with direct trust."""
     permissions: tuple[str, ...] = ()

@@ -7,7 +7,7 @@ A JWT (RFC 7519) signed with EdDSA (RFC 8037), for one server (`aud`), valid for
 import base64
 import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import jwt
@@ -24,17 +24,28 @@ VALID_S: Final = 60
 _RENEW_AFTER_S: Final = 20
 _SKEW_S: Final = 5
 _MAX_CACHED: Final = 10_000
+_MAX_CACHED_BYTES: Final = 16 << 20
 
 
 class Assertions:
-    """Makes and verifies assertions. The first key of the ring signs, all keys verify. `issuer` is their `iss`."""
+    """Makes and verifies assertions. The first key of the ring signs, all keys verify. `issuer` is their `iss`.
+    `fields` returns further claims."""
 
-    def __init__(self, ring: KeyRing, *, issuer: str, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        ring: KeyRing,
+        *,
+        issuer: str,
+        clock: Callable[[], float] = time.time,
+        fields: Callable[[Session], Mapping[str, Any]] = lambda _: {},
+    ) -> None:
         seeds = [hashlib.sha256(key).digest() for key in ring.derive(Purpose.ASSERTION)]
         self._keys = {_name(key): key for key in map(Ed25519PrivateKey.from_private_bytes, seeds)}
         self._issuer = issuer
+        self._fields = fields
         self._clock = clock
         self._cached: dict[tuple[str, int, str], tuple[float, str]] = {}
+        self._cached_bytes = 0
 
     def of(self, session: Session, audience: str) -> str:
         """The assertion of that session for the server at that URL. It is renewed long before it expires."""
@@ -42,10 +53,12 @@ class Assertions:
         key = (session.id, session.version, audience)
         at, token = self._cached.get(key, (0.0, ""))
         if not token or now - at >= _RENEW_AFTER_S:
-            if len(self._cached) >= _MAX_CACHED:
-                self._cached.clear()
             token = self._sign(session, audience, int(now))
+            if len(self._cached) >= _MAX_CACHED or self._cached_bytes > _MAX_CACHED_BYTES:
+                self._cached.clear()
+                self._cached_bytes = 0
             self._cached[key] = (now, token)
+            self._cached_bytes += len(token)
         return token
 
     def _sign(self, session: Session, audience: str, now: int) -> str:
@@ -62,6 +75,7 @@ class Assertions:
             "trust": session.context.trust,
             "permissions": list(session.context.permissions),
             "agent": session.client.name,
+            **self._fields(session),
         }
         return jwt.encode(claims, key, algorithm="EdDSA", headers={"kid": name})
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.errors import bad_context
+from gateway.config.context import CORRELATION_ID
 from gateway.protocol.params import meta_of
 from session_store import Context, Principal, Session
 from session_store.session import redact
@@ -19,11 +19,9 @@ __all__ = [
     "RESTARTED_KEY",
     "SESSION_KEY",
     "TRACE_KEY",
-    "announced_workspace",
-    "child_environment",
+    "built_in",
     "context_meta",
     "correlation_id",
-    "fact_of",
     "facts_of",
     "new_correlation_id",
     "trace_meta",
@@ -58,37 +56,19 @@ def new_correlation_id() -> str:
     return _random_bits(128).to_bytes(16).hex()
 
 
-def announced_workspace(meta: Mapping[str, Any], path: str) -> str:
-    """The workspace that a client announces, at that key or dotted path of its `_meta`; empty if it announces none.
-
-    Raises:
-        Refused: it is not a string.
-    """
-    value: Any = meta.get(path)
-    if value is None:
-        value = meta
-        for part in path.split("."):
-            value = value.get(part) if isinstance(value, Mapping) else None
-    if value is None:
-        return ""
-    if not isinstance(value, str):
-        raise bad_context(f"{path} must be a string")
-    return value
-
-
 def with_context(session: Session, context: Context) -> Session:
     """The record of a session, with the context of one request instead of the context that was stored last."""
     return session if context is session.context else msgspec.structs.replace(session, context=context)
 
 
 def facts_of(session: Session, correlation: str) -> dict[str, str]:
-    """The facts about a session that upstreams receive, by the names that the configuration uses."""
-    return {name: fact(session) for name, fact in _FACTS.items()} | {"correlation_id": correlation}
+    """The facts that servers are told of every session, by the names that the configuration uses."""
+    return {name: fact(session) for name, fact in _FACTS.items()} | {CORRELATION_ID: correlation}
 
 
-def fact_of(session: Session, name: str) -> str:
-    """The fact with that name."""
-    return _FACTS[name](session)
+def built_in(session: Session, name: str) -> str:
+    """The fact with that name, of those that every session has."""
+    return (_FACTS.get(name) or _FURTHER[name])(session)
 
 
 _FACTS: Final[Mapping[str, Callable[[Session], str]]] = {
@@ -100,31 +80,24 @@ _FACTS: Final[Mapping[str, Callable[[Session], str]]] = {
     "agent": lambda session: session.client.name,
     "permissions": lambda session: " ".join(session.context.permissions),
 }
-
-
-def child_environment(session: Session, names: Mapping[str, str], correlation: str) -> dict[str, str]:
-    """The environment variables of a session's child process. A missing fact is an empty string.
-
-    `names` maps variables to facts. Characters that an environment cannot hold are removed: clients choose some values.
-    """
-    facts = facts_of(session, correlation)
-    return {
-        variable: facts[fact].replace("\0", "").encode("utf-8", "replace").decode() for variable, fact in names.items()
-    }
+_FURTHER: Final[Mapping[str, Callable[[Session], str]]] = {
+    "principal.issuer": lambda session: session.principal.issuer,
+    "principal.subject": lambda session: session.principal.subject,
+    "endpoint": lambda session: session.endpoint,
+}
+"""Facts that servers are told only where the configuration names them."""
 
 
 def context_meta(session: Session, correlation: str) -> msgspec.Raw:
     """The value of `CONTEXT_KEY` in the `_meta` of messages to servers."""
     # Only the end, the correlation id, differs between the messages of a session.
+    beginning = _context_beginning if len(session.context.workspace) <= _SHORT else _encoded_beginning
     return msgspec.Raw(
-        _context_beginning(session.id, session.principal, session.client.name, session.context)
-        + correlation.encode()
-        + b'"}'
+        beginning(session.id, session.principal, session.client.name, session.context) + correlation.encode() + b'"}'
     )
 
 
-@functools.lru_cache(maxsize=2_048)
-def _context_beginning(session_id: str, principal: Principal, agent: str, context: Context) -> bytes:
+def _encoded_beginning(session_id: str, principal: Principal, agent: str, context: Context) -> bytes:
     facts = {
         "session_id": session_id,
         "workspace": context.workspace,
@@ -135,6 +108,11 @@ def _context_beginning(session_id: str, principal: Principal, agent: str, contex
         "permissions": context.permissions,
     }
     return encode(facts)[:-1] + b',"correlation_id":"'
+
+
+_SHORT: Final = 256
+"""Characters of a workspace. Contexts with longer ones are not cached, because clients choose them."""
+_context_beginning = functools.lru_cache(maxsize=2_048)(_encoded_beginning)
 
 
 def trace_meta(session: Session, correlation: str) -> Object:

@@ -1,13 +1,12 @@
 """Makes the resources that a link gets of its session: environment variables, tool session, socket to the state."""
 
 import json
-import os
 import secrets
-import shutil
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+from gateway.context.session_folders import SessionFolders
 from gateway.context.state_api import StateAccess, by_connection, state_api
 from session_store import Session, SessionStore, StateStore
 from session_store.context import context_with, tool_session
@@ -17,9 +16,6 @@ from transports.inbound.limits import Limits, Refusals
 from transports.upstream_port import ConnectOptions, UpstreamUnavailable
 
 __all__ = ["LinkResourceProvider", "LinkResources"]
-
-_LONGEST_FOLDER = 80
-"""Characters of a folder. The path of a Unix socket has 107 bytes at most (Linux, unix(7))."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,13 +28,13 @@ class LinkResources:
 
 
 class LinkResourceProvider:
-    """Makes the resources of links. The sockets are in a folder that only the user of this process can enter."""
+    """Makes the resources of links. Sockets and folders are where only the user of this process can enter."""
 
     def __init__(self, sessions: SessionStore, state: StateStore, limits: Limits, refusals: Refusals) -> None:
+        self.folders = SessionFolders()
         self._sessions = sessions
         self._state = state
         self._server = AppServer(state_api(by_connection), limits, refusals)
-        self._folder = ""
 
     def for_object(self, session: Session) -> LinkResources:
         """The resources of a link to a server object in this process."""
@@ -53,45 +49,49 @@ class LinkResourceProvider:
     async def for_child(
         self,
         session: Session,
-        facts: Mapping[str, str],
+        facts: Mapping[str, Any],
         env: Mapping[str, str],
         launcher: Sequence[str] = (),
         named: Iterable[str] = (),
     ) -> LinkResources:
-        """The resources of a link to a child process, with a socket of its own to the session's state.
+        """The resources of a link to a child process, with a socket of its own to the session's state. The session's
+        folder is made if a variable or the launcher has its path.
 
         `launcher` is the command that starts the child. Its placeholders are filled in here: it gets the names of the
         variables of `env` and `named`, never their values.
 
         Raises:
-            UpstreamUnavailable: the socket cannot be made.
+            UpstreamUnavailable: the socket or the folder cannot be made.
         """
         secret = secrets.token_urlsafe(24)
         access = self.state_of(session, secret)
         try:
-            path = os.path.join(self._made_folder(), secrets.token_hex(8))
+            path = str(self.folders.sockets / secrets.token_hex(8))
+            folder = str(self.folders.path(session.id))
             close = await self._server.listen(path, {"access": access})
+            if folder in env.values() or any("{temp_dir}" in part for part in launcher):
+                close = self._with_folder(session.id, close)
         except OSError as error:
-            raise UpstreamUnavailable(f"no socket for the session's state: {error.strerror or error}") from error
+            raise UpstreamUnavailable(f"no socket or folder for the session: {error.strerror or error}") from error
         ours = {SOCKET_VARIABLE: path, ACCESS_VARIABLE: secret, FACTS_VARIABLE: json.dumps(dict(facts))}
         # Clients must not choose these values, because they become paths.
-        values = {"{socket}": path, "{session_id}": session.id}
+        values = {"{socket}": path, "{session_id}": session.id, "{temp_dir}": folder}
         starts = tuple(_filled(launcher, values, [*named, *env, *ours]))
         return LinkResources(given=ConnectOptions(env={**env, **ours}, launcher=starts), close=close)
 
-    def _made_folder(self) -> str:
-        if not self._folder:
-            folder = tempfile.gettempdir()
-            self._folder = tempfile.mkdtemp(
-                prefix="mcp-session-", dir=folder if len(folder) < _LONGEST_FOLDER else "/tmp"
-            )
-        return self._folder
+    def _with_folder(self, session_id: str, close: Callable[[], None]) -> Callable[[], None]:
+        """Make the session's folder. The result closes the link's resources and releases the folder."""
+        try:
+            self.folders.use(session_id)
+        except OSError:
+            close()
+            raise
 
-    def close(self) -> None:
-        """Remove the folder of the sockets."""
-        if self._folder:
-            shutil.rmtree(self._folder, ignore_errors=True)
-            self._folder = ""
+        def release() -> None:
+            close()
+            self.folders.release(session_id)
+
+        return release
 
 
 def _filled(launcher: Sequence[str], values: Mapping[str, str], variables: Iterable[str]) -> Iterator[str]:

@@ -64,6 +64,8 @@ async def _policy(gateway: Gateway, settings: Settings) -> AsyncIterator[Finding
             yield warning(
                 "policy", fault, "correct the schema in the server; until then nothing checks the tool's arguments"
             )
+    for fault in found.unbound:
+        yield warning("policy", fault, "name the argument as the tools' input schemas do, or remove it from bind")
     for fault in found.unchecked if policy.check_arguments else ():
         yield warning(
             "policy",

@@ -3,14 +3,16 @@
 import functools
 import ipaddress
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final
 
 import msgspec
 
 from gateway.config.auth import API_KEY_ISSUER, AuthSettings, ProxySettings
+from gateway.config.context import FieldSettings
 from gateway.errors import insufficient_scope, unauthenticated
 from gateway.identity.access_tokens import AccessTokens, InsufficientScope, InvalidToken
-from gateway.identity.context_rules import CredentialClaims, granted_by, granted_in_headers
+from gateway.identity.credential_claims import CredentialClaims, fields_in_headers, granted_by, granted_in_headers
 from gateway.identity.key_digests import KeyDigests
 from gateway.identity.subjects import named_in_header, unusable
 from session_store import ANONYMOUS, Principal
@@ -55,6 +57,7 @@ class Identity:
     """Authenticates requests with the configured credentials.
 
     `metadata_url` is the URL of the resource metadata (RFC 9728), which challenges name; empty if there is none.
+    `fields` are the free fields of the context, some of which come from claims and from headers of trusted proxies.
     """
 
     def __init__(
@@ -65,6 +68,7 @@ class Identity:
         auth: AuthSettings | None = None,
         tokens: AccessTokens | None = None,
         metadata_url: str = "",
+        fields: Mapping[str, FieldSettings] = MappingProxyType({}),
     ) -> None:
         self._keys = KeyDigests(
             (Authenticated(Principal(issuer=API_KEY_ISSUER, subject=name)), digest)
@@ -79,13 +83,18 @@ class Identity:
         self._metadata_url = metadata_url
         self.proxies = TrustedProxies(auth.proxies)
         self._has_proxies = auth.proxies is not None
+        self._claim_fields = {name: field.claim for name, field in fields.items() if field.claim}
+        self._header_fields = {
+            name: field.header.lower() for name, field in fields.items() if field.header and not field.client_header
+        }
+        self.known = self._known_with_fields if self._header_fields else self._known
 
     async def authenticate(self, headers: Mapping[str, str], peer: str = "") -> Authenticated:
         """The caller, after an access token was verified if there is one."""
         who = self.known(headers, peer)
-        return await self.verify(headers) if who is None else who
+        return await self.verify(headers, peer) if who is None else who
 
-    def known(self, headers: Mapping[str, str], peer: str = "") -> Authenticated | None:
+    def _known(self, headers: Mapping[str, str], peer: str = "") -> Authenticated | None:
         """The caller of a request with these headers (lower-case names), on a connection from the address `peer`. None
         if the request has an access token that has to be verified first (`verify`).
 
@@ -110,11 +119,30 @@ class Identity:
             return None if verified is None else self._token_holder(*verified)
         return self._by_key(credential)
 
-    async def verify(self, headers: Mapping[str, str]) -> Authenticated:
+    def _known_with_fields(self, headers: Mapping[str, str], peer: str = "") -> Authenticated | None:
+        """As `_known`, where headers of proxies set fields of the context."""
+        who = self._known(headers, peer)
+        return None if who is None else self._with_fields(who, headers, peer)
+
+    def _with_fields(self, who: Authenticated, headers: Mapping[str, str], peer: str) -> Authenticated:
+        """The caller, with the fields that a trusted proxy sets."""
+        if not self._header_fields or peer not in self.proxies:
+            return who
+        try:
+            fields = fields_in_headers(headers, self._header_fields)
+        except ValueError:
+            raise self._refused("A header in which the proxy sends a field of the context is not UTF-8.") from None
+        if not fields:
+            return who
+        granted = who.granted or CredentialClaims()
+        return Authenticated(who.principal, msgspec.structs.replace(granted, fields=(*granted.fields, *fields)))
+
+    async def verify(self, headers: Mapping[str, str], peer: str = "") -> Authenticated:
         """The holder of the access token in these headers. Raises as `known`."""
         assert self._tokens is not None
         try:
-            return self._token_holder(*await self._tokens.verify(_credential(headers["authorization"])[1]))
+            holder = self._token_holder(*await self._tokens.verify(_credential(headers["authorization"])[1]))
+            return self._with_fields(holder, headers, peer)
         except InsufficientScope as error:
             challenge = self._challenge("insufficient_scope", error.needed)
             raise insufficient_scope(f"The access token lacks a required scope: {error}.", challenge) from None
@@ -122,7 +150,7 @@ class Identity:
             raise self._refused(f"The access token is not valid: {error}.", error="invalid_token") from None
 
     def _token_holder(self, principal: Principal, claims: Mapping[str, Any]) -> Authenticated:
-        return Authenticated(principal, granted_by(claims, self._claims[principal.issuer]))
+        return Authenticated(principal, granted_by(claims, self._claims[principal.issuer], self._claim_fields))
 
     def _by_key(self, key: str) -> Authenticated:
         holder = self._keys.holder(key)

@@ -6,94 +6,31 @@ anything, and a rule that takes trust away takes it from all announced workspace
 """
 
 import functools
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Final
 
 import msgspec
 
-from gateway.config.auth import ClaimNames, ProxySettings
+from gateway.config.context import FieldSettings
 from gateway.config.patterns import any_matches
 from gateway.config.policy import RuleSettings
 from gateway.errors import bad_context
-from gateway.identity.subjects import named_in_header
-from session_store import Context, InvalidContext, Principal, Provenance, Session, Source
+from gateway.identity.credential_claims import SANDBOXED, CredentialClaims
+from session_store import Context, ContextField, InvalidContext, Principal, Provenance, Session, Source
 
 __all__ = [
     "ContextRules",
-    "CredentialClaims",
     "Derived",
     "Reason",
-    "granted_by",
-    "granted_in_headers",
+    "announced_fields_of",
     "is_catch_all",
     "is_for_all",
-    "normal_trust",
 ]
 
-SANDBOXED: Final = "sandboxed"
 AUTHENTICATED: Final[Source] = "authenticated"
-_TRUST: Final = frozenset({"direct", SANDBOXED})
-
-
-class CredentialClaims(msgspec.Struct, frozen=True, cache_hash=True):
-    """The trust, workspace and permissions in a credential.
-
-    `trust` is None if the operator has named no claim or header for it, `workspace` if the credential has none.
-    `names_workspace`: the operator has named a claim or header for the workspace, so that an announced one is ignored.
-    """
-
-    trust: str | None = None
-    workspace: str | None = None
-    permissions: tuple[str, ...] = ()
-    names_workspace: bool = False
-
-
-def normal_trust(value: object) -> str:
-    """A trust level, in whatever case it is written. Unknown levels are `sandboxed`."""
-    level = str(value).strip().lower()
-    return level if level in _TRUST else SANDBOXED
-
-
-def granted_by(claims: Mapping[str, Any], names: ClaimNames) -> CredentialClaims:
-    """The values of the claims that the operator has named. A missing claim grants nothing."""
-    trust, workspace, permissions = (_at(claims, path) for path in (names.trust, names.workspace, names.permissions))
-    if isinstance(permissions, str):
-        permissions = permissions.split()
-    listed = permissions if isinstance(permissions, list | tuple) else ()
-    return CredentialClaims(
-        trust=normal_trust(trust) if names.trust else None,
-        workspace=workspace if isinstance(workspace, str) and workspace else None,
-        permissions=tuple(sorted({name for name in listed if isinstance(name, str)})),
-        names_workspace=bool(names.workspace),
-    )
-
-
-def granted_in_headers(headers: Mapping[str, str], names: ProxySettings) -> CredentialClaims:
-    """As `granted_by`, from the headers of a trusted proxy.
-
-    Raises:
-        ValueError: a header is not UTF-8.
-    """
-    permissions = headers.get(names.permissions_header.lower(), "") if names.permissions_header else ""
-    workspace = headers.get(names.workspace_header.lower(), "") if names.workspace_header else ""
-    return CredentialClaims(
-        trust=normal_trust(headers.get(names.trust_header.lower())) if names.trust_header else None,
-        workspace=named_in_header(workspace) or None,
-        permissions=tuple(sorted(set(permissions.replace(",", " ").split()))),
-        names_workspace=bool(names.workspace_header),
-    )
-
-
-def _at(claims: Mapping[str, Any], path: str) -> Any:
-    """The claim with that name, or at that dotted path in nested objects; None if it is missing."""
-    if not path:
-        return None
-    if path in claims:
-        return claims[path]
-    value: Any = claims
-    for part in path.split("."):
-        value = value.get(part) if isinstance(value, Mapping) else None
-    return value
+CONFIGURED: Final[Source] = "configured"
+ANNOUNCED: Final[Source] = "announced"
 
 
 Rules = Sequence[tuple[str, RuleSettings]]
@@ -101,6 +38,9 @@ Rules = Sequence[tuple[str, RuleSettings]]
 
 _CACHED: Final = 1_024
 """How many contexts are cached. Clients choose workspaces, so the cache has to be small."""
+
+_SHOWN_CHARS: Final = 64
+"""Characters of a workspace in an error."""
 
 _NOTHING: Final = CredentialClaims()
 
@@ -124,7 +64,8 @@ class ContextRules:
     permissions of all matching rules add up, and one rule is enough to make a session read-only.
 
     `trust_announced`: the operator has configured that an announced workspace counts like any other. `read_only` are
-    the trust levels whose sessions are read-only.
+    the trust levels whose sessions are read-only. `fields` are the free fields of the context. `is_usable` decides
+    whether a workspace may be used at all.
     """
 
     def __init__(
@@ -134,33 +75,46 @@ class ContextRules:
         *,
         trust_announced: bool = False,
         read_only: Collection[str] = (),
+        fields: Mapping[str, FieldSettings] = MappingProxyType({}),
+        is_usable: Callable[[str], bool] = lambda _: True,
     ) -> None:
         self._rules = [(f"gateway.policy.rules[{number}]", rule) for number, rule in enumerate(rules)]
         self._default_trust = default_trust
         self._trust_announced = trust_announced
         self._read_only = read_only
+        self._fields = fields
+        self._is_usable = is_usable
         # The result is the same for every request of a session. Refusals are not cached.
         self.context = functools.lru_cache(maxsize=_CACHED)(self._context)
 
-    def _context(self, principal: Principal, granted: CredentialClaims | None, announced: str) -> Context:
-        """The context of a session.
+    def _context(
+        self,
+        principal: Principal,
+        granted: CredentialClaims | None,
+        announced: str,
+        announced_fields: tuple[tuple[str, str], ...] = (),
+    ) -> Context:
+        """The context of a session, for which its client announces a workspace and the values of fields.
 
         Raises:
-            Refused: the workspace cannot be used.
+            Refused: the workspace or a field cannot be used.
         """
-        return self.derive(principal, granted, announced).context
+        return self.derive(principal, granted, announced, announced_fields).context
 
-    def derive(self, principal: Principal, granted: CredentialClaims | None, announced: str) -> Derived:
+    def derive(
+        self,
+        principal: Principal,
+        granted: CredentialClaims | None,
+        announced: str,
+        announced_fields: tuple[tuple[str, str], ...] = (),
+    ) -> Derived:
         """As `context`, with reasons."""
         granted = granted or _NOTHING
-        matching = [(name, rule) for name, rule in self._rules if _matches(str(principal), rule.principals)]
+        matching = self._matching(principal)
         workspace, source, why = _workspace(granted, matching, announced)
-        counts = self._trust_announced or source != "announced"
-        applied = [
-            (name, rule)
-            for name, rule in matching
-            if is_for_all(rule) or (counts and _matches(workspace, rule.workspaces))
-        ]
+        if workspace and not self._is_usable(workspace):
+            raise bad_context(f"workspace {_cut(workspace)!r} does not match gateway.context.workspace_pattern")
+        counts, applied = self._counts(source), self._applied(matching, workspace, source)
         reasons = [Reason("workspace", why)]
         trust, trust_source = self._trust(granted, matching, applied, source, reasons)
         permissions, permissions_source = _permissions(granted, applied, source, reasons)
@@ -168,10 +122,14 @@ class ContextRules:
         for name, rule in matching:
             if not counts and not is_for_all(rule):
                 reasons.append(Reason("rules", f"{name} grants nothing: the workspace is only announced"))
-        sources = Provenance(workspace=source, trust=trust_source, permissions=permissions_source)
         try:
             context = Context(
-                workspace=workspace, trust=trust, permissions=permissions, read_only=read_only, provenance=sources
+                workspace=workspace,
+                trust=trust,
+                permissions=permissions,
+                read_only=read_only,
+                fields=tuple(self._values(dict(granted.fields), dict(announced_fields), reasons)),
+                provenance=Provenance(workspace=source, trust=trust_source, permissions=permissions_source),
             )
         except InvalidContext as error:
             raise bad_context(str(error)) from None
@@ -181,7 +139,59 @@ class ContextRules:
         """The context of a session for a request, from the request's credential and the present rules."""
         known = session.context
         announced = known.workspace if known.provenance.workspace == "announced" else ""
-        return self.context(session.principal, granted, announced)
+        if not known.fields:
+            return self.context(session.principal, granted, announced)
+        return self.context(session.principal, granted, announced, announced_fields_of(known))
+
+    def environment(self, principal: Principal, context: Context) -> dict[str, str]:
+        """The environment variables that the rules give the servers of a session. The first rule decides each."""
+        variables: dict[str, str] = {}
+        for _, rule in self._applied_to(principal, context):
+            variables = {**rule.env, **variables}
+        return variables
+
+    def lifetimes(self, principal: Principal, context: Context) -> tuple[float | None, float | None]:
+        """The `idle_ttl_s` and `max_age_s` that the rules give a session. None: no rule sets it."""
+        rules = [rule for _, rule in self._applied_to(principal, context)]
+        idle = next((rule.idle_ttl_s for rule in rules if rule.idle_ttl_s is not None), None)
+        return idle, next((rule.max_age_s for rule in rules if rule.max_age_s is not None), None)
+
+    def _matching(self, principal: Principal) -> Rules:
+        return [(name, rule) for name, rule in self._rules if _matches(str(principal), rule.principals)]
+
+    def _counts(self, workspace: Source) -> bool:
+        """Whether rules for certain workspaces may grant something to a workspace of that source."""
+        return self._trust_announced or workspace != "announced"
+
+    def _applied(self, matching: Rules, workspace: str, source: Source) -> Rules:
+        """Those of the rules that apply to a workspace."""
+        counts = self._counts(source)
+        return [
+            (name, rule)
+            for name, rule in matching
+            if is_for_all(rule) or (counts and _matches(workspace, rule.workspaces))
+        ]
+
+    def _applied_to(self, principal: Principal, context: Context) -> Rules:
+        return self._applied(self._matching(principal), context.workspace, context.provenance.workspace)
+
+    def _values(
+        self, vouched: Mapping[str, str], announced: Mapping[str, str], reasons: list[Reason]
+    ) -> Iterator[ContextField]:
+        """The values of the free fields, except those in the metadata, which changes while the session lives."""
+        for name, field in self._fields.items():
+            value, source, why = field.value, CONFIGURED, f"gateway.context.fields.{name}.value"
+            if field.is_announced:
+                if announced.get(name):
+                    value, source, why = announced[name], ANNOUNCED, "the client announces it"
+            elif vouched.get(name):
+                value, source = vouched[name], AUTHENTICATED
+                why = f"the claim {field.claim}" if field.claim else f"the header {field.header} of the proxy"
+            if len(value) > field.max_chars:
+                raise bad_context(f"context field {name} is longer than {field.max_chars} characters")
+            if value and not field.metadata:
+                reasons.append(Reason(f"fields.{name}", why))
+                yield ContextField(name, value, source)
 
     def _trust(
         self, granted: CredentialClaims, matching: Rules, applied: Rules, workspace: Source, reasons: list[Reason]
@@ -190,7 +200,7 @@ class ContextRules:
         if granted.trust is not None:
             reasons.append(Reason("trust", "the credential sets it, or lacks the claim or header that is named for it"))
             return granted.trust, AUTHENTICATED
-        counts = self._trust_announced or workspace != "announced"
+        counts = self._counts(workspace)
         for name, rule in matching:
             # A rule that takes trust from certain workspaces takes it from all announced ones, so that no client
             # escapes it with another name.
@@ -242,6 +252,15 @@ def _workspace(granted: CredentialClaims, matching: Rules, announced: str) -> tu
     if granted.names_workspace:
         return "", AUTHENTICATED, "the credential lacks the claim or header that is named for it"
     return announced, "announced", "the client announces it" if announced else "nothing sets it"
+
+
+def announced_fields_of(context: Context) -> tuple[tuple[str, str], ...]:
+    """The fields that the client has announced, with their values."""
+    return tuple((field.name, field.value) for field in context.fields if field.source == ANNOUNCED)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}…"
 
 
 def is_for_all(rule: RuleSettings) -> bool:

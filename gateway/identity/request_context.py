@@ -6,7 +6,7 @@ previous one.
 
 import msgspec
 
-from gateway.identity.context_rules import CredentialClaims
+from gateway.identity.credential_claims import CredentialClaims
 from session_store import Principal
 
 __all__ = ["RequestContext"]

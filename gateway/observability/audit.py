@@ -8,7 +8,7 @@ import contextlib
 import logging
 import sys
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from time import monotonic
 from typing import Final, Literal
@@ -42,13 +42,23 @@ _TITLES: Final = {
 
 
 class Audit:
-    """Records audit events. They are buffered until the next `flush`, so a forged token costs the store nothing."""
+    """Records audit events. They are buffered until the next `flush`, so a forged token costs the store nothing.
 
-    def __init__(self, trail: AuditTrail, clock: Callable[[], float], settings: AuditSettings | None = None) -> None:
+    `fields` returns the fields of a session's context that events have.
+    """
+
+    def __init__(
+        self,
+        trail: AuditTrail,
+        clock: Callable[[], float],
+        settings: AuditSettings | None = None,
+        fields: Callable[[Session], Mapping[str, str]] = lambda _: {},
+    ) -> None:
         self.counts: Counter[str] = Counter()  # events since the process began, by name
         self.lost = 0
         self._trail = trail
         self._clock = clock
+        self._fields = fields
         settings = settings or AuditSettings()
         self.calls = settings.calls
         self._to_store = "store" in settings.to
@@ -85,6 +95,7 @@ class Audit:
             correlation=CORRELATION.get(),
             tool=tool,
             client=CLIENT.get() if event == "refused" else "",
+            context={} if record is None else self._fields(record),
         )
         self.counts[event] += 1
         if event == "refused":
@@ -117,6 +128,7 @@ class Audit:
                     tool=tool,
                     outcome=str(outcome),
                     took_s=round(monotonic() - began, 6),
+                    context=self._fields(session),
                 )
             )
 

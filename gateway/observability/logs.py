@@ -24,6 +24,7 @@ CLIENT: Final[ContextVar[str]] = ContextVar("client", default="")
 _KEPT = (
     *("session", "era", "reason", "principal", "client", "server", "tool", "outcome", "took_s", "took_ms"),
     *("pid", "workspace", "trust", "calls", "lasted_s", "in_flight", "correlations"),
+    "context",  # fields of the session's context
     "correlation",  # of a call that ends, which need not be in the task that its request came with
 )
 
@@ -47,6 +48,7 @@ def configure_logging(level: str, form: str = "auto") -> None:
     shared: list[structlog.typing.Processor] = [
         _correlated,
         structlog.stdlib.ExtraAdder(allow=_KEPT),
+        _flat,
         _without_empty,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
@@ -80,6 +82,12 @@ def _visible(_: object, __: str, event: structlog.typing.EventDict) -> structlog
         else value
         for name, value in event.items()
     }
+
+
+def _flat(_: object, __: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+    """Each field of the context under a name of its own."""
+    fields = event.pop("context", None)
+    return {**event, **{f"context.{name}": value for name, value in fields.items()}} if fields else event
 
 
 def _correlated(_: object, __: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:

@@ -3,7 +3,7 @@
 import contextlib
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from time import monotonic, time
 from typing import Any, Final
 
@@ -36,10 +36,18 @@ class _ErrorText(msgspec.Struct):
 
 
 class RequestLog:
-    """Records the outcome of each request."""
+    """Records the outcome of each request. `fields` returns the fields of a session's context that lines have."""
 
-    def __init__(self, metrics: Metrics, *, lines_per_s: int, tracing: Tracing | None = None) -> None:
+    def __init__(
+        self,
+        metrics: Metrics,
+        *,
+        lines_per_s: int,
+        tracing: Tracing | None = None,
+        fields: Callable[[Session], Mapping[str, str]] = lambda _: {},
+    ) -> None:
         self.metrics = metrics
+        self._fields = fields
         self.tracing = tracing
         self._lines_per_s = lines_per_s
         self._left = lines_per_s
@@ -97,6 +105,7 @@ class RequestLog:
             principal="" if session is None else str(session.principal),
             correlation=exchange.correlation,
             reason=why,
+            context={} if session is None else self._fields(session),
         )
 
     @contextlib.contextmanager
@@ -139,7 +148,7 @@ class RequestLog:
         self._left, self._left_out = self._lines_per_s, 0
 
     @staticmethod
-    def _line(method: str, outcome: Outcome, took_s: float, **more: str) -> None:
+    def _line(method: str, outcome: Outcome, took_s: float, **more: str | Mapping[str, str]) -> None:
         facts = {name: value for name, value in more.items() if value}
         known = _CONTROL.sub(" ", method)[:64]
         logger.info(known, extra={"outcome": str(outcome), "took_ms": round(took_s * 1_000, 2), **facts})

@@ -92,6 +92,10 @@ class CallSpan:
         _end(self._span, outcome)
         self._request.ended(outcome)
 
+    def note(self, name: str, value: str) -> None:
+        """Add an attribute."""
+        self._span.set_attribute(name, value)
+
     def dropped(self) -> None:
         """It was not made."""
         self._span.end()

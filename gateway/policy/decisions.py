@@ -45,12 +45,15 @@ class ServerPolicy(msgspec.Struct, frozen=True, kw_only=True):
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
     """The decision on one tool for one context.
 
-    `reason` says why the tool is not allowed. `operation` is `read`, `write` or `eval`, and `operation_from` says where
-    it is set. `blocked` are expressions that the arguments may not contain. `bind` has pairs of an argument and the
-    field of the session that it is filled with.
+    `server` and `tool` name the tool; `tool` is empty for one that the server does not list. `reason` says why the tool
+    is not allowed. `operation` is `read`, `write` or `eval`, and `operation_from` says where it is set. `blocked` are
+    expressions that the arguments may not contain. `bind` has pairs of an argument and the field of the session that
+    it is filled with.
     """
 
     allowed: bool
+    server: str = ""
+    tool: str = ""
     reason: str = ""
     operation: str = ""
     operation_from: str = ""
@@ -162,6 +165,8 @@ class Policy:
             reason = self._outside(context, "tools", (f"{server}__{tool}",))
         return Decision(
             allowed=not reason,
+            server=server,
+            tool=tool,
             reason=reason,
             operation=operation,
             operation_from=source,

@@ -2,25 +2,26 @@
 
 import contextlib
 import logging
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Any, Final
 
 import msgspec
 from cachetools import LRUCache
 
 from gateway.config.policy import PolicySettings
-from gateway.context.facts import fact_of
+from gateway.context.session_facts import SessionFacts
 from gateway.errors import invalid_arguments, unknown_tool, unusable_tool
 from gateway.observability.audit import Audit
 from gateway.policy.blocked_arguments import TooMuchText, contains
 from gateway.policy.decisions import Decision, Policy
-from gateway.protocol.listing import Tools, operation_of
+from gateway.protocol.listing import Tools, arguments_of, operation_of
 from gateway.protocol.schemas import HELD_BYTES, Schema, Schemas, UnusableSchema
 from session_store import Context, Session
+from session_store.metadata import scrubbed
 from session_store.session import redact
 from transports.jsonrpc import Object, encode
 
-__all__ = ["MAX_LOGGED_NAME", "Steps", "ToolCalls"]
+__all__ = ["MAX_LOGGED_NAME", "Note", "Steps", "ToolCalls"]
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +29,15 @@ MAX_LOGGED_NAME: Final = 128
 """How many characters of a tool's name stand in logs."""
 _MOST_WARNED: Final = 10_000
 
+_MAX_SHOWN: Final = 64
+"""Characters of an argument in a log line."""
+_MAX_SCRUBBED: Final = 4_096
+"""Characters of an argument that are searched for credentials before it is cut."""
+
 Steps = Generator[None, None, Object]
+
+Note = Callable[[str, str], None]
+"""Adds an attribute to the span of a call."""
 
 _UNLISTED: Final = Decision(allowed=False, reason="the server does not list it")
 
@@ -36,10 +45,13 @@ _UNLISTED: Final = Decision(allowed=False, reason="the server does not list it")
 class ToolCalls:
     """Applies the policy to the tools of servers."""
 
-    def __init__(self, policy: Policy, audit: Audit, schemas: Schemas, settings: PolicySettings) -> None:
+    def __init__(
+        self, policy: Policy, audit: Audit, schemas: Schemas, settings: PolicySettings, facts: SessionFacts
+    ) -> None:
         self._policy = policy
         self._audit = audit
         self._schemas = schemas
+        self._facts = facts
         self._checks = settings.check_arguments
         self._refuses_unusable = settings.check_arguments and settings.unusable_schemas == "refuse"
         # (server, tool, digest of its schema) that were logged: the same tool is in the lists of many sessions.
@@ -102,23 +114,24 @@ class ToolCalls:
             raise unknown_tool(name)
         return decision
 
-    def checked(self, decision: Decision, tools: Tools, session: Session, name: str, params: Object) -> Object | Steps:
+    def checked(self, decision: Decision, tools: Tools, session: Session, params: Object, note: Note) -> Object | Steps:
         """The params of a call for the server, or the steps that make them (`transports.turns`). `session` has the
-        context of the request (`gateway.context.facts.with_context`): bound arguments get its facts.
+        context of the request (`gateway.context.facts.with_context`): bound arguments get its fields. `note` gets what
+        the span of the call should have.
 
         Raises:
             Refused: the arguments are invalid or blocked.
         """
         if not (decision.bind or decision.blocked or self._checks):
             return params
-        return self._steps(decision, tools, session, name, params)
+        return self._steps(decision, tools, session, params, note)
 
-    def _steps(self, decision: Decision, tools: Tools, session: Session, name: str, params: Object) -> Steps:
+    def _steps(self, decision: Decision, tools: Tools, session: Session, params: Object, note: Note) -> Steps:
         raw = params.get("arguments", msgspec.Raw(b"{}"))
         arguments = msgspec.json.decode(raw)
         yield
         if decision.bind:
-            arguments = _bound(name, decision, session, arguments)
+            arguments = self._bound(decision, tools, session, arguments, note)
         # The server gets what was checked, encoded again: if a key occurs twice, it might read the other value.
         seen = encode(arguments)
         yield
@@ -126,11 +139,32 @@ class ToolCalls:
             params = params | {"arguments": msgspec.Raw(seen)}
         yield
         if decision.blocked:
-            _refuse_blocked(name, decision, arguments)
+            _refuse_blocked(decision.tool, decision, arguments)
             yield
         if self._checks:
-            self._check(tools.schemas.get(name), name, arguments, seen)
+            self._check(tools.schemas.get(decision.tool), decision.tool, arguments, seen)
         return params
+
+    def _bound(self, decision: Decision, tools: Tools, session: Session, arguments: Any, note: Note) -> Any:
+        """The arguments, with fields of the session for bound arguments that the client has left out. Only arguments
+        that the tool has in its schema are bound: a pattern may match tools that lack some."""
+        bind = [(name, field) for name, field in decision.bind if tools.takes(decision.tool, name)]
+        if bind and not isinstance(arguments, dict):
+            raise invalid_arguments(decision.tool, "arguments", "they must be an object")
+        for name, field in bind:
+            given, value = arguments.get(name), self._facts.value(session, field)
+            if given is None or given == "":
+                if not value:
+                    raise invalid_arguments(
+                        decision.tool, f"arguments.{name}", f"it is missing, and the session has no {field}"
+                    )
+                arguments[name] = value
+            elif given != value:
+                what = f"argument {name} is {_shown(name, given)}, the session's {field} is {_shown(field, value)}"
+                note("mcp_gateway.argument_differs", what)
+                where = {"server": decision.server, "tool": decision.tool[:MAX_LOGGED_NAME]}
+                logger.info("%s", what, extra={"session": redact(session.id), **where})
+        return arguments
 
     def _check(self, schema: Schema | None, name: str, arguments: Any, raw: bytes) -> None:
         if schema is None:
@@ -149,7 +183,7 @@ class ToolCalls:
 def _unbound(tool: dict[str, Any], decision: Decision) -> dict[str, Any]:
     """A tool whose schema does not require the bound arguments."""
     schema = tool.get("inputSchema")
-    bound = {name for name, _ in decision.bind}
+    bound = {name for name, _ in decision.bind} & arguments_of(tool).keys()
     if not bound or not isinstance(schema, dict) or not isinstance(schema.get("required"), list):
         return tool
     return tool | {"inputSchema": schema | {"required": [name for name in schema["required"] if name not in bound]}}
@@ -164,16 +198,7 @@ def _refuse_blocked(tool: str, decision: Decision, arguments: Any) -> None:
         raise invalid_arguments(tool, "arguments", "they contain text that is blocked for this tool")
 
 
-def _bound(tool: str, decision: Decision, session: Session, arguments: Any) -> dict[str, Any]:
-    """The arguments, with facts of the session for bound arguments that the client has left out."""
-    if not isinstance(arguments, dict):
-        raise invalid_arguments(tool, "arguments", "they must be an object")
-    for name, field in decision.bind:
-        given, fact = arguments.get(name), fact_of(session, field)
-        if given is None or given == "":
-            if not fact:
-                raise invalid_arguments(tool, f"arguments.{name}", f"it is missing, and the session has no {field}")
-            arguments[name] = fact
-        elif given != fact:
-            logger.info("an argument differs from the session's %s", field, extra={"session": redact(session.id)})
-    return arguments
+def _shown(name: str, value: Any) -> str:
+    """A value as a log may show it: cut, and without what looks like a credential."""
+    text = value if isinstance(value, str) else str(value)
+    return repr((scrubbed({name: text[:_MAX_SCRUBBED]})[name] or "")[:_MAX_SHOWN])

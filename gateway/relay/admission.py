@@ -168,7 +168,8 @@ class Admission:
         exchange.calls_tool(tool, decision.slow_s)
         if self._audit.calls:
             exchange.audit(self._audit.call_watcher(session, f"{upstream.name}/{tool}"))
-        return self._calls.checked(decision, tools, with_context(session, context), name, call.params)
+        seen = with_context(session, context)
+        return self._calls.checked(decision, tools, seen, call.params, exchange.note)
 
     def _tool(self, server: str, lists: _Lists, call: Call, name: str) -> _Missing | None:
         """Decide on a request that names a tool and does not call it."""

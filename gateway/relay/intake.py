@@ -8,7 +8,8 @@ from gateway.calls.exchange import Exchange
 from gateway.calls.live_session import LiveSession, live_session_of
 from gateway.cluster.ownership import Cluster, Forwarded
 from gateway.config.limits import LimitSettings
-from gateway.context.facts import CONTEXT_KEY, context_meta, with_context, without_our_keys
+from gateway.context.facts import CONTEXT_KEY, with_context, without_our_keys
+from gateway.context.session_facts import SessionFacts
 from gateway.errors import OUTCOME_UNKNOWN, UPSTREAM_UNAVAILABLE, too_many_exchanges, too_much_in_flight
 from gateway.identity.request_context import RequestContext
 from gateway.observability.request_log import RequestLog
@@ -26,7 +27,7 @@ from transports.jsonrpc import Message, Object, RequestId
 from transports.turns import LARGE_BYTES, is_large
 from transports.upstream_port import LinkClosed, UpstreamUnavailable
 
-__all__ = ["Intake", "id_of", "message_of", "meta_for_upstream"]
+__all__ = ["Intake", "id_of", "message_of"]
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -46,12 +47,14 @@ class Intake:
         limits: LimitSettings,
         rates: RateLimits,
         watching: RequestLog,
+        facts: SessionFacts,
         cluster: Cluster | None = None,
     ) -> None:
         self._endpoints = endpoints
         self._cluster = cluster
         self._rates = rates
         self._watching = watching
+        self._context_meta = facts.meta
         self._events = events
         self._max_exchanges = limits.exchanges
         self._max_bytes = limits.in_flight_bytes
@@ -71,9 +74,7 @@ class Intake:
             await self._rates.call(live.session)
             held = self._room_for(live, request.body_bytes)  # no await from here to `CallReply`, which counts as use
         seen = None if live is None else with_context(live.session, exchange.context)
-        meta = self._watching.begin(
-            exchange, request, meta_for_upstream(params, seen, who.correlation), who.correlation
-        )
+        meta = self._watching.begin(exchange, request, self.meta(params, seen, who.correlation), who.correlation)
         events = self._events if request.era is LEGACY else None
         reply = CallReply(exchange, live, headers, events=events, cluster=self._cluster, held=held)
         call = Call(exchange, request.era, params, meta, who.correlation, request.check_mirrored)
@@ -100,6 +101,12 @@ class Intake:
             await reply.done()
             raise
         return reply
+
+    def meta(self, params: Object, session: Session | None, correlation: str) -> Object:
+        """The `_meta` for the server: the client's, without the gateway's keys, and with the facts of the session.
+        `session` has the context of the request (`gateway.context.facts.with_context`)."""
+        meta = without_our_keys(meta_of(params))
+        return meta if session is None else meta | {CONTEXT_KEY: self._context_meta(session, correlation)}
 
     def _room_for(self, live: LiveSession, size: int) -> int:
         """The bytes that count for one more call with a body of this size. Raises `Refused`: there is no room."""
@@ -128,13 +135,6 @@ async def _may_repeat(endpoint: Endpoint, call: Call) -> bool:
         return await endpoint.is_repeatable(call)
     except (UpstreamUnavailable, HandshakeRefused, LinkClosed):
         return False
-
-
-def meta_for_upstream(params: Object, session: Session | None, correlation: str) -> Object:
-    """The `_meta` for the server: the client's, without the gateway's keys, and with the facts of the session.
-    `session` has the context of the request (`gateway.context.facts.with_context`)."""
-    meta = without_our_keys(meta_of(params))
-    return meta if session is None else meta | {CONTEXT_KEY: context_meta(session, correlation)}
 
 
 def message_of(request: Request) -> Message:

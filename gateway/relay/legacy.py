@@ -25,7 +25,7 @@ from gateway.identity.request_context import RequestContext
 from gateway.protocol.methods import RECORDED
 from gateway.protocol.params import text_of
 from gateway.relay.endpoint import Endpoint
-from gateway.relay.intake import Intake, id_of, message_of, meta_for_upstream
+from gateway.relay.intake import Intake, id_of, message_of
 from gateway.relay.legacy_handshake import LegacyHandshake
 from gateway.relay.replies import ImmediateReply, StreamReply
 from gateway.sessions.lifecycle import SessionLifecycle
@@ -136,7 +136,7 @@ class LegacyClients:
             return
         if method == "notifications/initialized":
             await self._records.update(live, initialized=True)
-        meta = meta_for_upstream(params, with_context(live.session, resolved.context), who.correlation)
+        meta = self._intake.meta(params, with_context(live.session, resolved.context), who.correlation)
         body = encode(params | {"_meta": msgspec.Raw(encode(meta))})
         await self._endpoints[request.endpoint].notify(live, method, body, who.correlation)
 

@@ -107,7 +107,7 @@ class Pipeline:
             try:
                 who = self._identity.known(request.headers, request.peer)
                 if who is None:
-                    who = await self._identity.verify(request.headers)
+                    who = await self._identity.verify(request.headers, request.peer)
             except Refused as refused:
                 self._audit.record("refused", era=request.era, reason=str(refused))
                 raise

@@ -71,6 +71,7 @@ def _pipeline(
         rates=base.rates,
         cluster=base.cluster,
         watching=base.request_log,
+        facts=base.facts,
     )
     handshake = LegacyHandshake(
         initializer=resolution.initializer,

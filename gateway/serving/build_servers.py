@@ -5,6 +5,7 @@ from typing import Any
 
 from gateway.config.upstreams import UpstreamSettings
 from gateway.context.assertion import Assertions
+from gateway.context.child_environment import ChildEnvironment
 from gateway.context.link_resources import LinkResourceProvider
 from gateway.context.secrets import PrincipalSecrets
 from gateway.policy.decisions import Policy, server_policy
@@ -35,7 +36,7 @@ def build_servers(base: Foundation, sessions: SessionParts, given: Mapping[str, 
     settings = entries | dict.fromkeys(objects, OBJECT)
     policy = Policy(options.policy, {name: server_policy(entry) for name, entry in settings.items()})
     link_resources = LinkResourceProvider(base.backend.sessions, base.backend.state, base.limits, base.metrics.limited)
-    assertions = Assertions(base.ring, issuer=options.issuer, clock=base.clock)
+    assertions = Assertions(base.ring, issuer=options.issuer, clock=base.clock, fields=base.facts.claims)
     credentials = PrincipalSecrets(options.secrets, options.issuers)
 
     def resources(name: str, entry: UpstreamSettings) -> SessionResources:
@@ -44,6 +45,14 @@ def build_servers(base: Foundation, sessions: SessionParts, given: Mapping[str, 
             grants=link_resources,
             assertions=assertions,
             credentials=credentials,
+            environment=ChildEnvironment(
+                base.settings.environment_of(entry),
+                entry.env,
+                facts=base.facts,
+                rules=sessions.rules,
+                secrets=credentials,
+                folders=link_resources.folders,
+            ),
             quotas=base.quotas,
             take_prestarted=lambda session: prestarted.take(session, name),
             sandbox=entry.sandbox or options.policy.sandbox,
@@ -60,10 +69,11 @@ def build_servers(base: Foundation, sessions: SessionParts, given: Mapping[str, 
     upstreams = [factory.of_entry(name, entry) for name, entry in entries.items()]
     upstreams += [factory.of_object(name, server) for name, server in objects.items()]
     late = LateServers(wait_s=options.limits.list_timeout_s, read_s=options.limits.start_timeout_s)
-    forgets = (lambda live: prestarted.forget(live.session.id), late.forget, *(each.forget for each in upstreams))
-    for forget in forgets:
+    sessions.closed.add(lambda live: prestarted.forget(live.session.id))
+    sessions.closed.add(lambda live: link_resources.folders.forget(live.session.id))
+    for forget in (late.forget, *(each.forget for each in upstreams)):
         sessions.closed.add(forget)
-    tool_calls = ToolCalls(policy, base.audit, Schemas(), options.policy)
+    tool_calls = ToolCalls(policy, base.audit, Schemas(), options.policy, base.facts)
     return Servers(
         upstreams=upstreams,
         fork_server=fork_server,

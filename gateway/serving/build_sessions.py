@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 
 from gateway.calls.live_session import LiveSession
+from gateway.config.context import is_usable_workspace
+from gateway.context.announced import Announcements
 from gateway.identity.context_rules import ContextRules
 from gateway.serving.parts import Foundation, Resolution, Servers, SessionParts
 from gateway.sessions.aliases import Aliases
@@ -29,8 +31,14 @@ def build_sessions(base: Foundation) -> SessionParts:
     """The records of sessions, and their life."""
     options, store = base.settings.gateway, base.backend.sessions
     policy, trust = options.policy, options.session.trust
+    pattern, is_checked = options.context.workspace_pattern, base.settings.workspaces_become_variables
     rules = ContextRules(
-        policy.rules, trust, trust_announced=policy.trust_announced_workspace, read_only=policy.read_only
+        policy.rules,
+        trust,
+        trust_announced=policy.trust_announced_workspace,
+        read_only=policy.read_only,
+        fields=options.context.fields,
+        is_usable=lambda workspace: not is_checked or is_usable_workspace(workspace, pattern),
     )
     record_limits = RecordLimits(options.limits.record_bytes, base.metrics.limited)
     closed: Listeners[LiveSession] = Listeners()
@@ -63,16 +71,17 @@ def build_resolution(base: Foundation, sessions: SessionParts, servers: Servers)
         return servers.endpoints[path].prestartable(context) if path in servers.endpoints else []
 
     prestart = PrestartPool(servers.prestarted, prestartable)
+    carriers = Carriers(base.ring, cookie=settings.cookie, key_headers=settings.key_headers)
     opener = SessionOpener(
         lifecycle=sessions.lifecycle,
         attacher=sessions.attacher,
         settings=settings,
         rules=sessions.rules,
+        announcements=Announcements(settings.workspace_path, base.settings.gateway.context, carriers.session_key),
         prestart=prestart,
         cluster=base.cluster,
         clock=base.clock,
     )
-    carriers = Carriers(base.ring, cookie=settings.cookie, key_headers=settings.key_headers)
     returns = Returns(settings, base.backend.marks, base.audit)
     aliases = Aliases(settings, carriers, returns, servers.endpoints)
     lookup = SessionLookup(store, carriers, base.audit)

@@ -17,6 +17,7 @@ from gateway.calls.live_session import LiveSessions
 from gateway.cluster.ownership import Cluster
 from gateway.config.keyring import key_ring
 from gateway.config.settings import Settings
+from gateway.context.session_facts import SessionFacts
 from gateway.identity.access_tokens import AccessTokens
 from gateway.identity.authenticate import Identity
 from gateway.identity.resource_metadata import ResourceMetadata
@@ -89,6 +90,7 @@ def _foundation(settings: Settings, ring: KeyRing, clock: Callable[[], float], s
     taken_over: Listeners[str] = Listeners()
     cluster = Cluster(backend.directory, backend.sessions, taken_over=taken_over.notify) if backend.is_shared else None
     rates = RateLimits(options.policy, backend.rates)
+    facts = SessionFacts(options.context, options.session.metadata)
     return Foundation(
         settings=settings,
         ring=ring,
@@ -97,9 +99,13 @@ def _foundation(settings: Settings, ring: KeyRing, clock: Callable[[], float], s
         live=live,
         metrics=metrics,
         request_log=RequestLog(
-            metrics, lines_per_s=options.log_calls_per_s, tracing=tracing(__version__) if options.tracing else None
+            metrics,
+            lines_per_s=options.log_calls_per_s,
+            tracing=tracing(__version__) if options.tracing else None,
+            fields=facts.logged,
         ),
-        audit=Audit(backend.audit, clock, options.audit),
+        audit=Audit(backend.audit, clock, options.audit, facts.audited),
+        facts=facts,
         cluster=cluster,
         taken_over=taken_over,
         state=ServingState(cluster),
@@ -110,7 +116,7 @@ def _foundation(settings: Settings, ring: KeyRing, clock: Callable[[], float], s
             backend.quotas,
             backend.sessions,
             rates=rates,
-            kept_s=options.session.max_age_s,
+            kept_s=options.longest_age_s,
             run="" if cluster is None else cluster.replica,
             runs=backend.directory.replicas,
         ),
@@ -127,6 +133,7 @@ def _callers(base: Foundation) -> Callers:
         auth=options.auth,
         tokens=AccessTokens(options.auth.jwt, base.clock),
         metadata_url=metadata.url,
+        fields=options.context.fields,
     )
     return Callers(identity=identity, metadata=metadata, guard=guard_of(options, identity.proxies))
 

@@ -10,7 +10,8 @@ __all__ = ["guard_of"]
 
 def guard_of(options: GatewaySettings, proxies: TrustedProxies) -> Guard:
     """For all listeners of clients."""
-    names = options.allowed_hosts
+    names, proxies_say = options.allowed_hosts, () if options.auth.proxies is None else options.auth.proxies.headers
+    fields = (field.header.lower() for field in options.context.fields.values() if field.header)
     return Guard(
         proxies=proxies,
         hosts=frozenset(names),
@@ -18,5 +19,5 @@ def guard_of(options: GatewaySettings, proxies: TrustedProxies) -> Guard:
         origins=frozenset(options.allowed_origins),
         loopback=is_loopback(options.host),
         head_bytes=options.limits.head_bytes,
-        single=frozenset() if options.auth.proxies is None else frozenset(options.auth.proxies.headers),
+        single=frozenset((*proxies_say, *fields)),
     )

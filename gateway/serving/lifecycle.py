@@ -32,8 +32,7 @@ class Lifecycle:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        session = parts.foundation.settings.gateway.session
-        self._sweep_every_s = min(SWEEP_EVERY_S, session.unconfirmed_ttl_s / 3, session.idle_ttl_s / 3)
+        self._sweep_every_s = min(SWEEP_EVERY_S, parts.foundation.settings.gateway.shortest_ttl_s / 3)
 
     async def try_store(self) -> None:
         """Open the store and close it again. Raises `ConfigurationError`: it cannot be used."""
@@ -61,7 +60,9 @@ class Lifecycle:
         await self._open_store()
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(base.backend.close)
-            stack.callback(servers.link_resources.close)
+            stack.push_async_callback(servers.link_resources.folders.close)
+            if any(entry.settings.command for entry in servers.upstreams):
+                await servers.link_resources.folders.clean()
             await stack.enter_async_context(servers.fork_server)
             if http.membership is not None:
                 await stack.enter_async_context(http.membership.joined())

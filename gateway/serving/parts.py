@@ -12,6 +12,7 @@ from gateway.cluster.ownership import Cluster
 from gateway.config.settings import Settings
 from gateway.context.assertion import Assertions
 from gateway.context.link_resources import LinkResourceProvider
+from gateway.context.session_facts import SessionFacts
 from gateway.identity.authenticate import Identity
 from gateway.identity.context_rules import ContextRules
 from gateway.identity.resource_metadata import ResourceMetadata
@@ -62,6 +63,7 @@ class Foundation:
     metrics: Metrics
     request_log: RequestLog
     audit: Audit
+    facts: SessionFacts
     cluster: Cluster | None
     taken_over: Listeners[str]
     """Ids of sessions that another replica took from this one."""

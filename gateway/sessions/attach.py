@@ -7,7 +7,8 @@ import msgspec
 
 from gateway.calls.live_session import LiveSession, LiveSessions
 from gateway.cluster.ownership import Cluster
-from gateway.identity.context_rules import ContextRules, CredentialClaims
+from gateway.identity.context_rules import ContextRules
+from gateway.identity.credential_claims import CredentialClaims
 from gateway.observability.audit import Audit
 from session_store import Context, Session, SessionStore
 

@@ -11,7 +11,8 @@ from typing import Final
 
 from gateway.calls.live_session import LiveSession
 from gateway.cluster.ownership import Cluster, Forwarded
-from gateway.identity.context_rules import ContextRules, CredentialClaims
+from gateway.identity.context_rules import ContextRules
+from gateway.identity.credential_claims import CredentialClaims
 from gateway.identity.request_context import RequestContext
 from session_store import Principal, Session
 

@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from gateway.cluster.ownership import Cluster
 from gateway.config.sessions import SessionSettings
-from gateway.context.facts import announced_workspace
+from gateway.context.announced import Announcements
 from gateway.identity.context_rules import ContextRules
 from gateway.identity.request_context import RequestContext
 from gateway.sessions.aliases import Alias
@@ -31,6 +31,7 @@ class SessionOpener:
         attacher: SessionAttacher,
         settings: SessionSettings,
         rules: ContextRules,
+        announcements: Announcements,
         prestart: PrestartPool,
         cluster: Cluster | None,
         clock: Callable[[], float],
@@ -39,6 +40,7 @@ class SessionOpener:
         self._attacher = attacher
         self._settings = settings
         self._rules = rules
+        self._announcements = announcements
         self._prestart = prestart
         self._cluster = cluster
         self._clock = clock
@@ -49,8 +51,8 @@ class SessionOpener:
         Raises:
             Refused: 400, the announced workspace cannot be used.
         """
-        announced = announced_workspace(request.meta, self._settings.workspace_path)
-        return self._rules.context(who.principal, who.claims, announced)
+        announced = self._announcements.of(request, is_anonymous=who.principal.is_anonymous)
+        return self._rules.context(who.principal, who.claims, announced.workspace, announced.fields)
 
     async def open(self, request: Request, who: RequestContext, client: ClientFacts, alias: Alias | None) -> Resolved:
         """Open a session. If `alias` names a live session already, resume that one. A client with a session key can
@@ -75,6 +77,8 @@ class SessionOpener:
 
     def _new(self, request: Request, who: RequestContext, client: ClientFacts) -> Session:
         now, principal, settings = self._clock(), who.principal, self._settings
+        context = self.context_of(request, who)
+        idle_ttl_s, max_age_s = self._rules.lifetimes(principal, context)
         session = Session(
             id=new_session_id(),
             principal=principal,
@@ -82,12 +86,12 @@ class SessionOpener:
             era=request.era,
             created_at=now,
             used_at=now,
-            idle_ttl_s=settings.idle_ttl_s,
-            max_age_s=settings.max_age_s,
+            idle_ttl_s=idle_ttl_s or settings.idle_ttl_s,
+            max_age_s=max_age_s or settings.max_age_s,
             unconfirmed_ttl_s=settings.unconfirmed_ttl_s,
             confirmed=not principal.is_anonymous,
             origin=origin_of(request.client) if principal.is_anonymous else "",
             client=client,
-            context=self.context_of(request, who),
+            context=context,
         )
         return replace(session, metadata=metadata_of(session, settings.metadata))

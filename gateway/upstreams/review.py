@@ -12,8 +12,10 @@ from typing import Final
 from gateway.config.patterns import matches
 from gateway.config.policy import PolicySettings, WorkspaceSettings
 from gateway.config.settings import ConfigurationError, Settings
+from gateway.config.upstreams import ToolSettings
 from gateway.policy.tool_calls import ToolCalls
 from gateway.protocol.handshake import HandshakeRefused
+from gateway.protocol.listing import Tools
 from gateway.protocol.methods import lists_of
 from gateway.upstreams.upstream import ConfiguredUpstream
 from transports.era import Era
@@ -37,13 +39,14 @@ _KINDS: Final = ("tools", "prompts", "resources")
 
 class Reviewed:
     """The findings. `unmatched`: patterns of the configuration that match no name. `unusable`: schemas that cannot be
-    used. `unchecked`: patterns inside the other schemas that are not checked. `unasked`: names of servers that could
-    not be asked."""
+    used. `unchecked`: patterns inside the other schemas that are not checked. `unbound`: arguments in `bind` that no
+    tool has. `unasked`: names of servers that could not be asked."""
 
     def __init__(self) -> None:
         self.unmatched: list[str] = []
         self.unusable: list[str] = []
         self.unchecked: list[str] = []
+        self.unbound: list[str] = []
         self.unasked: list[str] = []
 
 
@@ -65,6 +68,8 @@ async def compare(upstreams: Sequence[ConfiguredUpstream], settings: PolicySetti
     if found.unmatched and settings.unmatched_patterns == "refuse":
         raise ConfigurationError("\n".join([*found.unmatched, CORRECT]))
     for fault in found.unmatched:
+        logger.warning("%s", fault)
+    for fault in found.unbound:
         logger.warning("%s", fault)
     for upstream in reached:
         upstream.mark_reviewed()
@@ -90,6 +95,7 @@ async def review(
             found.unusable.append(f"mcpServers.{server}: the input schema of tool {tool!r} is invalid: {fault}")
         for tool, patterns in calls.unchecked(tools).items():
             found.unchecked.extend(f"mcpServers.{server}: {_unchecked(tool, pattern)}" for pattern in patterns)
+        found.unbound.extend(_unbound(server, settings.tools, facts.tools))
         wanted = {"prompts": bool(settings.prompts), "resources": bool(settings.resource_uris)}
         for entry in workspaces.values():
             wanted = {kind: is_wanted or getattr(entry, kind) != ("*",) for kind, is_wanted in wanted.items()}
@@ -106,6 +112,16 @@ async def review(
     if not found.unasked:
         found.unmatched.extend(_of_workspaces(workspaces, names))
     return found
+
+
+def _unbound(server: str, rules: Mapping[str, ToolSettings], tools: Tools) -> Iterable[str]:
+    """A message for each bound argument that no tool of its pattern has."""
+    for pattern, rule in rules.items():
+        matching = [tool["name"] for tool in tools.listed if matches(pattern, tool["name"])]
+        for argument in rule.bind if matching else ():
+            if not any(tools.takes(name, argument) for name in matching):
+                where = f"mcpServers.{server}.tools.{pattern}.bind"
+                yield f"{where}: {argument!r} has no effect: no tool of the pattern has the argument in its schema"
 
 
 def _unchecked(tool: str, pattern: str) -> str:

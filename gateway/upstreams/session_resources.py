@@ -1,5 +1,6 @@
 """Makes the resources of links to one server: environment and secrets of a child, or headers with an assertion."""
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
@@ -8,7 +9,8 @@ from msgspec import structs
 from gateway.calls.live_session import LiveSession
 from gateway.config.upstreams import UpstreamSettings
 from gateway.context.assertion import HEADER, Assertions
-from gateway.context.facts import child_environment, facts_of, new_correlation_id
+from gateway.context.child_environment import ChildEnvironment
+from gateway.context.facts import new_correlation_id
 from gateway.context.link_resources import LinkResourceProvider, LinkResources
 from gateway.context.secrets import PrincipalSecrets, is_template
 from gateway.policy.quotas import PrincipalQuotas
@@ -20,11 +22,13 @@ __all__ = ["PrestartedProcess", "SessionResources"]
 
 @dataclass(frozen=True, slots=True)
 class PrestartedProcess:
-    """A prestarted process, the resources it was given, and the environment that it was started with."""
+    """A prestarted process, the resources it was given, and the environment that it was started with. `forget` removes
+    what the process leaves behind if its session never opens."""
 
     grant: LinkResources
     link: PrestartedLink
     env: Mapping[str, str]
+    forget: Callable[[], None]
 
     @property
     def is_good(self) -> bool:
@@ -35,6 +39,7 @@ class PrestartedProcess:
         """End the process and release its resources."""
         await self.link.close()
         self.grant.close()
+        self.forget()
 
 
 class SessionResources:
@@ -51,6 +56,7 @@ class SessionResources:
         grants: LinkResourceProvider,
         assertions: Assertions,
         credentials: PrincipalSecrets,
+        environment: ChildEnvironment,
         quotas: PrincipalQuotas,
         take_prestarted: Callable[[Session], PrestartedProcess | None],
         sandbox: tuple[str, ...],
@@ -59,10 +65,10 @@ class SessionResources:
         self._grants = grants
         self._assertions = assertions
         self._credentials = credentials
+        self._environment = environment
         self._quotas = quotas
         self._take_prestarted = take_prestarted
         self._sandbox = sandbox
-        self._secret_env = {name: value for name, value in settings.env.items() if is_template(value)}
         self._secret_headers = {name: value for name, value in settings.headers.items() if is_template(value)}
 
     async def of(self, live: LiveSession, correlation: str, resume: str) -> LinkResources:
@@ -76,7 +82,7 @@ class SessionResources:
         session = live.session
         if self._settings.in_process:
             return self._grants.for_object(session)
-        env = await self._environment(session, correlation)
+        env = await self._environment.of(session, correlation)
         release = await self._quotas.process(session)
         try:
             resources = await self._prestarted(session, env) or await self._for_child(session, env, correlation)
@@ -100,38 +106,30 @@ class SessionResources:
             )
         )
 
-    async def _environment(self, session: Session, correlation: str) -> dict[str, str]:
-        """The environment of a child: facts of its session, and secrets of the principal."""
-        env = child_environment(session, self._settings.context_env, correlation)
-        return env | await self._credentials.fill(self._secret_env, session.principal)
-
     async def _for_child(self, session: Session, env: Mapping[str, str], correlation: str) -> LinkResources:
         sandbox = self._sandbox if session.context.trust != "direct" else ()
-        return await self._grants.for_child(session, facts_of(session, correlation), env, sandbox, self._settings.env)
+        facts = self._environment.facts(session, correlation)
+        return await self._grants.for_child(session, facts, env, sandbox, self._settings.env)
 
     async def prestart(self, session: Session, upstream: PrestartingUpstream) -> PrestartedProcess:
         """Start a process for a session that is not open yet. Raises `UpstreamUnavailable`."""
         correlation = new_correlation_id()
-        env = await self._environment(session, correlation)
+        env = await self._environment.of(session, correlation)
         resources = await self._for_child(session, env, correlation)
         try:
             link = await upstream.start(resources.given)
         except BaseException:
             resources.close()
             raise
-        return PrestartedProcess(resources, link, self._comparable(env))
+        forget = functools.partial(self._grants.folders.forget, session.id)
+        return PrestartedProcess(resources, link, self._environment.comparable(env), forget)
 
     async def _prestarted(self, session: Session, env: Mapping[str, str]) -> LinkResources | None:
         """The prestarted process of that session, if it was started with the environment that it would get now."""
         prestarted = self._take_prestarted(session)
         if prestarted is None:
             return None
-        if not prestarted.is_good or prestarted.env != self._comparable(env):
+        if not prestarted.is_good or prestarted.env != self._environment.comparable(env):
             await prestarted.close()
             return None
         return replace(prestarted.grant, given=structs.replace(prestarted.grant.given, started=prestarted.link))
-
-    def _comparable(self, env: Mapping[str, str]) -> dict[str, str]:
-        """An environment without the correlation id of the request that it was made for."""
-        requests = {name for name, fact in self._settings.context_env.items() if fact == "correlation_id"}
-        return {name: value for name, value in env.items() if name not in requests}

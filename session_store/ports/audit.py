@@ -1,7 +1,7 @@
 """The store of audit events."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 __all__ = ["AuditEvent", "AuditTrail"]
@@ -13,7 +13,8 @@ class AuditEvent:
 
     `session` is the id as logs may show it; `at` is in seconds since the epoch. A call has its `tool` (server/name),
     its duration `took_s` and its `outcome`: ok, tool error, or an error code. `client` is the address of a refused
-    client. `count` is the number of equal events that this one stands for.
+    client. `count` is the number of equal events that this one stands for. `context` has the fields of the session's
+    context that the operator wants in events.
     `warned`: a client returns to none of the sessions that it opens.
     """
 
@@ -30,6 +31,7 @@ class AuditEvent:
     took_s: float = 0.0
     client: str = ""
     count: int = 1
+    context: Mapping[str, str] = field(default_factory=dict)
 
 
 class AuditTrail(Protocol):

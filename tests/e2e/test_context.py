@@ -89,7 +89,7 @@ def test_a_client_announces_its_workspace(probe: RunningGateway, http: httpx.Cli
 
 
 @requirement("ctx.announce")
-@pytest.mark.parametrize("workspace", ["a\nb", "a\x00b", "x" * 257, 7, ["a"], {"b": "c"}])
+@pytest.mark.parametrize("workspace", ["a\nb", "a\x00b", "x" * 4_097, "a b", "../x", 7, ["a"], {"b": "c"}])
 def test_a_workspace_that_cannot_be_is_a_clear_error(probe: RunningGateway, http: httpx.Client, workspace: Any) -> None:
     meta = {"orbit.workspace": workspace}
     answers = [

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 _lock = threading.Lock()
 _state: dict[str, str] = {}
@@ -158,6 +158,9 @@ def want(arguments: dict[str, Any], params: dict[str, Any]) -> Any:
 
 
 # Arguments and params → what to answer; None for no answer at all.
+NAMED: Final = {"type": "object", "properties": {"workspace_id": {}, "id": {}, "team": {}, "key": {}}}
+"""The schema of `echo`: arguments that a configuration can bind, and any others."""
+
 TOOLS: dict[str, Callable[[dict[str, Any], dict[str, Any]], Any]] = {
     "env": env,
     "meta": lambda _, params: params.get("_meta", {}),
@@ -212,7 +215,7 @@ def result(message: dict[str, Any]) -> dict[str, Any] | None:
     if method == "tools/list":
         mirrored = {"region": {"type": "string", "x-mcp-header": "Region"}} if "mirror" in sys.argv else {}
         schema = {"type": "object", "properties": mirrored}
-        tools = [{"name": n, "inputSchema": schema} for n in TOOLS]
+        tools = [{"name": n, "inputSchema": NAMED if n == "echo" else schema} for n in TOOLS]
         for tool in tools:
             if tool["name"] in ("nap", "ask_again"):
                 tool["annotations"] = {"idempotentHint": True}

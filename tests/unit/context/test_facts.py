@@ -6,24 +6,22 @@ from typing import Any
 import msgspec
 import pytest
 
+from gateway.config.context import BOUND
 from gateway.context.facts import (
     CONTEXT_KEY,
     SESSION_KEY,
-    announced_workspace,
-    child_environment,
+    built_in,
     context_meta,
     correlation_id,
-    fact_of,
     facts_of,
     new_correlation_id,
     with_context,
     with_meta,
     without_our_keys,
 )
-from session_store import ClientFacts, Context
+from session_store import Context, Principal
 from session_store.testing import FakeClock, a_session
 from tests.requirements import requirement
-from transports.inbound_port import Refused
 from transports.jsonrpc import encode
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
@@ -57,41 +55,13 @@ def test_any_other_traceparent_is_ignored(value: Any) -> None:
     assert new_correlation_id() != new_correlation_id()
 
 
-@requirement("ctx.announce")
-@pytest.mark.parametrize(
-    ("meta", "workspace"),
-    [
-        ({"orbit": {"workspace": "red"}}, "red"),
-        ({"orbit.workspace": "red"}, "red"),
-        ({"orbit.workspace": "red", "orbit": {"workspace": "blue"}}, "red"),
-        ({"orbit": {"workspace": ""}}, ""),
-        ({"orbit": "red"}, ""),
-        ({}, ""),
-    ],
-)
-def test_a_workspace_is_announced_nested_or_dotted(meta: Any, workspace: str) -> None:
-    assert announced_workspace(meta, "orbit.workspace") == workspace
-
-
-@requirement("ctx.announce")
-@pytest.mark.parametrize("value", [7, ["red"], {"a": 1}, True])
-def test_a_workspace_that_is_no_text_is_refused_by_its_path(value: Any) -> None:
-    with pytest.raises(Refused, match=r"orbit\.workspace"):
-        announced_workspace({"orbit": {"workspace": value}}, "orbit.workspace")
-
-
-@requirement("ctx.env")
-def test_a_missing_fact_is_an_empty_string() -> None:
-    session = a_session(FakeClock(), context=Context())
-    environment = child_environment(session, {"A": "workspace", "B": "session_id", "C": "correlation_id"}, "c-1")
-    assert environment == {"A": "", "B": session.id, "C": "c-1"}
-    assert facts_of(session, "c-1")["correlation_id"] == "c-1" and fact_of(session, "session_id") == session.id
-
-
-@requirement("ctx.env", "ctx.unforgeable")
-def test_an_environment_holds_no_nul_and_no_half_of_a_surrogate_pair() -> None:
-    session = a_session(FakeClock(), client=ClientFacts(name="a\0b\ud800"))
-    assert child_environment(session, {"A": "agent"}, "") == {"A": "ab?"}
+def test_a_fact_is_found_by_its_name() -> None:
+    session = a_session(FakeClock(), principal=Principal(issuer="https://id", subject="ann"))
+    names = ("session_id", "principal", "principal.issuer", "principal.subject", "endpoint")
+    found = [built_in(session, name) for name in names]
+    assert found == [session.id, "https://id:ann", "https://id", "ann", session.endpoint]
+    assert all(isinstance(built_in(session, name), str) for name in BOUND), "each field that can be named exists"
+    assert facts_of(session, "c-1")["correlation_id"] == "c-1"
 
 
 def test_the_context_in_meta_has_every_fact_and_the_correlation_id_of_the_call() -> None:

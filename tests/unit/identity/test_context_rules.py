@@ -1,7 +1,8 @@
 """The context of a session from credential claims and operator rules."""
 
 from gateway.config.policy import RuleSettings
-from gateway.identity.context_rules import ContextRules, CredentialClaims
+from gateway.identity.context_rules import ContextRules
+from gateway.identity.credential_claims import CredentialClaims
 from session_store import Principal, Provenance
 from tests.requirements import requirement
 

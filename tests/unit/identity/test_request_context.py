@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.identity.context_rules import CredentialClaims
+from gateway.identity.credential_claims import CredentialClaims
 from gateway.identity.request_context import RequestContext
 from session_store import ANONYMOUS
 from tests.requirements import requirement

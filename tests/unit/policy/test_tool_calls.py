@@ -12,21 +12,24 @@ from gateway.policy.decisions import Policy, ServerPolicy
 from gateway.policy.tool_calls import ToolCalls
 from gateway.protocol.listing import Tools
 from gateway.protocol.schemas import Schemas
-from session_store import Context, Principal, Session
+from session_store import ClientFacts, Context, Principal, Session
 from session_store.memory import MemoryBackend
+from tests.requirements import requirement
+from tests.support.context import FACTS
 from transports.inbound_port import Refused
 from transports.jsonrpc import Object, encode
 from transports.turns import at_once
 
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
-TOOLS = Tools([{"name": "count", "inputSchema": SCHEMA}, {"name": "drop"}])
+WHERE = {"type": "object", "properties": {"where": {"type": "string"}, "api_key": {"type": "string"}}}
+TOOLS = Tools([{"name": "count", "inputSchema": SCHEMA}, {"name": "drop", "inputSchema": WHERE}])
 CONTEXT = Context(trust="sandboxed", workspace="w")
 
 
 def tool_calls(**rules: ToolSettings) -> ToolCalls:
     settings = PolicySettings()
     policy = Policy(settings, {"s": ServerPolicy(tools=rules)})
-    return ToolCalls(policy, Audit(MemoryBackend().audit, lambda: 0.0), Schemas(), settings)
+    return ToolCalls(policy, Audit(MemoryBackend().audit, lambda: 0.0), Schemas(), settings, FACTS)
 
 
 def session() -> Session:
@@ -40,13 +43,15 @@ def session() -> Session:
         idle_ttl_s=60.0,
         max_age_s=60.0,
         context=CONTEXT,
+        client=ClientFacts(name="agent-1"),
     )
 
 
-def checked(calls: ToolCalls, tool: str, arguments: Any) -> Object:
+def checked(calls: ToolCalls, tool: str, arguments: Any, notes: list[str] | None = None) -> Object:
     decision = calls.decide("s", TOOLS, CONTEXT, session(), tool)
     params = {"name": msgspec.Raw(encode(tool)), "arguments": msgspec.Raw(encode(arguments))}
-    found = calls.checked(decision, TOOLS, session(), tool, params)
+    noted = [] if notes is None else notes
+    found = calls.checked(decision, TOOLS, session(), params, lambda name, value: noted.append(f"{name}: {value}"))
     return found if isinstance(found, dict) else at_once(found)
 
 
@@ -70,11 +75,40 @@ def test_a_tool_for_direct_trust_is_unknown_to_others() -> None:
         checked(tool_calls(drop=ToolSettings(direct_only=True)), "drop", {})
 
 
+@requirement("ctx.bind")
 def test_bound_arguments_come_from_the_session() -> None:
     calls = tool_calls(drop=ToolSettings(bind={"where": "workspace"}))
     assert msgspec.json.decode(checked(calls, "drop", {})["arguments"]) == {"where": "w"}
     with pytest.raises(Refused):
         checked(calls, "drop", ["not an object"])
+
+
+@requirement("ctx.bind")
+def test_a_pattern_binds_only_the_tools_that_have_the_argument() -> None:
+    calls = tool_calls(**{"*": ToolSettings(bind={"where": "workspace"})})
+    assert bytes(checked(calls, "count", {"n": 1})["arguments"]) == b'{"n":1}'
+    assert msgspec.json.decode(checked(calls, "drop", {})["arguments"]) == {"where": "w"}
+    required = {"type": "object", "properties": {"where": {}, "n": {}}, "required": ["where", "n"]}
+    shown = calls.shown("s", CONTEXT, [{"name": "new", "inputSchema": required}])
+    assert shown[0]["inputSchema"]["required"] == ["n"]
+
+
+@requirement("ctx.bind")
+def test_a_differing_argument_is_told_with_both_values_and_no_credential(caplog: pytest.LogCaptureFixture) -> None:
+    calls, notes = tool_calls(drop=ToolSettings(bind={"where": "workspace", "api_key": "agent"})), list[str]()
+    secret = "ghp_" + "a" * 36
+    with caplog.at_level("INFO", "gateway.policy.tool_calls"):
+        checked(calls, "drop", {"where": f"at {secret} " + "x" * 5_000, "api_key": "hunter2"}, notes)
+        checked(calls, "drop", {"where": "w", "api_key": "agent-1"}, notes)
+    lines = [record for record in caplog.records if record.name == "gateway.policy.tool_calls"]
+    assert [(vars(line)["server"], vars(line)["tool"], vars(line)["session"]) for line in lines] == [
+        ("s", "drop", "s1")
+    ] * 2
+    assert "argument where is 'at [redacted]" in lines[0].getMessage()
+    assert "the session's workspace is 'w'" in lines[0].getMessage() and len(lines[0].getMessage()) < 200
+    assert "argument api_key is '[redacted]'" in lines[1].getMessage()
+    assert notes == [f"mcp_gateway.argument_differs: {line.getMessage()}" for line in lines]
+    assert not any(secret in text or "hunter2" in text for text in notes)
 
 
 def test_the_decision_says_when_a_call_is_slow() -> None:

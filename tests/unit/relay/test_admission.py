@@ -23,6 +23,7 @@ from session_store import Context
 from session_store.memory import MemoryBackend
 from session_store.testing import FakeClock, a_session
 from tests.requirements import requirement
+from tests.support.context import FACTS
 from transports.era import Era
 from transports.inbound_port import Refused
 from transports.jsonrpc import encode
@@ -63,7 +64,7 @@ def admission(**rules: Any) -> Admission:
     settings = PolicySettings()
     policy = Policy(settings, {"s": ServerPolicy(**rules)})
     audit = Audit(MemoryBackend().audit, lambda: 0.0)
-    return Admission(policy, ToolCalls(policy, audit, Schemas(), settings), audit, settings)
+    return Admission(policy, ToolCalls(policy, audit, Schemas(), settings, FACTS), audit, settings)
 
 
 def call(method: str, **params: Any) -> Call:
@@ -71,6 +72,7 @@ def call(method: str, **params: Any) -> Call:
     return Call(exchange, Era.LEGACY, {key: msgspec.Raw(encode(value)) for key, value in params.items()}, {}, "c")
 
 
+DROP = {"name": "drop", "inputSchema": {"type": "object", "properties": {"where": {"type": "string"}}}}
 SECRET = {"secret*": ItemSettings(direct_only=True)}
 
 
@@ -126,7 +128,7 @@ def test_a_completion_is_decided_on_as_what_it_belongs_to() -> None:
 @requirement("wall.authority")
 def test_bound_arguments_are_facts_of_the_request_and_not_of_another_one_in_the_session() -> None:
     inventory = Inventory()
-    inventory.known_lists["tools/list"] = cast("Any", Tools([{"name": "drop"}]))
+    inventory.known_lists["tools/list"] = cast("Any", Tools([DROP]))
     server = cast("Any", Server(inventory))
     server.is_reviewed = True
     live = LiveSession(a_session(FakeClock(), context=Context(workspace="red")), MemoryBackend().events)

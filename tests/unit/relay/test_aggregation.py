@@ -21,6 +21,7 @@ from gateway.relay.visible_servers import VisibleServers
 from gateway.upstreams.list_pages import ListReader
 from session_store import Context
 from session_store.memory import MemoryBackend
+from tests.support.context import FACTS
 from transports.era import Era
 from transports.inbound_port import Refused
 from transports.jsonrpc import Message, Object, encode
@@ -83,7 +84,7 @@ def aggregation(*servers: Server) -> Aggregation:
     settings = PolicySettings()
     policy = Policy(settings, {server.name: ServerPolicy() for server in servers})
     audit = Audit(MemoryBackend().audit, lambda: 0.0)
-    admission = Admission(policy, ToolCalls(policy, audit, Schemas(), settings), audit, settings)
+    admission = Admission(policy, ToolCalls(policy, audit, Schemas(), settings, FACTS), audit, settings)
     return Aggregation(VisibleServers(cast("Any", servers), policy), admission, LateServers(wait_s=WAIT_S, read_s=5.0))
 
 

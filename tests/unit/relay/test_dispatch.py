@@ -20,6 +20,7 @@ from gateway.relay.admission import Admission
 from gateway.relay.dispatch import Dispatch
 from session_store.memory import MemoryBackend
 from session_store.testing import FakeClock, a_session
+from tests.support.context import FACTS
 from transports.era import Era
 from transports.jsonrpc import Message, Object, encode
 from transports.reply_queue import ReplyQueue
@@ -88,7 +89,7 @@ class Parts:
         settings, clock = PolicySettings(), FakeClock()
         policy = Policy(settings, {"s": ServerPolicy()})
         self.audit = Audit(self.backend.audit, clock, AuditSettings(calls=True))
-        admission = Admission(policy, ToolCalls(policy, self.audit, Schemas(), settings), self.audit, settings)
+        admission = Admission(policy, ToolCalls(policy, self.audit, Schemas(), settings, FACTS), self.audit, settings)
         self.dispatch = Dispatch(cast("Any", None), admission)
         self.live = LiveSession(a_session(clock), self.backend.events)
 

@@ -16,6 +16,7 @@ from session_store import Context, Session
 from session_store.memory import MemoryBackend
 from session_store.testing import FakeClock, a_session
 from tests.requirements import requirement
+from tests.support.context import FACTS
 from transports.era import Era
 from transports.inbound_port import Request
 from transports.jsonrpc import Object
@@ -52,7 +53,8 @@ async def test_a_server_gets_the_context_of_the_request_and_not_of_another_one_i
     live = LiveSession(a_session(FakeClock(), context=WEAK), events)
     server = Server(live)
     parts = cast("Any", server)
-    intake = Intake(endpoints={"/mcp": parts}, events=events, limits=LimitSettings(), rates=parts, watching=parts)
+    limits, rooms = LimitSettings(), {"/mcp": parts}
+    intake = Intake(endpoints=rooms, events=events, limits=limits, rates=parts, watching=parts, facts=FACTS)
     exchange = Exchange(method="tools/call", client_id=1, live=live, replies=ReplyQueue(), context=WEAK)
     who = RequestContext(live.session.principal, None, "c")
     await intake.accept(exchange, Request(era=Era.LEGACY, endpoint="/mcp", headers={}), who, {}, [])

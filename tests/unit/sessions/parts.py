@@ -4,8 +4,10 @@ from typing import Any
 
 from gateway.calls.live_session import LiveSession, LiveSessions
 from gateway.cluster.ownership import Cluster
+from gateway.config.context import ContextSettings
 from gateway.config.policy import PolicySettings
 from gateway.config.sessions import SessionSettings
+from gateway.context.announced import Announcements
 from gateway.identity.context_rules import ContextRules
 from gateway.observability.audit import Audit
 from gateway.policy.quotas import PrincipalQuotas
@@ -86,6 +88,7 @@ class Parts:
             attacher=self.attacher,
             settings=chosen,
             rules=self.rules,
+            announcements=Announcements(chosen.workspace_path, ContextSettings(), self.carriers.session_key),
             prestart=PrestartPool(PrestartedProcesses(), lambda *_: []),
             cluster=self.cluster,
             clock=self.clock,

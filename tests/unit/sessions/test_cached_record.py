@@ -11,7 +11,8 @@ from msgspec.structs import replace
 from gateway.calls.live_session import LiveSessions
 from gateway.calls.live_state import LiveState
 from gateway.cluster.ownership import Forwarded
-from gateway.identity.context_rules import ContextRules, CredentialClaims
+from gateway.identity.context_rules import ContextRules
+from gateway.identity.credential_claims import CredentialClaims
 from gateway.identity.request_context import RequestContext
 from gateway.sessions.cached_record import CACHED_FOR_S, CachedRecords
 from session_store import Context, MemoryBackend, Provenance

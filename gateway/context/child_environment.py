@@ -1,0 +1,65 @@
+"""The environment variables of one server's children: fields of the session, the operator's rules, and secrets."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from gateway.config.context import CORRELATION_ID, TEMP_DIR, EnvironmentValue
+from gateway.context.secrets import PrincipalSecrets, is_template
+from gateway.context.session_facts import SessionFacts
+from gateway.context.session_folders import SessionFolders
+from gateway.identity.context_rules import ContextRules
+from session_store import Session
+from transports.upstream_port import UpstreamUnavailable
+
+__all__ = ["ChildEnvironment"]
+
+
+class ChildEnvironment:
+    """Makes the environment of children.
+
+    `names` are the fields by variable, `own` is the server's `env`. Its values without a secret are the same for all
+    children, and the transport has them.
+    """
+
+    def __init__(
+        self,
+        names: Mapping[str, EnvironmentValue],
+        own: Mapping[str, str],
+        *,
+        facts: SessionFacts,
+        rules: ContextRules,
+        secrets: PrincipalSecrets,
+        folders: SessionFolders,
+    ) -> None:
+        self._names = names
+        self._own = {name: value for name, value in own.items() if is_template(value)}
+        self._facts = facts
+        self._rules = rules
+        self._secrets = secrets
+        self._folders = folders
+        self._has_folder = any(value.field == TEMP_DIR for value in names.values())
+        self._of_request = frozenset(name for name, value in names.items() if value.field == CORRELATION_ID)
+
+    async def of(self, session: Session, correlation: str) -> dict[str, str]:
+        """The variables of a child of that session, for its first request. The server's `env` wins, then the rules.
+
+        Raises:
+            UpstreamUnavailable: a secret or the folder of the session is missing.
+        """
+        more = {CORRELATION_ID: correlation}
+        if self._has_folder:
+            try:
+                more[TEMP_DIR] = str(self._folders.path(session.id))
+            except OSError as error:
+                raise UpstreamUnavailable(f"no folder for the session: {error.strerror or error}") from error
+        variables = self._facts.environment(session, self._names, more)
+        by_rules = self._rules.environment(session.principal, session.context)
+        return variables | await self._secrets.fill(by_rules | self._own, session.principal)
+
+    def facts(self, session: Session, correlation: str) -> dict[str, Any]:
+        """The facts that a child gets as JSON, for `current_session`."""
+        return self._facts.all_of(session, correlation)
+
+    def comparable(self, variables: Mapping[str, str]) -> dict[str, str]:
+        """The variables without the correlation id of the request that they were made for."""
+        return {name: value for name, value in variables.items() if name not in self._of_request}

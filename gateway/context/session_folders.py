@@ -1,0 +1,193 @@
+"""Folders of this process and of its sessions, which only the user of this process can enter.
+
+A session's folder ends with the session on this replica. A process that was killed leaves its folders behind; the next
+one on the machine finds that nobody holds their lock, and removes them.
+"""
+
+import asyncio
+import contextlib
+import fcntl
+import hashlib
+import logging
+import os
+import secrets
+import shutil
+import stat
+import subprocess
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import Final
+
+from transports.tasks import Tasks
+
+__all__ = ["SessionFolders"]
+
+logger = logging.getLogger(__name__)
+
+_LONGEST_BASE: Final = 50
+"""Characters of a folder for temporary files. The path of a Unix socket has 107 bytes at most (Linux, unix(7))."""
+_PRIVATE: Final = 0o700
+
+
+class SessionFolders:
+    """The folders of one process: `sockets`, and one for each session that needs it."""
+
+    def __init__(self) -> None:
+        self._folder: Path | None = None
+        self._lock = -1
+        self._uses: Counter[str] = Counter()
+        self._ended: set[str] = set()
+        self._tasks = Tasks("session folders")
+
+    def _opened(self) -> Path:
+        """The folder of this process.
+
+        Raises:
+            OSError: it cannot be made.
+        """
+        if self._folder is None:
+            base = tempfile.gettempdir()
+            root = _root(Path(base if len(base) <= _LONGEST_BASE else "/tmp"))
+            while not self._take(root, secrets.token_hex(4)):
+                pass
+        assert self._folder is not None
+        return self._folder
+
+    def _take(self, root: Path, name: str) -> bool:
+        """Make the folder of this process. False: another process removes folders at this moment.
+
+        The lock comes first, because a folder without a lock belongs to nobody.
+        """
+        path = root / f"{name}.lock"
+        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        if not _is_held(lock, path):
+            os.close(lock)
+            return False
+        folder = root / name
+        try:
+            for one in (folder, folder / "s", folder / "t"):
+                one.mkdir(mode=_PRIVATE)
+        except OSError:
+            os.close(lock)
+            raise
+        self._lock, self._folder = lock, folder
+        return True
+
+    @property
+    def sockets(self) -> Path:
+        """The folder of the sockets. Raises `OSError`: it cannot be made."""
+        return self._opened() / "s"
+
+    def path(self, session_id: str) -> Path:
+        """Where the folder of a session is, or would be. Raises `OSError`: this process can have no folders."""
+        return self._opened() / "t" / hashlib.blake2b(session_id.encode(), digest_size=12).hexdigest()
+
+    def use(self, session_id: str) -> None:
+        """Make the folder of a session, if there is none yet, for one more link. Raises `OSError`."""
+        self.path(session_id).mkdir(mode=_PRIVATE, exist_ok=True)
+        self._ended.discard(session_id)
+        self._uses[session_id] += 1
+
+    def release(self, session_id: str) -> None:
+        """A link of the session has ended."""
+        self._uses[session_id] -= 1
+        if self._uses[session_id] <= 0:
+            del self._uses[session_id]
+            if session_id in self._ended:
+                self._remove(session_id)
+
+    def forget(self, session_id: str) -> None:
+        """Remove the folder of a session that this process serves no more, once the session's last link has ended."""
+        if self._folder is None:
+            return
+        if session_id in self._uses:
+            self._ended.add(session_id)
+        else:
+            self._remove(session_id)
+
+    def _remove(self, session_id: str) -> None:
+        self._ended.discard(session_id)
+        folder = self.path(session_id)
+        gone = folder.with_name(f"{secrets.token_hex(6)}.gone")
+        try:
+            folder.rename(gone)  # at once: the session may come back and get a new folder
+        except OSError:
+            return
+        self._tasks.spawn(asyncio.to_thread(_delete, gone))
+
+    async def close(self) -> None:
+        """Remove all folders of this process."""
+        await self._tasks.settled()
+        folder, self._folder = self._folder, None
+        if folder is not None:
+            await asyncio.to_thread(_delete, folder)
+            folder.with_suffix(".lock").unlink(missing_ok=True)
+            os.close(self._lock)
+
+    async def clean(self) -> None:
+        """Remove what processes have left behind that were killed."""
+        await asyncio.to_thread(self._clean)
+
+    def _clean(self) -> None:
+        try:
+            for path in self._opened().parent.glob("*.lock"):
+                if path.stem != self._opened().name:
+                    _delete_if_free(path)
+        except OSError as error:
+            logger.warning("folders of earlier processes could not be removed: %s", error)
+
+
+def _root(base: Path) -> Path:
+    """The folder of all processes of this user: nobody else may have made it, or may enter it."""
+    root = base / f"mcp-session-gateway-{os.geteuid()}"
+    with contextlib.suppress(FileExistsError):
+        root.mkdir(mode=_PRIVATE)
+    found = root.lstat()
+    if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o077:
+        return root
+    logger.warning("%s belongs to somebody else or is open to others: folders are made elsewhere", root)
+    return Path(tempfile.mkdtemp(prefix="mcp-session-", dir=base))
+
+
+def _is_held(lock: int, path: Path) -> bool:
+    """Whether this process holds the lock now, and the lock is still at its path."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return os.fstat(lock).st_ino == path.stat().st_ino
+    except OSError:
+        return False
+
+
+def _delete_if_free(path: Path) -> None:
+    """Delete a process's folder and its lock, unless the process lives."""
+    try:
+        lock = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    try:
+        if _is_held(lock, path):
+            _delete(path.with_suffix(""))
+            if not path.with_suffix("").exists():  # else the next start tries again
+                path.unlink(missing_ok=True)
+    finally:
+        os.close(lock)
+
+
+def _delete(folder: Path) -> None:
+    """Delete a folder, with whatever servers have put into it."""
+    for _ in range(2):
+        try:
+            shutil.rmtree(folder)
+        except FileNotFoundError:
+            return
+        except RecursionError:  # deeper than Python can follow
+            subprocess.run(["rm", "-rf", "--", str(folder)], check=False)
+        except OSError:
+            for inside, _, _ in os.walk(folder):  # a server may have taken permissions away
+                with contextlib.suppress(OSError):
+                    Path(inside).chmod(_PRIVATE)
+        else:
+            return
+    if folder.exists():
+        logger.warning("%s could not be removed", folder)

@@ -1,0 +1,113 @@
+"""What a credential says of its holder's sessions: trust, workspace, permissions and free fields. Pure."""
+
+import json
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+import msgspec
+
+from gateway.config.auth import ClaimNames, ProxySettings
+from gateway.identity.subjects import named_in_header
+
+__all__ = [
+    "SANDBOXED",
+    "CredentialClaims",
+    "fields_in_headers",
+    "granted_by",
+    "granted_in_headers",
+    "normal_trust",
+]
+
+SANDBOXED: Final = "sandboxed"
+_TRUST: Final = frozenset({"direct", SANDBOXED})
+
+
+class CredentialClaims(msgspec.Struct, frozen=True, cache_hash=True):
+    """The trust, workspace and permissions in a credential.
+
+    `trust` is None if the operator has named no claim or header for it, `workspace` if the credential has none.
+    `names_workspace`: the operator has named a claim or header for the workspace, so that an announced one is ignored.
+    `fields` are names and values of free fields of the context.
+    """
+
+    trust: str | None = None
+    workspace: str | None = None
+    permissions: tuple[str, ...] = ()
+    names_workspace: bool = False
+    fields: tuple[tuple[str, str], ...] = ()
+
+
+def normal_trust(value: object) -> str:
+    """A trust level, in whatever case it is written. Unknown levels are `sandboxed`."""
+    level = str(value).strip().lower()
+    return level if level in _TRUST else SANDBOXED
+
+
+def granted_by(
+    claims: Mapping[str, Any], names: ClaimNames, fields: Mapping[str, str] = MappingProxyType({})
+) -> CredentialClaims:
+    """The values of the claims that the operator has named. A missing claim grants nothing. `fields` are names of
+    fields, and the claims for these."""
+    trust, workspace, permissions = (_at(claims, path) for path in (names.trust, names.workspace, names.permissions))
+    if isinstance(permissions, str):
+        permissions = permissions.split()
+    listed = permissions if isinstance(permissions, list | tuple) else ()
+    return CredentialClaims(
+        trust=normal_trust(trust) if names.trust else None,
+        workspace=workspace if isinstance(workspace, str) and workspace else None,
+        permissions=tuple(sorted({name for name in listed if isinstance(name, str)})),
+        names_workspace=bool(names.workspace),
+        fields=tuple((field, text) for field, path in fields.items() if (text := _text(_at(claims, path)))),
+    )
+
+
+def _text(claim: Any) -> str:
+    """The value of a claim as text: numbers and truth values as JSON writes them, the texts of a list separated by
+    spaces. Empty for any other value."""
+    if isinstance(claim, str):
+        return claim
+    if isinstance(claim, bool | int | float):
+        return json.dumps(claim)
+    if isinstance(claim, list | tuple) and all(isinstance(part, str) for part in claim):
+        return " ".join(claim)
+    return ""
+
+
+def fields_in_headers(headers: Mapping[str, str], fields: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """The fields that headers have. `fields` are names of fields, and their headers in lower case.
+
+    Raises:
+        ValueError: a header is not UTF-8.
+    """
+    return tuple(
+        (field, text) for field, header in fields.items() if (text := named_in_header(headers.get(header, "")))
+    )
+
+
+def granted_in_headers(headers: Mapping[str, str], names: ProxySettings) -> CredentialClaims:
+    """As `granted_by`, from the headers of a trusted proxy.
+
+    Raises:
+        ValueError: a header is not UTF-8.
+    """
+    permissions = headers.get(names.permissions_header.lower(), "") if names.permissions_header else ""
+    workspace = headers.get(names.workspace_header.lower(), "") if names.workspace_header else ""
+    return CredentialClaims(
+        trust=normal_trust(headers.get(names.trust_header.lower())) if names.trust_header else None,
+        workspace=named_in_header(workspace) or None,
+        permissions=tuple(sorted(set(permissions.replace(",", " ").split()))),
+        names_workspace=bool(names.workspace_header),
+    )
+
+
+def _at(claims: Mapping[str, Any], path: str) -> Any:
+    """The claim with that name, or at that dotted path in nested objects; None if it is missing."""
+    if not path:
+        return None
+    if path in claims:
+        return claims[path]
+    value: Any = claims
+    for part in path.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value

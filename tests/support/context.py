@@ -1,0 +1,10 @@
+"""Facts of sessions without fields of an operator, for unit tests."""
+
+from typing import Final
+
+from gateway.config.context import ContextSettings
+from gateway.context.session_facts import SessionFacts
+
+__all__ = ["FACTS"]
+
+FACTS: Final = SessionFacts(ContextSettings(), {})

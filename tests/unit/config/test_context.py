@@ -1,0 +1,108 @@
+"""Settings of the context: which fields there can be, and which workspaces servers get."""
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from gateway.config.context import ContextSettings, is_usable_workspace
+from gateway.config.settings import Settings
+from tests.requirements import requirement
+
+
+@requirement("ctx.workspace-paths")
+@pytest.mark.parametrize(
+    ("workspace", "is_usable"),
+    [
+        ("team-a", True),
+        ("acme.project:7@eu+x", True),
+        ("/home/ann/My Projects/x", True),
+        ("/", True),
+        ("C:\\code\\x", True),
+        ("/srv/..data/x", True),
+        ("..", False),
+        ("-rf", False),
+        ("a/b", False),
+        ("a b", False),
+        ("../etc", False),
+        ("/srv/../etc", False),
+        ("/srv/..", False),
+        ("C:\\code\\..\\x", False),
+        ("$(reboot)", False),
+        ("wörk", False),
+    ],
+)
+def test_a_workspace_for_servers_is_a_slug_or_an_absolute_path(workspace: str, is_usable: bool) -> None:
+    assert is_usable_workspace(workspace, "") is is_usable
+
+
+@requirement("ctx.workspace-paths")
+def test_an_operator_has_a_pattern_of_their_own() -> None:
+    assert is_usable_workspace("wörk-1", r"[\pL]+-\d") and not is_usable_workspace("x wörk-1", r"[\pL]+-\d")
+    with pytest.raises(ValidationError, match="RE2"):
+        ContextSettings(workspace_pattern="(?=x)")
+
+
+@requirement("ctx.open")
+@pytest.mark.parametrize(
+    ("fields", "what"),
+    [
+        ({"a": {}}, "give a source"),
+        ({"a": {"claim": "x", "header": "X"}}, "give one source: claim and header are 2"),
+        ({"a": {"header": "no header"}}, "not a header name"),
+        ({"a": {"announced": "x", "client_header": True}}, "client_header needs header"),
+        ({"a": {"value": "xx", "max_chars": 1}}, "longer than 1 characters"),
+        ({"a": {"value": "x", "max_chars": 5_000}}, "4096"),
+        ({"a b": {"value": "x"}}, "no field name"),
+        ({"workspace": {"value": "x"}}, "every session has"),
+    ],
+)
+def test_a_field_has_one_source_and_a_name_of_its_own(fields: Any, what: str) -> None:
+    with pytest.raises(ValidationError, match=what):
+        ContextSettings.model_validate({"fields": fields})
+
+
+@requirement("ctx.open")
+@pytest.mark.parametrize(
+    ("document", "what"),
+    [
+        ({"gateway": {"context": {"fields": {"a": {"header": "X-A"}}}}}, "context.fields.a: header counts only"),
+        ({"gateway": {"context": {"fields": {"a": {"claim": "a"}}}}}, "context.fields.a: claim needs access tokens"),
+        ({"gateway": {"context": {"env": {"A": "nope"}}}}, "gateway.context.env.A: there is no field 'nope'"),
+        ({"gateway": {"context": {"env": {"A=B": "agent"}}}}, "no name of an environment variable"),
+        ({"mcpServers": {"s": {"command": "x", "context_env": {"A": "nope"}}}}, "mcpServers.s.context_env.A"),
+        (
+            {"mcpServers": {"s": {"command": "x", "tools": {"t": {"bind": {"a": "temp_dir"}}}}}},
+            "mcpServers.s.tools.t.bind.a: there is no field 'temp_dir'",
+        ),
+        (
+            {"mcpServers": {"s": {"command": "x"}}, "gateway": {"policy": {"rules": [{"workspace": "a b"}]}}},
+            r"rules\[0\].workspace: 'a b' would become an environment variable",
+        ),
+        (
+            {"gateway": {"policy": {"rules": [{"env": {"A": "${secret:no}"}}]}}},
+            r"rules\[0\].env: gateway.secrets has no",
+        ),
+    ],
+)
+def test_what_does_not_exist_or_has_no_effect_is_an_error_that_names_the_place(document: Any, what: str) -> None:
+    with pytest.raises(ValidationError, match=what):
+        Settings.model_validate(document)
+
+
+@requirement("ctx.workspace-paths")
+def test_workspaces_are_checked_where_a_server_gets_them() -> None:
+    def becomes(**entry: Any) -> bool:
+        return Settings.model_validate({"mcpServers": {"s": entry}}).workspaces_become_variables
+
+    assert becomes(command="x") and not becomes(command="x", context_env={"A": "agent"})
+    assert not becomes(url="https://a.example/mcp") and not becomes(command="x", shared=True)
+
+
+@requirement("ctx.rules-env")
+def test_rules_bound_how_long_sessions_live() -> None:
+    rules = [{"idle_ttl_s": 30, "max_age_s": 90_000}, {"idle_ttl_s": 7_200}]
+    options = Settings.model_validate({"gateway": {"policy": {"rules": rules}}}).gateway
+    assert (options.shortest_ttl_s, options.longest_age_s) == (30, 90_000)
+    plain = Settings().gateway
+    assert (plain.shortest_ttl_s, plain.longest_age_s) == (60, 86_400)

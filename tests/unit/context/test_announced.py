@@ -1,0 +1,100 @@
+"""What a client announces, and what the operator makes of it."""
+
+from typing import Any
+
+import pytest
+
+from gateway.config.context import ContextSettings
+from gateway.context.announced import Announced, Announcements, MetaPath
+from tests.requirements import requirement
+from transports.era import Era
+from transports.inbound_port import Refused, Request
+
+
+def announcing(**settings: Any) -> Announcements:
+    def session_key(request: Request) -> str | None:
+        return request.headers.get("key")
+
+    return Announcements("orbit.workspace", ContextSettings.model_validate(settings), session_key)
+
+
+@requirement("ctx.announce")
+@pytest.mark.parametrize(
+    ("meta", "workspace"),
+    [
+        ({"orbit": {"workspace": "red"}}, "red"),
+        ({"orbit.workspace": "red"}, "red"),
+        ({"orbit.workspace": "red", "orbit": {"workspace": "blue"}}, "blue"),
+        ({"orbit.workspace": "red", "orbit": {"workspace": ""}}, "red"),
+        ({"orbit.workspace": "red", "orbit": "blue"}, "red"),
+        ({"orbit": {"workspace": ""}}, ""),
+        ({"orbit": "red"}, ""),
+        ({}, ""),
+    ],
+)
+def test_a_workspace_is_announced_nested_or_dotted_and_the_nested_one_wins(meta: Any, workspace: str) -> None:
+    assert announcing().workspace(meta) == workspace
+
+
+@requirement("ctx.announce")
+@pytest.mark.parametrize("value", [7, ["red"], {"a": 1}, True])
+def test_a_workspace_that_is_no_text_is_refused_by_its_path(value: Any) -> None:
+    for meta in ({"orbit": {"workspace": value}}, {"orbit.workspace": value}):
+        with pytest.raises(Refused, match=r"orbit\.workspace"):
+            announcing().workspace(meta)
+
+
+@requirement("ctx.workspace-paths")
+def test_a_path_becomes_the_workspace_that_the_first_matching_pattern_names() -> None:
+    ids = {"/srv/projects/alpha*": "alpha", "/srv/projects/*": "project-{name}", "C:*": "{name}"}
+    found = announcing(workspace_ids=ids)
+
+    def workspace(path: str) -> str:
+        return found.workspace({"orbit": {"workspace": path}})
+
+    assert workspace("/srv/projects/alpha/src") == "alpha"
+    assert workspace("/srv/projects/beta") == workspace("/srv/projects/beta/") == "project-beta"
+    assert workspace("C:\\code\\gamma") == "gamma"
+    assert workspace("/home/ann") == "/home/ann", "no pattern is for it"
+    long = "/" + "x" * 4_095
+    assert workspace(long) == long
+    with pytest.raises(Refused, match="longer than 4096"):
+        workspace(long + "x")
+
+
+@requirement("ctx.open")
+def test_clients_announce_fields_in_meta_and_in_headers_that_are_theirs() -> None:
+    found = announcing(
+        fields={
+            "project": {"announced": "acme.project"},
+            "window": {"header": "X-Window", "client_header": True},
+            "team": {"header": "X-Team"},
+            "tier": {"value": "gold"},
+        }
+    )
+
+    def of(meta: Any, headers: dict[str, str]) -> Announced:
+        return found.of(Request(era=Era.MODERN, endpoint="/mcp", headers=headers, meta=meta))
+
+    meta = {"acme": {"project": "p1"}, "orbit.workspace": "w", "tier": "forged", "team": "forged"}
+    headers = {"x-window": "7", "x-team": "forged", "x-tier": "forged"}
+    assert of(meta, headers) == Announced("w", (("project", "p1"), ("window", "7")))
+    assert of({}, {}) == Announced()
+    with pytest.raises(Refused, match="UTF-8"):
+        of({}, {"x-window": "\xff"})
+    with pytest.raises(Refused, match=r"acme\.project"):
+        of({"acme": {"project": 1}}, {})
+
+
+@requirement("ctx.open")
+def test_a_session_key_is_a_field_of_principals_and_never_of_anonymous_clients() -> None:
+    found = announcing(fields={"conversation": {"session_key": True}})
+    request = Request(era=Era.MODERN, endpoint="/mcp", headers={"key": "c-1"})
+    assert found.of(request).fields == (("conversation", "c-1"),)
+    assert found.of(request, is_anonymous=True).fields == ()
+    assert found.of(Request(era=Era.MODERN, endpoint="/mcp", headers={})).fields == ()
+
+
+def test_a_path_is_looked_up_where_its_first_part_is() -> None:
+    assert MetaPath("a").text({"a": "x"}) == "x"
+    assert MetaPath("a.b.c").text({"a": {"b": {"c": "x"}}}) == MetaPath("a.b.c").text({"a.b.c": "x"}) == "x"
