@@ -75,6 +75,8 @@ class Policy:
             server.direct_only or server.permissions for server in servers.values()
         )
         self._restricted = {name: self._kinds(name) for name in servers}
+        self.restricts = self._restricted.__getitem__
+        """The kinds of items (`tools`, `prompts`, `resources`) of a server of which sessions may see only a part."""
         # Compiled here, so that no request waits for it.
         self._blocked = {
             (name, pattern): expression(*found.blocked)
@@ -106,10 +108,6 @@ class Policy:
     def _rights(self, context: Context) -> Context:
         is_announced = context.provenance.workspace == "announced" and not self._settings.trust_announced_workspace
         return msgspec.structs.replace(context, fields=(), workspace="" if is_announced else context.workspace)
-
-    def restricts(self, server: str) -> frozenset[str]:
-        """The kinds of items (`tools`, `prompts`, `resources`) of that server of which sessions may see only a part."""
-        return self._restricted[server]
 
     # -- servers
 

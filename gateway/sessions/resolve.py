@@ -52,20 +52,22 @@ class SessionResolver:
             OwnedByPeer: another replica owns the session.
             StoreUnavailable: the store does not answer.
         """
-        resolved = await self._resume(request, who)
+        token = explicit_token(request) if request.forwarded is None else None
+        if token is None:
+            resolved = await self._resume_without_token(request, who)
+        else:
+            session_id = self._lookup.id_of_token(token, request.era, who.principal)
+            resolved = await self.resume_by_id(session_id, who, request.era)
         if resolved is not None and resolved.live.return_watch is not None:
             await self._returns.came_back(resolved.live, request)
         return resolved
 
-    async def _resume(self, request: Request, who: RequestContext) -> Resolved | None:
+    async def _resume_without_token(self, request: Request, who: RequestContext) -> Resolved | None:
         if (forwarded := request.forwarded) is not None:
             live = self._live.get(forwarded.session_id)
             if live is not None and self._cached.is_confirmed_by(forwarded, live, who):
                 return Resolved(live=live, context=live.session.context)
             return await self.resume_by_id(forwarded.session_id, who, request.era)
-        if (token := explicit_token(request)) is not None:
-            session_id = self._lookup.id_of_token(token, request.era, who.principal)
-            return await self.resume_by_id(session_id, who, request.era)
         if (alias := self._aliases.of_key(request, who.principal)) is not None:
             return await self.resume_by_alias(alias, who)
         if asks_for_new(request):
