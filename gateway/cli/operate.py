@@ -15,7 +15,6 @@ from gateway.admin.operators import OperatorError, Operators, SessionQuery
 from gateway.admin.reports import ReplicaReport, SessionRow
 from gateway.cli.options import AtGateway, JsonOption, options
 from gateway.cli.output import complain, print_event, replicas_table, sessions_table
-from gateway.cli.rest_client import RestClient
 from gateway.cli.terminal import Terminal
 from gateway.observability.visible import as_json, visible_line
 
@@ -35,6 +34,8 @@ def _run(gateway: AtGateway, work: Callable[[Operators], Awaitable[None]]) -> No
     async def running() -> None:
         if not gateway.url:
             raise OperatorError("no gateway given: set --url or MCP_GATEWAY_URL to a running gateway")
+        from gateway.cli.rest_client import RestClient  # loads the HTTP client
+
         async with RestClient(gateway.url, gateway.key).open() as source:
             await work(source)
 

@@ -12,10 +12,8 @@ import typer
 
 from gateway.admin.operators import ONLY, Ambiguous, OperatorError, Operators, SessionQuery
 from gateway.admin.reports import SessionRow
-from gateway.admin.store_only import operations_on
 from gateway.cli.options import JsonOption, Where, options
 from gateway.cli.output import complain, facts_table, print_event, sessions_table
-from gateway.cli.rest_client import RestClient
 from gateway.cli.terminal import Terminal
 from gateway.observability.visible import as_json
 from session_store import AuditEvent, StoreError, backend_for
@@ -66,6 +64,8 @@ async def source_of(where: Where) -> AsyncIterator[Operators]:
         OperatorError, StoreError: no place is given, or it cannot be used.
     """
     if where.url:
+        from gateway.cli.rest_client import RestClient  # loads the HTTP client
+
         async with RestClient(where.url, where.key).open() as client:
             yield client
         return
@@ -80,6 +80,8 @@ async def source_of(where: Where) -> AsyncIterator[Operators]:
     await backend.open()
     try:
         await backend.ping()
+        from gateway.admin.store_only import operations_on  # loads most of the gateway
+
         yield operations_on(backend)
     finally:
         await backend.close()
