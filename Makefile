@@ -3,6 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
+# Tests and tools start hundreds of processes. Without bytecode files, each of them would compile the sources again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help run test unit check conformance cluster chaos attack fuzz matrix bench bench-peers reference clean
 
 help: ## List the commands
@@ -57,6 +60,7 @@ reference: $(VENV)/.installed-dev ## Regenerate docs/settings.md and docs/images
 
 clean: ## Remove everything that these commands create
 	rm -rf $(VENV) .cache .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist
+	find . -name __pycache__ -prune -exec rm -rf {} +
 
 $(VENV)/.installed: pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
