@@ -1,0 +1,72 @@
+"""`gateway.upstreams.review`: one pattern that names nothing is enough to stop the start."""
+
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gateway.config.policy import PolicySettings
+from gateway.config.settings import ConfigurationError
+from gateway.config.upstreams import UpstreamSettings
+from gateway.protocol.listing import Tools
+from gateway.upstreams.facts import ServerFacts
+from gateway.upstreams.review import CORRECT, compare, unmatched
+
+pytestmark = pytest.mark.anyio
+
+NO_SCHEMAS: Any = SimpleNamespace(unusable=lambda server, tools: {}, unchecked=lambda tools: {})
+
+
+class Listing:
+    """A server that has answered, with the tools `evaluate` and `read`."""
+
+    name = "s"
+    has_answered = True
+    is_reviewed = False
+
+    def __init__(self, tools: Mapping[str, Any]) -> None:
+        self.settings = UpstreamSettings.model_validate({"command": "x", "tools": tools})
+
+    async def facts(self) -> ServerFacts:
+        listed = [{"name": name, "inputSchema": {"type": "object"}} for name in ("evaluate", "read")]
+        return ServerFacts(initialize=b"{}", tools=Tools(listed))
+
+    def mark_reviewed(self) -> None:
+        self.is_reviewed = True
+
+
+@pytest.mark.parametrize(
+    ("tools", "workspaces", "fault"),
+    [
+        ({"evalute": {"operation": "eval"}}, {}, "mcpServers.s.tools: 'evalute' names no tool"),
+        ({}, {"w": {"tools": ["s__evalute"]}}, "workspaces.w.tools: 's__evalute' names no tool"),
+        ({}, {"w": {"servers": ["t"]}}, "workspaces.w.servers: 't' names no server"),
+    ],
+)
+async def test_one_pattern_that_names_nothing_is_refused(
+    tools: dict[str, Any], workspaces: dict[str, Any], fault: str
+) -> None:
+    server: Any = Listing(tools)
+    refusing = PolicySettings.model_validate({"workspaces": workspaces})
+    with pytest.raises(ConfigurationError) as refused:
+        await compare([server], refusing, NO_SCHEMAS)
+    [found, what_to_do] = str(refused.value).splitlines()
+    assert fault in found and what_to_do == CORRECT and not server.is_reviewed
+    await compare([server], refusing.model_copy(update={"unmatched_patterns": "allow"}), NO_SCHEMAS)
+    assert server.is_reviewed
+
+
+async def test_patterns_that_name_something_are_taken() -> None:
+    server: Any = Listing({"eval*": {"operation": "eval"}, "*": {"slow_s": 1}})
+    workspaces = {"w": {"servers": ["s"], "tools": ["s__read", "s__*"]}}
+    await compare([server], PolicySettings.model_validate({"workspaces": workspaces}), NO_SCHEMAS)
+    assert server.is_reviewed
+
+
+@pytest.mark.parametrize(("what", "listed"), [("prompt", "greet"), ("resource", "note://a")])
+def test_the_message_has_the_names_that_there_are(what: str, listed: str) -> None:
+    [message] = unmatched("mcpServers.s", ["wrong*"], [listed], what)
+    assert message == f"mcpServers.s: 'wrong*' names no {what} that the server lists: {listed!r}"
+    assert unmatched("mcpServers.s", ["wrong*"], [], what)[0].endswith("it has none")
+    assert unmatched("mcpServers.s", ["*"], [], what) == []
