@@ -53,6 +53,8 @@ LONGEST_FIRST: Final = (
     "attack/test_live.py",
     "cluster",
     "operating",
+    "designs",
+    "hosts",
     "e2e/test_processes.py",
     "e2e/test_durability.py",
     "e2e/test_edge_limits.py",

@@ -1,0 +1,112 @@
+"""GOSESSION: a session follows its cookie, tools find it in their scope, and each has state of its own."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.designs.agents import FRONTS, Open, example, opener, refusal_of, serving, text_of
+from tests.requirements import requirement
+from tests.support.gateway_process import TOOL, RunningGateway, server
+from tests.support.mcp_clients import ACCEPT, Legacy, Modern, messages, tool_text
+
+COOKIE = "mcp_session_id"
+INSIDE = {
+    "mcpServers": {
+        "object": {"in_process": "tests.support.session_tool:server"},
+        "child": server(TOOL, env={"PYTHONPATH": "."}),
+    },
+    "gateway": {"sse": True, "session": {"cookie": True}},
+}
+
+
+@pytest.fixture(scope="module")
+def basket() -> Iterator[RunningGateway]:
+    with serving(example("cookies")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("gosession") / "mcp.json"
+    path.write_text(json.dumps(INSIDE), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def inside(config: Path) -> Iterator[RunningGateway]:
+    with serving(config) as running:
+        yield running
+
+
+@pytest.fixture(params=FRONTS)
+def start(request: pytest.FixtureRequest, inside: RunningGateway, config: Path, http: httpx.Client) -> Iterator[Open]:
+    with opener(request.param, inside, config, http) as open_session:
+        yield open_session
+
+
+@requirement("id.carriers", "id.cookie-flags", "ctx.isolated")
+def test_the_cookie_finds_the_session_and_no_other(basket: RunningGateway) -> None:
+    with httpx.Client(timeout=20) as one, httpx.Client(timeout=20) as two:
+        for count in range(1, 4):
+            said = [tool_text(Modern(basket.url, http).tool("add", {"item": "apple"})) for http in (one, two)]
+            assert said == [", ".join(["apple"] * count)] * 2
+        assert one.cookies[COOKIE] and one.cookies[COOKIE] != two.cookies[COOKIE]
+        forged = {"Cookie": f"{COOKIE}={one.cookies[COOKIE][:-4]}AAAA"}
+    with httpx.Client(timeout=20) as stranger:
+        answer = Modern(basket.url, stranger, headers=forged).tool("add", {"item": "pear"})
+        assert tool_text(answer) == "pear", "a forged cookie is ignored, and replaced"
+        flags = answer.headers["set-cookie"].lower()
+        assert flags.startswith(f"{COOKIE}=") and "httponly" in flags and "samesite=strict" in flags
+
+
+@requirement("ctx.stdio-front", "ctx.isolated")
+def test_on_stdio_each_connection_is_a_session(basket: RunningGateway, http: httpx.Client) -> None:
+    with opener("stdio", basket, example("cookies"), http) as start:
+        one, two = start(), start()
+        assert [text_of(one.tool("add", {"item": "apple"})) for _ in range(2)] == ["apple", "apple, apple"]
+        assert text_of(two.tool("add", {"item": "pear"})) == "pear"
+
+
+@requirement("ctx.scope", "ctx.state", "ctx.isolated")
+def test_tools_find_the_session_of_their_call(start: Open) -> None:
+    agents = [start(meta={"orbit": {"workspace": f"w{n}"}}) for n in range(2)]
+    for visit in (1, 2):
+        for n, agent in enumerate(agents):
+            for place, kind in enumerate(("object", "child")):
+                seen = json.loads(text_of(agent.tool(f"{kind}__visit", {"name": f"{n}"})))
+                count = 2 * visit - 1 + place
+                assert seen == {"workspace": f"w{n}", "same": True, "visits": count, "names": [f"{n}"] * count}
+
+
+@requirement("ctx.limits")
+def test_state_that_is_too_large_is_a_clear_error(start: Open) -> None:
+    agent = start()
+    assert "10240" in text_of(agent.tool("object__annotate", {"name": "a", "value": "x" * 11_000}))
+    assert text_of(agent.tool("object__bump", {"key": "a"})) == "1", "the session lives on"
+
+
+@requirement("spec.sse")
+def test_the_old_transport_is_served_where_it_is_switched_on(inside: RunningGateway, basket: RunningGateway) -> None:
+    with httpx.Client(timeout=20) as http:
+        assert http.get(f"{basket.base}/sse", headers=ACCEPT).status_code == 404
+        with http.stream("GET", f"{inside.base}/sse", headers={"Accept": "text/event-stream"}) as stream:
+            assert stream.status_code == 200
+            lines = stream.iter_lines()
+            assert next(lines) == "event: endpoint" and next(lines).startswith("data: /")
+
+
+@requirement("pol.errors", "id.bound")
+def test_a_session_that_is_unknown_is_told_in_one_way(inside: RunningGateway, http: httpx.Client) -> None:
+    ended = Legacy(inside.url, http).open()
+    assert ended.delete().status_code in (200, 204)
+    forged = Legacy(inside.url, http).open()
+    forged.session = "no-such-token"
+    answers = [client.tool("object__bump", {"key": "a"}) for client in (ended, forged)]
+    assert [answer.status_code for answer in answers] == [404, 404]
+    errors = [messages(answer)[-1]["error"] for answer in answers]
+    assert errors[0]["code"] == errors[1]["code"] and errors[0]["message"] == errors[1]["message"]
+    agent = Legacy(inside.url, http).open()
+    assert "Unknown tool" in refusal_of(messages(agent.tool("object__nothing"))[-1])
