@@ -6,7 +6,12 @@ from pathlib import Path
 
 import httpx
 import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
 
+from gateway import SessionMiddleware
 from tests.designs.agents import FRONTS, Open, example, opener, refusal_of, serving, text_of
 from tests.requirements import requirement
 from tests.support.gateway_process import TOOL, RunningGateway, server
@@ -110,3 +115,54 @@ def test_a_session_that_is_unknown_is_told_in_one_way(inside: RunningGateway, ht
     assert errors[0]["code"] == errors[1]["code"] and errors[0]["message"] == errors[1]["message"]
     agent = Legacy(inside.url, http).open()
     assert "Unknown tool" in refusal_of(messages(agent.tool("object__nothing"))[-1])
+
+
+class DictSessions:
+    """A store that an app brings: the four methods of the design, over a dictionary."""
+
+    def __init__(self) -> None:
+        self.documents: dict[str, bytes] = {}
+
+    async def get(self, session_id: str) -> bytes | None:
+        return self.documents.get(session_id)
+
+    async def create(self, session_id: str, document: bytes, ttl_s: float) -> None:
+        self.documents[session_id] = document
+
+    async def save(self, session_id: str, document: bytes, ttl_s: float, replaces: bytes) -> bool:
+        if self.documents.get(session_id) != replaces:
+            return False
+        self.documents[session_id] = document
+        return True
+
+    async def delete(self, session_id: str) -> None:
+        self.documents.pop(session_id, None)
+
+
+async def visits(request: Request) -> JSONResponse:
+    session = request.scope["mcp.session"]
+    if request.method == "DELETE":
+        await session.end()
+        return JSONResponse({})
+    return JSONResponse({"visits": await session.state.increment("visits")})
+
+
+@requirement("app.middleware", "app.small-store", "ctx.scope", "ctx.isolated", "id.carriers")
+@pytest.mark.anyio
+async def test_any_app_has_sessions_in_a_store_of_its_own() -> None:
+    store = DictSessions()
+    routes = [Route("/visits", visits, methods=["GET", "DELETE"])]
+    # Two processes of the app: they have the store and the keys in common.
+    apps = [SessionMiddleware(Starlette(routes=routes), store=store, keys="k" * 40) for _ in range(2)]
+    clients = [
+        httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="https://app.example")
+        for app in (*apps, apps[0])
+    ]
+    async with clients[0] as one, clients[1] as same, clients[2] as other:
+        assert [(await one.get("/visits")).json()["visits"] for _ in range(2)] == [1, 2]
+        same.cookies.update(one.cookies)
+        assert (await same.get("/visits")).json()["visits"] == 3
+        assert (await other.get("/visits")).json()["visits"] == 1
+        assert len(store.documents) == 2 and all(COOKIE in name for client in (one, other) for name in client.cookies)
+        await one.delete("/visits")
+        assert len(store.documents) == 1 and (await same.get("/visits")).json()["visits"] == 1

@@ -97,7 +97,7 @@ def test_nothing_that_an_agent_says_gives_it_trust(gateway: RunningGateway, http
         assert Legacy(gateway.url, http, headers={header: "direct"}).initialize().status_code == 401
 
 
-@requirement("ctx.env-preserved", "ctx.open", "pol.workspace", "pol.sandbox", "pol.trust")
+@requirement("ctx.env-preserved", "pol.workspace", "pol.sandbox", "pol.trust")
 def test_operators_set_variables_workspaces_and_a_launcher(tmp_path: Path, http: httpx.Client) -> None:
     config = tmp_path / "mcp.json"
     config.write_text(json.dumps(OWN), encoding="utf-8")
