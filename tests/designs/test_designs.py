@@ -16,10 +16,10 @@ ROW: Final = re.compile(
 LISTED: Final = tomllib.loads((ROOT / "tests/requirements.toml").read_text(encoding="utf-8"))
 
 ASKED: Final = {
-    "ORBIT": {"ctx.announce", "ctx.bind"},
+    "ORBIT": {"ctx.announce", "ctx.bind", "ctx.open"},
     "PARACHUTE": {
         *("ctx.env", "ctx.env-preserved", "ctx.env-names", "ctx.unforgeable"),
-        *("pol.trust", "pol.workspace", "pol.sandbox"),
+        *("ctx.open", "pol.trust", "pol.workspace", "pol.sandbox"),
     },
     "STAGEWRIGHT": {
         *("life.end", "life.default-only", "ctx.meta-out", "ctx.correlation", "ctx.correlation-right", "pol.operation"),

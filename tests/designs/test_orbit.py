@@ -47,9 +47,11 @@ def test_what_an_agent_says_in_a_call_wins_and_is_told(start: Open) -> None:
     assert text_of(agent.tool("list_documents", {"workspace_id": ""})) == "plan.md", "empty is not given"
 
     def told() -> list[str]:
-        return [line for line in agent.log().splitlines() if "differs from the session's workspace" in line]
+        differs = "argument workspace_id is 'w-blue', the session's workspace is 'w-red'"
+        return [line for line in agent.log().splitlines() if differs in line]
 
-    assert eventually(lambda: bool(told())) and all("info" in line for line in told())
+    assert eventually(lambda: bool(told()))
+    assert all("info" in line and "server=orbit" in line and "tool=list_documents" in line for line in told())
 
 
 @requirement("ctx.announce", "ctx.bind")
