@@ -1,15 +1,25 @@
 """Free metadata on a session: text by name, bounded, never a credential. Pure."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
-__all__ = ["MAX_METADATA_BYTES", "InvalidMetadata", "checked_metadata", "merged_metadata", "scrubbed", "scrubbed_text"]
+__all__ = [
+    "MAX_METADATA_BYTES",
+    "InvalidMetadata",
+    "checked_metadata",
+    "merged_metadata",
+    "output_scrubber",
+    "scrubbed",
+    "scrubbed_text",
+]
 
 MAX_METADATA_BYTES: Final = 10 << 10
 """Of one session: names and values in UTF-8."""
 
 REDACTED: Final = "[redacted]"
+_LEAST_SECRET: Final = 6
+"""Characters of a value of an environment that is redacted: a shorter one stands in many words."""
 
 _SECRET_NAME = re.compile(
     r"pass(word|wd|phrase)?$|secret|credential|(api|private|access|signing)[-_.]?key|token$|authorization|cookie|session[-_.]?id",
@@ -42,6 +52,20 @@ def _scrubbed(name: str, value: str) -> str:
 def scrubbed_text(text: str) -> str:
     """The text, with everything redacted that has the form of a credential."""
     return _SECRET_VALUE.sub(REDACTED, text)
+
+
+def output_scrubber(secret_names: Collection[str], environment: Mapping[str, str]) -> Callable[[str], str]:
+    """A function that redacts a program's output: the values of its environment that are secret by their name, or whose
+    names are in `secret_names`, and whatever has the form of a credential."""
+    values = {v for n, v in environment.items() if n in secret_names or _SECRET_NAME.search(n)}
+    secrets = sorted((value for value in values if len(value) >= _LEAST_SECRET), key=len, reverse=True)
+
+    def scrub(text: str) -> str:
+        for secret in secrets:
+            text = text.replace(secret, REDACTED)
+        return scrubbed_text(text)
+
+    return scrub
 
 
 def checked_metadata(changes: Mapping[str, str | None]) -> dict[str, str | None]:

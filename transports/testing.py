@@ -48,6 +48,9 @@ class RecordedEvents:
     def log_fields(self) -> Mapping[str, Any]:
         return {}
 
+    def noise(self) -> None:
+        self._note()
+
     def unreadable(self, request_id: int | str | None, reason: str) -> None:
         self._note()
         self.failed.append(request_id)

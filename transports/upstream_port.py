@@ -59,6 +59,10 @@ class LinkEvents(Protocol):
         """The upstream sent this message."""
         ...
 
+    def noise(self) -> None:
+        """The upstream wrote a line that is no message."""
+        ...
+
     def unreadable(self, request_id: int | str | None, reason: str) -> None:
         """The upstream sent something unreadable. `request_id` is the request that it answers, None if unknown."""
         ...
@@ -93,7 +97,8 @@ class Link(Protocol):
 
     @property
     def last_words(self) -> list[str]:
-        """The last lines that the link's process wrote to stderr; empty if the link has no process."""
+        """The last lines that the link's process wrote to stderr, and the first lines of its stdout that are no
+        messages. Redacted, then cut. Empty if the link has no process."""
         ...
 
     @property

@@ -184,7 +184,7 @@ def _process(conversation: Conversation) -> ProcessFacts:
         memory_bytes=0 if pid is None else sum(memory_of(one) for one in _below(pid)),
         restarts=conversation.restarts,
         in_flight=len(conversation.calls),
-        stderr=[scrubbed_text(line[:_MOST_CHARS]) for line in words[-_WORDS:]],
+        stderr=[scrubbed_text(line)[:_MOST_CHARS] for line in words[-_WORDS:]],
     )
 
 

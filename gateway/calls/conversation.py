@@ -60,7 +60,7 @@ class Conversation(Peer):
     __slots__ = ("__weakref__", "_background", "_router", "_watch", "calls", "deadlines", "known_lists", "users")
 
     def __init__(self, source: LinkSource, router: Router, deadlines: Deadlines, *, unreturned: bool = False) -> None:
-        links = LinkLifecycle(source, self, start_s=deadlines.start_s, idle_stop_s=deadlines.idle_stop(unreturned))
+        links = LinkLifecycle(source, self, deadlines, idle_stop_s=deadlines.idle_stop(unreturned))
         super().__init__(source, links)
         self.calls = Calls()
         self.deadlines = deadlines
@@ -251,7 +251,7 @@ class Conversation(Peer):
             fail_start(self, exchange, error, UPSTREAM_UNAVAILABLE)
 
     def closed(self, reason: str) -> None:
-        self._links.lost()
+        reason = self._links.lost(reason)
         if self.calls.sent or self._own:
             logger.warning("%s with %d calls in flight", reason, len(self.calls.sent), extra=self.log_fields())
         unknown = f"{reason} before it answered; whether the call took effect is unknown"

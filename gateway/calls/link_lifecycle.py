@@ -14,7 +14,10 @@ import msgspec
 from msgspec.structs import replace
 
 from gateway.calls.backoff import Backoff
+from gateway.calls.deadlines import Deadlines
+from gateway.calls.last_words import with_last_words
 from gateway.calls.link_source import LinkSource
+from gateway.calls.patience import Patience
 from gateway.calls.state_table import step
 from gateway.context.link_resources import LinkResources
 from gateway.observability.logs import CORRELATION
@@ -131,11 +134,11 @@ class LinkLifecycle:
     """Opens, replaces and closes the link. `restarts` counts links that replaced an earlier one."""
 
     # Without a dictionary each: there are as many as there are conversations.
-    __slots__ = """_closing _greeted _idle _idle_stop_s _loss _resources _retired _source _start_s _tasks _user
-        _was_open failures initialize_result is_open last_words link log_level opened_for
+    __slots__ = """_closing _deadlines _greeted _idle _idle_stop_s _loss _resources _retired _source _tasks _user
+        _was_open failures initialize_result is_open last_words link log_level opened_for patience
         restarts state""".split()
 
-    def __init__(self, source: LinkSource, user: LinkUser, *, start_s: float, idle_stop_s: float | None) -> None:
+    def __init__(self, source: LinkSource, user: LinkUser, deadlines: Deadlines, *, idle_stop_s: float | None) -> None:
         self.state = LinkState.ABSENT
         self.is_open = False  # whether a call can be sent now
         self.link: Link | None = None
@@ -147,7 +150,8 @@ class LinkLifecycle:
         self.log_level = ""  # the level that a legacy server was set to on behalf of modern clients
         self._source = source
         self._user = user
-        self._start_s = start_s
+        self.patience = Patience(deadlines.noise_s)
+        self._deadlines = deadlines
         self._idle_stop_s = idle_stop_s
         self._resources = LinkResources()
         self._greeted: Link | None = None  # the handshake with it is complete
@@ -213,15 +217,15 @@ class LinkLifecycle:
         CORRELATION.set("")
         self.opened_for = correlation
         try:
-            async with asyncio.timeout(self._start_s):
+            async with self.patience.within(self._deadlines.start_s):
                 await self._connect()
                 self.require()  # it may have been lost since its handshake
             self._step(LinkEvent.OPENED)
         except TimeoutError:
             self._source.failed()
             await self._fail()
-            late = f"server {self._source.name!r} did not start within {self._start_s:g} s"
-            raise UpstreamUnavailable(late) from None
+            late = self.patience.late(self._source.name, self._deadlines.start_s)
+            raise UpstreamUnavailable(self.quoted(late)) from None
         except LinkClosed as error:
             self._source.failed()
             await self._fail()
@@ -280,8 +284,8 @@ class LinkLifecycle:
 
     # -- losing
 
-    def lost(self) -> None:
-        """The link has ended, by itself or because it was closed."""
+    def lost(self, reason: str = "") -> str:
+        """The link has ended, by itself or because it was closed. Returns the reason for clients."""
         self._keep_last_words()
         self.link = None
         self._resources.close()
@@ -289,6 +293,7 @@ class LinkLifecycle:
         if self._was_open and self._loss is None:
             self._loss = Loss.CRASHED
         self._step(LinkEvent.LOST)
+        return self.quoted(reason)
 
     def forgotten(self, link: Link) -> None:
         """The server no longer knows the session of that link, which takes no message but may still answer others."""
@@ -313,6 +318,10 @@ class LinkLifecycle:
         finally:
             self._closing = None
             self._step(LinkEvent.CLOSED)
+
+    def quoted(self, reason: str) -> str:
+        """The reason of a failure for clients: with the last output of the server, if it is theirs."""
+        return with_last_words(reason, self.last_words) if self._source.quotes_output else reason
 
     def _keep_last_words(self) -> None:
         if self.link is not None:

@@ -46,6 +46,11 @@ class LinkSource(Protocol):
         """The session that the links belong to, as logs may show it; empty if they belong to none or to many."""
         ...
 
+    @property
+    def quotes_output(self) -> bool:
+        """Whether errors quote the server's output to clients."""
+        ...
+
     async def resources(self) -> LinkResources:
         """The resources of its session for the next link. Raises `UpstreamUnavailable`."""
         ...

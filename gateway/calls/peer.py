@@ -12,6 +12,7 @@ from gateway.calls.backoff import Backoff
 from gateway.calls.link_lifecycle import LinkLifecycle
 from gateway.calls.link_source import LinkSource
 from gateway.calls.log_level import is_lower
+from gateway.calls.patience import Patience
 from gateway.calls.pending import PendingRequests
 from transports.era import Era
 from transports.jsonrpc import (
@@ -77,6 +78,15 @@ class Peer:
     def last_words(self) -> list[str]:
         """The last lines on stderr of a process that has ended."""
         return self._links.last_words
+
+    @property
+    def patience(self) -> Patience:
+        """How long the server's first answer is waited for."""
+        return self._links.patience
+
+    def noise(self) -> None:
+        """The server has written a line that is no message (LinkEvents)."""
+        self._links.patience.noise()
 
     async def ready(self) -> None:
         """Wait until the link is open.

@@ -29,6 +29,10 @@ class LimitSettings(Frozen):
     process twice as much memory."""
     start_timeout_s: Seconds = 30.0
     """Maximum time for the start of a server, including the handshake."""
+    noise_timeout_s: Seconds = 5.0
+    """Maximum time from the first line on stdout of a starting server that is no MCP message to its first answer. A
+    banner does no harm, and a program that is no MCP server is recognized soon. Raise it for a server that writes to
+    stdout and then takes long to start."""
     list_timeout_s: Seconds = 2.0
     """Maximum time that the handshake, discovery, lists and subscriptions at `/mcp` wait for the servers behind it.
     Then they are answered without the servers that are late, and the client is notified once these are up. Hosts show

@@ -90,6 +90,10 @@ class PolicySettings(Frozen):
     list. Such a pattern is probably misspelt, and protects nothing. `refuse`: the gateway does not start; if a server
     answers only later, its tools are not called. `allow`: log a warning, for servers whose lists depend on the session
     or grow."""
+    last_output: Literal["own", "all", "none"] = "own"
+    """Whose last line of output errors quote to clients when a server fails: that of the session's own process (`own`),
+    also that of processes that sessions share (`all`), or nobody's. The line is cut at 200 characters, and credentials
+    in it are redacted as far as they can be recognized. Operators find the last lines in the log and the console."""
     slow_s: Annotated[float, Field(gt=0)] = 10.0
     """Log a warning for a call that takes longer."""
     sandbox: tuple[str, ...] = ()

@@ -65,6 +65,7 @@ def build_servers(base: Foundation, sessions: SessionParts, given: Mapping[str, 
         resources=resources,
         records=sessions.records,
         permits=policy.permitted_uris,
+        quotes=options.policy.last_output,
     )
     upstreams = [factory.of_entry(name, entry) for name, entry in entries.items()]
     upstreams += [factory.of_object(name, server) for name, server in objects.items()]

@@ -4,47 +4,35 @@ import importlib
 import sys
 import traceback
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from gateway.calls.deadlines import Deadlines
-from gateway.calls.link_source import LinkSession
-from gateway.calls.live_session import LiveSession
 from gateway.config.limits import LimitSettings
 from gateway.config.settings import ConfigurationError
 from gateway.config.upstreams import UpstreamSettings
 from gateway.context.secrets import is_template
 from gateway.upstreams.facts import KnownFacts
 from gateway.upstreams.inventory import Inventory
-from gateway.upstreams.link_source import UpstreamLinks
+from gateway.upstreams.link_source import Quotes, SessionRecorder, UpstreamLinks
 from gateway.upstreams.list_pages import ListReader
 from gateway.upstreams.probe import Probe
 from gateway.upstreams.session_resources import SessionResources
 from gateway.upstreams.shared import SharedConversations
 from gateway.upstreams.upstream import ConfiguredUpstream
 from session_store import Context
-from session_store.metadata import scrubbed_text
+from session_store.metadata import output_scrubber
+from transports.upstream.process import Command
 from transports.upstream.spawn import ForkServer
 from transports.upstream.stdio import StdioUpstream
 from transports.upstream.streamable_http import HttpUpstream
 from transports.upstream_port import Upstream
 
-__all__ = ["OBJECT", "SessionRecorder", "UpstreamFactory", "load_object"]
+__all__ = ["OBJECT", "UpstreamFactory", "load_object"]
 
 OBJECT = UpstreamSettings(in_process="given:object")
 """The settings of a server object that the embedding program hands in."""
-
-
-class SessionRecorder(Protocol):
-    """Writes to the records of sessions what later links need."""
-
-    async def record_use(self, live: LinkSession, upstream: str) -> bool:
-        """Record that the session uses that upstream. True if the session did so already, in an earlier process."""
-        ...
-
-    async def remote_session_changed(self, live: LiveSession, old: str, new: str) -> None:
-        """Record what a later link can resume with, in place of `old`."""
-        ...
 
 
 class UpstreamFactory:
@@ -64,6 +52,7 @@ class UpstreamFactory:
         resources: Callable[[str, UpstreamSettings], SessionResources],
         records: SessionRecorder,
         permits: Callable[[Context, str, frozenset[str]], frozenset[str]],
+        quotes: Quotes = "own",
     ) -> None:
         self._limits = limits
         self._default_unreturned_stop_s = unreturned_stop_s
@@ -71,6 +60,7 @@ class UpstreamFactory:
         self._resources = resources
         self._records = records
         self._permits = permits
+        self._quotes = quotes
 
     def of_entry(self, name: str, settings: UpstreamSettings) -> ConfiguredUpstream:
         """The upstream of an entry of the configuration.
@@ -89,6 +79,7 @@ class UpstreamFactory:
         limits = self._limits
         deadlines = Deadlines(
             start_s=limits.start_timeout_s,
+            noise_s=limits.noise_timeout_s,
             call_s=limits.call_timeout_s,
             suspended_s=limits.parked_s,
             idle_stop_s=settings.idle_stop_s or None,
@@ -99,10 +90,10 @@ class UpstreamFactory:
             upstream,
             self._resources(name, settings),
             is_url=bool(settings.url),
-            record_use=self._records.record_use,
-            remote_session_changed=self._records.remote_session_changed,
+            records=self._records,
             permits=lambda context, uris: self._permits(context, name, uris),
             known=known,
+            quotes=self._quotes,
         )
         shared = SharedConversations(links, deadlines)
         reader = ListReader(name_chars=limits.name_chars, uri_chars=limits.uri_chars)
@@ -136,13 +127,13 @@ class UpstreamFactory:
             )
         return StdioUpstream(
             name=name,
-            argv=(*settings.resources.argv, *settings.argv),
-            env=_same_for_all(settings.env),
-            cwd=settings.cwd,
+            command=Command(
+                argv=(*settings.resources.argv, *settings.argv), env=_same_for_all(settings.env), cwd=settings.cwd
+            ),
             fork_server=self._fork_server,
             max_line_bytes=limits.line_bytes,
             grace_s=limits.shutdown_grace_s,
-            scrub=scrubbed_text,
+            scrubber=partial(output_scrubber, [name for name, value in settings.env.items() if is_template(value)]),
         )
 
 

@@ -17,12 +17,14 @@ __all__ = ["KnownFacts", "ServerFacts", "era_of"]
 class ServerFacts:
     """The findings of one probe: the result of `server/discover` (a modern server), or else that of `initialize`.
 
-    `failure` says why the server could not be asked. Without any of the three, the server speaks neither era.
+    `failure` says why the server could not be asked, for clients. `last_words` are the last lines of its output then,
+    for operators. Without any of the three, the server speaks neither era.
     """
 
     discover: bytes | None = None
     initialize: bytes | None = None
     failure: str = ""
+    last_words: tuple[str, ...] = ()
     tools: Tools = field(default_factory=Tools)
 
     @property

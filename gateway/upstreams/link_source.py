@@ -2,8 +2,8 @@
 
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable
-from typing import Any, Final, Literal
+from collections.abc import Callable
+from typing import Any, Final, Literal, Protocol
 
 import msgspec
 from msgspec.structs import replace
@@ -20,7 +20,7 @@ from transports.era import Era
 from transports.jsonrpc import encode, encode_notification, encode_request
 from transports.upstream_port import ConnectOptions, Link, LinkEvents, Upstream
 
-__all__ = ["Key", "SessionLinks", "SharedLinks", "Start", "TrialLinks", "UpstreamLinks"]
+__all__ = ["Key", "SessionLinks", "SessionRecorder", "SharedLinks", "Start", "TrialLinks", "UpstreamLinks"]
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +30,7 @@ Key = tuple[str, Era, bytes]
 Start = Literal["started", "failed"]
 """The outcome of opening a link."""
 
+Quotes = Literal["own", "all", "none"]
 Permits = Callable[[Context, frozenset[str]], frozenset[str]]
 
 _SHARED_HANDSHAKE: Final = encode(
@@ -42,12 +43,25 @@ _SHARED_HANDSHAKE: Final = encode(
 _INITIALIZED: Final = encode_notification("notifications/initialized", None)
 
 
+class SessionRecorder(Protocol):
+    """Writes to the records of sessions what later links need."""
+
+    async def record_use(self, live: LinkSession, upstream: str) -> bool:
+        """Record that the session uses that upstream. True if the session did so already, in an earlier process."""
+        ...
+
+    async def remote_session_changed(self, live: LiveSession, old: str, new: str) -> None:
+        """Record what a later link can resume with, in place of `old`."""
+        ...
+
+
 class UpstreamLinks:
     """The facts that all links to one server share. `restarts` counts replaced links by reason, `starts` opened links
     by outcome.
 
-    `record_use` and `remote_session_changed` write to the record of a session. `permits` returns those URIs of
-    resources that a context may subscribe to. `known` has what the last probe found.
+    `records` writes to the record of a session. `permits` returns those URIs of resources that a context may subscribe
+    to. `known` has what the last probe found. `quotes`: the processes whose output errors quote to clients, those of
+    the session that has the error, all, or none.
     """
 
     def __init__(
@@ -57,20 +71,21 @@ class UpstreamLinks:
         resources: SessionResources,
         *,
         is_url: bool,
-        record_use: Callable[[LinkSession, str], Awaitable[bool]],
-        remote_session_changed: Callable[[LiveSession, str, str], Awaitable[None]],
+        records: SessionRecorder,
         permits: Permits,
         known: KnownFacts,
+        quotes: Quotes,
     ) -> None:
         self.name = name
         self.restarts: Counter[str] = Counter()
         self.starts: Counter[Start] = Counter()
         self.resources = resources
-        self.remote_session_changed = remote_session_changed
+        self.remote_session_changed = records.remote_session_changed
+        self.quotes = quotes
         self.permits = permits
         self._upstream = upstream
         self._is_url = is_url
-        self._record_use = record_use
+        self._record_use = records.record_use
         self.known_handshake = known.handshake
         self._known = known
 
@@ -108,6 +123,7 @@ class SharedLinks:
         self.name = links.name
         self.era = era
         self.session = ""
+        self.quotes_output = links.quotes == "all"
         self.failed = links.failed
 
     async def resources(self) -> LinkResources:
@@ -166,6 +182,10 @@ class SessionLinks:
     @property
     def name(self) -> str:
         return self._links.name
+
+    @property
+    def quotes_output(self) -> bool:
+        return self._links.quotes != "none"
 
     @property
     def era(self) -> Era:

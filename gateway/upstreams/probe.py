@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Final
 
@@ -11,6 +11,7 @@ import msgspec
 
 from gateway.calls.backoff import Backoff
 from gateway.calls.conversation import Conversation
+from gateway.calls.last_words import with_last_words
 from gateway.protocol.handshake import HandshakeRefused
 from gateway.protocol.listing import Tools
 from gateway.upstreams.facts import KnownFacts, ServerFacts, era_of
@@ -148,13 +149,14 @@ class Probe:
             self.failures = Backoff()
             self.answered.set()
         else:
-            self._failed(facts.failure or "it supports no MCP version of this gateway")
+            self._failed(facts.failure or "it supports no MCP version of this gateway", facts.last_words)
         return facts
 
-    def _failed(self, reason: str) -> None:
+    def _failed(self, reason: str, last_words: Sequence[str]) -> None:
         """Record a failure, and make the probe again later."""
         level = logging.WARNING if reason != self.failures.reason else logging.DEBUG
-        logger.log(level, "server %s cannot be used: %s", self._name, reason)
+        told = with_last_words(reason, last_words)
+        logger.log(level, "server %s cannot be used: %s", self._name, told, extra={"server": self._name})
         self.failures.fail(reason, self._clock())
         self._again = asyncio.get_running_loop().call_later(self.failures.delay_s, self.start)
 
@@ -171,14 +173,14 @@ class Probe:
             if (facts := await self._discover(conversation, began)) is not None:
                 return facts
         except (UpstreamUnavailable, HandshakeRefused) as error:
-            return ServerFacts(failure=str(error))
+            return ServerFacts(failure=str(error), last_words=tuple(conversation.last_words))
         except (TimeoutError, LinkClosed, msgspec.MsgspecError):
             pass  # legacy servers do not answer, or exit, if the first message is not a handshake
         await self._shared.discard(Era.MODERN)
         return await self._ask_legacy()
 
     async def _discover(self, conversation: Conversation, began: float) -> ServerFacts | None:
-        async with asyncio.timeout(self._start_s):
+        async with conversation.patience.within(self._start_s):
             answer = await conversation.ask("server/discover", encode({"_meta": GATEWAY_META}))
         if not isinstance(answer.result, msgspec.Raw):
             return None
@@ -190,7 +192,7 @@ class Probe:
         try:
             await conversation.ready()
         except UpstreamUnavailable as error:
-            return ServerFacts(failure=str(error))
+            return ServerFacts(failure=str(error), last_words=tuple(conversation.last_words))
         except HandshakeRefused:
             return ServerFacts()
         self.started_s = self._clock() - began

@@ -42,6 +42,7 @@ class FakeUpstream:
     """The source of the links, and the router of the server's messages. `error` is raised when a link is opened."""
 
     name = "fake"
+    quotes_output = False
     session = ""
 
     def __init__(self) -> None:

@@ -2,12 +2,13 @@
 
 import os
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 
 import httpx
 import pytest
 from mcp.server.mcpserver import MCPServer
 
-from session_store.metadata import scrubbed_text
+from session_store.metadata import output_scrubber
 from tests.support.gateway_process import DEMO, ROOT, running_gateway
 from tests.support.http_probe_server import running_http_probe
 from tests.support.mcp_clients import Legacy, tool_text
@@ -15,6 +16,7 @@ from tests.support.redis_server import free_port
 from tests.toys.echo_upstream import EchoUpstream
 from transports.testing import ForgetfulUpstreamContract, UnreachableUpstreamContract, UpstreamContract
 from transports.upstream.in_process import InProcessUpstream
+from transports.upstream.process import Command
 from transports.upstream.spawn import ForkServer
 from transports.upstream.stdio import StdioUpstream
 from transports.upstream.streamable_http import HttpUpstream
@@ -24,13 +26,11 @@ from transports.upstream_port import Upstream
 def child(fork_server: ForkServer, *argv: str) -> StdioUpstream:
     return StdioUpstream(
         name="child",
-        argv=argv,
-        env={"PYTHONPATH": os.environ.get("PYTHONPATH", "")},
-        cwd=str(ROOT),
+        command=Command(argv=argv, env={"PYTHONPATH": os.environ.get("PYTHONPATH", "")}, cwd=str(ROOT)),
         fork_server=fork_server,
         max_line_bytes=1 << 20,
         grace_s=5.0,
-        scrub=scrubbed_text,
+        scrubber=partial(output_scrubber, ()),
     )
 
 

@@ -6,6 +6,7 @@ MCP 2025-11-25 and 2026-07-28, Transports §stdio. A line of stdout that is not 
 import logging
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Final
 
 from transports.jsonrpc import InvalidMessage, Message, parse_lenient
@@ -25,32 +26,34 @@ MAX_UNREAD_BYTES: Final = 16 << 20
 """Unsent bytes, at most, for a child that does not read its stdin."""
 
 _MOST_CHARS: Final = 500
-"""Of one line of a child, in the log."""
+"""Of one line of a child, where it is shown."""
+
+_READ_CHARS: Final = 2_000
+_LAST_LINES: Final = 10
+_NOISY_LINES: Final = 3
+"""Lines of stdout that are no messages, as they are kept and logged before the first message: then they are counted."""
 
 
 class StdioUpstream:
-    """Starts the child processes of one configured server. `scrub` redacts credentials in their output, for the log."""
+    """Starts the child processes of one configured server. `scrubber` returns, for the environment of a child, a
+    function that redacts credentials in the child's output."""
 
     def __init__(
         self,
         *,
         name: str,
-        argv: tuple[str, ...],
-        env: Mapping[str, str],
-        cwd: str | None,
+        command: Command,
         fork_server: ForkServer,
         max_line_bytes: int,
         grace_s: float,
-        scrub: Callable[[str], str],
+        scrubber: Callable[[Mapping[str, str]], Callable[[str], str]],
     ) -> None:
         self._name = name
-        self._argv = argv
-        self._env = env
-        self._cwd = cwd
+        self._command = command
         self._fork_server = fork_server
         self._max_line_bytes = max_line_bytes
         self._grace_s = grace_s
-        self._scrub = scrub
+        self._scrubber = scrubber
 
     async def connect(self, given: ConnectOptions, events: LinkEvents) -> "StdioLink":
         """Start a child, or attach to the prestarted one."""
@@ -66,10 +69,9 @@ class StdioUpstream:
     async def _start(self, given: ConnectOptions, events: LinkEvents) -> "StdioLink":
         """The environment is what the operator set for the server, over `given.env`, over the inherited variables."""
         inherited = {name: value for name in INHERITED if (value := os.environ.get(name)) is not None}
-        command = Command(
-            argv=(*given.launcher, *self._argv), env={**inherited, **given.env, **self._env}, cwd=self._cwd
-        )
-        link = StdioLink(self._name, events, self._grace_s, self._scrub)
+        own = {**given.env, **self._command.env}
+        command = replace(self._command, argv=(*given.launcher, *self._command.argv), env={**inherited, **own})
+        link = StdioLink(self._name, events, self._grace_s, self._scrubber(own))
         try:
             process = await self._fork_server.spawn(
                 command, link, max_line_bytes=self._max_line_bytes, stderr=link.stderr
@@ -93,6 +95,8 @@ class StdioLink:
         self._events = events
         self._grace_s = grace_s
         self._scrub = scrub
+        self._is_heard = False  # it has sent a message
+        self._noise: list[str] = []  # the first lines of stdout that were none
 
     def attach(self, process: Process) -> None:
         """The child runs. Its lines come after this call."""
@@ -108,7 +112,9 @@ class StdioLink:
 
     @property
     def last_words(self) -> list[str]:
-        return self._process.stderr_tail()
+        """The last lines of stderr. While the child has sent no message, the first lines of its stdout follow."""
+        lines = [self._shown(line) for line in self._process.stderr_tail()[-_LAST_LINES:]]
+        return lines if self._is_heard else [*lines, *self._noise]
 
     @property
     def is_unheard(self) -> bool:
@@ -139,18 +145,35 @@ class StdioLink:
         try:
             message = parse_lenient(line)
         except InvalidMessage as error:
-            head = self._scrub(line[:_MOST_CHARS].decode("utf-8", "replace"))
-            logger.warning(
-                "server %s wrote a line to stdout that is not a JSON-RPC message: %.80r",
-                *(self._name, head),
-                extra=self._events.log_fields(),
-            )
+            self._hear_noise(line)
             meant = meant_by(line)
             if meant.is_answer:
                 reason = f"server {self._name!r} sent an answer that cannot be read: {error}"
                 self._events.unreadable(meant.request_id, reason)
             return
+        self._is_heard = True
         self._events.message(message)
+
+    def _hear_noise(self, line: bytes) -> None:
+        """A line that is no message: logged, and reported while no message has come."""
+        shown = self._shown(line.decode("utf-8", "replace"))
+        if not self._is_heard:
+            self._events.noise()
+            if len(self._noise) == _NOISY_LINES:
+                return
+            self._noise.append(f"(stdout) {shown}")
+        logger.warning(
+            "server %s wrote a line to stdout that is not a JSON-RPC message: %.80r",
+            *(self._name, shown),
+            extra=self._events.log_fields(),
+        )
+
+    def _shown(self, line: str) -> str:
+        """A line for those who may see it. It is cut after it is redacted: the rest of a credential has no form. Of a
+        line that was cut before it came here, the last word is left out for the same reason."""
+        if len(line) >= _READ_CHARS:
+            line = line[:_READ_CHARS].rpartition(" ")[0]
+        return self._scrub(line)[:_MOST_CHARS]
 
     def oversized(self, head: bytes, tail: bytes) -> None:
         reason = f"server {self._name!r} wrote a message beyond the line limit; it was thrown away"
@@ -161,18 +184,17 @@ class StdioLink:
 
     def exited(self, code: int | None) -> None:
         how = "ended" if code is None else f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
-        if code:
-            last_words = [self._scrub(line)[:_MOST_CHARS] for line in self._process.stderr_tail()[-5:]]
+        if code or not self._is_heard:
             logger.warning(
-                "server %s %s; the end of its stderr: %s",
-                *(self._name, how, last_words),
+                "server %s %s; the end of its output: %s",
+                *(self._name, how, self.last_words[-5:]),
                 extra=self._events.log_fields(),
             )
         self._events.closed(f"server {self._name!r} {how}")
 
     def stderr(self, line: bytes) -> None:
         if logger.isEnabledFor(logging.DEBUG):
-            text = self._scrub(line.decode("utf-8", "replace"))
+            text = self._shown(line.decode("utf-8", "replace"))
             logger.debug("server %s: %s", self._name, text, extra=self._events.log_fields())
 
 
@@ -186,6 +208,9 @@ class _Unheard:
 
     def message(self, message: Message) -> None:
         self.said = True
+
+    def noise(self) -> None:
+        """A banner says nothing that a session could miss."""
 
     def unreadable(self, request_id: int | str | None, reason: str) -> None:
         self.said = True

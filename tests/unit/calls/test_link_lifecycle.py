@@ -7,6 +7,7 @@ from itertools import product
 
 import pytest
 
+from gateway.calls.deadlines import Deadlines
 from gateway.calls.link_lifecycle import LINK, LinkEvent, LinkLifecycle, LinkState
 from gateway.calls.link_source import LinkSession
 from gateway.calls.state_table import IllegalStep, step
@@ -75,6 +76,7 @@ class User:
     def log_fields(self) -> dict[str, str]:
         return {}
 
+    def noise(self) -> None: ...
     def message(self, message: Message) -> None: ...
     def unreadable(self, request_id: int | str | None, reason: str) -> None: ...
     def refused(self, request_id: int | str, reason: str) -> None: ...
@@ -83,6 +85,7 @@ class User:
 
 class Source:
     name = "files"
+    quotes_output = True
     session = ""
 
     def __init__(self, user: User, era: Era = Era.LEGACY) -> None:
@@ -147,7 +150,9 @@ def lifecycle(
 ) -> tuple[LinkLifecycle, Source, User]:
     user = User()
     source = Source(user, era)
-    user.links = LinkLifecycle(source, user, start_s=start_s, idle_stop_s=idle_stop_s)
+    user.links = LinkLifecycle(
+        source, user, Deadlines(start_s=start_s, call_s=5.0, suspended_s=5.0, idle_stop_s=None), idle_stop_s=idle_stop_s
+    )
     return user.links, source, user
 
 

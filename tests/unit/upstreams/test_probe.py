@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from gateway.calls.patience import Patience
 from gateway.protocol.handshake import HandshakeRefused
 from gateway.upstreams.facts import KnownFacts
 from gateway.upstreams.list_pages import ListReader
@@ -48,6 +49,8 @@ class Talk:
         self.server = server
         self.trying = era is None
         self.era = era or Era.LEGACY
+        self.last_words = ["it is no use"]
+        self.patience = Patience(5.0)
         self.initialize_result = b'{"protocolVersion":"2025-11-25","capabilities":{}}'
 
     async def ready(self) -> None:

@@ -5,7 +5,7 @@ from typing import cast
 
 import pytest
 
-from session_store.metadata import scrubbed_text
+from session_store.metadata import output_scrubber, scrubbed_text
 from tests.requirements import requirement
 from transports.testing import RecordedEvents
 from transports.upstream.process import Process
@@ -33,3 +33,60 @@ def test_credentials_in_the_output_of_a_child_are_not_logged(caplog: pytest.LogC
     assert len(caplog.messages) == 3 and SECRET not in caplog.text
     assert all("[redacted]" in message for message in caplog.messages)
     assert "cannot sign in with [redacted]" in caplog.text and events.ends == ["server 'files' exited with code 1"]
+
+
+class Noisy(RecordedEvents):
+    """Counts lines that are no messages."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.noises = 0
+
+    def noise(self) -> None:
+        self.noises += 1
+
+
+class Chatty(DeadChild):
+    """A process that has written these lines to stderr."""
+
+    def __init__(self, *lines: str) -> None:
+        self.lines = [*lines]
+
+    def stderr_tail(self) -> list[str]:
+        return self.lines
+
+
+def linked(child: DeadChild, environment: dict[str, str] | None = None) -> tuple[StdioLink, Noisy]:
+    events = Noisy()
+    link = StdioLink("files", events, 1.0, output_scrubber(["TENANT"], environment or {}))
+    link.attach(cast(Process, child))
+    return link, events
+
+
+@requirement("proc.garbage", "proc.noise")
+def test_lines_that_are_no_messages_are_reported_until_the_first_message(caplog: pytest.LogCaptureFixture) -> None:
+    link, events = linked(Chatty("starting"))
+    for number in range(100):
+        link.line(f"Usage {number}".encode())
+    assert events.noises == 100 and len(caplog.messages) == 3, "a flood is not a flood in the log"
+    assert link.last_words == ["starting", "(stdout) Usage 0", "(stdout) Usage 1", "(stdout) Usage 2"]
+    link.line(b'{"jsonrpc":"2.0","id":1,"result":{}}')
+    link.line(b"a later line")
+    assert events.noises == 100 and link.last_words == ["starting"]
+
+
+@requirement("proc.last-words", "ops.redact")
+def test_credentials_are_redacted_before_a_line_is_cut() -> None:
+    straddling = "x" * 490 + " " + SECRET
+    many = " ".join([f"{number} {SECRET}" for number in range(200)])
+    link, _ = linked(Chatty(straddling, many[:2_000], many))
+    for line in link.last_words:
+        assert "ghp_" not in line and len(line) <= 500
+    assert link.last_words[0].startswith("x" * 490)
+
+
+@requirement("proc.last-words", "ops.redact")
+def test_the_secrets_of_a_server_s_environment_are_redacted_whatever_their_form() -> None:
+    environment = {"API_KEY": "plain words", "TENANT": "acme-corporation", "HOME": "/home/ada", "TOKEN": "abc"}
+    link, _ = linked(Chatty("key 'plain words' of acme-corporation in /home/ada is no abc"), environment)
+    assert link.last_words == ["key '[redacted]' of [redacted] in /home/ada is no abc"]

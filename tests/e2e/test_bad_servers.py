@@ -1,0 +1,185 @@
+"""One bad server harms nobody: lists and calls of the others, and who got a list without it hears when it is up."""
+
+import re
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+
+from tests.matrix.run import CLIENTS, connected, text
+from tests.requirements import requirement
+from tests.support.bad_server import TOKEN
+from tests.support.gateway_process import BAD, RunningGateway, running_gateway, server
+from tests.support.mcp_clients import Legacy, Modern, messages
+from tests.support.waiting import eventually
+
+MISSING = "io.github.mcp-session-gateway/missing"
+LIST_S = 2.0
+SPARE_S = 1.5
+"""This machine may be busy: what a list takes beyond its limit."""
+
+GOOD = [f"good{number}" for number in range(8)]
+SLOW_S = 6.0
+
+
+def bad(*arguments: str, **more: Any) -> dict[str, Any]:
+    return server((*BAD, *arguments), **more)
+
+
+def missing_of(result: Any) -> dict[str, dict[str, Any]]:
+    """The servers that a result says it comes without."""
+    return {entry["server"]: entry for entry in (result.get("_meta") or {}).get(MISSING, [])}
+
+
+@pytest.mark.anyio
+@requirement("proc.hang", "proc.late", "proc.garbage")
+async def test_eleven_servers_of_which_one_hangs_one_prints_garbage_and_one_is_slow() -> None:
+    warnings.simplefilter("ignore")
+    servers = {name: bad("good", *(["0", "", "modern"] if name == GOOD[0] else [])) for name in GOOD}
+    servers |= {"hang": bad("hang"), "garbage": bad("garbage"), "slow": bad("slow", f"{SLOW_S:g}")}
+    with running_gateway(servers, options={"limits": {"start_timeout_s": 8}}) as gateway, anyio.fail_after(90):
+
+        async def client(era: str) -> None:
+            began = time.monotonic()
+            async with connected(gateway.url, era) as (session, heard):
+                asked = time.monotonic()
+                assert asked - began <= LIST_S + SPARE_S, "the handshake"
+                if era == "legacy":
+                    await complete(session, heard.news.wait)
+                    assert "ToolListChangedNotification" in heard.told
+                else:
+                    async with session.listen(tools_list_changed=True) as subscription:
+                        events = aiter(subscription)
+                        await complete(session, lambda: anext(events))
+
+        async with anyio.create_task_group() as tasks:
+            for era in CLIENTS:
+                tasks.start_soon(client, era)
+
+
+async def complete(session: Any, news: Any) -> None:
+    """List at once, call the good servers, and list again whenever the gateway says that the list has changed."""
+    began = time.monotonic()
+    listed = await session.list_tools()
+    assert time.monotonic() - began <= LIST_S + SPARE_S, "the list"
+    names = [tool.name for tool in listed.tools]
+    assert {f"{name}__who" for name in GOOD} <= {*names}
+    missing = missing_of({"_meta": listed.meta})
+    assert {*missing} == {"hang", "garbage", "slow"}
+    for name in GOOD:
+        began = time.monotonic()
+        assert text(await session.call_tool(f"{name}__who", {})).startswith("pid")
+        assert time.monotonic() - began < SPARE_S, f"a call to {name}"
+    while "slow__who" not in names:
+        await news()
+        listed = await session.list_tools()
+        names = [tool.name for tool in listed.tools]
+    assert {*missing_of({"_meta": listed.meta})} == {"hang", "garbage"}
+    assert text(await session.call_tool("slow__who", {})).startswith("pid")
+
+
+@pytest.fixture(scope="module")
+def failing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RunningGateway, Path]]:
+    """A gateway whose servers fail in seconds. The server `later` works once the file exists."""
+    mended = tmp_path_factory.mktemp("bad") / "mended"
+    servers = {
+        "good": bad("good"),
+        "later": bad("exit", "0", str(mended)),
+        "exit": bad("exit"),
+        "usage": bad("usage"),
+        "banner": bad("banner"),
+        "crash": bad("crash"),
+        "crowd": bad("crash", shared=True),
+        "slow-lists": bad("slow-lists", "1.5"),
+    }
+    limits = {"noise_timeout_s": 0.5, "list_timeout_s": 1.0, "shutdown_grace_s": 0.2}
+    with running_gateway(servers, options={"limits": limits}) as gateway:
+        yield gateway, mended
+
+
+def of(gateway: RunningGateway, name: str, http: httpx.Client) -> Legacy:
+    return Legacy(gateway.url.replace("/mcp", f"/servers/{name}/mcp"), http)
+
+
+def error_of(response: httpx.Response) -> str:
+    return str(messages(response)[-1]["error"]["message"])
+
+
+@requirement("proc.garbage", "proc.last-words")
+def test_a_program_that_is_no_server_is_given_up_in_seconds_with_the_line_it_wrote(
+    failing: tuple[RunningGateway, Path], http: httpx.Client
+) -> None:
+    gateway, _ = failing
+    began = time.monotonic()
+    told = error_of(of(gateway, "usage", http).initialize())
+    assert time.monotonic() - began < 5
+    assert "not MCP messages" in told and "Usage: bad_server [options]" in told
+    banner = of(gateway, "banner", http).open()
+    assert [tool["name"] for tool in messages(banner.call("tools/list"))[-1]["result"]["tools"]] == ["who"]
+
+
+@requirement("proc.last-words", "ops.redact")
+def test_an_error_has_the_last_line_of_the_clients_own_process_without_credentials(
+    failing: tuple[RunningGateway, Path], http: httpx.Client
+) -> None:
+    gateway, _ = failing
+    told = error_of(of(gateway, "exit", http).initialize())
+    assert "exited with code 3" in told and "its last output: 'token [redacted] was refused'" in told
+    crashed = error_of(of(gateway, "crash", http).open().tool("who"))
+    assert "exited with code 7" in crashed and "ValueError: [redacted] is of no use" in crashed
+    of_others = error_of(of(gateway, "crowd", http).open().tool("who"))
+    assert "exited with code 7" in of_others and "ValueError" not in of_others
+    assert "could not open the database" in gateway.stderr() and TOKEN not in gateway.stderr()
+
+
+@requirement("proc.backoff", "proc.late")
+def test_a_server_that_failed_is_tried_again_and_those_who_missed_it_are_notified(
+    failing: tuple[RunningGateway, Path], http: httpx.Client
+) -> None:
+    gateway, mended = failing
+    legacy, modern = Legacy(gateway.url, http).open(), Modern(gateway.url, http)
+    listed = messages(legacy.call("tools/list"))[-1]["result"]
+    missing = missing_of(listed)
+    assert {"later", "exit", "usage"} <= {*missing}
+    later = missing["later"]
+    assert "exited with code 3" in later["reason"] and 0 <= later["retryAfterMs"] <= 60_000
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", later["since"])
+    assert TOKEN not in str(listed)
+    sessionless = messages(modern.send("tools/list"))[-1]["result"]
+    assert sessionless["ttlMs"] == 0 and "later" in missing_of(sessionless)
+    mended.touch()
+    with legacy.get() as stream:
+        for line in stream.iter_lines():
+            if "notifications/tools/list_changed" in line:
+                listed = messages(legacy.call("tools/list"))[-1]["result"]
+                if "later__who" in [tool["name"] for tool in listed["tools"]]:
+                    break
+    assert "later" not in missing_of(listed)
+    assert eventually(lambda: "later" not in missing_of(messages(modern.send("tools/list"))[-1]["result"]), 5)
+
+
+@requirement("proc.late")
+def test_a_server_whose_lists_are_slow_is_in_the_list_all_the_same(
+    failing: tuple[RunningGateway, Path], http: httpx.Client
+) -> None:
+    gateway, _ = failing
+    client = Legacy(gateway.url, http).open()
+    began = time.monotonic()
+    listed = messages(client.call("tools/list"))[-1]["result"]
+    assert time.monotonic() - began < 1.0 + SPARE_S
+    assert "slow-lists__who" in [tool["name"] for tool in listed["tools"]], "as it was listed to the gateway"
+    began = time.monotonic()
+    prompts = messages(client.call("prompts/list"))[-1]["result"]
+    assert time.monotonic() - began < 1.0 + SPARE_S and "slow-lists" in missing_of(prompts)
+
+    def is_complete() -> bool:
+        return "slow-lists__greet" in [
+            prompt["name"] for prompt in messages(client.call("prompts/list"))[-1]["result"]["prompts"]
+        ]
+
+    assert eventually(is_complete, 10)
