@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # Tests and tools start hundreds of processes. Without bytecode files, each of them would compile the sources again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run test unit check conformance cluster chaos attack fuzz matrix bench bench-peers reference clean
+.PHONY: help run test unit check clients conformance cluster chaos attack fuzz matrix bench bench-peers reference clean
 
 help: ## List the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -44,6 +44,9 @@ fuzz: $(VENV)/.installed-dev ## Fuzz the HTTP and JSON parsers for a minute, com
 
 matrix: $(VENV)/.installed-dev ## Test every feature for every pair of client era and server era
 	$(BIN)/python -m tests.matrix.run
+
+clients: $(VENV)/.installed-dev ## Run the client libraries of docs/clients.md, and print what each does (4 minutes)
+	$(BIN)/python -m tests.clients.client_table
 
 bench: $(VENV)/.installed-dev ## Measure speed, compared with the limits of the machine (10 minutes)
 	$(BIN)/python -m bench.run

@@ -29,6 +29,7 @@ __all__ = [
     "insufficient_scope",
     "invalid_arguments",
     "is_bad_request_state",
+    "keyed_session_stays",
     "no_session",
     "not_found_by_others",
     "record_full",
@@ -80,7 +81,7 @@ class ErrorKind(NamedTuple):
 ERRORS: Final[dict[int, ErrorKind]] = {
     PARSE_ERROR: ErrorKind("not JSON", (400,), "client", "no"),
     INVALID_REQUEST: ErrorKind(
-        "invalid or unacceptable request", (200, 400, 403, 404, 406, 413, 415, 421, 431), "client", "no"
+        "invalid or unacceptable request", (200, 400, 403, 404, 405, 406, 413, 415, 421, 431), "client", "no"
     ),
     METHOD_NOT_FOUND: ErrorKind("unknown method", (200, 404), "client", "no"),
     INVALID_PARAMS: ErrorKind("invalid parameters", (200, 400, 404, 409), "client", "no"),
@@ -282,6 +283,17 @@ def bad_context(reason: str) -> Refused:
 def bad_session_key(reason: str) -> Refused:
     """The session key that the client sent cannot be used. The key itself is never part of the message."""
     return Refused(400, INVALID_PARAMS, f"The session key {reason}.", data={"reason": "invalid_session_key"})
+
+
+def keyed_session_stays() -> Refused:
+    """A client that carries a session key sent DELETE. SDKs do that whenever a connection closes, and another
+    connection with that key may be in use (MCP 2025-11-25, Transports §Session Management)."""
+    return Refused(
+        405,
+        INVALID_REQUEST,
+        "A session with a key outlives its connections. To end it, send DELETE with its token and without the key.",
+        headers={"Allow": "POST, GET"},
+    )
 
 
 def bad_request_state() -> Refused:

@@ -14,6 +14,7 @@ from gateway.calls.shared_server import LEVELS
 from gateway.calls.streams import STANDALONE
 from gateway.context.facts import trace_meta, with_context, with_meta
 from gateway.errors import (
+    keyed_session_stays,
     no_session,
     session_unknown,
     stream_taken,
@@ -167,8 +168,10 @@ class LegacyClients:
         return StreamReply(live, stream, last_event_id, events=self._events)
 
     async def end(self, request: Request, who: RequestContext) -> None:
-        """End the session."""
+        """End the session. Raises `Refused`: 405, the client has named the session by a key, so that it lasts."""
         live = (await self._resolver.require(request, who)).live
+        if await self._resolver.is_named_by_key(live, request, who):
+            raise keyed_session_stays()
         if not await self._lifecycle.end(live.session.id, "the client ended it"):
             raise session_unknown()
 

@@ -123,6 +123,12 @@ class SessionResolver:
         self._live.note_alias(resolved.live, alias.name)
         return resolved
 
+    async def is_named_by_key(self, live: LiveSession, request: Request, who: RequestContext) -> bool:
+        """Whether the request has a session key, and that is the key of this session."""
+        alias = self._aliases.of_key(request, who.principal)
+        named = None if alias is None else await self._store.named(alias.name)
+        return named is not None and named.id == live.session.id
+
     async def require(self, request: Request, who: RequestContext) -> Resolved:
         """As `resume`, for a legacy message, which has to name its session.
 

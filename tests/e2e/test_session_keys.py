@@ -165,3 +165,23 @@ def test_a_session_that_nobody_came_back_to_gives_its_idle_process_up(
     assert messages(woken)[-1]["result"]["_meta"][RESTARTED] == {"reason": "idle_stop"}
     threading.Event().wait(1.0)  # longer than the process of a session without its client may be idle
     assert tool_text(again.tool("pid")) == tool_text(woken), "its client is back: the process stays"
+
+
+@requirement("cli.session-key-lasts")
+def test_a_connection_that_closes_does_not_end_the_session_of_a_key(
+    pair: list[RunningGateway], http: httpx.Client
+) -> None:
+    here, there = pair
+    key = secrets.token_hex(4)
+    client = Legacy(here.url, http, headers=keyed(key)).open()
+    assert tool_text(client.tool("count")) == "1"
+    kept = client.delete()  # as SDKs do when they close
+    assert (kept.status_code, kept.headers["allow"]) == (405, "POST, GET")
+    again = Legacy(there.url, http, headers=keyed(key)).open()
+    assert (again.session, tool_text(again.tool("count"))) == (client.session, "2")
+    own = Legacy(there.url, http, headers={**PYTHON, **bearer(KEYS["alice"])}).open()
+    own.headers |= keyed(key)
+    assert own.delete().status_code == 200, "the token names another session, and wins"
+    again.headers = bearer(KEYS["alice"])
+    assert again.delete().status_code == 200
+    assert Legacy(here.url, http, headers=keyed(key)).open().session != client.session
