@@ -11,9 +11,10 @@ import typer
 
 from gateway.cli.check import check
 from gateway.cli.doctor import doctor
+from gateway.cli.explain import explain
 from gateway.cli.operate import app as replicas_app
 from gateway.cli.operate import tail, top
-from gateway.cli.options import CommandArgument, ConfigOption, Overrides, options
+from gateway.cli.options import Caller, CommandArgument, ConfigOption, Overrides, options
 from gateway.cli.output import complain
 from gateway.cli.sessions import app as sessions_app
 from gateway.config.faults import Note, located
@@ -35,6 +36,7 @@ app.add_typer(replicas_app, name="replicas")
 app.command("top")(top)
 app.command("tail")(tail)
 app.command("doctor")(doctor)
+app.command("explain")(explain)
 app.command("check")(check)
 logger = logging.getLogger(__name__)
 
@@ -111,20 +113,23 @@ def _with_command(settings: Settings, command: list[str] | None) -> Settings:
 
 
 @app.command("manifest")
+@options
 def show_manifest(
+    caller: Caller,
     command: Annotated[
         list[str] | None, typer.Argument(metavar="[-- COMMAND ARG...]", help="A stdio server, instead of --config.")
     ] = None,
     config: ConfigOption = None,
 ) -> None:
-    """Print all tools of all servers with their schemas, as JSON."""
+    """Print all tools of all servers with their schemas, as JSON. With a credential or principal, only those that it
+    sees."""
     from gateway.cli.manifest import manifest
     from gateway.observability.logs import configure_logging
 
     try:
         settings = _with_command(load(config).settings, command)
         configure_logging("error")
-        typer.echo(to_json(asyncio.run(manifest(settings)), indent=2))
+        typer.echo(to_json(asyncio.run(manifest(settings, caller)), indent=2))
     except ConfigurationError as error:
         raise complain(located(str(error), config)) from None
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final, TypeVar, get_type_hints
 
 import typer
 
-__all__ = ["AtGateway", "CommandArgument", "ConfigOption", "JsonOption", "Overrides", "Where", "options"]
+__all__ = ["AtGateway", "Caller", "CommandArgument", "ConfigOption", "JsonOption", "Overrides", "Where", "options"]
 
 _CONTEXT: Final = "typer_context"
 """The parameter by which typer hands in its context."""
@@ -56,6 +56,27 @@ class Where(AtGateway):
         if {"url", "store"} <= typed:
             raise typer.BadParameter("give --url or --store, not both")
         return replace(self, url="") if "store" in typed else self
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caller:
+    """For whom a command explains: a real credential, or a principal that is named."""
+
+    credential: Annotated[
+        str,
+        typer.Option(envvar="MCP_GATEWAY_CREDENTIAL", help="An API key or access token; better given as a variable."),
+    ] = ""
+    principal: Annotated[
+        str, typer.Option(metavar="ISSUER:SUBJECT", help="A principal, as in rules: api-key:NAME, or anonymous.")
+    ] = ""
+    claims: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="JSON file with claims of the principal's access token.")
+    ] = None
+    header: Annotated[
+        list[str] | None, typer.Option(metavar="NAME:VALUE", help="A header that the proxy sends; may be repeated.")
+    ] = None
+    workspace: Annotated[str, typer.Option(help="The workspace that the client announces.")] = ""
+    trust: Annotated[str, typer.Option(help="As if the credential set this trust.")] = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

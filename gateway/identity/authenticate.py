@@ -116,15 +116,15 @@ class Identity:
             raise self._refused("Authentication required: the Authorization header must hold Bearer and a credential.")
         if self._tokens is not None and credential.count(".") == 2:
             verified = self._tokens.cached(credential)
-            return None if verified is None else self._token_holder(*verified)
+            return None if verified is None else self.token_holder(*verified)
         return self._by_key(credential)
 
     def _known_with_fields(self, headers: Mapping[str, str], peer: str = "") -> Authenticated | None:
         """As `_known`, where headers of proxies set fields of the context."""
         who = self._known(headers, peer)
-        return None if who is None else self._with_fields(who, headers, peer)
+        return None if who is None else self.with_fields(who, headers, peer)
 
-    def _with_fields(self, who: Authenticated, headers: Mapping[str, str], peer: str) -> Authenticated:
+    def with_fields(self, who: Authenticated, headers: Mapping[str, str], peer: str) -> Authenticated:
         """The caller, with the fields that a trusted proxy sets."""
         if not self._header_fields or peer not in self.proxies:
             return who
@@ -141,15 +141,16 @@ class Identity:
         """The holder of the access token in these headers. Raises as `known`."""
         assert self._tokens is not None
         try:
-            holder = self._token_holder(*await self._tokens.verify(_credential(headers["authorization"])[1]))
-            return self._with_fields(holder, headers, peer)
+            holder = self.token_holder(*await self._tokens.verify(_credential(headers["authorization"])[1]))
+            return self.with_fields(holder, headers, peer)
         except InsufficientScope as error:
             challenge = self._challenge("insufficient_scope", error.needed)
             raise insufficient_scope(f"The access token lacks a required scope: {error}.", challenge) from None
         except InvalidToken as error:
             raise self._refused(f"The access token is not valid: {error}.", error="invalid_token") from None
 
-    def _token_holder(self, principal: Principal, claims: Mapping[str, Any]) -> Authenticated:
+    def token_holder(self, principal: Principal, claims: Mapping[str, Any]) -> Authenticated:
+        """The holder of an access token with these claims, after the token was verified."""
         return Authenticated(principal, granted_by(claims, self._claims[principal.issuer], self._claim_fields))
 
     def _by_key(self, key: str) -> Authenticated:

@@ -144,17 +144,24 @@ class ContextRules:
         return self.context(session.principal, granted, announced, announced_fields_of(known))
 
     def environment(self, principal: Principal, context: Context) -> dict[str, str]:
-        """The environment variables that the rules give the servers of a session. The first rule decides each."""
-        variables: dict[str, str] = {}
-        for _, rule in self._applied_to(principal, context):
-            variables = {**rule.env, **variables}
+        """The environment variables that the rules give the servers of a session."""
+        return {name: value for name, (value, _) in self.environment_sources(principal, context).items()}
+
+    def environment_sources(self, principal: Principal, context: Context) -> dict[str, tuple[str, str]]:
+        """As `environment`, each value with the setting that has it. The first rule decides each variable."""
+        variables: dict[str, tuple[str, str]] = {}
+        for name, rule in self._applied_to(principal, context):
+            variables = {variable: (value, f"{name}.env") for variable, value in rule.env.items()} | variables
         return variables
 
-    def lifetimes(self, principal: Principal, context: Context) -> tuple[float | None, float | None]:
-        """The `idle_ttl_s` and `max_age_s` that the rules give a session. None: no rule sets it."""
-        rules = [rule for _, rule in self._applied_to(principal, context)]
-        idle = next((rule.idle_ttl_s for rule in rules if rule.idle_ttl_s is not None), None)
-        return idle, next((rule.max_age_s for rule in rules if rule.max_age_s is not None), None)
+    def lifetimes(self, principal: Principal, context: Context) -> dict[str, tuple[float, str]]:
+        """The `idle_ttl_s` and `max_age_s` that rules set for a session, each with the setting that has it. The first
+        rule decides each."""
+        found: dict[str, tuple[float, str]] = {}
+        for name, rule in self._applied_to(principal, context):
+            times = {"idle_ttl_s": rule.idle_ttl_s, "max_age_s": rule.max_age_s}
+            found = {kind: (time, f"{name}.{kind}") for kind, time in times.items() if time is not None} | found
+        return found
 
     def _matching(self, principal: Principal) -> Rules:
         return [(name, rule) for name, rule in self._rules if _matches(str(principal), rule.principals)]

@@ -20,8 +20,9 @@ from gateway.protocol.listing import WRITE
 from gateway.protocol.uris import forms, with_plain_host
 from session_store import Context
 
-__all__ = ["Decision", "Policy", "ServerPolicy", "server_policy"]
+__all__ = ["ANNOTATIONS", "Decision", "Policy", "ServerPolicy", "server_policy"]
 
+ANNOTATIONS: Final = "the tool's annotations"
 _CACHED: Final = 4_096
 _CACHED_LONG: Final = 512
 _SHORT: Final = 256
@@ -144,7 +145,7 @@ class Policy:
         matching, where = patterns.values(), f"mcpServers.{server}.tools"
         configured = [(f.operation, f"{where}.{p}.operation") for p, f in patterns.items() if f.operation is not None]
         configured.sort(key=lambda found: found[0] != "eval")
-        operation, source = configured[0] if configured else (annotated, "the tool's annotations")
+        operation, source = configured[0] if configured else (annotated, ANNOTATIONS)
         reason = ""
         if hidden := self.hides(context, server):
             reason = f"the server is not for this session: {hidden}"

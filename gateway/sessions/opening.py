@@ -78,7 +78,7 @@ class SessionOpener:
     def _new(self, request: Request, who: RequestContext, client: ClientFacts) -> Session:
         now, principal, settings = self._clock(), who.principal, self._settings
         context = self.context_of(request, who)
-        idle_ttl_s, max_age_s = self._rules.lifetimes(principal, context)
+        lifetimes = self._rules.lifetimes(principal, context)
         session = Session(
             id=new_session_id(),
             principal=principal,
@@ -86,8 +86,8 @@ class SessionOpener:
             era=request.era,
             created_at=now,
             used_at=now,
-            idle_ttl_s=idle_ttl_s or settings.idle_ttl_s,
-            max_age_s=max_age_s or settings.max_age_s,
+            idle_ttl_s=lifetimes.get("idle_ttl_s", (settings.idle_ttl_s, ""))[0],
+            max_age_s=lifetimes.get("max_age_s", (settings.max_age_s, ""))[0],
             unconfirmed_ttl_s=settings.unconfirmed_ttl_s,
             confirmed=not principal.is_anonymous,
             origin=origin_of(request.client) if principal.is_anonymous else "",

@@ -21,7 +21,7 @@ from gateway.upstreams.upstream import ConfiguredUpstream
 from transports.era import Era
 from transports.upstream_port import LinkClosed, UpstreamUnavailable
 
-__all__ = ["CORRECT", "MEND", "Reviewed", "asking", "compare", "review", "unmatched"]
+__all__ = ["CORRECT", "MEND", "Reviewed", "asking", "compare", "listed_names", "review", "unmatched"]
 
 logger = logging.getLogger(__name__)
 
@@ -99,7 +99,7 @@ async def review(
         wanted = {"prompts": bool(settings.prompts), "resources": bool(settings.resource_uris)}
         for entry in workspaces.values():
             wanted = {kind: is_wanted or getattr(entry, kind) != ("*",) for kind, is_wanted in wanted.items()}
-        listed = {kind: await _names(upstream, kind) for kind, is_wanted in wanted.items() if is_wanted}
+        listed = {kind: await listed_names(upstream, kind) for kind, is_wanted in wanted.items() if is_wanted}
         if None in listed.values():
             found.unasked.append(server)
             continue
@@ -165,7 +165,8 @@ def _of_workspaces(
                     yield f"{where}.{kind}: {pattern!r} names no {kind.removesuffix('s')} that a server lists"
 
 
-async def _names(upstream: ConfiguredUpstream, kind: str) -> list[str] | None:
+async def listed_names(upstream: ConfiguredUpstream, kind: str) -> list[str] | None:
+    """The names or URIs that a server lists of a kind of items; None if it cannot be asked."""
     facts = await upstream.facts()
     conversation = upstream.sessionless(Era.LEGACY if facts.discover is None else Era.MODERN)
     names: list[str] = []

@@ -1,0 +1,168 @@
+"""`explain` says what a running gateway does, and which setting decides it."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from gateway.cli.explain import lines_of
+from gateway.cli.explanation import explanation
+from gateway.cli.options import Caller
+from gateway.config.settings import ConfigurationError, Settings
+from tests.requirements import requirement
+from tests.support.credentials import KEYS, bearer, sha256
+from tests.support.gateway_process import DEMO, PROBE, running_gateway, server
+from tests.support.mcp_clients import Legacy, messages
+
+SERVERS = {
+    "probe": server(
+        PROBE, env={"TOKEN": "hunter2"}, tools={"spawn": {"operation": "eval"}, "pid": {"permissions": ["p"]}}
+    ),
+    "inner": server(
+        DEMO,
+        direct_only=True,
+        context_env={"WHO": "principal", "TEAM": "team"},
+        tools={"*": {"bind": {"key": "team"}}},
+    ),
+}
+OPTIONS: dict[str, Any] = {
+    "api_keys": {name: sha256(key) for name, key in KEYS.items()},
+    "context": {"fields": {"team": {"value": "red", "to": ["log"]}, "project": {"announced": "acme.project"}}},
+    "policy": {
+        "rules": [
+            {"principals": ["api-key:bob"], "trust": "sandboxed", "env": {"TIER": "secret-tier"}},
+            {"principals": ["api-key:alice-new"], "read_only": True, "workspace": "team-a", "max_age_s": 60},
+            {"workspaces": ["team-*"], "permissions": ["p"]},
+        ],
+        "workspaces": {"team-*": {"tools": ["inner__*", "probe__*"]}, "*": {"tools": ["*__[!f]*"]}},
+    },
+}
+SETTINGS = Settings.model_validate({"mcpServers": SERVERS, "gateway": OPTIONS})
+
+
+def explained(caller: Caller, **more: Any) -> dict[str, Any]:
+    return asyncio.run(explanation(SETTINGS, caller, **more))
+
+
+@requirement("pol.explain")
+def test_it_says_what_the_gateway_does(http: httpx.Client) -> None:
+    with running_gateway(SERVERS, options=OPTIONS) as gateway:
+        for who, workspace in (("alice", "team-a"), ("bob", ""), ("alice-new", "else")):
+            client = Legacy(gateway.url, http, headers=bearer(KEYS[who])).open(meta={"orbit": {"workspace": workspace}})
+            listed = messages(client.call("tools/list"))[-1]["result"]["tools"]
+            found = explained(Caller(credential=KEYS[who], workspace=workspace))
+            tools = {(name, tool["name"]): tool for name, one in found["servers"].items() for tool in one["tools"]}
+            visible = {f"{name}__{tool}" for (name, tool), one in tools.items() if one["visible"]}
+            assert visible == {tool["name"] for tool in listed}, who
+            assert all(one["why"] for one in tools.values() if not one["visible"])
+            assert found == explained(Caller(principal=f"api-key:{who}", workspace=workspace))
+
+
+@requirement("pol.explain")
+def test_each_fact_and_each_hidden_thing_names_its_setting() -> None:
+    found = explained(Caller(principal="api-key:bob", workspace="team-a"), offline=True)
+    assert found["context"]["trust"] == {
+        "value": "sandboxed",
+        "provenance": "configured",
+        "why": ["gateway.policy.rules[0].trust"],
+    }
+    assert found["context"]["workspace"]["provenance"] == "announced" and "only announced" in found["notes"][0]
+    assert found["fields"]["team"]["why"] == ["gateway.context.fields.team.value"]
+    assert found["fields"]["project"] == {
+        "value": "",
+        "provenance": "announced",
+        "why": ["the client says it (announced)"],
+        "to": [],
+    }
+    probe, inner = found["servers"]["probe"], found["servers"]["inner"]
+    assert probe["visible"] and "mcpServers.inner.direct_only" in inner["why"]
+    assert probe["environment"]["TIER"] == {"from": "gateway.policy.rules[0].env"}
+    assert probe["environment"]["TOKEN"] == {"from": "mcpServers.probe.env"}
+    assert inner["environment"] == {
+        "WHO": {"field": "principal", "value": "api-key:bob"},
+        "TEAM": {"field": "team", "value": "red"},
+        "TIER": {"from": "gateway.policy.rules[0].env"},
+    }
+    text = "\n".join(lines_of(found))
+    assert "hunter2" not in text and "secret-tier" not in text and "hidden: it is for direct trust only" in text
+    direct = explained(Caller(principal="api-key:bob", trust="direct"), offline=True, tool="inner__recall")
+    (tool,) = direct["servers"]["inner"]["tools"]
+    assert tool["visible"] and tool["bind"] == {"key": "team"} and [*direct["servers"]] == ["inner"]
+    lasting = explained(Caller(principal="api-key:alice-new"), offline=True)
+    assert lasting["lifetimes"]["max_age_s"] == {"value": 60.0, "why": "gateway.policy.rules[1].max_age_s"}
+    assert lasting["context"]["permissions"]["why"] == ["gateway.policy.rules[2].permissions: p"]
+
+
+@requirement("pol.explain")
+def test_claims_and_headers_count_as_in_requests(tmp_path: Path) -> None:
+    entry = {
+        "issuer": "https://id",
+        "audience": "a",
+        "jwks_url": "https://id/jwks",
+        "claims": {"trust": "t", "workspace": "w"},
+    }
+    auth = {
+        "jwt": [entry],
+        "proxies": {"networks": ["10.0.0.0/8"], "subject_header": "X-User", "workspace_header": "X-Team"},
+    }
+    fields = {"org": {"claim": "org.name"}, "room": {"header": "X-Room"}}
+    settings = Settings.model_validate({"gateway": {"auth": auth, "context": {"fields": fields}}})
+
+    def of(**caller: Any) -> dict[str, Any]:
+        return asyncio.run(explanation(settings, Caller(**caller), offline=True))
+
+    claims = tmp_path / "claims.json"
+    claims.write_text(json.dumps({"t": "direct", "w": "team-a", "org": {"name": "acme"}}))
+    held = of(principal="https://id:ann", claims=claims, header=["X-Room: 7"])
+    assert (
+        held["context"]["trust"]["value"] == "direct" and held["context"]["workspace"]["provenance"] == "authenticated"
+    )
+    assert [held["fields"][name]["value"] for name in ("org", "room")] == ["acme", "7"]
+    without = of(principal="https://id:ann", workspace="mine")
+    assert (without["context"]["trust"]["value"], without["context"]["workspace"]["value"]) == ("sandboxed", "")
+    assert "does not send the claim org.name" in without["fields"]["org"]["why"][0]
+    proxied = of(principal="proxy:bob", header=["X-Team: blue"])
+    assert proxied["principal"] == "proxy:bob" and proxied["context"]["workspace"]["value"] == "blue"
+
+
+@requirement("pol.explain")
+@pytest.mark.parametrize(
+    ("caller", "what"),
+    [
+        (Caller(), "anonymous clients are refused"),
+        (Caller(principal="nobody:x"), "begins with no configured issuer: api-key:"),
+        (Caller(principal="api-key:x"), "has no key 'x'"),
+        (Caller(credential="wrong"), "refused: The API key is not valid"),
+        (Caller(principal="api-key:bob", workspace="../x"), "workspace_pattern"),
+        (Caller(principal="api-key:bob", header=["x"]), "NAME:VALUE"),
+    ],
+    ids=str,
+)
+def test_who_cannot_call_is_told_why(caller: Caller, what: str) -> None:
+    with pytest.raises(ConfigurationError, match=what):
+        explained(caller, offline=True)
+
+
+@requirement("pol.explain", "pol.manifest")
+def test_the_commands_take_a_credential_from_the_environment(tmp_path: Path) -> None:
+    config = tmp_path / "mcp.json"
+    config.write_text(json.dumps({"mcpServers": {"inner": SERVERS["inner"]}, "gateway": OPTIONS}))
+
+    def ran(*arguments: str, who: str = "") -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "gateway", *arguments, "--config", str(config)]
+        environment = {**os.environ, "MCP_GATEWAY_CREDENTIAL": KEYS.get(who, "")}
+        return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60, check=False)
+
+    printed = ran("explain", "--tool", "recall", who="alice-new")
+    assert printed.returncode == 0, printed.stderr
+    assert "principal: api-key:alice-new" in printed.stdout and "tool recall: visible · read" in printed.stdout
+    missing = ran("explain", "--tool", "nothing", who="alice-new")
+    assert missing.returncode == 2 and "no server lists it" in missing.stderr
+    seen = json.loads(ran("manifest", who="alice-new").stdout)["tools"]
+    assert {tool["operation"] for tool in seen} == {"read"}
