@@ -271,7 +271,7 @@ class _DemoServer:
 
 
 def _facts(params: Json) -> dict[str, str]:
-    """Who this is, as the environment says; a process shared by sessions is told with each call instead."""
+    """The session's facts: from the environment, or from the call if the process is shared by sessions."""
     told = params.get("_meta", {}).get(_CONTEXT_KEY, {})
     if "MCP_SESSION_ID" in os.environ:
         told = {fact: os.environ.get(variable, "") for fact, variable in _FACTS.items()}

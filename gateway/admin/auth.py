@@ -1,7 +1,7 @@
-"""Who operates the gateway: the holder of a key, by `Authorization: Bearer`, or signed in with it by a browser.
+"""Operators and their credentials: a key in `Authorization: Bearer`, or a browser that has signed in with a key.
 
-A sign-in is a cookie of ours and a mark in the store. Signing out takes the mark away, for all replicas at once; while
-the store does not answer, nobody is signed in.
+A sign-in is a signed cookie and a mark in the store. Signing out deletes the mark, for all replicas at once. While the
+store does not answer, no cookie is accepted.
 """
 
 import secrets
@@ -28,7 +28,7 @@ _PROOF: Final = 16
 
 
 class Access:
-    """Keeps the keys' digests, and signs the cookies of those who showed a key."""
+    """Compares keys with the configured digests, and signs the cookies of operators who have sent a key."""
 
     def __init__(
         self, keys: Mapping[str, Sequence[str]], ring: KeyRing, *, guard: Guard, marks: Marks, audit: Audit
@@ -45,15 +45,17 @@ class Access:
 
     @property
     def is_open(self) -> bool:
-        """Whether anybody can come in at all."""
+        """True if at least one operator's key is configured."""
         return len(self._keys) > 0
 
     async def operator(self, request: Request) -> str | None:
-        """Who sends a request. A cookie is believed from pages of our own only.
+        """The name of the operator that sends a request; None if there is no valid credential.
+
+        A cookie counts only in requests that pages of the gateway have caused.
 
         Raises:
             TooManyAttempts: wrong keys came from that address.
-            StoreUnavailable: it cannot be known whether somebody is signed in still.
+            StoreUnavailable: the sign-in cannot be checked.
         """
         scheme, _, key = request.headers.get("authorization", "").partition(" ")
         if scheme:
@@ -85,7 +87,7 @@ class Access:
         return name
 
     async def sign_in(self, request: Request, response: Response, key: str) -> bool:
-        """Remember the holder of a key in a cookie; whether it is one. Raises as `operator`."""
+        """Give the browser a cookie if the key is an operator's. Returns whether it is. Raises as `operator`."""
         name = self._holder(request, key)
         if name is None:
             return False
@@ -121,5 +123,5 @@ def _mark(sign_in: str) -> str:
 
 
 def _forwarded(request: Request) -> Mapping[str, str]:
-    """Some proxies add a line of their own to those that came."""
+    """All lines of `X-Forwarded-For` as one: some proxies add a line of their own."""
     return {"x-forwarded-for": ", ".join(request.headers.getlist("x-forwarded-for"))}

@@ -1,4 +1,4 @@
-"""Questions between the replicas of one store, over its bus: asked of all, answered by those who live."""
+"""Queries between the replicas of one store, over its bus. A replica that is paused or cut off does not answer."""
 
 import asyncio
 import contextlib
@@ -20,7 +20,7 @@ ASK: Final = "mcp:ask"
 _ANSWERS: Final = "mcp:answers:"
 _AGAIN_S: Final = 1.0
 PATIENCE_S: Final = 1.0
-"""How long an answer is waited for: a replica that is paused or cut off gives none."""
+"""How long the sender of a query waits for the answers."""
 
 
 class _Question(msgspec.Struct):
@@ -41,7 +41,7 @@ Message = TypeVar("Message", _Question, _Answer)
 
 
 class PeerQueries:
-    """Asks, and has `answer` answer what others ask."""
+    """Sends queries to other replicas, and answers theirs by `answer(name of the query, arguments)`."""
 
     def __init__(self, bus: Bus, name: str, answer: Callable[[str, Any], Awaitable[Any]]) -> None:
         self._bus = bus
@@ -51,31 +51,31 @@ class PeerQueries:
         self._tasks = Tasks("peer queries")
 
     async def listen(self) -> None:
-        """Hear questions and answers until cancelled."""
+        """Receive queries and answers until cancelled."""
         while True:
             try:
                 async with (
-                    self._bus.subscribed(ASK, self._asked),
-                    self._bus.subscribed(_ANSWERS + self._name, self._told),
+                    self._bus.subscribed(ASK, self._receive_query),
+                    self._bus.subscribed(_ANSWERS + self._name, self._receive_answer),
                 ):
                     await asyncio.Event().wait()
             except StoreUnavailable:
                 await asyncio.sleep(_AGAIN_S)
 
     async def ask(self, what: str, args: Any, of: Iterable[str], *, patience_s: float = PATIENCE_S) -> dict[str, Any]:
-        """The answers, by replica, of those that gave one in time."""
+        """Send a query to the replicas `of`. Returns the answers that came in time, by replica."""
         others, answers = {name for name in of if name != self._name}, {}
         here = self._name in of
         number = secrets.token_hex(8)
         complete = asyncio.Event()
 
-        def told(by: str, body: Any) -> None:
+        def receive(by: str, body: Any) -> None:
             answers[by] = body
             if others <= answers.keys():
                 complete.set()
 
         if others:
-            self._waiting[number] = told
+            self._waiting[number] = receive
             question = _Question(number, self._name, sorted(others), what, args)
         try:
             if others:
@@ -91,12 +91,12 @@ class PeerQueries:
             self._waiting.pop(number, None)
         return answers
 
-    def _asked(self, data: bytes | None) -> None:
+    def _receive_query(self, data: bytes | None) -> None:
         question = _read(data, _Question)
         if question is not None and self._name in question.to:
-            self._tasks.spawn(self._work(question))
+            self._tasks.spawn(self._answer_query(question))
 
-    async def _work(self, question: _Question) -> None:
+    async def _answer_query(self, question: _Question) -> None:
         try:
             body = await self._answer(question.what, question.args)
             answer = msgspec.json.encode(_Answer(question.number, self._name, body))
@@ -104,16 +104,16 @@ class PeerQueries:
         except LookupError:
             logger.warning("a replica of another version sent an unknown query: %s", question.what)
         except StoreUnavailable:
-            return  # nobody can be told
+            return  # the answer cannot be sent
 
-    def _told(self, data: bytes | None) -> None:
+    def _receive_answer(self, data: bytes | None) -> None:
         answer = _read(data, _Answer)
         if answer is not None and (waiting := self._waiting.get(answer.number)) is not None:
             waiting(answer.by, answer.body)
 
 
 def _read(data: bytes | None, kind: type[Message]) -> Message | None:
-    """A message, or None: some may have been missed, or another version says it otherwise."""
+    """A decoded message. None if messages were missed, or if another version has encoded it differently."""
     try:
         return None if data is None else msgspec.json.decode(data, type=kind)
     except msgspec.MsgspecError:

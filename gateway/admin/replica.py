@@ -1,4 +1,4 @@
-"""What this replica says of itself, and does when an operator asks it on whatever replica."""
+"""What this replica reports of itself, and what it does by order of an operator of any replica."""
 
 import os
 from collections.abc import Callable, Iterable
@@ -27,7 +27,7 @@ _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 
 
 class Serving(Protocol):
-    """Whether this process serves, and how it is made to stop and to start again."""
+    """Draining of this process: whether it drains, and how draining is begun and ended."""
 
     @property
     def is_draining(self) -> bool: ...
@@ -189,7 +189,7 @@ def _process(conversation: Conversation) -> ProcessFacts:
 
 
 def _below(pid: int) -> list[int]:
-    """A process and all it has started."""
+    """A process and all its descendants."""
     found = [pid]
     for one in found:  # grows while it is walked
         try:

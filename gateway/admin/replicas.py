@@ -17,7 +17,7 @@ DRAIN_WITHIN_S: Final = 20.0
 
 
 class Replicas(Protocol):
-    """What running gateways know, and do when they are told."""
+    """What running gateways know of their sessions, and the orders that they take."""
 
     @property
     def are_known(self) -> bool:

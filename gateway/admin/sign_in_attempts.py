@@ -12,7 +12,7 @@ FREE: Final = 10
 """Wrong keys before anybody has to wait: a script with an old key, or a person with the wrong one in the clipboard."""
 
 LONGEST_S: Final = 60.0
-"""Operators may share an address with whoever guesses; those who are signed in are not kept waiting."""
+"""An operator may share the address of a client that guesses keys. Requests with a cookie never wait."""
 
 _FORGOTTEN_S: Final = 900.0
 _HELD: Final = 4_096

@@ -139,7 +139,7 @@ class Questions:
         return True
 
     def asker(self, number: object) -> tuple[AskingServer, msgspec.Raw] | None:
-        """The server that gets progress under this token of ours, and the token that it has given itself."""
+        """The server that waits for progress of a question, and its token. `number` is the gateway's token."""
         question = self._open.get(number) if isinstance(number, int) else None
         if question is None or question.progress_token is None:
             return None

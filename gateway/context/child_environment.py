@@ -61,5 +61,5 @@ class ChildEnvironment:
         return self._facts.all_of(session, correlation)
 
     def comparable(self, variables: Mapping[str, str]) -> dict[str, str]:
-        """The variables without the correlation id of the request that they were made for."""
+        """The variables without the correlation id, to compare those of two requests of one session."""
         return {name: value for name, value in variables.items() if name not in self._of_request}

@@ -100,7 +100,7 @@ class _Change(msgspec.Struct, frozen=True):
 
 
 class SdkSubscriptionBus:
-    """The SDK's `SubscriptionBus` over ours: changes reach `subscriptions/listen` streams on every replica.
+    """The SDK's `SubscriptionBus` over the gateway's: changes reach `subscriptions/listen` streams on every replica.
 
     Use it inside `async with bus.running()`.
     """

@@ -39,7 +39,7 @@ _RENDERERS: Final[Mapping[str, Callable[[], Any]]] = {
 
 
 def configure_logging(level: str, form: str = "auto") -> None:
-    """Log to stderr: stdout may be a protocol's. Library records run through the same chain as ours.
+    """Log to stderr: stdout may be a protocol's. Records of libraries are formatted as those of the gateway.
 
     `form` is json, logfmt, pretty, or auto: pretty for a person at a terminal, else logfmt.
     """
@@ -73,7 +73,7 @@ def configure_logging(level: str, form: str = "auto") -> None:
 
 
 def _visible(_: object, __: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
-    """What strangers have said cannot steer the terminal of whoever reads it, nor begin a line of its own."""
+    """Make foreign text harmless: it can neither control the terminal of a reader nor begin a line of its own."""
     return {
         name: visible(value)
         if name == "exception"

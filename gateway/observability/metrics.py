@@ -45,7 +45,7 @@ _STREAMS: Final = frozenset(row.name for row in METHODS.values() if row.is_strea
 
 
 class Series:
-    """Outcomes and durations of requests of one kind."""
+    """Outcomes and durations of the requests that have one label, for example of one method."""
 
     __slots__ = ("counts", "outcomes", "total_s")
 
@@ -56,7 +56,7 @@ class Series:
 
 
 def quantile(counts: Sequence[int], q: float) -> float:
-    """Seconds below which that part of the counted lies, as well as the buckets tell; 0 when nothing was counted."""
+    """The quantile of durations in seconds, as exact as the buckets are; 0 if nothing was counted."""
     wanted, seen = sum(counts) * q, 0
     if not wanted:
         return 0.0
@@ -70,7 +70,7 @@ def quantile(counts: Sequence[int], q: float) -> float:
 
 
 class Metrics:
-    """Since this process began."""
+    """The counters and durations of this process since its start."""
 
     def __init__(self) -> None:
         self.series: dict[tuple[str, str, str], Series] = {}  # by server, method and era
@@ -79,7 +79,7 @@ class Metrics:
         self.history = History(self)
 
     def answered(self, server: str, method: str, era: str, kind: Kind, took_s: float) -> None:
-        """A request has its answer."""
+        """Count an answered request."""
         series = self.series.get((server, method, era))
         if series is None:
             series = self.series.setdefault((server, metric_label(method), era), Series())
@@ -104,22 +104,22 @@ class Metrics:
 
     @property
     def calls(self) -> int:
-        """Requests that have their answer."""
+        """The number of answered requests."""
         return sum(series.outcomes.total() for series in self.series.values())
 
     @property
     def failed(self) -> int:
-        """Those of them that failed."""
+        """The number of answered requests that failed."""
         return sum(series.outcomes[kind] for series in self.series.values() for kind in FAILURES)
 
     @property
     def counts(self) -> list[int]:
-        """How many took how long, by bucket."""
+        """The number of answered requests by bucket of duration."""
         return [sum(column) for column in zip(*(series.counts for series in self.series.values()), strict=True)]
 
 
 class Sample(msgspec.Struct, frozen=True, array_like=True):
-    """One second: when it ended, requests answered in it, how many failed, and how long they took, in seconds."""
+    """One second: its end (Unix time), the requests answered in it, how many failed, and their durations in seconds."""
 
     at: float
     calls: int

@@ -9,34 +9,34 @@ from gateway.errors import CANCELLED as CANCELLED_CODE
 __all__ = ["CANCELLED", "FAILURES", "INPUT_REQUIRED", "OK", "TOOL_ERROR", "Kind", "Outcome"]
 
 Kind = Literal["ok", "tool error", "error", "refused", "cancelled", "input required"]
-"""`error` is an answer in error, of a server or of ours; `refused` is a request that reached no server."""
+"""`error` is an error response of a server or of the gateway. `refused` is a request that reached no server."""
 
 FAILURES: Final[frozenset[Kind]] = frozenset({"tool error", "error", "refused"})
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """How a request ends. `code` is the JSON-RPC error code of an answer in error, None for every other answer."""
+    """How a request ends. `code` is the JSON-RPC code of an error response, None for every other answer."""
 
     kind: Kind
     code: int | None = None
 
     @classmethod
     def error(cls, code: int) -> "Outcome":
-        """An answer in error."""
+        """The outcome of an error response with that code."""
         return cls("cancelled" if code == CANCELLED_CODE else "error", code)
 
     @classmethod
     def refused(cls, code: int) -> "Outcome":
-        """Refused before it reached a server."""
+        """The outcome of a request that was refused before it reached a server."""
         return cls("refused", code)
 
     @property
     def is_failure(self) -> bool:
-        """Whether it counts as a failed request."""
+        """True if the request counts as failed."""
         return self.kind in FAILURES
 
     def __str__(self) -> str:
-        """As the log, the audit trail and the console have it: the kind, and the code if there is one."""
+        """The form in the log, the audit trail and the console: the kind, and the code if there is one."""
         if self.code is None:
             return self.kind
         return f"refused {self.code}" if self.kind == "refused" else f"error {self.code}"

@@ -13,13 +13,13 @@ from session_store import AuditEvent
 __all__ = ["Repeated"]
 
 FULL_ALIKE: Final = 10
-"""Of one kind and one client, told one by one in a second: enough to see what they are."""
+"""Events of one kind and one client that are recorded individually in a second: enough to see what they are."""
 
 FULL_IN_ALL: Final = 100
-"""Told one by one in a second, whatever they are and whoever caused them."""
+"""Events of all kinds and clients that are recorded individually in a second."""
 
 SUMS: Final = 64
-"""Sums kept apart in a second. What does not fit is in one sum for all clients, so that many addresses cost no more."""
+"""Sums that are kept for different clients. Further clients share one sum, so that many addresses cost no more."""
 
 _REASON_CHARS: Final = 160
 
@@ -33,18 +33,18 @@ class Repeated:
         self._clock = clock
         self._began = float("-inf")
         self._full: Counter[Key] = Counter()
-        self._told = 0
+        self._recorded = 0
         self._sums: dict[Key, AuditEvent] = {}
 
     def take(self, event: AuditEvent) -> AuditEvent | None:
-        """The event, if it is to be told by itself; None once it is counted."""
+        """The event if it is to be recorded individually; None if it was added to a sum."""
         now = self._clock()
         if not 0 <= now - self._began < 1.0:
-            self._began, self._told = now, 0
+            self._began, self._recorded = now, 0
             self._full.clear()
         key = (event.reason[:_REASON_CHARS], event.principal, event.client)
-        if self._told < FULL_IN_ALL and self._full[key] < FULL_ALIKE:
-            self._told += 1
+        if self._recorded < FULL_IN_ALL and self._full[key] < FULL_ALIKE:
+            self._recorded += 1
             self._full[key] += 1
             return event
         self._count(key, event)
@@ -62,7 +62,7 @@ class Repeated:
         self._sums[key] = replace(summed, at=event.at, count=summed.count + event.count)
 
     def sums(self) -> Iterator[AuditEvent]:
-        """What was counted since the last time, one event for each sum."""
+        """The sums since the last call, each as one event."""
         sums, self._sums = self._sums, {}
         for event in sums.values():
             what = event.reason or "other refusals"

@@ -1,4 +1,4 @@
-"""Spans of requests and calls, by OpenTelemetry's conventions for MCP; their context goes on in `_meta` and over hops.
+"""Spans of requests and calls, by OpenTelemetry's conventions for MCP. Servers and peers get the trace context.
 
 Trace context is W3C's: `traceparent`, `tracestate` and `baggage` in `_meta` (SEP-414), else in the headers.
 """
@@ -47,7 +47,7 @@ class RequestSpan:
 
     @property
     def context(self) -> Context:
-        """What is done for it is done in this context."""
+        """The OpenTelemetry context of what is done for the request."""
         return trace.set_span_in_context(self._span, Context())
 
     @property
@@ -62,20 +62,20 @@ class RequestSpan:
         span = self._tracer.start_span(
             self._name, context=self.context, kind=SpanKind.CLIENT, attributes=self._attributes
         )
-        told = {name: msgspec.Raw(encode(value)) for name, value in _carrier(span).items()}
-        return CallSpan(self, span), meta | told
+        parent = {name: msgspec.Raw(encode(value)) for name, value in _carrier(span).items()}
+        return CallSpan(self, span), meta | parent
 
     def belongs_to(self, session: Session) -> None:
-        """Say whose request it is."""
+        """Add the session and its principal to the span."""
         self._span.set_attribute("mcp.session.id", redact(session.id))
         self._span.set_attribute("enduser.id", str(session.principal))
 
     def ended(self, outcome: Outcome) -> None:
-        """The request has its answer."""
+        """End the span: the request is answered."""
         _end(self._span, outcome)
 
     def passed_on(self) -> None:
-        """Another replica answers the request, and records its outcome."""
+        """End the span: another replica answers the request and records its outcome."""
         self._span.end()
 
 
@@ -93,22 +93,22 @@ class CallSpan:
         self._request.ended(outcome)
 
     def note(self, name: str, value: str) -> None:
-        """Add an attribute."""
+        """Add an attribute to the span of the call."""
         self._span.set_attribute(name, value)
 
     def dropped(self) -> None:
-        """It was not made."""
+        """End the span: the call was not made."""
         self._span.end()
 
 
 class Tracing:
-    """Makes the spans."""
+    """Begins the spans of requests."""
 
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
 
     def arrived(self, request: Request) -> RequestSpan:
-        """Begin the span of a request; what its task does from now on belongs to it."""
+        """Begin the span of a request. Later spans of the same task are its children."""
         message, parent = request.message, _parent_of(request)
         method = "" if message is None else str(message.method)
         attributes: dict[str, Any] = {
@@ -130,7 +130,7 @@ class Tracing:
 
     @contextlib.contextmanager
     def forwarding(self, session: Session, replica: str) -> Iterator[dict[str, str]]:
-        """Around a forwarded request: headers that make what the other replica does a part of this trace."""
+        """Headers of a forwarded request that make the spans of the other replica a part of this trace."""
         arrived = _ARRIVED.get()
         if arrived is None:
             yield {}

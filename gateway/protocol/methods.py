@@ -92,7 +92,7 @@ def _change(name: str, kind: Kind, flag: str = "", named: str = "") -> Method:
 
 
 def _task(name: str) -> Method:
-    """Policy has let the call pass that made the task: whoever has the id of a task has made that call."""
+    """A method about a task. It needs no policy: the client has the id from a call that was allowed."""
     return Method(name, LEGACY, is_counted=False)
 
 

@@ -1,6 +1,7 @@
 """Subscriptions to changes across eras, or to several servers at once.
 
-A modern client listens (`subscriptions/listen`); a legacy one is told, and subscribes to resources one by one.
+A modern client opens a stream (`subscriptions/listen`). A legacy client gets notifications of lists without asking, and
+subscribes to resources one by one.
 """
 
 import logging

@@ -34,7 +34,7 @@ OPERATORS_CONNECTIONS = 128
 
 
 class _Beside(uvicorn.Server):
-    """A server beside the one that hears signals."""
+    """A further server of the process. The first one handles signals."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -134,7 +134,7 @@ def _remembering(app: Any, refused: list[ConfigurationError]) -> Any:
 
     async def lifespan(scope: Any, receive: Any, send: Any) -> None:
         async def telling(message: Any) -> None:
-            # What failed is told in full, and once, by whoever started this.
+            # The caller reports the error itself, once and in full.
             await send(message | {"message": ""} if message["type"] == "lifespan.startup.failed" else message)
 
         try:

@@ -63,7 +63,7 @@ def run_workers(settings: Settings, arguments: Sequence[str], count: int) -> int
         if served:
             print(f"ready {url}", file=sys.stderr, flush=True)  # noqa: T201  # the line people and tools wait for
             _tend(workers, start, stopping)
-        # A worker that could not start has said why: its code is ours.
+        # A worker that could not start has logged why. Its exit code becomes that of this process.
         failed = 0 if served or stopping.is_set() else next((code for w in workers if (code := w.poll())), 1)
         for worker in workers:
             worker.terminate()
@@ -134,7 +134,7 @@ def _until_orphaned(lifeline: int) -> None:
 
 
 def tell_ready(url: str) -> None:
-    """Say that this process serves: to the one that started it, or to whoever reads stderr."""
+    """Report that this process serves: to its parent, or on stderr."""
     number = os.environ.pop(_READY, "")
     if number:
         os.write(int(number), b".")

@@ -28,7 +28,7 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SessionAttacher:
-    """Attaches sessions to this replica."""
+    """Makes this replica the owner of stored sessions, and builds what it holds of each (`LiveSession`)."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class SessionAttacher:
         self._audit = audit
 
     async def attach(self, session: Session, granted: CredentialClaims | None) -> Resolved:
-        """A session for a request, as the store has just returned it.
+        """Make a session live on this replica, from the record that the store has just returned.
 
         Raises:
             OwnedByPeer: another replica owns the session.
@@ -85,10 +85,10 @@ class SessionAttacher:
         await live.renew()
 
     def attach_new(self, session: Session) -> Resolved:
-        """A session that was opened on this replica a moment ago: there is nothing to recover."""
+        """Make a session live that this replica has just opened: there are no streams to recover."""
         return Resolved(live=self._live.of_new(session), context=session.context, opened=True)
 
     def take_over(self, session: Session) -> None:
-        """Attach a session that this replica has claimed from an owner that is gone."""
+        """Make a session live that this replica has claimed from an owner that is gone."""
         self._live.of(session, new_process="takeover")
         self._audit.record("resumed", session=session, reason="taken over from a replica that does not answer")

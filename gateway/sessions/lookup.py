@@ -12,8 +12,10 @@ __all__ = ["SessionLookup"]
 
 
 class SessionLookup:
-    """Verifies carriers and reads the sessions they name. The audit trail records why a carrier was refused, the client
-    does not learn it."""
+    """Verifies tokens and cookies, and reads the records of the sessions that they name.
+
+    The audit trail has the reason of a refusal. The client does not get it.
+    """
 
     def __init__(self, store: SessionStore, carriers: Carriers, audit: Audit) -> None:
         self._store = store
@@ -46,7 +48,11 @@ class SessionLookup:
         return session
 
     async def by_stale_token(self, token: str, era: Era, principal: Principal) -> Session | None:
-        """As `by_id`, for a client that may still send an old token: None if it names no session."""
+        """The live session that a token names; None if its session has ended. For clients that may send an old token.
+
+        Raises:
+            StoreUnavailable: the store does not answer.
+        """
         session_id = self._carriers.tokens.verify(token)
         if session_id is None:
             self._refused(era, principal, "invalid session token")

@@ -26,7 +26,7 @@ _PROGRESS_BITS: Final = 16
 
 
 class H11Connection(H11Protocol):
-    """Takes over a connection that `Connections` has accepted already."""
+    """An HTTP connection of a client, read by h11. `Connections` has accepted it and chosen this class for it."""
 
     def __init__(
         self,
