@@ -6,7 +6,7 @@ from typing import Final
 
 from gateway.sessions.carriers import COOKIE, GATEWAY_HEADER, SECURE_COOKIE, cookie_values
 from session_store import KeyRing, Purpose, TokenCodec
-from transports.inbound.http import Guard, Scope, header_map
+from transports.inbound.http import Guard, Scope, header_map, peer_of
 from transports.inbound_port import Refused
 
 __all__ = ["AppCarriers", "Headers", "has_header", "with_session_headers"]
@@ -16,9 +16,9 @@ Headers = list[tuple[bytes, bytes]]
 _HEADER: Final = GATEWAY_HEADER.encode()
 _READ: Final = frozenset({_HEADER, b"cookie", b"host", b"origin", b"sec-fetch-site", b"x-forwarded-proto"})
 _VARY: Final = f"Cookie, {GATEWAY_HEADER.title()}".encode()
-_COOKIES_HELD: Final = 4_096
-_COOKIE_CHARS_HELD: Final = 512
-"""Longer `Cookie` headers are parsed each time: clients choose them, and they would fill the memory."""
+_CARRIERS_HELD: Final = 4_096
+_CARRIER_BYTES_HELD: Final = 512
+"""Longer headers are read each time: clients choose them, and they would fill the memory."""
 _guard: Final = Guard()
 
 
@@ -29,8 +29,8 @@ class AppCarriers:
         self._tokens = TokenCodec(ring, Purpose.TOKEN)
         self._cookies = TokenCodec(ring, Purpose.COOKIE)
         self._uses_cookies = cookie
-        # A client repeats its cookies with every request, and to parse them takes longer than all else here.
-        self._verified_again = functools.lru_cache(maxsize=_COOKIES_HELD)(self._verified)
+        # A client repeats these headers with every request, and to read them takes longer than all else here.
+        self._read_again = functools.lru_cache(maxsize=_CARRIERS_HELD)(self._session_ids)
 
     def session_ids(self, scope: Scope) -> Sequence[str]:
         """The ids that the client carries: that of the header, else those of cookies. Only signed ones, and no cookie
@@ -39,21 +39,24 @@ class AppCarriers:
         Raises:
             Refused: 400, the header appears twice.
         """
+        carried = tuple([(name, value) for name, value in scope["headers"] if name in _READ])
+        for _, value in carried:
+            if len(value) > _CARRIER_BYTES_HELD:
+                return self._session_ids(carried, scope.get("scheme"), peer_of(scope))
+        return self._read_again(carried, scope.get("scheme"), peer_of(scope))
+
+    def _session_ids(self, carried: tuple[tuple[bytes, bytes], ...], scheme: str | None, peer: str) -> Sequence[str]:
+        scope: Scope = {"headers": carried, "scheme": scheme, "client": (peer, 0)}
         headers = _read(scope) if has_header(scope) else _readable(scope)
         if (token := headers.get(GATEWAY_HEADER)) is not None:
             named = self._tokens.verify(token)
             return () if named is None else (named,)
-        if not self._uses_cookies or "cookie" not in headers or not Guard.same_site(headers):
+        if not self._uses_cookies or not Guard.same_site(headers):
             return ()
         return self._in_cookies(scope, headers)
 
     def _in_cookies(self, scope: Scope, headers: Mapping[str, str]) -> Sequence[str]:
-        cookies = headers.get("cookie", "")
-        verified = self._verified_again if len(cookies) <= _COOKIE_CHARS_HELD else self._verified
-        return verified(cookies, _is_secure(scope, headers))
-
-    def _verified(self, cookies: str, secure: bool) -> Sequence[str]:
-        values = cookie_values(cookies, secure=secure)
+        values = cookie_values(headers.get("cookie", ""), secure=_is_secure(scope, headers))
         return tuple(found for value in values if (found := self._cookies.verify(value)) is not None)
 
     def token(self, session_id: str) -> str:
@@ -122,7 +125,7 @@ def with_session_headers(headers: Iterable[tuple[bytes, bytes]], given: Headers)
 
 def _joined(headers: Headers, name: bytes, values: bytes) -> Headers:
     """The headers with these values in the list of that name."""
-    places = [place for place, (key, _) in enumerate(headers) if key.lower() == name]
+    places = [place for place, pair in enumerate(headers) if pair[0].lower() == name]
     if not places:
         headers.append((name, values))
         return headers

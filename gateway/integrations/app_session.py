@@ -1,11 +1,21 @@
 """The session of one request to an app. Nothing is read or written before the app asks for it."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, Final, Protocol, Self, TypeVar
 
 from gateway.integrations.app_sessions import AppSessions
-from session_store import NoSession, Principal, Session, SessionGone, SessionState, StateStore, StoreError, ToolSession
+from session_store import (
+    ANONYMOUS,
+    NoSession,
+    Principal,
+    Session,
+    SessionGone,
+    SessionState,
+    StateStore,
+    StoreError,
+    ToolSession,
+)
 from session_store.context import tool_session
 from session_store.metadata import checked_metadata
 from transports.inbound.http import Scope, peer_of
@@ -14,6 +24,7 @@ __all__ = ["AppSession", "Client", "SessionNotLoaded"]
 
 T = TypeVar("T")
 
+_NO_SCOPE: Final[Scope] = {}
 _TOO_LATE: Final = (
     "this request came without a session, and its response has begun, so that a new session could not be given to the "
     "client: write to the session, or read its id, before the response"
@@ -151,6 +162,11 @@ class AppSession(ToolSession):
         async with self._locked():
             await self._look_up()
 
+    @property
+    def is_settled(self) -> bool:
+        """True if the response need say nothing of the session, but that it depends on it."""
+        return not (self.is_new or self.is_ended or self.has_failed or (self._is_wanted and not self._session_id))
+
     async def settle(self) -> None:
         """The response begins. A session whose id the app has read is stored now; later ones cannot be given."""
         if self._is_wanted and not self._session_id:
@@ -160,6 +176,13 @@ class AppSession(ToolSession):
     def seal(self) -> None:
         """The response has begun: no new session can be given to the client."""
         self._is_sealed = True
+
+    def finish(self) -> None:
+        """The app has answered. What it keeps of the session works on, but a session is not looked up any more."""
+        if self._who is None:
+            self._who, self._ids = ANONYMOUS, ()
+        # The scope has the session: without this, only a garbage collection would free the two.
+        self._scope = _NO_SCOPE
 
     async def open(self) -> None:
         """Open a session if the client has none."""
@@ -287,26 +310,28 @@ class _LazyState:
     def __init__(self, session: AppSession) -> None:
         self._session = session
 
-    async def get(self, key: str) -> bytes | None:
-        return await self._session.read(self._store.get, None, key)
+    # Each returns the coroutine of the session's method: one of its own around it would only cost time.
 
-    async def set(self, key: str, value: bytes) -> None:
-        await self._session.write(self._store.set, key, value)
+    def get(self, key: str) -> Coroutine[Any, Any, bytes | None]:
+        return self._session.read(self._store.get, None, key)
 
-    async def delete(self, key: str) -> bool:
-        return await self._session.read(self._store.delete, False, key)
+    def set(self, key: str, value: bytes) -> Coroutine[Any, Any, None]:
+        return self._session.write(self._store.set, key, value)
 
-    async def increment(self, key: str, by: int) -> int:
-        return await self._session.write(self._store.increment, key, by)
+    def delete(self, key: str) -> Coroutine[Any, Any, bool]:
+        return self._session.read(self._store.delete, False, key)
 
-    async def compare_and_set(self, key: str, expected: bytes | None, value: bytes | None) -> bool:
+    def increment(self, key: str, by: int) -> Coroutine[Any, Any, int]:
+        return self._session.write(self._store.increment, key, by)
+
+    def compare_and_set(self, key: str, expected: bytes | None, value: bytes | None) -> Coroutine[Any, Any, bool]:
         operation = self._store.compare_and_set
         if expected is None:
-            return await self._session.write(operation, key, expected, value)
-        return await self._session.read(operation, False, key, expected, value)  # without a session there is no value
+            return self._session.write(operation, key, expected, value)
+        return self._session.read(operation, False, key, expected, value)  # without a session there is no value
 
-    async def keys(self) -> list[str]:
-        return await self._session.read(self._store.keys, [])
+    def keys(self) -> Coroutine[Any, Any, list[str]]:
+        return self._session.read(self._store.keys, [])
 
     @property
     def _store(self) -> StateStore:

@@ -89,6 +89,8 @@ class SessionMiddleware:
             if answer.has_begun:
                 raise
             await answer.refuse(_refusal(error))
+        finally:
+            session.finish()
 
     def _with_store(self, send: Send) -> Send:
         """The store is opened and closed with the app, if the app's lifespan comes by here; else with its first use."""
@@ -166,9 +168,12 @@ class _Response:
     async def send(self, event: MutableMapping[str, Any]) -> None:
         """Pass an event of the app on."""
         if event["type"] == "http.response.start":
-            if not self.session.is_used:
-                self.session.seal()
+            session = self.session
+            if session.is_settled:
+                session.seal()
                 self.has_begun = True
+                if session.is_used:
+                    event = {**event, "headers": with_session_headers(event.get("headers", ()), [])}
             elif (given := await self._settled(event["status"])) is None:
                 return
             else:

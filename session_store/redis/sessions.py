@@ -63,6 +63,11 @@ class RedisSessionStore:
         # Records for callers without a copy of their own: requests for sessions that other replicas own.
         self._recent: LRUCache[str, Session] = LRUCache(_RECENT_HELD_BYTES, getsizeof=_size_of)
 
+    @property
+    def uses_server_clock(self) -> bool:
+        """True if the clock of the Redis server decides what has expired, as its keys do."""
+        return self._clock is None
+
     def now(self) -> str:
         """The first argument of every script: the time, or empty for the Redis server's clock."""
         return "" if self._clock is None else repr(self._clock())

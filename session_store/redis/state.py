@@ -29,6 +29,12 @@ class RedisStateStore:
         self._sessions = sessions
 
     async def get(self, session_id: str, key: str) -> bytes | None:
+        if self._sessions.uses_server_clock:
+            # The state of a session is deleted and expires together with its record, so a value that is there is that
+            # of a live session. Only what is not there leaves a question, which takes a script.
+            value = await self._commands.run("HGET", keys.of_session(session_id)[1], check_key(key))
+            if value is not None:
+                return bytes(value)
         value = await self._do(session_id, "get", key)
         return None if value is None else bytes(value)
 

@@ -1,6 +1,8 @@
 """The session of one request: when it is looked up, and when it is opened."""
 
 import asyncio
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -146,3 +148,43 @@ async def test_what_is_written_after_the_end_is_written_to_a_new_session() -> No
     held = client.cookie
     answer = await client.get()
     assert answer.body == b"['new']" and client.cookie not in ("", held)
+
+
+@requirement("app.lazy")
+async def test_a_request_leaves_nothing_for_the_garbage_collector() -> None:
+    """A session and its scope name each other. At thousands of requests a second, collecting them costs a tenth."""
+    held: list[weakref.ref[AppSession]] = []
+
+    async def note(session: AppSession) -> None:
+        held.append(weakref.ref(session))
+        await session.state.get("k")
+
+    client = Client(app_of(note))
+    gc.disable()
+    try:
+        await client.get()
+        assert held[0]() is None
+    finally:
+        gc.enable()
+
+
+@requirement("app.lazy")
+async def test_a_session_that_is_kept_beyond_its_request_is_not_looked_up_any_more() -> None:
+    kept: list[AppSession] = []
+
+    async def keep(session: AppSession) -> None:
+        kept.append(session)
+
+    async def count(session: AppSession) -> None:
+        await session.state.increment("n")
+        kept.append(session)
+
+    store = FailingStore()
+    client = Client(app_of(count, store=store))
+    await client.get()
+    assert await kept[0].state.get("n") == 1, "what was looked up works on"
+    client.app = app_of(keep, store=store)
+    await client.get()
+    assert await kept[1].state.get("n") is None
+    with pytest.raises(NoSession):
+        await kept[1].state.set("n", 2)
