@@ -54,6 +54,7 @@ class Load:
     key: str = ""
     connections: int = CONNECTIONS
     stateless: bool = False  # a subject that knows no sessions
+    visits: bool = False  # of an app, with a cookie: no MCP
 
     def body(self, tool: str) -> dict[str, Any]:
         meta: dict[str, Any] = {"progressToken": 1} if self.progress else {}
@@ -65,6 +66,12 @@ class Load:
             }
         params: dict[str, Any] = {"name": tool, "arguments": self.arguments} | ({"_meta": meta} if meta else {})
         return {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
+
+    @property
+    def _carrier(self) -> str:
+        if self.visits:
+            return "Cookie"
+        return "MCP-Gateway-Session" if self.era == "modern" else "Mcp-Session-Id"
 
     def write(self, file: Path, sessions: Sequence[str]) -> None:
         """As a table of Lua's."""
@@ -78,7 +85,7 @@ class Load:
         if self.key:
             headers["Authorization"] = f"Bearer {self.key}"
         parts = {
-            "carrier": _quoted("MCP-Gateway-Session" if self.era == "modern" else "Mcp-Session-Id"),
+            "carrier": _quoted(self._carrier),
             "sessions": _listed(sessions),
             "headers": "{" + ",".join(f"[ {_quoted(k)} ]={_quoted(v)}" for k, v in headers.items()) + "}",
             "bodies": _listed([json.dumps(self.body(tool), separators=(",", ":")) for tool in self.tools]),
@@ -98,6 +105,9 @@ def _listed(texts: Sequence[str]) -> str:
 
 def opened(url: str, load: Load) -> list[str]:
     """The tokens of as many sessions as there are connections; one call of each gives a right answer."""
+    if load.visits:
+        answers = [httpx.post(url, timeout=60) for _ in range(load.connections)]
+        return [answer.headers["set-cookie"].partition(";")[0] for answer in answers]
     headers = {"Authorization": f"Bearer {load.key}"} if load.key else {}
     tokens = []
     with httpx.Client(timeout=60) as http:

@@ -47,6 +47,9 @@ class Place:
     def bare(self) -> Subject:
         return Subject(command=(*PYTHON, "bench.subjects.serve", "bench.subjects.bare:app"), env=self.env)
 
+    def app(self, name: str) -> Subject:
+        return Subject(command=(*PYTHON, "bench.subjects.serve", f"bench.subjects.app:{name}"), env=self.env)
+
     def gateway(
         self,
         store: str = "",
@@ -169,6 +172,17 @@ def growth(place: Place) -> list[Row]:
     return [*rows, Row(name="1 of 2 replicas, the other owns", subject=one, owner=one)]
 
 
+def app(place: Place) -> list[Row]:
+    """What `SessionMiddleware` costs an app that does next to nothing else. All clients send a cookie."""
+    opener, load = place.app("written"), Load(visits=True)
+    return [
+        Row(name="bare Starlette app", subject=place.app("bare"), load=load, owner=opener),
+        Row(name="session untouched", subject=place.app("untouched"), load=load, owner=opener),
+        Row(name="session read", subject=place.app("read"), load=load, owner=opener),
+        Row(name="session written", subject=place.app("written"), load=load, owner=opener),
+    ]
+
+
 TABLES: Final[Mapping[str, Callable[[Place], list[Row]]]] = {
     "stores": stores,
     "one": one,
@@ -176,4 +190,5 @@ TABLES: Final[Mapping[str, Callable[[Place], list[Row]]]] = {
     "sizes": sizes,
     "policy": policy,
     "growth": growth,
+    "app": app,
 }
