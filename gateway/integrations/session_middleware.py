@@ -165,28 +165,33 @@ class _Response:
         self.session = session
         self.has_begun = False
 
-    async def send(self, event: MutableMapping[str, Any]) -> None:
+    def send(self, event: MutableMapping[str, Any]) -> Awaitable[None]:
         """Pass an event of the app on."""
-        if event["type"] == "http.response.start":
-            session = self.session
-            if session.is_settled:
-                session.seal()
-                self.has_begun = True
-                if session.is_used:
-                    event = {**event, "headers": with_session_headers(event.get("headers", ()), [])}
-            elif (given := await self._settled(event["status"])) is None:
-                return
-            else:
-                event = {**event, "headers": with_session_headers(event.get("headers", ()), given)}
-            await self._send(event)
-        elif self._is_replaced:
+        if event["type"] != "http.response.start":
+            return self._go_on(event)
+        session = self.session
+        if not session.is_settled:
+            return self._begin(event)
+        session.seal()
+        self.has_begun = True
+        if session.is_used:
+            event = {**event, "headers": with_session_headers(event.get("headers", ()), [])}
+        return self._send(event)
+
+    async def _begin(self, event: MutableMapping[str, Any]) -> None:
+        given = await self._settled(event["status"])
+        if given is not None:
+            await self._send({**event, "headers": with_session_headers(event.get("headers", ()), given)})
+
+    async def _go_on(self, event: MutableMapping[str, Any]) -> None:
+        if self._is_replaced:
             return
-        elif event.get("more_body"):
+        if event.get("more_body"):
             await self._send(event)
-        else:
-            # A server may begin the connection's next request in here: it must not begin in this session.
-            with bound_session(None):
-                await self._send(event)
+            return
+        # A server may begin the connection's next request in here: it must not begin in this session.
+        with bound_session(None):
+            await self._send(event)
 
     async def _settled(self, status: int) -> Headers | None:
         """The headers that give or take the session. None: the response is replaced, because the store failed."""
