@@ -39,6 +39,7 @@ def test_a_wheel_in_an_empty_environment_serves(tmp_path: Path) -> None:
     names = {part["name"].lower() for part in listed}
     assert names.isdisjoint({"pytest", "httpx", "psutil", "playwright", "opentelemetry-sdk", "hypothesis"})
     _run(str(python), "-c", IMPORT_ALL)
+    assert _run(str(python), "-c", FOR_OTHERS).split() == ["gateway.integrations.pytest_plugin", "True", "True", "True"]
     command = tmp_path / "empty/bin/mcp-session-gateway"
     keys = json.dumps({"olga": sha256("key")})
     env = {"HOME": str(tmp_path), "PATH": os.environ["PATH"], "MCP_GATEWAY_ADMIN__KEYS": keys}
@@ -61,11 +62,21 @@ def test_a_wheel_in_an_empty_environment_serves(tmp_path: Path) -> None:
 
 IMPORT_ALL = """
 import importlib, pkgutil, gateway, session_store, transports
-unwanted = ("testing", "fork_server", "__main__")  # for tests; programs of their own
+unwanted = ("testing", "pytest_plugin", "fork_server", "__main__")  # for tests; programs of their own
 for package in (gateway, session_store, transports):
     for found in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
         if not found.name.endswith(unwanted):
             importlib.import_module(found.name)
+"""
+
+
+# What type checkers and pytest look for in other people's environments.
+FOR_OTHERS = """
+from importlib.metadata import entry_points
+from importlib.resources import files
+print(entry_points(group="pytest11")["mcp_session_gateway"].value)
+for package in ("gateway", "session_store", "transports"):
+    print((files(package) / "py.typed").is_file())
 """
 
 

@@ -1,7 +1,7 @@
 """Finds, opens and ends the sessions of an app in its store. Knows no request: ids come verified."""
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from time import monotonic, time
 from typing import Final, Protocol
 from weakref import WeakSet
@@ -15,7 +15,7 @@ from transports.era import Era
 from transports.inbound.client_address import network_of
 from transports.tasks import Tasks
 
-__all__ = ["SESSIONS", "SLIDE_SHARE", "AppRecords", "AppSessions", "AppStore"]
+__all__ = ["SLIDE_SHARE", "AppRecords", "AppSessions", "AppStore", "kept_in"]
 
 SLIDE_SHARE: Final = 0.05
 """A use restarts a session's idle time if this share of it has passed since the last restart: otherwise every read
@@ -59,10 +59,6 @@ class _Known(msgspec.Struct):
     due: float
 
 
-SESSIONS: Final["WeakSet[AppSessions]"] = WeakSet()
-"""The sessions of each app in this process."""
-
-
 class AppSessions:
     """The sessions of one app, in this process.
 
@@ -78,7 +74,8 @@ class AppSessions:
         clock: Callable[[], float] = time,
         timer: Callable[[], float] = monotonic,
     ) -> None:
-        self._own = self._store = store
+        self._own = store
+        self._store: AppStore = _STORES_OF_TESTS[-1] if _STORES_OF_TESTS else store
         self._settings = settings
         self._clock = clock
         self._timer = timer
@@ -86,7 +83,7 @@ class AppSessions:
         self._tasks = Tasks("sessions of the app")
         self._swept = timer()
         self._is_open = False
-        SESSIONS.add(self)
+        _SESSIONS.add(self)
 
     @property
     def records(self) -> AppRecords:
@@ -99,7 +96,7 @@ class AppSessions:
         return self._store.state
 
     def use(self, store: AppStore | None) -> None:
-        """For tests of an app: keep sessions in that store, which is open; None: in the app's own again."""
+        """Keep sessions in that store, which is open; None: in the app's own again."""
         self._store = store or self._own
         self._known.clear()
 
@@ -188,3 +185,22 @@ class AppSessions:
         self._known[session.id] = _Known(session.principal, slide_s, self._timer() + slide_s)
         if len(self._known) > _KNOWN_HELD:
             del self._known[next(iter(self._known))]
+
+
+_SESSIONS: Final["WeakSet[AppSessions]"] = WeakSet()
+"""The sessions of each app in this process."""
+_STORES_OF_TESTS: Final[list[AppStore]] = []
+
+
+@contextlib.contextmanager
+def kept_in(store: AppStore) -> Iterator[None]:
+    """For tests: keep the sessions of all apps of this process in that store, which is open, inside the block."""
+    _STORES_OF_TESTS.append(store)
+    for sessions in _SESSIONS:
+        sessions.use(store)
+    try:
+        yield
+    finally:
+        _STORES_OF_TESTS.remove(store)
+        for sessions in _SESSIONS:
+            sessions.use(_STORES_OF_TESTS[-1] if _STORES_OF_TESTS else None)

@@ -1,0 +1,50 @@
+"""Fixtures for the tests of apps and tools that have sessions. pytest finds them by an entry point of the package.
+
+Nothing is imported before a fixture is used: the plugin is loaded in every test run of an environment.
+"""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from session_store import MemoryBackend, ToolSession
+
+__all__ = ["mcp_session", "mcp_session_store"]
+
+
+@pytest.fixture
+def mcp_session_store(monkeypatch: pytest.MonkeyPatch) -> "Iterator[MemoryBackend]":
+    """A store in memory in which every `SessionMiddleware` keeps its sessions during the test, whatever store it was
+    given. Variables for store and keys that are not set are set."""
+    import os
+
+    from gateway.integrations.app_sessions import kept_in
+    from session_store import MemoryBackend
+    from session_store.tokens import generate_key
+
+    for name, value in (("STORE", "memory://"), ("KEYS", generate_key())):
+        if not os.environ.get(f"MCP_GATEWAY_{name}") and not os.environ.get(f"MCP_GATEWAY_{name}_FILE"):
+            monkeypatch.setenv(f"MCP_GATEWAY_{name}", value)
+    store = MemoryBackend()
+    with kept_in(store):
+        yield store
+
+
+@pytest.fixture
+def mcp_session(mcp_session_store: "MemoryBackend") -> "Iterator[ToolSession]":
+    """A new session, which is the current one in the test: for code that calls `current_session()` without a request.
+
+    Requests to an app have sessions of their own.
+    """
+    from gateway.config.sessions import SessionSettings
+    from gateway.integrations.app_sessions import AppSessions
+    from session_store import ANONYMOUS
+    from session_store.context import bound_session, tool_session
+
+    session = AppSessions(mcp_session_store, SessionSettings()).new(ANONYMOUS, "")
+    mcp_session_store.sessions.records.write(session)
+    current = tool_session(session, sessions=mcp_session_store.sessions, state=mcp_session_store.state)
+    with bound_session(current):
+        yield current
