@@ -130,14 +130,7 @@ class AppSession(ToolSession):
 
     async def metadata(self) -> Mapping[str, str]:
         """The session's current metadata."""
-
-        async def read(session_id: str) -> Mapping[str, str]:
-            found = await self._sessions.records.peek(session_id)
-            if found is None:
-                raise SessionGone(session_id)
-            return found.metadata
-
-        return await self.read(read, {})
+        return await self.read(self._sessions.metadata, {})
 
     async def annotate(self, changes: Mapping[str, str | None]) -> None:
         """Change these names of the metadata; None removes a name. Values that look like credentials are redacted.
@@ -145,13 +138,7 @@ class AppSession(ToolSession):
         Raises:
             InvalidMetadata: a value is not text, or the metadata would be too large.
         """
-        checked = checked_metadata(changes)
-
-        async def write(session_id: str) -> None:
-            if await self._sessions.records.annotate(session_id, checked) is None:
-                raise SessionGone(session_id)
-
-        await self.write(write)
+        await self.write(self._sessions.annotate, checked_metadata(changes))
 
     async def end(self) -> None:
         """End the session, as at sign-out. What is written afterwards is written to a new one."""

@@ -9,7 +9,7 @@ from weakref import WeakSet
 import msgspec
 
 from gateway.config.sessions import SessionSettings
-from session_store import Gone, Principal, Session, StateStore, StoreError
+from session_store import Gone, Principal, Session, SessionGone, StateStore, StoreError
 from session_store.session import new_session_id, origin_of
 from transports.era import Era
 from transports.inbound.client_address import network_of
@@ -166,6 +166,18 @@ class AppSessions:
     async def _sweep(self) -> None:
         with contextlib.suppress(StoreError):  # the next one will do
             await self.records.sweep()
+
+    async def metadata(self, session_id: str) -> Mapping[str, str]:
+        """The metadata of a session. Raises `SessionGone`."""
+        found = await self.records.peek(session_id)
+        if found is None:
+            raise SessionGone(session_id)
+        return found.metadata
+
+    async def annotate(self, session_id: str, changes: Mapping[str, str | None]) -> None:
+        """Change the metadata of a session; the changes are checked. Raises `SessionGone`."""
+        if await self.records.annotate(session_id, changes) is None:
+            raise SessionGone(session_id)
 
     async def end(self, session_id: str) -> None:
         """End the session, at once and for all processes."""
