@@ -157,10 +157,10 @@ def want(arguments: dict[str, Any], params: dict[str, Any]) -> Any:
     return params.get("inputResponses", "nobody answered")
 
 
-# Arguments and params → what to answer; None for no answer at all.
-NAMED: Final = {"type": "object", "properties": {"workspace_id": {}, "id": {}, "team": {}, "key": {}}}
-"""The schema of `echo`: arguments that a configuration can bind, and any others."""
+NAMED: Final[dict[str, Any]] = {"workspace_id": {}, "id": {}, "team": {}, "key": {}}
+"""Arguments of `echo` that a configuration can bind. It takes any others too."""
 
+# Arguments and params → what to answer; None for no answer at all.
 TOOLS: dict[str, Callable[[dict[str, Any], dict[str, Any]], Any]] = {
     "env": env,
     "meta": lambda _, params: params.get("_meta", {}),
@@ -215,7 +215,8 @@ def result(message: dict[str, Any]) -> dict[str, Any] | None:
     if method == "tools/list":
         mirrored = {"region": {"type": "string", "x-mcp-header": "Region"}} if "mirror" in sys.argv else {}
         schema = {"type": "object", "properties": mirrored}
-        tools = [{"name": n, "inputSchema": NAMED if n == "echo" else schema} for n in TOOLS]
+        named = {"type": "object", "properties": NAMED | mirrored}
+        tools = [{"name": n, "inputSchema": named if n == "echo" else schema} for n in TOOLS]
         for tool in tools:
             if tool["name"] in ("nap", "ask_again"):
                 tool["annotations"] = {"idempotentHint": True}
