@@ -1,7 +1,7 @@
 """The current session of a tool: the same call in the gateway's process, in a mounted app, and in a stdio child."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextvars import Context, ContextVar, copy_context
 
 from session_store.metadata import checked_metadata
@@ -75,8 +75,10 @@ def context_with(session: ToolSession) -> Context:
     return context
 
 
-def tool_session(session: Session, *, sessions: SessionStore, state: StateStore) -> ToolSession:
-    """The session as tools in this process see it."""
+def tool_session(
+    session: Session, *, sessions: SessionStore, state: StateStore, scrub: Callable[[str], str] | None = None
+) -> ToolSession:
+    """The session as tools in this process see it. `scrub` redacts in the metadata that they write."""
 
     async def read() -> Mapping[str, str]:
         found = await sessions.peek(session.id)
@@ -85,7 +87,7 @@ def tool_session(session: Session, *, sessions: SessionStore, state: StateStore)
         return found.metadata
 
     async def write(changes: Mapping[str, str | None]) -> None:
-        if await sessions.annotate(session.id, checked_metadata(changes)) is None:
+        if await sessions.annotate(session.id, checked_metadata(changes, scrub)) is None:
             raise SessionGone(session.id)
 
     return ToolSession(

@@ -68,8 +68,10 @@ def output_scrubber(secret_names: Collection[str], environment: Mapping[str, str
     return scrub
 
 
-def checked_metadata(changes: Mapping[str, str | None]) -> dict[str, str | None]:
-    """Changes fit for `SessionStore.annotate`: text only, scrubbed.
+def checked_metadata(
+    changes: Mapping[str, str | None], scrub: Callable[[str], str] | None = None
+) -> dict[str, str | None]:
+    """Changes fit for `SessionStore.annotate`: text only, scrubbed. `scrub` redacts more in the values.
 
     Raises:
         InvalidMetadata: a name or a value is not text.
@@ -79,7 +81,10 @@ def checked_metadata(changes: Mapping[str, str | None]) -> dict[str, str | None]
             raise InvalidMetadata(f"metadata {str(name)[:64]!r}: names and values must be text (None removes)")
         if any("\ud800" <= char <= "\udfff" for char in name + (value or "")):
             raise InvalidMetadata(f"metadata {name[:64]!r}: contains a lone surrogate, which is not valid text")
-    return scrubbed(changes)
+    checked = scrubbed(changes)
+    if scrub is None:
+        return checked
+    return {name: None if value is None else scrub(value) for name, value in checked.items()}
 
 
 def merged_metadata(present: Mapping[str, str], changes: Mapping[str, str | None]) -> dict[str, str]:

@@ -62,6 +62,10 @@ class SessionSettings(Frozen):
     """Name → text that every new session gets. `{principal}`, `{agent}`, `{workspace}`, `{trust}` and `{endpoint}` are
     replaced. At most 10 KiB. Values that look like credentials are redacted."""
 
+    scrub_metadata: frozenset[Literal["email", "phone", "card"]] = frozenset()
+    """Personal data that is redacted in the metadata of sessions, whether a rule or a tool writes it: e-mail addresses,
+    telephone numbers (international ones, and those of North America), numbers of payment cards."""
+
     @field_validator("key_headers")
     @classmethod
     def _can_carry_keys(cls, names: tuple[str, ...]) -> tuple[str, ...]:

@@ -8,8 +8,8 @@ from typing import Any
 
 from gateway.context.session_folders import SessionFolders
 from gateway.context.state_api import StateAccess, by_connection, state_api
-from session_store import Session, SessionStore, StateStore
-from session_store.context import context_with, tool_session
+from session_store import Session, StateStore
+from session_store.context import context_with
 from session_store.tool_session import ACCESS_VARIABLE, FACTS_VARIABLE, SOCKET_VARIABLE, ToolSession
 from transports.inbound.app_server import AppServer
 from transports.inbound.limits import Limits, Refusals
@@ -28,23 +28,27 @@ class LinkResources:
 
 
 class LinkResourceProvider:
-    """Makes the resources of links. Sockets and folders are where only the user of this process can enter."""
+    """Makes the resources of links. Sockets and folders are where only the user of this process can enter.
 
-    def __init__(self, sessions: SessionStore, state: StateStore, limits: Limits, refusals: Refusals) -> None:
+    `tools` makes the session that tools see, from its record.
+    """
+
+    def __init__(
+        self, tools: Callable[[Session], ToolSession], state: StateStore, limits: Limits, refusals: Refusals
+    ) -> None:
         self.folders = SessionFolders()
-        self._sessions = sessions
+        self._tools = tools
         self._state = state
         self._server = AppServer(state_api(by_connection), limits, refusals)
 
     def for_object(self, session: Session) -> LinkResources:
         """The resources of a link to a server object in this process."""
-        tools = tool_session(session, sessions=self._sessions, state=self._state)
+        tools = self._tools(session)
         return LinkResources(given=ConnectOptions(in_context=lambda: context_with(tools)), session=tools)
 
     def state_of(self, session: Session, secret: str = "") -> StateAccess:
         """Access to the state of a session. `secret` is what a child process has to send for it."""
-        tools = tool_session(session, sessions=self._sessions, state=self._state)
-        return StateAccess(session=tools, store=self._state, secret=secret)
+        return StateAccess(session=self._tools(session), store=self._state, secret=secret)
 
     async def for_child(
         self,

@@ -35,7 +35,7 @@ def build_servers(base: Foundation, sessions: SessionParts, given: Mapping[str, 
     entries, objects = base.settings.mcpServers, _objects(base, sessions, given)
     settings = entries | dict.fromkeys(objects, OBJECT)
     policy = Policy(options.policy, {name: server_policy(entry) for name, entry in settings.items()})
-    link_resources = LinkResourceProvider(base.backend.sessions, base.backend.state, base.limits, base.metrics.limited)
+    link_resources = LinkResourceProvider(sessions.tools, base.backend.state, base.limits, base.metrics.limited)
     assertions = Assertions(base.ring, issuer=options.issuer, clock=base.clock, fields=base.facts.claims)
     credentials = PrincipalSecrets(options.secrets, options.issuers)
 

@@ -1,10 +1,12 @@
 """Builds what keeps sessions, and what resolves which session a request belongs to."""
 
+import functools
 from collections.abc import Sequence
 
 from gateway.calls.live_session import LiveSession
 from gateway.config.context import is_usable_workspace
 from gateway.context.announced import Announcements
+from gateway.context.personal_data import scrubber
 from gateway.identity.context_rules import ContextRules
 from gateway.serving.parts import Foundation, Resolution, Servers, SessionParts
 from gateway.sessions.aliases import Aliases
@@ -22,6 +24,7 @@ from gateway.sessions.returns import Returns
 from gateway.upstreams.prestart import PrestartPool
 from gateway.upstreams.upstream import ConfiguredUpstream
 from session_store import Context
+from session_store.context import tool_session
 from transports.listeners import Listeners
 
 __all__ = ["build_resolution", "build_sessions"]
@@ -52,6 +55,9 @@ def build_sessions(base: Foundation) -> SessionParts:
         on_close=closed.notify,
     )
     base.taken_over.add(lifecycle.taken_over)
+    tools = functools.partial(
+        tool_session, sessions=store, state=base.backend.state, scrub=scrubber(options.session.scrub_metadata)
+    )
     return SessionParts(
         rules=rules,
         record_limits=record_limits,
@@ -59,6 +65,7 @@ def build_sessions(base: Foundation) -> SessionParts:
         lifecycle=lifecycle,
         attacher=SessionAttacher(store=store, live=base.live, cluster=base.cluster, rules=rules, audit=base.audit),
         closed=closed,
+        tools=tools,
     )
 
 

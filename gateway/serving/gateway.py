@@ -12,7 +12,6 @@ from gateway.serving.composition import compose
 from gateway.serving.lifecycle import Lifecycle
 from gateway.serving.paths import HEALTH, READY
 from session_store import Backend, KeyRing, Session
-from session_store.context import tool_session
 from session_store.tool_session import ToolSession
 
 __all__ = ["Gateway"]
@@ -71,8 +70,7 @@ class Gateway:
 
     def tool_session(self, session: Session) -> ToolSession:
         """A session as tools in this process see it."""
-        backend = self.parts.foundation.backend
-        return tool_session(session, sessions=backend.sessions, state=backend.state)
+        return self.parts.sessions.tools(session)
 
     async def try_store(self) -> None:
         """Open the store and close it again. Raises `ConfigurationError`: it cannot be used."""

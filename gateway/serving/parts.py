@@ -37,7 +37,8 @@ from gateway.sessions.resolve import SessionResolver
 from gateway.sessions.returns import Returns
 from gateway.upstreams.prestart import PrestartedProcesses, PrestartPool
 from gateway.upstreams.upstream import ConfiguredUpstream
-from session_store import Backend, KeyRing
+from session_store import Backend, KeyRing, Session
+from session_store.tool_session import ToolSession
 from transports.inbound.http import Guard
 from transports.inbound.http_sse import HttpSse
 from transports.inbound.limits import Limits
@@ -84,7 +85,8 @@ class Callers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionParts:
-    """The records and the life of sessions. `closed` is notified of each live session that this replica closes."""
+    """The records and the life of sessions. `closed` is notified of each live session that this replica closes. `tools`
+    makes the session that tools in this process see."""
 
     rules: ContextRules
     record_limits: RecordLimits
@@ -92,6 +94,7 @@ class SessionParts:
     lifecycle: SessionLifecycle
     attacher: SessionAttacher
     closed: Listeners[LiveSession]
+    tools: Callable[[Session], ToolSession]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

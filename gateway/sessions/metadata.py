@@ -3,7 +3,7 @@
 Some values are chosen by clients: characters that do not belong in metadata are removed.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from gateway.errors import bad_context
 from session_store import Session
@@ -12,8 +12,8 @@ from session_store.metadata import InvalidMetadata, checked_metadata, merged_met
 __all__ = ["metadata_of"]
 
 
-def metadata_of(session: Session, rules: Mapping[str, str]) -> dict[str, str]:
-    """Names and texts, with the placeholders of the rules replaced by facts of the session.
+def metadata_of(session: Session, rules: Mapping[str, str], scrub: Callable[[str], str]) -> dict[str, str]:
+    """Names and texts, with the placeholders of the rules replaced by facts of the session. `scrub` redacts in them.
 
     Raises:
         Refused: 400, it is larger than a session's metadata may be.
@@ -29,6 +29,6 @@ def metadata_of(session: Session, rules: Mapping[str, str]) -> dict[str, str]:
         for name, text in rules.items()
     }
     try:
-        return merged_metadata({}, checked_metadata(filled))
+        return merged_metadata({}, checked_metadata(filled, scrub))
     except InvalidMetadata as error:
         raise bad_context(str(error)) from None

@@ -7,6 +7,7 @@ from msgspec.structs import replace
 from gateway.cluster.ownership import Cluster
 from gateway.config.sessions import SessionSettings
 from gateway.context.announced import Announcements
+from gateway.context.personal_data import scrubber
 from gateway.identity.context_rules import ContextRules
 from gateway.identity.request_context import RequestContext
 from gateway.sessions.aliases import Alias
@@ -44,6 +45,7 @@ class SessionOpener:
         self._prestart = prestart
         self._cluster = cluster
         self._clock = clock
+        self._scrub = scrubber(settings.scrub_metadata)
 
     def context_of(self, request: Request, who: RequestContext) -> Context:
         """The context that a session opened by this request would have.
@@ -94,4 +96,4 @@ class SessionOpener:
             client=client,
             context=context,
         )
-        return replace(session, metadata=metadata_of(session, settings.metadata))
+        return replace(session, metadata=metadata_of(session, settings.metadata, self._scrub))

@@ -55,8 +55,9 @@ def store(request: pytest.FixtureRequest, redis_server: RunningRedis) -> str:
 def tools(store: str) -> Iterator[RunningGateway]:
     """The tool as a stdio child, and as an object in the gateway's process."""
     servers = {"child": server(TOOL), "object": {"in_process": "tests.support.session_tool:server"}}
-    metadata = {"team": "t-{principal}", "client": "{agent}"}
-    with running_gateway(servers, options={"store": store, "session": {"metadata": metadata}}, env=KEYS) as gateway:
+    metadata = {"team": "t-{principal}", "client": "{agent}", "owner": "ada@example.com"}
+    session = {"metadata": metadata, "scrub_metadata": ["email"]}
+    with running_gateway(servers, options={"store": store, "session": session}, env=KEYS) as gateway:
         yield gateway
 
 
@@ -99,14 +100,18 @@ def test_a_legacy_client_reaches_an_object_too(tools: RunningGateway, http: http
     assert json.loads(tool_text(other.tool("visit", {"name": "b"})))["names"] == ["b"]
 
 
-@requirement("ctx.metadata")
+@requirement("ctx.metadata", "ctx.scrub")
 def test_metadata_comes_from_rules_and_from_tools_in_the_process_only(
     tools: RunningGateway, http: httpx.Client
 ) -> None:
     client = Legacy(f"{tools.base}/mcp", http).open()
     secret = "Bearer abcdefghijklmnop"
     written = json.loads(tool_text(client.tool("object__annotate", {"name": "note", "value": f"see {secret}"})))
-    assert written == {"client": "raw", "team": "t-anonymous", "note": "see [redacted]"}
+    rules = {"client": "raw", "team": "t-anonymous", "owner": "[redacted]"}
+    assert written == {**rules, "note": "see [redacted]"}
+    client.tool("object__annotate", {"name": "note", "value": "ada@example.com, +49 30 1234567"})
+    written = json.loads(tool_text(client.tool("object__annotate", {"name": "b", "value": "c"})))
+    assert written == {**rules, "note": "[redacted], +49 30 1234567", "b": "c"}, "only what was asked for"
     assert tool_text(client.tool("child__annotate", {"name": "a", "value": "b"})).startswith("refused: ")
     too_large = client.tool("object__annotate", {"name": "a", "value": "x" * 11_000})
     assert "10240" in tool_text(too_large)

@@ -1,0 +1,64 @@
+"""Personal data is found by its form, in linear time, and other text is left as it is."""
+
+import time
+
+import pytest
+
+from gateway.context.personal_data import scrubber
+from tests.requirements import requirement
+
+ALL = scrubber(("email", "phone", "card"))
+
+
+@requirement("ctx.scrub")
+@pytest.mark.parametrize(
+    "text",
+    [
+        "ada.lovelace+x@example.co.uk",
+        "jürgen@müller.example",
+        "+49 (0)30 123456-78",
+        "0049 30 1234567",
+        "+14155550123",
+        "(415) 555-0123",
+        "415-555-0123",
+        "4111 1111 1111 1111",
+        "5500-0000-0000-0004",
+        "378282246310005",
+    ],
+)
+def test_personal_data_is_redacted(text: str) -> None:
+    assert ALL(f"about {text}.") == "about [redacted]."
+    assert ALL(text) == "[redacted]" and scrubber(())(text) == text
+
+
+@requirement("ctx.scrub")
+@pytest.mark.parametrize(
+    "text",
+    [
+        "ticket 4111 1111 1111 1112",
+        "build 2026-11-22 02:17:54",
+        "0af7651916cd43dd8448eb211c80319c",
+        "10.0.0.1:8080",
+        "v1.2.3 of 12345",
+        "a@b",
+        "/srv/project-4155550123",
+        "123e4567-e89b-12d3-a456-426614174000",
+    ],
+)
+def test_other_text_stays(text: str) -> None:
+    assert ALL(text) == text
+
+
+@requirement("ctx.scrub")
+def test_only_what_was_asked_for_is_redacted() -> None:
+    text = "ada@example.com +49 30 1234567 4111111111111111"
+    assert scrubber(["email"])(text) == "[redacted] +49 30 1234567 4111111111111111"
+    assert scrubber(["card"])(text) == "ada@example.com +49 30 1234567 [redacted]"
+
+
+@requirement("ctx.scrub", "wall.decoded")
+@pytest.mark.parametrize("text", ["a" * 200_000 + "@", "1 " * 100_000, "+1" + "(" * 200_000, "a." * 100_000 + "@b"])
+def test_hostile_text_takes_linear_time(text: str) -> None:
+    began = time.process_time()
+    ALL(text)
+    assert time.process_time() - began < 2.0
