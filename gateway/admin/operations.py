@@ -6,7 +6,7 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from gateway.admin.operators import SHORTEST_PREFIX, Ambiguous, NoSuch, Page, SessionQuery
+from gateway.admin.operators import SHORTEST_PREFIX, Ambiguous, NoSuch, Page, SessionFilter, SessionQuery
 from gateway.admin.replicas import Replicas
 from gateway.admin.reports import ReplicaReport, SessionPart, SessionRow, row_of
 from gateway.sessions.returns import UnreturningClient, together
@@ -19,6 +19,8 @@ SEARCH_LIMIT: Final = 50_000
 """How many records one page of sessions is searched for in."""
 
 _READ_AT_ONCE: Final = 1_000
+_ENDED_AT_ONCE: Final = 32
+"""Each end waits until the session's processes are gone."""
 _MOST_CANDIDATES: Final = 10
 _EVENTS_SEARCHED: Final = 2_000
 """Events among which those of one session are looked for."""
@@ -30,8 +32,8 @@ _FOLLOWED_AT_ONCE: Final = 500
 class EndsSessions(Protocol):
     """Ends sessions on every replica."""
 
-    async def end(self, session_id: str, reason: str) -> bool:
-        """False if the session had ended already."""
+    async def end(self, session_id: str, reason: str, calls: int | None = None) -> bool:
+        """False if the session had ended already. `calls`: how many its replica has answered, None if not known."""
         ...
 
 
@@ -118,9 +120,24 @@ class Operations:
 
     async def end(self, prefix: str, by: str = "") -> str:
         session = await self._find(prefix)
-        if not await self._ending.end(session.id, f"{_operator(by)} ended it"):
+        part = (await self._replicas.parts([session.id])).get(session.id)
+        calls = None if part is None else part.calls
+        if not await self._ending.end(session.id, f"{_operator(by)} ended it", calls):
             raise NoSuch("the session has just ended")
         return redact(session.id)
+
+    async def end_all(self, which: SessionFilter, by: str = "") -> int:
+        reason, ended, place = f"{_operator(by)} ended all of {which}", 0, ""
+        while page := await self._backend.sessions.page(after=place, limit=_READ_AT_ONCE):
+            place = f"{page[-1].id}~"
+            found = [session for session in page if which.matches(session)]
+            parts = await self._replicas.parts([session.id for session in found])
+            for some in (found[at : at + _ENDED_AT_ONCE] for at in range(0, len(found), _ENDED_AT_ONCE)):
+                calls = [None if (part := parts.get(session.id)) is None else part.calls for session in some]
+                ends = (self._ending.end(one.id, reason, of_it) for one, of_it in zip(some, calls, strict=True))
+                ended += sum(await asyncio.gather(*ends))
+        self._record(f"{_operator(by)} has ended all sessions of {which}: {ended}")
+        return ended
 
     async def _find(self, prefix: str) -> Session:
         """The one session that is meant. Never a guess. Raises `NoSuch`, `Ambiguous`."""
@@ -188,7 +205,8 @@ def _operator(by: str) -> str:
 
 def _facts(event: AuditEvent) -> dict[str, Any]:
     """What the event says: fields without a value are left out."""
-    return {name: value for name in event.__slots__ if (value := getattr(event, name)) not in ("", 0.0, {})}
+    facts = {name: value for name in event.__slots__ if (value := getattr(event, name)) not in ("", 0.0, None, {})}
+    return facts if event.calls is None else facts | {"calls": event.calls}
 
 
 def matches(session: Session, query: str) -> bool:

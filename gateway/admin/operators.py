@@ -11,6 +11,7 @@ import msgspec
 
 from gateway.admin.reports import ReplicaReport, SessionRow
 from gateway.sessions.returns import UnreturningClient
+from session_store import Session
 
 __all__ = [
     "ONLY",
@@ -21,6 +22,7 @@ __all__ = [
     "OperatorError",
     "Operators",
     "Page",
+    "SessionFilter",
     "SessionQuery",
     "UnknownHere",
 ]
@@ -65,6 +67,33 @@ class SessionQuery(msgspec.Struct, frozen=True, kw_only=True):
     after: str = ""
 
 
+class SessionFilter(msgspec.Struct, frozen=True, kw_only=True):
+    """Sessions to be ended together: those that have every value given here, exactly. `client` is a client's name.
+
+    Raises:
+        OperatorError: no value is given. All sessions are never meant.
+    """
+
+    principal: str = ""
+    client: str = ""
+    workspace: str = ""
+
+    def __post_init__(self) -> None:
+        if not any(msgspec.structs.astuple(self)):
+            raise OperatorError("name the sessions to end: give a principal, a client or a workspace")
+
+    def matches(self, session: Session) -> bool:
+        """True if the session has every value that is given."""
+        return (
+            self.principal in ("", str(session.principal))
+            and self.client in ("", session.client.name)
+            and self.workspace in ("", session.context.workspace)
+        )
+
+    def __str__(self) -> str:
+        return " and ".join(f"{name} {value}" for name, value in msgspec.structs.asdict(self).items() if value)
+
+
 class Page(msgspec.Struct, frozen=True, kw_only=True):
     """Some sessions in order of id, and where the next page begins (empty: there is none)."""
 
@@ -94,6 +123,10 @@ class Operators(Protocol):
 
     async def end(self, prefix: str, by: str = "") -> str:
         """End a session at once, on every replica. Returns how its id begins."""
+        ...
+
+    async def end_all(self, which: SessionFilter, by: str = "") -> int:
+        """End all sessions that match, on every replica. Returns how many were ended."""
         ...
 
     async def events(self, limit: int = 100, session: str = "") -> list[dict[str, Any]]:

@@ -17,7 +17,7 @@ from prometheus_client.exposition import choose_encoder
 from gateway.admin.replica import Replica
 from gateway.calls.link_lifecycle import LOSSES
 from gateway.observability.audit import Audit
-from gateway.observability.metrics import BUCKETS_S, COUNTERS
+from gateway.observability.metrics import BUCKETS_S, COUNTERS, LIFETIMES_S
 from gateway.upstreams.link_source import Start
 from gateway.version import __version__
 
@@ -25,6 +25,7 @@ __all__ = ["PrometheusExporter"]
 
 _EVENTS = frozenset({"created", "resumed", "expired", "evicted", "ended", "refused"})
 _ENDS = (*(repr(bound) for bound in BUCKETS_S), "+Inf")
+_AGES = (*(repr(bound) for bound in LIFETIMES_S), "+Inf")
 
 
 class PrometheusExporter:
@@ -83,6 +84,12 @@ class PrometheusExporter:
         for event in _EVENTS | self._audit.counts.keys():
             events.add_metric([event], self._audit.counts[event])
         yield events
+        ages = HistogramMetricFamily(
+            "mcp_gateway_session_duration_seconds", "Ages at which sessions ended, by how they ended", labels=["event"]
+        )
+        for how, lasted in self._audit.durations.items():
+            ages.add_metric([how], [*zip(_AGES, accumulate(lasted.counts), strict=True)], lasted.total_s)
+        yield ages
         yield CounterMetricFamily("mcp_gateway_audit_lost", "Audit events that were dropped", value=self._audit.lost)
 
     def _held(self) -> Iterator[Metric]:

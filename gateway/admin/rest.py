@@ -11,7 +11,7 @@ from starlette.routing import Route
 
 from gateway.admin.auth import Access
 from gateway.admin.operations import Operations
-from gateway.admin.operators import ONLY, Ambiguous, NoSuch, Page, SessionQuery
+from gateway.admin.operators import ONLY, Ambiguous, NoSuch, OperatorError, Page, SessionFilter, SessionQuery
 from gateway.admin.reports import ReplicaReport, SessionRow
 from gateway.admin.sign_in_attempts import TooManyAttempts
 from gateway.sessions.returns import UnreturningClient
@@ -108,6 +108,20 @@ class Rest:
     async def end(self, request: Request, operator: str) -> dict[str, str]:
         return {"ended": await self.operations.end(request.path_params["session"], operator)}
 
+    async def end_all(self, request: Request, operator: str) -> dict[str, int]:
+        given = request.query_params
+        known = SessionFilter.__struct_fields__
+        # A parameter that is overlooked would end more sessions than were meant.
+        if unknown := sorted(given.keys() - set(known)):
+            raise Problem(400, f"{unknown[0]}: is no parameter; there are {', '.join(known)}")
+        if len(given) < len(given.multi_items()):
+            raise Problem(400, "give each parameter once")
+        try:
+            which = SessionFilter(**dict(given))
+        except OperatorError as error:
+            raise Problem(400, str(error)) from None
+        return {"ended": await self.operations.end_all(which, operator)}
+
     async def replicas(self, _: Request, __: str) -> list[ReplicaReport]:
         return await self.operations.replicas()
 
@@ -183,6 +197,18 @@ _OPERATIONS: Final = (
         work=Rest.end,
         gives=dict[str, str],
         takes=(_SESSION,),
+    ),
+    _Operation(
+        method="DELETE",
+        path="/sessions",
+        summary="End all sessions that have every given value; at least one is required",
+        work=Rest.end_all,
+        gives=dict[str, int],
+        takes=(
+            ("principal", "query", "The principal, as listed"),
+            ("client", "query", "The client's name, without its version"),
+            ("workspace", "query", "The workspace"),
+        ),
     ),
     _Operation(
         method="GET",

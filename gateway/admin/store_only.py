@@ -30,7 +30,7 @@ class _StoreEnding:
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
 
-    async def end(self, session_id: str, reason: str) -> bool:
+    async def end(self, session_id: str, reason: str, calls: int | None = None) -> bool:
         session = await self._backend.sessions.peek(session_id)
         if session is None or not await self._backend.sessions.end(session_id):
             return False
@@ -43,6 +43,10 @@ class _StoreEnding:
             endpoint=session.endpoint,
             era=session.era,
             reason=reason,
+            workspace=session.context.workspace,
+            trust=session.context.trust,
+            lasted_s=round(max(0.0, time.time() - session.created_at), 3),
+            calls=calls,
         )
         await self._backend.audit.record([event])
         return True

@@ -15,6 +15,7 @@ from gateway.admin.operators import (
     NoSuch,
     OperatorError,
     Page,
+    SessionFilter,
     SessionQuery,
 )
 from gateway.admin.reports import ReplicaReport, SessionRow
@@ -24,6 +25,8 @@ __all__ = ["RestClient"]
 
 _MOST_CANDIDATES: Final = 10
 _TIMEOUT_S: Final = 30.0
+_LONG_TIMEOUT_S: Final = 600.0
+"""For the end of many sessions, each with its processes."""
 
 T = TypeVar("T")
 
@@ -56,6 +59,10 @@ class RestClient:
 
     async def end(self, prefix: str, by: str = "") -> str:
         return (await self._ask("DELETE", f"sessions/{await self._one(prefix)}", dict[str, str]))["ended"]
+
+    async def end_all(self, which: SessionFilter, by: str = "") -> int:
+        params = {name: value for name, value in msgspec.structs.asdict(which).items() if value}
+        return (await self._ask("DELETE", "sessions", dict[str, int], params, timeout_s=_LONG_TIMEOUT_S))["ended"]
 
     async def _one(self, prefix: str) -> str:
         """A prefix that can stand in a path: that of the only session where none is given."""
@@ -100,9 +107,16 @@ class RestClient:
     async def admit(self, prefix: str, by: str = "") -> str:
         return (await self._ask("DELETE", f"replicas/{quote(prefix, safe='')}/drain", dict[str, str]))["admitted"]
 
-    async def _ask(self, method: str, path: str, kind: type[T], params: dict[str, str] | None = None) -> T:
+    async def _ask(
+        self,
+        method: str,
+        path: str,
+        kind: type[T],
+        params: dict[str, str] | None = None,
+        timeout_s: float = _TIMEOUT_S,
+    ) -> T:
         try:
-            response = await self._client.request(method, path, params=params)
+            response = await self._client.request(method, path, params=params, timeout=timeout_s)
         except httpx2.HTTPError as error:
             raise self._unreachable(error) from None
         self._check(response)

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from gateway.admin.operators import ONLY, Ambiguous, OperatorError, Operators, SessionQuery
+from gateway.admin.operators import ONLY, Ambiguous, OperatorError, Operators, SessionFilter, SessionQuery
 from gateway.admin.reports import SessionRow
 from gateway.cli.options import JsonOption, Where, options
 from gateway.cli.output import complain, facts_table, print_event, sessions_table
@@ -54,6 +54,24 @@ class Listing:
         if self.only not in ONLY:
             raise OperatorError(f"--only: must be one of {', '.join(ONLY)}")
         return SessionQuery(query=self.query, only=ONLY[self.only], limit=self.limit, after=self.after)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """Which sessions `end` ends, if not one."""
+
+    principal: Annotated[str, typer.Option(help="End all sessions of this principal.")] = ""
+    client: Annotated[str, typer.Option(help="End all sessions of clients with this name.")] = ""
+    workspace: Annotated[str, typer.Option(help="End all sessions in this workspace.")] = ""
+
+    @property
+    def is_given(self) -> bool:
+        """Whether several sessions are meant."""
+        return bool(self.principal or self.client or self.workspace)
+
+    def session_filter(self) -> SessionFilter:
+        """The sessions that have every given value."""
+        return SessionFilter(principal=self.principal, client=self.client, workspace=self.workspace)
 
 
 @asynccontextmanager
@@ -144,10 +162,16 @@ def show_session(where: Where, session_id: IdArgument = "", in_json: JsonOption 
 
 @app.command("end")
 @options
-def end_session(where: Where, session_id: IdArgument = "", in_json: JsonOption = False) -> None:
-    """End one session at once, on every replica."""
+def end_session(where: Where, which: Ending, session_id: IdArgument = "", in_json: JsonOption = False) -> None:
+    """End one session at once, on every replica; or all sessions of a principal, a client or a workspace."""
 
     async def work(source: Operators) -> None:
+        if which.is_given:
+            if session_id:
+                raise OperatorError("give either the ID of one session, or --principal, --client and --workspace")
+            count = await source.end_all(which.session_filter())
+            typer.echo(json.dumps({"ended": count}) if in_json else f"ended {count} session{'' if count == 1 else 's'}")
+            return
         ended = await source.end(session_id)
         typer.echo(json.dumps({"ended": ended}) if in_json else f"ended {ended}")
 

@@ -11,12 +11,13 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from time import monotonic
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
 from gateway.config.operators import AuditSettings
 from gateway.observability.logs import CLIENT, CORRELATION
+from gateway.observability.metrics import Durations
 from gateway.observability.observed import ObservedExchange
 from gateway.observability.outcome import Outcome
 from gateway.observability.repeated import Repeated
@@ -26,13 +27,19 @@ from session_store.audit import part_of
 from session_store.session import redact
 from transports.tasks import Tasks
 
-__all__ = ["Audit"]
+__all__ = ["ENDS", "Audit", "Ended"]
 
 logger = logging.getLogger(__name__)
+
+Ended = Literal["ended", "expired", "evicted"]
+ENDS: Final[tuple[Ended, ...]] = ("ended", "expired", "evicted")
+"""The events with which a session ends."""
 
 _MOST_WAITING: Final = 20_000
 _MANY: Final = 1_000
 """As soon as this many events wait, they are written, without waiting for the next `flush`."""
+_SHOWN: Final = ("session", "era", "principal", "client", "tool", "reason", "workspace", "trust", "calls")
+"""The fields of an event on its log line."""
 _TITLES: Final = {
     "operated": "operator action",
     "refused": "request refused",
@@ -55,6 +62,7 @@ class Audit:
         fields: Callable[[Session], Mapping[str, str]] = lambda _: {},
     ) -> None:
         self.counts: Counter[str] = Counter()  # events since the process began, by name
+        self.durations: dict[Ended, Durations] = {how: Durations() for how in ENDS}  # of sessions, by how they ended
         self.lost = 0
         self._trail = trail
         self._clock = clock
@@ -83,19 +91,18 @@ class Audit:
     ) -> None:
         """Record one event. `session` is the session's record, or its id where the record is not at hand. `era` and
         `principal` are those of the request, where there is no record."""
-        record = session if isinstance(session, Session) else None
         recorded = AuditEvent(
             at=self._clock(),
             event=event,
-            session=redact(session if isinstance(session, str) else session.id),
-            principal=principal if record is None else str(record.principal),
-            endpoint="" if record is None else record.endpoint,
-            era=era if record is None else record.era,
             reason=reason,
             correlation=CORRELATION.get(),
             tool=tool,
             client=CLIENT.get() if event == "refused" else "",
-            context={} if record is None else self._fields(record),
+            **(
+                {"session": redact(session), "era": era, "principal": principal}
+                if isinstance(session, str)
+                else self._facts(session)
+            ),
         )
         self.counts[event] += 1
         if event == "refused":
@@ -104,15 +111,41 @@ class Audit:
                 return
         self._add_and_log(recorded)
 
+    def over(self, how: Ended, session: Session, reason: str, calls: int | None) -> None:
+        """Record the end of a session. `calls`: answered by the replica that had it, None if that is not known."""
+        now = self._clock()
+        lasted_s = round(max(0.0, now - session.created_at), 3)
+        self.counts[how] += 1
+        self.durations[how].add(lasted_s)
+        correlation, facts = CORRELATION.get(), self._facts(session)
+        self._add_and_log(
+            AuditEvent(
+                at=now, event=how, reason=reason, correlation=correlation, lasted_s=lasted_s, calls=calls, **facts
+            )
+        )
+
+    def _facts(self, session: Session) -> dict[str, Any]:
+        """The fields that an event has of the record of its session."""
+        return {
+            "session": redact(session.id),
+            "principal": str(session.principal),
+            "endpoint": session.endpoint,
+            "era": session.era,
+            "workspace": session.context.workspace,
+            "trust": session.context.trust,
+            "context": self._fields(session),
+        }
+
     def _add_and_log(self, event: AuditEvent) -> None:
         self._add(event)
-        shown = {name: getattr(event, name) for name in ("session", "era", "principal", "client", "tool", "reason")}
         what = _TITLES.get(event.event, f"session {event.event}")
+        shown = {name: value for name in _SHOWN if (value := getattr(event, name)) not in ("", None)}
         level = logging.WARNING if event.event == "warned" else logging.INFO
-        logger.log(level, what, extra={name: value for name, value in shown.items() if value})
+        logger.log(level, what, extra=shown | ({"lasted_s": event.lasted_s} if event.event in ENDS else {}))
 
     def call_watcher(self, session: Session, tool: str) -> Callable[[ObservedExchange, Outcome, bytes], None]:
-        """What records a call of that tool (`server/name`) once the call has ended."""
+        """What records a call of that tool (`server/name`) once the call has ended. `session` has the context of the
+        request (`gateway.context.facts.with_context`)."""
         correlation, began = CORRELATION.get(), monotonic()
 
         def finished(_: ObservedExchange, outcome: Outcome, __: bytes) -> None:
@@ -120,15 +153,11 @@ class Audit:
                 AuditEvent(
                     at=self._clock(),
                     event="called",
-                    session=redact(session.id),
-                    principal=str(session.principal),
-                    endpoint=session.endpoint,
-                    era=session.era,
                     correlation=correlation,
                     tool=tool,
                     outcome=str(outcome),
                     took_s=round(monotonic() - began, 6),
-                    context=self._fields(session),
+                    **self._facts(session),
                 )
             )
 

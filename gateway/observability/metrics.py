@@ -15,13 +15,28 @@ from gateway.observability.outcome import FAILURES, Kind
 from gateway.protocol.methods import METHODS, metric_label
 from transports.inbound.limits import Limited, Refusals
 
-__all__ = ["BUCKETS_S", "COUNTERS", "CounterRow", "History", "Metrics", "Sample", "Series", "quantile"]
+__all__ = [
+    "BUCKETS_S",
+    "COUNTERS",
+    "LIFETIMES_S",
+    "CounterRow",
+    "Durations",
+    "History",
+    "Metrics",
+    "Sample",
+    "Series",
+    "quantile",
+]
 
 BUCKETS_S: Final = (
     *(0.0001, 0.0002, 0.0003, 0.0005, 0.00075, 0.001, 0.0015, 0.0025, 0.005, 0.01, 0.025, 0.05),
     *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0),
 )
 """Upper bounds in seconds: close to each other where a call of a fast server ends, up to what clients wait at most."""
+
+
+LIFETIMES_S: Final = (1.0, 10.0, 60.0, 300.0, 900.0, 3_600.0, 10_800.0, 43_200.0, 86_400.0, 259_200.0)
+"""Upper bounds in seconds for the ages of sessions: from one request to the longest that most operators set."""
 
 
 class CounterRow(msgspec.Struct, frozen=True):
@@ -42,6 +57,21 @@ COUNTERS: Final[Mapping[str, CounterRow]] = {
 `metrics.counters[NAME][VALUE] += 1`."""
 
 _STREAMS: Final = frozenset(row.name for row in METHODS.values() if row.is_stream)
+
+
+class Durations:
+    """How often something took how long, in the buckets of `LIFETIMES_S`."""
+
+    __slots__ = ("counts", "total_s")
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(LIFETIMES_S) + 1)
+        self.total_s = 0.0
+
+    def add(self, took_s: float) -> None:
+        """Count one that took so many seconds."""
+        self.counts[bisect_left(LIFETIMES_S, took_s)] += 1
+        self.total_s += took_s
 
 
 class Series:

@@ -160,7 +160,8 @@ class Admission:
         assert exchange.live is not None
         if not upstream.is_reviewed:
             self._compare(upstream, tools)
-        session, context = exchange.live.session, exchange.context
+        context = exchange.context
+        session = with_context(exchange.live.session, context)
         decision = self._calls.decide(upstream.name, tools, context, session, name)
         if call.check_mirrored is not None and name in tools.mirrored:
             call.check_mirrored(tools.mirrored[name])
@@ -168,8 +169,7 @@ class Admission:
         exchange.calls_tool(tool, decision.slow_s)
         if self._audit.calls:
             exchange.audit(self._audit.call_watcher(session, f"{upstream.name}/{tool}"))
-        seen = with_context(session, context)
-        return self._calls.checked(decision, tools, seen, call.params, exchange.note)
+        return self._calls.checked(decision, tools, session, call.params, exchange.note)
 
     def _tool(self, server: str, lists: _Lists, call: Call, name: str) -> _Missing | None:
         """Decide on a request that names a tool and does not call it."""

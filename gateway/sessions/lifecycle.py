@@ -86,15 +86,20 @@ class SessionLifecycle:
 
     # -- ending
 
-    async def end(self, session_id: str, reason: str) -> bool:
-        """End a session at once, with its processes. Idempotent; True for the caller who ended it."""
+    async def end(self, session_id: str, reason: str, calls: int | None = None) -> bool:
+        """End a session at once, with its processes. Idempotent; True for the caller who ended it. `calls`: how many
+        were answered in it, if another replica has the session and has said so."""
         found = await self._store.peek(session_id)
+        if (live := self._live.get(session_id)) is not None:
+            calls = live.calls
         ended = await self._store.end(session_id)
         for child in () if found is None else found.children:
             await self.end(child, f"its parent session ended: {reason}")
         if ended:
-            self._audit.record("ended", session=found or session_id, reason=reason)
-            if found is not None:
+            if found is None:
+                self._audit.record("ended", session=session_id, reason=reason)
+            else:
+                self._audit.over("ended", found, reason, calls)
                 await self._quotas.release_session(found)
         closing = self._close_soon(session_id)
         if ended:
@@ -136,10 +141,11 @@ class SessionLifecycle:
         await self.keep_alive()
         for gone in await self._store.sweep():
             live = self._live.get(gone.session_id)
-            session = None if live is None else live.session
-            self._audit.record(gone.reason, session=session or gone.session_id)
-            if session is not None:
-                await self._quotas.release_session(session)
+            if live is None:
+                self._audit.record(gone.reason, session=gone.session_id)
+            else:
+                self._audit.over(gone.reason, live.session, "", live.calls)
+                await self._quotas.release_session(live.session)
             self._close_soon(gone.session_id)
             await self._announce(gone.session_id)
         if not self._unchecked:

@@ -13,8 +13,9 @@ class AuditEvent:
 
     `session` is the id as logs may show it; `at` is in seconds since the epoch. A call has its `tool` (server/name),
     its duration `took_s` and its `outcome`: ok, tool error, or an error code. `client` is the address of a refused
-    client. `count` is the number of equal events that this one stands for. `context` has the fields of the session's
-    context that the operator wants in events.
+    client. `count` is the number of equal events that this one stands for. A session that has ended has its age
+    `lasted_s` and the number of `calls` that its last replica has answered in it, None where that replica is not known.
+    `context` has the fields of the session's context that the operator wants in events.
     `warned`: a client returns to none of the sessions that it opens.
     """
 
@@ -32,6 +33,10 @@ class AuditEvent:
     client: str = ""
     count: int = 1
     context: Mapping[str, str] = field(default_factory=dict)
+    workspace: str = ""
+    trust: str = ""
+    lasted_s: float = 0.0
+    calls: int | None = None
 
 
 class AuditTrail(Protocol):

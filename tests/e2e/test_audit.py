@@ -58,6 +58,7 @@ def test_calls_and_refusals_are_told_to_a_file_and_the_store(
         remembered = calls["demo/remember"]
         assert remembered["correlation"] == TRACE and remembered["principal"] == "api-key:alice"
         assert 0 < remembered["took_s"] < 10 and len(remembered["session"]) < 16
+        assert remembered["trust"] == "sandboxed"
         refused = {event["tool"] or event["reason"]: event for event in events if event["event"] == "refused"}
         assert "direct trust" in refused["demo/recall"]["reason"]
         assert any("Too many requests" in name for name in refused)
@@ -76,6 +77,11 @@ def test_calls_are_not_told_unless_wanted(http: httpx.Client, tmp_path: Path) ->
     file = tmp_path / "audit.jsonl"
     with running_gateway({"demo": server(DEMO)}, options={"audit": {"file": str(file)}}) as gateway:
         client = Legacy(gateway.url, http).open()
-        assert tool_text(client.tool("count")) == "1" and client.delete().status_code == 200
+        assert tool_text(client.tool("count")) == "1"
+        client.headers["traceparent"] = f"00-{TRACE}-b7ad6b7169203331-01"
+        assert client.delete().status_code == 200
         assert eventually(lambda: file.exists() and '"ended"' in file.read_text())
-    assert [json.loads(line)["event"] for line in file.read_text().splitlines()] == ["created", "ended"]
+    created, ended = (json.loads(line) for line in file.read_text().splitlines())
+    assert (created["event"], ended["event"], ended["session"]) == ("created", "ended", created["session"])
+    assert (ended["principal"], ended["endpoint"], ended["correlation"]) == ("anonymous", "/mcp", TRACE)
+    assert 0 < ended["lasted_s"] < 60 and ended["calls"] == 1

@@ -149,7 +149,7 @@ def test_lines_of_a_child_name_the_only_call_in_flight_or_none(gateway: RunningG
     assert all((line["session"], line["correlation"]) == (first.id, dying) for line in crashed()), crashed()
 
 
-@requirement("ctx.correlation-right")
+@requirement("ctx.correlation-right", "ops.figures")
 def test_the_start_of_a_server_is_told_with_its_process_and_its_session(
     gateway: RunningGateway, http: httpx.Client
 ) -> None:

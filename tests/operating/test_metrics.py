@@ -29,7 +29,7 @@ def value(series: Series, name: str, **labels: str) -> float:
     return sum(v for (n, have), v in series.items() if n == name and labels.items() <= dict(have).items())
 
 
-@requirement("ops.health")
+@requirement("ops.health", "ops.figures")
 def test_each_way_a_request_ends_is_counted(
     pair: tuple[RunningGateway, RunningGateway], ops: httpx.Client, http: httpx.Client
 ) -> None:
@@ -57,6 +57,13 @@ def test_each_way_a_request_ends_is_counted(
     assert more(total, outcome="refused", method="tools/list") == 1, "it names no session"
     assert more("mcp_gateway_request_duration_seconds_count", server="probe") >= 3
     assert more("mcp_gateway_session_events_total", event="created") == 2
+    starts = "mcp_gateway_server_starts_total"
+    assert more(starts, server="probe", outcome="started") >= 1 and more(starts, server="probe", outcome="failed") == 0
+    assert client.delete().status_code == 200
+    ages = "mcp_gateway_session_duration_seconds"
+    counted = {name: value(scrape(gateway, ops), f"{ages}_{name}", event="ended") for name in ("count", "sum")}
+    assert counted["count"] - value(before, f"{ages}_count", event="ended") == 1
+    assert counted["sum"] > value(before, f"{ages}_sum", event="ended")
     assert value(after, "mcp_gateway_store_up") == 1 and value(after, "mcp_gateway_replicas") >= 2
     assert value(after, "mcp_gateway_server_processes", server="demo") >= 1
 

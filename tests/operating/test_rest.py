@@ -60,6 +60,33 @@ def test_a_session_is_found_inspected_and_ended_from_another_replica(
     )
 
 
+@requirement("ops.bulk-end", "ctx.correlation-right")
+def test_all_sessions_of_a_client_are_ended_on_every_replica(
+    pair: Pair, ops: httpx.Client, http: httpx.Client, cli: Cli
+) -> None:
+    here, there = pair
+    doomed = [Legacy(probe(gateway), http).open(name="bulk-agent") for gateway in (here, there, here)]
+    spared = Legacy(probe(here), http).open(name="bulk-agent-2")
+    processes = [psutil.Process(int(tool_text(client.tool("pid")))) for client in doomed]
+    for params in ({}, {"principle": "x"}, {"client": "bulk-agent", "principle": "x"}, {"client": ["bulk-agent", "x"]}):
+        assert ops.delete(f"{there.base}/admin/api/sessions", params=params).status_code == 400
+    ended = ops.delete(f"{there.base}/admin/api/sessions", params={"client": "bulk-agent"})
+    assert ended.json() == {"ended": 3} and gone(processes)
+    assert [client.tool("pid").status_code for client in (*doomed, spared)] == [404, 404, 404, 200]
+
+    def ends() -> list[Any]:
+        return [event for event in of(ops, here, "events") if "all of client bulk-agent" in event.get("reason", "")]
+
+    assert eventually(lambda: len(ends()) == 3)
+    told = ends()
+    assert [event["calls"] for event in told] == [1, 1, 1] and all(event["lasted_s"] > 0 for event in told)
+    refused = cli("sessions", "end", "abcd", "--client", "bulk-agent-2", url=here.base)
+    assert refused.returncode and "either the ID" in refused.stderr
+    printed = cli("sessions", "end", "--client", "bulk-agent-2", url=here.base)
+    assert printed.stdout == "ended 1 session\n", printed.stderr
+    assert spared.tool("pid").status_code == 404
+
+
 @requirement("ops.redact")
 def test_nothing_that_operators_are_shown_opens_a_session(pair: Pair, ops: httpx.Client, http: httpx.Client) -> None:
     here, there = pair

@@ -6,13 +6,14 @@ from typing import Any
 import pytest
 
 from gateway.admin.operations import Operations, matches
-from gateway.admin.operators import Ambiguous, NoSuch, Only, SessionQuery, UnknownHere
+from gateway.admin.operators import Ambiguous, NoSuch, Only, OperatorError, SessionFilter, SessionQuery, UnknownHere
 from gateway.admin.replicas import NoReplicas
 from gateway.admin.reports import ReplicaReport, SessionPart
 from gateway.admin.store_only import operations_on
-from session_store import AuditEvent, MemoryBackend, Session
+from session_store import AuditEvent, ClientFacts, Context, MemoryBackend, Principal, Session
 from session_store.session import redact
 from session_store.testing import FakeClock, a_session
+from tests.requirements import requirement
 
 pytestmark = pytest.mark.anyio
 
@@ -48,8 +49,10 @@ class FakeEnding:
 
     def __init__(self) -> None:
         self.ended: list[tuple[str, str]] = []
+        self.calls: list[int | None] = []
 
-    async def end(self, session_id: str, reason: str) -> bool:
+    async def end(self, session_id: str, reason: str, calls: int | None = None) -> bool:
+        self.calls.append(calls)
         self.ended.append((session_id, reason))
         return True
 
@@ -171,6 +174,32 @@ async def test_a_store_alone_ends_sessions_and_tells_the_gateways() -> None:
     assert published == [session.id.encode()] and await backend.sessions.peek(session.id) is None
     [event] = await backend.audit.recent(1)
     assert (event.event, event.reason, event.session) == ("ended", "the operator ended it", redact(session.id))
+
+
+@requirement("ops.bulk-end")
+async def test_all_sessions_of_somebody_are_ended_and_no_others() -> None:
+    parts = Parts(FakeReplicas(SessionPart(id="a-one", calls=3)))
+    agent = ClientFacts(name="agent", version="1")
+    for one, principal, workspace, client in (
+        ("a-one", "ann", "w-1", agent),
+        ("a-two", "ann", "w-2", agent),
+        ("a-three", "ann", "w-1", ClientFacts(name="agent-2")),
+        ("b-one", "bob", "w-1", agent),
+    ):
+        who, context = Principal(issuer="api-key", subject=principal), Context(workspace=workspace)
+        session = a_session(parts.clock, id=one, principal=who, context=context, client=client)
+        await parts.backend.sessions.create(session)
+    which = SessionFilter(principal="api-key:ann", workspace="w-1", client="agent")
+    assert await parts.operations.end_all(which, "olga") == 1
+    why = "the operator olga ended all of principal api-key:ann and client agent and workspace w-1"
+    assert parts.ending.ended == [("a-one", why)] and parts.ending.calls == [3]
+    assert parts.recorded == [
+        "the operator olga has ended all sessions of principal api-key:ann and client agent and workspace w-1: 1"
+    ]
+    assert await parts.operations.end_all(SessionFilter(workspace="w-1")) == 3
+    assert await parts.operations.end_all(SessionFilter(client="nobody")) == 0
+    with pytest.raises(OperatorError, match="principal, a client or a workspace"):
+        SessionFilter()
 
 
 def test_all_words_of_a_query_have_to_stand_somewhere() -> None:

@@ -8,9 +8,29 @@ import pytest
 
 from gateway.config.operators import AuditSettings
 from gateway.observability.audit import Audit
-from session_store import AuditEvent, StoreUnavailable
+from gateway.observability.logs import CORRELATION
+from session_store import AuditEvent, Context, StoreUnavailable
 from session_store.embedded.audit import MemoryAuditTrail
+from session_store.testing import FakeClock, a_session
 from tests.requirements import requirement
+
+
+@pytest.mark.anyio
+@requirement("life.events", "ops.figures")
+async def test_the_end_of_a_session_says_whose_it_was_how_long_and_how_busy() -> None:
+    clock, trail = FakeClock(), MemoryAuditTrail()
+    session = a_session(clock, context=Context(workspace="w-1", trust="sandboxed"))
+    audit = Audit(trail, clock)
+    clock.pass_time(90.0)
+    CORRELATION.set("c-1")
+    audit.over("ended", session, "the client ended it", 3)
+    audit.over("expired", session, "", 0)
+    await audit.flush()
+    expired, ended = await trail.recent()
+    assert (ended.principal, ended.endpoint) == (str(session.principal), session.endpoint)
+    assert (ended.correlation, ended.lasted_s, ended.calls) == ("c-1", 90.0, 3)
+    assert (ended.workspace, ended.trust, expired.calls) == ("w-1", "sandboxed", 0)
+    assert audit.counts == {"ended": 1, "expired": 1} and audit.durations["ended"].total_s == 90.0
 
 
 @pytest.mark.anyio
