@@ -6,9 +6,9 @@ because SDKs give them other meanings.
 """
 
 from collections.abc import Iterable
-from typing import Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
-from transports.inbound_port import Refused
+from transports.inbound_port import CORRELATION_KEY, Refused
 from transports.jsonrpc import INTERNAL_ERROR, INVALID_PARAMS, INVALID_REQUEST, METHOD_NOT_FOUND, PARSE_ERROR
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "bad_context",
     "bad_request_state",
     "bad_session_key",
+    "error_of",
     "insufficient_scope",
     "invalid_arguments",
     "is_bad_request_state",
@@ -101,6 +102,12 @@ ERRORS: Final[dict[int, ErrorKind]] = {
     -32022: ErrorKind("unsupported protocol version", (400,), "client", "no"),
 }
 """Every error of the gateway that a client can receive. Errors of a server are passed on unchanged."""
+
+
+def error_of(code: int, message: str, correlation: str) -> dict[str, Any]:
+    """The JSON-RPC error object of the gateway's own error, with the correlation id of its request."""
+    error: dict[str, Any] = {"code": code, "message": message}
+    return error | {"data": {CORRELATION_KEY: correlation}} if correlation else error
 
 
 def session_unknown() -> Refused:

@@ -1,7 +1,7 @@
 """The interface between an inbound wire and the gateway: requests in, answers and refusals out. No I/O."""
 
 from collections.abc import AsyncIterator, Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import msgspec
 
@@ -9,11 +9,21 @@ from transports.era import Era
 from transports.jsonrpc import Message, Object
 from transports.reply_queue import Frame, ReplyQueue
 
-__all__ = ["Answer", "EventSource", "Forwarder", "Handler", "OwnedByPeer", "Refused", "Request"]
+__all__ = ["CORRELATION_KEY", "Answer", "EventSource", "Forwarder", "Handler", "OwnedByPeer", "Refused", "Request"]
+
+
+CORRELATION_KEY: Final = "correlation_id"
+"""Where the `data` of an error has the correlation id of its request."""
 
 
 class Refused(Exception):
-    """A request is refused: the answer, as an HTTP status and as a JSON-RPC error. The message is for the client."""
+    """A request is refused: the answer, as an HTTP status and as a JSON-RPC error. The message is for the client.
+
+    `correlation` and `session` (its id as logs may show it) are those of the request, once they are known.
+    """
+
+    correlation = ""
+    session = ""
 
     def __init__(
         self, status: int, code: int, message: str, *, data: Any = None, headers: Mapping[str, str] | None = None
@@ -24,10 +34,21 @@ class Refused(Exception):
         self.data = data
         self.headers = dict(headers or {})
 
+    def of_request(self, correlation: str) -> None:
+        """Record the correlation id of the request that is refused."""
+        self.correlation = correlation
+
+    def of_session(self, session: str) -> None:
+        """Record the session of the request that is refused."""
+        self.session = session
+
     def error(self) -> dict[str, Any]:
         """The JSON-RPC error object."""
         body: dict[str, Any] = {"code": self.code, "message": str(self)}
-        return body if self.data is None else body | {"data": self.data}
+        data = self.data
+        if self.correlation and (data is None or isinstance(data, dict)):
+            data = {**(data or {}), CORRELATION_KEY: self.correlation}
+        return body if data is None else body | {"data": data}
 
 
 class OwnedByPeer(Exception):
@@ -138,6 +159,10 @@ class Forwarder(Protocol):
 
 class Handler(Protocol):
     """The methods that an inbound wire calls. Each may raise `Refused` and `OwnedByPeer`."""
+
+    def refused(self, headers: Mapping[str, str], refused: Refused) -> None:
+        """Called before a refusal is sent, whoever made it: gives it its correlation id, and logs it."""
+        ...
 
     async def call(self, request: Request) -> Answer:
         """A client's request."""

@@ -23,7 +23,7 @@ from gateway.version import __version__
 
 __all__ = ["PrometheusExporter"]
 
-_EVENTS = frozenset({"created", "resumed", "expired", "evicted", "ended", "refused"})
+_EVENTS = frozenset({"created", "resumed", "expired", "evicted", "ended", "refused", "warned"})
 _ENDS = (*(repr(bound) for bound in BUCKETS_S), "+Inf")
 _AGES = (*(repr(bound) for bound in LIFETIMES_S), "+Inf")
 

@@ -4,7 +4,6 @@ Knows neither links nor other calls. What it needs of its session and of its con
 """
 
 import logging
-import math
 from collections.abc import Callable, Generator, Mapping
 from time import monotonic
 from types import MappingProxyType
@@ -21,8 +20,9 @@ from gateway.calls.result_outcome import outcome_of
 from gateway.calls.suspended_call import AskingServer, SuspendedCall
 from gateway.calls.usage import Use
 from gateway.calls.wire_use import WireUse
-from gateway.context.facts import RESTARTED_KEY, with_meta
+from gateway.context.facts import RESTARTED_KEY, trace_meta, traced_error, with_meta
 from gateway.errors import CANCELLED as CANCELLED_CODE
+from gateway.errors import error_of
 from gateway.identity.credential_claims import CredentialClaims
 from gateway.observability.observed import Failure
 from gateway.observability.outcome import INPUT_REQUIRED, TOOL_ERROR, Outcome
@@ -160,8 +160,7 @@ class Exchange(ExchangeLife, Observed, WireUse):
             return False
         was_suspended = self.suspended is not None and self.is_suspended
         self.step(event)
-        if self.slow_s is not math.inf and self.number:
-            self.log_if_slow()
+        self.log_if_slow()
         if was_suspended:
             self.done()  # no wire uses it
         return True
@@ -263,7 +262,7 @@ class Exchange(ExchangeLife, Observed, WireUse):
         client_id = encode(self.client_id)
         restarted = self.restarted
         if isinstance(message.error, msgspec.Raw):
-            error = splice(message.error)
+            error = traced_error(splice(message.error), self.correlation)
             code = error_code(message.error)
             if not self._end(ANSWER):
                 return
@@ -273,11 +272,13 @@ class Exchange(ExchangeLife, Observed, WireUse):
             result = splice(message.result)
             if self.shape is not None or restarted is not None:
                 result = encode(self._shaped(_objects.decode(result), restarted))
+            outcome = outcome_of(result)
+            if outcome is TOOL_ERROR:
+                result = encode(with_meta(_objects.decode(result), trace_meta(self.session, self.correlation)))
             if not self._end(ANSWER):
                 return
             self.replies.push(Frame(encode_result(client_id, result), final=True))
             if self.watchers:
-                outcome = outcome_of(result)
                 self._notify(outcome, result if outcome is TOOL_ERROR else b"")
 
     def count(self, failure: Failure | None) -> None:
@@ -346,6 +347,6 @@ class Exchange(ExchangeLife, Observed, WireUse):
         """Answer with an error of the gateway's."""
         if not self._end(ExchangeEvent.CANCEL if code == CANCELLED_CODE else ExchangeEvent.FAIL):
             return
-        error = encode({"code": code, "message": reason})
+        error = encode(error_of(code, reason, self.correlation))
         self.replies.push(Frame(encode_error(encode(self.client_id), error), final=True, error_code=code))
         self._notify(Outcome.error(code), error)

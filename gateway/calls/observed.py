@@ -62,6 +62,8 @@ class Observed:
 
     def log_if_slow(self) -> None:
         """The call has ended: log one that took too long."""
+        if self.slow_s is math.inf or not self.written_at:
+            return
         took_s = monotonic() - (self.hung_since or self.written_at)
         if took_s > self.slow_s:
             logger.warning("slow call", extra=self.log_fields() | {"took_s": round(took_s, 3)})

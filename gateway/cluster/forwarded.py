@@ -14,6 +14,7 @@ import msgspec
 
 from gateway.cluster.envelope import GREETING, Envelope, Envelopes, Headers, Opened, Refusal
 from gateway.cluster.ownership import Forwarded
+from gateway.observability.logs import CORRELATION
 from session_store import Principal
 from transports.inbound.http import Receive, Scope, Send
 from transports.inbound.limits import Limits
@@ -64,6 +65,7 @@ class PeerListener:
         return opened
 
     async def _serve(self, incoming: Incoming) -> None:
+        CORRELATION.set("")  # that of an earlier request, if the connection has served one
         envelope: Envelope = incoming.opened.envelope
         headers = self._envelopes.take(incoming.opened, incoming.body)
         if envelope.path == GREETING and not isinstance(headers, Refusal):

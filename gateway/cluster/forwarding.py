@@ -16,6 +16,7 @@ from gateway.cluster.ownership import Cluster, Route
 from gateway.cluster.peer_requests import Peer, PeerRequests
 from gateway.cluster.relayed_reply import RelayedReply
 from gateway.errors import store_unavailable, unreachable
+from gateway.observability.request_log import CORRELATION_HEADER
 from gateway.observability.spans import PEER_HEADER
 from session_store import Session, StoreUnavailable
 from transports.inbound.http import Guard, Receive, Scope, Send
@@ -31,7 +32,10 @@ _HANDOVER_S: Final = 0.02
 _LOG_EVERY_S: Final = 60.0
 
 _NOT_FORWARDED: Final = frozenset(
-    {b"authorization", b"connection", b"content-length", b"transfer-encoding", PEER_HEADER.encode()}
+    {
+        *(b"authorization", b"connection", b"content-length", b"transfer-encoding"),
+        *(PEER_HEADER.encode(), CORRELATION_HEADER.encode()),
+    }
 )
 _NOT_REACHED: Final = frozenset({Outcome.GONE, Outcome.CUT_OFF})
 

@@ -12,6 +12,7 @@ from gateway.config.context import CORRELATION_ID
 from gateway.protocol.params import meta_of
 from session_store import Context, Principal, Session
 from session_store.session import redact
+from transports.inbound_port import CORRELATION_KEY
 from transports.jsonrpc import Object, encode
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "facts_of",
     "new_correlation_id",
     "trace_meta",
+    "traced_error",
     "with_context",
     "with_meta",
     "without_our_keys",
@@ -115,9 +117,23 @@ _SHORT: Final = 256
 _context_beginning = functools.lru_cache(maxsize=2_048)(_encoded_beginning)
 
 
-def trace_meta(session: Session, correlation: str) -> Object:
+def trace_meta(session: Session | None, correlation: str) -> Object:
     """The entry of a result's `_meta` by which clients can find the request in logs."""
-    return {TRACE_KEY: msgspec.Raw(encode({"session": redact(session.id), "correlation_id": correlation}))}
+    facts = {} if session is None else {"session": redact(session.id)}
+    return {TRACE_KEY: msgspec.Raw(encode({**facts, CORRELATION_KEY: correlation}))}
+
+
+def traced_error(error: bytes, correlation: str) -> bytes:
+    """A server's error object with the correlation id in its `data`, unless `data` is of another type or has one."""
+    try:
+        found = msgspec.json.decode(error, type=Object)
+        data = msgspec.json.decode(found["data"], type=Object | None) if "data" in found else {}
+    except msgspec.MsgspecError:
+        return error
+    data = data or {}
+    if not correlation or CORRELATION_KEY in data:
+        return error
+    return encode(found | {"data": msgspec.Raw(encode({**data, CORRELATION_KEY: correlation}))})
 
 
 def without_our_keys(meta: Object) -> Object:

@@ -20,9 +20,12 @@ from session_store.session import redact
 from transports.inbound_port import Refused, Request
 from transports.jsonrpc import Object
 
-__all__ = ["RequestLog"]
+__all__ = ["CORRELATION_HEADER", "RequestLog"]
 
 logger = logging.getLogger(__name__)
+
+CORRELATION_HEADER: Final = "mcp-gateway-correlation"
+"""The correlation id of a forwarded request. Believed only in what another replica has sealed."""
 
 _MAX_MESSAGE_CHARS: Final = 300
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]+")
@@ -111,21 +114,34 @@ class RequestLog:
     @contextlib.contextmanager
     def forwarding(self, session: Session, replica: str) -> Iterator[list[tuple[bytes, bytes]]]:
         """Around a request that another replica is asked to answer: headers that say what it belongs to."""
+        correlated = [(CORRELATION_HEADER.encode(), CORRELATION.get().encode())]
         if self.tracing is None:
-            yield []
+            yield correlated
             return
         with self.tracing.forwarding(session, replica) as headers:
-            yield [(name.encode(), value.encode()) for name, value in headers.items()]
+            yield [*correlated, *((name.encode(), value.encode()) for name, value in headers.items())]
 
-    def answered(self, request: Request, principal: Principal, error_code: int | None) -> None:
-        """A request was answered without a call."""
-        self._record(request, principal, OK if error_code is None else Outcome.error(error_code), "")
+    def answered(
+        self, request: Request, principal: Principal, outcome: Outcome, session: Session | None, why: str
+    ) -> None:
+        """A request was answered without a call. `session`: the one that it belongs to, if it does to one. `why`: the
+        message of an error."""
+        self._record(request, principal, outcome, why, "" if session is None else redact(session.id))
 
     def refused(self, request: Request, principal: Principal | None, refused: Refused) -> None:
         """A request was refused before it became a call."""
-        self._record(request, principal, Outcome.refused(refused.code), str(refused))
+        self._record(request, principal, Outcome.refused(refused.code), str(refused), refused.session)
 
-    def _record(self, request: Request, principal: Principal | None, outcome: Outcome, why: str) -> None:
+    def refused_by_wire(self, refused: Refused) -> None:
+        """A request was refused that is no call, or not readable as one."""
+        if self._left > 0:
+            self._left -= 1
+            outcome, correlation = Outcome.refused(refused.code), refused.correlation
+            self._line("request refused", outcome, 0.0, reason=str(refused), correlation=correlation)
+        else:
+            self._left_out += 1
+
+    def _record(self, request: Request, principal: Principal | None, outcome: Outcome, why: str, session: str) -> None:
         method = "" if request.message is None else str(request.message.method)
         took_s = monotonic() - request.arrived_at if request.arrived_at else 0.0
         self.metrics.answered("", method, request.era, outcome.kind, took_s)
@@ -136,7 +152,8 @@ class RequestLog:
             self._left -= 1
             who = "" if principal is None else str(principal)
             correlation = CORRELATION.get()
-            self._line(method, outcome, took_s, era=request.era, principal=who, reason=why, correlation=correlation)
+            facts = {"principal": who, "session": session, "reason": why, "correlation": correlation}
+            self._line(method, outcome, took_s, era=request.era, **facts)
         else:
             self._left_out += 1
 

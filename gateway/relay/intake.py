@@ -19,10 +19,11 @@ from gateway.protocol.params import meta_of
 from gateway.relay.endpoint import Endpoint
 from gateway.relay.replies import CallReply
 from session_store import EventLog, Session
+from session_store.session import redact
 from transports.era import LEGACY
 from transports.inbound.bodies import SMALL_BODY_BYTES
 from transports.inbound.limits import Limited
-from transports.inbound_port import Answer, Request
+from transports.inbound_port import Answer, Refused, Request
 from transports.jsonrpc import Message, Object, RequestId
 from transports.turns import LARGE_BYTES, is_large
 from transports.upstream_port import LinkClosed, UpstreamUnavailable
@@ -96,7 +97,9 @@ class Intake:
             exchange.finish(Message(jsonrpc="2.0", id=0, error=error.error))
         except LinkClosed as error:
             exchange.fail(OUTCOME_UNKNOWN, str(error))
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, Refused) and live is not None:
+                error.of_session(redact(live.session.id))
             self._watching.forget(exchange)
             await reply.done()
             raise

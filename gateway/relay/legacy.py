@@ -82,7 +82,7 @@ class LegacyClients:
         live = resolved.live
         if message.method == "ping":
             await self._intake.count(live)
-            return ImmediateReply(encode_result(encode(message.id), b"{}"))
+            return ImmediateReply(encode_result(encode(message.id), b"{}"), session=live.session)
         params = request.params
         if message.method == "resources/subscribe" and not endpoint.may_subscribe(
             resolved.context, text_of(params, "uri")

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 import msgspec
 
-from gateway.context.facts import without_our_keys
-from gateway.errors import UPSTREAM_UNAVAILABLE
+from gateway.context.facts import traced_error, without_our_keys
+from gateway.errors import UPSTREAM_UNAVAILABLE, error_of
 from gateway.identity.request_context import RequestContext
 from gateway.protocol.handshake import HandshakeRefused, at_most, negotiable, version_of
 from gateway.protocol.params import meta_of
@@ -65,18 +65,18 @@ class LegacyHandshake:
                     await self._records.update(live, client=msgspec.structs.replace(facts, protocol_version=negotiated))
             except HandshakeRefused as error:
                 await self._undo(resolved)
-                return ImmediateReply(
-                    encode_error(encode(message.id), splice(error.error)), error_code=error_code(error.error)
-                )
+                refusal = encode_error(encode(message.id), traced_error(splice(error.error), who.correlation))
+                code, why = error_code(error.error), "the server has refused the handshake"
+                return ImmediateReply(refusal, error_code=code, session=live.session, why=why)
             except UpstreamUnavailable as error:
                 await self._undo(resolved)
-                failure = {"code": UPSTREAM_UNAVAILABLE, "message": str(error)}
-                return ImmediateReply(encode_error(encode(message.id), failure), error_code=UPSTREAM_UNAVAILABLE)
+                failure = encode_error(encode(message.id), error_of(UPSTREAM_UNAVAILABLE, str(error), who.correlation))
+                return ImmediateReply(failure, error_code=UPSTREAM_UNAVAILABLE, session=live.session, why=str(error))
             except BaseException:
                 await self._undo(resolved)
                 raise
         headers = self._carriers.headers(live.session, request, cookie_held=resolved.cookie_held)
-        return ImmediateReply(encode_result(encode(message.id), result), headers)
+        return ImmediateReply(encode_result(encode(message.id), result), headers, session=live.session)
 
     async def _undo(self, resolved: Resolved) -> None:
         """A refused handshake leaves nothing behind."""

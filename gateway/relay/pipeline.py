@@ -5,7 +5,7 @@ The whole way of a request: wire, pipeline, session, admission, server, reply (`
 
 import contextlib
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from gateway.context.facts import correlation_id
 from gateway.errors import TOO_OFTEN, is_bad_request_state, store_full, store_unavailable
@@ -13,7 +13,8 @@ from gateway.identity.authenticate import Identity
 from gateway.identity.request_context import RequestContext
 from gateway.observability.audit import Audit
 from gateway.observability.logs import CLIENT, CORRELATION
-from gateway.observability.request_log import RequestLog
+from gateway.observability.outcome import OK, Outcome
+from gateway.observability.request_log import CORRELATION_HEADER, RequestLog
 from gateway.policy.rate_limits import RateLimits
 from gateway.relay.legacy import LegacyClients
 from gateway.relay.modern import ModernClients
@@ -54,16 +55,26 @@ class Pipeline:
             answer = await clients.call(request, who)
         except StoreError as error:
             refused = refusal(error)
+            refused.of_request(CORRELATION.get())
             self._watching.refused(request, None if who is None else who.principal, refused)
             raise refused from None
         except Refused as refused:
             if who is not None and (refused.code == TOO_OFTEN or is_bad_request_state(refused)):
                 self._audit.record("refused", era=request.era, principal=str(who.principal), reason=str(refused))
+            refused.of_request(CORRELATION.get())
             self._watching.refused(request, None if who is None else who.principal, refused)
             raise
         if isinstance(answer, ImmediateReply):
-            self._watching.answered(request, who.principal, answer.error_code)
+            outcome = OK if answer.error_code is None else Outcome.error(answer.error_code)
+            self._watching.answered(request, who.principal, outcome, answer.session, answer.why)
         return answer
+
+    def refused(self, headers: Mapping[str, str], refused: Refused) -> None:
+        if refused.correlation:
+            return  # it is the outcome of a call, and recorded
+        # A request without an id was refused by its wire, before it came here.
+        refused.of_request(CORRELATION.get() or correlation_id(headers, {}))
+        self._watching.refused_by_wire(refused)
 
     async def admit(self, request: Request) -> str:
         principal = (await self._who(request)).principal
@@ -98,7 +109,8 @@ class Pipeline:
         """Authenticate a request, or take over the principal that another replica has authenticated. From now on log
         lines have the correlation id of the request and the address of its client."""
         CLIENT.set(request.client)
-        correlation = correlation_id(request.headers, request.meta)
+        sent = "" if request.forwarded is None else request.headers.get(CORRELATION_HEADER, "")
+        correlation = sent or correlation_id(request.headers, request.meta)
         if self._watching.tracing is not None and request.message is not None and request.message.is_request:
             correlation = self._watching.tracing.arrived(request).correlation
         CORRELATION.set(correlation)

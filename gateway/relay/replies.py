@@ -8,8 +8,8 @@ from gateway.calls.exchange import Exchange
 from gateway.calls.live_session import LiveSession
 from gateway.calls.streams import STANDALONE, stream_of_call
 from gateway.cluster.ownership import Cluster
-from gateway.errors import OUTCOME_UNKNOWN
-from session_store import EventLog, StoreUnavailable
+from gateway.errors import OUTCOME_UNKNOWN, error_of
+from session_store import EventLog, Session, StoreUnavailable
 from session_store.embedded.events import MAX_LOG_BYTES
 from transports.jsonrpc import encode, encode_error
 from transports.reply_queue import Frame, ReplyQueue
@@ -20,10 +20,20 @@ Headers = list[tuple[bytes, bytes]]
 
 
 class ImmediateReply:
-    """An answer that is complete already and belongs to no stream."""
+    """An answer that is complete already and belongs to no stream. For the log: `session` is that of
+    the request, if it has one, and `why` the message of an error."""
 
-    def __init__(self, data: bytes, headers: Headers | None = None, error_code: int | None = None) -> None:
+    def __init__(
+        self,
+        data: bytes,
+        headers: Headers | None = None,
+        error_code: int | None = None,
+        session: Session | None = None,
+        why: str = "",
+    ) -> None:
         self.headers: Headers = headers or []
+        self.session = session
+        self.why = why
         self.error_code = error_code
         self.replies = ReplyQueue()
         self.replies.push(Frame(data, final=True, error_code=error_code))
@@ -90,8 +100,11 @@ class CallReply:
             if await cluster.still_owns(live.session):
                 return frame
         reason = "Another gateway has taken this session over; whether the call took effect is unknown"
-        error = encode_error(encode(self._exchange.client_id), {"code": OUTCOME_UNKNOWN, "message": reason})
-        return Frame(error, final=True, error_code=OUTCOME_UNKNOWN)
+        return Frame(self._unknown(reason), final=True, error_code=OUTCOME_UNKNOWN)
+
+    def _unknown(self, reason: str) -> bytes:
+        error = error_of(OUTCOME_UNKNOWN, reason, self._exchange.correlation)
+        return encode_error(encode(self._exchange.client_id), error)
 
     async def record(self, frame: Frame) -> str | None:
         live = self._live
@@ -116,7 +129,7 @@ class CallReply:
             f"The call was done, but its result of {len(frame.data)} bytes is larger than a replay can be "
             f"({MAX_LOG_BYTES} bytes). Make the call again if that does no harm."
         )
-        return encode_error(encode(self._exchange.client_id), {"code": OUTCOME_UNKNOWN, "message": reason})
+        return self._unknown(reason)
 
     async def done(self) -> None:
         live = self._live

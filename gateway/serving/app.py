@@ -9,6 +9,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from gateway.config.settings import Settings
+from gateway.observability.logs import CORRELATION
 from gateway.serving.gateway import Gateway
 from gateway.serving.paths import HEALTH, JWKS, READY
 from session_store import Backend
@@ -30,6 +31,7 @@ class GatewayApp(Starlette):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
+            CORRELATION.set("")  # a server may run this in the context of the connection's previous request
             path = scope["path"].removeprefix(scope.get("root_path", ""))
             endpoint = self._endpoints.get(path)
             if endpoint is not None:

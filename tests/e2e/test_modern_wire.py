@@ -10,7 +10,16 @@ import pytest
 from tests.requirements import requirement
 from tests.support.credentials import bearer, sha256
 from tests.support.gateway_process import PROBE, RunningGateway, running_gateway, server
-from tests.support.mcp_clients import ACCEPT, Modern, events, messages, modern_body, modern_headers, tool_text
+from tests.support.mcp_clients import (
+    ACCEPT,
+    Modern,
+    events,
+    messages,
+    modern_body,
+    modern_headers,
+    tool_text,
+    without_id,
+)
 from tests.support.waiting import eventually
 
 PV = "io.modelcontextprotocol/protocolVersion"
@@ -52,7 +61,7 @@ def test_headers_and_body_have_to_agree(
         error = answer.json()["error"]
         assert error["code"] == code and answer.json()["id"] == 1
         if code == -32022:
-            assert error["data"] == {"supported": ["2026-07-28"], "requested": "2099-01-01"}
+            assert without_id(error)["data"] == {"supported": ["2026-07-28"], "requested": "2099-01-01"}
 
 
 @requirement("spec.modern")
@@ -151,7 +160,7 @@ def test_a_state_is_good_for_its_own_request_and_principal_only(keyed: RunningGa
     ]
     for answer in wrong:
         assert answer.status_code == 400, answer.text
-        assert answer.json()["error"]["data"] == {"reason": "invalid_request_state"}
+        assert without_id(answer.json()["error"])["data"] == {"reason": "invalid_request_state"}
     assert alice.tool("whoami", headers={"MCP-Gateway-Session": state}).status_code == 404
     assert tool_text(alice.send("tools/call", retry)) == "Hello, Ada!"
 
@@ -212,5 +221,5 @@ def test_headers_of_a_hidden_tool_tell_nothing_of_it(http: httpx.Client) -> None
             hidden, nothing = (eve.tool(name, {"region": "eu"}, headers=headers) for name in ("echo", "gone"))
             assert hidden.status_code == nothing.status_code == 200
             assert hidden.text.replace("echo", "gone") == nothing.text
-            assert hidden.json()["error"] == {"code": -32602, "message": "Unknown tool: echo"}
+            assert without_id(hidden.json()["error"]) == {"code": -32602, "message": "Unknown tool: echo"}
         assert eve.tool("env", {"region": "eu"}, headers={"Mcp-Param-Region": "us"}).status_code == 400

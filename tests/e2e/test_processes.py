@@ -12,7 +12,7 @@ import pytest
 
 from tests.requirements import requirement
 from tests.support.gateway_process import DEMO, PROBE, UNLIMITED, RunningGateway, running_gateway, server
-from tests.support.mcp_clients import Legacy, Modern, messages, tool_text
+from tests.support.mcp_clients import Legacy, Modern, messages, tool_text, without_id
 from tests.support.waiting import descendants, eventually, gone
 from tests.tools.obtain import node_environment, npm_packages, npx
 
@@ -132,7 +132,7 @@ def test_a_refused_handshake_leaves_nothing(probe: RunningGateway, http: httpx.C
     before = len(descendants(probe.pid))
     for _ in range(5):
         answer = Legacy(at(probe, "refusing"), http).initialize()
-        assert answer.json()["error"] == {"code": -32099, "message": "not today"}
+        assert without_id(answer.json()["error"]) == {"code": -32099, "message": "not today"}
         assert "mcp-session-id" not in answer.headers
     assert eventually(lambda: len(descendants(probe.pid)) <= before, 4)
 

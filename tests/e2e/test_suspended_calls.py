@@ -11,7 +11,7 @@ import pytest
 
 from tests.requirements import requirement
 from tests.support.gateway_process import PROBE, UNLIMITED, RunningGateway, running_gateway, server
-from tests.support.mcp_clients import Legacy, Modern, messages, tool_text
+from tests.support.mcp_clients import Legacy, Modern, messages, tool_text, without_id
 from tests.support.redis_server import RunningRedis
 from tests.support.waiting import descendants, eventually
 
@@ -79,10 +79,10 @@ def test_a_round_is_good_once_for_its_request_and_its_principal(gateway: Running
         back(client, "ask_again", arguments, state, responses),
         back(client, "ask_once", arguments, state[:-6] + "AAAAAA", responses),
     ):
-        assert messages(wrong)[-1]["error"]["data"] == {"reason": "invalid_request_state"}
+        assert without_id(messages(wrong)[-1]["error"])["data"] == {"reason": "invalid_request_state"}
     second = asked(back(client, "ask_once", arguments, state, responses))
     again = back(client, "ask_once", arguments, state, responses)
-    assert messages(again)[-1]["error"]["data"] == {"reason": "invalid_request_state"}, "it was used"
+    assert without_id(messages(again)[-1]["error"])["data"] == {"reason": "invalid_request_state"}, "it was used"
     done = back(client, "ask_once", arguments, second["requestState"], answers_to(second))
     assert len(json.loads(tool_text(done))) == 2
 
@@ -95,7 +95,7 @@ def test_a_state_is_good_at_the_endpoint_that_gave_it(gateway: RunningGateway, h
         state, responses = question["requestState"], answers_to(question)
         misplaced = back(other, "ask_once", {}, state, responses)
         assert misplaced.status_code == 400
-        assert messages(misplaced)[-1]["error"]["data"] == {"reason": "invalid_request_state"}
+        assert without_id(messages(misplaced)[-1]["error"])["data"] == {"reason": "invalid_request_state"}
         assert len(json.loads(tool_text(back(given, "ask_once", {}, state, responses)))) == 1, "and it goes on there"
 
 

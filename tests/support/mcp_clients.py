@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import httpx
 
-__all__ = ["ACCEPT", "CURL", "Legacy", "Modern", "events", "modern_body", "modern_headers", "tool_text"]
+__all__ = ["ACCEPT", "CURL", "Legacy", "Modern", "events", "modern_body", "modern_headers", "tool_text", "without_id"]
 
 ACCEPT = {"Accept": "application/json, text/event-stream"}
 VERSION = "2026-07-28"
@@ -52,6 +52,14 @@ def events(text: str) -> Iterator[tuple[str, str]]:
         fields = dict(line.split(": ", 1) for line in block.split("\n") if ": " in line and not line.startswith(":"))
         if fields or "data: " in block:
             yield fields.get("id", ""), fields.get("data", "")
+
+
+def without_id(error: Any) -> Any:
+    """An error without the correlation id, which it must have: what is left is the same for all requests of a kind."""
+    data = dict(error["data"])
+    assert len(data.pop("correlation_id")) == 32, error
+    rest = {key: value for key, value in error.items() if key != "data"}
+    return rest | {"data": data} if data else rest
 
 
 def tool_text(response: httpx.Response) -> str:

@@ -82,31 +82,30 @@ class Batches:
     async def _answer(self, part: msgspec.Raw, request: Request, room: "_Room") -> bytes | None:
         """The answer to one message. A fault of it does not affect the other messages."""
         message: Message | None = None
-        error: dict[str, Any]
+        refused: Refused
         try:
             data = bytes(part)
             message = self._sizes.parse(data)
             answer = await self._one(message, msgspec.structs.replace(request, body_bytes=len(data)))
-        except Refused as refused:
-            error = refused.error()
-        except (InvalidMessage, msgspec.MsgspecError) as invalid:
-            code = invalid.code if isinstance(invalid, InvalidMessage) else INVALID_REQUEST
-            error = {"code": code, "message": str(invalid)}
+        except Refused as error:
+            refused = error
+        except InvalidMessage as invalid:
+            refused = Refused(200, invalid.code, str(invalid))
+        except msgspec.MsgspecError as unreadable:
+            refused = Refused(200, INVALID_REQUEST, str(unreadable))
         except OwnedByPeer:
-            error = {"code": INTERNAL_ERROR, "message": "The session is changing hands. Nothing was done: try again."}
+            refused = Refused(503, INTERNAL_ERROR, "The session is changing hands. Nothing was done: try again.")
         except Exception:
             logger.exception("a message of a batch failed")
-            error = {
-                "code": INTERNAL_ERROR,
-                "message": "The gateway failed to handle this message. Its outcome is unknown.",
-            }
+            refused = Refused(500, INTERNAL_ERROR, "The gateway failed to handle this message. Its outcome is unknown.")
         else:
             if answer is None or room.takes(answer):
                 return answer
-            error = {"code": INTERNAL_ERROR, "message": f"Done, but all answers of a batch hold {room.MOST} bytes."}
+            refused = Refused(500, INTERNAL_ERROR, f"Done, but all answers of a batch hold {room.MOST} bytes.")
+        self._handler.refused(request.headers, refused)
         if message is not None and not message.is_request:
             return None
-        return encode_error(_id_in(part), error)
+        return encode_error(_id_in(part), refused.error())
 
     async def _one(self, message: Message, request: Request) -> bytes | None:
         """The final frame of a request. Other frames are only stored for replay, as for a client that disconnected."""

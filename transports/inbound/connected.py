@@ -14,7 +14,6 @@ import msgspec
 from transports.inbound.inside import Inside, Reply
 from transports.jsonrpc import (
     INTERNAL_ERROR,
-    PARSE_ERROR,
     InvalidMessage,
     Message,
     decode_id,
@@ -73,11 +72,9 @@ class Connected:
             message = parse(line)
             params = message.params_object()
             meta = msgspec.json.decode(params["_meta"]) if "_meta" in params else {}
-        except InvalidMessage as error:
-            await self._write(encode_error(b"null", {"code": error.code, "message": str(error)}))
-            return
-        except msgspec.MsgspecError as error:
-            await self._write(encode_error(b"null", {"code": PARSE_ERROR, "message": str(error)}))
+        except (InvalidMessage, msgspec.MsgspecError):
+            # The endpoint refuses it by the same rules, with an error that says where to find it in the log.
+            await self._pass_on(self._ask("POST", {**self._headers, "mcp-protocol-version": self._version}, line))
             return
         if isinstance(meta, dict) and _MODERN in meta:
             self._modern(message, line, meta, params)

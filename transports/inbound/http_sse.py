@@ -5,6 +5,7 @@ takes a message, and publishes it to the process that has the stream.
 """
 
 import asyncio
+import contextlib
 import hashlib
 import logging
 from collections.abc import Callable, Mapping
@@ -102,11 +103,19 @@ class HttpSse:
         try:
             await self._serve(scope, receive, sending)
         except Refused as refused:
-            await send_refusal(send, refused)
+            await self._refuse(scope, send, refused)
         except Exception:
             logger.exception("a request of HTTP+SSE failed")
             if not begun:
-                await send_refusal(send, Refused(500, INTERNAL_ERROR, "The gateway failed to handle this message."))
+                failed = Refused(500, INTERNAL_ERROR, "The gateway failed to handle this message.")
+                await self._refuse(scope, send, failed)
+
+    async def _refuse(self, scope: Scope, send: Send, refused: Refused) -> None:
+        headers: Mapping[str, str] = {}
+        with contextlib.suppress(Refused):  # headers that cannot be used name no trace
+            headers = self._guard.headers(scope)
+        self._handler.refused(headers, refused)
+        await send_refusal(send, refused)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = self._guard.headers(scope)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
+from contextvars import Context
 from typing import Any, Final
 
 from transports.sse import EventDecoder
@@ -107,5 +108,6 @@ class Inside:
             await reply.disconnected()
             return {"type": "http.disconnect"}
 
-        reply.start(self._calls.spawn(self._app(scope, receive, reply.send)))
+        # In a context of its own: that of the caller belongs to another request.
+        reply.start(Context().run(self._calls.spawn, self._app(scope, receive, reply.send)))
         return reply

@@ -88,6 +88,7 @@ class StreamableHttp:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         held: HeldBody | None = None
+        headers: dict[str, str] = {}
         try:
             headers = self._guard.headers(scope)
             self._guard.check(headers)
@@ -107,15 +108,21 @@ class StreamableHttp:
                     await others_first()
             await self._serve_somewhere(scope, headers, body, receive, send)
         except Refused as refused:
-            await send_refusal(send, refused)
+            await self._refuse(send, headers, refused)
         except OwnedByPeer:
             raise
         except Exception:
             logger.exception("a request failed")
-            await send_refusal(send, _failed())
+            await self._refuse(send, headers, _failed())
         finally:
             if held is not None:
                 held.give_back()
+
+    async def _refuse(
+        self, send: Send, headers: Mapping[str, str], refused: Refused, request_id: bytes = b"null"
+    ) -> None:
+        self._handler.refused(headers, refused)
+        await send_refusal(send, refused, request_id)
 
     async def _admit(self, scope: Scope, headers: Mapping[str, str]) -> None:
         """Raises `Refused` if the caller may not call. Callers of forwarded requests have been checked already."""
@@ -208,16 +215,17 @@ class StreamableHttp:
         try:
             await self._message(scope, headers, message, receive, send)
         except Refused as refused:
-            await send_refusal(send, refused, _id_of(message))
+            await self._refuse(send, headers, refused, _id_of(message))
         except InvalidMessage as error:
-            await send_refusal(send, Refused(400, error.code, str(error)), _id_of(message))
+            await self._refuse(send, headers, Refused(400, error.code, str(error)), _id_of(message))
         except msgspec.MsgspecError as error:
-            await send_refusal(send, Refused(400, INVALID_REQUEST, f"Cannot be read: {error}"), _id_of(message))
+            unreadable = Refused(400, INVALID_REQUEST, f"Cannot be read: {error}")
+            await self._refuse(send, headers, unreadable, _id_of(message))
         except OwnedByPeer:
             raise
         except Exception:
             logger.exception("a call failed")
-            await send_refusal(send, _failed(), _id_of(message))
+            await self._refuse(send, headers, _failed(), _id_of(message))
 
     async def _message(
         self, scope: Scope, headers: Mapping[str, str], message: Message, receive: Receive, send: Send

@@ -220,6 +220,9 @@ def _depth(value: Any) -> int:
 class _Handler:
     """Refuses every call: then the answer says whose it is and nothing else is needed."""
 
+    def refused(self, headers: Any, refused: Refused) -> None:
+        pass
+
     async def negotiated(self, request: Request) -> str:
         return "2025-03-26"
 

@@ -1,0 +1,132 @@
+"""Every error answer has the correlation id of its request, and the log has a line with that id."""
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.requirements import requirement
+from tests.support.gateway_process import PROBE, RunningGateway, running_gateway, server
+from tests.support.mcp_clients import ACCEPT, Legacy, Modern, messages
+from tests.support.waiting import eventually
+
+TRACE = "0af7651916cd43dd8448eb211c80319c"
+PARENT = {"traceparent": f"00-{TRACE}-b7ad6b7169203331-01"}
+SERVER_ERROR = '{"jsonrpc":"2.0","id":ID,"error":{"code":-32050,"message":"no disk","data":%s}}'
+
+
+@pytest.fixture(scope="module")
+def gateway() -> Iterator[RunningGateway]:
+    servers = {
+        "probe": server(PROBE),
+        "refusing": server([*PROBE, "refuse"]),
+        "absent": server(["/nonexistent/program"]),
+    }
+    options = {"log_format": "json", "log_calls_per_s": 1_000, "sse": True}
+    with running_gateway(servers, options=options) as running:
+        yield running
+
+
+def error_of(response: httpx.Response) -> Any:
+    """The last JSON-RPC error of a response."""
+    found = messages(response)[-1]
+    return (found[-1] if isinstance(found, list) else found)["error"]
+
+
+def legacy(gateway: RunningGateway, http: httpx.Client, server: str = "probe") -> Legacy:
+    return Legacy(f"{gateway.base}/servers/{server}/mcp", http)
+
+
+Way = Callable[[RunningGateway, httpx.Client], httpx.Response]
+
+WAYS: dict[str, tuple[int, Way]] = {
+    "not JSON": (
+        -32700,
+        lambda g, h: h.post(g.url, content=b"{", headers={**ACCEPT, "Content-Type": "application/json"}),
+    ),
+    "no JSON-RPC": (-32600, lambda g, h: h.post(g.url, json={}, headers=ACCEPT)),
+    "not acceptable": (-32600, lambda g, h: h.post(g.url, json={}, headers={"Accept": "text/plain"})),
+    "another host": (-32600, lambda g, h: h.post(g.url, json={}, headers={**ACCEPT, "Host": "evil.example"})),
+    "no stream": (-32600, lambda g, h: h.get(g.url)),
+    "forged session": (-32010, lambda g, h: Modern(g.url, h).tool("pid", headers={"MCP-Gateway-Session": "x.y"})),
+    "unknown session ended": (
+        -32010,
+        lambda g, h: h.delete(g.url, headers={"Mcp-Session-Id": "x.y"}),
+    ),
+    "notification": (
+        -32010,
+        lambda g, h: Legacy(g.url, h, headers={"Mcp-Session-Id": "x.y"}).notify("notifications/initialized"),
+    ),
+    "no session": (-32600, lambda g, h: Legacy(g.url, h).call("tools/list")),
+    "header mismatch": (-32020, lambda g, h: Modern(g.url, h).tool("pid", headers={"Mcp-Name": "other"})),
+    "unknown tool": (-32602, lambda g, h: Modern(g.url, h).tool("nobody__nothing")),
+    "server error": (
+        -32050,
+        lambda g, h: legacy(g, h).open().tool("broken", {"line": SERVER_ERROR % '{"free":0}'}),
+    ),
+    "crash": (-32014, lambda g, h: legacy(g, h).open().tool("crash")),
+    "modern crash": (-32014, lambda g, h: Modern(f"{g.base}/servers/probe/mcp", h).tool("crash")),
+    "refused handshake": (-32099, lambda g, h: legacy(g, h, "refusing").initialize()),
+    "no server": (-32013, lambda g, h: legacy(g, h, "absent").initialize()),
+    "batch": (
+        -32600,
+        lambda g, h: legacy_batch(g, h, [{"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {}}]),
+    ),
+    "event stream": (-32600, lambda g, h: h.get(f"{g.base}/sse", headers={"Host": "evil.example"})),
+    "posted to no stream": (-32600, lambda g, h: h.post(f"{g.base}/sse/messages?connection=x", json={})),
+}
+
+
+def legacy_batch(gateway: RunningGateway, http: httpx.Client, batch: list[Any]) -> httpx.Response:
+    client = Legacy(f"{gateway.base}/servers/probe/mcp", http, version="2025-03-26").open()
+    return client.post(batch)
+
+
+@requirement("ctx.correlation-right", "pol.errors")
+@pytest.mark.parametrize("way", sorted(WAYS))
+def test_an_error_names_its_request_and_the_log_has_it(gateway: RunningGateway, http: httpx.Client, way: str) -> None:
+    code, ask = WAYS[way]
+    error = error_of(ask(gateway, http))
+    assert error["code"] == code, error
+    correlation = error["data"]["correlation_id"]
+    assert len(correlation) == 32
+
+    def told() -> list[Any]:
+        lines = [json.loads(line) for line in gateway.stderr().splitlines() if line.startswith("{")]
+        return [line for line in lines if line.get("correlation") == correlation and "outcome" in line]
+
+    assert eventually(lambda: len(told()) == 1), told()
+    (line,) = told()
+    assert str(code) in line["outcome"] and line["reason"], line
+
+
+@requirement("ctx.correlation-right")
+def test_a_servers_error_keeps_its_data(gateway: RunningGateway, http: httpx.Client) -> None:
+    client = legacy(gateway, http).open()
+    client.headers |= PARENT
+    for given, wanted in (
+        ('{"free":0}', {"free": 0, "correlation_id": TRACE}),
+        ("null", {"correlation_id": TRACE}),
+        ('{"correlation_id":"mine"}', {"correlation_id": "mine"}),
+        ('["a list"]', ["a list"]),
+    ):
+        error = error_of(client.tool("broken", {"line": SERVER_ERROR % given}))
+        assert (error["message"], error["data"]) == ("no disk", wanted)
+
+
+@requirement("ctx.correlation-right")
+@pytest.mark.parametrize("era", ["legacy", "modern"])
+def test_a_failed_tool_names_its_request(gateway: RunningGateway, http: httpx.Client, era: str) -> None:
+    url = f"{gateway.base}/servers/probe/mcp"
+    if era == "modern":
+        failed, good = (Modern(url, http, headers=PARENT).tool(name) for name in ("fail", "pid"))
+    else:
+        client = Legacy(url, http).open()
+        client.headers |= PARENT
+        failed, good = client.tool("fail"), client.tool("pid")
+    result = messages(failed)[-1]["result"]
+    trace = result["_meta"]["io.github.mcp-session-gateway/trace"]
+    assert result["isError"] and trace["correlation_id"] == TRACE and len(trace["session"]) == 8
+    assert "io.github.mcp-session-gateway/trace" not in messages(good)[-1]["result"].get("_meta", {})
