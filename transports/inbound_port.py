@@ -9,7 +9,17 @@ from transports.era import Era
 from transports.jsonrpc import Message, Object
 from transports.reply_queue import Frame, ReplyQueue
 
-__all__ = ["CORRELATION_KEY", "Answer", "EventSource", "Forwarder", "Handler", "OwnedByPeer", "Refused", "Request"]
+__all__ = [
+    "CORRELATION_KEY",
+    "Answer",
+    "Carried",
+    "EventSource",
+    "Forwarder",
+    "Handler",
+    "OwnedByPeer",
+    "Refused",
+    "Request",
+]
 
 
 CORRELATION_KEY: Final = "correlation_id"
@@ -87,6 +97,20 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     arrived_at: float = 0.0
     body_bytes: int = 0
     check_mirrored: Callable[[Any], None] | None = None
+
+
+class Carried(msgspec.Struct, frozen=True, kw_only=True):
+    """The session of an event stream, or of a message that was posted to one. `token` is empty if there is none.
+
+    `headers` give the client its session. `is_returned`: the client has brought it back, `by_cookie` perhaps without
+    knowing. `caller` is the name of the sender, as `Handler.admit` returns it.
+    """
+
+    caller: str = ""
+    token: str = ""
+    headers: list[tuple[bytes, bytes]] = msgspec.field(default_factory=list)
+    is_returned: bool = False
+    by_cookie: bool = False
 
 
 class Answer(Protocol):
@@ -170,6 +194,18 @@ class Handler(Protocol):
 
     async def admit(self, request: Request) -> str:
         """Authenticate the sender of a request, before anything is opened or revealed. Returns the sender's name."""
+        ...
+
+    async def join(self, request: Request) -> Carried:
+        """Authenticate the client that opens an event stream, and find or open its session."""
+        ...
+
+    async def carried(self, request: Request) -> Carried:
+        """Authenticate the sender of a message to an event stream, and find the session that the message carries."""
+        ...
+
+    async def leave(self, token: str) -> None:
+        """The event stream of a session has ended, and its client may come back."""
         ...
 
     async def negotiated(self, request: Request) -> str:

@@ -38,6 +38,8 @@ _TAKEN_OVER: Final = "another gateway has taken the session over; whether the ca
 
 _RENEWED: Final = "the session's context has changed, and its servers are started again"
 
+_LEFT: Final = "the session's client has left, and its servers are stopped"
+
 _KEPT_FAILURES: Final = 5
 
 AskModern = Callable[["LiveSession", Conversation, Message], None]
@@ -231,10 +233,17 @@ class LiveSession(Usage):
 
     async def renew(self) -> None:
         """Close the links whose servers have the session's former context. The next call opens new ones."""
+        await self._stop_servers("context", _RENEWED)
+
+    async def stop_servers(self) -> None:
+        """Close the links: the client has left, and may come back."""
+        await self._stop_servers("idle_stop", _LEFT)
+
+    async def _stop_servers(self, why: str, reason: str) -> None:
         conversations = list(self.conversations.values())
         self.conversations.clear()
-        self.new_process = "context"
-        await asyncio.gather(*(c.close(_RENEWED) for c in conversations), return_exceptions=True)
+        self.new_process = why
+        await asyncio.gather(*(c.close(reason) for c in conversations), return_exceptions=True)
 
     async def close(self, *, over: bool = True, taken_over: bool = False) -> None:
         """End everything that this replica holds of the session. No process of it is left when this returns.

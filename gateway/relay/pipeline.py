@@ -7,6 +7,8 @@ import contextlib
 import hashlib
 from collections.abc import Iterator, Mapping
 
+from msgspec.structs import replace
+
 from gateway.context.facts import correlation_id
 from gateway.errors import TOO_OFTEN, is_bad_request_state, store_full, store_unavailable
 from gateway.identity.authenticate import Identity
@@ -19,9 +21,10 @@ from gateway.policy.rate_limits import RateLimits
 from gateway.relay.legacy import LegacyClients
 from gateway.relay.modern import ModernClients
 from gateway.relay.replies import ImmediateReply
-from session_store import StoreError, StoreFull
+from gateway.sessions.event_streams import EventStreamSessions
+from session_store import Principal, StoreError, StoreFull
 from transports.era import MODERN
-from transports.inbound_port import Answer, EventSource, Refused, Request
+from transports.inbound_port import Answer, Carried, EventSource, Refused, Request
 from transports.jsonrpc import encode
 
 __all__ = ["Pipeline", "store_errors_refused"]
@@ -39,7 +42,9 @@ class Pipeline:
         modern: ModernClients,
         watching: RequestLog,
         rates: RateLimits,
+        streams: EventStreamSessions,
     ) -> None:
+        self._streams = streams
         self._identity = identity
         self._audit = audit
         self._legacy = legacy
@@ -77,9 +82,20 @@ class Pipeline:
         self._watching.refused_by_wire(refused)
 
     async def admit(self, request: Request) -> str:
-        principal = (await self._who(request)).principal
-        named = encode([principal.issuer, principal.subject])
-        return hashlib.sha256(named).hexdigest()
+        return _name_of((await self._who(request)).principal)
+
+    async def join(self, request: Request) -> Carried:
+        who = await self._who(request)
+        with store_errors_refused():
+            return replace(await self._streams.join(request, who), caller=_name_of(who.principal))
+
+    async def carried(self, request: Request) -> Carried:
+        who = await self._who(request)
+        with store_errors_refused():
+            return replace(await self._streams.carried(request, who), caller=_name_of(who.principal))
+
+    async def leave(self, token: str) -> None:
+        await self._streams.leave(token)
 
     async def negotiated(self, request: Request) -> str:
         with store_errors_refused():
@@ -130,6 +146,11 @@ class Pipeline:
                 self._audit.record("refused", era=request.era, principal=str(who.principal), reason=str(refused))
                 raise
         return RequestContext(who.principal, who.granted, correlation)
+
+
+def _name_of(principal: Principal) -> str:
+    """A name for the wire, which does not reveal the principal."""
+    return hashlib.sha256(encode([principal.issuer, principal.subject])).hexdigest()
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ from gateway.cluster.membership import Membership
 from gateway.cluster.ownership import Cluster
 from gateway.cluster.peer_requests import PeerRequests
 from gateway.cluster.reachability import Reachability
+from gateway.context.facts import SESSION_KEY
 from gateway.errors import too_much_in_flight
 from gateway.relay.intake import Intake
 from gateway.relay.legacy import LegacyClients
@@ -105,6 +106,7 @@ def _pipeline(
         audit=base.audit,
         legacy=legacy,
         modern=modern,
+        streams=resolution.streams,
     )
 
 
@@ -144,6 +146,7 @@ def _sse(
             guard=callers.guard,
             addresses=addresses,
             body_limit=base.settings.gateway.limits.body_bytes,
+            session_key=SESSION_KEY,
         )
         stream = path.removesuffix("/mcp") + "/sse"
         served |= {stream: front, f"{stream}/messages": front}

@@ -13,6 +13,7 @@ from gateway.sessions.aliases import Aliases
 from gateway.sessions.attach import SessionAttacher
 from gateway.sessions.cached_record import CachedRecords
 from gateway.sessions.carriers import Carriers
+from gateway.sessions.event_streams import EventStreamSessions
 from gateway.sessions.lifecycle import SessionLifecycle
 from gateway.sessions.lookup import SessionLookup
 from gateway.sessions.opening import SessionOpener
@@ -111,4 +112,12 @@ def build_resolution(base: Foundation, sessions: SessionParts, servers: Servers)
         settings=settings,
         audit=base.audit,
     )
-    return Resolution(carriers=carriers, resolver=resolver, initializer=initializer, prestart=prestart, returns=returns)
+    streams = EventStreamSessions(lookup=lookup, opener=opener, carriers=carriers, live=base.live, settings=settings)
+    return Resolution(
+        carriers=carriers,
+        resolver=resolver,
+        initializer=initializer,
+        streams=streams,
+        prestart=prestart,
+        returns=returns,
+    )

@@ -29,6 +29,7 @@ from gateway.serving.drain import Drain
 from gateway.serving.state import ServingState
 from gateway.sessions.attach import SessionAttacher
 from gateway.sessions.carriers import Carriers
+from gateway.sessions.event_streams import EventStreamSessions
 from gateway.sessions.lifecycle import SessionLifecycle
 from gateway.sessions.reattach import InitializeResolver
 from gateway.sessions.record_limits import RecordLimits
@@ -121,6 +122,7 @@ class Resolution:
     resolver: SessionResolver
     initializer: InitializeResolver
     returns: Returns
+    streams: EventStreamSessions
     prestart: PrestartPool
 
 

@@ -5,19 +5,24 @@ import contextlib
 import os
 import signal
 import sys
+from collections.abc import Mapping
 from typing import Final
 
-from gateway.config.settings import Settings
+from gateway.config.settings import ConfigurationError, Settings
+from gateway.context.facts import SESSION_KEY
 from gateway.serving.app import create_app
 from gateway.serving.gateway import Gateway
 from gateway.serving.paths import ALL
+from session_store import StoreUnavailable
+from session_store.tool_session import SOCKET_VARIABLE
 from transports.inbound.connected import Connected
 from transports.inbound.inside import Inside
+from transports.inbound_port import Refused
 from transports.tasks import Tasks
 
 __all__ = ["serve_stdio"]
 
-TOKEN_VARIABLE: Final = "MCP_SESSION_TOKEN"
+TOKEN_VARIABLES: Final = ("MCP_SESSION_TOKEN", "STAC_MCP_SESSION_ID")
 API_KEY_VARIABLE: Final = "MCP_GATEWAY_API_KEY"
 _LONGEST_LINE: Final = 64 << 20
 
@@ -26,7 +31,7 @@ def serve_stdio(settings: Settings) -> None:
     """Serve until stdin ends, SIGTERM or SIGINT.
 
     Raises:
-        ConfigurationError: the settings cannot be served.
+        ConfigurationError: the settings cannot be served, or the session that the environment names.
     """
     asyncio.run(_serve(settings))
 
@@ -50,18 +55,59 @@ async def _serve(settings: Settings) -> None:
             await asyncio.to_thread(_write_all, line + b"\n")
 
     key = os.environ.get(API_KEY_VARIABLE, "")
+    headers = {"authorization": f"Bearer {key}"} if key else {}
     async with gateway.running():
+        token = await _token(gateway, headers)
         front = Connected(
             Inside(create_app(settings, gateway=gateway), ALL),
             write,
-            token=os.environ.get(TOKEN_VARIABLE, ""),
-            headers={"authorization": f"Bearer {key}"} if key else None,
+            token=token,
+            # In a durable store the session waits for a client that starts again with its token.
+            outlives=bool(token) or gateway.parts.foundation.backend.is_durable,
+            session_key=SESSION_KEY,
+            headers=headers,
         )
         tasks = Tasks("stdio")
         waiting = (tasks.spawn(_read(reader, front)), tasks.spawn(stop.wait()))
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         await tasks.close()
         await front.close()
+
+
+async def _token(gateway: Gateway, headers: Mapping[str, str]) -> str:
+    """The token of the session that the environment names; empty if it names none.
+
+    Raises:
+        ConfigurationError: there is no such session, or not of this client.
+    """
+    # Servers get the facts of their session in variables with names that operators choose: a gateway that is started as
+    # a server finds them as well, and they are no wish of its user.
+    variables = TOKEN_VARIABLES[:1] if SOCKET_VARIABLE in os.environ else TOKEN_VARIABLES
+    name = next((name for name in variables if os.environ.get(name)), "")
+    if not name:
+        return ""
+    token, new = os.environ[name], "unset it to start a new session"
+    session_id = gateway.carriers.tokens.verify(token)
+    if session_id is None:
+        raise ConfigurationError(
+            f"{name}: this is not a session token of this gateway. A token is what the result of initialize has at "
+            f"_meta[{SESSION_KEY!r}]; a session id, a name of your own, or a token signed with other keys "
+            f"(MCP_GATEWAY_KEYS) is none. Correct it, or {new}"
+        )
+    try:
+        session = await gateway.parts.foundation.backend.sessions.peek(session_id)
+        who = await gateway.identity.authenticate(headers, "")
+    except StoreUnavailable as error:
+        raise ConfigurationError(f"{name}: the session store does not answer: {error}") from None
+    except Refused as refused:
+        raise ConfigurationError(f"{API_KEY_VARIABLE}: {refused}") from None
+    if session is None:
+        raise ConfigurationError(f"{name}: the session has ended or expired; {new}")
+    if session.principal != who.principal:
+        raise ConfigurationError(
+            f"{name}: the session belongs to another principal; set {API_KEY_VARIABLE} to its credential, or {new}"
+        )
+    return token
 
 
 async def _read(reader: asyncio.StreamReader, front: Connected) -> None:

@@ -51,7 +51,8 @@ class InitializeResolver:
         alias = self._aliases.of_key(request, who.principal)
         resolved = await self._resume(request, who, client, alias)
         if resolved is not None:
-            self._audit.record("resumed", session=resolved.live.session, reason="initialized again")
+            if resolved.live.session.client.initialize_params:  # else an event stream has opened it a moment ago
+                self._audit.record("resumed", session=resolved.live.session, reason="initialized again")
             return resolved
         if alias is None and "principal" in self._reattach and not asks_for_new(request):
             name = reattach_alias(who.principal, client.name, request.endpoint)

@@ -160,3 +160,42 @@ def test_a_session_that_is_named_is_gone_on_with(redis_server: RunningRedis, htt
         assert json.loads(client.tool("env", {"prefix": "MCP_SESSION_W"})) == {"MCP_SESSION_WORKSPACE": "w-1"}
         assert client.end() == 0
         assert tool_text(web.tool("pid")) == pid, "and it goes on"
+
+
+@requirement("ctx.stdio-front", "ctx.stdio-token")
+def test_a_legacy_client_learns_its_token_and_starts_again_with_it(tmp_path: Path) -> None:
+    store = f"sqlite:///{tmp_path / 'sessions.db'}"
+    first = Typed("--store", store, env=KEYS)
+    token = first.initialize()["result"]["_meta"]["io.github.mcp-session-gateway/session"]
+    session = json.loads(first.tool("env", {"prefix": "MCP_SESSION_ID"}))
+    assert token.startswith(session["MCP_SESSION_ID"]) and first.end() == 0
+    for variable in ("MCP_SESSION_TOKEN", "STAC_MCP_SESSION_ID"):
+        again = Typed("--store", store, env={**KEYS, variable: token})
+        assert again.initialize()["result"]["_meta"]["io.github.mcp-session-gateway/session"] == token
+        assert json.loads(again.tool("env", {"prefix": "MCP_SESSION_ID"})) == session
+        assert again.end() == 0
+    own = subprocess.run(
+        [sys.executable, "-m", "gateway", "sessions", "end", session["MCP_SESSION_ID"], "--store", store],
+        capture_output=True,
+        cwd=ROOT,
+        timeout=60,
+        check=True,
+    )
+    assert own.stdout.startswith(b"ended ")
+    for variable, value, words in (
+        ("MCP_SESSION_TOKEN", token, "the session has ended or expired"),
+        ("MCP_SESSION_TOKEN", token[:-2] + "AA", "not a session token of this gateway"),
+        ("STAC_MCP_SESSION_ID", session["MCP_SESSION_ID"], "not a session token of this gateway"),
+        ("STAC_MCP_SESSION_ID", "my session", "not a session token of this gateway"),
+    ):
+        refused = Typed("--store", store, env={**KEYS, variable: value})
+        _, stderr = refused.process.communicate(timeout=30)
+        last = stderr.decode().splitlines()[-1]
+        assert refused.process.returncode == 2 and variable in last and words in last and token not in last
+
+
+@requirement("ctx.stdio-token")
+def test_a_gateway_that_is_a_server_of_another_ignores_facts_of_its_session(tmp_path: Path) -> None:
+    facts = {"MCP_SESSION_SOCKET": "/nowhere", "STAC_MCP_SESSION_ID": "abc"}
+    client = Typed("--store", f"sqlite:///{tmp_path / 'sessions.db'}", env={**KEYS, **facts})
+    assert client.initialize()["result"] and client.end() == 0

@@ -17,9 +17,11 @@ from transports.jsonrpc import (
     InvalidMessage,
     Message,
     decode_id,
+    decode_object,
     encode,
     encode_error,
     encode_request,
+    encode_result,
     parse,
     splice,
 )
@@ -36,8 +38,9 @@ _LATEST: Final = "2025-11-25"
 
 
 class Connected:
-    """One connected client. `write` sends the client a message. `token` names the session to resume. All requests have
-    `headers`, and come from the address `peer`."""
+    """One connected client. `write` sends the client a message. `token` names the session to resume, which `outlives`
+    the connection or ends with it. The `_meta` of the `initialize` result has the session's token at `session_key`. All
+    requests have `headers`, and come from the address `peer`."""
 
     def __init__(
         self,
@@ -45,6 +48,8 @@ class Connected:
         write: Callable[[bytes], Awaitable[None]],
         *,
         token: str = "",
+        outlives: bool = False,
+        session_key: str = "",
         headers: dict[str, str] | None = None,
         peer: str = "",
     ) -> None:
@@ -54,7 +59,11 @@ class Connected:
         self._headers = headers or {}
         self._token = token
         self._session = ""
-        self._is_named = bool(token)
+        self._outlives = outlives
+        self._given = token
+        self._session_key = session_key
+        self.may_return = False
+        """Whether the client has brought the session of this connection back, so that it may do so again later."""
         self._version = _LATEST
         self._calls: dict[object, tuple[Reply, asyncio.Task[None]]] = {}
         self._tasks = Tasks("client connection")
@@ -62,10 +71,25 @@ class Connected:
         self._opening = asyncio.Lock()
         self._last_post: asyncio.Task[None] | None = None
 
-    async def receive(self, line: bytes, headers: dict[str, str] | None = None, peer: str = "") -> None:
-        """Handle a message of the client. `headers` and `peer`, if given, are those that it came with."""
+    def returned(self, token: str) -> None:
+        """A message has come with a cookie of that session. A session that the client had before takes the place of
+        one that was opened for this connection and is not used yet."""
+        if token == self._given:
+            self.may_return = not self._outlives
+        elif self._token and not self._session and not self._outlives:
+            unused, self._token = self._token, token
+            self._outlives = True
+            self._tasks.spawn(self._end(unused))
+
+    async def receive(
+        self, line: bytes, headers: dict[str, str] | None = None, peer: str = "", session: str = ""
+    ) -> None:
+        """Handle a message of the client. `headers` and `peer`, if given, are those that it came with. `session` is the
+        token of another session that it names."""
         if not line.strip():
             return
+        if session and session == self._given:
+            self.may_return, session = not self._outlives, ""
         if headers is not None:
             self._headers, self._peer = headers, peer
         try:
@@ -78,8 +102,13 @@ class Connected:
             return
         if isinstance(meta, dict) and _MODERN in meta:
             self._modern(message, line, meta, params)
+        elif session and message.method == "initialize":
+            if self._token and not self._session and not self._outlives:
+                self._tasks.spawn(self._end(self._token))
+            self._token, self._outlives = session, True
+            await self._initialize(message, line)
         else:
-            await self._legacy(message, line)
+            await self._legacy(message, line, session)
 
     def _ask(self, method: str, headers: dict[str, str], body: bytes = b"") -> Reply:
         return self._inside.ask(method, headers, body, self._peer)
@@ -122,17 +151,17 @@ class Connected:
 
     # -- the handshake era
 
-    async def _legacy(self, message: Message, line: bytes) -> None:
+    async def _legacy(self, message: Message, line: bytes, session: str = "") -> None:
         if message.method == "initialize":
             await self._initialize(message, line)
             return
         if message.method == "notifications/cancelled" and self._cancel_modern(message):
             return
-        if not self._session:
+        if not self._session and not session:
             async with self._opening:
                 if not self._session:
                     await self._open()
-        headers = {**self._headers, "mcp-session-id": self._session, "mcp-protocol-version": self._version}
+        headers = self._session_headers(session or self._session)
         if message.is_request:
             if self._last_post is not None:
                 await self._last_post
@@ -166,7 +195,22 @@ class Connected:
             answer = parse(frame)
             if isinstance(answer.result, msgspec.Raw):
                 self._version = str(msgspec.json.decode(answer.result).get("protocolVersion", _LATEST))
+                if self._session_key and self._session:
+                    frame = encode_result(encode(answer.id), self._with_token(answer.result))
             await self._write(splice(frame))
+
+    def _with_token(self, result: msgspec.Raw) -> bytes:
+        """The result of `initialize` for a client that sees no headers."""
+        found = decode_object(result, "result")
+        meta = decode_object(found.get("_meta", b"{}"), "_meta")
+        meta[self._session_key] = msgspec.Raw(encode(self._session))
+        return encode(found | {"_meta": msgspec.Raw(encode(meta))})
+
+    def _session_headers(self, session: str) -> dict[str, str]:
+        return {**self._headers, "mcp-session-id": session, "mcp-protocol-version": self._version}
+
+    async def _end(self, session: str) -> None:
+        await self._ask("DELETE", self._session_headers(session)).begun()
 
     async def _open(self) -> None:
         """Open a session for a client that does not begin with `initialize`."""
@@ -211,9 +255,9 @@ class Connected:
             await asyncio.wait(calls, timeout=5.0)
         if self._stream is not None:
             await self._stream.leave()
-        if self._session and not self._is_named:  # a session that `token` named continues
-            headers = {**self._headers, "mcp-session-id": self._session, "mcp-protocol-version": self._version}
-            await self._ask("DELETE", headers).begun()
+        session = self._session or self._given
+        if session and not self._outlives and not self.may_return:
+            await self._end(session)
         for reply, _ in list(self._calls.values()):
             await reply.leave()
         await self._tasks.close()

@@ -30,7 +30,7 @@ from transports.inbound.http import (
     send_status,
 )
 from transports.inbound.inside import Inside
-from transports.inbound_port import Handler, Refused, Request
+from transports.inbound_port import Carried, Handler, Refused, Request
 from transports.jsonrpc import INTERNAL_ERROR, INVALID_REQUEST
 from transports.reply_queue import Frame, ReplyQueue
 from transports.sse import COMMENT, encode_event
@@ -47,7 +47,7 @@ _NOT_PASSED_ON: Final = frozenset(
     """accept accept-encoding connection content-encoding content-length content-type cookie expect keep-alive
     last-event-id origin te trailer transfer-encoding upgrade""".split()
 )
-"""Headers that belong to one HTTP request, or name a session in a way that this wire does not use, as `Mcp-…` do."""
+"""Headers that belong to one HTTP request, or name a session, as `Mcp-…` do: this wire finds that session itself."""
 
 
 class Mail(Protocol):
@@ -59,18 +59,25 @@ class Mail(Protocol):
 
 
 class _Posted(msgspec.Struct):
-    """A posted message on its way to the process of its stream, with the headers and address of its sender."""
+    """A posted message on its way to the process of its stream, with the headers and address of its sender, and the
+    token of the session that it carries."""
 
     headers: dict[str, str]
     peer: str
     body: bytes
+    session: str = ""
+    by_cookie: bool = False
 
 
 class HttpSse:
     """One endpoint as an ASGI app: GET opens the stream, POST to `…/messages` sends a message.
 
-    `handler` authenticates the caller before a stream is opened or a message is accepted. `app`, which serves the
-    endpoint itself, authenticates every message again, by the headers that came with it.
+    `handler` authenticates the caller before a stream is opened or a message is accepted, and finds the session that
+    either carries. `app`, which serves the endpoint itself, authenticates every message again, by the headers that came
+    with it. `session_key` is where the `_meta` of the `initialize` result has the session's token.
+
+    A session that its client never brings back ends with its stream. If the client brought it back with a message, the
+    session stays without processes; if it brought it with the request for the stream, nothing ends.
     """
 
     def __init__(
@@ -83,7 +90,9 @@ class HttpSse:
         guard: Guard,
         addresses: Addresses,
         body_limit: int,
+        session_key: str,
     ) -> None:
+        self._session_key = session_key
         self._inside = Inside(app, endpoint)
         self._handler = handler
         self._endpoint = endpoint
@@ -129,25 +138,24 @@ class HttpSse:
             raise Refused(403, INVALID_REQUEST, "Event streams are not served to pages of other sites.")
         if is_message and headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
             raise Refused(415, INVALID_REQUEST, "The Content-Type must be application/json.")
-        caller = await self._handler.admit(
-            Request(
-                era=Era.LEGACY,
-                endpoint=self._endpoint,
-                headers=headers,
-                peer=peer_of(scope),
-                client=self._guard.client(scope, headers),
-                secure=self._guard.is_secure(scope, headers),
-            )
+        request = Request(
+            era=Era.LEGACY,
+            endpoint=self._endpoint,
+            headers=headers,
+            same_site=self._guard.same_site(headers),
+            peer=peer_of(scope),
+            client=self._guard.client(scope, headers),
+            secure=self._guard.is_secure(scope, headers),
         )
         if is_message:
-            await self._post(scope, headers, caller, receive, send)
+            await self._post(scope, headers, await self._handler.carried(request), receive, send)
         else:
-            await self._stream(scope, headers, caller, receive, send)
+            await self._stream(scope, headers, await self._handler.join(request), receive, send)
 
     async def _stream(
-        self, scope: Scope, headers: Mapping[str, str], caller: str, receive: Receive, send: Send
+        self, scope: Scope, headers: Mapping[str, str], joined: Carried, receive: Receive, send: Send
     ) -> None:
-        name = self._addresses.new(caller)
+        name = self._addresses.new(joined.caller)
         # Both are bounded in bytes: a client that sends faster than it is served, or reads too slowly, is cut off.
         received, unsent, stream = ReplyQueue(), ReplyQueue(), Stream(send)
 
@@ -158,32 +166,54 @@ class HttpSse:
         async def write(line: bytes) -> None:
             unsent.push(Frame(encode_event(line)))
 
-        connected = Connected(self._inside, write, headers=_sender_headers(headers), peer=peer_of(scope))
-        async with self._mail.subscribed(_topic(name), receive_posted):
-            await stream.start([])
-            path = f"{scope.get('root_path', '')}{scope['path'].removeprefix(scope.get('root_path', ''))}"
-            await stream.write(f"event: endpoint\ndata: {path}/messages?connection={name}\n\n".encode())
-            try:
+        connected = Connected(
+            self._inside,
+            write,
+            token=joined.token,
+            outlives=joined.is_returned,
+            session_key=self._session_key,
+            headers=_sender_headers(headers),
+            peer=peer_of(scope),
+        )
+        try:
+            async with self._mail.subscribed(_topic(name), receive_posted):
+                await stream.start(joined.headers)
+                path = f"{scope.get('root_path', '')}{scope['path'].removeprefix(scope.get('root_path', ''))}"
+                await stream.write(f"event: endpoint\ndata: {path}/messages?connection={name}\n\n".encode())
                 await first_of(_until_disconnect(receive), _pump(unsent, stream), self._work(received, connected))
-            finally:
-                await connected.close(answering=False)
-            await stream.write(b"", more=False)
+        finally:
+            await connected.close(answering=False)
+            if connected.may_return:
+                await self._handler.leave(joined.token)
+        await stream.write(b"", more=False)
 
     async def _work(self, received: ReplyQueue, connected: Connected) -> None:
         while (frame := await received.next()) is not None:
             posted = msgspec.msgpack.decode(frame.data, type=_Posted)
-            await connected.receive(posted.body, posted.headers, posted.peer)
+            if posted.by_cookie:
+                connected.returned(posted.session)
+            await connected.receive(
+                posted.body, posted.headers, posted.peer, session="" if posted.by_cookie else posted.session
+            )
 
-    async def _post(self, scope: Scope, headers: Mapping[str, str], caller: str, receive: Receive, send: Send) -> None:
+    async def _post(
+        self, scope: Scope, headers: Mapping[str, str], carried: Carried, receive: Receive, send: Send
+    ) -> None:
         names = parse_qs(scope.get("query_string", b"").decode("latin-1")).get("connection", [])
         if len(names) != 1 or len(names[0]) > LONGEST_ADDRESS:
             raise Refused(400, INVALID_REQUEST, "Send messages to the URL in the event stream's first event.")
-        if not self._addresses.is_of(names[0], caller):
+        if not self._addresses.is_of(names[0], carried.caller):
             raise Refused(404, INVALID_REQUEST, "No open event stream of this client has this address.")
         body = await read_body(receive, headers, self._body_limit)
         if body is None:
             return
-        posted = _Posted(headers=_sender_headers(headers), peer=peer_of(scope), body=body)
+        posted = _Posted(
+            headers=_sender_headers(headers),
+            peer=peer_of(scope),
+            body=body,
+            session=carried.token,
+            by_cookie=carried.by_cookie,
+        )
         await self._mail.publish(_topic(names[0]), msgspec.msgpack.encode(posted))
         await send_status(send, 202)
 

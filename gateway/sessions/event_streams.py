@@ -1,0 +1,81 @@
+"""The sessions of HTTP+SSE (MCP 2024-11-05): a client carries its session when it opens its event stream, or later.
+
+The wire itself (`transports.inbound.http_sse`) knows tokens only.
+"""
+
+from gateway.calls.live_session import LiveSessions
+from gateway.config.sessions import SessionSettings
+from gateway.identity.request_context import RequestContext
+from gateway.sessions.carriers import Carriers, explicit_token
+from gateway.sessions.lookup import SessionLookup
+from gateway.sessions.opening import SessionOpener
+from session_store import ClientFacts, Session
+from transports.era import Era
+from transports.inbound_port import Carried, Request
+
+__all__ = ["EventStreamSessions"]
+
+
+class EventStreamSessions:
+    """Finds and opens the sessions of event streams. `initialize` makes them live (`reattach.py`)."""
+
+    def __init__(
+        self,
+        *,
+        lookup: SessionLookup,
+        opener: SessionOpener,
+        carriers: Carriers,
+        live: LiveSessions,
+        settings: SessionSettings,
+    ) -> None:
+        self._lookup = lookup
+        self._opener = opener
+        self._carriers = carriers
+        self._live = live
+        self._settings = settings
+
+    async def join(self, request: Request, who: RequestContext) -> Carried:
+        """The session of a new event stream: the one that the request carries, or a new one. `token` is empty if
+        `initialize` finds the session (`session.reattach`).
+
+        Raises:
+            Refused: as `carried`, and as `SessionOpener.open`.
+        """
+        session, by_cookie = await self._carried(request, who)
+        is_returned = session is not None
+        if session is None:
+            if "principal" in self._settings.reattach and not who.principal.is_anonymous:
+                return Carried()
+            session = (await self._opener.open(request, who, ClientFacts(), None)).live.session
+        headers = self._carriers.headers(session, request, cookie_held=by_cookie)
+        return Carried(token=self._carriers.token(session), headers=headers, is_returned=is_returned)
+
+    async def carried(self, request: Request, who: RequestContext) -> Carried:
+        """The session that a posted message carries; without a token if it carries none.
+
+        Raises:
+            Refused: 404, a header names no session of this principal.
+        """
+        session, by_cookie = await self._carried(request, who)
+        if session is None:
+            return Carried()
+        return Carried(token=self._carriers.token(session), is_returned=True, by_cookie=by_cookie)
+
+    async def _carried(self, request: Request, who: RequestContext) -> tuple[Session | None, bool]:
+        """The session, and whether a cookie names it. A cookie is valid for all paths of the host, so one that was
+        given at another endpoint does not count."""
+        if (token := explicit_token(request)) is not None:
+            session_id = self._lookup.id_of_token(token, request.era, who.principal)
+            return await self._lookup.by_id(session_id, request.era, who.principal), False
+        session = await self._lookup.by_cookie(request, who) if self._settings.cookie else None
+        if session is None or (session.endpoint, session.era) != (request.endpoint, Era.LEGACY):
+            return None, False
+        return session, True
+
+    async def leave(self, token: str) -> None:
+        """The event stream of a session has ended, and its client may come back: the session stays, without processes,
+        if nothing else uses it here."""
+        session_id = self._carriers.tokens.verify(token)
+        live = None if session_id is None else self._live.get(session_id)
+        if live is not None and not live.is_busy:
+            await live.stop_servers()
