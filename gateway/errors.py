@@ -22,7 +22,9 @@ __all__ = [
     "UNAUTHENTICATED",
     "UNREAD",
     "UPSTREAM_UNAVAILABLE",
+    "ArgumentFault",
     "ErrorKind",
+    "InvalidArguments",
     "bad_context",
     "bad_request_state",
     "bad_session_key",
@@ -31,6 +33,7 @@ __all__ = [
     "invalid_arguments",
     "is_bad_request_state",
     "keyed_session_stays",
+    "malformed_arguments",
     "no_session",
     "not_found_by_others",
     "record_full",
@@ -217,18 +220,40 @@ def unusable_tool(name: str, fault: str) -> Refused:
     return Refused(200, INVALID_PARAMS, why, data={"reason": "unusable_schema"})
 
 
-def invalid_arguments(tool: str, path: str, problem: str) -> Refused:
-    """The arguments do not pass the gateway's checks at `path`; the call was not sent to the server."""
-    return Refused(200, INVALID_PARAMS, f"Invalid arguments for {tool[:128]}: {path}: {problem}", data={"path": path})
+ArgumentFault = Literal["schema", "missing", "blocked", "handle"]
+"""What is wrong with arguments: they do not fit the schema, a bound one is missing, they contain blocked text, or they
+name no session of the client."""
 
 
-def unknown_handle(tool: str, given: object) -> Refused:
+class InvalidArguments(Refused):
+    """The arguments of a tool do not pass the gateway's checks; the call was not sent to the server.
+
+    The client gets a tool result with `isError`, because hosts show results to the model, which can correct itself, and
+    errors to nobody (SEP-1303).
+    """
+
+    def __init__(self, message: str, fault: ArgumentFault) -> None:
+        super().__init__(200, INVALID_PARAMS, message)
+        self.fault: ArgumentFault = fault
+
+
+def invalid_arguments(tool: str, path: str, problem: str, fault: ArgumentFault = "schema") -> InvalidArguments:
+    """The arguments are wrong at `path`; `problem` says what was expected."""
+    return InvalidArguments(f"Invalid arguments for {tool[:128]}: {path}: {problem}", fault)
+
+
+def malformed_arguments() -> Refused:
+    """The arguments are no object, which no model can cause (MCP, CallToolRequest)."""
+    return Refused(200, INVALID_PARAMS, "params.arguments must be an object")
+
+
+def unknown_handle(tool: str, given: object) -> InvalidArguments:
     """The handle is unknown, closed, expired, misspelt or another principal's: one answer for all."""
     shown = repr(given[:32]) if isinstance(given, str) else f"({type(given).__name__})"
-    return Refused(
-        200,
-        INVALID_PARAMS,
-        f"{tool[:64]}: you have no session {shown}. Open one with open_session, or omit `session` to use your own.",
+    return InvalidArguments(
+        f"{tool[:64]}: arguments.session: you have no session {shown}. Open one with open_session, or omit `session` "
+        "to use your own.",
+        "handle",
     )
 
 

@@ -7,10 +7,11 @@ from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 import msgspec
 
+from gateway.errors import ArgumentFault
 from gateway.observability.outcome import FAILURES, Kind
 from gateway.protocol.methods import METHODS, metric_label
 from transports.inbound.limits import Limited, Refusals
@@ -48,6 +49,9 @@ class CounterRow(msgspec.Struct, frozen=True):
 
 
 COUNTERS: Final[Mapping[str, CounterRow]] = {
+    "argument_errors": CounterRow(
+        "Tool calls that were answered because of their arguments, by what is wrong", "fault", get_args(ArgumentFault)
+    ),
     "forwarded": CounterRow("Requests forwarded to the replica that owns the session, by outcome", "outcome"),
     "limited": CounterRow(
         "Connections and requests refused or closed because of a limit", "limit", tuple(kind.value for kind in Limited)

@@ -10,7 +10,7 @@ from cachetools import LRUCache
 
 from gateway.config.policy import PolicySettings
 from gateway.context.session_facts import SessionFacts
-from gateway.errors import invalid_arguments, unknown_tool, unusable_tool
+from gateway.errors import invalid_arguments, malformed_arguments, unknown_tool, unusable_tool
 from gateway.observability.audit import Audit
 from gateway.policy.blocked_arguments import TooMuchText, contains
 from gateway.policy.decisions import Decision, Policy
@@ -120,7 +120,8 @@ class ToolCalls:
         the span of the call should have.
 
         Raises:
-            Refused: the arguments are invalid or blocked.
+            InvalidArguments: the arguments are invalid or blocked.
+            Refused: they are no object, or the tool's schema is unusable.
         """
         if not (decision.bind or decision.blocked or self._checks):
             return params
@@ -150,7 +151,7 @@ class ToolCalls:
         that the tool has in its schema are bound: a pattern may match tools that lack some."""
         bind = [(name, field) for name, field in decision.bind if tools.takes(decision.tool, name)]
         if bind and not isinstance(arguments, dict):
-            raise invalid_arguments(decision.tool, "arguments", "they must be an object")
+            raise malformed_arguments()
         for name, field in bind:
             given, value = arguments.get(name), self._facts.value(session, field)
             if given is None or given == "":
@@ -177,7 +178,7 @@ class ToolCalls:
             return
         problem = checker.problem(arguments, raw)
         if problem is not None:
-            raise invalid_arguments(name, *problem)
+            raise invalid_arguments(name, *problem) if isinstance(arguments, dict) else malformed_arguments()
 
 
 def _unbound(tool: dict[str, Any], decision: Decision) -> dict[str, Any]:
@@ -193,9 +194,9 @@ def _refuse_blocked(tool: str, decision: Decision, arguments: Any) -> None:
     try:
         found = contains(arguments, decision.blocked)
     except TooMuchText as error:
-        raise invalid_arguments(tool, "arguments", f"they cannot be checked: {error}") from None
+        raise invalid_arguments(tool, "arguments", f"they cannot be checked: {error}", "blocked") from None
     if found:
-        raise invalid_arguments(tool, "arguments", "they contain text that is blocked for this tool")
+        raise invalid_arguments(tool, "arguments", "they contain text that is blocked for this tool", "blocked")
 
 
 def _shown(name: str, value: Any) -> str:

@@ -10,7 +10,7 @@ from gateway.protocol.missing import MISSING_KEY, Missing, missing_meta
 from transports.era import Era
 from transports.jsonrpc import INVALID_PARAMS, Object, encode, error_code
 
-__all__ = ["legacy_result", "list_result", "modern_error", "modern_result", "urls_required"]
+__all__ = ["legacy_result", "list_result", "modern_error", "modern_result", "tool_error", "urls_required"]
 
 _SERVER_INFO: Final = "io.modelcontextprotocol/serverInfo"
 _RESOURCE_NOT_FOUND: Final = -32002
@@ -31,6 +31,12 @@ def list_result(
         return body
     ttl_ms = 0 if missing else min((int(page.get("ttlMs", 0)) for page in pages), default=0)
     return body | {"resultType": "complete", "ttlMs": ttl_ms, "cacheScope": "private"}
+
+
+def tool_error(era: Era, text: str) -> bytes:
+    """The result of a tool call that has failed; `text` is for the model (MCP, CallToolResult)."""
+    result: dict[str, Any] = {"content": [{"type": "text", "text": text}], "isError": True}
+    return encode(result if era is Era.LEGACY else result | {"resultType": "complete"})
 
 
 # -- from a legacy server, for a modern client

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Final
 
+import msgspec
+
 from gateway.calls.call import Call
 from gateway.calls.exchange import Exchange
 from gateway.calls.live_session import LiveSession, live_session_of
@@ -10,12 +12,19 @@ from gateway.cluster.ownership import Cluster, Forwarded
 from gateway.config.limits import LimitSettings
 from gateway.context.facts import CONTEXT_KEY, with_context, without_our_keys
 from gateway.context.session_facts import SessionFacts
-from gateway.errors import OUTCOME_UNKNOWN, UPSTREAM_UNAVAILABLE, too_many_exchanges, too_much_in_flight
+from gateway.errors import (
+    OUTCOME_UNKNOWN,
+    UPSTREAM_UNAVAILABLE,
+    InvalidArguments,
+    too_many_exchanges,
+    too_much_in_flight,
+)
 from gateway.identity.request_context import RequestContext
 from gateway.observability.request_log import RequestLog
 from gateway.policy.rate_limits import RateLimits
 from gateway.protocol.handshake import HandshakeRefused
 from gateway.protocol.params import meta_of
+from gateway.protocol.results import tool_error
 from gateway.relay.endpoint import Endpoint
 from gateway.relay.replies import CallReply
 from session_store import EventLog, Session
@@ -91,12 +100,8 @@ class Intake:
             may_be_large = request.body_bytes > LARGE_BYTES or not request.body_bytes
             if (may_be_large and is_large(params)) or not endpoint.relay_now(call):
                 await endpoint.relay(call)
-        except UpstreamUnavailable as error:
-            exchange.fail(UPSTREAM_UNAVAILABLE, str(error))
-        except HandshakeRefused as error:
-            exchange.finish(Message(jsonrpc="2.0", id=0, error=error.error))
-        except LinkClosed as error:
-            exchange.fail(OUTCOME_UNKNOWN, str(error))
+        except (UpstreamUnavailable, HandshakeRefused, LinkClosed, InvalidArguments) as error:
+            self._answer_failure(call, error)
         except BaseException as error:
             if isinstance(error, Refused) and live is not None:
                 error.of_session(redact(live.session.id))
@@ -104,6 +109,22 @@ class Intake:
             await reply.done()
             raise
         return reply
+
+    def _answer_failure(
+        self, call: Call, error: UpstreamUnavailable | HandshakeRefused | LinkClosed | InvalidArguments
+    ) -> None:
+        """Answer a call that could not be sent."""
+        match error:
+            case UpstreamUnavailable():
+                call.exchange.fail(UPSTREAM_UNAVAILABLE, str(error))
+            case HandshakeRefused():
+                call.exchange.finish(Message(jsonrpc="2.0", id=0, error=error.error))
+            case LinkClosed():
+                call.exchange.fail(OUTCOME_UNKNOWN, str(error))
+            case InvalidArguments():
+                self._watching.metrics.counters["argument_errors"][error.fault] += 1
+                result = msgspec.Raw(tool_error(call.era, str(error)))
+                call.exchange.finish(Message(jsonrpc="2.0", id=0, result=result))
 
     def meta(self, params: Object, session: Session | None, correlation: str) -> Object:
         """The `_meta` for the server: the client's, without the gateway's keys, and with the facts of the session.

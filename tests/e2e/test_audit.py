@@ -12,7 +12,7 @@ import pytest
 from tests.requirements import requirement
 from tests.support.credentials import KEYS, bearer, sha256
 from tests.support.gateway_process import DEMO, PROBE, ROOT, running_gateway, server
-from tests.support.mcp_clients import Legacy, Modern, messages, tool_text
+from tests.support.mcp_clients import Legacy, Modern, failed_text, messages, tool_text
 from tests.support.redis_server import RunningRedis
 from tests.support.waiting import eventually
 
@@ -42,7 +42,7 @@ def test_calls_and_refusals_are_told_to_a_file_and_the_store(
         assert tool_text(alice.tool("demo__remember", {"key": "k", "value": "a \n secret"}, headers=traced))
         assert "error" in messages(alice.tool("demo__recall", {"key": "k"}))[-1]
         assert messages(alice.tool("probe__fail"))[-1]["result"]["isError"] is True
-        assert messages(alice.tool("demo__slow", {"steps": "many"}))[-1]["error"]["code"] == -32602
+        assert "arguments.steps" in failed_text(alice.tool("demo__slow", {"steps": "many"}))
         while alice.tool("demo__count").status_code != 429:
             pass
         stolen = Legacy(gateway.url, http, headers=bearer("not-a-key"))
@@ -55,6 +55,7 @@ def test_calls_and_refusals_are_told_to_a_file_and_the_store(
         events = told()
         calls = {event["tool"]: event for event in events if event["event"] == "called"}
         assert calls["demo/remember"]["outcome"] == "ok" and calls["probe/fail"]["outcome"] == "tool error"
+        assert calls["demo/slow"]["outcome"] == "tool error", "arguments that the gateway has refused"
         remembered = calls["demo/remember"]
         assert remembered["correlation"] == TRACE and remembered["principal"] == "api-key:alice"
         assert 0 < remembered["took_s"] < 10 and len(remembered["session"]) < 16

@@ -13,7 +13,7 @@ from gateway.sessions.child_sessions import MAX_CHILDREN, with_handles
 from tests.requirements import requirement
 from tests.support.credentials import KEYS, bearer, sha256
 from tests.support.gateway_process import DEMO, PROBE, RunningGateway, running_gateway, server
-from tests.support.mcp_clients import Legacy, Modern, messages, tool_text
+from tests.support.mcp_clients import Legacy, Modern, failed_text, messages, tool_text
 from tests.support.redis_server import RunningRedis
 from tests.support.waiting import gone
 
@@ -77,12 +77,10 @@ def test_closed_foreign_and_ended_handles_are_unknown(gateway: RunningGateway, h
     client, stranger = Legacy(url, http).open(), Legacy(url, http).open()
     one, two = (tool_text(client.tool("open_session")) for _ in range(2))
     children = [psutil.Process(int(tool_text(client.tool("pid", {"session": handle})))) for handle in (one, two)]
-    assert "no session" in messages(stranger.tool("pid", {"session": one}))[-1]["error"]["message"]
+    assert "no session" in failed_text(stranger.tool("pid", {"session": one}))
     assert tool_text(stranger.tool("close_session", {"session": one})) == "False"
     assert tool_text(client.tool("close_session", {"session": one})) == "True"
-    assert (
-        gone([children[0]]) and "no session" in messages(client.tool("pid", {"session": one}))[-1]["error"]["message"]
-    )
+    assert gone([children[0]]) and "no session" in failed_text(client.tool("pid", {"session": one}))
     client.delete()
     assert gone([children[1]]), "what is within a session ends with it"
 
@@ -102,7 +100,7 @@ def test_a_principals_handles_are_good_wherever_it_calls_from(redis_server: Runn
             client = Modern(urls[n % 2], http, headers=mine)
             assert tool_text(client.tool("count", {"session": handle})) == str(n)
         stranger = Modern(urls[0], http, headers=other)
-        assert "no session" in messages(stranger.tool("count", {"session": handle}))[-1]["error"]["message"]
+        assert "no session" in failed_text(stranger.tool("count", {"session": handle}))
 
 
 @requirement("wall.authority")
@@ -112,9 +110,9 @@ def test_a_call_that_names_a_session_is_never_done_in_another_one(gateway: Runni
         assert tool_text(client.tool("count", {"session": handle})) == "1"
         others: list[Any] = ["hs-", "mine", "", None, 0, 7, True, [handle], {}]
         for wrong in (handle[:-1], handle.upper(), f" {handle}", *others):
-            error = messages(client.tool("count", {"session": wrong}))[-1]["error"]
-            assert error["code"] == -32602 and error["message"].startswith("count: you have no session"), wrong
-        assert messages(client.tool("close_session", {}))[-1]["error"]["code"] == -32602
+            failed = failed_text(client.tool("count", {"session": wrong}))
+            assert failed.startswith("count: arguments.session: you have no session"), wrong
+        assert "you have no session" in failed_text(client.tool("close_session", {}))
         assert tool_text(client.tool("count", {"session": handle})) == "2"
         assert tool_text(client.tool("count")) == "1", "only absence means the session around it"
 

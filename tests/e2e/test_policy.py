@@ -11,7 +11,7 @@ import pytest
 from tests.requirements import requirement
 from tests.support.credentials import KEYS, bearer, sha256
 from tests.support.gateway_process import DEMO, PROBE, RunningGateway, running_gateway, server
-from tests.support.mcp_clients import Legacy, Modern, messages, tool_text
+from tests.support.mcp_clients import Legacy, Modern, failed_text, messages, tool_text
 from tests.support.waiting import eventually
 
 PROBE_TOOLS = {
@@ -95,8 +95,8 @@ def test_eval_tools_are_absent_and_blocked_words_hold(gateway: RunningGateway, h
     for client in clients(gateway, http, "alice"):
         assert "probe__spawn" not in listed(client)
         assert "Unknown tool" in error_of(client.tool("probe__spawn"))["message"]
-        blocked = error_of(client.tool("probe__echo", {"sql": "DROP  Table x", "workspace_id": "w"}))
-        assert "blocked" in blocked["message"]
+        blocked = failed_text(client.tool("probe__echo", {"sql": "DROP  Table x", "workspace_id": "w"}))
+        assert "blocked" in blocked
     options = {"policy": {"eval_tools": True}}
     with running_gateway({"probe": server(PROBE, tools=PROBE_TOOLS)}, options=options) as running:
         assert "spawn" in listed(Modern(running.url, http))
@@ -123,21 +123,31 @@ def test_arguments_are_bound_to_the_context(gateway: RunningGateway, http: httpx
     told = "argument workspace_id is 'other', the session's workspace is 'announced'"
     assert eventually(lambda: told in gateway.stderr())
     bare = Legacy(gateway.url, http, headers=bearer(KEYS["alice"])).open()
-    error = error_of(bare.tool("probe__echo"))
-    assert error["data"] == {"path": "arguments.workspace_id"} and "no workspace" in error["message"]
+    failed = failed_text(bare.tool("probe__echo"))
+    assert "arguments.workspace_id: it is missing" in failed and "no workspace" in failed
     fixed, _ = clients(gateway, http, "bob")
     assert json.loads(tool_text(fixed.tool("probe__echo"))) == {"workspace_id": "fixed"}, "the rule's, not the client's"
 
 
-@requirement("pol.arguments")
+@requirement("pol.arguments", "pol.argument-results")
 def test_arguments_are_checked_before_the_server_sees_them(http: httpx.Client) -> None:
     with running_gateway({"demo": server(DEMO)}) as gateway:
         for client in (Legacy(gateway.url, http).open(), Modern(gateway.url, http)):
-            error = error_of(client.tool("slow", {"steps": "three"}))
-            assert error["code"] == -32602 and error["data"] == {"path": "arguments.steps"}
-            assert "slow" in error["message"] and "integer" in error["message"]
-            assert "required" in error_of(client.tool("recall"))["message"]
-            assert "unexpected" in error_of(client.tool("count", {"more": 1}))["message"]
+            wrong = client.tool("slow", {"steps": "three"})
+            assert wrong.status_code == 200
+            assert failed_text(wrong) == (
+                'Invalid arguments for slow: arguments.steps: "three" is not of type "integer"'
+            )
+            result = messages(wrong)[-1]["result"]
+            assert len(result["_meta"]["io.github.mcp-session-gateway/trace"]["correlation_id"]) == 32
+            assert result.get("resultType") == (None if isinstance(client, Legacy) else "complete")
+            assert "required" in failed_text(client.tool("recall"))
+            assert "unexpected" in failed_text(client.tool("count", {"more": 1}))
+            if isinstance(client, Legacy):
+                malformed = client.call("tools/call", {"name": "count", "arguments": "none"})
+                assert error_of(malformed)["message"] == "params.arguments must be an object", "no model can cause it"
+                unknown = error_of(client.tool("nothing"))
+                assert unknown["code"] == -32602 and unknown["message"] == "Unknown tool: nothing"
     with running_gateway({"demo": server(DEMO)}, options={"policy": {"check_arguments": False}}) as gateway:
         result = messages(Modern(gateway.url, http).tool("slow", {"steps": "three"}))[-1]["result"]
         assert result["isError"], "the server's own words"

@@ -40,6 +40,7 @@ def test_each_way_a_request_ends_is_counted(
     client.tool("fail")
     client.tool("crash")
     client.call("tools/call", {"name": "pid", "arguments": "none"})
+    Modern(f"{gateway.base}/servers/demo/mcp", http).tool("slow", {"steps": "many"})
     modern = Modern(f"{gateway.base}/servers/demo/mcp", http)
     modern.tool("ask")
     Legacy(f"{gateway.base}/servers/probe/mcp", http).call("tools/list")
@@ -49,6 +50,7 @@ def test_each_way_a_request_ends_is_counted(
         return value(after, name, **labels) - value(before, name, **labels)
 
     total = "mcp_gateway_requests_total"
+    assert more("mcp_gateway_argument_errors_total", fault="schema") == 1
     assert more(total, outcome="ok", method="initialize") == 1
     assert more(total, outcome="ok", method="tools/call", server="probe", era="legacy") == 1
     assert more(total, outcome="tool_error", method="tools/call", server="probe") == 1
@@ -56,7 +58,7 @@ def test_each_way_a_request_ends_is_counted(
     assert more(total, outcome="input_required", method="tools/call", server="demo", era="modern") == 1
     assert more(total, outcome="refused", method="tools/list") == 1, "it names no session"
     assert more("mcp_gateway_request_duration_seconds_count", server="probe") >= 3
-    assert more("mcp_gateway_session_events_total", event="created") == 2
+    assert more("mcp_gateway_session_events_total", event="created") == 3
     starts = "mcp_gateway_server_starts_total"
     assert more(starts, server="probe", outcome="started") >= 1 and more(starts, server="probe", outcome="failed") == 0
     assert client.delete().status_code == 200

@@ -10,7 +10,18 @@ from typing import Any, Self
 
 import httpx
 
-__all__ = ["ACCEPT", "CURL", "Legacy", "Modern", "events", "modern_body", "modern_headers", "tool_text", "without_id"]
+__all__ = [
+    "ACCEPT",
+    "CURL",
+    "Legacy",
+    "Modern",
+    "events",
+    "failed_text",
+    "modern_body",
+    "modern_headers",
+    "tool_text",
+    "without_id",
+]
 
 ACCEPT = {"Accept": "application/json, text/event-stream"}
 VERSION = "2026-07-28"
@@ -60,6 +71,13 @@ def without_id(error: Any) -> Any:
     assert len(data.pop("correlation_id")) == 32, error
     rest = {key: value for key, value in error.items() if key != "data"}
     return rest | {"data": data} if data else rest
+
+
+def failed_text(response: httpx.Response) -> str:
+    """The text of a failed tool's result. Fails if the tool did not fail, or if the answer is an error."""
+    text = tool_text(response)
+    assert messages(response)[-1]["result"]["isError"] is True, text
+    return text
 
 
 def tool_text(response: httpx.Response) -> str:
