@@ -17,7 +17,7 @@ from gateway.config.addresses import host_and_port, is_loopback
 from gateway.config.settings import ConfigurationError, Settings
 from gateway.serving.app import Gateway, create_app, operators_app
 from gateway.serving.paths import ALL
-from gateway.serving.workers import inherited_listener, tell_ready, worker_number
+from gateway.serving.workers import inherited_listener, report_ready, worker_number
 from transports.inbound.connections import Connections
 from transports.inbound.http_connection import http_connections
 from transports.tasks import Tasks
@@ -73,7 +73,7 @@ class _Server(uvicorn.Server):
             # What refused connections leave behind in circles is found in time all the same: the oldest generation is
             # looked through once it has grown by a quarter.
             gc.set_threshold(10_000, 20, 5)
-            tell_ready(self._url)
+            report_ready(self._url)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         await self._gateway.drain()

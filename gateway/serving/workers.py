@@ -16,7 +16,7 @@ from gateway.serving import private_environment
 from session_store import backend_for
 from session_store.connect import shown
 
-__all__ = ["LISTENER", "inherited_listener", "run_workers", "tell_ready", "worker_number"]
+__all__ = ["LISTENER", "inherited_listener", "report_ready", "run_workers", "worker_number"]
 
 LISTENER: Final = "MCP_GATEWAY_WORKER_LISTENER"
 _NUMBER: Final = "MCP_GATEWAY_WORKER_NUMBER"
@@ -42,18 +42,18 @@ def run_workers(settings: Settings, arguments: Sequence[str], count: int) -> int
         )
     with _listening(settings) as (listener, url), contextlib.ExitStack() as stack:
         lifeline, held = os.pipe()
-        ready, told = os.pipe()
+        ready, reports = os.pipe()
         environment = private_environment.kept(os.environ)
-        for end in (lifeline, held, ready, told, environment):
+        for end in (lifeline, held, ready, reports, environment):
             stack.callback(os.close, end)
-        given = {LISTENER: str(listener.fileno()), _READY: str(told), _LIFELINE: str(lifeline)}
+        given = {LISTENER: str(listener.fileno()), _READY: str(reports), _LIFELINE: str(lifeline)}
         stopping = threading.Event()
 
         def start(number: int) -> subprocess.Popen[bytes]:
             return subprocess.Popen(
                 [sys.executable, "-m", "gateway", *arguments],
                 env={**private_environment.in_sight(os.environ, environment), **given, _NUMBER: str(number)},
-                pass_fds=[listener.fileno(), told, lifeline, environment],
+                pass_fds=[listener.fileno(), reports, lifeline, environment],
             )
 
         for kind in (signal.SIGTERM, signal.SIGINT):
@@ -61,7 +61,7 @@ def run_workers(settings: Settings, arguments: Sequence[str], count: int) -> int
         workers = [start(number) for number in range(count)]
         served = _all_ready(ready, workers, stopping)
         if served:
-            print(f"ready {url}", file=sys.stderr, flush=True)  # noqa: T201  # the line people and tools wait for
+            _announce(url)
             _tend(workers, start, stopping)
         # A worker that could not start has logged why. Its exit code becomes that of this process.
         failed = 0 if served or stopping.is_set() else next((code for w in workers if (code := w.poll())), 1)
@@ -84,16 +84,16 @@ def _tend(
 
 
 def _all_ready(ready: int, workers: Sequence[subprocess.Popen[bytes]], stopping: threading.Event) -> bool:
-    """Whether all workers serve. False when one ended, which has said why."""
+    """Wait until all workers serve. False if one has ended, which has logged why."""
     os.set_blocking(ready, False)
-    told = 0
+    serving = 0
     deadline = time.monotonic() + _READY_WITHIN_S
-    while told < len(workers) and time.monotonic() < deadline:
+    while serving < len(workers) and time.monotonic() < deadline:
         with contextlib.suppress(BlockingIOError):
-            told += len(os.read(ready, 1_024))
+            serving += len(os.read(ready, 1_024))
         if stopping.wait(0.02) or any(worker.poll() is not None for worker in workers):
             return False
-    return told >= len(workers)
+    return serving >= len(workers)
 
 
 @contextlib.contextmanager
@@ -133,11 +133,15 @@ def _until_orphaned(lifeline: int) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def tell_ready(url: str) -> None:
+def report_ready(url: str) -> None:
     """Report that this process serves: to its parent, or on stderr."""
     number = os.environ.pop(_READY, "")
     if number:
         os.write(int(number), b".")
         os.close(int(number))
     else:
-        print(f"ready {url}", file=sys.stderr, flush=True)  # noqa: T201  # the line people and tools wait for
+        _announce(url)
+
+
+def _announce(url: str) -> None:
+    print(f"ready {url}", file=sys.stderr, flush=True)  # noqa: T201  # the line people and tools wait for
