@@ -75,10 +75,10 @@ class AppCarriers:
             given.append(_cookie(scope, headers, self._cookies.sign(session_id)))
         return given
 
-    def taking(self, scope: Scope) -> Headers:
-        """The headers that make a client forget its cookie."""
+    def taking(self, scope: Scope, session_id: str) -> Headers:
+        """The headers that make a client forget its cookie, if it is that of the session."""
         headers = _readable(scope)
-        return [_cookie(scope, headers, "", "; Max-Age=0")] if self._in_cookies(scope, headers) else []
+        return [_cookie(scope, headers, "", "; Max-Age=0")] if session_id in self._in_cookies(scope, headers) else []
 
 
 def has_header(scope: Scope) -> bool:

@@ -64,8 +64,8 @@ class AppSession(ToolSession):
     """The app has asked for something of the session."""
     is_new = False
     """This request has opened the session."""
-    is_ended = False
-    """This request has ended a session."""
+    ended_id = ""
+    """The session that this request has ended."""
     has_failed = False
     """The store has failed an operation of this request."""
     _session_id = ""
@@ -142,8 +142,8 @@ class AppSession(ToolSession):
 
     async def end(self) -> None:
         """End the session, as at sign-out. What is written afterwards is written to a new one."""
-        await self.read(self._sessions.end, None)
-        self.is_ended, self.is_new, self._is_wanted, self._is_checked = True, False, False, False
+        self.ended_id = await self.read(self._sessions.end, "")
+        self.is_new = self._is_wanted = self._is_checked = False
         self._session_id, self._ids = "", ()
         self._record = None
         async with self._locked():
@@ -152,7 +152,7 @@ class AppSession(ToolSession):
     @property
     def is_settled(self) -> bool:
         """True if the response need say nothing of the session, but that it depends on it."""
-        return not (self.is_new or self.is_ended or self.has_failed or (self._is_wanted and not self._session_id))
+        return not (self.is_new or self.ended_id or self.has_failed or (self._is_wanted and not self._session_id))
 
     async def settle(self) -> None:
         """The response begins. A session whose id the app has read is stored now; later ones cannot be given."""

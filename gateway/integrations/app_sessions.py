@@ -179,10 +179,11 @@ class AppSessions:
         if await self.records.annotate(session_id, changes) is None:
             raise SessionGone(session_id)
 
-    async def end(self, session_id: str) -> None:
-        """End the session, at once and for all processes."""
+    async def end(self, session_id: str) -> str:
+        """End the session, at once and for all processes. Returns its id."""
         self.forget(session_id)
         await self.records.end(session_id)
+        return session_id
 
     async def close(self) -> None:
         """Let what runs in the background finish, and close the store."""

@@ -207,7 +207,7 @@ class _Response:
         self.has_begun = True
         if self.session.is_new:
             return self._carriers.giving(self._scope, self.session.known_id)
-        return self._carriers.taking(self._scope) if self.session.is_ended else []
+        return self._carriers.taking(self._scope, self.session.ended_id) if self.session.ended_id else []
 
     async def _replaced(self, refused: Refused) -> None:
         self._is_replaced = True

@@ -77,9 +77,9 @@ def test_a_cookie_does_not_count_across_sites_and_is_not_replaced(cause: tuple[s
 @requirement("app.carriers")
 def test_a_client_is_told_to_forget_only_what_it_holds() -> None:
     held = sent_back(CARRIERS.giving(scope(), ID))
-    assert cookie_of(CARRIERS.taking(scope(held))).startswith("mcp_session_id=; ")
-    assert cookie_of(CARRIERS.taking(scope(held))).endswith("Max-Age=0")
-    assert CARRIERS.taking(scope()) == []
+    assert cookie_of(CARRIERS.taking(scope(held), ID)).startswith("mcp_session_id=; ")
+    assert cookie_of(CARRIERS.taking(scope(held), ID)).endswith("Max-Age=0")
+    assert CARRIERS.taking(scope(), ID) == [] and CARRIERS.taking(scope(held), new_session_id()) == []
 
 
 @requirement("app.carriers")
