@@ -1,0 +1,133 @@
+"""`SessionMiddleware` on a real Redis: outages, keys that go by themselves, and a gateway beside the app."""
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+
+from gateway import AppSession, SessionMiddleware
+from session_store import current_session
+from tests.requirements import requirement
+from tests.support import session_tool
+from tests.support.gateway_process import TOOL, running_gateway, server
+from tests.support.mcp_clients import Modern, tool_text
+from tests.support.redis_server import RunningRedis, running_redis
+
+pytestmark = pytest.mark.anyio
+KEYS = "k" * 40
+
+
+async def app(scope: Any, receive: Any, send: Any) -> None:
+    """Counts at /visit, tells the count at /visits, and leaves the session alone elsewhere."""
+    session: AppSession = scope["mcp.session"]
+    body: Any = None
+    if scope["path"] == "/visit":
+        body = await session.state.increment("visits")
+    elif scope["path"] == "/visits":
+        body = await session.state.get("visits", 0)
+    elif scope["path"].startswith("/tool/"):
+        body = json.loads(await session_tool.visit(scope["path"].removeprefix("/tool/")))
+    elif scope["path"] == "/leave":
+        await current_session().end()  # type: ignore[attr-defined]  # that of an app
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/json")]})
+    await send({"type": "http.response.body", "body": json.dumps(body).encode()})
+
+
+@asynccontextmanager
+async def client_of(*processes: SessionMiddleware) -> AsyncIterator[list[httpx.AsyncClient]]:
+    """A client for each process; they share their cookies."""
+    clients = [httpx.AsyncClient(transport=httpx.ASGITransport(each), base_url="http://app") for each in processes]
+    for client in clients:
+        client._cookies = clients[0]._cookies
+    try:
+        yield clients
+    finally:
+        for each in processes:
+            await each._sessions.close()
+
+
+@requirement("app.outage", "rep.store-down")
+async def test_requests_that_need_their_session_wait_for_the_store_and_no_session_is_lost() -> None:
+    with running_redis() as redis:
+        async with client_of(SessionMiddleware(app, store=redis.url, keys=KEYS)) as [client]:
+            assert (await client.get("/visit")).json() == 1
+            redis.stop()
+            for path in ("/visit", "/visits"):
+                refused = await client.get(path)
+                assert refused.status_code == 503 and refused.headers["retry-after"] == "1"
+            assert (await client.get("/about")).status_code == 200
+            redis.start()
+            assert (await client.get("/visits")).json() == 1
+            assert (await client.get("/visit")).json() == 2
+
+
+@requirement("app.middleware", "app.sign-out")
+async def test_what_one_process_writes_or_ends_every_process_sees(redis_server: RunningRedis) -> None:
+    made = [SessionMiddleware(app, store=redis_server.url, keys=KEYS) for _ in range(2)]
+    async with client_of(*made) as [one, other]:
+        for visits in range(1, 10, 2):
+            assert (await one.get("/visit")).json() == visits
+            assert (await other.get("/visits")).json() == visits
+            assert (await other.get("/visit")).json() == visits + 1
+        held = dict(one.cookies)
+        token = {"MCP-Gateway-Session": await token_of(made[0])}
+        assert (await other.get("/visits", headers=token)).json() == 1
+        assert (await one.get("/leave", headers=token)).status_code == 200
+        assert (await other.get("/visits", headers=token)).status_code == 404, "ended for all"
+        await one.get("/leave")
+        assert not dict(one.cookies)
+        other.cookies.update(held)
+        assert (await other.get("/visits")).json() == 0, "its value is not read either"
+        assert (await other.get("/visit")).json() == 1
+
+
+async def token_of(process: SessionMiddleware) -> str:
+    """The token of a new session."""
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(process), base_url="http://app") as client:
+        return str((await client.get("/visit")).headers["mcp-gateway-session"])
+
+
+@requirement("app.ttl", "life.ttl")
+async def test_nothing_of_an_idle_session_is_left_in_redis() -> None:
+    with running_redis() as redis:
+        made = SessionMiddleware(app, store=redis.url, keys=KEYS, idle_ttl_s=0.6)
+        keys = redis.client()
+        async with client_of(made) as [client]:
+            for _ in range(6):
+                await client.get("/visit")
+                await anyio.sleep(0.2)
+            assert (await client.get("/visits")).json() == 6, "used for twice its idle time"
+            left = {name: keys.pttl(name) for name in keys.scan_iter("mcp:{*}:s*")}
+            assert len(left) == 2 and all(0 < ttl <= 600 for ttl in left.values()), left
+            with anyio.fail_after(10):
+                while [*keys.scan_iter("mcp:{*}:s*")]:  # noqa: ASYNC110  # Redis tells nobody
+                    await anyio.sleep(0.05)
+            assert (await client.get("/visits")).json() == 0
+            made._sessions._swept = -1_000.0
+            assert (await client.get("/visit")).json() == 1
+            await made._sessions._tasks.settled()
+            assert sum(int(keys.zcard(name)) for name in keys.scan_iter("mcp:{index*}:deadlines")) == 1
+
+
+@requirement("app.with-gateway", "ctx.state")
+async def test_an_app_and_a_gateway_share_the_sessions_of_a_client(
+    redis_server: RunningRedis, http: httpx.Client
+) -> None:
+    options = {"store": redis_server.url}
+    with running_gateway({"child": server(TOOL)}, options=options, env={"MCP_GATEWAY_KEYS": KEYS}) as gateway:
+        made = SessionMiddleware(app, store=redis_server.url, keys=KEYS, lazy=False)
+        async with client_of(made) as [client]:
+            first = Modern(gateway.url, http).tool("visit", {"name": "by the tool"})
+            header = {"MCP-Gateway-Session": first.headers["mcp-gateway-session"]}
+            seen = (await client.get("/tool/by-the-app", headers=header)).json()
+            assert seen["names"] == ["by the tool", "by-the-app"] and seen["visits"] == 2
+            again = json.loads(tool_text(Modern(gateway.url, http, headers=header).tool("visit", {"name": "again"})))
+            assert again["names"] == ["by the tool", "by-the-app", "again"]
+            # The other way round: the app has opened the session.
+            header = {"MCP-Gateway-Session": (await client.get("/tool/in-the-app")).headers["mcp-gateway-session"]}
+            tool = json.loads(tool_text(Modern(gateway.url, http, headers=header).tool("visit", {"name": "tool"})))
+            assert tool["names"] == ["in-the-app", "tool"]
