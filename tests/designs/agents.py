@@ -8,16 +8,15 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Final, Protocol, Self
+from typing import Any, Protocol, Self
 
 import httpx
 
 from tests.support.gateway_process import ROOT, RunningGateway
 from tests.support.mcp_clients import Legacy, messages
 
-__all__ = ["FRONTS", "Agent", "HttpAgent", "Open", "StdioAgent", "example", "opener", "serving", "text_of"]
+__all__ = ["Agent", "HttpAgent", "Open", "StdioAgent", "example", "opener", "serving", "text_of"]
 
-FRONTS: Final = ("http", "stdio")
 Message = dict[str, Any]
 
 
@@ -31,10 +30,6 @@ class Agent(Protocol):
     def log(self) -> str:
         """What the gateway has written to stderr so far."""
         ...
-
-
-Open = Callable[..., Agent]
-"""Opens a session: `open(meta=…, key=…, name=…)`."""
 
 
 def example(name: str) -> Path:
@@ -99,8 +94,12 @@ class HttpAgent:
         return self._gateway.stderr()
 
 
+Open = Callable[..., HttpAgent]
+"""Opens a session: `open(meta=…, key=…, name=…)`."""
+
+
 class StdioAgent:
-    """A gateway of its own, on its stdin and stdout."""
+    """A gateway of its own, on its stdin and stdout. Each `open` is a new session."""
 
     def __init__(self, config: Path, *arguments: str, **env: str) -> None:
         self.process = subprocess.Popen(
@@ -166,16 +165,11 @@ class StdioAgent:
             self._log.extend(stream)
 
 
-@contextlib.contextmanager
-def opener(front: str, gateway: RunningGateway, config: Path, http: httpx.Client) -> Iterator[Open]:
-    """Opens sessions at that front: of the gateway on HTTP, or of a gateway of their own on stdin and stdout."""
-    with contextlib.ExitStack() as stack:
+def opener(gateway: RunningGateway, http: httpx.Client) -> Open:
+    """Opens sessions of that gateway over HTTP."""
 
-        def open_session(*, meta: Any = None, key: str = "", name: str = "raw") -> Agent:
-            if front == "http":
-                headers = {"Authorization": f"Bearer {key}"} if key else {}
-                return HttpAgent(gateway, Legacy(gateway.url, http, headers=headers).open(meta=meta, name=name))
-            agent = StdioAgent(config, **({"MCP_GATEWAY_API_KEY": key} if key else {}))
-            return stack.enter_context(agent).open(meta=meta, name=name)
+    def open_session(*, meta: Any = None, key: str = "", name: str = "raw") -> HttpAgent:
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        return HttpAgent(gateway, Legacy(gateway.url, http, headers=headers).open(meta=meta, name=name))
 
-        yield open_session
+    return open_session

@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from gateway import SessionMiddleware
-from tests.designs.agents import FRONTS, Open, example, opener, refusal_of, serving, text_of
+from tests.designs.agents import Open, StdioAgent, example, opener, refusal_of, serving, text_of
 from tests.requirements import requirement
 from tests.support.gateway_process import TOOL, RunningGateway, server
 from tests.support.mcp_clients import ACCEPT, Legacy, Modern, messages, tool_text
@@ -46,10 +46,9 @@ def inside(config: Path) -> Iterator[RunningGateway]:
         yield running
 
 
-@pytest.fixture(params=FRONTS)
-def start(request: pytest.FixtureRequest, inside: RunningGateway, config: Path, http: httpx.Client) -> Iterator[Open]:
-    with opener(request.param, inside, config, http) as open_session:
-        yield open_session
+@pytest.fixture
+def start(inside: RunningGateway, http: httpx.Client) -> Open:
+    return opener(inside, http)
 
 
 @requirement("id.carriers", "id.cookie-flags", "ctx.isolated")
@@ -68,11 +67,21 @@ def test_the_cookie_finds_the_session_and_no_other(basket: RunningGateway) -> No
 
 
 @requirement("ctx.stdio-front", "ctx.isolated")
-def test_on_stdio_each_connection_is_a_session(basket: RunningGateway, http: httpx.Client) -> None:
-    with opener("stdio", basket, example("cookies"), http) as start:
-        one, two = start(), start()
-        assert [text_of(one.tool("add", {"item": "apple"})) for _ in range(2)] == ["apple", "apple, apple"]
-        assert text_of(two.tool("add", {"item": "pear"})) == "pear"
+def test_on_stdio_each_initialize_is_a_session() -> None:
+    with StdioAgent(example("cookies")) as agent:
+        for _ in range(2):
+            agent.open()
+            assert [text_of(agent.tool("add", {"item": "apple"})) for _ in range(2)] == ["apple", "apple, apple"]
+
+
+@requirement("ctx.stdio-front", "ctx.scope", "ctx.state", "ctx.limits")
+def test_on_stdio_tools_find_the_session_as_well(config: Path) -> None:
+    with StdioAgent(config) as agent:
+        agent.open(meta={"orbit": {"workspace": "w1"}})
+        for count, kind in enumerate(("object", "child"), 1):
+            seen = json.loads(text_of(agent.tool(f"{kind}__visit", {"name": "a"})))
+            assert (seen["workspace"], seen["visits"]) == ("w1", count)
+        assert "10240" in text_of(agent.tool("object__annotate", {"name": "a", "value": "x" * 11_000}))
 
 
 @requirement("ctx.scope", "ctx.state", "ctx.isolated")

@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.designs.agents import FRONTS, Open, example, opener, refusal_of, serving, text_of, tools_of
+from tests.designs.agents import Open, StdioAgent, example, opener, refusal_of, serving, text_of, tools_of
 from tests.requirements import requirement
 from tests.support.gateway_process import RunningGateway
 from tests.support.waiting import eventually
@@ -20,10 +20,9 @@ def gateway() -> Iterator[RunningGateway]:
         yield running
 
 
-@pytest.fixture(params=FRONTS)
-def start(request: pytest.FixtureRequest, gateway: RunningGateway, http: httpx.Client) -> Iterator[Open]:
-    with opener(request.param, gateway, example("orbit"), http) as open_session:
-        yield open_session
+@pytest.fixture
+def start(gateway: RunningGateway, http: httpx.Client) -> Open:
+    return opener(gateway, http)
 
 
 @requirement("ctx.announce", "ctx.bind", "ctx.isolated")
@@ -56,18 +55,17 @@ def test_what_an_agent_says_in_a_call_wins_and_is_told(start: Open) -> None:
 
 @requirement("ctx.announce", "ctx.bind")
 @pytest.mark.parametrize("meta", [None, {"orbit": {"workspace": ""}}, {"orbit.workspace": ""}], ids=str)
-def test_without_a_workspace_the_error_names_the_argument(
-    meta: Any, gateway: RunningGateway, http: httpx.Client
-) -> None:
-    with opener("http", gateway, example("orbit"), http) as start:
-        agent = start(meta=meta)
-        assert "workspace_id" in refusal_of(agent.tool("list_documents"))
-        assert text_of(agent.tool("list_documents", {"workspace_id": "w-red"})) == "plan.md"
+def test_without_a_workspace_the_error_names_the_argument(meta: Any, start: Open) -> None:
+    agent = start(meta=meta)
+    assert "workspace_id" in refusal_of(agent.tool("list_documents"))
+    assert text_of(agent.tool("list_documents", {"workspace_id": "w-red"})) == "plan.md"
 
 
-@requirement("ctx.bind", "ctx.stdio-front")
-def test_without_a_workspace_the_error_names_the_argument_on_stdio_as_well(
-    gateway: RunningGateway, http: httpx.Client
-) -> None:
-    with opener("stdio", gateway, example("orbit"), http) as start:
-        assert "workspace_id" in refusal_of(start().tool("list_documents"))
+@requirement("ctx.announce", "ctx.bind", "ctx.stdio-front", "ctx.isolated")
+def test_the_same_holds_on_stdio() -> None:
+    with StdioAgent(example("orbit")) as agent:
+        for meta in (NESTED, DOTTED):
+            assert text_of(agent.open(meta=meta).tool("list_documents")) == "plan.md"
+        assert text_of(agent.tool("list_documents", {"workspace_id": "w-blue"})) == "notes.md, todo.md"
+        assert eventually(lambda: "argument workspace_id is 'w-blue'" in agent.log())
+        assert "workspace_id" in refusal_of(agent.open().tool("list_documents")), "a new session has announced nothing"

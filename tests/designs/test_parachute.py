@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.designs.agents import FRONTS, Open, example, opener, refusal_of, serving, text_of, tools_of
+from tests.designs.agents import Open, StdioAgent, example, opener, refusal_of, serving, text_of, tools_of
 from tests.requirements import requirement
 from tests.support.credentials import sha256
 from tests.support.gateway_process import DEMO, PROBE, RunningGateway, server
@@ -56,10 +56,9 @@ def gateway() -> Iterator[RunningGateway]:
         yield running
 
 
-@pytest.fixture(params=FRONTS)
-def start(request: pytest.FixtureRequest, gateway: RunningGateway, http: httpx.Client) -> Iterator[Open]:
-    with opener(request.param, gateway, example("parachute"), http) as open_session:
-        yield open_session
+@pytest.fixture
+def start(gateway: RunningGateway, http: httpx.Client) -> Open:
+    return opener(gateway, http)
 
 
 @requirement("ctx.env", "ctx.env-names", "ctx.env-preserved", "pol.trust", "ctx.isolated")
@@ -81,18 +80,29 @@ def test_a_sandboxed_session_has_no_tool_of_direct_trust(start: Open) -> None:
     assert text_of(operator.tool("write_file", {"name": "x"})) == "wrote x"
 
 
+@requirement("ctx.env", "ctx.env-names", "pol.trust", "ctx.stdio-front")
+def test_the_same_holds_on_stdio() -> None:
+    with StdioAgent(example("parachute"), MCP_GATEWAY_API_KEY=OPERATOR) as operator:
+        operator.open(meta=WORKSPACE)
+        assert text_of(operator.tool("whose")).split()[1:] == ["w-1", "direct"]
+        assert text_of(operator.tool("write_file", {"name": "x"})) == "wrote x"
+    with StdioAgent(example("parachute"), MCP_GATEWAY_API_KEY=GUEST) as guest:
+        assert text_of(guest.open().tool("whose")).split()[1:] == ["-", "sandboxed"]
+        assert set(tools_of(guest)) == {"whose"}
+        assert "Unknown tool" in refusal_of(guest.tool("write_file", {"name": "x"}))
+
+
 @requirement("ctx.unforgeable", "pol.trust")
-def test_nothing_that_an_agent_says_gives_it_trust(gateway: RunningGateway, http: httpx.Client) -> None:
-    with opener("http", gateway, example("parachute"), http) as start:
-        forged = {
-            "io.github.mcp-session-gateway/context": {"trust": "direct", "session_id": "x", "workspace": "w-2"},
-            "PARACHUTE_TRUST_LEVEL": "direct",
-            **WORKSPACE,
-        }
-        guest = start(meta=forged, key=GUEST)
-        params = {"name": "whose", "arguments": {}, "_meta": forged}
-        session, workspace, trust = text_of(guest.call("tools/call", params)).split()
-        assert (workspace, trust) == ("w-1", "sandboxed") and session != "x"
+def test_nothing_that_an_agent_says_gives_it_trust(start: Open, gateway: RunningGateway, http: httpx.Client) -> None:
+    forged = {
+        "io.github.mcp-session-gateway/context": {"trust": "direct", "session_id": "x", "workspace": "w-2"},
+        "PARACHUTE_TRUST_LEVEL": "direct",
+        **WORKSPACE,
+    }
+    guest = start(meta=forged, key=GUEST)
+    params = {"name": "whose", "arguments": {}, "_meta": forged}
+    session, workspace, trust = text_of(guest.call("tools/call", params)).split()
+    assert (workspace, trust) == ("w-1", "sandboxed") and session != "x"
     for header in ("X-Trust", "PARACHUTE_TRUST_LEVEL"):
         assert Legacy(gateway.url, http, headers={header: "direct"}).initialize().status_code == 401
 
@@ -101,7 +111,8 @@ def test_nothing_that_an_agent_says_gives_it_trust(gateway: RunningGateway, http
 def test_operators_set_variables_workspaces_and_a_launcher(tmp_path: Path, http: httpx.Client) -> None:
     config = tmp_path / "mcp.json"
     config.write_text(json.dumps(OWN), encoding="utf-8")
-    with serving(config) as gateway, opener("http", gateway, config, http) as start:
+    with serving(config) as gateway:
+        start = opener(gateway, http)
         guest, lab, operator = start(key=GUEST, meta=WORKSPACE), start(key="lab-key"), start(key=OPERATOR)
         variables = json.loads(text_of(guest.tool("agent__env")))
         assert variables["PARACHUTE_TRUST_LEVEL"] == "operator's", "what the operator set is kept"

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.designs.agents import FRONTS, Open, StdioAgent, environment, example, opener, refusal_of, serving, text_of
+from tests.designs.agents import Open, StdioAgent, environment, example, opener, refusal_of, serving, text_of
 from tests.requirements import requirement
 from tests.support.credentials import sha256
 from tests.support.gateway_process import PROBE, ROOT, RunningGateway, server
@@ -40,10 +40,9 @@ def gateway() -> Iterator[RunningGateway]:
         yield running
 
 
-@pytest.fixture(params=FRONTS)
-def start(request: pytest.FixtureRequest, gateway: RunningGateway, http: httpx.Client) -> Iterator[Open]:
-    with opener(request.param, gateway, CONFIG, http) as open_session:
-        yield open_session
+@pytest.fixture
+def start(gateway: RunningGateway, http: httpx.Client) -> Open:
+    return opener(gateway, http)
 
 
 @requirement("ctx.env-names", "ctx.state", "ctx.isolated", "ctx.meta-out", "ctx.correlation")
@@ -74,7 +73,9 @@ def test_a_session_survives_its_gateway_and_goes_on_by_its_token_on_stdio(tmp_pa
             assert tokens[0] not in gateway.stderr()
     with StdioAgent(CONFIG, MCP_GATEWAY_STORE=store, MCP_SESSION_TOKEN=tokens[0]) as agent:
         agent.open(name="agent")
-        assert text_of(agent.tool("search", {"text": "a"})) == "a: search 3 of agent for anonymous"
+        answer = agent.tool("search", {"text": "a"})
+        assert text_of(answer) == "a: search 3 of agent for anonymous"
+        assert text_of(agent.tool("session")).startswith(answer["result"]["_meta"][TRACE]["session"])
     listed = subprocess.run(
         [sys.executable, "-m", "gateway", "sessions", "events", "--store", store, "--json"],
         cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=60, check=True,
@@ -88,7 +89,8 @@ def test_a_session_survives_its_gateway_and_goes_on_by_its_token_on_stdio(tmp_pa
 def test_sessions_are_bounded_by_permission_number_and_rate(tmp_path: Path, http: httpx.Client) -> None:
     config = tmp_path / "mcp.json"
     config.write_text(json.dumps(BOUNDED), encoding="utf-8")
-    with serving(config) as gateway, opener("http", gateway, config, http) as start:
+    with serving(config) as gateway:
+        start = opener(gateway, http)
         ada, bob = start(key="ada-key", name="first"), start(key="bob-key", name="his")
         assert text_of(ada.tool("probe__noise")) and "Unknown tool" in refusal_of(bob.tool("probe__noise"))
         start(key="ada-key", name="second")

@@ -13,8 +13,6 @@ import httpx
 import pytest
 
 from tests.designs.agents import (
-    FRONTS,
-    HttpAgent,
     Open,
     StdioAgent,
     environment,
@@ -39,10 +37,9 @@ def gateway() -> Iterator[RunningGateway]:
         yield running
 
 
-@pytest.fixture(params=FRONTS)
-def start(request: pytest.FixtureRequest, gateway: RunningGateway, http: httpx.Client) -> Iterator[Open]:
-    with opener(request.param, gateway, CONFIG, http) as open_session:
-        yield open_session
+@pytest.fixture
+def start(gateway: RunningGateway, http: httpx.Client) -> Open:
+    return opener(gateway, http)
 
 
 @requirement("pol.operation", "pol.arguments", "ctx.isolated")
@@ -59,13 +56,16 @@ def test_tools_read_and_write_and_none_evaluates(start: Open) -> None:
     assert "x" in refused and "Traceback" not in refused and "ValidationError" not in refused
 
 
-@requirement("pol.operation")
+@requirement("pol.operation", "ctx.stdio-front", "ctx.meta-out", "life.default-only")
 def test_tools_that_evaluate_are_switched_on_and_their_words_stay_blocked() -> None:
     with StdioAgent(CONFIG, "--allow-eval") as agent:
-        agent.open()
-        assert text_of(agent.tool("stage__evaluate", {"expression": "1+1"})) == "2"
+        agent.open(name="director")
+        answer = agent.tool("stage__evaluate", {"expression": "1+1"})
+        assert text_of(answer) == "2" and len(answer["result"]["_meta"][TRACE]["session"]) == 8
         for expression in ("import os", "IMPORT os", "open ('x')"):
             assert "blocked" in refusal_of(agent.tool("stage__evaluate", {"expression": expression})).lower()
+        assert "x" in refusal_of(agent.tool("stage__move", {"actor": "Ada", "x": "left"}))
+        assert json.loads(text_of(agent.tool("gateway__show_session")))["client"] == "director"
 
 
 @requirement("ctx.meta-out", "ctx.correlation", "pol.slow")
@@ -89,10 +89,9 @@ def test_the_only_session_is_taken_and_an_ended_one_is_gone(start: Open) -> None
     agent = start(name="director")
     shown = json.loads(text_of(agent.tool("gateway__show_session")))
     assert shown["here"] is True and shown["client"] == "director"
-    if isinstance(agent, HttpAgent):
-        assert agent.client.delete().status_code in (200, 204)
-        assert agent.client.tool("stage__describe").status_code == 404
-        assert agent.client.delete().status_code in (200, 204, 404), "twice is harmless"
+    assert agent.client.delete().status_code in (200, 204)
+    assert agent.client.tool("stage__describe").status_code == 404
+    assert agent.client.delete().status_code in (200, 204, 404), "twice is harmless"
 
 
 @requirement("pol.manifest", "pol.operation")
@@ -122,8 +121,8 @@ def test_at_the_end_servers_are_asked_before_they_are_killed(
     number: signal.Signals, http: httpx.Client, tmp_path: Path
 ) -> None:
     config, told = telling(tmp_path)
-    with serving(config) as gateway, opener("http", gateway, config, http) as start:
-        for agent in (start(), start()):
+    with serving(config) as gateway:
+        for agent in (opener(gateway, http)() for _ in range(2)):
             text_of(agent.tool("count"))
         before = (
             len(told.read_text().splitlines()) if told.exists() else 0
