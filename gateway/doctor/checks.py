@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from gateway.config.faults import located
-from gateway.config.settings import ConfigurationError, Settings, load
+from gateway.config.settings import ConfigurationError, Loaded, Settings, load
 from gateway.doctor.clients import check_clients, check_clients_at
 from gateway.doctor.findings import Finding, failure, ok, warning
 from gateway.doctor.front_door import check_outside
@@ -38,11 +38,8 @@ async def check_everything(config: Path | None, url: str, token: str, key: str =
         for line in str(error).splitlines():
             yield failure("configuration", line, "correct this setting; docs/settings.md lists all of them")
     else:
-        servers = len(loaded.settings.mcpServers)
-        yield ok("configuration", f"{config or 'the environment'}: {servers} server{'s' * (servers != 1)}")
-        for note in loaded.notes:
-            do = "correct or remove it; docs/configuration.md says what is read from which host's file"
-            yield ok("configuration", note.text) if note.level == "ignored" else warning("configuration", note.text, do)
+        for finding in _configuration(config, loaded):
+            yield finding
         async for finding in check_settings(loaded.settings):
             yield finding if config is None else replace(finding, what=located(finding.what, config))
     if url:
@@ -51,6 +48,17 @@ async def check_everything(config: Path | None, url: str, token: str, key: str =
         if key:
             async for finding in check_clients_at(url, key):
                 yield finding
+
+
+def _configuration(config: Path | None, loaded: Loaded) -> Iterator[Finding]:
+    """What the configuration has, and what in it has no effect."""
+    servers = len(loaded.settings.mcpServers)
+    yield ok("configuration", f"{config or 'the environment'}: {servers} server{'s' * (servers != 1)}")
+    if config is not None and not servers:
+        yield warning("configuration", f"{config}: nothing to serve", "add servers, or give `run` a command after --")
+    for note in loaded.notes:
+        do = "correct or remove it; docs/configuration.md says what is read from which host's file"
+        yield ok("configuration", note.text) if note.level == "ignored" else warning("configuration", note.text, do)
 
 
 async def check_settings(settings: Settings) -> AsyncIterator[Finding]:

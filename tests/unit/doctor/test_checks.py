@@ -6,6 +6,7 @@ import pytest
 
 from gateway.config.settings import Settings
 from gateway.doctor.checks import check_everything, check_settings
+from tests.requirements import requirement
 
 pytestmark = pytest.mark.anyio
 
@@ -22,3 +23,20 @@ async def test_every_part_of_the_surroundings_is_checked() -> None:
     found = [finding.check async for finding in check_settings(Settings())]
     assert found[:3] == ["keys", "access", "workspaces"] and "files" in found and "store" in found
     assert found.index("files") < found.index("store") < found.index("policy")
+
+
+@requirement("ops.check")
+async def test_what_is_ignored_or_missing_is_a_finding(tmp_path: Path) -> None:
+    path = tmp_path / "mcp.json"
+    path.write_text('{"theme": "dark", "mcpServers": {"a": {"type": "sse", "url": "https://a.example"}}}')
+    states = {}
+    async for finding in check_everything(path, "", ""):
+        if finding.check != "configuration":
+            break
+        states[finding.what.removeprefix(f"{path}: ").partition(",")[0]] = finding.state
+    assert states == {
+        "0 servers": "ok",
+        "nothing to serve": "warning",
+        "ignored theme: not mcpServers or gateway": "ok",
+        "mcpServers.a: not served": "warning",
+    }
