@@ -112,6 +112,12 @@ class PrometheusExporter:
         for server, count in self._replica.processes().items():
             processes.add_metric([server], count)
         yield processes
+        up = GaugeMetricFamily(
+            "mcp_gateway_server_up", "Whether the server has answered the gateway", labels=["server"]
+        )
+        for upstream in self._replica.upstreams:
+            up.add_metric([upstream.name], float(upstream.has_answered))
+        yield up
         restarts = CounterMetricFamily(
             "mcp_gateway_server_restarts", "Restarts of servers by reason", labels=["server", "reason"]
         )

@@ -7,7 +7,7 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from gateway.admin.reports import ProcessFacts, ReplicaReport, SessionPart
+from gateway.admin.reports import ProcessFacts, ReplicaReport, ServerReport, SessionPart
 from gateway.calls.conversation import Conversation
 from gateway.calls.live_session import LiveSession, LiveSessions
 from gateway.cluster.ownership import Cluster
@@ -115,6 +115,7 @@ class Replica:
             restarts=sum(upstream.restarts.total() for upstream in self.upstreams),
             history=list(self.metrics.history.samples),
             unreturning=self._unreturning()[:_MOST_UNRETURNING],
+            unavailable=[_unavailable(upstream) for upstream in self.upstreams if not upstream.has_answered],
         )
 
     def processes(self) -> dict[str, int]:
@@ -153,6 +154,17 @@ class Replica:
             return [_part(live, deep=False) for live in failing[:_MOST_FAILING]]
         busy = sorted((live for live in self._live if live.is_busy), key=lambda live: -len(live.exchanges))
         return [_part(live, deep=False) for live in busy[:_MOST_FAILING]]
+
+
+def _unavailable(upstream: ConfiguredUpstream) -> ServerReport:
+    found = upstream.state
+    return ServerReport(
+        server=upstream.name,
+        state=found.state,
+        reason=found.reason[:_MOST_CHARS],
+        attempts=found.attempts,
+        output=[scrubbed_text(line)[:_MOST_CHARS] for line in found.last_words[-_WORDS:]],
+    )
 
 
 def _in_flight(live: LiveSession) -> int:

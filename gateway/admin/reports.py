@@ -13,7 +13,7 @@ from gateway.sessions.returns import UnreturningClient
 from session_store import Session
 from session_store.session import redact
 
-__all__ = ["ProcessFacts", "ReplicaReport", "SessionPart", "SessionRow", "row_of"]
+__all__ = ["ProcessFacts", "ReplicaReport", "ServerReport", "SessionPart", "SessionRow", "row_of"]
 
 
 class ProcessFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,9 +69,20 @@ class SessionRow(msgspec.Struct, frozen=True, kw_only=True):
     state_keys: list[str] = []
 
 
+class ServerReport(msgspec.Struct, frozen=True, kw_only=True):
+    """A server that a replica cannot use now. `state`: `starting` or `failing`. `attempts`: failed ones in a row.
+    `output`: the last lines that the server wrote."""
+
+    server: str
+    state: str
+    reason: str
+    attempts: int = 0
+    output: list[str] = []
+
+
 class ReplicaReport(msgspec.Struct, frozen=True, kw_only=True):
     """A gateway process: what it is, what it holds, and its last minutes. `silent`: the replica does not answer.
-    `unreturning`: clients that opened sessions here and returned to none."""
+    `unreturning`: clients that opened sessions here and returned to none. `unavailable`: servers that it cannot use."""
 
     replica: str
     address: str = ""
@@ -93,6 +104,7 @@ class ReplicaReport(msgspec.Struct, frozen=True, kw_only=True):
     restarts: int = 0
     history: list[Sample] = []
     unreturning: list[UnreturningClient] = []
+    unavailable: list[ServerReport] = []
 
 
 def row_of(session: Session, part: SessionPart | None, now: float, *, state_bytes: int = 0) -> SessionRow:

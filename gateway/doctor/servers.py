@@ -1,18 +1,22 @@
 """Checks each configured server by one round trip, as a session would make it, and the policy against its lists."""
 
+import asyncio
 from collections.abc import AsyncIterator
-from time import perf_counter
 from typing import Final
 
+from gateway.calls.last_words import with_last_words
 from gateway.config.settings import ConfigurationError, Settings
 from gateway.doctor.findings import Finding, failure, ok, warning
 from gateway.serving.gateway import Gateway
 from gateway.upstreams.review import asking, review
+from gateway.upstreams.upstream import ConfiguredUpstream
 from session_store import KeyRing, MemoryBackend
 
 __all__ = ["check_servers"]
 
 _SLOW_START_S: Final = 1.0
+AT_ONCE: Final = 3
+"""How many servers start at the same time. Each start is measured: more at once would measure the machine."""
 
 
 async def check_servers(settings: Settings) -> AsyncIterator[Finding]:
@@ -23,29 +27,40 @@ async def check_servers(settings: Settings) -> AsyncIterator[Finding]:
     except ConfigurationError as error:
         yield failure("configuration", str(error), "see docs/configuration.md")
         return
-    began = perf_counter()
-    async with gateway.running():
-        for upstream in gateway.upstreams:
-            check, entry = f"server {upstream.name}", upstream.settings
-            facts = await upstream.facts()
-            took_s = perf_counter() - began
-            if not facts.has_answered:
-                what = facts.failure or "it supports no MCP version of this gateway"
-                if entry.url:
-                    do = "check the headers, that the URL is its MCP endpoint, and that it can be reached from here"
-                else:
-                    do = f"run it by hand, as the gateway's user: {' '.join(entry.argv)[:200]}"
-                yield failure(check, what, do)
-                continue
-            era = "2026-07-28" if facts.discover is not None else "2025-11-25 or older"
-            summary = f"answers, speaks {era}, has {len(facts.tools.listed)} tools"
-            if entry.command and took_s > _SLOW_START_S and not entry.shared and not entry.warm:
-                what = f"{summary}, and takes {took_s:.1f} s to start, which delays each session's first call"
-                yield warning(check, what, f"set mcpServers.{upstream.name}.warm to prestart processes")
-            else:
-                yield ok(check, summary)
+    async with gateway.running(asks_servers=False):
+        at_once = asyncio.Semaphore(AT_ONCE)
+        limit_s = settings.gateway.limits.start_timeout_s
+        asked = [asyncio.create_task(_ask(upstream, at_once, limit_s)) for upstream in gateway.upstreams]
+        for upstream, task in zip(gateway.upstreams, asked, strict=True):
+            await task
+            yield _finding(upstream)
         async for finding in _policy(gateway, quiet):
             yield finding
+
+
+async def _ask(upstream: ConfiguredUpstream, at_once: asyncio.Semaphore, limit_s: float) -> None:
+    """Start a server and ask what it lists. A server that hangs is waited for as long as a session would."""
+    async with at_once:
+        await asyncio.wait((upstream.start_probe(),), timeout=limit_s)
+
+
+def _finding(upstream: ConfiguredUpstream) -> Finding:
+    check, entry, state = f"server {upstream.name}", upstream.settings, upstream.state
+    if state.state != "ok":
+        if entry.url:
+            do = "check the headers, that the URL is its MCP endpoint, and that it can be reached from here"
+        else:
+            do = f"run it by hand, as the gateway's user: {' '.join(entry.argv)[:200]}"
+        waited = f"it has not answered for {state.waited_s:.0f} s"
+        reason = waited if state.state == "starting" else state.reason
+        return failure(check, with_last_words(reason, state.last_words), do)
+    era = "2026-07-28" if upstream.speaks_modern else "2025-11-25 or older"
+    tools = upstream.probed_tools
+    summary = f"answers, speaks {era}, has {0 if tools is None else len(tools.listed)} tools"
+    if entry.command and state.start_s > _SLOW_START_S and not entry.shared and not entry.warm:
+        what = f"{summary}, and takes {state.start_s:.1f} s to start, which delays each session's first call"
+        return warning(check, what, f"set mcpServers.{upstream.name}.warm to prestart processes")
+    return ok(check, f"{summary}, starts in {state.start_s:.1f} s" if entry.command else summary)
 
 
 async def _policy(gateway: Gateway, settings: Settings) -> AsyncIterator[Finding]:

@@ -59,20 +59,25 @@ def _closing(send: Send) -> Send:
     return sending
 
 
-def _health(gateway: Gateway) -> list[BaseRoute]:
+def _health(gateway: Gateway, *, names_servers: bool) -> list[BaseRoute]:
+    """Liveness and readiness. `names_servers`: those who ask may know which servers cannot be used."""
+
     async def healthz(_: Request) -> Response:
         return PlainTextResponse("ok\n")
 
     async def readyz(_: Request) -> Response:
         ready = await gateway.is_ready()
-        return JSONResponse({"ready": ready, "draining": gateway.is_draining}, status_code=200 if ready else 503)
+        found: dict[str, Any] = {"ready": ready, "draining": gateway.is_draining}
+        if names_servers:
+            found["unavailable"] = gateway.unavailable
+        return JSONResponse(found, status_code=200 if ready else 503)
 
     return [Route(HEALTH, healthz), Route(READY, readyz)]
 
 
 def operators_app(gateway: Gateway) -> Starlette:
     """What the operators' own listener serves (`gateway.admin.listen`)."""
-    return Starlette(routes=[*_health(gateway), *gateway.operator_routes])
+    return Starlette(routes=[*_health(gateway, names_servers=True), *gateway.operator_routes])
 
 
 def create_app(
@@ -98,7 +103,7 @@ def create_app(
     async def metadata(_: Request) -> Response:
         return JSONResponse(gateway.metadata.document(), headers={"Access-Control-Allow-Origin": "*"})
 
-    routes: list[BaseRoute] = [*_health(gateway), Route(JWKS, jwks)]
+    routes: list[BaseRoute] = [*_health(gateway, names_servers=False), Route(JWKS, jwks)]
     routes += [Route(path, metadata) for path in gateway.metadata.paths]
     if not settings.gateway.admin.listen:
         routes += gateway.operator_routes

@@ -64,7 +64,7 @@ def compose(
     served = build_servers(base, sessions, servers or {})
     resolution = build_resolution(base, sessions, served)
     http = build_http(base, callers, sessions, served, resolution)
-    drain = _drain(base, sessions)
+    drain = _drain(base, sessions, served)
     operating = _operating(base, callers, sessions, served, drain, resolution.returns)
     return Parts(
         foundation=base,
@@ -138,11 +138,18 @@ def _callers(base: Foundation) -> Callers:
     return Callers(identity=identity, metadata=metadata, guard=guard_of(options, identity.proxies))
 
 
-def _drain(base: Foundation, sessions: SessionParts) -> Drain:
-    """How this process stops to serve, and starts again."""
+def _drain(base: Foundation, sessions: SessionParts, servers: Servers) -> Drain:
+    """How this process stops to serve, and starts again. It is ready once a server has answered: one of the
+    configured ones if there are any, not the gateway's own tools."""
+    configured = [upstream for upstream in servers.upstreams if upstream.name in base.settings.mcpServers]
+    counted = configured or servers.upstreams
     return Drain(
         state=base.state,
-        readiness=Readiness(base.state.may_serve, base.backend.try_write),
+        readiness=Readiness(
+            base.state.may_serve,
+            base.backend.try_write,
+            lambda: not counted or any(upstream.has_answered for upstream in counted),
+        ),
         live=base.live,
         lifecycle=sessions.lifecycle,
         cluster=base.cluster,

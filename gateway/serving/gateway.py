@@ -68,6 +68,11 @@ class Gateway:
         """True if new requests can be served."""
         return await self.parts.drain.is_ready()
 
+    @property
+    def unavailable(self) -> dict[str, str]:
+        """The servers that cannot be used now, and why, for operators."""
+        return {upstream.name: upstream.state.reason for upstream in self.upstreams if not upstream.has_answered}
+
     def tool_session(self, session: Session) -> ToolSession:
         """A session as tools in this process see it."""
         return self.parts.sessions.tools(session)
@@ -77,9 +82,10 @@ class Gateway:
         await self._lifecycle.try_store()
 
     @contextlib.asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
-        """Serve inside the block. At its end every server that was started has ended."""
-        async with self._lifecycle.running():
+    async def running(self, *, asks_servers: bool = True) -> AsyncIterator[None]:
+        """Serve inside the block. At its end every server that was started has ended. `asks_servers` is False if the
+        caller starts the probes of the servers itself."""
+        async with self._lifecycle.running(asks_servers=asks_servers):
             yield
 
     @contextlib.asynccontextmanager

@@ -18,22 +18,29 @@ ANSWER_S: Final = 2.0
 
 
 class Readiness:
-    """`may_serve` is true if this process takes requests at all. `try_write` writes to the store.
+    """`may_serve` is true if this process takes requests at all. `try_write` writes to the store. `can_answer` is true
+    once a server has answered; it starts nothing and waits for nothing.
 
     A store that answers a ping is not enough. A full store, or a read-only replica, answers but accepts no
     writes: then no session can be opened or kept alive.
     """
 
-    def __init__(self, may_serve: Callable[[], bool], try_write: Callable[[], Awaitable[None]]) -> None:
+    def __init__(
+        self,
+        may_serve: Callable[[], bool],
+        try_write: Callable[[], Awaitable[None]],
+        can_answer: Callable[[], bool] = lambda: True,
+    ) -> None:
         self._may_serve = may_serve
         self._try_write = try_write
+        self._can_answer = can_answer
         self._tasks = Tasks("readiness")
         self._known_until = 0.0
         self._writable = False
 
     async def is_ready(self) -> bool:
         """True if new requests can be served. Any number of callers cost one write a second."""
-        if not self._may_serve():
+        if not (self._may_serve() and self._can_answer()):
             return False
         if monotonic() >= self._known_until:
             await self._tasks.share("write", self._write)

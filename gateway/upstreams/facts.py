@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -10,7 +10,7 @@ from gateway.protocol.handshake import discovery_of
 from gateway.protocol.listing import Tools
 from transports.era import LEGACY, MODERN, Era
 
-__all__ = ["KnownFacts", "ServerFacts", "era_of"]
+__all__ = ["KnownFacts", "ServerFacts", "ServerState", "era_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +42,19 @@ class ServerFacts:
         """The capabilities of the server, as it declares them."""
         found = msgspec.json.decode(self.discovery or b"{}").get("capabilities", {})
         return found if isinstance(found, dict) else {}
+
+
+@dataclass(frozen=True, slots=True)
+class ServerState:
+    """Whether a server can be used, and why not. `start_s`: how long it took to start and to answer. `waited_s`: how
+    long the gateway has waited for it. `attempts`: failed ones in a row. `last_words`: the last lines that it wrote."""
+
+    state: Literal["ok", "starting", "failing"]
+    reason: str = ""
+    start_s: float = 0.0
+    waited_s: float = 0.0
+    attempts: int = 0
+    last_words: tuple[str, ...] = ()
 
 
 def era_of(facts: ServerFacts | None, client: Era, *, accepts_handshake: bool | None) -> Era | None:

@@ -30,7 +30,7 @@ _NO_HANDSHAKE: Final = frozenset({METHOD_NOT_FOUND, INVALID_REQUEST, UNSUPPORTED
 """Error codes of servers that have no `initialize`: unknown method, invalid request, unsupported version."""
 
 WAIT_S: Final = 9.0
-"""How long a client's `server/discover` waits for the probe. SDK clients wait 10 s for the answer."""
+"""How long after its beginning the probe is waited for. SDK clients wait 10 s for the answer to `server/discover`."""
 
 AGAIN_S: Final = 5.0
 """How long after a failure a client's request makes the probe again at the earliest. Without requests it is made again
@@ -86,8 +86,11 @@ class Probe:
             if facts.failure and self._clock() >= self.failures.failed_at + AGAIN_S:
                 self.start()
             return facts
+        waited_s = 0.0 if self.began_at is None else self._clock() - self.began_at
+        if waited_s >= WAIT_S:
+            return ServerFacts()
         try:
-            async with asyncio.timeout(WAIT_S):
+            async with asyncio.timeout(WAIT_S - waited_s):
                 return await self._tasks.share(_PROBE, self._probe)
         except TimeoutError:
             return ServerFacts()

@@ -13,7 +13,7 @@ from gateway.calls.server_messages import IsolatedRouter
 from gateway.config.upstreams import UpstreamSettings
 from gateway.protocol.capabilities import Caller
 from gateway.protocol.listing import Tools
-from gateway.upstreams.facts import KnownFacts
+from gateway.upstreams.facts import KnownFacts, ServerState
 from gateway.upstreams.inventory import Inventory
 from gateway.upstreams.link_source import SessionLinks, Start, UpstreamLinks
 from gateway.upstreams.probe import Probe
@@ -95,6 +95,11 @@ class ConfiguredUpstream:
         return 0.0 if self.has_answered else self._probe.waited_s
 
     @property
+    def speaks_modern(self) -> bool:
+        """Whether the server speaks 2026-07-28 or later."""
+        return self._known.latest is not None and self._known.latest.discover is not None
+
+    @property
     def probed_tools(self) -> Tools | None:
         """The tools that the server has listed to the probe."""
         return self._known.tools()
@@ -103,6 +108,17 @@ class ConfiguredUpstream:
     def discovery(self) -> bytes | None:
         """The server's answer to `server/discover`, or one made from its handshake; None if it has not answered."""
         return self._known.latest.discovery if self._known.latest is not None and self.has_answered else None
+
+    @property
+    def state(self) -> ServerState:
+        """Whether the server can be used, for operators."""
+        probe, facts = self._probe, self._known.latest
+        if self.has_answered:
+            return ServerState("ok", start_s=probe.started_s)
+        words = () if facts is None else facts.last_words
+        if not probe.failures.count:
+            return ServerState("starting", "it has not answered yet", waited_s=probe.waited_s)
+        return ServerState("failing", probe.failures.reason, attempts=probe.failures.count, last_words=words)
 
     async def capabilities(self) -> dict[str, Any]:
         """The capabilities that the server declares."""

@@ -1,5 +1,6 @@
 """One bad server harms nobody: lists and calls of the others, and who got a list without it hears when it is up."""
 
+import hashlib
 import re
 import time
 import warnings
@@ -25,6 +26,7 @@ SPARE_S = 1.5
 
 GOOD = [f"good{number}" for number in range(8)]
 SLOW_S = 6.0
+OPERATOR = "an operator's key of these tests"
 
 
 def bad(*arguments: str, **more: Any) -> dict[str, Any]:
@@ -98,7 +100,8 @@ def failing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RunningG
         "slow-lists": bad("slow-lists", "1.5"),
     }
     limits = {"noise_timeout_s": 0.5, "list_timeout_s": 1.0, "shutdown_grace_s": 0.2}
-    with running_gateway(servers, options={"limits": limits}) as gateway:
+    keys = {"olga": hashlib.sha256(OPERATOR.encode()).hexdigest()}
+    with running_gateway(servers, options={"limits": limits, "admin": {"keys": keys}}) as gateway:
         yield gateway, mended
 
 
@@ -135,6 +138,25 @@ def test_an_error_has_the_last_line_of_the_clients_own_process_without_credentia
     of_others = error_of(of(gateway, "crowd", http).open().tool("who"))
     assert "exited with code 7" in of_others and "ValueError" not in of_others
     assert "could not open the database" in gateway.stderr() and TOKEN not in gateway.stderr()
+
+
+@requirement("proc.last-words", "ops.redact")
+def test_operators_see_which_servers_cannot_be_used_and_what_they_wrote(
+    failing: tuple[RunningGateway, Path], http: httpx.Client
+) -> None:
+    gateway, _ = failing
+    key = {"Authorization": f"Bearer {OPERATOR}"}
+    replicas = http.get(f"{gateway.base}/admin/api/replicas", headers=key).json()
+    found = {entry["server"]: entry for entry in replicas[0]["unavailable"]}
+    assert {"exit", "usage"} <= {*found} and not {"good", "banner", "crash"} & {*found}
+    assert found["exit"]["state"] == "failing" and found["exit"]["attempts"] >= 1
+    assert found["exit"]["output"] == ["could not open the database", "token [redacted] was refused"]
+    assert "(stdout) Usage: bad_server [options]" in found["usage"]["output"]
+    page = http.get(f"{gateway.base}/admin", headers=key).text
+    assert "Servers that cannot be used" in page and "could not open the database" in page and TOKEN not in page
+    metrics = http.get(f"{gateway.base}/metrics", headers=key).text
+    assert 'mcp_gateway_server_up{server="exit"} 0.0' in metrics
+    assert 'mcp_gateway_server_up{server="good"} 1.0' in metrics
 
 
 @requirement("proc.backoff", "proc.late")

@@ -11,8 +11,8 @@ import httpx
 import psutil
 
 from tests.requirements import requirement
-from tests.support.gateway_process import DEMO, RunningGateway, running_gateway, server
-from tests.support.mcp_clients import Legacy
+from tests.support.gateway_process import BAD, DEMO, RunningGateway, running_gateway, server
+from tests.support.mcp_clients import Legacy, messages
 from tests.support.redis_server import RunningRedis, running_redis
 from tests.support.waiting import eventually
 
@@ -21,7 +21,8 @@ SERVERS = {"demo": server(DEMO)}
 
 
 def opens(gateway: RunningGateway, http: httpx.Client) -> bool:
-    return Legacy(gateway.url, http).initialize().status_code == 200
+    answer = Legacy(gateway.url, http).initialize()
+    return answer.status_code == 200 and "result" in messages(answer)[-1]
 
 
 def agrees(gateway: RunningGateway, http: httpx.Client, bases: list[str], is_ready: bool) -> None:
@@ -84,6 +85,31 @@ def test_probes_of_strangers_cost_the_store_nothing(http: httpx.Client) -> None:
                 assert http.get(f"{gateway.base}/readyz").status_code == 200
             # One a second, and as many of the gateway's own, which says that it lives.
             assert sets(store) - written <= 2 * (time.monotonic() - began) + 10
+
+
+@requirement("wall.ready")
+def test_an_only_server_that_cannot_start_is_not_ready_and_one_of_several_is(
+    tmp_path: Path, http: httpx.Client
+) -> None:
+    mended = tmp_path / "mended"
+    broken, options = server((*BAD, "exit", "0", str(mended))), {"admin": {"listen": "127.0.0.1:0"}}
+    with running_gateway({"files": broken}, options=options) as gateway:
+        bases = [gateway.base, operators(gateway)]
+        agrees(gateway, http, bases, False)
+        assert http.get(f"{gateway.base}/healthz").status_code == 200, "to be restarted would not help"
+        assert http.get(f"{bases[0]}/readyz").json() == {"ready": False, "draining": False}, "strangers learn no names"
+        told = http.get(f"{bases[1]}/readyz").json()["unavailable"]
+        assert "exited with code 3" in told["files"]
+        mended.touch()  # and no client asks: the gateway tries again by itself
+        agrees(gateway, http, bases, True)
+        assert http.get(f"{bases[1]}/readyz").json()["unavailable"] == {}
+        mended.unlink()
+        assert opens(gateway, http) is False
+        agrees_on_ready = [http.get(f"{base}/readyz").status_code for base in bases]
+        assert agrees_on_ready == [200, 200], "a server that fails later takes no replica out of rotation"
+    with running_gateway({"files": broken, **SERVERS}, options=options) as gateway:
+        agrees(gateway, http, [gateway.base], True)
+        assert "files" in http.get(f"{operators(gateway)}/readyz").json()["unavailable"]
 
 
 def operators(gateway: RunningGateway) -> str:

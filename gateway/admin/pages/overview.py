@@ -27,6 +27,7 @@ async def _facts(operators: Operators, _: Request) -> dict[str, Any]:
     return {
         "replicas": replicas,
         "charts": charts_of(replicas, time()),
+        "unavailable": [(r.replica, server) for r in replicas for server in r.unavailable][:_MOST_WARNINGS],
         "warnings": warnings[:_MOST_WARNINGS],
         "failing": failing.sessions,
         "events": events,
@@ -120,6 +121,25 @@ PAGE: Final = ConsolePage(
 {% endfor %}
 </tbody></table></div>
 </section>
+{% if unavailable %}
+<section aria-labelledby="unavailable">
+<h2 id="unavailable">Servers that cannot be used</h2>
+<div class="wide"><table>
+<thead><tr>
+<th scope="col">Server</th><th scope="col">Replica</th><th scope="col">State</th><th scope="col">Reason</th>
+<th scope="col" class="n">Attempts</th>
+</tr></thead>
+<tbody>
+{% for replica, s in unavailable %}
+<tr>
+<th scope="row">{{ s.server }}</th><td>{{ replica }}</td><td class="bad">{{ s.state }}</td>
+<td>{{ s.reason }}{% if s.output %}<pre>{{ s.output | join("\n") }}</pre>{% endif %}</td>
+<td class="n">{{ s.attempts }}</td>
+</tr>
+{% endfor %}
+</tbody></table></div>
+</section>
+{% endif %}
 {% if warnings %}
 <section aria-labelledby="warnings">
 <h2 id="warnings">Clients that return to no session</h2>

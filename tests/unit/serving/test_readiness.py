@@ -25,5 +25,12 @@ async def test_one_write_tells_all_who_ask_at_once_and_a_process_that_does_not_r
     assert all([await readiness.is_ready() for _ in range(100)]) and asked == 1
     runs = False
     assert not await readiness.is_ready(), "at once"
+    answered = False
+    runs = True
+    readiness = Readiness(lambda: runs, try_write, lambda: answered)
+    asked = 0
+    assert not await readiness.is_ready() and asked == 0, "no server has answered yet"
+    answered = True
+    assert await readiness.is_ready()
     runs = fails = True
     assert not await Readiness(lambda: runs, try_write).is_ready()

@@ -10,8 +10,9 @@ from gateway.calls.patience import Patience
 from gateway.protocol.handshake import HandshakeRefused
 from gateway.upstreams.facts import KnownFacts
 from gateway.upstreams.list_pages import ListReader
-from gateway.upstreams.probe import AGAIN_S, Probe
+from gateway.upstreams.probe import AGAIN_S, WAIT_S, Probe
 from session_store.testing import FakeClock
+from tests.requirements import requirement
 from transports.era import Era
 from transports.jsonrpc import Message
 from transports.upstream_port import LinkClosed, UpstreamUnavailable
@@ -150,3 +151,32 @@ async def test_who_waits_when_the_gateway_stops_gets_a_failure() -> None:
     await asyncio.sleep(0)
     await probe.close()
     assert (await asked).failure
+
+
+@requirement("proc.hang")
+async def test_nobody_waits_for_a_probe_that_has_taken_too_long_already() -> None:
+    clock, server = FakeClock(), Server(discover=DISCOVERED)
+    server.gate = asyncio.Event()
+    probe = probe_of(server, clock)
+    running = probe.start()
+    await asyncio.sleep(0)
+    clock.pass_time(WAIT_S)
+    async with asyncio.timeout(1.0):
+        assert await probe.era_for(Era.LEGACY) is Era.LEGACY
+    assert probe.waited_s == WAIT_S and not probe.answered.is_set()
+    server.gate.set()
+    await running
+    assert probe.answered.is_set()
+
+
+@requirement("proc.backoff", "wall.ready")
+async def test_a_server_that_failed_is_asked_again_without_a_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.calls.backoff.FIRST_S", 0.001)
+    server = Server(ready=UpstreamUnavailable("not there"))
+    probe = probe_of(server)
+    assert (await probe.facts()).last_words == ("it is no use",) and probe.failures.count == 1
+    server.unavailable[Era.MODERN], server.discover = None, DISCOVERED
+    async with asyncio.timeout(5.0):
+        await probe.answered.wait()
+    assert probe.failures.count == 0
+    await probe.close()
