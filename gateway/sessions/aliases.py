@@ -62,12 +62,12 @@ class Aliases:
     async def _brings_nothing(self, request: Request, principal: Principal) -> bool:
         """Whether the client is certain to bring no session back. Where that is not known, two clients must not share
         a session."""
-        agent = agent_of(request)
-        if agent in self._default_for or modern_client(request).name in self._default_for:
+        agent, name = agent_of(request), modern_client(request).name
+        if agent in self._default_for or name in self._default_for:
             return True
         if self._carriers.uses_cookies and _COOKIE_HEADER in request.headers:
             return False
-        implementation = known(agent)
+        implementation = known(agent, name)
         if implementation is None or implementation.carries(cookies=self._carriers.uses_cookies):
             return False
         return not await self._returns.carries(client_key(request, principal))

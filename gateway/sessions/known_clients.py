@@ -11,7 +11,7 @@ from typing import Final
 
 from transports.inbound_port import Request
 
-__all__ = ["KNOWN", "Implementation", "agent_of", "known", "mending_line"]
+__all__ = ["BY_NAME", "KNOWN", "Implementation", "agent_of", "known", "mending_line"]
 
 MAX_AGENT_CHARS: Final = 64
 
@@ -46,7 +46,6 @@ KNOWN: Final[Mapping[str, Implementation]] = MappingProxyType(
         "python-httpx2": Implementation(name="Python SDK 2 (httpx2)", cookies=True, line=_PYTHON),
         "python-httpx": Implementation(name="httpx", cookies=True, line=_PYTHON.replace("httpx2", "httpx")),
         "node": Implementation(name="Node's fetch", cookies=False, line=_SCRIPT),
-        "undici": Implementation(name="undici", cookies=False, line=_SCRIPT),
         "Bun": Implementation(name="Bun's fetch", cookies=False, line=_SCRIPT),
         "Deno": Implementation(name="Deno's fetch", cookies=False, line=_SCRIPT),
         "node-fetch": Implementation(name="node-fetch", cookies=False, line=_SCRIPT),
@@ -58,19 +57,28 @@ KNOWN: Final[Mapping[str, Implementation]] = MappingProxyType(
     }
 )
 
+BY_NAME: Final[Mapping[str, Implementation]] = MappingProxyType(
+    {
+        # By a part of the client's name for itself, which wins over the HTTP library that the client is built on.
+        "(via mcp-remote ": Implementation(
+            name="mcp-remote", cookies=True, line="mcp-remote URL --header {header}:{key}"
+        ),
+    }
+)
+
 
 def agent_of(request: Request) -> str:
     """The first product that the `User-Agent` of a request names, without its version."""
     return request.headers.get("user-agent", "").partition(" ")[0].partition("/")[0][:MAX_AGENT_CHARS]
 
 
-def known(agent: str) -> Implementation | None:
-    """The implementation with that product in its `User-Agent`."""
-    return KNOWN.get(agent)
+def known(agent: str, name: str) -> Implementation | None:
+    """The implementation of a client with that name and that product in its `User-Agent`."""
+    return next((found for part, found in BY_NAME.items() if part in name), KNOWN.get(agent))
 
 
-def mending_line(agent: str, header: str, *, anonymous: bool) -> str:
+def mending_line(agent: str, name: str, header: str, *, anonymous: bool) -> str:
     """The line of a client's configuration that gives the client a lasting session."""
     key = "32 RANDOM HEX DIGITS" if anonymous else "A NAME FOR THIS AGENT"
-    implementation = KNOWN.get(agent)
+    implementation = known(agent, name)
     return (_HEADER if implementation is None else implementation.line).format(header=header, key=key)

@@ -247,5 +247,5 @@ class Returns:
             sessions=openings.count,
             since=openings.first,
             last=openings.last,
-            line=mending_line(client.agent, self._header, anonymous=client.principal.is_anonymous),
+            line=mending_line(client.agent, client.name, self._header, anonymous=client.principal.is_anonymous),
         )

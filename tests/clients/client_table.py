@@ -66,6 +66,7 @@ def _this_python() -> list[str]:
     return [sys.executable]
 
 
+_MCP_REMOTE: Final = _npm_program("mcp-remote", "0.15.1", "mcp-remote/dist/proxy.js")
 _SCRIPT_LINE: Final = "{ requestInit: { headers } }"
 
 ROWS: Final = {
@@ -154,12 +155,15 @@ ROWS: Final = {
             command=_python(**{"google-adk[mcp]": "==2.13.0"}),
             line="StreamableHTTPConnectionParams(url=url, headers=headers)",
         ),
-        Row(
-            name="mcp-remote 0.15",
-            program="mcp_remote.py",
-            command=_this_python,
-            arguments=_npm_program("mcp-remote", "0.15.1", "mcp-remote/dist/proxy.js"),
-            line="mcp-remote URL --header MCP-Gateway-Session-Key:KEY",
+        *(
+            Row(
+                name=f"mcp-remote 0.15, {era}",
+                program="mcp_remote.py",
+                command=_this_python,
+                arguments=lambda protocol=protocol: [*_MCP_REMOTE(), protocol],  # type: ignore[misc]  # as above
+                line="mcp-remote URL --header MCP-Gateway-Session-Key:KEY",
+            )
+            for era, protocol in (("2025-11-25", "legacy"), ("2026-07-28", "auto"))
         ),
         Row(
             name="Inspector 2.12, command line",

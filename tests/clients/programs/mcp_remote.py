@@ -1,4 +1,4 @@
-"""mcp-remote, a stdio server that passes everything on: `python mcp_remote.py SPECIFICATION NODE PROXY`."""
+"""mcp-remote, a stdio server that passes everything on: `python mcp_remote.py SPECIFICATION NODE PROXY legacy|auto`."""
 
 import sys
 import tempfile
@@ -9,12 +9,12 @@ from driver import Call, main
 from mcp import ClientSession, StdioServerParameters
 from mcp.client.stdio import stdio_client
 
-NODE, PROXY = sys.argv[2:4]
+NODE, PROXY, PROTOCOL = sys.argv[2:5]
 
 
 @asynccontextmanager
 async def connect(url: str, headers: dict[str, str]) -> AsyncIterator[Call]:
-    args = [PROXY, url, "--transport", "http-only"]
+    args = [PROXY, url, "--transport", "http-only", "--protocol", PROTOCOL]
     for field, value in headers.items():
         args += ["--header", f"{field}:{value}"]
     with tempfile.TemporaryDirectory() as folder:

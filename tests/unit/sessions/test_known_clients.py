@@ -28,12 +28,19 @@ def test_a_client_that_keeps_cookies_carries_only_where_the_gateway_gives_cookie
     python, node = KNOWN["python-httpx2"], KNOWN["node"]
     assert python.carries(cookies=True) and not python.carries(cookies=False)
     assert not node.carries(cookies=True) and not node.carries(cookies=False)
-    assert known("somebody's own") is None
+    assert known("somebody's own", "node") is None and known("node", "agent") is node
+
+
+@requirement("cli.isolated")
+def test_the_name_of_a_client_wins_over_its_http_library() -> None:
+    remote = known("node", "Cursor (via mcp-remote 0.15.1)")
+    assert remote is not None and remote.carries(cookies=True), "it keeps cookies, which Node's fetch does not"
+    assert "mcp-remote URL --header K:" in mending_line("node", "x (via mcp-remote 1)", "K", anonymous=False)
 
 
 @requirement("cli.told")
 @pytest.mark.parametrize("agent", [*sorted(KNOWN), "somebody's own"])
 def test_each_client_is_told_the_header_in_its_own_words(agent: str) -> None:
-    line = mending_line(agent, "MCP-Gateway-Session-Key", anonymous=True)
+    line = mending_line(agent, "agent", "MCP-Gateway-Session-Key", anonymous=True)
     assert "MCP-Gateway-Session-Key" in line and "32 RANDOM HEX DIGITS" in line and "{{" not in line
-    assert "RANDOM" not in mending_line(agent, "MCP-Gateway-Session-Key", anonymous=False)
+    assert "RANDOM" not in mending_line(agent, "agent", "MCP-Gateway-Session-Key", anonymous=False)
