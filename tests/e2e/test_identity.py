@@ -6,6 +6,7 @@ import re
 import httpx
 import pytest
 
+from tests.conftest import NoCookies
 from tests.requirements import requirement
 from tests.support.credentials import KEYS, bearer
 from tests.support.gateway_process import DEMO, PROBE, RunningGateway, running_gateway, server
@@ -186,6 +187,7 @@ def test_an_api_key_is_enough_to_meet_ones_own_session_again(keyed: RunningGatew
         sessions, counts = set(), []
         for _ in range(3):  # a new connection each time
             with httpx.Client(timeout=20) as http:
+                http.cookies.jar._policy = NoCookies()  # type: ignore[attr-defined]  # httpx has no switch for it
                 client = Modern(keyed.url, http, headers=bearer(KEYS[key]))
                 meta = {"io.modelcontextprotocol/clientInfo": {"name": name, "version": "1"}}
                 sessions.add(who(client.tool("whoami", meta=meta)))

@@ -9,6 +9,9 @@ from typing import Any
 
 import httpx
 import pytest
+from mcp import ClientSession
+from mcp.client.sse import sse_client
+from mcp.types import TextContent
 
 from tests.requirements import requirement
 from tests.support.credentials import KEYS, bearer, sha256
@@ -23,6 +26,7 @@ PYTHON = {"User-Agent": "python-httpx2/2.16.2"}
 HOSTS = "X-Conversation-Id"
 OPTIONS = {
     "api_keys": {name: sha256(KEYS[name]) for name in ("alice", "bob")},
+    "sse": True,
     "session": {"key_headers": ["MCP-Gateway-Session-Key", HOSTS]},
     "policy": UNLIMITED,
 }
@@ -185,3 +189,19 @@ def test_a_connection_that_closes_does_not_end_the_session_of_a_key(
     again.headers = bearer(KEYS["alice"])
     assert again.delete().status_code == 200
     assert Legacy(here.url, http, headers=keyed(key)).open().session != client.session
+
+
+@requirement("cli.session-key", "cli.session-key-lasts")
+@pytest.mark.anyio
+async def test_a_client_of_http_sse_names_its_session_by_a_key(pair: list[RunningGateway]) -> None:
+    key, counts = secrets.token_hex(4), []
+    for gateway in (*pair, pair[0]):
+        async with (
+            sse_client(f"{gateway.base}/sse", headers=keyed(key)) as (read, write),
+            ClientSession(read, write) as session,
+        ):
+            await session.initialize()
+            content = (await session.call_tool("count", {})).content[0]
+            assert isinstance(content, TextContent)
+            counts.append(content.text)
+    assert counts == ["1", "2", "3"]

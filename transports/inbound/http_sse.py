@@ -45,9 +45,10 @@ LONGEST_ADDRESS: Final = 128
 
 _NOT_PASSED_ON: Final = frozenset(
     """accept accept-encoding connection content-encoding content-length content-type cookie expect keep-alive
-    last-event-id origin te trailer transfer-encoding upgrade""".split()
+    last-event-id origin te trailer transfer-encoding upgrade
+    mcp-gateway-session mcp-method mcp-name mcp-protocol-version mcp-session-id""".split()
 )
-"""Headers that belong to one HTTP request, or name a session, as `Mcp-…` do: this wire finds that session itself."""
+"""Headers that belong to one HTTP request or message, or name a session: this wire finds that session itself."""
 
 
 class Mail(Protocol):
@@ -227,7 +228,7 @@ def _sender_headers(headers: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value
         for name, value in headers.items()
-        if name not in _NOT_PASSED_ON and not name.startswith(("mcp-", "sec-fetch-"))
+        if name not in _NOT_PASSED_ON and not name.startswith(("mcp-param-", "sec-fetch-"))
     }
 
 
