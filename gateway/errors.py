@@ -36,6 +36,7 @@ __all__ = [
     "malformed_arguments",
     "no_session",
     "not_found_by_others",
+    "other_workspace",
     "record_full",
     "session_unknown",
     "store_full",
@@ -310,6 +311,15 @@ def stream_taken() -> Refused:
 def bad_context(reason: str) -> Refused:
     """The context that the client announced is invalid."""
     return Refused(400, INVALID_PARAMS, f"The announced context is invalid: {reason}.")
+
+
+def other_workspace(known: str, announced: str) -> Refused:
+    """The client announces another workspace than the one that its session has."""
+    reason = (
+        f"This session is for workspace {known[:64]!r}, and the request announces {announced[:64]!r}: "
+        "send the request without a session, or with another session key, to open a session for the other workspace."
+    )
+    return Refused(400, INVALID_PARAMS, reason, data={"reason": "other_workspace"})
 
 
 def bad_session_key(reason: str) -> Refused:

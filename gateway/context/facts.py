@@ -20,6 +20,7 @@ __all__ = [
     "RESTARTED_KEY",
     "SESSION_KEY",
     "TRACE_KEY",
+    "WORKSPACE_KEY",
     "built_in",
     "context_meta",
     "correlation_id",
@@ -37,6 +38,7 @@ CONTEXT_KEY: Final = _OURS + "context"
 SESSION_KEY: Final = _OURS + "session"
 RESTARTED_KEY: Final = _OURS + "restarted"
 TRACE_KEY: Final = _OURS + "trace"
+WORKSPACE_KEY: Final = _OURS + "workspace"
 
 # Correlation ids are no secrets, so a fast generator is enough.
 _random_bits = random.Random().getrandbits

@@ -79,6 +79,9 @@ class LegacyClients:
         resolved = await self._resolver.resume(request, who)
         if resolved is None:
             raise no_session()
+        said: Object = {}
+        if self._resolver.announces_other(request, resolved):
+            resolved, said = await self._resolver.heed(request, who, resolved)
         live = resolved.live
         if message.method == "ping":
             await self._intake.count(live)
@@ -105,6 +108,8 @@ class LegacyClients:
             context=resolved.context,
             granted=who.claims,
         )
+        if said:
+            exchange.filter_result(lambda _, result: with_meta(result, said))
         return await self._intake.accept(exchange, request, who, params, [])
 
     async def _record(self, live: LiveSession, method: str, params: Object) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from gateway.context.facts import traced_error, without_our_keys
+from gateway.context.facts import traced_error, with_meta, without_our_keys
 from gateway.errors import UPSTREAM_UNAVAILABLE, error_of
 from gateway.identity.request_context import RequestContext
 from gateway.protocol.handshake import HandshakeRefused, at_most, negotiable, version_of
@@ -21,7 +21,7 @@ from gateway.sessions.lifecycle import SessionLifecycle
 from gateway.sessions.reattach import InitializeResolver
 from gateway.sessions.records import SessionRecords
 from transports.inbound_port import Answer, Request
-from transports.jsonrpc import encode, encode_error, encode_result, error_code, splice
+from transports.jsonrpc import decode_object, encode, encode_error, encode_result, error_code, splice
 from transports.upstream_port import UpstreamUnavailable
 
 __all__ = ["LegacyHandshake"]
@@ -55,6 +55,7 @@ class LegacyHandshake:
             params = params | {"_meta": msgspec.Raw(encode(without_our_keys(meta_of(params))))}
         facts = client_facts(info, version, splice(encode(params)))
         resolved = await self._initializer.initialize(request, who, facts)
+        resolved, said = await self._initializer.heed(request, who, resolved)
         live = resolved.live
         if not resolved.opened:
             await self._records.update(live, client=facts)
@@ -75,6 +76,8 @@ class LegacyHandshake:
             except BaseException:
                 await self._undo(resolved)
                 raise
+        if said:
+            result = encode(with_meta(decode_object(msgspec.Raw(result), "result"), said))
         headers = self._carriers.headers(live.session, request, cookie_held=resolved.cookie_held)
         return ImmediateReply(encode_result(encode(message.id), result), headers, session=live.session)
 

@@ -80,6 +80,9 @@ class ModernClients:
             resolved = await self._resolver.resume(request, who)
         else:
             resolved = await self._resolver.resume_or_open(request, who)
+        said: Object = {}
+        if resolved is not None and self._resolver.announces_other(request, resolved):
+            resolved, said = await self._resolver.heed(request, who, resolved)
         live = None if resolved is None else resolved.live
         headers = [] if resolved is None else self._headers(resolved, request)
 
@@ -93,6 +96,8 @@ class ModernClients:
             context=self._resolver.context_of(request, who) if resolved is None else resolved.context,
             granted=who.claims,
         )
+        if said:
+            exchange.filter_result(lambda _, result: with_meta(result, said))
         return await self._intake.accept(exchange, request, who, params, headers)
 
     async def _resume(

@@ -22,6 +22,7 @@ from gateway.sessions.record_limits import RecordLimits
 from gateway.sessions.records import SessionRecords
 from gateway.sessions.resolve import SessionResolver
 from gateway.sessions.returns import Returns
+from gateway.sessions.session_keys import session_key
 from gateway.upstreams.prestart import PrestartPool
 from gateway.upstreams.upstream import ConfiguredUpstream
 from session_store import Context
@@ -59,12 +60,24 @@ def build_sessions(base: Foundation) -> SessionParts:
     tools = functools.partial(
         tool_session, sessions=store, state=base.backend.state, scrub=scrubber(options.session.scrub_metadata)
     )
+    key_headers = [name.lower() for name in options.session.key_headers]
+    announcements = Announcements(
+        options.session.workspace_path, options.context, lambda request: session_key(request, key_headers)
+    )
     return SessionParts(
         rules=rules,
         record_limits=record_limits,
         records=SessionRecords(store, record_limits),
         lifecycle=lifecycle,
-        attacher=SessionAttacher(store=store, live=base.live, cluster=base.cluster, rules=rules, audit=base.audit),
+        announcements=announcements,
+        attacher=SessionAttacher(
+            store=store,
+            live=base.live,
+            cluster=base.cluster,
+            rules=rules,
+            announcements=announcements,
+            audit=base.audit,
+        ),
         closed=closed,
         tools=tools,
     )
@@ -85,7 +98,7 @@ def build_resolution(base: Foundation, sessions: SessionParts, servers: Servers)
         attacher=sessions.attacher,
         settings=settings,
         rules=sessions.rules,
-        announcements=Announcements(settings.workspace_path, base.settings.gateway.context, carriers.session_key),
+        announcements=sessions.announcements,
         prestart=prestart,
         cluster=base.cluster,
         clock=base.clock,

@@ -10,6 +10,7 @@ from gateway.calls.live_session import LiveSession, LiveSessions
 from gateway.cluster.membership import Membership
 from gateway.cluster.ownership import Cluster
 from gateway.config.settings import Settings
+from gateway.context.announced import Announcements
 from gateway.context.assertion import Assertions
 from gateway.context.link_resources import LinkResourceProvider
 from gateway.context.session_facts import SessionFacts
@@ -90,6 +91,7 @@ class SessionParts:
     makes the session that tools in this process see."""
 
     rules: ContextRules
+    announcements: Announcements
     record_limits: RecordLimits
     records: SessionRecords
     lifecycle: SessionLifecycle

@@ -3,16 +3,27 @@
 Does not know how the session was found.
 """
 
+import logging
+
 import msgspec
 
 from gateway.calls.live_session import LiveSession, LiveSessions
 from gateway.cluster.ownership import Cluster
-from gateway.identity.context_rules import ContextRules
+from gateway.context.announced import Announcements
+from gateway.context.facts import WORKSPACE_KEY
+from gateway.errors import other_workspace
+from gateway.identity.context_rules import ContextRules, announced_fields_of
 from gateway.identity.credential_claims import CredentialClaims
+from gateway.identity.request_context import RequestContext
 from gateway.observability.audit import Audit
 from session_store import Context, Session, SessionStore
+from session_store.session import redact
+from transports.inbound_port import Request
+from transports.jsonrpc import Object, encode
 
 __all__ = ["Resolved", "SessionAttacher"]
+
+logger = logging.getLogger(__name__)
 
 
 class Resolved(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,6 +48,7 @@ class SessionAttacher:
         live: LiveSessions,
         cluster: Cluster | None,
         rules: ContextRules,
+        announcements: Announcements,
         audit: Audit,
     ) -> None:
         self._store = store
@@ -44,6 +56,7 @@ class SessionAttacher:
         self._cluster = cluster
         self._replica = "" if cluster is None else cluster.replica
         self._rules = rules
+        self._announcements = announcements
         self._audit = audit
 
     async def attach(self, session: Session, granted: CredentialClaims | None) -> Resolved:
@@ -76,6 +89,47 @@ class SessionAttacher:
         await live.recover()
         return live
 
+    def announces_other(self, request: Request, resolved: Resolved) -> bool:
+        """Whether a request announces another workspace than its session has.
+
+        Raises:
+            Refused: 400, the announced workspace cannot be used.
+        """
+        announced = self._announcements.workspace(request.meta)
+        return bool(announced) and announced != resolved.context.workspace
+
+    async def heed(
+        self, request: Request, who: RequestContext, resolved: Resolved, *, anew: bool = False
+    ) -> tuple[Resolved, Object]:
+        """Decide on a request that announces another workspace than its session has. Also returns what the `_meta` of
+        the request's result says about the announcement.
+
+        A workspace that the credential or a rule sets stays. A session without a workspace gets the announced one. A
+        session that has announced one gets another with an `initialize` (`anew`) only: other clients of the session
+        rely on the first.
+
+        Raises:
+            Refused: 400, the session is for another workspace.
+        """
+        live, known = resolved.live, resolved.context
+        announced = self._announcements.workspace(request.meta)
+        if known.provenance.workspace != "announced":
+            if resolved.opened or anew:
+                self._log(live, "an announced workspace has no effect, because a credential or a rule sets it")
+            return resolved, _told(known.workspace, applied=False)
+        if known.workspace and not anew:
+            raise other_workspace(known.workspace, announced)
+        context = self._rules.context(who.principal, who.claims, announced, announced_fields_of(known))
+        # Before the first await: of two requests at once, the second finds the workspace of the first.
+        live.replace_record(msgspec.structs.replace(live.session, context=context))
+        await self._renew(live, context)
+        self._log(live, "a client has announced the workspace of its session %s", "anew" if known.workspace else "late")
+        return msgspec.structs.replace(resolved, context=context), _told(announced, applied=True)
+
+    @staticmethod
+    def _log(live: LiveSession, text: str, *values: str) -> None:
+        logger.info(text, *values, extra={"session": redact(live.session.id)})
+
     async def _renew(self, live: LiveSession, context: Context) -> None:
         """Give the session the context that the credential and the rules say now. The session's servers are restarted:
         they were started with the old one."""
@@ -92,3 +146,7 @@ class SessionAttacher:
         """Make a session live that this replica has claimed from an owner that is gone."""
         self._live.of(session, new_process="takeover")
         self._audit.record("resumed", session=session, reason="taken over from a replica that does not answer")
+
+
+def _told(workspace: str, *, applied: bool) -> Object:
+    return {WORKSPACE_KEY: msgspec.Raw(encode({"workspace": workspace, "applied": applied}))}

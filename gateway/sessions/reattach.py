@@ -11,6 +11,7 @@ from gateway.sessions.record_limits import RecordLimits
 from gateway.sessions.resolve import SessionResolver
 from session_store import ClientFacts
 from transports.inbound_port import Request
+from transports.jsonrpc import Object
 
 __all__ = ["InitializeResolver"]
 
@@ -36,6 +37,13 @@ class InitializeResolver:
         self._limits = limits
         self._reattach = settings.reattach
         self._audit = audit
+
+    async def heed(self, request: Request, who: RequestContext, resolved: Resolved) -> tuple[Resolved, Object]:
+        """Apply the workspace that an `initialize` announces, if the session has another one (`SessionAttacher.heed`).
+        Also returns what the result's `_meta` says about the announcement."""
+        if not self._attacher.announces_other(request, resolved):
+            return resolved, {}
+        return await self._attacher.heed(request, who, resolved, anew=True)
 
     async def initialize(self, request: Request, who: RequestContext, client: ClientFacts) -> Resolved:
         """The session of an `initialize`. A stale token is no error: the client is about to get a new session.

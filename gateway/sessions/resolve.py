@@ -41,6 +41,8 @@ class SessionResolver:
         self._aliases = aliases
         self._returns = returns
         self.context_of = opener.context_of
+        self.announces_other = attacher.announces_other
+        self.heed = attacher.heed
 
     async def resume(self, request: Request, who: RequestContext) -> Resolved | None:
         """The session the request carries, in the order of carriers: header, `_meta`, session key, cookie, default

@@ -141,6 +141,44 @@ def test_a_value_that_cannot_be_is_refused_and_named(
         assert answer.status_code == 400 and what in messages(answer)[-1]["error"]["message"]
 
 
+TOLD = "io.github.mcp-session-gateway/workspace"
+
+
+def result_of(answer: httpx.Response) -> Any:
+    return messages(answer)[-1]["result"]
+
+
+@requirement("ctx.announce-late")
+def test_a_late_workspace_is_applied_and_a_changed_one_is_refused_and_both_are_told(
+    gateway: RunningGateway, http: httpx.Client
+) -> None:
+    url = f"{gateway.base}/servers/other/mcp"
+    legacy, modern = Legacy(url, http, headers=ANN).open(), Modern(url, http, headers={**ANN, "x-user": "eve"})
+    for client, named in ((legacy, "w-1"), (modern, "w-2")):
+        assert env(client)["WORKSPACE"] == ""
+        meta = {"orbit": {"workspace": named}}
+        params = {"name": "env", "arguments": {"prefix": "WORKSPACE"}, "_meta": meta}
+        late = (
+            client.call("tools/call", params)
+            if isinstance(client, Legacy)
+            else client.tool("env", {"prefix": "WORKSPACE"}, meta=meta)
+        )
+        assert json.loads(tool_text(late)) == {"WORKSPACE": named}, "its server was started again"
+        assert result_of(late)["_meta"][TOLD] == {"workspace": named, "applied": True}
+        assert env(client)["WORKSPACE"] == named, "and it stays"
+        other = {"orbit": {"workspace": "w-3"}}
+        params = {"name": "pid", "_meta": other}
+        refused = client.call("tools/call", params) if isinstance(client, Legacy) else client.tool("pid", meta=other)
+        error = messages(refused)[-1]["error"]
+        assert refused.status_code == 400 and error["data"]["reason"] == "other_workspace"
+        assert f"for workspace '{named}'" in error["message"] and "'w-3'" in error["message"]
+        assert env(client)["WORKSPACE"] == named
+    assert eventually(lambda: gateway.stderr().count("announced the workspace of its session late") == 2)
+    again = legacy.initialize(meta={"orbit": {"workspace": "w-9"}})
+    assert result_of(again)["_meta"][TOLD] == {"workspace": "w-9", "applied": True}, "a handshake begins anew"
+    assert env(legacy)["WORKSPACE"] == "w-9"
+
+
 @requirement("ctx.temp-dir")
 def test_a_session_has_a_folder_for_its_servers_until_it_ends(
     gateway: RunningGateway, http: httpx.Client, base: Path

@@ -126,6 +126,10 @@ def test_arguments_are_bound_to_the_context(gateway: RunningGateway, http: httpx
     failed = failed_text(bare.tool("probe__echo"))
     assert "arguments.workspace_id: it is missing" in failed and "no workspace" in failed
     fixed, _ = clients(gateway, http, "bob")
+    assert isinstance(fixed, Legacy)
+    again = fixed.initialize(meta={"orbit": {"workspace": "announced"}})
+    told = messages(again)[-1]["result"]["_meta"]["io.github.mcp-session-gateway/workspace"]
+    assert told == {"workspace": "fixed", "applied": False}, "the answer says that the announcement has no effect"
     assert json.loads(tool_text(fixed.tool("probe__echo"))) == {"workspace_id": "fixed"}, "the rule's, not the client's"
 
 

@@ -75,8 +75,14 @@ class Parts:
             cluster=self.cluster,
             on_close=self.closed.append,
         )
+        announcements = Announcements(chosen.workspace_path, ContextSettings(), lambda _: None)
         self.attacher = SessionAttacher(
-            store=self.store, live=self.live, cluster=self.cluster, rules=self.rules, audit=self.audit
+            store=self.store,
+            live=self.live,
+            cluster=self.cluster,
+            rules=self.rules,
+            announcements=announcements,
+            audit=self.audit,
         )
         self.carriers = Carriers(ring or KeyRing.ephemeral(), cookie=chosen.cookie, key_headers=chosen.key_headers)
         self.returns = Returns(chosen, self.backend.marks, self.audit, clock=self.clock, wall=self.clock)
@@ -88,7 +94,7 @@ class Parts:
             attacher=self.attacher,
             settings=chosen,
             rules=self.rules,
-            announcements=Announcements(chosen.workspace_path, ContextSettings(), self.carriers.session_key),
+            announcements=announcements,
             prestart=PrestartPool(PrestartedProcesses(), lambda *_: []),
             cluster=self.cluster,
             clock=self.clock,
