@@ -24,7 +24,7 @@ class AuditSettings(Frozen):
     file: str = ""
     """A file that also gets the events, as lines of JSON. It is reopened for every write, so it can be rotated."""
     calls: bool = False
-    """Also record each tool call: principal, tool, outcome and duration, never the arguments."""
+    """Also record each tool call: principal, workspace, trust, tool, outcome and duration, never the arguments."""
 
 
 class AdminSettings(Frozen):

@@ -82,7 +82,7 @@ class ChildSessions:
         all goes to the parent: a call meant for a child must never run there.
 
         Raises:
-            Refused: -32602, the handle names no session of this principal.
+            InvalidArguments: the handle names no session of this principal.
             OwnedByPeer: another replica owns the child.
         """
         exchange, era, params = call.exchange, call.era, call.params
