@@ -156,9 +156,8 @@ class ToolCalls:
             given, value = arguments.get(name), self._facts.value(session, field)
             if given is None or given == "":
                 if not value:
-                    raise invalid_arguments(
-                        decision.tool, f"arguments.{name}", f"it is missing, and the session has no {field}"
-                    )
+                    problem = f"it is missing, and the session has no {field}"
+                    raise invalid_arguments(decision.tool, f"arguments.{name}", problem, "missing")
                 arguments[name] = value
             elif given != value:
                 what = f"argument {name} is {_shown(name, given)}, the session's {field} is {_shown(field, value)}"

@@ -7,6 +7,7 @@ import pytest
 
 from gateway.config.policy import PolicySettings
 from gateway.config.upstreams import ToolSettings
+from gateway.errors import InvalidArguments
 from gateway.observability.audit import Audit
 from gateway.policy.decisions import Policy, ServerPolicy
 from gateway.policy.tool_calls import ToolCalls
@@ -62,6 +63,20 @@ def test_good_arguments_pass_as_they_are() -> None:
 def test_arguments_are_checked_against_the_listed_schema() -> None:
     with pytest.raises(Refused, match="Invalid arguments"):
         checked(tool_calls(), "count", {"n": "one"})
+
+
+@requirement("pol.argument-results")
+def test_wrong_arguments_say_what_is_wrong_and_arguments_that_are_none_are_an_error() -> None:
+    for calls, tool, arguments, fault in (
+        (tool_calls(), "count", {"n": "one"}, "schema"),
+        (tool_calls(drop=ToolSettings(blocked=("bad",))), "drop", {"where": "bad"}, "blocked"),
+    ):
+        with pytest.raises(InvalidArguments) as caught:
+            checked(calls, tool, arguments)
+        assert caught.value.fault == fault and "arguments" in str(caught.value)
+    with pytest.raises(Refused, match="must be an object") as malformed:
+        checked(tool_calls(), "count", "one")
+    assert not isinstance(malformed.value, InvalidArguments)
 
 
 def test_a_tool_that_the_server_does_not_list_is_unknown_where_names_matter() -> None:
