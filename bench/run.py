@@ -31,7 +31,7 @@ __all__ = ["measure", "share"]
 FLOORS: Mapping[str, Sequence[tuple[str, str, float]]] = {
     "stores": [("gateway, redis", "minimal relay", 0.50), ("forwarded, redis", "gateway, redis", 0.40)],
     "policy": [("every policy", "no policy", 0.85)],
-    "app": [("session untouched", "bare Starlette app", 0.80)],
+    "app": [("session untouched", "bare Starlette app", 0.70)],
     "peers": [("gateway, redis", "supergateway, stateful", 4.0), ("gateway, redis", "FastMCP proxy", 25.0)],
 }
 

@@ -177,6 +177,7 @@ def app(place: Place) -> list[Row]:
     opener, load = place.app("written"), Load(visits=True)
     return [
         Row(name="bare Starlette app", subject=place.app("bare"), load=load, owner=opener),
+        Row(name="one Redis read, no session", subject=place.app("asking"), load=load, owner=opener),
         Row(name="session untouched", subject=place.app("untouched"), load=load, owner=opener),
         Row(name="session read", subject=place.app("read"), load=load, owner=opener),
         Row(name="session written", subject=place.app("written"), load=load, owner=opener),

@@ -1,4 +1,5 @@
-"""An app that answers JSON, and the same behind `SessionMiddleware`: its session untouched, read, and written."""
+"""An app that answers JSON, the same with one read of Redis, and the same behind `SessionMiddleware`: its session
+untouched, read, and written."""
 
 import os
 
@@ -10,8 +11,9 @@ from starlette.routing import Route
 
 from gateway import SessionMiddleware
 from session_store import current_session
+from session_store.redis import RedisBackend
 
-__all__ = ["bare", "read", "untouched", "written"]
+__all__ = ["asking", "bare", "read", "untouched", "written"]
 
 
 async def answer(request: Request) -> JSONResponse:
@@ -31,5 +33,15 @@ def with_sessions(handler: object) -> Starlette:
     return Starlette(routes=[Route("/mcp", handler, methods=["POST"])], middleware=[sessions])  # type: ignore[arg-type]
 
 
+redis = RedisBackend(f"redis://{os.environ['BENCH_REDIS']}/0")
+
+
+async def asking_redis(request: Request) -> JSONResponse:
+    """The least that a request with a round trip can cost: the store's own connection, and no session."""
+    await redis.commands.run("HGET", "bench", "visits")
+    return JSONResponse({"visits": 1})
+
+
+asking = Starlette(routes=[Route("/mcp", asking_redis, methods=["POST"])])
 bare = Starlette(routes=[Route("/mcp", answer, methods=["POST"])])
 untouched, read, written = map(with_sessions, (answer, reading, writing))
