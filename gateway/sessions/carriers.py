@@ -103,7 +103,8 @@ class Carriers:
         """The session key that a request carries. Raises `Refused`: 400, it cannot be a key."""
         return session_key(request, self._key_headers)
 
-    def _has_key(self, request: Request) -> bool:
+    def has_key(self, request: Request) -> bool:
+        """Whether a request carries a session key, good or not."""
         return KEY_META in request.meta or any(name in request.headers for name in self._key_headers)
 
     def token(self, session: Session) -> str:
@@ -118,7 +119,7 @@ class Carriers:
         headers = [(b"cache-control", b"no-store"), (GATEWAY_HEADER.encode(), token)]
         if request.era is LEGACY:
             headers.append((LEGACY_HEADER.encode(), token))
-        if self.uses_cookies and not cookie_held and not self._has_key(request):
+        if self.uses_cookies and not cookie_held and not self.has_key(request):
             name, extra = (SECURE_COOKIE, "; Secure") if request.secure else (COOKIE, "")
             value = self.cookies.sign(session.parent or session.id)
             headers.append((b"set-cookie", f"{name}={value}; Path=/; HttpOnly; SameSite=Strict{extra}".encode()))

@@ -36,7 +36,7 @@ class EventStreamSessions:
 
     async def join(self, request: Request, who: RequestContext) -> Carried:
         """The session of a new event stream: the one that the request carries, or a new one. `token` is empty if
-        `initialize` finds the session (`session.reattach`).
+        `initialize` finds the session (by its session key, or by `session.reattach`).
 
         Raises:
             Refused: as `carried`, and as `SessionOpener.open`.
@@ -44,6 +44,8 @@ class EventStreamSessions:
         session, by_cookie = await self._carried(request, who)
         is_returned = session is not None
         if session is None:
+            if self._carriers.has_key(request):
+                return Carried()
             if "principal" in self._settings.reattach and not who.principal.is_anonymous:
                 return Carried()
             session = (await self._opener.open(request, who, ClientFacts(), None)).live.session
