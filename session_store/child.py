@@ -13,7 +13,7 @@ import anyio.to_thread
 
 from session_store.limits import InvalidState, check_key
 from session_store.ports.errors import SessionGone, StoreUnavailable
-from session_store.session import Context, Provenance
+from session_store.session import Context, ContextField, Provenance
 from session_store.tool_session import (
     ACCESS_VARIABLE,
     FACTS_VARIABLE,
@@ -67,6 +67,11 @@ class SocketState:
         """The session's current metadata."""
         _, body = await self._ask("GET", "/v1/session")
         return dict(json.loads(body)["metadata"])
+
+    async def last_active(self) -> float:
+        """When the session was last used, in seconds since the epoch."""
+        _, body = await self._ask("GET", "/v1/session")
+        return float(json.loads(body)["last_active_at"])
 
     async def _ask(self, method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
         # In a thread, because `http.client` blocks. An asynchronous client would be a further import of every child.
@@ -129,10 +134,21 @@ def child_session() -> ToolSession:
                 workspace=facts["workspace"],
                 trust=facts["trust"],
                 permissions=tuple(facts["permissions"].split()),
+                read_only=facts.get("read_only", False),
+                fields=tuple(
+                    ContextField(name, value, facts["fields_provenance"][name])
+                    for name, value in facts.get("fields", {}).items()
+                ),
                 provenance=Provenance(workspace=facts.get("workspace_provenance", "announced")),
             ),
             state=SessionState(state),
             read_metadata=state.metadata,
+            read_last_active=state.last_active,
+            read_correlation=lambda: str(facts.get("correlation_id", "")),
+            created_at=facts.get("created_at", 0.0),
+            idle_ttl_s=facts.get("idle_ttl_s", 0.0),
+            max_age_s=facts.get("max_age_s", 0.0),
+            token_hash=facts.get("token_hash", ""),
         )
     except (KeyError, ValueError) as error:
         raise NoSession(f"the environment of this process names no session: {error}") from None

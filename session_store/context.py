@@ -76,15 +76,27 @@ def context_with(session: ToolSession) -> Context:
 
 
 def tool_session(
-    session: Session, *, sessions: SessionStore, state: StateStore, scrub: Callable[[str], str] | None = None
+    session: Session,
+    *,
+    sessions: SessionStore,
+    state: StateStore,
+    scrub: Callable[[str], str] | None = None,
+    correlation: Callable[[], str] = str,
 ) -> ToolSession:
-    """The session as tools in this process see it. `scrub` redacts in the metadata that they write."""
+    """The session as tools in this process see it. `scrub` redacts in the metadata that they write. `correlation`
+    returns the correlation id of the present call."""
 
-    async def read() -> Mapping[str, str]:
+    async def record() -> Session:
         found = await sessions.peek(session.id)
         if found is None:
             raise SessionGone(session.id)
-        return found.metadata
+        return found
+
+    async def read() -> Mapping[str, str]:
+        return (await record()).metadata
+
+    async def last_active() -> float:
+        return (await record()).used_at
 
     async def write(changes: Mapping[str, str | None]) -> None:
         if await sessions.annotate(session.id, checked_metadata(changes, scrub)) is None:
@@ -98,6 +110,12 @@ def tool_session(
         state=SessionState(_Bound(state, session.id)),
         read_metadata=read,
         write_metadata=write,
+        read_last_active=last_active,
+        read_correlation=correlation,
+        created_at=session.created_at,
+        idle_ttl_s=session.idle_ttl_s,
+        max_age_s=session.max_age_s,
+        token_hash=session.token_hash,
     )
 
 

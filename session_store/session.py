@@ -23,6 +23,7 @@ __all__ = [
     "new_session_id",
     "origin_of",
     "redact",
+    "token_hash_of",
 ]
 
 MAX_WORKSPACE_CHARS: Final = 4_096
@@ -47,6 +48,13 @@ def new_session_id() -> str:
 def origin_of(network: str) -> str:
     """A hash of the client's network, which tells anonymous clients apart. Records do not reveal the network."""
     return hashlib.blake2b(network.encode(), digest_size=8).hexdigest() if network else ""
+
+
+def token_hash_of(authorization: str) -> str:
+    """The credential of an `Authorization` header as the first 16 hexadecimal digits of its SHA-256; empty for none.
+    Tells credentials apart in logs and tools, and is none itself."""
+    credential = authorization.partition(" ")[2].strip()
+    return hashlib.sha256(credential.encode("utf-8", "replace")).hexdigest()[:16] if credential else ""
 
 
 def redact(session_id: str) -> str:
@@ -153,8 +161,8 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
     `links` are the upstreams that the session has used: a later process can then report what was lost. `remote` are
     its sessions at upstreams that keep sessions of their own: a later process can resume them. A session that was
     opened within another one names it as its `parent`, which lists it in `children`. `origin` tells anonymous clients
-    apart. The directory sets `owner` and `epoch`. The store sets `version`, which tells whether a copy of the record is
-    current.
+    apart. `token_hash` is that of the credential that opened it (`token_hash_of`). The directory sets `owner` and
+    `epoch`. The store sets `version`, which tells whether a copy of the record is current.
     """
 
     id: str
@@ -178,6 +186,7 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
     parent: str = ""
     children: tuple[str, ...] = ()
     metadata: Mapping[str, str] = msgspec.field(default_factory=dict)
+    token_hash: str = ""
     owner: str = ""
     epoch: int = 0
     version: int = 0

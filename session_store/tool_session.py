@@ -110,7 +110,11 @@ def to_json(key: str, value: Any) -> bytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolSession:
-    """What a tool knows of the session it serves. `id` is no credential; `principal` is who authenticated."""
+    """What a tool knows of the session it serves. `id` is no credential; `principal` is who authenticated.
+
+    `created_at` is in seconds since the epoch. The session ends when it was idle for `idle_ttl_s`, and at the age
+    `max_age_s`. `token_hash` is of the credential that opened the session: the first 16 digits of its SHA-256.
+    """
 
     id: str
     principal: str
@@ -119,6 +123,22 @@ class ToolSession:
     state: SessionState
     read_metadata: Callable[[], Awaitable[Mapping[str, str]]]
     write_metadata: Callable[[Mapping[str, str | None]], Awaitable[None]] | None = None
+    read_last_active: Callable[[], Awaitable[float]] | None = None
+    read_correlation: Callable[[], str] = str
+    created_at: float = 0.0
+    idle_ttl_s: float = 0.0
+    max_age_s: float = 0.0
+    token_hash: str = ""
+
+    @property
+    def correlation_id(self) -> str:
+        """The correlation id of the call that this code serves. In a child process it is that of the call that started
+        the process; each call has its own in the context in `_meta`."""
+        return self.read_correlation()
+
+    async def last_active_at(self) -> float:
+        """When the session was last used, in seconds since the epoch. Calls in flight count once they have ended."""
+        return self.created_at if self.read_last_active is None else await self.read_last_active()
 
     @property
     def known_id(self) -> str:

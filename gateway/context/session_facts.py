@@ -73,7 +73,15 @@ class SessionFacts:
 
     def all_of(self, session: Session, correlation: str) -> dict[str, Any]:
         """The facts that a child gets as JSON."""
-        return facts_of(session, correlation) | self._shown_in_meta(session)
+        return {
+            **facts_of(session, correlation),
+            **self._shown_in_meta(session),
+            "read_only": session.context.read_only,
+            "created_at": session.created_at,
+            "idle_ttl_s": session.idle_ttl_s,
+            "max_age_s": session.max_age_s,
+            "token_hash": session.token_hash,
+        }
 
     def _meta(self, session: Session, correlation: str) -> msgspec.Raw:
         """The value of `gateway.context.facts.CONTEXT_KEY` in the `_meta` of messages to servers."""

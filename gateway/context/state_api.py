@@ -121,6 +121,11 @@ async def _session(_: Request, access: StateAccess) -> Response:
             "workspace_provenance": session.context.provenance.workspace,
             "trust": session.context.trust,
             "permissions": list(session.context.permissions),
+            "created_at": session.created_at,
+            "last_active_at": await session.last_active_at(),
+            "idle_ttl_s": session.idle_ttl_s,
+            "max_age_s": session.max_age_s,
+            "token_hash": session.token_hash,
             "metadata": dict(await session.metadata()),
         }
     )

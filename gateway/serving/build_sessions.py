@@ -8,6 +8,7 @@ from gateway.config.context import is_usable_workspace
 from gateway.context.announced import Announcements
 from gateway.context.personal_data import scrubber
 from gateway.identity.context_rules import ContextRules
+from gateway.observability.logs import CORRELATION
 from gateway.serving.parts import Foundation, Resolution, Servers, SessionParts
 from gateway.sessions.aliases import Aliases
 from gateway.sessions.attach import SessionAttacher
@@ -58,7 +59,11 @@ def build_sessions(base: Foundation) -> SessionParts:
     )
     base.taken_over.add(lifecycle.taken_over)
     tools = functools.partial(
-        tool_session, sessions=store, state=base.backend.state, scrub=scrubber(options.session.scrub_metadata)
+        tool_session,
+        sessions=store,
+        state=base.backend.state,
+        scrub=scrubber(options.session.scrub_metadata),
+        correlation=CORRELATION.get,
     )
     key_headers = [name.lower() for name in options.session.key_headers]
     announcements = Announcements(

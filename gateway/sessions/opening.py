@@ -16,7 +16,7 @@ from gateway.sessions.lifecycle import SessionLifecycle
 from gateway.sessions.metadata import metadata_of
 from gateway.upstreams.prestart import PrestartPool
 from session_store import ClientFacts, Context, Session
-from session_store.session import new_session_id, origin_of
+from session_store.session import new_session_id, origin_of, token_hash_of
 from transports.inbound_port import Request
 
 __all__ = ["SessionOpener"]
@@ -95,5 +95,6 @@ class SessionOpener:
             origin=origin_of(request.client) if principal.is_anonymous else "",
             client=client,
             context=context,
+            token_hash=token_hash_of(request.headers.get("authorization", "")),
         )
         return replace(session, metadata=metadata_of(session, settings.metadata, self._scrub))

@@ -44,6 +44,13 @@ async def annotate(name: str, value: str) -> str:
     return json.dumps(dict(await current_session().metadata()), sort_keys=True)
 
 
+async def times() -> str:
+    """What the session says of its times, credential and call, as JSON."""
+    session = current_session()
+    facts = (session.created_at, await session.last_active_at(), session.idle_ttl_s, session.max_age_s)
+    return json.dumps([*facts, session.token_hash, session.correlation_id])
+
+
 def blocking_whoami() -> str:
     """A tool that is no coroutine, so that the SDK runs it in a thread; returns the workspace."""
     return current_session().context.workspace
@@ -56,7 +63,7 @@ def __getattr__(name: str) -> Any:
     from mcp.server import MCPServer
 
     made: Any = MCPServer("session-tool")
-    for tool in (visit, bump, annotate, blocking_whoami):
+    for tool in (visit, bump, annotate, blocking_whoami, times):
         made.tool()(tool)
     globals()[name] = made
     return made
