@@ -12,7 +12,16 @@ from mcp.shared.inbound import NAME_BEARING_METHODS, encode_header_value
 from tests.requirements import requirement
 from tests.support.credentials import KEYS, bearer, sha256
 from tests.support.gateway_process import LISTING, RunningGateway, running_gateway, server
-from tests.support.mcp_clients import Legacy, Modern, messages, modern_body, modern_headers, tool_text, without_id
+from tests.support.mcp_clients import (
+    Legacy,
+    Modern,
+    failed_text,
+    messages,
+    modern_body,
+    modern_headers,
+    tool_text,
+    without_id,
+)
 from tests.support.waiting import eventually
 
 SCHEMA = {"type": "object"}
@@ -200,7 +209,7 @@ def test_lists_that_change_are_read_anew(era: str, http: httpx.Client, tmp_path:
         else:
             client.send("tools/list")  # a client without a session sees the new list, and the gateway with it
         assert eventually(lambda: "did" in client.tool("newcomer", {"n": 1}).text, within_s=10)
-        assert "Invalid arguments" in messages(client.tool("newcomer"))[-1]["error"]["message"]
+        assert "Invalid arguments" in failed_text(client.tool("newcomer"))
 
 
 @requirement("wall.decoded")

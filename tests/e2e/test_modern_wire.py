@@ -216,10 +216,11 @@ def test_headers_of_a_hidden_tool_tell_nothing_of_it(http: httpx.Client) -> None
             stranger = Modern(gateway.url, http)
             answers = [stranger.tool(name, {"region": "eu"}, headers=headers) for name in ("echo", "nothing", "env")]
             assert {answer.status_code for answer in answers} == {401}
-            assert len({answer.text for answer in answers}) == 1
+            assert len({str(without_id(answer.json()["error"])) for answer in answers}) == 1
             eve = Modern(gateway.url, http, headers=bearer("eve-key"))
             hidden, nothing = (eve.tool(name, {"region": "eu"}, headers=headers) for name in ("echo", "gone"))
             assert hidden.status_code == nothing.status_code == 200
-            assert hidden.text.replace("echo", "gone") == nothing.text
+            told = [without_id(answer.json()["error"])["message"] for answer in (hidden, nothing)]
+            assert told[0].replace("echo", "gone") == told[1]
             assert without_id(hidden.json()["error"]) == {"code": -32602, "message": "Unknown tool: echo"}
         assert eve.tool("env", {"region": "eu"}, headers={"Mcp-Param-Region": "us"}).status_code == 400
