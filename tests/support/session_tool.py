@@ -69,7 +69,7 @@ def __getattr__(name: str) -> Any:
     return made
 
 
-TOOLS: dict[str, Any] = {"visit": visit, "bump": bump, "annotate": annotate}
+TOOLS: dict[str, Any] = {"visit": visit, "bump": bump, "annotate": annotate, "times": times}
 
 
 async def serve_stdio() -> None:
