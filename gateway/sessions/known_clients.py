@@ -42,7 +42,7 @@ _CURL: Final = "curl -H '{header}: {key}'"
 KNOWN: Final[Mapping[str, Implementation]] = MappingProxyType(
     {
         # By the product in the User-Agent header. Whether each keeps cookies: the documents of these libraries, and
-        # tests/clients/test_table.py for those that MCP clients in wide use are built on.
+        # tests/clients/test_client_table.py for those that MCP clients in wide use are built on.
         "python-httpx2": Implementation(name="Python SDK 2 (httpx2)", cookies=True, line=_PYTHON),
         "python-httpx": Implementation(name="httpx", cookies=True, line=_PYTHON.replace("httpx2", "httpx")),
         "node": Implementation(name="Node's fetch", cookies=False, line=_SCRIPT),
