@@ -89,7 +89,7 @@ async def _compared(settings: Settings) -> tuple[list[str], list[str]]:
         policy = settings.gateway.policy
         found = await review(gateway.upstreams, policy.workspaces, gateway.calls)
     refused = [*found.unmatched, CORRECT] if found.unmatched and policy.unmatched_patterns == "refuse" else []
-    if found.unusable and policy.unusable_schemas == "refuse" and policy.check_arguments:
+    if found.unusable and policy.hides_unusable:
         refused += [*found.unusable, MEND]
     if refused:
         raise ConfigurationError("\n".join(refused))

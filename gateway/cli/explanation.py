@@ -232,8 +232,7 @@ class _Servers:
 
     def _explained(self, upstream: ConfiguredUpstream, tool: Mapping[str, Any], fault: str) -> dict[str, Any]:
         decision = self._gateway.policy.decide(self._context, upstream.name, tool["name"], operation_of(tool))
-        policy = self._settings.gateway.policy
-        if not decision.reason and fault and policy.check_arguments and policy.unusable_schemas == "refuse":
+        if not decision.reason and fault and self._settings.gateway.policy.hides_unusable:
             reason = f"its input schema is invalid: {fault} (gateway.policy.unusable_schemas)"
         else:
             reason = decision.reason

@@ -131,3 +131,8 @@ class PolicySettings(Frozen):
     def makes_read_only(self) -> bool:
         """Whether there can be read-only sessions."""
         return bool(self.read_only) or any(rule.read_only for rule in self.rules)
+
+    @property
+    def hides_unusable(self) -> bool:
+        """Whether tools with unusable schemas are hidden. Where no arguments are checked, no schema is needed."""
+        return self.check_arguments and self.unusable_schemas == "refuse"

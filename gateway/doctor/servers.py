@@ -69,7 +69,7 @@ async def _policy(gateway: Gateway, settings: Settings) -> AsyncIterator[Finding
     for fault in found.unmatched:
         yield failure("policy", fault, "correct the pattern: it matches nothing, so it protects nothing")
     for fault in found.unusable:
-        if policy.check_arguments and policy.unusable_schemas == "refuse":
+        if policy.hides_unusable:
             yield failure(
                 "policy",
                 fault,

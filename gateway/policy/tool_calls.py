@@ -53,13 +53,13 @@ class ToolCalls:
         self._schemas = schemas
         self._facts = facts
         self._checks = settings.check_arguments
-        self._refuses_unusable = settings.check_arguments and settings.unusable_schemas == "refuse"
+        self._hides_unusable = settings.hides_unusable
         # (server, tool, digest of its schema) that were logged: the same tool is in the lists of many sessions.
         self._warned: LRUCache[tuple[str, str, bytes], None] = LRUCache(_MOST_WARNED)
 
     def shown(self, server: str, context: Context, tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """The tools that a context may call. Arguments that the policy fills in are not required in their schemas."""
-        unusable = self.unusable(server, tools) if self._refuses_unusable else {}
+        unusable = self.unusable(server, tools) if self._hides_unusable else {}
         seen = []
         for tool in tools:
             decision = self._policy.decide(context, server, tool["name"], operation_of(tool))
@@ -172,7 +172,7 @@ class ToolCalls:
         try:
             checker = self._schemas.checker(schema)
         except UnusableSchema as fault:
-            if self._refuses_unusable:
+            if self._hides_unusable:
                 raise unusable_tool(name, str(fault)) from None
             return
         problem = checker.problem(arguments, raw)
