@@ -109,6 +109,8 @@ def _filter_servers(given: Mapping[str, Any], result: Adapted) -> None:
     """Gemini CLI's lists of servers that may be used."""
     within = given.get("mcp")
     rules = within if isinstance(within, dict) else {}
+    allowing = "mcp.allowed" if "allowed" in rules else "allowMCPServers"  # the second is of earlier versions
+    excluding = "mcp.excluded" if "excluded" in rules else "excludeMCPServers"
     allowed = rules.get("allowed", given.get("allowMCPServers"))
     excluded = rules.get("excluded", given.get("excludeMCPServers"))
     for name in [*result.document.get("mcpServers", {})]:
@@ -116,7 +118,7 @@ def _filter_servers(given: Mapping[str, Any], result: Adapted) -> None:
         is_left_out = isinstance(allowed, list) and listed not in allowed
         if is_left_out or (isinstance(excluded, list) and listed in excluded):
             del result.document["mcpServers"][name]
-            what = "mcp.allowed does not list it" if is_left_out else "mcp.excluded lists it"
+            what = f"{allowing} does not list it" if is_left_out else f"{excluding} lists it"
             result.findings.note(f"mcpServers.{listed}: not served, because {what}")
 
 

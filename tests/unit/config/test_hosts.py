@@ -74,7 +74,10 @@ def test_gemini_uses_only_the_servers_that_it_allows() -> None:
     for rules in ({"mcp": {"allowed": ["a", "c d"], "excluded": ["a"]}}, {"mcp": {"excluded": ["a", "b"]}}):
         assert list(adapted({"mcpServers": servers, **rules}, PLACE).document["mcpServers"]) == ["c-d"]
     old = {"mcpServers": servers, "allowMCPServers": ["b"]}
-    assert list(adapted(old, PLACE).document["mcpServers"]) == ["b"]
+    found = adapted(old, PLACE)
+    assert list(found.document["mcpServers"]) == ["b"]
+    told = "mcpServers.a: not served, because allowMCPServers does not list it"
+    assert told in [note.text for note in found.findings.notes]
 
 
 @requirement("ops.config")
