@@ -146,16 +146,14 @@ def _of_context(gateway: Gateway, settings: Settings, who: Authenticated, derive
     fields = {}
     for name, field in settings.gateway.context.fields.items():
         given = context.field(name)
-        told = {"meta", "log", "audit"} & field.to
+        value, source = (
+            ("", "announced" if field.is_announced else "") if given is None else (given.value, given.source)
+        )
         fields[name] = {
-            "value": "" if given is None else given.value,
-            "provenance": "announced"
-            if given is None and field.is_announced
-            else ""
-            if given is None
-            else given.source,
+            "value": value,
+            "provenance": source,
             "why": why.get(f"fields.{name}") or [_missing(field.model_dump())],
-            "to": sorted(told),
+            "to": sorted(field.to),
         }
     session, lifetimes = settings.gateway.session, rules.lifetimes(who.principal, context)
     defaults = {"idle_ttl_s": session.idle_ttl_s, "max_age_s": session.max_age_s}

@@ -87,6 +87,7 @@ def adapted_entry(where: str, given: Mapping[str, Any], place: Place, found: Fin
             entry[name] = given[other]
     _filter_tools(where, entry, given, found)
     _drop_foreign(where, entry, given, found)
+    # opencode has its servers in `mcp`, and writes placeholders as `{env:VAR}`.
     _expand(where, entry, place, found, braces=where.startswith("mcp."))
     _add_named_variables(where, entry, given, place, found)
     if isinstance(entry.get("command"), str) and (fault := command_fault(entry["command"], _path(entry, place))):

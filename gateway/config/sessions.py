@@ -8,9 +8,10 @@ from pydantic import Field, field_validator
 from gateway.config.model import Frozen, Seconds, Trust
 from session_store.metadata import checked_metadata
 
-__all__ = [
-    "SessionSettings",
-]
+__all__ = ["PersonalData", "SessionSettings"]
+
+PersonalData = Literal["email", "phone", "card"]
+"""Kinds of personal data that can be found by their form."""
 
 _HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,128}")
 _TAKEN_HEADERS: Final = frozenset(
@@ -61,8 +62,7 @@ class SessionSettings(Frozen):
     metadata: dict[str, str] = Field(default={})
     """Name → text that every new session gets. `{principal}`, `{agent}`, `{workspace}`, `{trust}` and `{endpoint}` are
     replaced. At most 10 KiB. Values that look like credentials are redacted."""
-
-    scrub_metadata: frozenset[Literal["email", "phone", "card"]] = frozenset()
+    scrub_metadata: frozenset[PersonalData] = frozenset()
     """Personal data that is redacted in the metadata of sessions, whether a rule or a tool writes it: e-mail addresses,
     telephone numbers (international ones, and those of North America), numbers of payment cards."""
 

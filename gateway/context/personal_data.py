@@ -5,13 +5,13 @@ personal nor that it is not.
 """
 
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import re2
 
-__all__ = ["PersonalData", "scrubber"]
+from gateway.config.sessions import PersonalData
 
-PersonalData = Literal["email", "phone", "card"]
+__all__ = ["scrubber"]
 
 REDACTED: Final = "[redacted]"
 

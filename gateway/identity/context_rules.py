@@ -138,7 +138,7 @@ class ContextRules:
     def renewed(self, session: Session, granted: CredentialClaims | None) -> Context:
         """The context of a session for a request, from the request's credential and the present rules."""
         known = session.context
-        announced = known.workspace if known.provenance.workspace == "announced" else ""
+        announced = known.workspace if known.provenance.workspace == ANNOUNCED else ""
         if not known.fields:
             return self.context(session.principal, granted, announced)
         return self.context(session.principal, granted, announced, announced_fields_of(known))
@@ -168,7 +168,7 @@ class ContextRules:
 
     def _counts(self, workspace: Source) -> bool:
         """Whether rules for certain workspaces may grant something to a workspace of that source."""
-        return self._trust_announced or workspace != "announced"
+        return self._trust_announced or workspace != ANNOUNCED
 
     def _applied(self, matching: Rules, workspace: str, source: Source) -> Rules:
         """Those of the rules that apply to a workspace."""
@@ -215,7 +215,7 @@ class ContextRules:
                 reasons.append(Reason("trust", f"{name}.trust"))
                 return rule.trust, _source(workspace, [rule] if (name, rule) in applied else [])
         reasons.append(Reason("trust", "gateway.session.trust, because neither a credential nor a rule sets it"))
-        return self._default_trust, "configured"
+        return self._default_trust, CONFIGURED
 
     def _is_read_only(
         self, trust: str, matching: Rules, applied: Rules, *, counts: bool, reasons: list[Reason]
@@ -246,7 +246,7 @@ def _permissions(
 
 def _source(workspace: Source, rules: Sequence[RuleSettings]) -> Source:
     """The source of a value that these rules set for a workspace of that source."""
-    return "announced" if workspace == "announced" and not all(map(is_for_all, rules)) else "configured"
+    return ANNOUNCED if workspace == ANNOUNCED and not all(map(is_for_all, rules)) else CONFIGURED
 
 
 def _workspace(granted: CredentialClaims, matching: Rules, announced: str) -> tuple[str, Source, str]:
@@ -255,10 +255,10 @@ def _workspace(granted: CredentialClaims, matching: Rules, announced: str) -> tu
         return granted.workspace, AUTHENTICATED, "the credential sets it"
     for name, rule in matching:
         if rule.workspace is not None:
-            return rule.workspace, "configured", f"{name}.workspace"
+            return rule.workspace, CONFIGURED, f"{name}.workspace"
     if granted.names_workspace:
         return "", AUTHENTICATED, "the credential lacks the claim or header that is named for it"
-    return announced, "announced", "the client announces it" if announced else "nothing sets it"
+    return announced, ANNOUNCED, "the client announces it" if announced else "nothing sets it"
 
 
 def announced_fields_of(context: Context) -> tuple[tuple[str, str], ...]:

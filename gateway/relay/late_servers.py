@@ -150,7 +150,8 @@ class LateServers:
         for name, upstream in asked.items():
             if name in answers:
                 continue
-            follow, error = self._follow(upstream, asker, errors.get(name)), errors.get(name)
+            error = errors.get(name)
+            follow = self._follow(upstream, asker, error)
             if waiting is not None:
                 follow.wait(waiting)
             if method:
