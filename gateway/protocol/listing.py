@@ -105,7 +105,8 @@ class Tools:
         return name in self.schemas
 
     def unmatched(self, compare: Callable[[Iterable[str]], list[str]]) -> list[str]:
-        """The faults that `compare` finds in the tools' names. They are compared once."""
+        """What `compare` says of the names of these tools: a message for each pattern that matches none. `compare` is
+        called once, and later calls get the same messages."""
         if self._unmatched is None:
             self._unmatched = compare(self.schemas)
         return self._unmatched

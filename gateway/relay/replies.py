@@ -56,8 +56,8 @@ class ImmediateReply:
 class CallReply:
     """The frames of one exchange. Its session is busy until the wire calls `done`.
 
-    `events` is where frames are kept for replay, None on a wire without replay. `held` bytes of the request's body are
-    the session's for as long.
+    `events` is where frames are kept for replay, None on a wire without replay. `held` is the size of the request's
+    body in bytes, which counts for the session until `done`.
     """
 
     def __init__(

@@ -14,7 +14,7 @@ MAX_EVENTS: Final = 2_000
 
 
 class MemoryAuditTrail:
-    """The newest events of each part. They are lost with the process."""
+    """The newest events of each part of the trail (`session_store.audit.Part`). They are lost with the process."""
 
     def __init__(self, max_events: int = MAX_EVENTS) -> None:
         self._parts = {part: deque[AuditEvent](maxlen=max_events) for part in PARTS}

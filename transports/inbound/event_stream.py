@@ -56,7 +56,8 @@ class Stream:
 
 
 async def next_or_quiet(answer: Answer, until: float = math.inf) -> Frame | TimeoutError | None:
-    """The next frame, None at the end, or a `TimeoutError` if none came for `KEEPALIVE_S` or before `until`."""
+    """The next frame; None at the end. Returns the `TimeoutError`, and does not raise it, if no frame came for
+    `KEEPALIVE_S` or before `until`: silence is no fault."""
     try:
         return await answer.replies.next(min(monotonic() + KEEPALIVE_S, until))
     except TimeoutError as quiet:

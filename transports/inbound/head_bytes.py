@@ -32,7 +32,11 @@ class HeadBytes:
         self._is_first = False
 
     def keep(self, data: bytes) -> None:
-        """The chunk ended inside the head. Of a chunk that began with other messages, only one byte is counted."""
+        """Count and copy a chunk that ended inside the head.
+
+        If the chunk began with other messages, it is not known where the head begins in it. Then one byte is counted,
+        the fewest that the head can have in the chunk.
+        """
         if self.copy is not None:
             self.copy += data
         if self.copy is not None or self.size:

@@ -67,10 +67,11 @@ _KNOWN: Final = {
 def header_map(
     raw: Iterable[tuple[bytes, bytes]], single: Container[str] = (), most: int = Limits().head_bytes
 ) -> dict[str, str]:
-    """Headers by lower-case name, with at most `most` bytes in all. Those of `single` and `_SINGLE` may appear once.
+    """Headers by lower-case name. Those of `single` and `_SINGLE` may appear once. `most` is in bytes.
 
     Raises:
-        Refused: 400 for a second header of that kind, because readers would disagree on which one counts. 431.
+        Refused: 400, a header appears twice that may appear once: readers would disagree on which one counts. 431, the
+            headers together are larger than `most`.
     """
     raw = list(raw)
     # White space around a value is not part of it (RFC 9110 §5.5); some parsers leave it there.
