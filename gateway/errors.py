@@ -8,6 +8,7 @@ because SDKs give them other meanings.
 from collections.abc import Iterable
 from typing import Any, Final, Literal, NamedTuple
 
+from session_store import StoreError, StoreFull
 from transports.inbound_port import CORRELATION_KEY, Refused
 from transports.jsonrpc import INTERNAL_ERROR, INVALID_PARAMS, INVALID_REQUEST, METHOD_NOT_FOUND, PARSE_ERROR
 
@@ -40,6 +41,7 @@ __all__ = [
     "record_full",
     "session_unknown",
     "store_full",
+    "store_refused",
     "store_unavailable",
     "stream_taken",
     "too_many",
@@ -161,6 +163,11 @@ def store_full() -> Refused:
         "The gateway has as many sessions as it allows, and all are in use. Try again.",
         headers={"Retry-After": "5"},
     )
+
+
+def store_refused(error: StoreError) -> Refused:
+    """The refusal of a request for which the store has raised that error."""
+    return store_full() if isinstance(error, StoreFull) else store_unavailable()
 
 
 def unreachable() -> Refused:

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from inspect import isawaitable
 from typing import Any, Final
 
-from gateway.errors import session_unknown, store_full, store_unavailable
+from gateway.errors import session_unknown, store_refused, store_unavailable
 from gateway.integrations.app_carriers import AppCarriers, Headers, has_header, with_session_headers
 from gateway.integrations.app_session import AppSession
 from gateway.integrations.app_sessions import AppSessions, AppStore
@@ -140,10 +140,9 @@ def _refusal(error: Refused | SessionGone | StoreError) -> Refused:
         return error
     if isinstance(error, SessionGone):
         return session_unknown()
-    if isinstance(error, StoreFull):
-        return store_full()
-    logger.warning("a request needs its session, and the store does not answer: %s", error)
-    return store_unavailable()
+    if not isinstance(error, StoreFull):
+        logger.warning("a request needs its session, and the store does not answer: %s", error)
+    return store_refused(error)
 
 
 def _parts(refused: Refused) -> tuple[int, bytes, Headers]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from msgspec.structs import replace
 
 from gateway.context.facts import correlation_id
-from gateway.errors import TOO_OFTEN, is_bad_request_state, store_full, store_unavailable
+from gateway.errors import TOO_OFTEN, is_bad_request_state, store_refused
 from gateway.identity.authenticate import Identity
 from gateway.identity.request_context import RequestContext
 from gateway.observability.audit import Audit
@@ -22,7 +22,7 @@ from gateway.relay.legacy import LegacyClients
 from gateway.relay.modern import ModernClients
 from gateway.relay.replies import ImmediateReply
 from gateway.sessions.event_streams import EventStreamSessions
-from session_store import Principal, StoreError, StoreFull
+from session_store import Principal, StoreError
 from transports.era import MODERN
 from transports.inbound_port import Answer, Carried, EventSource, Refused, Request
 from transports.jsonrpc import encode
@@ -59,7 +59,7 @@ class Pipeline:
             clients = self._modern if request.era is MODERN else self._legacy
             answer = await clients.call(request, who)
         except StoreError as error:
-            refused = refusal(error)
+            refused = store_refused(error)
             refused.of_request(CORRELATION.get())
             self._watching.refused(request, None if who is None else who.principal, refused)
             raise refused from None
@@ -159,9 +159,4 @@ def store_errors_refused() -> Iterator[None]:
     try:
         yield
     except StoreError as error:
-        raise refusal(error) from None
-
-
-def refusal(error: StoreError) -> Refused:
-    """The refusal of a request for an error of the store."""
-    return store_full() if isinstance(error, StoreFull) else store_unavailable()
+        raise store_refused(error) from None
