@@ -9,13 +9,12 @@ from gateway.calls.exchange import Exchange
 from gateway.calls.live_session import LiveSession
 from gateway.protocol.capabilities import Caller, caller_of_params
 from gateway.protocol.methods import CHANGES
-from gateway.protocol.subscription_filter import SUBSCRIPTION_ID, Filter
+from gateway.protocol.subscription_filter import ACKNOWLEDGED, SUBSCRIPTION_ID, Filter
 from transports.jsonrpc import Object, encode, encode_notification, parse, splice
 from transports.reply_queue import Frame, ReplyQueue
 
 __all__ = ["caller_of", "child_of", "everything", "subscription_relay_for"]
 
-_ACKNOWLEDGED: Final = "notifications/subscriptions/acknowledged"
 _LISTEN: Final = "subscriptions/listen"
 
 
@@ -52,7 +51,7 @@ def subscription_relay_for(live: LiveSession, upstream: str) -> Exchange:
                 del live.subscription_relays[upstream]  # the next call subscribes again
             return
         message = parse(frame.data)
-        if message.method == _ACKNOWLEDGED:
+        if message.method == ACKNOWLEDGED:
             return
         params = message.params_object()
         meta = msgspec.json.decode(params.get("_meta", b"{}"), type=Object)
@@ -70,7 +69,7 @@ def child_of(parent: Exchange) -> Exchange:
     """The part of a client's `subscriptions/listen` that goes to one of several servers."""
 
     def receive(frame: Frame) -> None:
-        if not frame.final and parse(frame.data).method != _ACKNOWLEDGED:
+        if not frame.final and parse(frame.data).method != ACKNOWLEDGED:
             parent.emit(frame.data)
 
     replies = _RelayedReplies(receive)

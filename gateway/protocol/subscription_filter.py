@@ -10,12 +10,13 @@ import msgspec
 from gateway.protocol.methods import CHANGES
 from transports.jsonrpc import Object, RequestId, encode, encode_notification, splice
 
-__all__ = ["MAX_LISTENED_BYTES", "SUBSCRIPTION_ID", "Filter", "SubscriptionFilter", "tagged"]
+__all__ = ["ACKNOWLEDGED", "MAX_LISTENED_BYTES", "SUBSCRIPTION_ID", "Filter", "SubscriptionFilter", "tagged"]
 
 MAX_LISTENED_BYTES: Final = 64 << 10
 """URIs that all open subscriptions of a session name: they are kept as long as those are open."""
 
 SUBSCRIPTION_ID: Final = "io.modelcontextprotocol/subscriptionId"
+ACKNOWLEDGED: Final = "notifications/subscriptions/acknowledged"
 _FLAGGED: Final = tuple(row for row in CHANGES.values() if row.flag)
 
 
@@ -74,7 +75,7 @@ class SubscriptionFilter:
         """Its first frame. Changes since it was asked for follow."""
         self.wanted = honoured
         params: Object = {"notifications": msgspec.Raw(encode(honoured.as_notifications()))}
-        self._send("notifications/subscriptions/acknowledged", params)
+        self._send(ACKNOWLEDGED, params)
         early, self._early = self._early or {}, None
         for (method, uri), change in early.items():
             self.notify(method, change, uri)

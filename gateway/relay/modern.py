@@ -23,6 +23,7 @@ from gateway.identity.request_context import RequestContext
 from gateway.protocol.capabilities import caller_of_meta
 from gateway.protocol.methods import CACHEABLE, MAY_ASK
 from gateway.protocol.params import meta_of
+from gateway.protocol.subscription_filter import SUBSCRIPTION_ID
 from gateway.relay.endpoint import Endpoint
 from gateway.relay.intake import Intake, id_of, message_of
 from gateway.relay.replies import ImmediateReply
@@ -157,7 +158,7 @@ class ModernClients:
         live = exchange.live
         if exchange.is_subscription:
             own_id = msgspec.Raw(encode(exchange.client_id))
-            result = with_meta(result, {"io.modelcontextprotocol/subscriptionId": own_id})
+            result = with_meta(result, {SUBSCRIPTION_ID: own_id})
         asks = binding is not None and is_input_required(result)
         if live is None or (exchange.method in CACHEABLE and not asks):
             return result

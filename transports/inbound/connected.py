@@ -12,6 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from transports.inbound.inside import Inside, Reply
+from transports.inbound.modern import VERSION_KEY, names_version
 from transports.jsonrpc import (
     INTERNAL_ERROR,
     InvalidMessage,
@@ -33,7 +34,6 @@ __all__ = ["Connected"]
 
 logger = logging.getLogger(__name__)
 
-_MODERN: Final = "io.modelcontextprotocol/protocolVersion"
 _LATEST: Final = "2025-11-25"
 
 
@@ -100,7 +100,7 @@ class Connected:
             # The endpoint refuses it by the same rules, with an error that says where to find it in the log.
             await self._pass_on(self._ask("POST", {**self._headers, "mcp-protocol-version": self._version}, line))
             return
-        if isinstance(meta, dict) and _MODERN in meta:
+        if names_version(meta):
             self._modern(message, line, meta, params)
         elif session and message.method == "initialize":
             if self._token and not self._session and not self._outlives:
@@ -117,7 +117,7 @@ class Connected:
 
     def _modern(self, message: Message, line: bytes, meta: dict[str, Any], params: Any) -> None:
         method = str(message.method)
-        headers = {**self._headers, "mcp-protocol-version": str(meta[_MODERN]), "mcp-method": method}
+        headers = {**self._headers, "mcp-protocol-version": str(meta[VERSION_KEY]), "mcp-method": method}
         source = NAME_SOURCES.get(method)
         if source in params:
             headers["mcp-name"] = encode_value(str(msgspec.json.decode(params[source])))

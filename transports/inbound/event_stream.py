@@ -10,7 +10,7 @@ from transports.inbound_port import Answer, EventSource
 from transports.reply_queue import Frame
 from transports.sse import COMMENT, encode_event
 
-__all__ = ["KEEPALIVE_S", "Stream", "follow", "next_or_quiet", "stream_answer"]
+__all__ = ["KEEPALIVE_S", "Stream", "follow", "next_or_quiet", "stream_answer", "until_disconnect"]
 
 KEEPALIVE_S: Final = 15.0
 """How often a quiet stream gets a comment: proxies close idle connections, often after 60 s, clients after 300 s."""
@@ -105,7 +105,7 @@ async def follow(send: Send, receive: Receive, source: EventSource) -> None:
     await stream.write(COMMENT)
     quiet_s = _SOON_S
     # Bare tasks, ended below: a timeout on `anext` itself would cancel the generator with it.
-    disconnected = asyncio.create_task(_until_disconnect(receive))
+    disconnected = asyncio.create_task(until_disconnect(receive))
     events = aiter(source.events)
     coming = asyncio.ensure_future(anext(events, None))
     try:
@@ -132,6 +132,7 @@ async def follow(send: Send, receive: Receive, source: EventSource) -> None:
         await asyncio.gather(disconnected, coming, return_exceptions=True)
 
 
-async def _until_disconnect(receive: Receive) -> None:
+async def until_disconnect(receive: Receive) -> None:
+    """Wait until the client is gone."""
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -18,7 +18,7 @@ import msgspec
 from transports.era import Era
 from transports.inbound.addresses import Addresses
 from transports.inbound.connected import Connected
-from transports.inbound.event_stream import Stream
+from transports.inbound.event_stream import KEEPALIVE_S, Stream, until_disconnect
 from transports.inbound.http import (
     Guard,
     Receive,
@@ -40,7 +40,6 @@ __all__ = ["HttpSse", "Mail"]
 
 logger = logging.getLogger(__name__)
 
-KEEPALIVE_S: Final = 15.0
 LONGEST_ADDRESS: Final = 128
 
 _NOT_PASSED_ON: Final = frozenset(
@@ -181,7 +180,7 @@ class HttpSse:
                 await stream.start(joined.headers)
                 path = f"{scope.get('root_path', '')}{scope['path'].removeprefix(scope.get('root_path', ''))}"
                 await stream.write(f"event: endpoint\ndata: {path}/messages?connection={name}\n\n".encode())
-                await first_of(_until_disconnect(receive), _pump(unsent, stream), self._work(received, connected))
+                await first_of(until_disconnect(receive), _pump(unsent, stream), self._work(received, connected))
         finally:
             await connected.close(answering=False)
             if connected.may_return:
@@ -230,11 +229,6 @@ def _sender_headers(headers: Mapping[str, str]) -> dict[str, str]:
         for name, value in headers.items()
         if name not in _NOT_PASSED_ON and not name.startswith(("mcp-param-", "sec-fetch-"))
     }
-
-
-async def _until_disconnect(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 async def _pump(unsent: ReplyQueue, stream: Stream) -> None:

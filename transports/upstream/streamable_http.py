@@ -29,7 +29,7 @@ CONNECT_S: Final = 5.0
 _RETRY_S: Final = 1.0
 _MOST_RETRIES: Final = 5
 _CLOSE_S: Final = 2.0
-_MODERN: Final = "io.modelcontextprotocol/protocolVersion"
+_VERSION_KEY: Final = "io.modelcontextprotocol/protocolVersion"
 _SESSION: Final = "mcp-session-id"
 _ACCEPT: Final = "application/json, text/event-stream"
 _CANCELLED: Final = "notifications/cancelled"
@@ -317,10 +317,10 @@ def modern_version(params: Object) -> str:
     Only the key counts: a legacy client may write the same text as a value.
     """
     meta = bytes(params.get("_meta", b""))
-    if _MODERN.encode() not in meta:
+    if _VERSION_KEY.encode() not in meta:
         return ""
     try:
-        version = msgspec.json.decode(meta, type=dict[str, msgspec.Raw]).get(_MODERN)
+        version = msgspec.json.decode(meta, type=dict[str, msgspec.Raw]).get(_VERSION_KEY)
         return "" if version is None else msgspec.json.decode(version, type=str)
     except msgspec.MsgspecError:
         return ""
