@@ -154,7 +154,7 @@ class ToolSession:
 
         Raises:
             InvalidMetadata: a value is not text, or the metadata would be too large.
-            PermissionError: this code runs outside the gateway's process.
+            PermissionError: this code runs in a child process, which only reads metadata.
         """
         if self.write_metadata is None:
             raise PermissionError("metadata is written by the operator's rules and by in-process tools only")
