@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from session_store.limits import InvalidState, check_key
+from session_store.sdk_errors import READABLE_BY_CALLERS
 from session_store.session import Context
 
 __all__ = [
@@ -60,7 +61,8 @@ class SessionState:
     """The session's state: JSON values by key, shared by all servers of the session and isolated from other sessions.
 
     Every operation is atomic, across replicas too. All raise `SessionGone` once the session has ended,
-    `StoreUnavailable` when the store does not answer, and `InvalidState` beyond a limit (`session_store.limits`).
+    `StoreUnavailable` when the store does not answer, and `InvalidState` beyond a limit (`session_store.limits`). A
+    server of the official SDK passes the text of `InvalidState` on to the caller of the tool.
     """
 
     def __init__(self, port: StatePort) -> None:
@@ -68,26 +70,31 @@ class SessionState:
 
     async def get(self, key: str, default: Any = None) -> Any:
         """The value; `default` if the key is missing."""
-        value = await self._port.get(key)
+        with READABLE_BY_CALLERS:
+            value = await self._port.get(key)
         return default if value is None else _decode(value.decode())[0]
 
     async def set(self, key: str, value: Any) -> None:
         """Store a JSON value."""
-        await self._port.set(key, to_json(key, value))
+        with READABLE_BY_CALLERS:
+            await self._port.set(key, to_json(key, value))
 
     async def delete(self, key: str) -> bool:
         """Delete the key. True if it existed."""
-        return await self._port.delete(key)
+        with READABLE_BY_CALLERS:
+            return await self._port.delete(key)
 
     async def increment(self, key: str, by: int = 1) -> int:
         """Add to an integer and return the sum. A missing key counts as 0."""
-        return await self._port.increment(key, by)
+        with READABLE_BY_CALLERS:
+            return await self._port.increment(key, by)
 
     async def compare_and_set(self, key: str, expected: Any, value: Any) -> bool:
         """Set the key if its value is `expected`. True if it was. `MISSING` stands for no value, on both sides."""
-        before = None if expected is MISSING else to_json(key, expected)
-        after = None if value is MISSING else to_json(key, value)
-        return await self._port.compare_and_set(key, before, after)
+        with READABLE_BY_CALLERS:
+            before = None if expected is MISSING else to_json(key, expected)
+            after = None if value is MISSING else to_json(key, value)
+            return await self._port.compare_and_set(key, before, after)
 
     async def keys(self) -> list[str]:
         """All keys, sorted."""
@@ -158,4 +165,5 @@ class ToolSession:
         """
         if self.write_metadata is None:
             raise PermissionError("metadata is written by the operator's rules and by in-process tools only")
-        await self.write_metadata(changes)
+        with READABLE_BY_CALLERS:
+            await self.write_metadata(changes)

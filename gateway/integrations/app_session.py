@@ -18,6 +18,7 @@ from session_store import (
 )
 from session_store.context import tool_session
 from session_store.metadata import checked_metadata
+from session_store.sdk_errors import READABLE_BY_CALLERS
 from transports.inbound.http import Scope, peer_of
 
 __all__ = ["AppSession", "Client", "SessionNotLoaded"]
@@ -138,7 +139,8 @@ class AppSession(ToolSession):
         Raises:
             InvalidMetadata: a value is not text, or the metadata would be too large.
         """
-        await self.write(self._sessions.annotate, checked_metadata(changes))
+        with READABLE_BY_CALLERS:
+            await self.write(self._sessions.annotate, checked_metadata(changes))
 
     async def end(self) -> None:
         """End the session, as at sign-out. What is written afterwards is written to a new one."""
