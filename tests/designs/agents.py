@@ -15,7 +15,18 @@ import httpx
 from tests.support.gateway_process import ROOT, RunningGateway
 from tests.support.mcp_clients import Legacy, messages
 
-__all__ = ["Agent", "HttpAgent", "Open", "StdioAgent", "example", "opener", "serving", "text_of"]
+__all__ = [
+    "Agent",
+    "HttpAgent",
+    "Open",
+    "StdioAgent",
+    "example",
+    "failed_text",
+    "opener",
+    "refused_text",
+    "serving",
+    "text_of",
+]
 
 Message = dict[str, Any]
 
@@ -49,11 +60,15 @@ def text_of(answer: Message) -> str:
     return str(answer["result"]["content"][0]["text"])
 
 
-def refusal_of(answer: Message) -> str:
-    """The words of a refusal: of an error, or of a result that is one. Fails if the call was done."""
-    if "error" in answer:
-        return str(answer["error"]["message"])
-    assert answer["result"].get("isError"), answer
+def refused_text(answer: Message) -> str:
+    """The message of the JSON-RPC error with which a call was refused. Fails if the answer is a result."""
+    assert "error" in answer, answer
+    return str(answer["error"]["message"])
+
+
+def failed_text(answer: Message) -> str:
+    """The text of the result of a call that failed. Fails if the call was done, or if the answer is an error."""
+    assert "result" in answer and answer["result"].get("isError") is True, answer
     return str(answer["result"]["content"][0]["text"])
 
 

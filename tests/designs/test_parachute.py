@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.designs.agents import Open, StdioAgent, example, opener, refusal_of, serving, text_of, tools_of
+from tests.designs.agents import Open, StdioAgent, example, opener, refused_text, serving, text_of, tools_of
 from tests.requirements import requirement
 from tests.support.credentials import sha256
 from tests.support.gateway_process import DEMO, PROBE, RunningGateway, server
@@ -73,7 +73,7 @@ def test_the_environment_says_whose_session_it_is(start: Open) -> None:
 def test_a_sandboxed_session_has_no_tool_of_direct_trust(start: Open) -> None:
     guest = start(key=GUEST)
     assert set(tools_of(guest)) == {"whose"}
-    assert refusal_of(guest.tool("write_file", {"name": "x"})) == refusal_of(guest.tool("nothing")).replace(
+    assert refused_text(guest.tool("write_file", {"name": "x"})) == refused_text(guest.tool("nothing")).replace(
         "nothing", "write_file"
     )
     operator = start(key=OPERATOR)
@@ -89,7 +89,7 @@ def test_the_same_holds_on_stdio() -> None:
     with StdioAgent(example("parachute"), MCP_GATEWAY_API_KEY=GUEST) as guest:
         assert text_of(guest.open().tool("whose")).split()[1:] == ["-", "sandboxed"]
         assert set(tools_of(guest)) == {"whose"}
-        assert "Unknown tool" in refusal_of(guest.tool("write_file", {"name": "x"}))
+        assert "Unknown tool" in refused_text(guest.tool("write_file", {"name": "x"}))
 
 
 @requirement("ctx.unforgeable", "pol.trust")
@@ -124,7 +124,7 @@ def test_operators_set_variables_workspaces_and_a_launcher(tmp_path: Path, http:
         assert set(tools_of(lab)) == {"plain__env", "plain__pid"}
         assert {name.partition("__")[0] for name in tools_of(operator)} == {"agent", "plain", "inner"}
         assert {name.partition("__")[0] for name in tools_of(guest)} == {"agent", "plain"}
-        assert "Unknown tool" in refusal_of(guest.tool("inner__count"))
+        assert "Unknown tool" in refused_text(guest.tool("inner__count"))
 
 
 @requirement("pol.trust")

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.designs.agents import Open, StdioAgent, environment, example, opener, refusal_of, serving, text_of
+from tests.designs.agents import Open, StdioAgent, environment, example, opener, refused_text, serving, text_of
 from tests.requirements import requirement
 from tests.support.credentials import sha256
 from tests.support.gateway_process import PROBE, ROOT, RunningGateway, server
@@ -92,7 +92,7 @@ def test_sessions_are_bounded_by_permission_number_and_rate(tmp_path: Path, http
     with serving(config) as gateway:
         start = opener(gateway, http)
         ada, bob = start(key="ada-key", name="first"), start(key="bob-key", name="his")
-        assert text_of(ada.tool("probe__noise")) and "Unknown tool" in refusal_of(bob.tool("probe__noise"))
+        assert text_of(ada.tool("probe__noise")) and "Unknown tool" in refused_text(bob.tool("probe__noise"))
         start(key="ada-key", name="second")
         listed = ada.tool("gateway__list_sessions")["result"]["content"]
         assert {json.loads(part["text"])["client"] for part in listed} == {"first", "second"}, "and none of his"

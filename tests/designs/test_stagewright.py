@@ -17,8 +17,9 @@ from tests.designs.agents import (
     StdioAgent,
     environment,
     example,
+    failed_text,
     opener,
-    refusal_of,
+    refused_text,
     serving,
     text_of,
     tools_of,
@@ -48,12 +49,12 @@ def test_tools_read_and_write_and_none_evaluates(start: Open) -> None:
     listed = tools_of(one)
     assert set(listed) >= {"stage__describe", "stage__move", "stage__rehearse"} and "stage__evaluate" not in listed
     assert "operation" not in json.dumps([tool["inputSchema"] for tool in listed.values()])
-    assert "Unknown tool" in refusal_of(one.tool("stage__evaluate", {"expression": "1+1"}))
+    assert "Unknown tool" in refused_text(one.tool("stage__evaluate", {"expression": "1+1"}))
     assert text_of(one.tool("stage__move", {"actor": "Ada", "x": 2})) == "Ada at 2"
     assert text_of(one.tool("stage__describe")) == "Ada at 2"
     assert text_of(two.tool("stage__describe")) == "the stage is empty"
-    refused = refusal_of(one.tool("stage__move", {"actor": "Ada", "x": "left"}))
-    assert "x" in refused and "Traceback" not in refused and "ValidationError" not in refused
+    failed = failed_text(one.tool("stage__move", {"actor": "Ada", "x": "left"}))
+    assert "x: " in failed and "Traceback" not in failed and "ValidationError" not in failed
 
 
 @requirement("pol.operation", "ctx.stdio-front", "ctx.meta-out", "life.default-only")
@@ -63,8 +64,8 @@ def test_tools_that_evaluate_are_switched_on_and_their_words_stay_blocked() -> N
         answer = agent.tool("stage__evaluate", {"expression": "1+1"})
         assert text_of(answer) == "2" and len(answer["result"]["_meta"][TRACE]["session"]) == 8
         for expression in ("import os", "IMPORT os", "open ('x')"):
-            assert "blocked" in refusal_of(agent.tool("stage__evaluate", {"expression": expression})).lower()
-        assert "x" in refusal_of(agent.tool("stage__move", {"actor": "Ada", "x": "left"}))
+            assert "blocked" in failed_text(agent.tool("stage__evaluate", {"expression": expression})).lower()
+        assert "x: " in failed_text(agent.tool("stage__move", {"actor": "Ada", "x": "left"}))
         assert json.loads(text_of(agent.tool("gateway__show_session")))["client"] == "director"
 
 
