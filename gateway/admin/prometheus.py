@@ -15,7 +15,7 @@ from prometheus_client.core import (
 from prometheus_client.exposition import choose_encoder
 
 from gateway.admin.replica import Replica
-from gateway.calls.link_lifecycle import LOSSES
+from gateway.calls.link_state import LOSSES
 from gateway.observability.audit import Audit
 from gateway.observability.metrics import BUCKETS_S, COUNTERS, LIFETIMES_S
 from gateway.upstreams.link_source import Start

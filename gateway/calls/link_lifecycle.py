@@ -5,8 +5,6 @@ Knows nothing of calls. A link is a process, an HTTP session or an object (`tran
 
 import asyncio
 import logging
-from collections.abc import Mapping
-from enum import StrEnum
 from time import monotonic
 from typing import Final, Protocol
 
@@ -17,6 +15,7 @@ from gateway.calls.backoff import Backoff
 from gateway.calls.deadlines import Deadlines
 from gateway.calls.last_words import with_last_words
 from gateway.calls.link_source import LinkSource
+from gateway.calls.link_state import LINK, LinkEvent, LinkState, Loss
 from gateway.calls.patience import Patience
 from gateway.calls.state_table import step
 from gateway.context.link_resources import LinkResources
@@ -27,7 +26,7 @@ from transports.jsonrpc import Message, splice
 from transports.tasks import Tasks, TasksClosed
 from transports.upstream_port import Link, LinkClosed, LinkEvents, UpstreamUnavailable
 
-__all__ = ["LINK", "LOSSES", "LinkEvent", "LinkLifecycle", "LinkState", "LinkUser", "Loss"]
+__all__ = ["LinkLifecycle", "LinkUser"]
 
 logger = logging.getLogger(__name__)
 
@@ -37,75 +36,6 @@ _MAX_RETIRED: Final = 8
 JUST_S: Final = 1.0
 """A start that failed less than this ago is not repeated: whoever waited for it, and calls at once again, gets its
 failure."""
-
-
-class Loss(StrEnum):
-    """Why a link was replaced, as clients, the log and the metrics report it."""
-
-    STOPPED = "idle_stop"
-    CRASHED = "crash"
-    FORGOTTEN = "upstream_session"
-
-
-LOSSES: Final = frozenset(Loss)
-
-
-class LinkState(StrEnum):
-    """The state of a conversation's link."""
-
-    ABSENT = "absent"
-    OPENING = "opening"
-    OPEN = "open"
-    CLOSING = "closing"
-    ENDED = "ended"
-    """The conversation has ended. No link will follow."""
-
-
-class LinkEvent(StrEnum):
-    """What happens to a link."""
-
-    OPEN = "open"
-    OPENED = "opened"
-    FAILED = "failed"
-    """It could not be opened, or the server refused the handshake."""
-    LOST = "lost"
-    """The process ended, or the server has forgotten the session."""
-    DISCARD = "discard"
-    """It is not needed (idle stop), or it takes no message."""
-    CLOSED = "closed"
-    END = "end"
-
-
-LINK: Final[Mapping[LinkState, Mapping[LinkEvent, LinkState]]] = {
-    LinkState.ABSENT: {
-        LinkEvent.OPEN: LinkState.OPENING,
-        LinkEvent.LOST: LinkState.ABSENT,
-        LinkEvent.END: LinkState.ENDED,
-    },
-    LinkState.OPENING: {
-        LinkEvent.OPENED: LinkState.OPEN,
-        LinkEvent.LOST: LinkState.OPENING,  # the opening fails by itself
-        LinkEvent.FAILED: LinkState.ABSENT,
-        LinkEvent.END: LinkState.ENDED,
-    },
-    LinkState.OPEN: {
-        LinkEvent.LOST: LinkState.ABSENT,
-        LinkEvent.DISCARD: LinkState.CLOSING,
-        LinkEvent.END: LinkState.ENDED,
-    },
-    LinkState.CLOSING: {
-        LinkEvent.LOST: LinkState.CLOSING,
-        LinkEvent.CLOSED: LinkState.ABSENT,
-        LinkEvent.END: LinkState.ENDED,
-    },
-    LinkState.ENDED: {
-        LinkEvent.FAILED: LinkState.ENDED,
-        LinkEvent.LOST: LinkState.ENDED,
-        LinkEvent.CLOSED: LinkState.ENDED,
-        LinkEvent.END: LinkState.ENDED,
-    },
-}
-"""An opening waits for the end of the link before it, so there are never two."""
 
 
 class LinkUser(LinkEvents, Protocol):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from gateway.calls.exchange_state import EXCHANGE, OVER, ExchangeState
-from gateway.calls.link_lifecycle import LINK, LinkState
+from gateway.calls.link_state import LINK, LinkState
 from gateway.calls.live_state import GONE, LIVE, LiveState
 
 __all__ = ["DIAGRAMS", "DOCUMENT", "diagram", "drawn"]

@@ -3,14 +3,13 @@
 import asyncio
 from collections import Counter
 from collections.abc import Callable
-from itertools import product
 
 import pytest
 
 from gateway.calls.deadlines import Deadlines
-from gateway.calls.link_lifecycle import LINK, LinkEvent, LinkLifecycle, LinkState
+from gateway.calls.link_lifecycle import LinkLifecycle
 from gateway.calls.link_source import LinkSession
-from gateway.calls.state_table import IllegalStep, step
+from gateway.calls.link_state import LinkState
 from gateway.context.link_resources import LinkResources
 from gateway.protocol.handshake import HandshakeRefused
 from tests.requirements import requirement
@@ -167,22 +166,6 @@ async def until(condition: Callable[[], bool]) -> None:
 async def turns(count: int = 6) -> None:
     for _ in range(count):
         await asyncio.sleep(0)
-
-
-def test_every_state_is_reached_and_can_end() -> None:
-    assert LINK.keys() == set(LinkState)
-    assert {after for row in LINK.values() for after in row.values()} == set(LinkState)
-    for state in LinkState:
-        assert step(LINK, state, LinkEvent.END) is LinkState.ENDED
-
-
-@pytest.mark.parametrize(("state", "event"), list(product(LinkState, LinkEvent)))
-def test_a_step_is_in_the_table_or_an_error(state: LinkState, event: LinkEvent) -> None:
-    if event in LINK[state]:
-        assert step(LINK, state, event) is LINK[state][event]
-    else:
-        with pytest.raises(IllegalStep):
-            step(LINK, state, event)
 
 
 async def test_concurrent_callers_share_one_opening_and_its_handshake() -> None:
