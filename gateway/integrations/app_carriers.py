@@ -17,8 +17,9 @@ _HEADER: Final = GATEWAY_HEADER.encode()
 _READ: Final = frozenset({_HEADER, b"cookie", b"host", b"origin", b"sec-fetch-site", b"x-forwarded-proto"})
 _VARY: Final = f"Cookie, {GATEWAY_HEADER.title()}".encode()
 _CARRIERS_HELD: Final = 4_096
-_CARRIER_BYTES_HELD: Final = 512
-"""Longer headers are read each time: clients choose them, and they would fill the memory."""
+_CARRIER_BYTES_HELD: Final = 1_024
+"""Of all these headers together. Longer ones are read each time: clients choose them, how long they are and how often
+each comes, and they would fill the memory."""
 _guard: Final = Guard()
 
 
@@ -40,9 +41,11 @@ class AppCarriers:
             Refused: 400, the header appears twice.
         """
         carried = tuple([(name, value) for name, value in scope["headers"] if name in _READ])
-        for _, value in carried:
-            if len(value) > _CARRIER_BYTES_HELD:
-                return self._session_ids(carried, scope.get("scheme"), peer_of(scope))
+        size = 0
+        for name, value in carried:
+            size += len(name) + len(value)
+        if size > _CARRIER_BYTES_HELD:
+            return self._session_ids(carried, scope.get("scheme"), peer_of(scope))
         return self._read_again(carried, scope.get("scheme"), peer_of(scope))
 
     def _session_ids(self, carried: tuple[tuple[bytes, bytes], ...], scheme: str | None, peer: str) -> Sequence[str]:

@@ -1,5 +1,6 @@
 """How the clients of an app carry their session."""
 
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -112,3 +113,16 @@ def test_vary_names_what_is_missing_in_it() -> None:
         (b"Vary", b"accept, cookie, Mcp-Gateway-Session")
     ]
     assert with_session_headers([(b"vary", b"*")], []) == [(b"vary", b"*")]
+
+
+@requirement("app.carriers")
+def test_headers_that_clients_make_long_or_many_are_not_held_in_memory() -> None:
+    carriers = AppCarriers(RING, cookie=True)
+    tracemalloc.start()
+    try:
+        for number in range(200):
+            carriers.session_ids(scope(*[("cookie", f"{number}.{part}=" + "x" * 490) for part in range(100)]))
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held < 1 << 20, "200 requests with 50 KB of cookies each"
