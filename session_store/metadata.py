@@ -1,7 +1,8 @@
 """Free metadata on a session: text by name, bounded, never a credential. Pure."""
 
+import itertools
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
 
 __all__ = [
@@ -12,6 +13,8 @@ __all__ = [
     "output_scrubber",
     "scrubbed",
     "scrubbed_text",
+    "secret_arguments",
+    "secret_values",
 ]
 
 MAX_METADATA_BYTES: Final = 10 << 10
@@ -25,6 +28,7 @@ _SECRET_NAME = re.compile(
     r"pass(word|wd|phrase)?$|secret|credential|(api|private|access|signing)[-_.]?key|token$|authorization|cookie|session[-_.]?id",
     re.IGNORECASE,
 )
+_GIVEN = re.compile(r"([\w.-]+)\s*[=:]")
 # A JWT, a bearer or basic credential, a PEM block, a URL with a password in it, keys of well-known services.
 _SECRET_VALUE = re.compile(
     r"\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*"
@@ -54,14 +58,35 @@ def scrubbed_text(text: str) -> str:
     return _SECRET_VALUE.sub(REDACTED, text)
 
 
-def output_scrubber(secret_names: Collection[str], environment: Mapping[str, str]) -> Callable[[str], str]:
+def secret_values(environment: Mapping[str, str]) -> set[str]:
+    """The values of an environment that are secret by their name."""
+    return {value for name, value in environment.items() if _SECRET_NAME.search(name)}
+
+
+def secret_arguments(arguments: Sequence[str]) -> set[str]:
+    """The values in a command line that are secret by their name: `--token VALUE`, `--token=VALUE`, `Name: VALUE`, and
+    parameters of URLs. Of `Authorization: Bearer VALUE` it is also the last word alone."""
+    found: set[str] = set()
+    for argument, following in itertools.zip_longest(arguments, arguments[1:], fillvalue=""):
+        if argument.startswith("-") and _SECRET_NAME.search(argument):
+            found.add(following)
+        for given in _GIVEN.finditer(argument):
+            if _SECRET_NAME.search(given[1]):
+                value = argument[given.end() :].partition("&")[0].strip()
+                found |= {value, value.rpartition(" ")[2]}
+    return found
+
+
+def output_scrubber(
+    secret_names: Collection[str], environment: Mapping[str, str], *, secrets: Collection[str] = ()
+) -> Callable[[str], str]:
     """A function that redacts a program's output: the values of its environment that are secret by their name, or whose
-    names are in `secret_names`, and whatever has the form of a credential."""
-    values = {v for n, v in environment.items() if n in secret_names or _SECRET_NAME.search(n)}
-    secrets = sorted((value for value in values if len(value) >= _LEAST_SECRET), key=len, reverse=True)
+    names are in `secret_names`, the `secrets`, and whatever has the form of a credential."""
+    values = {v for n, v in environment.items() if n in secret_names} | secret_values(environment) | {*secrets}
+    known = sorted((value for value in values if len(value) >= _LEAST_SECRET), key=len, reverse=True)
 
     def scrub(text: str) -> str:
-        for secret in secrets:
+        for secret in known:
             text = text.replace(secret, REDACTED)
         return scrubbed_text(text)
 

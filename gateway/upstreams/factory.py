@@ -1,6 +1,7 @@
 """Makes the configured upstreams: the transport of each entry of the configuration, and the parts around it."""
 
 import importlib
+import os
 import sys
 import traceback
 from collections.abc import Callable, Mapping
@@ -22,7 +23,7 @@ from gateway.upstreams.session_resources import SessionResources
 from gateway.upstreams.shared import SharedConversations
 from gateway.upstreams.upstream import ConfiguredUpstream
 from session_store import Context
-from session_store.metadata import output_scrubber
+from session_store.metadata import output_scrubber, secret_arguments, secret_values
 from transports.upstream.process import Command
 from transports.upstream.spawn import ForkServer
 from transports.upstream.stdio import StdioUpstream
@@ -133,8 +134,20 @@ class UpstreamFactory:
             fork_server=self._fork_server,
             max_line_bytes=limits.line_bytes,
             grace_s=limits.shutdown_grace_s,
-            scrubber=partial(output_scrubber, [name for name, value in settings.env.items() if is_template(value)]),
+            scrubber=partial(
+                output_scrubber,
+                [name for name, value in settings.env.items() if is_template(value)],
+                secrets=_secrets_in(settings),
+            ),
         )
+
+
+def _secrets_in(settings: UpstreamSettings) -> set[str]:
+    """The secrets in a server's command line, and those of the gateway's environment that the configuration has put
+    into the command line or the environment of the server."""
+    texts = (*settings.args, *settings.env.values())
+    ours = {value for value in secret_values(os.environ) if any(value in text for text in texts)}
+    return secret_arguments(settings.args) | ours
 
 
 def _same_for_all(values: Mapping[str, str]) -> dict[str, str]:

@@ -27,6 +27,7 @@ SPARE_S = 1.5
 GOOD = [f"good{number}" for number in range(8)]
 SLOW_S = 6.0
 OPERATOR = "an operator's key of these tests"
+PLAIN = "correct horse battery"
 
 
 def bad(*arguments: str, **more: Any) -> dict[str, Any]:
@@ -93,6 +94,7 @@ def failing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RunningG
         "good": bad("good"),
         "later": bad("exit", "0", str(mended)),
         "exit": bad("exit"),
+        "refuse": bad("refuse", "--token", "the first of three", "${ACCOUNT_ACCESS_KEY}", "--db=x?api_key=the_third"),
         "usage": bad("usage"),
         "banner": bad("banner"),
         "crash": bad("crash"),
@@ -101,7 +103,8 @@ def failing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RunningG
     }
     limits = {"noise_timeout_s": 0.5, "list_timeout_s": 1.0, "shutdown_grace_s": 0.2}
     keys = {"olga": hashlib.sha256(OPERATOR.encode()).hexdigest()}
-    with running_gateway(servers, options={"limits": limits, "admin": {"keys": keys}}) as gateway:
+    options = {"limits": limits, "admin": {"keys": keys}}
+    with running_gateway(servers, options=options, env={"ACCOUNT_ACCESS_KEY": PLAIN}) as gateway:
         yield gateway, mended
 
 
@@ -133,11 +136,14 @@ def test_an_error_has_the_last_line_of_the_clients_own_process_without_credentia
     gateway, _ = failing
     told = error_of(of(gateway, "exit", http).initialize())
     assert "exited with code 3" in told and "its last output: 'token [redacted] was refused'" in told
+    refused = error_of(of(gateway, "refuse", http).initialize())
+    assert "unrecognized arguments: refuse --token [redacted] [redacted] --db=x?api_key=[redacted]" in refused
     crashed = error_of(of(gateway, "crash", http).open().tool("who"))
     assert "exited with code 7" in crashed and "ValueError: [redacted] is of no use" in crashed
     of_others = error_of(of(gateway, "crowd", http).open().tool("who"))
     assert "exited with code 7" in of_others and "ValueError" not in of_others
     assert "could not open the database" in gateway.stderr() and TOKEN not in gateway.stderr()
+    assert PLAIN not in gateway.stderr() and "the first of three" not in gateway.stderr()
 
 
 @requirement("proc.last-words", "ops.redact")

@@ -6,7 +6,7 @@
 - `hang`: it writes a line to stderr and answers nothing;
 - `garbage`: it writes lines that are not JSON, for ever; `usage`: one such line, and then it hangs;
 - `banner`: it writes two such lines first;
-- `exit`: it writes to stderr and exits with code 3;
+- `exit`: it writes to stderr and exits with code 3; `refuse`: the same, with its arguments;
 - `crash`: it writes to stderr and exits with code 7 when its tool is called;
 - `slow`: it waits `argv[2]` seconds before it reads; `slow-lists`: it takes that long for each list.
 
@@ -61,6 +61,9 @@ def begin(what: str, seconds: float) -> None:
     if what == "exit":
         complain("could not open the database", f"token {TOKEN} was refused")
         sys.exit(3)
+    if what == "refuse":
+        complain(f"unrecognized arguments: {' '.join(sys.argv[1:])}")
+        sys.exit(3)
     if what in ("garbage", "usage"):
         say("Usage: bad_server [options]")
     while what == "garbage":
@@ -77,7 +80,8 @@ def begin(what: str, seconds: float) -> None:
 
 
 def main() -> None:
-    what, seconds = sys.argv[1], float(sys.argv[2]) if len(sys.argv) > 2 else 0.0
+    what = sys.argv[1]
+    seconds = float(sys.argv[2]) if len(sys.argv) > 2 and what != "refuse" else 0.0
     if len(sys.argv) > 3 and Path(sys.argv[3]).exists():
         what = "good"
     begin(what, seconds)

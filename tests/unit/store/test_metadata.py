@@ -8,7 +8,9 @@ from session_store.metadata import (
     InvalidMetadata,
     checked_metadata,
     merged_metadata,
+    output_scrubber,
     scrubbed_text,
+    secret_arguments,
 )
 from tests.requirements import requirement
 
@@ -66,3 +68,20 @@ def test_changes_are_merged_none_removes_and_the_sum_is_bounded() -> None:
     assert merged_metadata({"ab": fits}, {"ab": "", "c": "x"}) == {"ab": "", "c": "x"}, (
         "what is replaced does not count"
     )
+
+
+@requirement("proc.last-words", "ops.redact")
+@pytest.mark.parametrize(
+    ("arguments", "output"),
+    [
+        (["--token", "s3cret-text"], "no such option: --token [redacted]"),
+        (["--api-key=s3cret-text"], "no such option: [redacted]"),
+        (["--header", "Authorization: Custom s3cret-text"], "the key [redacted] has expired"),
+        (["https://h.example/?token=s3cret-text&page=2"], "401 for https://h.example/?token=[redacted]&page=2"),
+        (["PGPASSWORD=s3cret-text"], "cannot sign in with [redacted]"),
+        (["--name", "s3cret-text", "token"], "no such name: s3cret-text"),
+    ],
+)
+def test_secret_arguments_are_redacted_in_the_output_of_a_program(arguments: list[str], output: str) -> None:
+    scrub = output_scrubber((), {}, secrets=secret_arguments(arguments))
+    assert scrub(output.replace("[redacted]", "s3cret-text")) == output
