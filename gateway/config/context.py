@@ -45,6 +45,12 @@ DEFAULT_CONTEXT_ENV: Final = {
 
 _NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
 _HEADER: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")  # RFC 9110 §5.1
+_CODE: Final = re.compile(
+    r"PATH|(LD|DYLD)_.*|GCONV_PATH|BASH_ENV|SHELLOPTS|PYTHON.*|NODE_(OPTIONS|PATH)|PERL5(OPT|LIB|DB)|RUBY(OPT|LIB)"
+    r"|CLASSPATH|(JAVA_TOOL|JDK_JAVA|_JAVA)_OPTIONS|DOTNET_STARTUP_HOOKS"
+    r"|GIT_(SSH|SSH_COMMAND|ASKPASS|EDITOR|PAGER|EXEC_PATH|EXTERNAL_DIFF|PROXY_COMMAND|TEMPLATE_DIR|CONFIG.*)"
+)
+"""Variables that decide which code a program loads or runs."""
 _SLUG: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@:+-]*")
 _ABSOLUTE: Final = re.compile(r"/|[A-Za-z]:[\\/]")
 
@@ -68,6 +74,8 @@ def _variables(names: dict[str, Any]) -> dict[str, Any]:
     for name in names:
         if not name or "=" in name or "\0" in name:
             raise ValueError(f"{name!r} is no name of an environment variable")
+        if _CODE.fullmatch(name):
+            raise ValueError(f"{name} decides which code a server runs, so it cannot be a fact of the session: set env")
     return names
 
 

@@ -70,6 +70,8 @@ def test_a_field_has_one_source_and_a_name_of_its_own(fields: Any, what: str) ->
         ({"gateway": {"context": {"fields": {"a": {"claim": "a"}}}}}, "context.fields.a: claim needs access tokens"),
         ({"gateway": {"context": {"env": {"A": "nope"}}}}, "gateway.context.env.A: there is no field 'nope'"),
         ({"gateway": {"context": {"env": {"A=B": "agent"}}}}, "no name of an environment variable"),
+        ({"gateway": {"context": {"env": {"LD_PRELOAD": "agent"}}}}, "LD_PRELOAD decides which code a server runs"),
+        ({"mcpServers": {"s": {"command": "x", "context_env": {"PATH": "agent"}}}}, "PATH decides which code"),
         ({"mcpServers": {"s": {"command": "x", "context_env": {"A": "nope"}}}}, "mcpServers.s.context_env.A"),
         (
             {"mcpServers": {"s": {"command": "x", "tools": {"t": {"bind": {"a": "temp_dir"}}}}}},
@@ -88,6 +90,12 @@ def test_a_field_has_one_source_and_a_name_of_its_own(fields: Any, what: str) ->
 def test_what_does_not_exist_or_has_no_effect_is_an_error_that_names_the_place(document: Any, what: str) -> None:
     with pytest.raises(ValidationError, match=what):
         Settings.model_validate(document)
+
+
+@requirement("ctx.open")
+@pytest.mark.parametrize("name", ["GIT_AUTHOR_NAME", "NODE_ENV", "JAVA_HOME", "MY_PATH", "ENV"])
+def test_variables_that_load_no_code_can_be_facts_of_the_session(name: str) -> None:
+    assert ContextSettings.model_validate({"env": {name: "agent"}}).env
 
 
 @requirement("ctx.workspace-paths")
