@@ -81,7 +81,7 @@ class LegacyClients:
             raise no_session()
         said: Object = {}
         if self._resolver.announces_other(request, resolved):
-            resolved, said = await self._resolver.heed(request, who, resolved)
+            resolved, said = await self._resolver.apply_announced(request, who, resolved)
         live = resolved.live
         if message.method == "ping":
             await self._intake.count(live)

@@ -55,7 +55,7 @@ class LegacyHandshake:
             params = params | {"_meta": msgspec.Raw(encode(without_our_keys(meta_of(params))))}
         facts = client_facts(info, version, splice(encode(params)))
         resolved = await self._initializer.initialize(request, who, facts)
-        resolved, said = await self._initializer.heed(request, who, resolved)
+        resolved, said = await self._initializer.apply_announced(request, who, resolved)
         live = resolved.live
         if not resolved.opened:
             await self._records.update(live, client=facts)

@@ -83,7 +83,7 @@ class ModernClients:
             resolved = await self._resolver.resume_or_open(request, who)
         said: Object = {}
         if resolved is not None and self._resolver.announces_other(request, resolved):
-            resolved, said = await self._resolver.heed(request, who, resolved)
+            resolved, said = await self._resolver.apply_announced(request, who, resolved)
         live = None if resolved is None else resolved.live
         headers = [] if resolved is None else self._headers(resolved, request)
 

@@ -98,7 +98,7 @@ class SessionAttacher:
         announced = self._announcements.workspace(request.meta)
         return bool(announced) and announced != resolved.context.workspace
 
-    async def heed(
+    async def apply_announced(
         self, request: Request, who: RequestContext, resolved: Resolved, *, anew: bool = False
     ) -> tuple[Resolved, Object]:
         """Decide on a request that announces another workspace than its session has. Also returns what the `_meta` of

@@ -38,12 +38,14 @@ class InitializeResolver:
         self._reattach = settings.reattach
         self._audit = audit
 
-    async def heed(self, request: Request, who: RequestContext, resolved: Resolved) -> tuple[Resolved, Object]:
-        """Apply the workspace that an `initialize` announces, if the session has another one (`SessionAttacher.heed`).
-        Also returns what the result's `_meta` says about the announcement."""
+    async def apply_announced(
+        self, request: Request, who: RequestContext, resolved: Resolved
+    ) -> tuple[Resolved, Object]:
+        """As `SessionAttacher.apply_announced`, for an `initialize`. Does nothing unless the request announces another
+        workspace than the session has."""
         if not self._attacher.announces_other(request, resolved):
             return resolved, {}
-        return await self._attacher.heed(request, who, resolved, anew=True)
+        return await self._attacher.apply_announced(request, who, resolved, anew=True)
 
     async def initialize(self, request: Request, who: RequestContext, client: ClientFacts) -> Resolved:
         """The session of an `initialize`. A stale token is no error: the client is about to get a new session.

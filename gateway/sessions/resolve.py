@@ -42,7 +42,7 @@ class SessionResolver:
         self._returns = returns
         self.context_of = opener.context_of
         self.announces_other = attacher.announces_other
-        self.heed = attacher.heed
+        self.apply_announced = attacher.apply_announced
 
     async def resume(self, request: Request, who: RequestContext) -> Resolved | None:
         """The session the request carries, in the order of carriers: header, `_meta`, session key, cookie, default
