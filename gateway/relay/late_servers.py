@@ -21,6 +21,7 @@ from gateway.protocol.handshake import HandshakeRefused
 from gateway.protocol.methods import CHANGES, METHODS
 from gateway.protocol.missing import Missing
 from gateway.protocol.subscription_filter import SubscriptionFilter
+from gateway.upstreams.facts import STARTING
 from gateway.upstreams.upstream import ConfiguredUpstream
 from session_store import StoreError
 from transports.era import Era
@@ -35,8 +36,6 @@ logger = logging.getLogger(__name__)
 
 UNAVAILABLE: Final = (UpstreamUnavailable, HandshakeRefused, LinkClosed, TimeoutError)
 """What is raised where a server cannot be asked."""
-
-STARTING: Final = "it has not answered yet"
 
 Items = list[dict[str, Any]]
 T = TypeVar("T")

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -10,7 +10,10 @@ from gateway.protocol.handshake import discovery_of
 from gateway.protocol.listing import Tools
 from transports.era import LEGACY, MODERN, Era
 
-__all__ = ["KnownFacts", "ServerFacts", "ServerState", "era_of"]
+__all__ = ["STARTING", "KnownFacts", "ServerFacts", "ServerState", "era_of"]
+
+STARTING: Final = "it has not answered yet"
+"""The reason why a server cannot be used that has not failed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from gateway.calls.server_messages import IsolatedRouter
 from gateway.config.upstreams import UpstreamSettings
 from gateway.protocol.capabilities import Caller
 from gateway.protocol.listing import Tools
-from gateway.upstreams.facts import KnownFacts, ServerState
+from gateway.upstreams.facts import STARTING, KnownFacts, ServerState
 from gateway.upstreams.inventory import Inventory
 from gateway.upstreams.link_source import SessionLinks, Start, UpstreamLinks
 from gateway.upstreams.probe import Probe
@@ -117,7 +117,7 @@ class ConfiguredUpstream:
             return ServerState("ok", start_s=probe.started_s)
         words = () if facts is None else facts.last_words
         if not probe.failures.count:
-            return ServerState("starting", "it has not answered yet", waited_s=probe.waited_s)
+            return ServerState("starting", STARTING, waited_s=probe.waited_s)
         return ServerState("failing", probe.failures.reason, attempts=probe.failures.count, last_words=words)
 
     async def capabilities(self) -> dict[str, Any]:

@@ -10,7 +10,8 @@ import pytest
 from gateway.calls.backoff import Backoff
 from gateway.calls.lists import Lists
 from gateway.protocol.subscription_filter import Filter, SubscriptionFilter
-from gateway.relay.late_servers import STARTING, Asker, Gathered, LateServers
+from gateway.relay.late_servers import Asker, Gathered, LateServers
+from gateway.upstreams.facts import STARTING
 from gateway.upstreams.list_pages import ListReader
 from tests.requirements import requirement
 from transports.era import Era
