@@ -1,4 +1,4 @@
-"""What a client announces about its session: its workspace, and the free fields that it may set. Pure.
+"""What a client announces about its session: its workspace, and those of the operator's fields that it may set. Pure.
 
 An announcement informs and never grants (docs/adr/0013-provenance.md).
 """

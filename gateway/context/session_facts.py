@@ -35,9 +35,9 @@ class SessionFacts:
     def value(self, session: Session, name: str) -> str:
         """The value of a field, of those that every session has or of the operator's. Empty: the session has none."""
         field = self._fields.get(name)
-        return built_in(session, name) if field is None else self._free(session, name, field)[0]
+        return built_in(session, name) if field is None else self._added(session, name, field)[0]
 
-    def _free(self, session: Session, name: str, field: FieldSettings) -> tuple[str, Source]:
+    def _added(self, session: Session, name: str, field: FieldSettings) -> tuple[str, Source]:
         """The value of one of the operator's fields, and its source."""
         if field.metadata:
             found = session.metadata.get(field.metadata, "")[: field.max_chars]
@@ -52,7 +52,7 @@ class SessionFacts:
 
     def sources(self, session: Session) -> dict[str, tuple[str, Source]]:
         """All of the operator's fields that the session has, with values and sources."""
-        found = {name: self._free(session, name, field) for name, field in self._fields.items()}
+        found = {name: self._added(session, name, field) for name, field in self._fields.items()}
         return {name: value for name, value in found.items() if value[0]}
 
     def environment(
@@ -91,7 +91,7 @@ class SessionFacts:
     def _shown_in_meta(self, session: Session) -> dict[str, dict[str, str]]:
         if not self._in_meta:
             return {}
-        found = {name: self._free(session, name, self._fields[name]) for name in self._in_meta}
+        found = {name: self._added(session, name, self._fields[name]) for name in self._in_meta}
         return {
             "fields": {name: value for name, (value, _) in found.items() if value},
             "fields_provenance": {name: source for name, (value, source) in found.items() if value},

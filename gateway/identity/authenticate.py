@@ -57,7 +57,7 @@ class Identity:
     """Authenticates requests with the configured credentials.
 
     `metadata_url` is the URL of the resource metadata (RFC 9728), which challenges name; empty if there is none.
-    `fields` are the free fields of the context, some of which come from claims and from headers of trusted proxies.
+    `fields` are the operator's fields of the context. Some come from claims and from headers of trusted proxies.
     """
 
     def __init__(

@@ -64,8 +64,8 @@ class ContextRules:
     permissions of all matching rules add up, and one rule is enough to make a session read-only.
 
     `trust_announced`: the operator has configured that an announced workspace counts like any other. `read_only` are
-    the trust levels whose sessions are read-only. `fields` are the free fields of the context. `is_usable` decides
-    whether a workspace may be used at all.
+    the trust levels whose sessions are read-only. `fields` are the operator's fields of the context.
+    `is_usable` decides whether a workspace may be used at all.
     """
 
     def __init__(
@@ -185,7 +185,7 @@ class ContextRules:
     def _values(
         self, vouched: Mapping[str, str], announced: Mapping[str, str], reasons: list[Reason]
     ) -> Iterator[ContextField]:
-        """The values of the free fields, except those in the metadata, which changes while the session lives."""
+        """The values of the operator's fields, except those in the metadata, which changes while the session lives."""
         for name, field in self._fields.items():
             value, source, why = field.value, CONFIGURED, f"gateway.context.fields.{name}.value"
             if field.is_announced:

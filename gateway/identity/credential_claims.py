@@ -1,4 +1,4 @@
-"""What a credential says of its holder's sessions: trust, workspace, permissions and free fields. Pure."""
+"""What a credential says of its holder's sessions: trust, workspace, permissions and the operator's fields. Pure."""
 
 import json
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ class CredentialClaims(msgspec.Struct, frozen=True, cache_hash=True):
 
     `trust` is None if the operator has named no claim or header for it, `workspace` if the credential has none.
     `names_workspace`: the operator has named a claim or header for the workspace, so that an announced one is ignored.
-    `fields` are names and values of free fields of the context.
+    `fields` are names and values of the operator's fields of the context.
     """
 
     trust: str | None = None
