@@ -1,5 +1,6 @@
 """What `SessionMiddleware` is given: arguments, and `MCP_GATEWAY_…` variables for what is not an argument."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -14,6 +15,8 @@ from session_store import InvalidKeyRing, KeyRing, StoreError, backend_for
 from session_store.connect import BackendOptions, check_store_url
 
 __all__ = ["AppSettings", "backend_of", "ring_of", "settings_of"]
+
+logger = logging.getLogger(__name__)
 
 _ISSUES: Final = "SessionMiddleware"
 
@@ -36,13 +39,16 @@ def settings_of(store: str | None, times: Mapping[str, float | None]) -> AppSett
     """The settings: the environment, and over it the store's URL and the times that are not None.
 
     Raises:
-        ConfigurationError: a value cannot be used. The message names it, and says what to do.
+        ConfigurationError: a value cannot be used, or the name of a variable is misspelt. The message names it, and
+            says what to do. Other `MCP_GATEWAY_…` variables that are no settings are logged as warnings.
     """
     given = {name: value for name, value in times.items() if value is not None}
     # A URL that is given in the program is also given instead of the variable that names a file.
     overrides = {} if store is None else {"store": store, "store_file": ""}
     # Variables of a gateway that runs beside the app are no mistakes.
     found = gathered(None, overrides, GatewaySettings)
+    for note in found.notes:
+        logger.warning("%s: %s", _ISSUES, note.text)
     own = {name: value for name, value in found.document["gateway"].items() if name in AppSettings.model_fields}
     try:
         settings = _Given.model_validate({"gateway": own}).gateway

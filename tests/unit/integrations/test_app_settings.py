@@ -84,3 +84,21 @@ def test_the_memory_store_keeps_as_many_sessions_as_the_setting_says(monkeypatch
     monkeypatch.setenv("MCP_GATEWAY_SESSION__MAX_SESSIONS", "3")
     backend = backend_of(settings_of("memory://", {}))
     assert backend.sessions._max_sessions == 3
+
+
+@requirement("app.settings")
+def test_a_misspelt_variable_is_an_error_with_the_name_that_was_meant(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MCP_GATEWAY_STOR", "redis://there:6379/0")
+    with pytest.raises(ConfigurationError, match="MCP_GATEWAY_STOR: .*did you mean MCP_GATEWAY_STORE"):
+        SessionMiddleware(None, store="memory://")
+
+
+@requirement("app.settings")
+def test_a_variable_that_is_no_setting_is_a_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("MCP_GATEWAY_WEATHER", "fair")
+    SessionMiddleware(None, store="memory://")
+    assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
+        ("WARNING", "SessionMiddleware: the variable MCP_GATEWAY_WEATHER is ignored: it is no setting")
+    ]
