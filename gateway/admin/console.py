@@ -17,7 +17,7 @@ from starlette.staticfiles import StaticFiles
 from gateway.admin.auth import Access
 from gateway.admin.formatting import amount, clock, span
 from gateway.admin.operations import Operations
-from gateway.admin.operators import Ambiguous, NoSuch
+from gateway.admin.operators import Ambiguous, NoSuch, OperatorError
 from gateway.admin.page import Action, ConsolePage
 from gateway.admin.pages import console_pages
 from gateway.admin.sign_in_attempts import TooManyAttempts
@@ -87,7 +87,7 @@ class Console:
             template, status = f"pages/{name}", 200
             try:
                 facts = await page.facts(self._operations, request)
-            except (NoSuch, Ambiguous, StoreUnavailable) as error:
+            except (OperatorError, StoreUnavailable) as error:
                 template, facts, status = "gone.html", {"message": _message(error)}, _status(error)
             query = f"?{request.url.query}" if request.url.query else ""
             stream = f"{request.url.path}/live{query}"
@@ -119,7 +119,7 @@ class Console:
                 html = self._live_html(f"pages/{name}", request, **await page.facts(self._operations, request))
             except TooManyAttempts:
                 return
-            except (NoSuch, Ambiguous, StoreUnavailable) as error:
+            except (OperatorError, StoreUnavailable) as error:
                 html = self._live_html("gone.html", request, message=_message(error))
             yield f"data: {json.dumps(html)}\n\n" if html != before else ": nothing new\n\n"
             before = html
@@ -146,7 +146,7 @@ class Console:
                 return Response(status_code=403, headers=_HEADERS)
             try:
                 return _redirect(request, await action(self._operations, request, operator))
-            except (NoSuch, Ambiguous, StoreUnavailable) as error:
+            except (OperatorError, StoreUnavailable) as error:
                 html = self._html("gone.html", request, operator=operator, path="", live="", message=_message(error))
                 return HTMLResponse(html, 409, headers=_HEADERS)
 
@@ -187,7 +187,7 @@ def _message(error: Exception) -> str:
 
 def _status(error: Exception) -> int:
     """The HTTP status of a page that cannot be shown."""
-    return {NoSuch: 404, Ambiguous: 409}.get(type(error), 503)
+    return {NoSuch: 404, Ambiguous: 409, StoreUnavailable: 503}.get(type(error), 400)
 
 
 def _explained(endpoint: Endpoint) -> Endpoint:

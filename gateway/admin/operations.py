@@ -38,7 +38,7 @@ class EndsSessions(Protocol):
 
 
 class Operations:
-    """Implements `admin.operators.Operators`. `record` keeps what an operator did in the audit trail."""
+    """Implements `admin.page.ConsoleOperators`. `record` keeps what an operator did in the audit trail."""
 
     def __init__(
         self,
@@ -127,10 +127,8 @@ class Operations:
         return redact(session.id)
 
     async def end_all(self, which: SessionFilter, by: str = "") -> int:
-        reason, ended, place = f"{_operator(by)} ended all of {which}", 0, ""
-        while page := await self._backend.sessions.page(after=place, limit=_READ_AT_ONCE):
-            place = f"{page[-1].id}~"
-            found = [session for session in page if which.matches(session)]
+        reason, ended = f"{_operator(by)} ended all of {which}", 0
+        async for found in self._matching(which):
             parts = await self._replicas.parts([session.id for session in found])
             for some in (found[at : at + _ENDED_AT_ONCE] for at in range(0, len(found), _ENDED_AT_ONCE)):
                 calls = [None if (part := parts.get(session.id)) is None else part.calls for session in some]
@@ -138,6 +136,16 @@ class Operations:
                 ended += sum(await asyncio.gather(*ends))
         self._record(f"{_operator(by)} has ended all sessions of {which}: {ended}")
         return ended
+
+    async def count(self, which: SessionFilter) -> int:
+        return sum([len(found) async for found in self._matching(which)])
+
+    async def _matching(self, which: SessionFilter) -> AsyncIterator[list[Session]]:
+        """All sessions that match, page by page."""
+        place = ""
+        while page := await self._backend.sessions.page(after=place, limit=_READ_AT_ONCE):
+            place = f"{page[-1].id}~"
+            yield [session for session in page if which.matches(session)]
 
     async def _find(self, prefix: str) -> Session:
         """The one session that is meant. Never a guess. Raises `NoSuch`, `Ambiguous`."""

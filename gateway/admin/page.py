@@ -2,18 +2,27 @@
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from starlette.requests import Request
 
-from gateway.admin.operators import Operators
+from gateway.admin.operators import Operators, SessionFilter
 
-__all__ = ["Action", "ConsolePage", "Facts"]
+__all__ = ["Action", "ConsoleOperators", "ConsolePage", "Facts"]
 
-Facts = Callable[[Operators, Request], Awaitable[dict[str, Any]]]
+
+class ConsoleOperators(Operators, Protocol):
+    """The operators' model in the gateway's own process."""
+
+    async def count(self, which: SessionFilter) -> int:
+        """How many sessions `end_all` would end."""
+        ...
+
+
+Facts = Callable[[ConsoleOperators, Request], Awaitable[dict[str, Any]]]
 """Read what the template shows. May raise what `Operators` raises; the console shows such an error as a page."""
 
-Action = Callable[[Operators, Request, str], Awaitable[str]]
+Action = Callable[[ConsoleOperators, Request, str], Awaitable[str]]
 """Do what a form of the page asks for, in the name of an operator (the last argument), and return the path of the page
 that is shown next. May raise what `Operators` raises."""
 

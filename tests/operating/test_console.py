@@ -88,6 +88,40 @@ def test_the_session_that_fails_is_found_understood_and_ended(
     expect(page.locator("tbody")).to_contain_text("the operator olga ended it")
 
 
+@requirement("ops.bulk-end", "ops.console")
+def test_the_sessions_of_a_client_are_counted_and_ended(
+    pair: Pair, context: BrowserContext, http: httpx.Client
+) -> None:
+    name = "<b>left & behind</b>"
+    theirs = [Legacy(f"{gateway.base}/servers/demo/mcp", http).open(name=name) for gateway in (*pair, pair[0])]
+    other = Legacy(f"{pair[0].base}/servers/demo/mcp", http).open(name="stays")
+    page = signed_in(context, pair[1])
+    page.get_by_role("link", name="Sessions").click()
+    page.get_by_text("End several sessions…").click()
+    page.get_by_role("button", name="Count").click()
+    expect(page.get_by_role("button", name="End all sessions")).to_have_count(0)
+    page.get_by_text("End several sessions…").click()
+    page.get_by_label("Client").fill(name)
+    page.get_by_role("button", name="Count").click()
+    expect(page.locator("main")).to_contain_text(f"3 sessions of client {name} would end.")
+    assert all(client.tool("count").status_code == 200 for client in theirs), "nothing has ended yet"
+    page.get_by_role("button", name=f"End all sessions of client {name}").click()
+    expect(page.get_by_role("heading", name="Events", exact=True)).to_be_visible()
+    expect(page.locator("tbody")).to_contain_text(f"the operator olga has ended all sessions of client {name}: 3")
+    assert [client.tool("count").status_code for client in theirs] == [404] * 3
+    assert other.tool("count").status_code == 200
+    url, cookie = (
+        f"{pair[1].base}/admin/sessions/end",
+        "; ".join(f"{c['name']}={c['value']}" for c in context.cookies()),
+    )
+    for site in ("cross-site", "same-site"):
+        elsewhere = {"Cookie": cookie, "Sec-Fetch-Site": site, "Origin": "https://elsewhere.example"}
+        assert http.post(url, data={"client": "stays"}, headers=elsewhere).status_code == 403
+    assert other.tool("count").status_code == 200
+    assert http.post(url, data={"client": "stays"}, headers={"Cookie": cookie}).status_code == 303
+    assert other.tool("count").status_code == 404
+
+
 @requirement("ops.console")
 def test_a_thousand_sessions_stay_usable(context: BrowserContext) -> None:
     async def fill(url: str) -> None:
@@ -178,7 +212,7 @@ def test_the_console_is_accessible(pair: Pair, browser: Browser, http: httpx.Cli
     page.get_by_label("Operator's key").fill(OPERATOR)
     page.get_by_role("button", name="Sign in").click()
     expect(page.get_by_role("heading", name="Overview")).to_be_visible()
-    for path in ("", "/sessions", f"/sessions/{client.session[:8]}", "/events"):
+    for path in ("", "/sessions", "/sessions?client=accessible", f"/sessions/{client.session[:8]}", "/events"):
         page.goto(f"{pair[0].base}/admin{path}")
         found[path] = _violations(page, axe)
     assert not any(found.values()), json.dumps(found, indent=1)

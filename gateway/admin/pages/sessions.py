@@ -1,24 +1,49 @@
-"""All live sessions, to search."""
+"""All live sessions, to search, and a form that ends those of a principal, a client or a workspace."""
 
+from collections.abc import Iterable
 from typing import Any, Final
-from urllib.parse import urlencode
+from urllib.parse import parse_qsl, urlencode
 
 from starlette.requests import Request
 
-from gateway.admin.operators import ONLY, Operators, SessionQuery
-from gateway.admin.page import ConsolePage
+from gateway.admin.operators import ONLY, OperatorError, SessionFilter, SessionQuery
+from gateway.admin.page import ConsoleOperators, ConsolePage
+from transports.inbound.http import read_body
 
 __all__ = ["PAGE"]
 
 _ROWS: Final = 50
+_MAX_FORM_BYTES: Final = 16 << 10
+_FILTER: Final = SessionFilter.__struct_fields__
 
 
-async def _facts(operators: Operators, request: Request) -> dict[str, Any]:
+async def _facts(operators: ConsoleOperators, request: Request) -> dict[str, Any]:
     query, only = request.query_params.get("q", ""), request.query_params.get("only", "all")
     after = request.query_params.get("after", "")
     page = await operators.sessions(SessionQuery(query=query, only=ONLY.get(only, "all"), limit=_ROWS, after=after))
     next_page = urlencode({"q": query, "only": only, "after": page.after}) if page.after else ""
-    return {"sessions": page.sessions, "query": query, "only": only, "next_page": next_page, "after": after}
+    facts = {"sessions": page.sessions, "query": query, "only": only, "next_page": next_page, "after": after}
+    given = [(name, value) for name, value in request.query_params.multi_items() if name in _FILTER]
+    which = _filter(given) if any(value for _, value in given) else None
+    count = 0 if which is None else await operators.count(which)
+    return {**facts, "which": which, "fields": _FILTER, "count": count}
+
+
+async def _end_all(operators: ConsoleOperators, request: Request, operator: str) -> str:
+    body = await read_body(request.receive, request.headers, _MAX_FORM_BYTES)
+    await operators.end_all(_filter(parse_qsl((body or b"").decode("utf-8", "replace"))), operator)
+    return "/admin/events"
+
+
+def _filter(given: Iterable[tuple[str, str]]) -> SessionFilter:
+    """The sessions to end. Raises `OperatorError`: a name is unknown or stands twice, or there is no value."""
+    values: dict[str, str] = {}
+    for name, value in given:
+        # A value that is overlooked would end more sessions than were meant.
+        if name not in _FILTER or name in values:
+            raise OperatorError(f"give each of {', '.join(_FILTER)} once, and nothing else")
+        values[name] = value
+    return SessionFilter(**values)
 
 
 PAGE: Final = ConsolePage(
@@ -26,6 +51,7 @@ PAGE: Final = ConsolePage(
     label="Sessions",
     position=2,
     facts=_facts,
+    actions={"/admin/sessions/end": _end_all},
     template="""\
 {% extends "layout.html" %}
 {% block title %}Sessions{% endblock %}
@@ -42,8 +68,31 @@ PAGE: Final = ConsolePage(
 </select>
 <button>Find</button>
 </form>
+<details class="end"{% if which %} open{% endif %}><summary>End several sessions…</summary>
+<form class="search">
+{% for name in fields %}
+<label for="{{ name }}">{{ name | capitalize }}</label>
+<input id="{{ name }}" name="{{ name }}" value="{{ which[name] if which else "" }}">
+{% endfor %}
+<button>Count</button>
+</form>
+{% if count %}
+<form method="post" action="{{ root }}/admin/sessions/end">
+{% for name in fields if which[name] %}
+<input type="hidden" name="{{ name }}" value="{{ which[name] }}">
+{% endfor %}
+<p>The processes of all sessions of {{ which }} stop at once, on every replica, and their state is gone.</p>
+<button class="danger">End all sessions of {{ which }}</button>
+</form>
+{% else %}
+<p>Each value must be that of the session, whole; a client is named without its version.</p>
+{% endif %}
+</details>
 {% endblock %}
 {% block live %}
+{% if which %}
+<p role="status">{{ count }} session{{ "" if count == 1 else "s" }} of {{ which }} would end.</p>
+{% endif %}
 {% import "tables.html" as tables with context %}
 {% if sessions %}
 {{ tables.sessions_table(sessions) }}

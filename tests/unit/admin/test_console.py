@@ -146,3 +146,25 @@ async def test_a_module_of_the_package_is_a_page_and_needs_no_other_change(
     assert list(console_pages())[-1] == "toy"
     assert "1 replica" in (await operator.get("/admin/toy")).text
     assert 'href="/admin/toy"' in (await operator.get("/admin")).text
+
+
+@requirement("ops.bulk-end")
+@pytest.mark.parametrize("form", ["", "client=", "client=a&client=b", "client=a&sessions=b"])
+async def test_a_form_that_does_not_say_which_sessions_ends_none(
+    operator: httpx.AsyncClient, ending: FakeEnding, form: str
+) -> None:
+    answer = await operator.post("/admin/sessions/end", content=form)
+    assert answer.status_code == 409 and ("give" in answer.text or "Give" in answer.text)
+    assert ending.ended == []
+
+
+@requirement("ops.bulk-end")
+async def test_the_form_ends_what_the_page_has_counted(operator: httpx.AsyncClient, ending: FakeEnding) -> None:
+    page = await operator.get("/admin/sessions", params={"client": HOSTILE})
+    assert "1 session of client &lt;script&gt;" in page.text and HOSTILE not in page.text
+    assert "0 sessions of client" in (await operator.get("/admin/sessions", params={"client": "no"})).text
+    assert (await operator.get("/admin/sessions?client=a&client=b")).status_code == 400
+    assert ending.ended == []
+    done = await operator.post("/admin/sessions/end", data={"client": HOSTILE})
+    assert (done.status_code, done.headers["location"]) == (303, "/admin/events")
+    assert [session for session, _ in ending.ended] == [SESSION]

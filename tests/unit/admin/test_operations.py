@@ -190,6 +190,7 @@ async def test_all_sessions_of_somebody_are_ended_and_no_others() -> None:
         session = a_session(parts.clock, id=one, principal=who, context=context, client=client)
         await parts.backend.sessions.create(session)
     which = SessionFilter(principal="api-key:ann", workspace="w-1", client="agent")
+    assert await parts.operations.count(which) == 1 and not parts.ending.ended
     assert await parts.operations.end_all(which, "olga") == 1
     why = "the operator olga ended all of principal api-key:ann and client agent and workspace w-1"
     assert parts.ending.ended == [("a-one", why)] and parts.ending.calls == [3]

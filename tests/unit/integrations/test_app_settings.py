@@ -89,7 +89,7 @@ def test_the_memory_store_keeps_as_many_sessions_as_the_setting_says(monkeypatch
 @requirement("app.settings")
 def test_a_misspelt_variable_is_an_error_with_the_name_that_was_meant(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MCP_GATEWAY_STOR", "redis://there:6379/0")
-    with pytest.raises(ConfigurationError, match="MCP_GATEWAY_STOR: .*did you mean MCP_GATEWAY_STORE"):
+    with pytest.raises(ConfigurationError, match=r"MCP_GATEWAY_STOR: .*did you mean MCP_GATEWAY_STORE"):
         SessionMiddleware(None, store="memory://")
 
 
