@@ -110,8 +110,7 @@ def test_a_forged_token_at_the_stdio_front_is_in_the_trail(modern: bool, tmp_pat
         params = {"name": "count", "arguments": {}, "_meta": meta | {f"{spec}clientCapabilities": {}}}
     line = json.dumps({"jsonrpc": "2.0", "id": 1, "method": method, "params": params})
     command = [sys.executable, "-m", "gateway", "stdio", "--config", str(config)]
-    subprocess.run(
-        command, input=line + "\n", text=True, env=env, cwd=ROOT, timeout=60, check=True, capture_output=True
-    )
+    ended = subprocess.run(command, input=line + "\n", text=True, env=env, cwd=ROOT, timeout=60, capture_output=True)
+    assert ended.returncode == 2 and "MCP_SESSION_TOKEN" in ended.stderr
     events = [json.loads(told) for told in file.read_text().splitlines()]
     assert [e["reason"] for e in events if e["event"] == "refused"] == ["invalid session token"]

@@ -95,7 +95,6 @@ ROWS: Final = {
             program="fastmcp_client.py",
             command=_python(fastmcp="==4.1.0"),
             line="StreamableHttpTransport(url, headers=headers)",
-            in_make_test=True,
         ),
         Row(
             name="TypeScript SDK 1.32",
