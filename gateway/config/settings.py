@@ -33,7 +33,7 @@ from gateway.config.sessions import SessionSettings
 from gateway.config.upstreams import UpstreamSettings
 from session_store.connect import check_store_url
 
-__all__ = ["ConfigurationError", "GatewaySettings", "Loaded", "Settings", "load", "load_settings"]
+__all__ = ["ConfigurationError", "GatewaySettings", "Loaded", "Settings", "load"]
 
 DEFAULT_ISSUER: Final = "mcp-session-gateway"
 _NAME: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
@@ -295,8 +295,3 @@ def load(path: Path | None = None, overrides: dict[str, Any] | None = None) -> L
     except ValidationError as error:
         raise ConfigurationError(explained(error, found.origins, Settings)) from None
     return Loaded(settings=settings, notes=found.notes)
-
-
-def load_settings(path: Path | None = None, overrides: dict[str, Any] | None = None) -> Settings:
-    """As `load`, without the notes. Raises `ConfigurationError`."""
-    return load(path, overrides).settings

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from mcp import Client
 
-from gateway.config.settings import load_settings
+from gateway.config.settings import load
 from gateway.serving.drain import HAND_OVER_S
 from gateway.serving.paths import HEALTH, READY
 from gateway.serving.uvicorn_server import DRAIN_TIMEOUT_S
@@ -94,5 +94,5 @@ def test_the_manifests_agree_with_the_gateway_and_with_each_other() -> None:
     assert given["MCP_GATEWAY_STORE"] == "secret"
     options: dict[str, Any] = {"host": "0.0.0.0", "store": "redis://redis:6379/0", "advertise": "10.0.0.1:9000"}
     options |= {"anonymous": True, "allowed_hosts": ["*"]}
-    checked = load_settings(None, options)
+    checked = load(None, options).settings
     assert checked.gateway.port == ports["http"]

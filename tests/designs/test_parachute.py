@@ -129,9 +129,9 @@ def test_operators_set_variables_workspaces_and_a_launcher(tmp_path: Path, http:
 
 @requirement("pol.trust")
 def test_a_trust_that_is_unknown_stops_the_start(tmp_path: Path) -> None:
-    from gateway.config.settings import ConfigurationError, load_settings
+    from gateway.config.settings import ConfigurationError, load
 
     config = tmp_path / "mcp.json"
     config.write_text(json.dumps({"gateway": {"policy": {"rules": [{"trust": "trusted"}]}}}), encoding="utf-8")
     with pytest.raises(ConfigurationError, match="trust"):
-        load_settings(config)
+        load(config)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import httpx
 
-from gateway.config.settings import load_settings
+from gateway.config.settings import load
 from tests.requirements import requirement
 from tests.support.gateway_process import DEMO, ROOT, RunningGateway, running_gateway, server
 from tests.support.mcp_clients import Legacy, tool_text
@@ -48,7 +48,7 @@ def command(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
 def test_the_file_of_a_desktop_host_works_as_it_is(tmp_path: Path) -> None:
     path = tmp_path / "claude_desktop_config.json"
     path.write_text(json.dumps(DESKTOP))
-    settings = load_settings(path)
+    settings = load(path).settings
     assert settings.mcpServers["files"].argv[0] == "npx" and settings.mcpServers["files"].env == {"A": "b"}
     checked = command("check", "--config", str(path))
     assert checked.returncode == 0 and "files" in checked.stdout

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gateway.config.load import ConfigurationError, Origins, variables
-from gateway.config.settings import GatewaySettings, load_settings
+from gateway.config.settings import GatewaySettings, load
 from tests.requirements import requirement
 
 
@@ -47,7 +47,7 @@ def test_a_fault_names_the_place_that_gave_the_value(
     path.write_text(json.dumps({"gateway": {"port": 8_080, "session": {"idle_ttl_s": idle_s}}}))
     monkeypatch.setenv("MCP_GATEWAY_PORT", variable)
     with pytest.raises(ConfigurationError) as caught:
-        load_settings(path, overrides)
+        load(path, overrides)
     assert str(caught.value).startswith(fault.format(path=path))
     assert len(str(caught.value).splitlines()) == 1
 
@@ -80,7 +80,7 @@ def test_a_misspelt_name_is_a_fault_with_its_place_and_what_was_meant(
     path = tmp_path / "mcp.json"
     path.write_text(json.dumps(document))
     with pytest.raises(ConfigurationError) as caught:
-        load_settings(path)
+        load(path)
     assert str(caught.value).startswith(f"{path}: {line}")
 
 
@@ -91,7 +91,7 @@ def test_all_faults_of_file_and_variables_are_told_at_once(tmp_path: Path, monke
     path.write_text(json.dumps({"mcpServers": entries}))
     monkeypatch.setenv("MCP_GATEWAY_PROT", "1")
     with pytest.raises(ConfigurationError) as caught:
-        load_settings(path)
+        load(path)
     assert [line.split(": ")[:2] for line in str(caught.value).splitlines()] == [
         [str(path), "mcpServers.a.env.T"],
         [str(path), "mcpServers.a.env.U"],
@@ -107,15 +107,15 @@ def test_the_command_line_wins_over_the_environment_and_that_over_the_file(
     path = tmp_path / "mcp.json"
     given = {"store": "sqlite:///file.db", "host": "127.0.0.3", "port": 3, "allowed_hosts": ["c.example"]}
     path.write_text(json.dumps({"gateway": given | {"advertise": "127.0.0.3:3"}}))
-    file = load_settings(path).gateway
+    file = load(path).settings.gateway
     monkeypatch.setenv("MCP_GATEWAY_STORE", "sqlite:///variable.db")
     monkeypatch.setenv("MCP_GATEWAY_HOST", "127.0.0.2")
     monkeypatch.setenv("MCP_GATEWAY_PORT", "2")
     monkeypatch.setenv("MCP_GATEWAY_ALLOWED_HOSTS", '["b.example"]')
     monkeypatch.setenv("MCP_GATEWAY_ADVERTISE", "127.0.0.2:2")
-    variable = load_settings(path).gateway
+    variable = load(path).settings.gateway
     typed = {"store": "sqlite:///typed.db", "host": "127.0.0.1", "port": 1, "allowed_hosts": ["a.example"]}
-    command_line = load_settings(path, typed | {"advertise": "127.0.0.1:1"}).gateway
+    command_line = load(path, typed | {"advertise": "127.0.0.1:1"}).settings.gateway
     for settings, n, name, letter in (
         (file, 3, "file", "c"),
         (variable, 2, "variable", "b"),

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gateway.config.settings import ConfigurationError, Settings, load_settings
+from gateway.config.settings import ConfigurationError, Settings, load
 from tests.requirements import requirement
 
 
@@ -23,7 +23,7 @@ def test_what_cannot_be_is_said_at_start(tmp_path: Path) -> None:
         config = tmp_path / "mcp.json"
         config.write_text(json.dumps({"mcpServers": {"a": entry}, "gateway": {"secrets": secrets}}))
         with pytest.raises(ConfigurationError, match=words):
-            load_settings(config)
+            load(config)
 
 
 @requirement("wall.secrets", "ops.config")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gateway.config.policy import PolicySettings
-from gateway.config.settings import ConfigurationError, Settings, load_settings
+from gateway.config.settings import ConfigurationError, Settings, load
 from tests.requirements import requirement
 from tests.support.credentials import KEYS, sha256
 
@@ -39,7 +39,7 @@ def test_toml_says_the_same_and_the_environment_wins(tmp_path: Path, monkeypatch
     monkeypatch.setenv("MCP_GATEWAY_SESSION__IDLE_TTL_S", "30")
     monkeypatch.setenv("MCP_GATEWAY_API_KEYS", json.dumps({"a": "0" * 64}))
     monkeypatch.setenv("MCP_GATEWAY_ALLOWED_HOSTS", '["a.example"]')
-    settings = load_settings(path, {"host": "::1"})
+    settings = load(path, {"host": "::1"}).settings
     assert (settings.gateway.port, settings.gateway.host) == (9001, "::1")
     assert (settings.gateway.session.idle_ttl_s, settings.gateway.session.max_age_s) == (30, 120)
     assert settings.gateway.allowed_hosts == ("a.example",) and not settings.gateway.allows_anonymous
@@ -77,7 +77,7 @@ def test_a_bad_configuration_fails_at_start_naming_the_field(
     path = tmp_path / "mcp.json"
     path.write_text(document if isinstance(document, str) else json.dumps(document))
     with pytest.raises(ConfigurationError) as caught:
-        load_settings(path)
+        load(path)
     assert where in str(caught.value) and what in str(caught.value)
     assert "plain-key" not in str(caught.value), "what was given may be a secret"
 
@@ -88,21 +88,21 @@ def test_an_expression_that_is_not_linear_is_a_configuration_error(word: str, tm
     file = tmp_path / "gateway.json"
     file.write_text(json.dumps({"mcpServers": {"s": {"command": "x", "tools": {"run": {"blocked": ["fine", word]}}}}}))
     with pytest.raises(ConfigurationError, match=r"mcpServers\.s\.tools\.run\.blocked.*RE2"):
-        load_settings(file)
+        load(file)
 
 
 @requirement("wall.defaults", "spec.origin")
 def test_who_serves_everybody_in_reach_says_by_which_names(monkeypatch: pytest.MonkeyPatch) -> None:
     for host in ("0.0.0.0", "::", "192.168.0.7", "mcp.example"):
         with pytest.raises(ConfigurationError, match=r"rebinding.*allowed_hosts = \[.*--allowed-host.*\[\"\*\"\]"):
-            load_settings(None, {**PUBLIC, "host": host, "anonymous": True})
+            load(None, {**PUBLIC, "host": host, "anonymous": True})
     for names in (["mcp.example"], ["*"], ["*.example"]):
-        assert load_settings(None, {**PUBLIC, "anonymous": True, "allowed_hosts": names})
-    assert load_settings(None, {**PUBLIC, "api_keys": {"a": "0" * 64}}), "with credentials any name is fine"
+        assert load(None, {**PUBLIC, "anonymous": True, "allowed_hosts": names}).settings
+    assert load(None, {**PUBLIC, "api_keys": {"a": "0" * 64}}).settings, "with credentials any name is fine"
     for host in ("127.0.0.1", "localhost", "::1"):
-        assert load_settings(None, {"host": host, "anonymous": True})
+        assert load(None, {"host": host, "anonymous": True}).settings
     monkeypatch.setenv("MCP_GATEWAY_ALLOWED_HOSTS", '["MCP.example"]')
-    assert load_settings(None, {**PUBLIC, "anonymous": True}).gateway.allowed_hosts == ("mcp.example",)
+    assert load(None, {**PUBLIC, "anonymous": True}).settings.gateway.allowed_hosts == ("mcp.example",)
 
 
 @requirement("wall.defaults", "ops.config")
@@ -112,7 +112,7 @@ def test_who_serves_everybody_in_reach_says_by_which_names(monkeypatch: pytest.M
 )
 def test_a_name_that_would_match_nothing_is_refused(name: str) -> None:
     with pytest.raises(ConfigurationError, match="is not a host name"):
-        load_settings(None, {"allowed_hosts": [name]})
+        load(None, {"allowed_hosts": [name]})
 
 
 @requirement("wall.defaults", "pol.auth")
@@ -123,7 +123,7 @@ def test_anonymous_beside_a_credential_is_refused_wherever_they_came_from(
     path = tmp_path / "mcp.json"
     entry = {"mcpServers": {"demo": {"command": "demo"}}, "gateway": {"anonymous": False, **CREDENTIALS[name]}}
     path.write_text(json.dumps(entry), encoding="utf-8")
-    assert not load_settings(path).gateway.allows_anonymous
+    assert not load(path).settings.gateway.allows_anonymous
     for places, given in (
         (["the variable MCP_GATEWAY_ANONYMOUS", f"{name} (from {path})"], {"MCP_GATEWAY_ANONYMOUS": "true"}),
         (["the command line", f"{name} (from {path})"], {}),
@@ -132,7 +132,7 @@ def test_anonymous_beside_a_credential_is_refused_wherever_they_came_from(
             for variable, value in given.items():
                 context.setenv(variable, value)
             with pytest.raises(ConfigurationError) as caught:
-                load_settings(path, None if given else {"anonymous": True})
+                load(path, None if given else {"anonymous": True})
         assert all(place in str(caught.value) for place in places), caught.value
     with pytest.raises(ValueError, match=f"anonymous serves every caller, but {name} requires a credential"):
         Settings.model_validate({"gateway": {"anonymous": True, **CREDENTIALS[name]}})
@@ -140,20 +140,20 @@ def test_anonymous_beside_a_credential_is_refused_wherever_they_came_from(
 
 @requirement("wall.defaults", "pol.auth")
 def test_a_proxy_that_names_nobody_is_no_credential() -> None:
-    settings = load_settings(None, {"anonymous": True, "auth": {"proxies": {"networks": ["10.0.0.0/8"]}}})
+    settings = load(None, {"anonymous": True, "auth": {"proxies": {"networks": ["10.0.0.0/8"]}}}).settings
     assert settings.gateway.allows_anonymous
 
 
 @requirement("pol.auth", "ops.config")
 def test_nobody_is_served_by_accident() -> None:
     with pytest.raises(ConfigurationError, match="callers need no credential"):
-        load_settings(None, {"host": "0.0.0.0", "advertise": "10.0.0.1:9000"})
+        load(None, {"host": "0.0.0.0", "advertise": "10.0.0.1:9000"})
     for more in ({"anonymous": True, "allowed_hosts": ["mcp.example"]}, {"api_keys": {"a": "0" * 64}}):
-        assert load_settings(None, {"host": "0.0.0.0", **more})
+        assert load(None, {"host": "0.0.0.0", **more}).settings
     for jwks_url in ("http://id.example/jwks.json", "ftp://id.example"):
         entry = {"issuer": "https://id.example", "audience": "a", "jwks_url": jwks_url}
         with pytest.raises(ConfigurationError, match="https://"):
-            load_settings(None, {"auth": {"jwt": [entry]}})
+            load(None, {"auth": {"jwt": [entry]}})
 
 
 @requirement("wall.authority", "ops.config")
@@ -185,8 +185,8 @@ def test_the_store_comes_from_a_file_or_from_a_setting_and_not_from_both(
 ) -> None:
     secret.write_text("redis://:hush@127.0.0.1:6379/0\n", encoding="utf-8")
     monkeypatch.setenv("MCP_GATEWAY_STORE_FILE", str(secret))
-    assert load_settings().gateway.store == "redis://:hush@127.0.0.1:6379/0"
+    assert load().settings.gateway.store == "redis://:hush@127.0.0.1:6379/0"
     with pytest.raises(ConfigurationError) as caught:
-        load_settings(None, {"store": "memory://"})
+        load(None, {"store": "memory://"})
     said = str(caught.value)
     assert "--store on the command line" in said and "MCP_GATEWAY_STORE_FILE" in said and "hush" not in said
