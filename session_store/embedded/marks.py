@@ -21,7 +21,7 @@ class MemoryMarks:
         self._until[name] = self._clock() + for_s
 
     async def has(self, name: str) -> bool:
-        return name in self._until
+        return self._until.get(name) is not None  # `in` would not count as use
 
     async def drop(self, name: str) -> None:
         self._until.pop(name, None)

@@ -26,3 +26,14 @@ async def test_marks_are_bounded_and_the_oldest_are_dropped() -> None:
     for number in range(10_001):
         await marks.set(f"m{number}", 1_000.0)
     assert not await marks.has("m0") and await marks.has("m1") and await marks.has("m10000")
+
+
+@pytest.mark.anyio
+async def test_a_mark_in_use_outlives_any_number_of_new_ones() -> None:
+    marks = MemoryMarks(FakeClock())
+    await marks.set("operator/olga", 1_000.0)
+    for number in range(20_000):
+        await marks.set(f"learnt of client {number}", 1_000.0)
+        if number % 1_000 == 0:
+            assert await marks.has("operator/olga"), "a flood of clients signs an operator out"
+    assert await marks.has("operator/olga")
