@@ -15,6 +15,7 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 from gateway.calls.backoff import MOST_S, Backoff
 from gateway.calls.call import Call
 from gateway.calls.conversation import Conversation
+from gateway.calls.last_words import without_last_words
 from gateway.calls.live_session import LiveSession
 from gateway.protocol.capabilities import Caller
 from gateway.protocol.handshake import HandshakeRefused
@@ -36,6 +37,8 @@ logger = logging.getLogger(__name__)
 
 UNAVAILABLE: Final = (UpstreamUnavailable, HandshakeRefused, LinkClosed, TimeoutError)
 """What is raised where a server cannot be asked."""
+
+_MOST_REASONS: Final = 16
 
 Items = list[dict[str, Any]]
 T = TypeVar("T")
@@ -117,7 +120,7 @@ class LateServers:
         self._read_s = read_s
         self._follows: dict[tuple[LiveSession | None, str], _Follow] = {}
         self._subscriptions: set[SubscriptionFilter] = set()
-        self._reported: dict[str, str] = {}
+        self._reported: dict[str, set[str]] = {}
         self._tasks = Tasks("late servers")
 
     # -- asking
@@ -194,9 +197,10 @@ class LateServers:
         return follow is not None or upstream.hangs_for_s >= self._wait_s
 
     def _report(self, server: str, reason: str) -> None:
-        """Log that a server is missing, once for each reason."""
-        if self._reported.get(server) != reason:
-            self._reported[server] = reason
+        """Log that a server is missing, once for each reason until it is up, whatever the processes of sessions say."""
+        reason, reported = without_last_words(reason), self._reported.setdefault(server, set())
+        if reason not in reported and len(reported) < _MOST_REASONS:
+            reported.add(reason)
             logger.warning("answers for all servers come without server %s: %s", server, reason)
 
     # -- following

@@ -1,6 +1,7 @@
 """Answers of several servers do not wait for a late one, and their client hears when it is up."""
 
 import asyncio
+from itertools import count
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -8,6 +9,7 @@ import msgspec
 import pytest
 
 from gateway.calls.backoff import Backoff
+from gateway.calls.last_words import with_last_words
 from gateway.calls.lists import Lists
 from gateway.protocol.subscription_filter import Filter, SubscriptionFilter
 from gateway.relay.late_servers import Asker, Gathered, LateServers
@@ -59,6 +61,9 @@ class Server:
     def sessionless(self, era: Era) -> "Server":
         return self
 
+    def is_open_to(self, live: Any) -> bool:
+        return False
+
     async def ready(self) -> None:
         await self.up.wait()
 
@@ -73,6 +78,12 @@ class Server:
 
 async def listed(late: LateServers, *servers: Server) -> Gathered[str]:
     return await late.gather(cast("Any", servers), NOBODY, lambda u: cast("Server", u).page(), method="tools/list")
+
+
+class Gone:
+    """A session that has just ended, so that no server is followed for it."""
+
+    ended = True
 
 
 class Listener:
@@ -119,6 +130,24 @@ async def test_a_failure_is_reported_with_the_time_of_the_next_attempt() -> None
     found: Gathered[str] = await late.gather(cast("Any", [bad]), NOBODY, fails)
     assert [entry.reason for entry in found.missing] == ["no such command"] and found.missing[0].retry_s is not None
     assert isinstance(found.failures["b"], UpstreamUnavailable)
+    await late.close()
+
+
+@requirement("proc.late")
+async def test_sessions_whose_processes_fail_in_their_own_words_do_not_fill_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    late, bad, attempts = LateServers(wait_s=WAIT_S, read_s=5), Server("b", is_up=False), count()
+
+    async def fails(_: Any) -> str:
+        raise UpstreamUnavailable(with_last_words("it exited", [f"pid {next(attempts)}"]))
+
+    for _ in range(10):
+        live = cast("Any", Gone())
+        await late.gather(cast("Any", [bad]), Asker(live, Era.MODERN, None, "c"), fails)
+    assert [line for line in caplog.messages if "without server" in line] == [
+        "answers for all servers come without server b: it exited"
+    ]
     await late.close()
 
 
