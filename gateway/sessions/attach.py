@@ -3,7 +3,9 @@
 Does not know how the session was found.
 """
 
+import asyncio
 import logging
+from weakref import WeakValueDictionary
 
 import msgspec
 
@@ -58,6 +60,7 @@ class SessionAttacher:
         self._rules = rules
         self._announcements = announcements
         self._audit = audit
+        self._changing: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def attach(self, session: Session, granted: CredentialClaims | None) -> Resolved:
         """Make a session live on this replica, from the record that the store has just returned.
@@ -69,12 +72,12 @@ class SessionAttacher:
         if live is None or not live.recovered or session.owner != self._replica:
             live = await self._attach_again(session, granted)
         else:
-            live.replace_record(session, is_read=True)
+            _use_read(live, session)
         context = self._rules.renewed(live.session, granted)
         if context == live.session.context:
             # The record's own: what compares the two by identity later need not copy the record.
             return Resolved(live=live, context=live.session.context)
-        await self._renew(live, context)
+        context = await self._renew(live, granted)
         return Resolved(live=live, context=context)  # another request may have changed the session's meanwhile
 
     async def _attach_again(self, session: Session, granted: CredentialClaims | None) -> LiveSession:
@@ -119,10 +122,20 @@ class SessionAttacher:
             return resolved, _told(known.workspace, applied=False)
         if known.workspace and not anew:
             raise other_workspace(known.workspace, announced)
-        context = self._rules.context(who.principal, who.claims, announced, announced_fields_of(known))
-        # Before the first await: of two requests at once, the second finds the workspace of the first.
-        live.replace_record(msgspec.structs.replace(live.session, context=context))
-        await self._renew(live, context)
+        async with self._context_lock(live):
+            # Of two announcements at once, the second is decided on what the first has written. Memory may hold an
+            # older record: another request may have read it before that write, and put it there after the decision.
+            session = await self._store.peek(live.session.id)
+            if session is not None:
+                _use_read(live, session)
+                known = self._rules.renewed(live.session, who.claims)
+            if known.workspace == announced:
+                return msgspec.structs.replace(resolved, context=known), _told(announced, applied=True)
+            if known.workspace and not anew:
+                raise other_workspace(known.workspace, announced)
+            context = self._rules.context(who.principal, who.claims, announced, announced_fields_of(known))
+            await self._write(live, context)
+        await live.renew()
         self._log(live, "a client has announced the workspace of its session %s", "anew" if known.workspace else "late")
         return msgspec.structs.replace(resolved, context=context), _told(announced, applied=True)
 
@@ -130,13 +143,24 @@ class SessionAttacher:
     def _log(live: LiveSession, text: str, *values: str) -> None:
         logger.info(text, *values, extra={"session": redact(live.session.id)})
 
-    async def _renew(self, live: LiveSession, context: Context) -> None:
-        """Give the session the context that the credential and the rules say now. The session's servers are restarted:
-        they were started with the old one."""
+    async def _renew(self, live: LiveSession, granted: CredentialClaims | None) -> Context:
+        """Give the session the context that the credential and the rules say now, and return it. The session's servers
+        are restarted: they were started with the old one."""
+        async with self._context_lock(live):
+            context = self._rules.renewed(live.session, granted)
+            if context != live.session.context:
+                await self._write(live, context)
+        await live.renew()
+        return context
+
+    def _context_lock(self, live: LiveSession) -> asyncio.Lock:
+        """Held while a session's context is decided and written: the next decision is made on what was written."""
+        return self._changing.setdefault(live.session.id, asyncio.Lock())
+
+    async def _write(self, live: LiveSession, context: Context) -> None:
         renewed = await self._store.update(live.session.id, context=context)
         # Set before the next await: no server may start with the old context.
         live.replace_record(msgspec.structs.replace(live.session, context=context) if renewed is None else renewed)
-        await live.renew()
 
     def attach_new(self, session: Session) -> Resolved:
         """Make a session live that this replica has just opened: there are no streams to recover."""
@@ -146,6 +170,11 @@ class SessionAttacher:
         """Make a session live that this replica has claimed from an owner that is gone."""
         self._live.of(session, new_process="takeover")
         self._audit.record("resumed", session=session, reason="taken over from a replica that does not answer")
+
+
+def _use_read(live: LiveSession, session: Session) -> None:
+    """Use a record that the store has just returned, unless a write of this replica has overtaken the read."""
+    live.replace_record(session if session.version >= live.session.version else live.session, is_read=True)
 
 
 def _told(workspace: str, *, applied: bool) -> Object:
