@@ -67,6 +67,7 @@ def _with_comments(text: str) -> Any:
 def _with_line(message: str, text: str) -> str:
     """The message of the library, with line and column in place of its count of characters."""
     words = re.sub(r"b'(\w+)'", r"\1", message)
+    words = re.sub(r"U\+00([2-7][0-9a-f])", lambda code: repr(chr(int(code[1], 16))), words)
     found = re.search(r"near (\d+)", words)
     if not found:
         return words

@@ -16,7 +16,9 @@ _WORDS: Final = {"arguments": "args", "cmd": "command", "uri": "url"}
 
 def meant(name: str, known: Iterable[str], *, cutoff: float = _CUTOFF) -> str:
     """The known name that resembles an unknown one most; an empty string if none does."""
-    folded = {_folded(each): each for each in known}
+    folded: dict[str, str] = {}
+    for each in known:
+        folded.setdefault(_folded(each), each)  # the first of names that differ in case and separators only
     if _WORDS.get(name.lower(), "") in folded:
         return folded[_WORDS[name.lower()]]
     swapped = [each for each in folded if sorted(each) == sorted(_folded(name))]

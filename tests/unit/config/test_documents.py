@@ -38,6 +38,7 @@ def test_comments_and_trailing_commas_are_read(tmp_path: Path) -> None:
     ("text", "what"),
     [
         ('{\n  "a": {"b" "secret-1"}\n}', "line 2 column 13"),
+        ('{"a": 1 "b": 2}', "Expected comma or '}' at line 1 column 9, found '\"'"),
         ('{"a": "secret-1",, }', "not valid JSON: Stray comma at line 1 column 18"),
         ('{"a": "secret-1"', "Unclosed object"),
         ("[" * 100_000, "nested too deeply"),

@@ -66,6 +66,7 @@ def test_other_keys_are_settings_of_the_host() -> None:
         "ignored theme, vim_mode, server, mcpServerSettings, k0, k1, k2, k3, k4, k5, k6, k7 and 12 more"
     ]
     assert faults({"server": ONE}) == ["server: no such key; did you mean servers?"], "there are no others"
+    assert faults({"mcpServer": ONE}) == ["mcpServer: no such key; did you mean mcpServers?"], "not Codex's mcp_servers"
 
 
 @requirement("ops.foreign-config")
