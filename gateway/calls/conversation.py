@@ -253,8 +253,8 @@ class Conversation(Peer):
     def closed(self, reason: str) -> None:
         reason = self._links.lost(reason)
         if self.calls.sent or self._own:
-            logger.warning("%s with %d calls in flight", reason, len(self.calls.sent), extra=self.log_fields())
-        unknown = f"{reason} before it answered; whether the call took effect is unknown"
+            logger.warning("%s; calls in flight: %d", reason, len(self.calls.sent), extra=self.log_fields())
+        unknown = f"{reason}; it had not answered, so whether the call took effect is unknown"
         for exchange in list(self.calls.sent.values()):  # the others only need a new link for their next round
             self.fail(exchange, OUTCOME_UNKNOWN, unknown)
         self._own.fail(None, LinkClosed(reason))

@@ -70,7 +70,8 @@ async def _authenticated(identity: Identity, settings: Settings, caller: Caller)
         return await identity.authenticate(headers, peer)
     if caller.principal in ("", "anonymous"):
         if not options.allows_anonymous:
-            raise ConfigurationError("anonymous clients are refused: give --credential or --principal")
+            whose = " ISSUER:SUBJECT, whose claims these are" if caller.claims else ""
+            raise ConfigurationError(f"anonymous clients are refused: give --credential or --principal{whose}")
         return identity.with_fields(Authenticated(ANONYMOUS), headers, peer)
     principal = _principal(caller.principal, options.issuers)
     if proxies is not None and principal.issuer == proxies.issuer:

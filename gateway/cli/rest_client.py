@@ -133,5 +133,6 @@ class RestClient:
         try:
             detail = response.json()["detail"]
         except (ValueError, LookupError, TypeError):
-            detail = f"{self._url} answers {response.status_code}: check that gateway.admin.keys is set there"
+            check = "check that gateway.admin.keys is set there; if gateway.admin.listen is set, give that address"
+            detail = f"{self._url} answers {response.status_code}: {check}"
         raise OperatorError(str(detail))

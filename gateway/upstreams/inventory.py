@@ -76,7 +76,8 @@ class Inventory:
                 lists.changed.discard(method)
                 found = self._shared_list(method, await self.reader.all_items(method, conversation))
         except TimeoutError:
-            raise UpstreamUnavailable(f"server {self._name!r} does not answer {method}") from None
+            waited = f"did not start and answer {method} within {self._timeout_s:g} s"
+            raise UpstreamUnavailable(f"server {self._name!r} {waited}") from None
         lists.asked_at[method] = monotonic()
         if method not in lists.changed:
             lists.known[method] = found

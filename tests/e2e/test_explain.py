@@ -135,7 +135,8 @@ def test_claims_and_headers_count_as_in_requests(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("caller", "what"),
     [
-        (Caller(), "anonymous clients are refused"),
+        (Caller(), "anonymous clients are refused: give --credential or --principal$"),
+        (Caller(claims=Path("claims.json")), "give --credential or --principal ISSUER:SUBJECT, whose claims these are"),
         (Caller(principal="nobody:x"), "begins with no configured issuer: api-key:"),
         (Caller(principal="api-key:x"), "has no key 'x'"),
         (Caller(credential="wrong"), "refused: The API key is not valid"),
