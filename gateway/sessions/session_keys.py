@@ -30,6 +30,9 @@ _MIN_DISTINCT: Final = 8
 """Fewer different characters than random text of that length ever has."""
 
 _HEX: Final = frozenset(string.hexdigits)
+_BASE64: Final = frozenset(string.ascii_letters + string.digits + "-_+/=")
+"""Of both forms (RFC 4648 §4, §5)."""
+
 _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-([0-9a-f])[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}", re.IGNORECASE)
 _UNREPLACED = re.compile(r"\$\{[^}]*\}|\$\([^)]*\)|\{\{[^}]*\}\}|<[^>]*>")
 """A placeholder that a client's configuration should have replaced. Only tried on texts of at most 256 characters."""
@@ -89,7 +92,7 @@ def estimated_bits(key: str) -> float:
     """An upper estimate of the random bits in a key, from its length and the alphabet that it seems to be written in:
     4 bits for a hex digit, 6 for a character of base64url. Repetitions and sequences count for nothing.
 
-    No estimate can tell a random text from a long phrase; it refuses what a person types in without thinking.
+    No estimate can tell a random text from one that looks like it; this one refuses what a person types in.
     """
     if (uuid := _UUID.fullmatch(key)) is not None and uuid[1] != "4":
         return 0.0  # made of a time or a name (RFC 9562 §5)
@@ -113,12 +116,14 @@ def _is_sequence(text: str) -> bool:
 
 
 def _alphabet(text: str) -> int:
-    """The size of the smallest common alphabet that the text is written in."""
+    """The size of the alphabet that generators of random text use and this text is written in; 1 if it is none of them.
+
+    Names, addresses and phrases have spaces, dots or a single case. Random base64url has both cases.
+    """
     used = set(text)
     if used <= set(string.digits):
         return 10
     if used <= _HEX:
         return 16
-    if used & set(string.ascii_uppercase) and used & set(string.ascii_lowercase):
-        return 64
-    return 26 + 10 * bool(used & set(string.digits))
+    has_both_cases = used & set(string.ascii_uppercase) and used & set(string.ascii_lowercase)
+    return 64 if has_both_cases and used <= _BASE64 else 1

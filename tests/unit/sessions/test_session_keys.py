@@ -81,6 +81,9 @@ POOR = {
     "1f0e8a52-93c7-1d1b-a06e-5b7c2d984f31": "a UUID made of a time",
     "0192f0c1-93c7-7d1b-a06e-5b7c2d984f31": "a UUID made of a time",
     secrets.token_hex(15): "120 bits",
+    "user-alice@example.com-2024-01-01": "an address and a date",
+    "correct horse battery staple": "a phrase",
+    "the-nightly-report-of-the-sales-team-7": "a name",
     "49027351846209573186402957318": "29 decimal digits",
 }
 
