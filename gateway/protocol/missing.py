@@ -12,8 +12,8 @@ MISSING_KEY: Final = "io.github.mcp-session-gateway/missing"
 
 
 class Missing(msgspec.Struct, frozen=True):
-    """A server whose part is missing. `since`: seconds since 1970. `retry_s`: seconds until the gateway tries it again;
-    None while the server is starting."""
+    """A server whose part is missing. `since`: seconds since 1970. `retry_s`: seconds until the gateway tries it again,
+    0 if it tries now; None while the server is starting."""
 
     server: str
     reason: str
@@ -29,6 +29,6 @@ def missing_meta(missing: Iterable[Missing]) -> list[dict[str, Any]]:
             "reason": entry.reason,
             "since": datetime.fromtimestamp(entry.since, UTC).isoformat(timespec="seconds"),
         }
-        | ({} if entry.retry_s is None else {"retryAfterMs": round(entry.retry_s * 1_000)})
+        | ({} if entry.retry_s is None else {"retryAfterMs": max(1, round(entry.retry_s * 1_000))})
         for entry in missing
     ]
