@@ -102,7 +102,7 @@ class UpstreamLinks:
         if session is not None:
             context = session.context
             fields |= {"session": redact(session.id), "workspace": context.workspace, "trust": context.trust}
-        what = "server connected" if pid is None else "server started"
+        what = "server connected" if pid is None else "process started"
         logger.info(what, extra={name: value for name, value in fields.items() if value != "" or name == "correlation"})
 
     def failed(self) -> None:

@@ -155,6 +155,6 @@ def test_the_start_of_a_server_is_told_with_its_process_and_its_session(
 ) -> None:
     client = Traced(gateway, http, 7)
     pid = int(tool_text(client.tool("probe__pid")))
-    (line,) = lines_of(gateway, lambda line: line["event"] == "server started" and line.get("pid") == pid)
+    (line,) = lines_of(gateway, lambda line: line["event"] == "process started" and line.get("pid") == pid)
     assert (line["server"], line["session"], line["trust"]) == ("probe", client.id, "direct")
     assert line["took_s"] >= 0 and sessions(gateway)[client.id] == line["correlation"]
