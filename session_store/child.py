@@ -139,7 +139,7 @@ def child_session() -> ToolSession:
                     ContextField(name, value, facts["fields_provenance"][name])
                     for name, value in facts.get("fields", {}).items()
                 ),
-                provenance=Provenance(workspace=facts.get("workspace_provenance", "announced")),
+                provenance=Provenance(workspace=facts.get("workspace_provenance") or "announced"),
             ),
             state=SessionState(state),
             read_metadata=state.metadata,

@@ -14,6 +14,7 @@ import jwt
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
+from gateway.context.facts import workspace_source
 from session_store import KeyRing, Purpose, Session
 from session_store.tokens import is_canonical
 
@@ -71,7 +72,7 @@ class Assertions:
             "exp": now + VALID_S,
             "session_id": session.id,
             "workspace": session.context.workspace,
-            "workspace_provenance": session.context.provenance.workspace,
+            "workspace_provenance": workspace_source(session.context),
             "trust": session.context.trust,
             "permissions": list(session.context.permissions),
             "agent": session.client.name,

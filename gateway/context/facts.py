@@ -31,6 +31,7 @@ __all__ = [
     "with_context",
     "with_meta",
     "without_our_keys",
+    "workspace_source",
 ]
 
 _OURS: Final = "io.github.mcp-session-gateway/"
@@ -65,6 +66,11 @@ def with_context(session: Session, context: Context) -> Session:
     return session if context is session.context else msgspec.structs.replace(session, context=context)
 
 
+def workspace_source(context: Context) -> str:
+    """Where the workspace comes from, as servers are told; empty if there is none."""
+    return context.provenance.workspace if context.workspace else ""
+
+
 def facts_of(session: Session, correlation: str) -> dict[str, str]:
     """The facts that servers are told of every session, by the names that the configuration uses."""
     return {name: fact(session) for name, fact in _FACTS.items()} | {CORRELATION_ID: correlation}
@@ -78,7 +84,7 @@ def built_in(session: Session, name: str) -> str:
 _FACTS: Final[Mapping[str, Callable[[Session], str]]] = {
     "session_id": lambda session: session.id,
     "workspace": lambda session: session.context.workspace,
-    "workspace_provenance": lambda session: session.context.provenance.workspace,
+    "workspace_provenance": lambda session: workspace_source(session.context),
     "trust": lambda session: session.context.trust,
     "principal": lambda session: str(session.principal),
     "agent": lambda session: session.client.name,
@@ -105,7 +111,7 @@ def _encoded_beginning(session_id: str, principal: Principal, agent: str, contex
     facts = {
         "session_id": session_id,
         "workspace": context.workspace,
-        "workspace_provenance": context.provenance.workspace,
+        "workspace_provenance": workspace_source(context),
         "trust": context.trust,
         "principal": str(principal),
         "agent": agent,

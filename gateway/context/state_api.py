@@ -16,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from gateway.context.facts import workspace_source
 from session_store import InvalidState, SessionGone, StateStore, StoreUnavailable
 from session_store.limits import MAX_VALUE_BYTES
 from session_store.tool_session import ToolSession, to_json
@@ -118,7 +119,7 @@ async def _session(_: Request, access: StateAccess) -> Response:
             "principal": session.principal,
             "agent": session.agent,
             "workspace": session.context.workspace,
-            "workspace_provenance": session.context.provenance.workspace,
+            "workspace_provenance": workspace_source(session.context),
             "trust": session.context.trust,
             "permissions": list(session.context.permissions),
             "created_at": session.created_at,

@@ -76,6 +76,14 @@ def test_a_missing_fact_is_an_empty_string() -> None:
     assert found == {"A": "", "C": "c"}
 
 
+@requirement("ctx.open", "wall.provenance")
+def test_a_workspace_that_nobody_names_has_no_provenance() -> None:
+    for workspace, source in (("w", "announced"), ("", "")):
+        one = session(context=Context(workspace=workspace))
+        for told in (FACTS.all_of(one, "c-1"), json.loads(bytes(FACTS.meta(one, "c-1")))):
+            assert (told["workspace"], told["workspace_provenance"]) == (workspace, source)
+
+
 @requirement("ctx.env-names")
 def test_a_variable_can_have_the_subject_alone_and_be_empty_for_nobody() -> None:
     wanted: dict[str, Any] = {
