@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator
+from typing import Final
 
 from gateway.calls.conversation import Conversation
 from gateway.calls.deadlines import Deadlines
@@ -12,6 +13,8 @@ from transports.era import Era
 
 __all__ = ["SharedConversations"]
 
+_MOST_WORDS: Final = 10
+
 
 class SharedConversations:
     """The shared conversations, one for each era. Each is made when it is first needed."""
@@ -20,6 +23,7 @@ class SharedConversations:
         self._links = links
         self._deadlines = deadlines
         self._open: dict[Era, Conversation] = {}
+        self._discarded_words: tuple[str, ...] = ()
 
     def __iter__(self) -> Iterator[Conversation]:
         return iter(tuple(self._open.values()))
@@ -37,6 +41,16 @@ class SharedConversations:
         conversation = self._open.pop(era, None)
         if conversation is not None:
             await conversation.close()
+            self._discarded_words = tuple(conversation.last_words)
+
+    @property
+    def last_words(self) -> tuple[str, ...]:
+        """The last lines of a server that has not answered yet: of the process that runs, else of the one before."""
+        for conversation in self:
+            link = conversation.link
+            if words := conversation.last_words if link is None else link.last_words:
+                return tuple(words[-_MOST_WORDS:])
+        return self._discarded_words
 
     def trial(self) -> Conversation:
         """A new conversation of the legacy era, with a link of its own. The caller closes it."""

@@ -115,9 +115,9 @@ class ConfiguredUpstream:
         probe, facts = self._probe, self._known.latest
         if self.has_answered:
             return ServerState("ok", start_s=probe.started_s)
-        words = () if facts is None else facts.last_words
         if not probe.failures.count:
-            return ServerState("starting", STARTING, waited_s=probe.waited_s)
+            return ServerState("starting", STARTING, waited_s=probe.waited_s, last_words=self._shared.last_words)
+        words = () if facts is None else facts.last_words
         return ServerState("failing", probe.failures.reason, attempts=probe.failures.count, last_words=words)
 
     async def capabilities(self) -> dict[str, Any]:

@@ -32,4 +32,5 @@ async def test_each_start_is_measured_by_itself() -> None:
     assert found["server exit"].state == "error"
     assert "exited with code 3" in found["server exit"].what and "[redacted] was refused" in found["server exit"].what
     assert found["server hang"].state == "error" and "it has not answered for 6 s" in found["server hang"].what
+    assert "waiting for a license" in found["server hang"].what, "what it has written so far"
     assert not any(TOKEN in finding.what for finding in found.values())
