@@ -25,11 +25,14 @@ def doctor(
     url: Annotated[
         str, typer.Option(help="URL at which clients reach the gateway, for example the load balancer's.")
     ] = "",
+    admin_url: Annotated[
+        str, typer.Option(help="URL of the operators' listener (admin.listen). By default they are served at --url.")
+    ] = "",
     token: Annotated[
         str, typer.Option(envvar="MCP_GATEWAY_TOKEN", help="A client's credential for --url. Prefer the variable.")
     ] = "",
     key: Annotated[
-        str, typer.Option(envvar="MCP_GATEWAY_ADMIN_KEY", help="An operator's key for --url. Prefer the variable.")
+        str, typer.Option(envvar="MCP_GATEWAY_ADMIN_KEY", help="An operator's key. Prefer the variable.")
     ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -42,7 +45,7 @@ def doctor(
 
     async def look() -> list[Finding]:
         findings = []
-        async for finding in check_everything(config, url, token, key):
+        async for finding in check_everything(config, url, token, key, admin_url):
             findings.append(finding)
             if not as_json:
                 mark = (f"{finding.state:<8}", _MARKS[finding.state])

@@ -29,9 +29,11 @@ OF_SETTINGS: Final[tuple[Callable[[Settings], Iterator[Finding]], ...]] = (
 """Checks that need neither the store nor a server."""
 
 
-async def check_everything(config: Path | None, url: str, token: str, key: str = "") -> AsyncIterator[Finding]:
+async def check_everything(
+    config: Path | None, url: str, token: str, key: str = "", admin_url: str = ""
+) -> AsyncIterator[Finding]:
     """Check the configuration and what it needs, and where `url` is given, the gateway that clients reach there.
-    `token` is a client's credential, `key` an operator's."""
+    `token` is a client's credential, `key` an operator's. `admin_url`: where operators are served, if not at `url`."""
     try:
         loaded = load(config)
     except ConfigurationError as error:
@@ -45,9 +47,9 @@ async def check_everything(config: Path | None, url: str, token: str, key: str =
     if url:
         async for finding in check_outside(url, token):
             yield finding
-        if key:
-            async for finding in check_clients_at(url, key):
-                yield finding
+    if key and (operators := admin_url or url):
+        async for finding in check_clients_at(operators, key):
+            yield finding
 
 
 def _configuration(config: Path | None, loaded: Loaded) -> Iterator[Finding]:

@@ -17,6 +17,7 @@ __all__ = ["check_clients", "check_clients_at"]
 _LOOKED_BACK_S: Final = 86_400.0
 _EVENTS: Final = 2_000
 _TIMEOUT_S: Final = 10.0
+_WHERE: Final = "give --admin-url the URL at which operators reach the gateway (gateway.admin.listen, if it is set)"
 _ALL_RETURN: Final = "no client is known that opens sessions and returns to none"
 
 
@@ -39,20 +40,23 @@ async def check_clients(backend: Backend) -> AsyncIterator[Finding]:
 
 
 async def check_clients_at(url: str, key: str) -> AsyncIterator[Finding]:
-    """Ask a running gateway which clients return to no session. `key` is an operator's. No finding if the gateway has
-    no operators' interface at that address."""
+    """Ask a running gateway which clients return to no session. `key` is an operator's."""
     base = url.rstrip("/").removesuffix("/mcp")
     try:
         async with httpx2.AsyncClient(headers={"Authorization": f"Bearer {key}"}, timeout=_TIMEOUT_S) as http:
             answer = await http.get(f"{base}/admin/api/warnings")
-    except httpx2.HTTPError:
-        return  # whether the gateway can be reached is another check
+    except httpx2.HTTPError as error:
+        what = f"{base} cannot be asked for its clients: {error or type(error).__name__}"
+        yield warning("clients", what, _WHERE)
+        return
     if answer.status_code == 401:
         yield warning(
             "clients",
             f"{base} does not accept the operator's key",
             "set MCP_GATEWAY_ADMIN_KEY to a key whose digest is in gateway.admin.keys",
         )
+    elif answer.status_code != 200:
+        yield warning("clients", f"{base} answers {answer.status_code} to the question for its clients", _WHERE)
     if answer.status_code != 200:
         return
     clients = msgspec.json.decode(answer.content, type=list[UnreturningClient])

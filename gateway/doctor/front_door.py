@@ -77,6 +77,8 @@ class _Client:
         if "result" not in _json(answer):
             what = f"{self._url} answers {answer.status_code}: {answer.text[:200]!r}"
             do = "configure the proxy to pass on the path and the Host header unchanged (or set gateway.allowed_hosts)"
+            if answer.status_code == 404:
+                do = f"give --url the URL of clients (gateway.admin.listen is for --admin-url), or {do}"
             raise _Refused(failure("endpoint", what, do))
         return ok("endpoint", f"{self._url} answers")
 
