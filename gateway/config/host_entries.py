@@ -191,7 +191,7 @@ def _drop_foreign(where: str, entry: dict[str, Any], given: Mapping[str, Any], f
         if name in CREDENTIALS:
             found.warn(f"{where}.{name}: ignored, so the gateway has no credential from there; use headers or env")
         elif name not in WITHOUT_MEANING and (ours := meant(name, OURS | RENAMED.keys())):
-            found.fault(f"{where}.{name}", f"no such field; did you mean {ours}?")
+            found.fault(f"{where}.{name}", f"no such field; did you mean {RENAMED.get(ours, ours)}?")
         else:
             ignored.append(name)
     if ignored:

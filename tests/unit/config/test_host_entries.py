@@ -75,7 +75,7 @@ def test_a_server_that_is_not_served_is_told_and_nothing_else_of_it_counts(given
         ({"type": "htp"}, "mcpServers.a.type: must be one of http, local"),
         ({"arg": ["y"]}, "mcpServers.a.arg: no such field; did you mean args?"),
         ({"direct_onyl": True}, "mcpServers.a.direct_onyl: no such field; did you mean direct_only?"),
-        ({"server_url": "x"}, "mcpServers.a.server_url: no such field; did you mean serverUrl?"),
+        ({"server_url": "x"}, "mcpServers.a.server_url: no such field; did you mean url?"),
         ({"args": ["a", "${UNSET}"]}, "mcpServers.a.args[1]: the variable UNSET is not set"),
         ({"env": {"T": "${UNSET}"}}, "mcpServers.a.env.T: the variable UNSET is not set"),
         ({"env": {"T": "$UNSET"}}, "mcpServers.a.env.T: the variable UNSET is not set"),

@@ -72,6 +72,10 @@ def test_a_fault_names_the_place_that_gave_the_value(
         ({"servers": {"a": {"command": "x", "args": "y"}}}, "servers.a.args: "),
         ({"gatway": {}, "mcpServers": {}}, "gatway: no such key; did you mean gateway?"),
         ({"mcpServers": {"a": {"command": "x", "arg": []}}}, "mcpServers.a.arg: no such field; did you mean args?"),
+        (
+            {"mcpServers": {"a": {"command": "x", "enviroment": {}}}},
+            "mcpServers.a.enviroment: no such field; did you mean env?",
+        ),
     ],
 )
 def test_a_misspelt_name_is_a_fault_with_its_place_and_what_was_meant(
