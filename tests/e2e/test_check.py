@@ -83,6 +83,10 @@ def test_check_says_ok_only_of_servers_that_answered(tmp_path: Path) -> None:
     found, words = ran(tmp_path, document, "check")
     assert found == 0 and ": ok" not in words
     assert "mcp.json: valid (demo, broken), but without an answer from broken" in words
+    found, words = ran(tmp_path, document, "check", "--json")
+    told = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
+    assert found == 0 and json.loads(words)["unanswered"] == ["broken"]
+    assert "exit status is 0 if the file is valid, even if servers did not answer (`unanswered` in `--json`" in told
     found, words = ran(tmp_path, document, "check", "--offline")
     assert found == 0 and "ok (demo, broken); no server was started or contacted" in words
 
