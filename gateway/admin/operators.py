@@ -4,7 +4,7 @@ It has two sources: `admin.operations` works on a store and on the replicas of t
 running gateway by its REST interface.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Any, Final, Literal, Protocol
 
 import msgspec
@@ -81,6 +81,13 @@ class SessionFilter(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if not any(msgspec.structs.astuple(self)):
             raise OperatorError("name the sessions to end: give a principal, a client or a workspace")
+
+    @classmethod
+    def of(cls, values: Mapping[str, str]) -> "SessionFilter":
+        """The filter of these values. Raises `OperatorError`: one is empty, which would end more than was meant."""
+        if empty := [name for name, value in values.items() if not value]:
+            raise OperatorError(f"{empty[0]}: is empty; give a value, or leave it out")
+        return cls(**values)
 
     def matches(self, session: Session) -> bool:
         """True if the session has every value that is given."""

@@ -117,7 +117,7 @@ class Rest:
         if len(given) < len(given.multi_items()):
             raise Problem(400, "give each parameter once")
         try:
-            which = SessionFilter(**dict(given))
+            which = SessionFilter.of(dict(given))
         except OperatorError as error:
             raise Problem(400, str(error)) from None
         return {"ended": await self.operations.end_all(which, operator)}

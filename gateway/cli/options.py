@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Set
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeVar, get_type_hints
@@ -110,7 +110,8 @@ def options(command: Command) -> Command:
     """A command that typer gives options one by one, while the function takes values.
 
     Each parameter of the function whose type is a dataclass becomes the fields of that dataclass: their annotations,
-    defaults and order.
+    defaults and order. A text that is given but empty is refused: mostly it is a variable of a script that is not set,
+    and the command would work on more than was meant.
     """
     signature = inspect.signature(command, eval_str=True)
     fields = {
@@ -123,6 +124,7 @@ def options(command: Command) -> Command:
     def run(**given: Any) -> Any:
         context: typer.Context = given.pop(_CONTEXT)
         typed = {name for name in given if _is_typed(context, name)}
+        _refuse_empty(context, {name: given[name] for name in typed})
         values = {
             name: _value(parameter.annotation(**{field.name: given[field.name] for field in fields[name]}), typed)
             if name in fields
@@ -146,6 +148,14 @@ def options(command: Command) -> Command:
 def _is_typed(context: typer.Context, name: str) -> bool:
     source = context.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
+
+
+def _refuse_empty(context: typer.Context, typed: Mapping[str, Any]) -> None:
+    for parameter in context.command.params:
+        if parameter.name is not None and typed.get(parameter.name) == "":
+            problem = "the value is empty; give one, or leave it out. In a script, check that the variable is set"
+            what = parameter.opts[0] if parameter.opts[0].startswith("-") else parameter.metavar
+            raise typer.BadParameter(problem, ctx=context, param_hint=f"'{what}'")
 
 
 def _value(value: Any, typed: Set[str]) -> Any:

@@ -68,7 +68,14 @@ def test_all_sessions_of_a_client_are_ended_on_every_replica(
     doomed = [Legacy(probe(gateway), http).open(name="bulk-agent") for gateway in (here, there, here)]
     spared = Legacy(probe(here), http).open(name="bulk-agent-2")
     processes = [psutil.Process(int(tool_text(client.tool("pid")))) for client in doomed]
-    for params in ({}, {"principle": "x"}, {"client": "bulk-agent", "principle": "x"}, {"client": ["bulk-agent", "x"]}):
+    wide = {"client": "bulk-agent", "principal": ""}
+    for params in (
+        {},
+        wide,
+        {"principle": "x"},
+        {"client": "bulk-agent", "principle": "x"},
+        {"client": ["bulk-agent", "x"]},
+    ):
         assert ops.delete(f"{there.base}/admin/api/sessions", params=params).status_code == 400
     ended = ops.delete(f"{there.base}/admin/api/sessions", params={"client": "bulk-agent"})
     assert ended.json() == {"ended": 3} and gone(processes)

@@ -24,26 +24,28 @@ async def _facts(operators: ConsoleOperators, request: Request) -> dict[str, Any
     next_page = urlencode({"q": query, "only": only, "after": page.after}) if page.after else ""
     facts = {"sessions": page.sessions, "query": query, "only": only, "next_page": next_page, "after": after}
     given = [(name, value) for name, value in request.query_params.multi_items() if name in _FILTER]
-    which = _filter(given) if any(value for _, value in given) else None
+    which = _filter((name, value) for name, value in given if value) if any(value for _, value in given) else None
     count = 0 if which is None else await operators.count(which)
     return {**facts, "which": which, "fields": _FILTER, "count": count}
 
 
 async def _end_all(operators: ConsoleOperators, request: Request, operator: str) -> str:
     body = await read_body(request.receive, request.headers, _MAX_FORM_BYTES)
-    await operators.end_all(_filter(parse_qsl((body or b"").decode("utf-8", "replace"))), operator)
+    await operators.end_all(
+        _filter(parse_qsl((body or b"").decode("utf-8", "replace"), keep_blank_values=True)), operator
+    )
     return "/admin/events"
 
 
 def _filter(given: Iterable[tuple[str, str]]) -> SessionFilter:
-    """The sessions to end. Raises `OperatorError`: a name is unknown or stands twice, or there is no value."""
+    """The sessions to end. Raises `OperatorError`: a name is unknown or stands twice, or a value is empty."""
     values: dict[str, str] = {}
     for name, value in given:
         # A value that is overlooked would end more sessions than were meant.
         if name not in _FILTER or name in values:
             raise OperatorError(f"give each of {', '.join(_FILTER)} once, and nothing else")
         values[name] = value
-    return SessionFilter(**values)
+    return SessionFilter.of(values)
 
 
 PAGE: Final = ConsolePage(

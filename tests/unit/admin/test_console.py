@@ -149,7 +149,7 @@ async def test_a_module_of_the_package_is_a_page_and_needs_no_other_change(
 
 
 @requirement("ops.bulk-end")
-@pytest.mark.parametrize("form", ["", "client=", "client=a&client=b", "client=a&sessions=b"])
+@pytest.mark.parametrize("form", ["", "client=", "client=a&principal=", "client=a&client=b", "client=a&sessions=b"])
 async def test_a_form_that_does_not_say_which_sessions_ends_none(
     operator: httpx.AsyncClient, ending: FakeEnding, form: str
 ) -> None:

@@ -201,6 +201,8 @@ async def test_all_sessions_of_somebody_are_ended_and_no_others() -> None:
     assert await parts.operations.end_all(SessionFilter(client="nobody")) == 0
     with pytest.raises(OperatorError, match="principal, a client or a workspace"):
         SessionFilter()
+    with pytest.raises(OperatorError, match="principal: is empty"):
+        SessionFilter.of({"client": "agent", "principal": ""})
 
 
 def test_all_words_of_a_query_have_to_stand_somewhere() -> None:

@@ -3,9 +3,11 @@
 from dataclasses import dataclass
 from typing import Annotated
 
+import pytest
 import typer
 from typer.testing import CliRunner
 
+from gateway.cli import sessions
 from gateway.cli.options import AtGateway, Overrides, Where, options
 from tests.requirements import requirement
 
@@ -67,3 +69,23 @@ def test_an_option_wins_over_a_variable_that_names_another_place() -> None:
     assert _looked_at(**variables) == "http://variable" and _looked_at() == "nowhere"
     assert _looked_at(MCP_GATEWAY_STORE="redis://variable") == "redis://variable"
     assert "--url or --store, not both" in " ".join(_looked_at("--store", "a", "--url", "b").split())
+
+
+@requirement("ops.bulk-end")
+@pytest.mark.parametrize(
+    ("arguments", "empty"),
+    [
+        (("end", ""), "[ID]"),
+        (("end", "--client", "c", "--principal", ""), "--principal"),
+        (("end", "--workspace="), "--workspace"),
+        (("list", "--find", ""), "--find"),
+        (("show", ""), "[ID]"),
+    ],
+)
+def test_an_empty_value_is_refused_before_anything_is_done(
+    arguments: tuple[str, ...], empty: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
+    monkeypatch.setattr(sessions, "source_of", asked.append)
+    ran = CliRunner().invoke(sessions.app, [*arguments, "--url", "http://here"], env={"MCP_GATEWAY_STORE": ""})
+    assert ran.exit_code == 2 and f"'{empty}'" in ran.output and "is empty" in ran.output and not asked, ran.output
