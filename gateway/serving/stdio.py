@@ -4,9 +4,10 @@ import asyncio
 import contextlib
 import os
 import signal
+import stat
 import sys
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Final, TextIO
 
 from gateway.config.settings import ConfigurationError, Settings
 from gateway.context.facts import SESSION_KEY
@@ -45,8 +46,7 @@ async def _serve(settings: Settings) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    reader = asyncio.StreamReader(limit=_LONGEST_LINE)
-    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    next_line = await _lines_of(sys.stdin)
     lines = asyncio.Lock()
 
     async def write(line: bytes) -> None:
@@ -68,7 +68,7 @@ async def _serve(settings: Settings) -> None:
             headers=headers,
         )
         tasks = Tasks("stdio")
-        waiting = (tasks.spawn(_read(reader, front)), tasks.spawn(stop.wait()))
+        waiting = (tasks.spawn(_read(next_line, front)), tasks.spawn(stop.wait()))
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         await tasks.close()
         await front.close()
@@ -110,8 +110,27 @@ async def _token(gateway: Gateway, headers: Mapping[str, str]) -> str:
     return token
 
 
-async def _read(reader: asyncio.StreamReader, front: Connected) -> None:
-    while line := await reader.readline():
+async def _lines_of(stream: TextIO) -> Callable[[], Awaitable[bytes]]:
+    """What gives the next line, and empty bytes at the end."""
+    kind = os.fstat(stream.fileno()).st_mode
+    if stat.S_ISFIFO(kind) or stat.S_ISSOCK(kind) or stream.isatty():
+        reader = asyncio.StreamReader(limit=_LONGEST_LINE)
+        await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), stream)
+        return reader.readline
+    # A file and /dev/null cannot be waited for, and are read at once: in a thread, because the disk may be slow.
+    lines = stream.buffer
+
+    async def next_line() -> bytes:
+        line: bytes = await asyncio.to_thread(lines.readline, _LONGEST_LINE + 1)
+        if len(line) > _LONGEST_LINE:
+            raise ValueError(f"a line on stdin is longer than {_LONGEST_LINE} bytes")
+        return line
+
+    return next_line
+
+
+async def _read(next_line: Callable[[], Awaitable[bytes]], front: Connected) -> None:
+    while line := await next_line():
         await front.receive(line)
 
 

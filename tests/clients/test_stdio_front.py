@@ -199,3 +199,23 @@ def test_a_gateway_that_is_a_server_of_another_ignores_facts_of_its_session(tmp_
     facts = {"MCP_SESSION_SOCKET": "/nowhere", "STAC_MCP_SESSION_ID": "abc"}
     client = Typed("--store", f"sqlite:///{tmp_path / 'sessions.db'}", env={**KEYS, **facts})
     assert client.initialize()["result"] and client.end() == 0
+
+
+@requirement("ctx.stdio-front")
+@pytest.mark.parametrize("has_lines", [False, True])
+def test_stdin_and_stdout_may_be_files(has_lines: bool, tmp_path: Path) -> None:
+    info = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}
+    messages: list[Any] = [
+        {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": info},
+        {"jsonrpc": "2.0", "method": "notifications/initialized"},
+        {"jsonrpc": "2.0", "id": 2, "method": "tools/list"},
+    ]
+    written = tmp_path / "in.jsonl"
+    written.write_text("\n".join(map(json.dumps, messages)), encoding="utf-8")
+    with open(written if has_lines else os.devnull, "rb") as stdin, (tmp_path / "out.jsonl").open("wb") as stdout:
+        ran = subprocess.run(
+            command(child=PROBE), cwd=ROOT, stdin=stdin, stdout=stdout, stderr=subprocess.PIPE, timeout=30, check=False
+        )
+    answers = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert ran.returncode == 0 and b"Traceback" not in ran.stderr and b"PermissionError" not in ran.stderr, ran.stderr
+    assert [answer["id"] for answer in answers if "id" in answer] == ([1, 2] if has_lines else [])
