@@ -87,25 +87,35 @@ async def _token(gateway: Gateway, headers: Mapping[str, str]) -> str:
     if not name:
         return ""
     token, new = os.environ[name], "unset it to start a new session"
+    try:
+        who = await gateway.identity.authenticate(headers, "")
+    except Refused as refused:
+        raise ConfigurationError(f"{API_KEY_VARIABLE}: {refused}") from None
+
+    def refused_token(reason: str, message: str, session_id: str = "") -> ConfigurationError:
+        # Every refused token is in the audit trail, wherever a client shows it.
+        gateway.audit.record("refused", session=session_id, principal=str(who.principal), reason=reason)
+        return ConfigurationError(f"{name}: {message}")
+
     session_id = gateway.carriers.tokens.verify(token)
     if session_id is None:
-        raise ConfigurationError(
-            f"{name}: this is not a session token of this gateway. A token is what the result of initialize has at "
+        raise refused_token(
+            "invalid session token",
+            "this is not a session token of this gateway. A token is what the result of initialize has at "
             f"_meta[{SESSION_KEY!r}]; a session id, a name of your own, or a token signed with other keys "
-            f"(MCP_GATEWAY_KEYS) is none. Correct it, or {new}"
+            f"(MCP_GATEWAY_KEYS) is none. Correct it, or {new}",
         )
     try:
         session = await gateway.parts.foundation.backend.sessions.peek(session_id)
-        who = await gateway.identity.authenticate(headers, "")
     except StoreUnavailable as error:
         raise ConfigurationError(f"{name}: the session store does not answer: {error}") from None
-    except Refused as refused:
-        raise ConfigurationError(f"{API_KEY_VARIABLE}: {refused}") from None
     if session is None:
-        raise ConfigurationError(f"{name}: the session has ended or expired; {new}")
+        raise refused_token("ended or expired", f"the session has ended or expired; {new}", session_id)
     if session.principal != who.principal:
-        raise ConfigurationError(
-            f"{name}: the session belongs to another principal; set {API_KEY_VARIABLE} to its credential, or {new}"
+        raise refused_token(
+            "session of another principal",
+            f"the session belongs to another principal; set {API_KEY_VARIABLE} to its credential, or {new}",
+            session_id,
         )
     return token
 

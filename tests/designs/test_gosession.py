@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from gateway import SessionMiddleware
-from tests.designs.agents import Open, StdioAgent, example, opener, refused_text, serving, text_of
+from tests.designs.agents import Open, StdioAgent, example, failed_text, opener, refused_text, serving, text_of
 from tests.requirements import requirement
 from tests.support.gateway_process import TOOL, RunningGateway, server
 from tests.support.mcp_clients import ACCEPT, Legacy, Modern, messages, tool_text
@@ -123,7 +123,8 @@ def test_a_session_that_is_unknown_is_told_in_one_way(inside: RunningGateway, ht
     errors = [messages(answer)[-1]["error"] for answer in answers]
     assert errors[0]["code"] == errors[1]["code"] and errors[0]["message"] == errors[1]["message"]
     agent = Legacy(inside.url, http).open()
-    assert "Unknown tool" in refused_text(messages(agent.tool("object__nothing"))[-1])
+    assert "Unknown tool" in failed_text(messages(agent.tool("object__nothing"))[-1]), "the words of the SDK's server"
+    assert "Unknown tool" in refused_text(messages(agent.tool("no-such-server__nothing"))[-1])
 
 
 class DictSessions:

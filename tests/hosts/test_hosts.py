@@ -207,7 +207,7 @@ def test_the_file_of_a_host_is_served_as_it_is(
             server, header, value = host.remote
             client = Legacy(f"{gateway.base}/servers/{server}/mcp", http).open()
             assert tool_text(client.tool("echo", {"text": "hello"})) == "hello"
-            posts = [sent for sent in remote.headers if "content-type" in sent]  # beside them is a GET stream
+            posts = [sent for sent in remote.headers if "content-length" in sent]  # beside them is a GET stream
             assert posts[-1][header] == value
         for line in host.told:
             assert line in gateway.stderr(), gateway.stderr()

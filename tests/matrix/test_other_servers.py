@@ -64,7 +64,7 @@ async def tools_of(client: Client, heard: Heard) -> None:
             await anyio.sleep(0.01)
     assert sorted(steps) == [1, 2, 3, 4]
     wrong = await client.call_tool("get-sum", {"a": 2})
-    assert wrong.is_error and "required property" in text(wrong)
+    assert wrong.is_error and "required property" in str(wrong.content)
 
 
 async def questions_of(client: Client, heard: Heard) -> None:
