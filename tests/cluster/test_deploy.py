@@ -6,6 +6,7 @@ import json
 import os
 import re
 import secrets
+import signal
 import socket
 import subprocess
 import sys
@@ -113,12 +114,13 @@ def redis_with(password: str) -> Iterator[str]:
         line = line.replace("redis-server", f"exec {program('redis-server', 'redis-server')}")
         command = ["sh", "-c", f"{line} --port {port} --bind 127.0.0.1 --dir {folder} --loglevel warning"]
         env = {**os.environ, "REDISCLI_AUTH": password}
-        process = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL)
+        # The server is the end of a pipe: a child of the shell, which does not end with it.
+        process = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, start_new_session=True)
         try:
             wait_for(port)
             yield f"127.0.0.1:{port}"
         finally:
-            process.terminate()
+            os.killpg(process.pid, signal.SIGTERM)
             process.wait(10)
 
 
