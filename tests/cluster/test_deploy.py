@@ -120,7 +120,7 @@ def redis_with(password: str) -> Iterator[str]:
             wait_for(port)
             yield f"127.0.0.1:{port}"
         finally:
-            os.killpg(process.pid, signal.SIGTERM)
+            os.killpg(process.pid, signal.SIGKILL)  # SIGTERM fails once the folder that it saves to is gone
             process.wait(10)
 
 
