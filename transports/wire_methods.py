@@ -1,7 +1,7 @@
 """What the wires need to know of methods: three columns of the table of methods.
 
 They stand here because transports import nothing of the gateway. `gateway.protocol.methods` has all columns; a test
-holds that both agree, with each other and with the SDK's tables of the protocol.
+holds that both agree, with each other and with the SDK's tables of the protocol (which have no extensions).
 """
 
 from collections.abc import Mapping
@@ -9,8 +9,16 @@ from typing import Final
 
 __all__ = ["NAME_SOURCES", "REMOVED", "SESSIONLESS"]
 
-NAME_SOURCES: Final[Mapping[str, str]] = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}
-"""The key of the params whose value a request repeats in the header `Mcp-Name` (MCP 2026-07-28, Transports)."""
+NAME_SOURCES: Final[Mapping[str, str]] = {
+    "tools/call": "name",
+    "prompts/get": "name",
+    "resources/read": "uri",
+    "tasks/get": "taskId",
+    "tasks/update": "taskId",
+    "tasks/cancel": "taskId",
+}
+"""The key of the params whose value a request repeats in the header `Mcp-Name` (MCP 2026-07-28, Transports; the
+extension `io.modelcontextprotocol/tasks`, Routing Headers)."""
 
 SESSIONLESS: Final = frozenset(
     {"server/discover", "tools/list", "prompts/list", "resources/list", "resources/templates/list"}

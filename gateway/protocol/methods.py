@@ -91,9 +91,10 @@ def _change(name: str, kind: Kind, flag: str = "", named: str = "") -> Method:
     return Method(name, BOTH, kind, named, flag=flag, sender="server", is_request=False, is_counted=False)
 
 
-def _task(name: str) -> Method:
-    """A method about a task. It needs no policy: the client has the id from a call that was allowed."""
-    return Method(name, LEGACY, is_counted=False)
+def _task(name: str, eras: frozenset[str]) -> Method:
+    """A method about one task (the extension `io.modelcontextprotocol/tasks`, Routing Headers; experimental in MCP
+    2025-11-25). It needs no policy: the client has the id from a call that was allowed."""
+    return Method(name, eras, named="taskId", is_repeatable=True, is_counted=False, has_mcp_name=True)
 
 
 ROWS: Final = (
@@ -121,10 +122,11 @@ ROWS: Final = (
     Method("resources/unsubscribe", LEGACY, "resources", named="uri", is_repeatable=True, is_recorded=True),
     Method("completion/complete", BOTH, "completions", named="ref", is_repeatable=True),
     Method("subscriptions/listen", MODERN, "resources", named="notifications", is_repeatable=True, is_stream=True),
-    _task("tasks/get"),
-    _task("tasks/result"),
-    _task("tasks/list"),
-    _task("tasks/cancel"),
+    _task("tasks/get", BOTH),
+    _task("tasks/update", MODERN),
+    _task("tasks/cancel", BOTH),
+    Method("tasks/result", LEGACY, named="taskId", is_counted=False),
+    Method("tasks/list", LEGACY, is_counted=False),
     _notification("notifications/initialized", LEGACY),
     _notification("notifications/cancelled", BOTH, "both"),
     _notification("notifications/progress", BOTH, "both"),

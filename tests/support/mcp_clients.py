@@ -28,7 +28,14 @@ VERSION = "2026-07-28"
 SESSION_KEY = "io.github.mcp-session-gateway/session"
 CURL = {"User-Agent": "curl/8.5.0"}
 """As a client that is known to bring no session back, which gets the default session of its principal."""
-_NAMES = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}
+_NAMES = {
+    "tools/call": "name",
+    "prompts/get": "name",
+    "resources/read": "uri",
+    "tasks/get": "taskId",
+    "tasks/update": "taskId",
+    "tasks/cancel": "taskId",
+}
 
 
 def modern_body(method: str, params: Mapping[str, Any] | None = None, *, meta: Any = None, request_id: Any = 1) -> Any:

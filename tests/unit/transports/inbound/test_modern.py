@@ -61,6 +61,17 @@ def test_a_header_that_disagrees_with_the_body_is_refused(changed: dict[str, str
     assert (refused.value.status, refused.value.code) == (400, HEADER_MISMATCH)
 
 
+@requirement("spec.modern", "ext.relay")
+@pytest.mark.parametrize("method", ["tasks/get", "tasks/update", "tasks/cancel"])
+def test_requests_about_a_task_name_the_task_in_their_headers(method: str) -> None:
+    body = modern_body(method, {"taskId": "t-1"})
+    check(body)
+    for named in ("t-2", None):
+        with pytest.raises(Refused) as refused:
+            check(body, mcp_name=named)
+        assert (refused.value.status, refused.value.code) == (400, HEADER_MISMATCH)
+
+
 @requirement("spec.modern")
 def test_a_header_that_stands_twice_is_refused() -> None:
     with pytest.raises(Refused, match="more than once") as refused:

@@ -6,6 +6,8 @@ import httpx2
 import msgspec
 import pytest
 
+from tests.requirements import requirement
+from transports.mirrored_headers import decode_value
 from transports.testing import RecordedEvents
 from transports.upstream.streamable_http import HttpUpstream, modern_version
 from transports.upstream_port import ConnectOptions
@@ -44,8 +46,8 @@ def answers_404(seen: list[httpx2.Request]) -> HttpUpstream:
     return upstream
 
 
-def request(meta: dict[str, Any], params: dict[str, Any]) -> bytes:
-    return msgspec.json.encode({"jsonrpc": "2.0", "id": 7, "method": "tools/call", "params": params | {"_meta": meta}})
+def request(meta: dict[str, Any], params: dict[str, Any], method: str = "tools/call") -> bytes:
+    return msgspec.json.encode({"jsonrpc": "2.0", "id": 7, "method": method, "params": params | {"_meta": meta}})
 
 
 @pytest.mark.anyio
@@ -76,5 +78,19 @@ async def test_a_request_whose_headers_cannot_be_made_is_refused() -> None:
     link.send(request({VERSION: "2026-07-28"}, {"name": "count"}))
     await events.until(lambda: bool(events.failed))
     assert events.failed == [7] and not events.unsent_ids and not seen
+    await link.close()
+    await upstream.close()
+
+
+@requirement("ext.relay")
+@pytest.mark.anyio
+@pytest.mark.parametrize("method", ["tasks/get", "tasks/update", "tasks/cancel"])
+async def test_a_modern_request_about_a_task_names_the_task_in_a_header(method: str) -> None:
+    seen: list[httpx2.Request] = []
+    upstream, events = answers_404(seen), RecordedEvents()
+    link = await upstream.connect(ConnectOptions(), events)
+    link.send(request({VERSION: "2026-07-28"}, {"taskId": "täsk"}, method))
+    await events.until(lambda: bool(events.failed))
+    assert seen[0].headers["mcp-method"] == method and decode_value(seen[0].headers["mcp-name"]) == "täsk"
     await link.close()
     await upstream.close()
