@@ -37,6 +37,7 @@ class Purpose(StrEnum):
     ASSERTION = "context-assertion"
     OPERATOR = "operator-cookie"
     CONNECTION = "http-sse-address"
+    TASK = "task-handle"
 
 
 def is_canonical(text: str) -> bool:

@@ -17,7 +17,7 @@ PAGES: Final = {
     "2024-11-05": {"Transports"},
     "2025-03-26": {"Transports"},
     "2025-06-18": {"Transports"},
-    "2025-11-25": {"Authorization", "Lifecycle", "Security Best Practices", "Tools", "Transports"},
+    "2025-11-25": {"Authorization", "Lifecycle", "Security Best Practices", "Tasks", "Tools", "Transports"},
     "2026-07-28": {"Multi Round-Trip Requests", "Overview", "Streamable HTTP", "Subscriptions", "Versioning"},
 }
 """Pages of the MCP specification that sources name, by revision. A heading of the page may follow, after a slash."""
@@ -42,7 +42,7 @@ def is_source(text: str) -> bool:
     """Whether a text is one of the forms that a source has, and names something that exists."""
     if found := re.fullmatch(r"MCP (\d{4}-\d\d-\d\d) §([^/]+)(/.+)?", text):
         return found[2] in PAGES.get(found[1], ())
-    if re.fullmatch(r"RFC \d{4} §\d+(\.\d+)*|SEP-\d{3,4}|W3C Trace Context §\w+", text):
+    if re.fullmatch(r"RFC \d{4} §\d+(\.\d+)*|SEP-\d{3,4}|ext-tasks §[\w -]+|W3C Trace Context §\w+", text):
         return True
     if found := re.fullmatch(r"ADR (\d+)", text):
         return any(ROOT.glob(f"docs/adr/{int(found[1]):04}-*.md"))

@@ -13,6 +13,7 @@ from gateway.admin.auth import Access
 from gateway.bridge.request_state import Binding, RequestStateSeal
 from gateway.context.assertion import Assertions
 from gateway.observability.audit import Audit
+from gateway.tasks.handles import TaskHandle, TaskHandles
 from session_store import ANONYMOUS, KeyRing, MemoryBackend, Purpose, Session, TokenCodec
 from session_store.session import new_session_id
 from tests.requirements import requirement
@@ -75,9 +76,16 @@ def operator_cookie() -> Kind:
     return cookie, lets_in
 
 
+def task_handle() -> Kind:
+    handles = TaskHandles(KeyRing.ephemeral())
+    text = handles.sign(TaskHandle("relayed", new_session_id(), "/mcp", "server", "task-1"))
+    return text, lambda text: handles.read(text) is not None
+
+
 @requirement("wall.memory", "id.forged")
 @pytest.mark.parametrize(
-    "made", [lambda: signed(Purpose.TOKEN), lambda: signed(Purpose.COOKIE), state, assertion, operator_cookie]
+    "made",
+    [lambda: signed(Purpose.TOKEN), lambda: signed(Purpose.COOKIE), state, assertion, operator_cookie, task_handle],
 )
 def test_a_signed_value_is_good_in_one_spelling(made: Callable[[], Kind]) -> None:
     # The last character has spare bits for some lengths only; those of states differ with what is in them.

@@ -1,0 +1,86 @@
+"""A handle of a task names its session, endpoint and server, and nobody else can make one."""
+
+import re
+import string
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.tasks.handles import MAX_ID_CHARS, TaskHandle, TaskHandles
+from session_store import KeyRing, Purpose, TokenCodec
+from session_store.session import new_session_id
+from tests.requirements import requirement
+
+OLD, NEW = "old-" * 10, "new-" * 10
+ALPHABET = string.ascii_letters + string.digits + "-_."
+HANDLES = TaskHandles(KeyRing([OLD]))
+ids = st.text(min_size=1, max_size=MAX_ID_CHARS)
+
+
+def handle(task_id: str = "task-1") -> TaskHandle:
+    return TaskHandle("relayed", new_session_id(), "/mcp", "files", task_id)
+
+
+@requirement("task.relay")
+@given(st.builds(TaskHandle, st.sampled_from(["made", "relayed"]), ids, st.just("/mcp"), ids, ids))
+def test_a_handle_is_read_as_it_was_signed_and_is_always_the_same_text(task: TaskHandle) -> None:
+    text = HANDLES.sign(task)
+    assert HANDLES.read(text) == task
+    assert HANDLES.sign(task) == text
+
+
+@requirement("task.relay")
+def test_a_handle_is_safe_in_headers_and_urls_and_bounded() -> None:
+    widest = TaskHandle("relayed", new_session_id(), "/mcp", "s" * 64, "\U0001f600" * MAX_ID_CHARS)
+    text = HANDLES.sign(widest)
+    assert re.fullmatch(r"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+", text) and len(text) < 4_096
+    assert HANDLES.read(text) == widest
+    assert len(HANDLES.sign(handle("0" * 36))) < 256
+
+
+@pytest.mark.parametrize("task_id", ["", "x" * (MAX_ID_CHARS + 1)])
+def test_an_id_that_no_handle_can_carry_is_not_signed(task_id: str) -> None:
+    with pytest.raises(ValueError, match="1 to 512 characters"):
+        HANDLES.sign(handle(task_id))
+
+
+@requirement("task.relay", "id.forged")
+@given(st.data())
+def test_a_handle_that_differs_in_one_character_names_nothing(data: st.DataObject) -> None:
+    text = HANDLES.sign(handle())
+    place = data.draw(st.integers(0, len(text) - 1))
+    other = data.draw(st.characters(codec="utf-8").filter(lambda c: c != text[place]))
+    assert HANDLES.read(text[:place] + other + text[place + 1 :]) is None
+
+
+@requirement("id.forged")
+@given(st.text() | st.text(ALPHABET, min_size=52))
+def test_any_other_text_names_nothing(text: str) -> None:
+    assert HANDLES.read(text) is None
+
+
+@requirement("id.purpose")
+def test_no_other_signed_value_is_a_handle() -> None:
+    for purpose in Purpose:
+        signed = TokenCodec(KeyRing([OLD]), purpose).sign(new_session_id())
+        assert HANDLES.read(signed) is None
+        assert TokenCodec(KeyRing([OLD]), purpose).verify(HANDLES.sign(handle())) is None
+
+
+@requirement("id.rotate")
+def test_an_old_handle_is_read_until_its_key_leaves_the_ring() -> None:
+    task = handle()
+    old = HANDLES.sign(task)
+    both = TaskHandles(KeyRing([NEW, OLD]))
+    assert both.read(old) == task
+    assert both.sign(task) != old
+    assert TaskHandles(KeyRing([NEW])).read(old) is None
+
+
+def test_a_handle_of_another_form_names_nothing() -> None:
+    """A key of the ring has signed it, but another version of the gateway: it knows another form."""
+    strange = TaskHandles(KeyRing([OLD]))
+    task = msgspec.structs.replace(handle(), kind="borrowed")
+    assert HANDLES.read(strange.sign(task)) is None
