@@ -14,6 +14,7 @@ from session_store.ports.errors import SessionGone, StoreError, StoreFull, Store
 from session_store.ports.events import Event, EventLog
 from session_store.ports.sessions import Gone, SessionStore
 from session_store.ports.state import StateStore
+from session_store.ports.tasks import Task, TaskStatus, TaskStore
 from session_store.session import (
     ANONYMOUS,
     ClientFacts,
@@ -66,6 +67,9 @@ __all__ = [
     "StoreError",
     "StoreFull",
     "StoreUnavailable",
+    "Task",
+    "TaskStatus",
+    "TaskStore",
     "TokenCodec",
     "ToolSession",
     "UnknownEvent",

@@ -18,11 +18,13 @@ from session_store.embedded.rates import MemoryRates
 from session_store.embedded.records import Result, Work
 from session_store.embedded.sessions import EmbeddedSessionStore
 from session_store.embedded.state import EmbeddedStateStore
+from session_store.embedded.tasks import MemoryTasks
 from session_store.ports.accounting import Quotas
 from session_store.ports.audit import AuditTrail
 from session_store.ports.backend import Observation
 from session_store.ports.errors import StoreError
 from session_store.ports.events import EventLog
+from session_store.ports.tasks import TaskStore
 from session_store.tokens import KeyRing
 
 __all__ = ["EmbeddedBackend"]
@@ -31,9 +33,10 @@ __all__ = ["EmbeddedBackend"]
 class EmbeddedBackend(ABC):
     """A backend of one process: sessions and state on `Records`, everything else in memory.
 
-    One process needs no more than memory for bus, leases, rates and marks. A durable backend may set `events`, `audit`
-    and `quotas` to parts of its own, after `super().__init__()`. Without them, after a restart, clients cannot resume
-    streams from before, the audit trail is empty, and sessions from before do not count for quotas.
+    One process needs no more than memory for bus, leases, rates and marks. A durable backend may set `events`, `audit`,
+    `quotas` and `tasks` to parts of its own, after `super().__init__()`. Without them, after a restart, clients cannot
+    resume streams from before, the audit trail is empty, sessions from before do not count for quotas, and tasks are
+    unknown.
     """
 
     is_shared = False
@@ -45,6 +48,7 @@ class EmbeddedBackend(ABC):
         self.events: EventLog = MemoryEventLog()
         self.audit: AuditTrail = MemoryAuditTrail()
         self.quotas: Quotas = MemoryQuotas()
+        self.tasks: TaskStore = MemoryTasks(clock)
         self.bus = MemoryBus()
         self.directory = MemoryDirectory(self.sessions, clock=clock)
         self.rates = MemoryRates(clock)

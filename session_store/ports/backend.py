@@ -10,6 +10,7 @@ from session_store.ports.cluster import Bus, Directory
 from session_store.ports.events import EventLog
 from session_store.ports.sessions import SessionStore
 from session_store.ports.state import StateStore
+from session_store.ports.tasks import TaskStore
 from session_store.tokens import KeyRing
 
 __all__ = ["Backend", "Observation"]
@@ -71,6 +72,9 @@ class Backend(Protocol):
 
     @property
     def events(self) -> EventLog: ...
+
+    @property
+    def tasks(self) -> TaskStore: ...
 
     @property
     def bus(self) -> Bus: ...

@@ -12,7 +12,7 @@ class StoreUnavailable(StoreError):
 
 
 class StoreFull(StoreError):
-    """The store holds its maximum of sessions, and none of them is idle."""
+    """The store holds its maximum of sessions, and none of them is idle; or its maximum of tasks."""
 
 
 class UnknownEvent(LookupError):

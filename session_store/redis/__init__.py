@@ -1,6 +1,7 @@
 """The production backend: Redis, for many replicas."""
 
 from collections.abc import Callable, Sequence
+from time import time
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -26,6 +27,7 @@ from session_store.redis.quotas import RedisQuotas
 from session_store.redis.rates import RedisRates
 from session_store.redis.sessions import RedisSessionStore
 from session_store.redis.state import RedisStateStore
+from session_store.redis.tasks import RedisTasks
 from session_store.tokens import KeyRing
 
 __all__ = ["RedisBackend", "RedisEventLog"]
@@ -53,6 +55,7 @@ class RedisBackend:
         self.bus = RedisBus(self.commands)
         self.events = RedisEventLog(self.commands, self.bus)
         self.directory = RedisDirectory(self.commands, self.sessions)
+        self.tasks = RedisTasks(self.commands, clock or time)
         self.audit = RedisAuditTrail(self.commands)
         self.quotas = RedisQuotas(self.commands)
         self.marks = RedisMarks(self.commands)

@@ -11,6 +11,7 @@ __all__ = [
     "READY",
     "REPLICAS",
     "SHARDS",
+    "TASKS",
     "alias",
     "audit",
     "fate",
@@ -22,12 +23,17 @@ __all__ = [
     "rate",
     "shard",
     "shard_of",
+    "task",
+    "tasks_of",
 ]
 
 SHARDS: Final = 16
 """Parts of the index of sessions: enough to spread over the nodes of a cluster, few enough to query all of them."""
 
 REPLICAS: Final = "mcp:replicas"
+
+TASKS: Final = "mcp:tasks"
+"""The names of the newest tasks, by age. A hint for operators: the tasks themselves may be gone."""
 
 READY: Final = "mcp:ready"
 """Written to check that the store accepts writes."""
@@ -89,3 +95,13 @@ def lease(replica: str) -> str:
 def lost(replica: str) -> str:
     """Sessions that other replicas have claimed from this one."""
     return f"mcp:{{replica-{replica}}}:lost"
+
+
+def task(session_id: str, task_id: str) -> str:
+    """A task of a session."""
+    return f"mcp:{{{session_id}}}:task:{task_id}"
+
+
+def tasks_of(session_id: str) -> str:
+    """The ids of a session's tasks, by age. Some of them may have expired."""
+    return f"mcp:{{{session_id}}}:tasks"

@@ -15,6 +15,7 @@ from session_store.sqlite.database import FORMAT, Database
 from session_store.sqlite.events import SqliteEventLog
 from session_store.sqlite.quotas import SqliteQuotas
 from session_store.sqlite.records import SqliteRecords
+from session_store.sqlite.tasks import SqliteTasks
 from session_store.tokens import InvalidKeyRing, KeyRing, generate_key
 
 __all__ = ["SqliteBackend", "SqliteEventLog", "keys_beside"]
@@ -38,6 +39,7 @@ class SqliteBackend(EmbeddedBackend):
         self.events = SqliteEventLog(self._database, self.bus, clock)
         self.audit = SqliteAuditTrail(self._database)
         self.quotas = SqliteQuotas(self._database)
+        self.tasks = SqliteTasks(self._database, clock)
 
     async def run(self, work: Work[Result]) -> Result:
         return await self._database.run(lambda db: work(SqliteRecords(db)))

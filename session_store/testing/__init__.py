@@ -7,6 +7,7 @@ from session_store.testing.backend import BackendContract
 from session_store.testing.events import EventLogContract
 from session_store.testing.samples import ALICE, BOB, FakeClock, a_session
 from session_store.testing.sessions import SessionStoreContract
+from session_store.testing.tasks import TaskStoreContract, a_task
 
 __all__ = [
     "ALICE",
@@ -15,5 +16,7 @@ __all__ = [
     "EventLogContract",
     "FakeClock",
     "SessionStoreContract",
+    "TaskStoreContract",
     "a_session",
+    "a_task",
 ]

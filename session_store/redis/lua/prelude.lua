@@ -44,3 +44,8 @@ local function live_with(session, key, fallback)
   local left = redis.call('PTTL', session)
   redis.call('PEXPIRE', key, left > 0 and left or fallback)
 end
+
+-- A key of many things lives at least that many ms more.
+local function keep_for(key, ms)
+  if redis.call('PTTL', key) < tonumber(ms) then redis.call('PEXPIRE', key, ms) end
+end

@@ -1,0 +1,106 @@
+"""The store of tasks: calls that go on after their client has left (MCP extension `io.modelcontextprotocol/tasks`)."""
+
+from typing import Final, Literal, Protocol
+
+import msgspec
+
+from session_store.session import Principal
+
+__all__ = ["OVER", "Task", "TaskStatus", "TaskStore"]
+
+TaskStatus = Literal["working", "input_required", "completed", "failed", "cancelled"]
+
+OVER: Final[frozenset[TaskStatus]] = frozenset({"completed", "failed", "cancelled"})
+"""The states that a task does not leave."""
+
+
+class Task(msgspec.Struct, frozen=True, kw_only=True):
+    """One task. Times are in seconds since the epoch; `ttl_s` counts from `created_at`.
+
+    `session_id` and `id` name it together. `principal` is the one that made the call: nobody else learns of the task.
+    `server` and `tool` are what was called, at the endpoint of that name. `request` has the params and the `_meta` of
+    the call as a JSON object if the call may run again, and is empty otherwise. `epoch` is the session's epoch of the
+    owner that runs it, and `runs` how often it was started. `upstream_id` is the server's own id of the task, if the
+    server has made one.
+
+    `questions` has the open questions to the client as a JSON object (`inputRequests`), `asked` how many were asked so
+    far. `answers` has the answers that the owner has not taken yet, as a JSON object by key. `result` and `error` have
+    the outcome as JSON. `version` counts the changes.
+    """
+
+    id: str
+    session_id: str
+    principal: Principal
+    endpoint: str
+    server: str
+    tool: str
+    created_at: float
+    updated_at: float
+    ttl_s: float
+    poll_ms: int
+    status: TaskStatus = "working"
+    message: str = ""
+    request: bytes = b""
+    is_repeatable: bool = False
+    epoch: int = 0
+    runs: int = 1
+    upstream_id: str = ""
+    questions: bytes = b""
+    asked: int = 0
+    answers: bytes = b""
+    result: bytes = b""
+    error: bytes = b""
+    version: int = 1
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has an outcome."""
+        return self.status in OVER
+
+    @property
+    def name(self) -> str:
+        """Names the task among those of all sessions."""
+        return f"{self.session_id}/{self.id}"
+
+    @property
+    def expires_at(self) -> float:
+        """When the store forgets it."""
+        return self.created_at + self.ttl_s
+
+
+class TaskStore(Protocol):
+    """Tasks by session and id. All methods may raise `StoreUnavailable`.
+
+    A task that has expired is unknown. Nothing is kept without a time at which it goes. A task outlives its session if
+    the session expires; `drop_session` is for a session that was ended.
+    """
+
+    async def create(self, task: Task) -> None:
+        """Store a new task. It is found by `get` when this returns, on every replica.
+
+        Raises:
+            StoreFull: the store is bounded, and holds its maximum of tasks.
+        """
+        ...
+
+    async def get(self, session_id: str, task_id: str) -> Task | None:
+        """The task; None if it is unknown."""
+        ...
+
+    async def replace(self, task: Task) -> bool:
+        """Store a changed copy of a task under the next version. False, and no change, if the stored version is another
+        than that of `task`, or the task is unknown. `created_at` and `principal` stay as they are."""
+        ...
+
+    async def of_session(self, session_id: str) -> list[Task]:
+        """All tasks of a session, oldest first."""
+        ...
+
+    async def page(self, *, before: str = "", limit: int = 100) -> list[Task]:
+        """Tasks of all sessions, newest first, starting after the one whose `name` is `before`. For operators: on some
+        stores only the newest can be paged through."""
+        ...
+
+    async def drop_session(self, session_id: str) -> None:
+        """Delete the tasks of a session."""
+        ...

@@ -1,0 +1,96 @@
+"""Tasks that all replicas share: one hash for each, which Redis deletes when it expires."""
+
+import asyncio
+import math
+from collections.abc import Callable, Iterable
+from typing import Final
+
+import msgspec
+from msgspec.structs import replace
+
+from session_store.ports.tasks import Task
+from session_store.redis import keys
+from session_store.redis.commands import Commands, script
+
+__all__ = ["RedisTasks"]
+
+_CREATE: Final = script("task_create")
+_REPLACE: Final = script("task_replace")
+_NAME: Final = script("task_name")
+
+MAX_NAMES: Final = 100_000
+"""Tasks that operators can page through."""
+
+
+class RedisTasks:
+    """Tasks by session and id. The names of a session's tasks, and those of all, are hints: tasks expire without them.
+
+    A task and the names of its session's tasks are in one slot of a cluster, and change together.
+    """
+
+    def __init__(self, commands: Commands, clock: Callable[[], float]) -> None:
+        self._commands = commands
+        self._clock = clock
+
+    async def create(self, task: Task) -> None:
+        places = [keys.task(task.session_id, task.id), keys.tasks_of(task.session_id)]
+        left = self._left_ms(task)
+        body = msgspec.msgpack.encode(task)
+        await self._commands.call(_CREATE, places, task.version, body, left, task.created_at, task.id)
+        await self._commands.call(_NAME, [keys.TASKS], task.created_at, task.name, left, MAX_NAMES)
+
+    async def get(self, session_id: str, task_id: str) -> Task | None:
+        body = await self._commands.run("HGET", keys.task(session_id, task_id), "record")
+        return None if body is None else self._live(body)
+
+    async def replace(self, task: Task) -> bool:
+        after = replace(task, version=task.version + 1)
+        left = self._left_ms(task)
+        if left <= 0:
+            return False
+        places = [keys.task(task.session_id, task.id), keys.tasks_of(task.session_id)]
+        body = msgspec.msgpack.encode(after)
+        return bool(await self._commands.call(_REPLACE, places, task.version, body, left))
+
+    async def of_session(self, session_id: str) -> list[Task]:
+        ids = await self._commands.run("ZRANGE", keys.tasks_of(session_id), 0, -1)
+        return await self._all((session_id, task_id.decode()) for task_id in ids)
+
+    async def page(self, *, before: str = "", limit: int = 100) -> list[Task]:
+        found: list[Task] = []
+        start = 0
+        if before:
+            rank = await self._commands.run("ZREVRANK", keys.TASKS, before)
+            if rank is None:
+                return []
+            start = int(rank) + 1
+        while len(found) < limit:
+            names = [
+                name.decode() for name in await self._commands.run("ZREVRANGE", keys.TASKS, start, start + limit - 1)
+            ]
+            if not names:
+                break
+            tasks = await self._all(tuple(name.split("/", 1)) for name in names)
+            found += tasks
+            stale = set(names) - {task.name for task in tasks}
+            if stale:
+                await self._commands.run("ZREM", keys.TASKS, *sorted(stale))
+            start += len(names) - len(stale)
+        return found[:limit]
+
+    async def drop_session(self, session_id: str) -> None:
+        place = keys.tasks_of(session_id)
+        ids = await self._commands.run("ZRANGE", place, 0, -1)
+        await self._commands.run("DEL", place, *(keys.task(session_id, task_id.decode()) for task_id in ids))
+
+    async def _all(self, names: Iterable[tuple[str, ...]]) -> list[Task]:
+        """Those of these tasks, by session and id, that have not expired. Their commands are pipelined."""
+        found = await asyncio.gather(*(self.get(session_id, task_id) for session_id, task_id in names))
+        return [task for task in found if task is not None]
+
+    def _live(self, body: bytes) -> Task | None:
+        task = msgspec.msgpack.decode(body, type=Task)
+        return task if self._clock() < task.expires_at else None
+
+    def _left_ms(self, task: Task) -> int:
+        return math.ceil((task.expires_at - self._clock()) * 1_000)
