@@ -55,7 +55,7 @@ class RecordedEvents:
         self._note()
         self.failed.append(request_id)
 
-    def refused(self, request_id: int | str, reason: str) -> None:
+    def refused(self, request_id: int | str, reason: str, status: int = 0) -> None:
         self._note()
         self.failed.append(request_id)
 

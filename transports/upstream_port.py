@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from contextvars import Context, copy_context
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Final, Protocol, runtime_checkable
 
 import msgspec
 
@@ -17,11 +17,25 @@ __all__ = [
     "PrestartingUpstream",
     "Upstream",
     "UpstreamUnavailable",
+    "is_about_content",
 ]
+
+_NOT_ABOUT_CONTENT: Final = frozenset({401, 402, 403, 407, 408, 421, 423, 425, 429, 451})
 
 
 class UpstreamUnavailable(Exception):
-    """A link could not be opened. The message says why, for the person who called the tool, and holds no secrets."""
+    """A link could not be opened, or the upstream refused a request. The message says why, for the person who called
+    the tool, and holds no secrets. `status` is the HTTP status of the refusal; 0 if there was none."""
+
+    def __init__(self, reason: str = "", *, status: int = 0) -> None:
+        super().__init__(reason)
+        self.status = status
+
+
+def is_about_content(status: int) -> bool:
+    """Whether an HTTP status refuses a request for what it says. Otherwise the server is busy or broken, a proxy has
+    answered, or the request needs credentials."""
+    return 400 <= status < 500 and status not in _NOT_ABOUT_CONTENT
 
 
 class LinkClosed(Exception):
@@ -67,8 +81,9 @@ class LinkEvents(Protocol):
         """The upstream sent something unreadable. `request_id` is the request that it answers, None if unknown."""
         ...
 
-    def refused(self, request_id: int | str, reason: str) -> None:
-        """The upstream refused that request. The request was not executed."""
+    def refused(self, request_id: int | str, reason: str, status: int = 0) -> None:
+        """The upstream refused that request, with that HTTP status if it has answered one. The request was not
+        executed."""
         ...
 
     def unsent(self, link: "Link", request_id: int | str | None, reason: str) -> None:

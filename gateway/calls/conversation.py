@@ -216,8 +216,8 @@ class Conversation(Peer):
             self.fail(exchange, OUTCOME_UNKNOWN, reason)
         self._own.fail(request_id, LinkClosed(reason))
 
-    def refused(self, request_id: int | str, reason: str) -> None:
-        self._own.fail(request_id, UpstreamUnavailable(reason))
+    def refused(self, request_id: int | str, reason: str, status: int = 0) -> None:
+        self._own.fail(request_id, UpstreamUnavailable(reason, status=status))
         if isinstance(request_id, int) and request_id in self.calls.sent:
             self.fail(self.calls.sent[request_id], UPSTREAM_UNAVAILABLE, reason)
 

@@ -105,7 +105,7 @@ class UpstreamFactory:
             inventory=Inventory(name, reader, timeout_s=limits.start_timeout_s, probed=known.tools),
             known=known,
             shared=shared,
-            probe=Probe(name, known, shared, reader, start_s=limits.start_timeout_s),
+            probe=Probe(name, known, shared, reader, start_s=limits.start_timeout_s, is_url=bool(settings.url)),
             deadlines=deadlines,
         )
 

@@ -21,7 +21,8 @@ class ServerFacts:
     """The findings of one probe: the result of `server/discover` (a modern server), or else that of `initialize`.
 
     `failure` says why the server could not be asked, for clients. `last_words` are the last lines of its output then,
-    for operators. Without any of the three, the server speaks neither era.
+    for operators. Without any of the three, the server speaks neither era. `is_certain` is false while a server counts
+    as legacy only because it has accepted a handshake: its answer to `server/discover` has proved nothing.
     """
 
     discover: bytes | None = None
@@ -29,6 +30,7 @@ class ServerFacts:
     failure: str = ""
     last_words: tuple[str, ...] = ()
     tools: Tools = field(default_factory=Tools)
+    is_certain: bool = True
 
     @property
     def discovery(self) -> bytes | None:

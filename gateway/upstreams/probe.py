@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from time import monotonic
 from typing import Final
 
@@ -14,11 +15,12 @@ from gateway.calls.conversation import Conversation
 from gateway.calls.last_words import with_last_words
 from gateway.protocol.handshake import HandshakeRefused
 from gateway.protocol.listing import Tools
+from gateway.upstreams.discovery import Discovery, ask_discovery
 from gateway.upstreams.facts import KnownFacts, ServerFacts, era_of
-from gateway.upstreams.list_pages import GATEWAY_META, ListReader
+from gateway.upstreams.list_pages import ListReader
 from gateway.upstreams.shared import SharedConversations
 from transports.era import Era
-from transports.jsonrpc import INVALID_REQUEST, METHOD_NOT_FOUND, UNSUPPORTED_VERSION, encode, error_code, splice
+from transports.jsonrpc import INVALID_REQUEST, METHOD_NOT_FOUND, UNSUPPORTED_VERSION, error_code
 from transports.tasks import Tasks, TasksClosed
 from transports.upstream_port import LinkClosed, UpstreamUnavailable
 
@@ -42,9 +44,9 @@ _PROBE, _TRIAL = "probe", "trial"
 class Probe:
     """The probe of one server. One runs at a time, and concurrent callers share its result.
 
-    `start_s` is how long the server may take to answer. `clock` is monotonic. `took_s` is how long the last probe
-    took, `started_s` the part of it until the server answered in the era that it speaks. `began_at` is when the present
-    run began, None if none runs. `answered` is set once the server has answered.
+    `start_s` is how long the server may take to answer. `is_url`: the server is no process. `clock` is monotonic.
+    `took_s` is how long the last probe took, `started_s` the part of it until the server answered in the era that it
+    speaks. `began_at` is when the present run began, None if none runs. `answered` is set once the server has answered.
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class Probe:
         reader: ListReader,
         *,
         start_s: float,
+        is_url: bool = False,
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self._name = name
@@ -62,8 +65,10 @@ class Probe:
         self._shared = shared
         self._reader = reader
         self._start_s = start_s
+        self._is_url = is_url
         self._clock = clock
         self.failures = Backoff()
+        self._guesses = Backoff()
         self.took_s = self.started_s = 0.0
         self.began_at: float | None = None
         self.answered = asyncio.Event()
@@ -151,6 +156,9 @@ class Probe:
                 logger.info("server %s answers", self._name)
             self.failures = Backoff()
             self.answered.set()
+            if not facts.is_certain:
+                self._guesses.fail("", self._clock())
+                self._ask_later(self._guesses.delay_s)
         else:
             self._failed(facts.failure or "it supports no MCP version of this gateway", facts.last_words)
         return facts
@@ -161,7 +169,10 @@ class Probe:
         told = with_last_words(reason, last_words)
         logger.log(level, "server %s cannot be used: %s", self._name, told, extra={"server": self._name})
         self.failures.fail(reason, self._clock())
-        self._again = asyncio.get_running_loop().call_later(self.failures.delay_s, self.start)
+        self._ask_later(self.failures.delay_s)
+
+    def _ask_later(self, delay_s: float) -> None:
+        self._again = asyncio.get_running_loop().call_later(delay_s, self.start)
 
     def _cancel_timer(self) -> None:
         if self._again is not None:
@@ -172,35 +183,49 @@ class Probe:
         began = self._clock()
         conversation = self._shared.of(Era.MODERN)
         try:
-            await conversation.ready()
-            if (facts := await self._discover(conversation, began)) is not None:
-                return facts
+            found = await ask_discovery(conversation, within_s=self._start_s, is_url=self._is_url)
         except (UpstreamUnavailable, HandshakeRefused) as error:
+            if (known := self._guessed) is not None:
+                return known
             return ServerFacts(failure=str(error), last_words=tuple(conversation.last_words))
-        except (TimeoutError, LinkClosed, msgspec.MsgspecError):
-            pass  # legacy servers do not answer, or exit, if the first message is not a handshake
+        if found.result is not None:
+            self.started_s = self._clock() - began
+            return ServerFacts(discover=found.result, tools=await self._tools(conversation))
         await self._shared.discard(Era.MODERN)
-        return await self._ask_legacy()
+        if found.era is Era.MODERN:
+            return ServerFacts(failure=f"server {self._name!r} cannot be used: {found.reason}")
+        if (known := self._guessed) is not None:
+            return known if found.era is None else replace(known, is_certain=True)
+        return await self._ask_legacy(found)
 
-    async def _discover(self, conversation: Conversation, began: float) -> ServerFacts | None:
-        async with conversation.patience.within(self._start_s):
-            answer = await conversation.ask("server/discover", encode({"_meta": GATEWAY_META}))
-        if not isinstance(answer.result, msgspec.Raw):
-            return None
-        self.started_s = self._clock() - began
-        return ServerFacts(discover=splice(answer.result), tools=await self._tools(conversation))
+    @property
+    def _guessed(self) -> ServerFacts | None:
+        """The facts about a server that has accepted a handshake while nothing proved its era."""
+        known = self._known.latest
+        return known if known is not None and known.has_answered and not known.is_certain else None
 
-    async def _ask_legacy(self) -> ServerFacts:
+    async def _ask_legacy(self, found: Discovery) -> ServerFacts:
+        """Make a handshake: the server is legacy, or its answer to `server/discover` has proved nothing."""
         conversation, began = self._shared.of(Era.LEGACY), self._clock()
+        is_certain = found.era is not None
         try:
             await conversation.ready()
         except UpstreamUnavailable as error:
             return ServerFacts(failure=str(error), last_words=tuple(conversation.last_words))
         except HandshakeRefused:
-            return ServerFacts()
+            return ServerFacts(failure="" if is_certain else found.reason)
         self.started_s = self._clock() - began
-        logger.info("server %s speaks the legacy era only", self._name)
-        return ServerFacts(initialize=conversation.initialize_result, tools=await self._tools(conversation))
+        if is_certain:
+            logger.info("server %s speaks the legacy era only", self._name)
+        else:
+            logger.warning(
+                "server %s accepts a handshake, and is asked again whether it speaks MCP 2026-07-28: %s",
+                self._name,
+                found.reason,
+                extra={"server": self._name},
+            )
+        tools = await self._tools(conversation)
+        return ServerFacts(initialize=conversation.initialize_result, tools=tools, is_certain=is_certain)
 
     async def _tools(self, conversation: Conversation) -> Tools:
         """The tools that the server lists; none if it does not list them in time."""

@@ -13,13 +13,14 @@ import msgspec
 from transports.jsonrpc import InvalidMessage, Message, parse_lenient
 from transports.sse import EventDecoder, TooLarge
 from transports.upstream.unreadable import meant_by
-from transports.upstream_port import LinkEvents
+from transports.upstream_port import LinkEvents, is_about_content
 
 __all__ = ["ReplyReader", "error_text"]
 
 logger = logging.getLogger(__name__)
 
 _MOST_ERROR_CHARS: Final = 200
+_DISCOVER: Final = "server/discover"
 
 
 class ReplyReader:
@@ -45,6 +46,8 @@ class ReplyReader:
             answer = parse_lenient(body)
         except InvalidMessage:
             answer = None
+        if message.method == _DISCOVER and not response.is_success and not is_about_content(response.status_code):
+            answer = None  # the status counts: whoever sent the body, it says nothing of the server's era
         if answer is not None and answer.is_response and (answer.id == message.id or answer.id is None):
             if answer.id is None:  # the server could not read whose request it was
                 answer = msgspec.structs.replace(answer, id=message.id)
@@ -53,7 +56,8 @@ class ReplyReader:
             self._events.unreadable(message.id, f"server {self._name!r} sent a response that is not an answer")
         else:
             status = f"{response.status_code} {response.reason_phrase}"
-            self._events.refused(message.id, f"server {self._name!r} answered {status}")
+            reason = f"server {self._name!r} answered {status}"
+            self._events.refused(message.id, reason, response.status_code)
         return None
 
     async def stream(self, response: httpx2.Response, request_id: int | str | None) -> str | None:

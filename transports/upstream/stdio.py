@@ -215,7 +215,7 @@ class _Unheard:
     def unreadable(self, request_id: int | str | None, reason: str) -> None:
         self.said = True
 
-    def refused(self, request_id: int | str, reason: str) -> None:
+    def refused(self, request_id: int | str, reason: str, status: int = 0) -> None:
         self.said = True
 
     def unsent(self, link: Link, request_id: int | str | None, reason: str) -> None:

@@ -46,6 +46,8 @@ class Server:
 class Talk:
     """One conversation."""
 
+    name = "demo"
+
     def __init__(self, server: Server, era: Era | None) -> None:
         self.server = server
         self.trying = era is None
@@ -73,9 +75,9 @@ class Talk:
         self.server.log.append("close")
 
 
-def probe_of(server: Any, clock: FakeClock | None = None) -> Probe:
+def probe_of(server: Any, clock: FakeClock | None = None, *, is_url: bool = False) -> Probe:
     reader = ListReader(name_chars=256, uri_chars=8_192)
-    return Probe("demo", KnownFacts(), server, reader, start_s=5.0, clock=clock or FakeClock())
+    return Probe("demo", KnownFacts(), server, reader, start_s=5.0, is_url=is_url, clock=clock or FakeClock())
 
 
 async def test_a_modern_server_is_discovered_and_no_handshake_is_made() -> None:
@@ -179,4 +181,47 @@ async def test_a_server_that_failed_is_asked_again_without_a_client(monkeypatch:
     async with asyncio.timeout(5.0):
         await probe.answered.wait()
     assert probe.failures.count == 0
+    await probe.close()
+
+
+BUSY = UpstreamUnavailable("503 Service Unavailable", status=503)
+
+
+@requirement("up.era")
+async def test_a_modern_server_that_was_busy_once_is_found_without_a_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.calls.backoff.FIRST_S", 0.001)
+    server = Server(discover=BUSY, legacy=NO_METHOD)
+    probe = probe_of(server, is_url=True)
+    assert (await probe.facts()).failure == "503 Service Unavailable" and probe.failures.count == 1
+    server.discover = DISCOVERED
+    async with asyncio.timeout(5.0):
+        await probe.answered.wait()
+    assert probe.era_now(Era.MODERN) is Era.MODERN
+    await probe.close()
+
+
+@requirement("up.era")
+async def test_a_server_of_both_eras_that_was_busy_once_is_served_at_once_and_asked_again() -> None:
+    clock, server = FakeClock(), Server(discover=BUSY)
+    probe = probe_of(server, clock, is_url=True)
+    assert (await probe.facts()).has_answered and probe.era_now(Era.MODERN) is Era.LEGACY, "it accepts a handshake"
+    handshakes = server.log.count(f"ready {Era.LEGACY}")
+    assert (await probe.start()).initialize is not None, "still busy"
+    server.discover = UpstreamUnavailable("gone")
+    assert (await probe.start()).initialize is not None and not probe.failures.count
+    assert server.log.count(f"ready {Era.LEGACY}") == handshakes, "what is known is not asked for again"
+    server.discover = DISCOVERED
+    assert (await probe.start()).is_certain and probe.era_now(Era.MODERN) is Era.MODERN
+    assert server.log.count(f"discard {Era.MODERN}") == 2
+    await probe.close()
+
+
+@requirement("up.era")
+async def test_a_legacy_server_that_was_busy_once_is_legacy_when_it_says_so() -> None:
+    server = Server(discover=BUSY)
+    probe = probe_of(server, is_url=True)
+    assert not (await probe.facts()).is_certain
+    server.discover = UpstreamUnavailable("400 Bad Request", status=400)
+    assert (await probe.start()).is_certain and probe.era_now(Era.MODERN) is Era.LEGACY
+    assert probe._again is None, "nothing is left to find out"
     await probe.close()
