@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from session_store.ports.errors import StoreFull
 from session_store.ports.tasks import Task
+from session_store.task_record import without_body
 
 __all__ = ["MemoryTasks"]
 
@@ -52,7 +53,7 @@ class MemoryTasks:
             for task in newest:
                 if task.name == before:
                     break
-        return list(islice(newest, limit))
+        return [without_body(task) for task in islice(newest, limit)]
 
     async def drop_session(self, session_id: str) -> None:
         for task in await self.of_session(session_id):

@@ -97,8 +97,10 @@ class TaskStore(Protocol):
         ...
 
     async def page(self, *, before: str = "", limit: int = 100) -> list[Task]:
-        """Tasks of all sessions, newest first, starting after the one whose `name` is `before`. For operators: on some
-        stores only the newest can be paged through."""
+        """Tasks of all sessions, newest first, starting after the one whose `name` is `before`.
+
+        For operators: `request`, `questions`, `answers` and `result` are empty, and some stores list the newest only.
+        """
         ...
 
     async def drop_session(self, session_id: str) -> None:

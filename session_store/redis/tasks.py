@@ -5,12 +5,12 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Final
 
-import msgspec
 from msgspec.structs import replace
 
 from session_store.ports.tasks import Task
 from session_store.redis import keys
 from session_store.redis.commands import Commands, script
+from session_store.task_record import head_of, joined, parts
 
 __all__ = ["RedisTasks"]
 
@@ -35,13 +35,12 @@ class RedisTasks:
     async def create(self, task: Task) -> None:
         places = [keys.task(task.session_id, task.id), keys.tasks_of(task.session_id)]
         left = self._left_ms(task)
-        body = msgspec.msgpack.encode(task)
-        await self._commands.call(_CREATE, places, task.version, body, left, task.created_at, task.id)
+        await self._commands.call(_CREATE, places, task.version, *parts(task), left, task.created_at, task.id)
         await self._commands.call(_NAME, [keys.TASKS], task.created_at, task.name, left, MAX_NAMES)
 
     async def get(self, session_id: str, task_id: str) -> Task | None:
-        body = await self._commands.run("HGET", keys.task(session_id, task_id), "record")
-        return None if body is None else self._live(body)
+        head, body = await self._commands.run("HMGET", keys.task(session_id, task_id), "head", "body")
+        return None if head is None else self._live(joined(head, body))
 
     async def replace(self, task: Task) -> bool:
         after = replace(task, version=task.version + 1)
@@ -49,12 +48,12 @@ class RedisTasks:
         if left <= 0:
             return False
         places = [keys.task(task.session_id, task.id), keys.tasks_of(task.session_id)]
-        body = msgspec.msgpack.encode(after)
-        return bool(await self._commands.call(_REPLACE, places, task.version, body, left))
+        return bool(await self._commands.call(_REPLACE, places, task.version, *parts(after), left))
 
     async def of_session(self, session_id: str) -> list[Task]:
         ids = await self._commands.run("ZRANGE", keys.tasks_of(session_id), 0, -1)
-        return await self._all((session_id, task_id.decode()) for task_id in ids)
+        found = await asyncio.gather(*(self.get(session_id, task_id.decode()) for task_id in ids))
+        return [task for task in found if task is not None]
 
     async def page(self, *, before: str = "", limit: int = 100) -> list[Task]:
         found: list[Task] = []
@@ -70,7 +69,7 @@ class RedisTasks:
             ]
             if not names:
                 break
-            tasks = await self._all(tuple(name.split("/", 1)) for name in names)
+            tasks = await self._heads(names)
             found += tasks
             stale = set(names) - {task.name for task in tasks}
             if stale:
@@ -83,13 +82,13 @@ class RedisTasks:
         ids = await self._commands.run("ZRANGE", place, 0, -1)
         await self._commands.run("DEL", place, *(keys.task(session_id, task_id.decode()) for task_id in ids))
 
-    async def _all(self, names: Iterable[tuple[str, ...]]) -> list[Task]:
-        """Those of these tasks, by session and id, that have not expired. Their commands are pipelined."""
-        found = await asyncio.gather(*(self.get(session_id, task_id) for session_id, task_id in names))
-        return [task for task in found if task is not None]
+    async def _heads(self, names: Iterable[str]) -> list[Task]:
+        """Those of these tasks that have not expired, with empty bodies. Their commands are pipelined."""
+        places = [keys.task(*name.split("/", 1)) for name in names]
+        heads = await asyncio.gather(*(self._commands.run("HGET", place, "head") for place in places))
+        return [task for head in heads if head is not None and (task := self._live(head_of(head))) is not None]
 
-    def _live(self, body: bytes) -> Task | None:
-        task = msgspec.msgpack.decode(body, type=Task)
+    def _live(self, task: Task) -> Task | None:
         return task if self._clock() < task.expires_at else None
 
     def _left_ms(self, task: Task) -> int:

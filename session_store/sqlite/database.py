@@ -35,7 +35,8 @@ CREATE TABLE IF NOT EXISTS streams (session TEXT NOT NULL, stream TEXT NOT NULL,
 CREATE TABLE IF NOT EXISTS fates (session TEXT PRIMARY KEY, fate TEXT NOT NULL, at REAL NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS quotas (key TEXT NOT NULL, name TEXT NOT NULL, PRIMARY KEY (key, name)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS tasks (session TEXT NOT NULL, id TEXT NOT NULL, created_at REAL NOT NULL,
-    expires_at REAL NOT NULL, version INTEGER NOT NULL, record BLOB NOT NULL, PRIMARY KEY (session, id)) WITHOUT ROWID;
+    expires_at REAL NOT NULL, version INTEGER NOT NULL, head BLOB NOT NULL, body BLOB NOT NULL,
+    PRIMARY KEY (session, id));
 CREATE INDEX IF NOT EXISTS tasks_by_age ON tasks (created_at, session, id);
 CREATE INDEX IF NOT EXISTS tasks_by_deadline ON tasks (expires_at);
 """

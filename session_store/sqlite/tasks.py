@@ -3,11 +3,11 @@
 import sqlite3
 from collections.abc import Callable
 
-import msgspec
 from msgspec.structs import replace
 
 from session_store.ports.tasks import Task
 from session_store.sqlite.database import Database
+from session_store.task_record import head_of, joined, parts
 
 __all__ = ["SqliteTasks"]
 
@@ -24,17 +24,9 @@ class SqliteTasks:
 
         def work(db: sqlite3.Connection) -> None:
             db.execute("DELETE FROM tasks WHERE expires_at <= ?", (now,))
-            row = (
-                task.session_id,
-                task.id,
-                task.created_at,
-                task.expires_at,
-                task.version,
-                msgspec.msgpack.encode(task),
-            )
-            db.execute(
-                "INSERT INTO tasks (session, id, created_at, expires_at, version, record) VALUES (?,?,?,?,?,?)", row
-            )
+            row = (task.session_id, task.id, task.created_at, task.expires_at, task.version, *parts(task))
+            columns = "session, id, created_at, expires_at, version, head, body"
+            db.execute(f"INSERT INTO tasks ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?)", row)
 
         await self._database.run(work)
 
@@ -47,10 +39,10 @@ class SqliteTasks:
         now = self._clock()
 
         def work(db: sqlite3.Connection) -> bool:
-            values = (after.version, after.expires_at, msgspec.msgpack.encode(after))
+            values = (after.version, after.expires_at, *parts(after))
             where = (task.session_id, task.id, task.version, now)
             statement = (
-                "UPDATE tasks SET version = ?, expires_at = ?, record = ? "
+                "UPDATE tasks SET version = ?, expires_at = ?, head = ?, body = ? "
                 "WHERE session = ? AND id = ? AND version = ? AND expires_at > ?"
             )
             return db.execute(statement, values + where).rowcount == 1
@@ -63,17 +55,23 @@ class SqliteTasks:
     async def page(self, *, before: str = "", limit: int = 100) -> list[Task]:
         order = "created_at DESC, session DESC, id DESC"
         if not before:
-            return await self._found("1", (), order=order, limit=limit)
+            return await self._heads("1", (), order, limit)
         session_id, _, task_id = before.partition("/")
         older = "(created_at, session, id) < (SELECT created_at, session, id FROM tasks WHERE session = ? AND id = ?)"
-        return await self._found(older, (session_id, task_id), order=order, limit=limit)
+        return await self._heads(older, (session_id, task_id), order, limit)
 
     async def drop_session(self, session_id: str) -> None:
         await self._database.run(lambda db: db.execute("DELETE FROM tasks WHERE session = ?", (session_id,)).rowcount)
 
-    async def _found(self, where: str, values: tuple[str, ...], *, order: str = "id", limit: int = -1) -> list[Task]:
+    async def _found(self, where: str, values: tuple[str, ...], *, order: str = "id") -> list[Task]:
         """The tasks that have not expired and match the condition. `where` and `order` are constants of this module."""
-        query = f"SELECT record FROM tasks WHERE expires_at > ? AND {where} ORDER BY {order} LIMIT ?"
+        query = f"SELECT head, body FROM tasks WHERE expires_at > ? AND {where} ORDER BY {order}"
+        now = self._clock()
+        rows = await self._database.run(lambda db: db.execute(query, (now, *values)).fetchall())
+        return [joined(head, body) for head, body in rows]
+
+    async def _heads(self, where: str, values: tuple[str, ...], order: str, limit: int) -> list[Task]:
+        query = f"SELECT head FROM tasks WHERE expires_at > ? AND {where} ORDER BY {order} LIMIT ?"
         now = self._clock()
         rows = await self._database.run(lambda db: db.execute(query, (now, *values, limit)).fetchall())
-        return [msgspec.msgpack.decode(row[0], type=Task) for row in rows]
+        return [head_of(row[0]) for row in rows]

@@ -109,7 +109,9 @@ class TaskStoreContract:
             await backend.tasks.create(tasks[-1])
         clock.pass_time(10.0)
         expected = [task.id for task in reversed(tasks) if task.ttl_s > 5.0]
-        assert [task.id for task in await backend.tasks.page()] == expected
+        listed = await backend.tasks.page()
+        assert [task.id for task in listed] == expected
+        assert (listed[0].tool, listed[0].request, listed[0].questions, listed[0].result) == ("search", b"", b"", b"")
         seen: list[Task] = []
         while page := await backend.tasks.page(before=seen[-1].name if seen else "", limit=2):
             assert len(page) <= 2
