@@ -15,6 +15,7 @@ from transports.jsonrpc import INTERNAL_ERROR, INVALID_PARAMS, INVALID_REQUEST, 
 __all__ = [
     "CALL_TIMED_OUT",
     "CANCELLED",
+    "CANCELLED_BY_CLIENT",
     "ERRORS",
     "OUTCOME_UNKNOWN",
     "SESSION_UNKNOWN",
@@ -71,6 +72,10 @@ CANCELLED: Final = -32016
 UNREAD: Final = -32017
 TOO_OFTEN: Final = -32018
 
+CANCELLED_BY_CLIENT: Final = -32800
+"""As the official SDK answers (`RequestCancelled` of the Language Server Protocol). Nobody reads the answer, but the
+response of a legacy client's request ends with one (MCP 2025-11-25, Transports §Sending Messages to the Server)."""
+
 
 class ErrorKind(NamedTuple):
     """One error code: its meaning, its HTTP statuses, where the fault is, and whether the client should retry.
@@ -99,9 +104,10 @@ ERRORS: Final[dict[int, ErrorKind]] = {
     UPSTREAM_UNAVAILABLE: ErrorKind("upstream unavailable", (200, 503), "server", "later"),
     OUTCOME_UNKNOWN: ErrorKind("no answer; the call may have taken effect", (200,), "server", "if repeatable"),
     CALL_TIMED_OUT: ErrorKind("timed out; the gateway cancelled the call", (200,), "server", "if repeatable"),
-    CANCELLED: ErrorKind("cancelled", (200,), "client", "no"),
+    CANCELLED: ErrorKind("cancelled by the gateway", (200,), "client", "no"),
     UNREAD: ErrorKind("sent to servers only: the client does not read its requests", (200,), "client", "no"),
     TOO_OFTEN: ErrorKind("a limit of this client is reached", (429,), "client", "later"),
+    CANCELLED_BY_CLIENT: ErrorKind("cancelled by the client (`notifications/cancelled`)", (200,), "client", "no"),
     # MCP 2026-07-28 defines the codes below.
     -32020: ErrorKind("headers do not match the body", (400,), "client", "no"),
     -32021: ErrorKind("the request needs a capability that the client has not declared", (400,), "client", "no"),

@@ -108,7 +108,10 @@ def decode_object(raw: msgspec.Raw | bytes, what: str) -> Object:
 
 def decode_id(raw: msgspec.Raw) -> Any:
     """A raw id or token as a value that can be compared and hashed; None when it is no string and no integer."""
-    value = msgspec.json.decode(raw)
+    try:
+        value = msgspec.json.decode(raw)
+    except (msgspec.MsgspecError, RecursionError):
+        return None  # 1e400, or nested too deep
     return value if isinstance(value, int | str) and not isinstance(value, bool) else None
 
 

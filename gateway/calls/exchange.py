@@ -22,7 +22,7 @@ from gateway.calls.usage import Use
 from gateway.calls.wire_use import WireUse
 from gateway.context.facts import RESTARTED_KEY, trace_meta, traced_error, with_meta
 from gateway.errors import CANCELLED as CANCELLED_CODE
-from gateway.errors import error_of
+from gateway.errors import CANCELLED_BY_CLIENT, error_of
 from gateway.identity.credential_claims import CredentialClaims
 from gateway.observability.observed import Failure
 from gateway.observability.outcome import INPUT_REQUIRED, TOOL_ERROR, Outcome
@@ -46,6 +46,7 @@ __all__ = ["Bridge", "Exchange", "ExchangeConversation", "ExchangeSession"]
 logger = logging.getLogger(__name__)
 
 _NOBODY = Context(trust="sandboxed")
+_CANCELLED = frozenset({CANCELLED_CODE, CANCELLED_BY_CLIENT})
 _objects = msgspec.json.Decoder(Object)
 
 
@@ -238,10 +239,10 @@ class Exchange(ExchangeLife, Observed, WireUse):
         """Count the call's deadline from now on."""
         self.deadline_from = monotonic()
 
-    def cancel(self, reason: str) -> None:
+    def cancel(self, reason: str, code: int = CANCELLED_CODE) -> None:
         """Cancel it: notify the server that has it, and answer the client with an error."""
         if self.conversation is not None:
-            self.conversation.cancel(self, reason)
+            self.conversation.cancel(self, reason, code)
 
     def emit(self, frame: bytes) -> bool:
         """Send the client a message that belongs to this call. False if the client does not read."""
@@ -345,7 +346,7 @@ class Exchange(ExchangeLife, Observed, WireUse):
 
     def fail(self, code: int, reason: str) -> None:
         """Answer with an error of the gateway's."""
-        if not self._end(ExchangeEvent.CANCEL if code == CANCELLED_CODE else ExchangeEvent.FAIL):
+        if not self._end(ExchangeEvent.CANCEL if code in _CANCELLED else ExchangeEvent.FAIL):
             return
         error = encode(error_of(code, reason, self.correlation))
         self.replies.push(Frame(encode_error(encode(self.client_id), error), final=True, error_code=code))

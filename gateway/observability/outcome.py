@@ -5,6 +5,7 @@ from typing import Final, Literal
 import msgspec
 
 from gateway.errors import CANCELLED as CANCELLED_CODE
+from gateway.errors import CANCELLED_BY_CLIENT
 
 __all__ = ["CANCELLED", "FAILURES", "INPUT_REQUIRED", "OK", "TOOL_ERROR", "Kind", "Outcome"]
 
@@ -23,7 +24,7 @@ class Outcome(msgspec.Struct, frozen=True):
     @classmethod
     def error(cls, code: int) -> "Outcome":
         """The outcome of an error response with that code."""
-        return cls("cancelled" if code == CANCELLED_CODE else "error", code)
+        return cls("cancelled" if code in (CANCELLED_CODE, CANCELLED_BY_CLIENT) else "error", code)
 
     @classmethod
     def refused(cls, code: int) -> "Outcome":

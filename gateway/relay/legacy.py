@@ -14,6 +14,7 @@ from gateway.calls.shared_server import LEVELS
 from gateway.calls.streams import STANDALONE
 from gateway.context.facts import trace_meta, with_context, with_meta
 from gateway.errors import (
+    CANCELLED_BY_CLIENT,
     keyed_session_stays,
     no_session,
     session_unknown,
@@ -150,7 +151,7 @@ class LegacyClients:
     def _cancel(live: LiveSession, params: Object) -> None:
         for exchange in live.in_flight_as(decode_id(params.get("requestId", msgspec.Raw(b"null")))):
             reason = msgspec.json.decode(params.get("reason", b'""'))
-            exchange.cancel(str(reason or "the client cancelled"))
+            exchange.cancel(str(reason or "the client cancelled"), CANCELLED_BY_CLIENT)
 
     async def respond(self, request: Request, who: RequestContext) -> None:
         """Pass a client's answer on to the server that asked."""

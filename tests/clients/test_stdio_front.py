@@ -16,7 +16,7 @@ from mcp.client.stdio import StdioServerParameters, stdio_client
 
 from tests.matrix.run import Heard, text
 from tests.requirements import requirement
-from tests.support.gateway_process import DEMO, PROBE, ROOT, running_gateway, server
+from tests.support.gateway_process import DEMO, PROBE, ROOT, SCRIPTED, running_gateway, server
 from tests.support.mcp_clients import Legacy, tool_text
 from tests.support.redis_server import RunningRedis
 from tests.support.waiting import eventually
@@ -133,6 +133,23 @@ def test_nothing_but_protocol_comes_out_and_nothing_is_left() -> None:
     assert client.ask("nonsense/method")
     assert client.end() == 0
     assert eventually(lambda: not Path(f"/proc/{pid}").exists())
+
+
+@requirement("spec.cancelled")
+def test_a_cancelled_call_is_not_answered() -> None:
+    client = Typed(child=(*SCRIPTED, "legacy"))
+    client.initialize()
+    began = '{"jsonrpc":"2.0","method":"notifications/message","params":{"level":"info","data":"began"}}'
+    params = {"name": "say", "arguments": {"lines": [began]}}
+    client.write(json.dumps({"jsonrpc": "2.0", "id": 77, "method": "tools/call", "params": params}).encode())
+    assert client.read()["params"]["data"] == "began"
+    client.write(b'{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":1e400}}')
+    client.write(b'{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":77}}')
+    assert "notifications/cancelled" in client.tool("got"), "the server knows"
+    assert client.process.stdin is not None and client.process.stdout is not None
+    client.process.stdin.close()
+    assert client.process.stdout.read() == b""
+    assert client.end() == 0
 
 
 @requirement("ctx.stdio-front", "ctx.isolated")

@@ -106,13 +106,13 @@ def test_a_question_ends_with_its_session(client: Legacy) -> None:
         assert heard[-1]["id"] == 77 and "session has ended" in heard[-1]["error"]["message"]
 
 
-@requirement("spec.bridge")
+@requirement("spec.bridge", "spec.cancelled")
 def test_a_question_ends_when_its_call_is_cancelled(client: Legacy) -> None:
     call = Call(client, "want", {"questions": 2})
     asked = [call.next(), call.next()]
     assert client.notify("notifications/cancelled", {"requestId": 77, "reason": "never mind"}).status_code == 202
     assert [call.next()["params"]["requestId"] for _ in asked] == [question["id"] for question in asked]
-    assert call.next()["error"]["code"] == -32016
+    assert call.next()["error"]["code"] == -32800
     assert call.next() is None
     assert eventually(lambda: json.loads(tool_text(client.tool("cancelled"))) == ["never mind"], 5)
     answer(client, asked[0])  # too late: taken, and without effect

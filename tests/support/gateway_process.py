@@ -12,7 +12,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["BAD", "DEMO", "LISTING", "PROBE", "TOOL", "UNLIMITED", "RunningGateway", "running_gateway", "server"]
+__all__ = [
+    "BAD",
+    "DEMO",
+    "LISTING",
+    "PROBE",
+    "SCRIPTED",
+    "TOOL",
+    "UNLIMITED",
+    "RunningGateway",
+    "running_gateway",
+    "server",
+]
 
 READY_WITHIN_S = 60.0
 DEMO = (sys.executable, "-m", "gateway", "demo-server")
@@ -20,6 +31,7 @@ TOOL = (sys.executable, "-m", "tests.support.session_tool")
 PROBE = (sys.executable, str(Path(__file__).with_name("probe_server.py")))
 BAD = (sys.executable, str(Path(__file__).with_name("bad_server.py")))
 LISTING = (sys.executable, str(Path(__file__).with_name("listing_server.py")))
+SCRIPTED = (sys.executable, str(Path(__file__).with_name("scripted_server.py")))
 ROOT = Path(__file__).parents[2]
 UNLIMITED = dict.fromkeys(
     ("session_rate", "principal_rate", "opening_rate", "principal_sessions", "principal_processes"), 0

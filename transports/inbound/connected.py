@@ -66,6 +66,7 @@ class Connected:
         """Whether the client has brought the session of this connection back, so that it may do so again later."""
         self._version = _LATEST
         self._calls: dict[object, tuple[Reply, asyncio.Task[None]]] = {}
+        self._cancelled: set[object] = set()  # ids of legacy calls whose answer the client does not want
         self._tasks = Tasks("client connection")
         self._stream: Reply | None = None
         self._opening = asyncio.Lock()
@@ -157,6 +158,8 @@ class Connected:
             return
         if message.method == "notifications/cancelled" and self._cancel_modern(message):
             return
+        if message.method == "notifications/cancelled" and (cancelled := _cancelled_id(message)) in self._calls:
+            self._cancelled.add(cancelled)
         if not self._session and not session:
             async with self._opening:
                 if not self._session:
@@ -176,7 +179,7 @@ class Connected:
 
     def _cancel_modern(self, message: Message) -> bool:
         """Cancel a modern call by closing its request. True if the notification named one."""
-        call = self._calls.get(decode_id(message.params_object().get("requestId", msgspec.Raw(b"null"))))
+        call = self._calls.get(_cancelled_id(message))
         if call is None or self._session:
             return False
         self._tasks.spawn(call[0].leave())
@@ -226,14 +229,21 @@ class Connected:
     def _call(self, message: Message, reply: Reply) -> None:
         task = self._tasks.spawn(self._answer(message, reply))
         self._calls[message.id] = (reply, task)
-        task.add_done_callback(lambda _: self._calls.pop(message.id, None))
+        task.add_done_callback(lambda _: self._ended(message.id))
+
+    def _ended(self, request_id: object) -> None:
+        self._calls.pop(request_id, None)
+        self._cancelled.discard(request_id)
 
     async def _answer(self, message: Message, reply: Reply) -> None:
         answered = False
         await self._learn_token(reply)
         async for frame in reply.frames():
-            answered = answered or parse(frame).is_response
-            await self._write(splice(frame))
+            is_answer = parse(frame).is_response
+            answered = answered or is_answer
+            # A cancelled request has no response (MCP 2025-11-25, Cancellation). Over HTTP its POST needs one.
+            if not (is_answer and message.id in self._cancelled):
+                await self._write(splice(frame))
         if not answered and reply.status not in (0, 200):
             reason = f"The gateway answered {reply.status}."
             await self._write(encode_error(encode(message.id), {"code": INTERNAL_ERROR, "message": reason}))
@@ -261,3 +271,8 @@ class Connected:
         for reply, _ in list(self._calls.values()):
             await reply.leave()
         await self._tasks.close()
+
+
+def _cancelled_id(message: Message) -> object:
+    """The id of the request that a notification cancels; None if it names none."""
+    return decode_id(message.params_object().get("requestId", msgspec.Raw(b"null")))
