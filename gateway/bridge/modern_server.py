@@ -16,7 +16,7 @@ from gateway.calls.live_session import live_session_of
 from gateway.calls.questions import MAX_QUESTIONS_OF_CALL
 from gateway.errors import OUTCOME_UNKNOWN
 from gateway.observability.logs import CORRELATION
-from gateway.protocol.results import legacy_result
+from gateway.protocol.results import legacy_error, legacy_result
 from transports.jsonrpc import INTERNAL_ERROR, Message, Object, decode_object, encode
 
 __all__ = ["ModernServerBridge"]
@@ -39,6 +39,8 @@ class ModernServerBridge:
 
     def finish(self, exchange: Exchange, message: Message) -> Message | None:
         """The client's answer to the call. None if the server has asked for input."""
+        if isinstance(message.error, msgspec.Raw):
+            return Message(jsonrpc="2.0", id=0, error=legacy_error(exchange.method, self._params, message.error))
         if not isinstance(message.result, msgspec.Raw):
             return message
         result = msgspec.json.decode(message.result, type=Object)
@@ -92,10 +94,12 @@ class ModernServerBridge:
             fail_start(self._conversation, exchange, error, OUTCOME_UNKNOWN)
 
 
-def _question(raw: msgspec.Raw) -> tuple[str, Object]:
+def _question(raw: msgspec.Raw) -> tuple[str, Object | None]:
     """Method and params of an input request, as a request to a legacy client. Raises `ValueError`, `MsgspecError`."""
     asked = decode_object(raw, "an input request")
     method = msgspec.json.decode(asked.get("method", b"null"), type=str)
+    if "params" not in asked:
+        return method, None
     params = _object(asked, "params")
     if method == "elicitation/create" and bytes(params.get("mode", b"")) == b'"url"':
         params = params | {"elicitationId": msgspec.Raw(encode(secrets.token_urlsafe(12)))}

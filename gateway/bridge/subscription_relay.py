@@ -59,7 +59,7 @@ def subscription_relay_for(live: LiveSession, upstream: str) -> Exchange:
         plain = {key: value for key, value in params.items() if key != "_meta"}
         if meta:
             plain["_meta"] = msgspec.Raw(encode(meta))
-        live.send_to_client(encode_notification(str(message.method), splice(encode(plain))))
+        live.send_to_client(encode_notification(str(message.method), splice(encode(plain)) if plain else None))
 
     exchange = Exchange(method=_LISTEN, client_id=0, live=live, replies=_RelayedReplies(receive))
     return exchange

@@ -58,8 +58,10 @@ def _ask(live: LiveSession, conversation: Conversation, message: Message, *, unc
     if exchange.caller is None and live.session.era != Era.MODERN:
         live.questions.ask(conversation, message, exchange)
         return
-    question = InputRequest(conversation, server_id, method, without_modern_gaps(method, message.params_object()))
-    if exchange.caller is None or not may_be_asked(exchange.caller.capabilities, method, question.params):
+    has_params = message.params is not msgspec.UNSET
+    params = without_modern_gaps(method, message.params_object()) if has_params else None
+    question = InputRequest(conversation, server_id, method, params)
+    if exchange.caller is None or not may_be_asked(exchange.caller.capabilities, method, question.params or {}):
         conversation.refuse(server_id, METHOD_NOT_FOUND, f"The client has not declared that it answers {method}.")
         return
     known = exchange.take_replay(question.digest)

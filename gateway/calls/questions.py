@@ -86,15 +86,17 @@ class Questions:
         def answered(answer: Message) -> None:
             server.answer(server_id, answer)
 
-        params, token = self._with_progress_token(message.params_object())
+        given = None if message.params is msgspec.UNSET else message.params_object()
+        params, token = self._with_progress_token(given)
         question = _ClientRequest(server, server_id, exchange, token, answered)
         if not self._put(question, str(message.method), params):
             server.refuse(server_id, UNREAD, "The client does not read its messages.")
 
     def ask_for_result(
-        self, exchange: Exchange, method: str, params: Object, answered: Callable[[Message], None]
+        self, exchange: Exchange, method: str, params: Object | None, answered: Callable[[Message], None]
     ) -> None:
-        """As `ask`, for a question that came as the result of a call. The call is cancelled if it cannot be asked."""
+        """As `ask`, for a question that came as the result of a call, with or without params. The call is cancelled if
+        it cannot be asked."""
         conversation = exchange.conversation
         assert conversation is not None
         if len(self._open) >= MAX_QUESTIONS:
@@ -104,25 +106,28 @@ class Questions:
         if not self._put(_ClientRequest(conversation, b"", exchange, token, answered), method, params):
             conversation.cancel(exchange, "the client does not read its messages")
 
-    def _put(self, question: _ClientRequest, method: str, params: Object) -> bool:
+    def _put(self, question: _ClientRequest, method: str, params: Object | None) -> bool:
         self._last += 1
         number, exchange = self._last, question.exchange
         self._open[number] = question
-        frame = splice(encode_request(number, method, encode(params)))
+        frame = splice(encode_request(number, method, None if params is None else encode(params)))
         if not (self._send(frame) if exchange is None else exchange.emit(frame)):
             del self._open[number]
             return False
         return True
 
-    def _with_progress_token(self, params: Object) -> tuple[Object, msgspec.Raw | None]:
+    def _with_progress_token(self, params: Object | None) -> tuple[Object | None, msgspec.Raw | None]:
         """Params with the number of the next question as their progress token, and the token that they had."""
+        if params is None:
+            return None, None
         meta = meta_of(params)
         token = meta.get("progressToken")
         if token is None:
             return params, None
         if len(memoryview(token)) > MAX_SERVER_ID_BYTES:
             del meta["progressToken"]
-            return params | {"_meta": msgspec.Raw(encode(meta))}, None
+            rest = {name: value for name, value in params.items() if name != "_meta"}
+            return rest | ({"_meta": msgspec.Raw(encode(meta))} if meta else {}), None
         # A copy: a slice would keep the whole message in memory.
         token = msgspec.Raw(bytes(token))
         own = msgspec.Raw(encode(self._last + 1))

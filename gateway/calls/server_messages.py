@@ -71,9 +71,9 @@ class _Router(ABC):
             elif conversation.era is Era.MODERN and _relay_subscribed(conversation, method, params):
                 pass
             elif change is not None:
-                self._changed(conversation, method, params)
+                self._changed(conversation, message, params)
             else:
-                self._relay(conversation, method, params)
+                self._relay(conversation, message, params)
         except (InvalidMessage, msgspec.MsgspecError):
             return  # a notification that cannot be read has no sender to be answered
 
@@ -81,8 +81,8 @@ class _Router(ABC):
         for live in self._audience(conversation):
             live.questions.closed(conversation)
 
-    def _changed(self, conversation: Conversation, method: str, params: Object) -> None:
-        frame = encode_notification(method, splice(encode(params)))
+    def _changed(self, conversation: Conversation, message: Message, params: Object) -> None:
+        method, frame = str(message.method), _frame(message)
         uri = msgspec.json.decode(params["uri"]) if "uri" in params else None
         for live in self._audience(conversation):
             if conversation.era is not Era.LEGACY:
@@ -93,9 +93,9 @@ class _Router(ABC):
             elif uri is None or self._wants(live, uri):
                 live.send_to_client(frame)
 
-    def _relay(self, conversation: Conversation, method: str, params: Object) -> None:
+    def _relay(self, conversation: Conversation, message: Message, params: Object) -> None:
         live, exchange = self._addressee(conversation)
-        frame = encode_notification(method, splice(encode(params)))
+        method, frame = str(message.method), _frame(message)
         if live is not None and live.session.era == Era.MODERN and conversation.era is Era.LEGACY:
             if exchange is not None and method == "notifications/message" and _is_wanted(exchange, params):
                 exchange.emit(frame)
@@ -150,6 +150,12 @@ class SharedRouter(_Router):
 
     def _wants(self, live: LiveSession, uri: object) -> bool:
         return uri in live.session.subscriptions
+
+
+def _frame(message: Message) -> bytes:
+    """A notification as its server has sent it: with the same params, or without."""
+    params = None if message.params is msgspec.UNSET else splice(message.params)
+    return encode_notification(str(message.method), None if params == b"null" else params)
 
 
 def _is_wanted(exchange: Exchange, params: Object) -> bool:

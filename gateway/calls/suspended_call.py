@@ -5,6 +5,7 @@ Knows nothing of calls, nor how many questions may wait (`gateway.calls.question
 
 import hashlib
 import secrets
+from collections.abc import Mapping
 from typing import Protocol
 
 import msgspec
@@ -33,20 +34,25 @@ class AskingServer(Protocol):
 class InputRequest:
     """A question that a modern client has, or will have, as an entry of `inputRequests`.
 
-    `server_id` is the id of the server's request, as JSON. `size` is in bytes. Identical questions have the same
-    `digest`.
+    `server_id` is the id of the server's request, as JSON. `params` is None if the request has none. `size` is in
+    bytes. Identical questions have the same `digest`.
     """
 
     __slots__ = ("digest", "method", "params", "server", "server_id", "size")
 
-    def __init__(self, server: AskingServer, server_id: bytes, method: str, params: Object) -> None:
+    def __init__(self, server: AskingServer, server_id: bytes, method: str, params: Object | None) -> None:
         self.server = server
         self.server_id = server_id
         self.method = method
         # Copies: a slice of a message would keep the whole message in memory.
-        self.params = {name: raw.copy() for name, raw in params.items()}
-        self.size = sum(len(memoryview(raw)) for raw in params.values())
-        self.digest = question_digest(method, params)
+        self.params = None if params is None else {name: raw.copy() for name, raw in params.items()}
+        self.size = sum(len(memoryview(raw)) for raw in (params or {}).values())
+        self.digest = question_digest(method, params or {})
+
+    @property
+    def with_params(self) -> Mapping[str, Object]:
+        """The member `params` of the entry; empty if the server's request has none."""
+        return {} if self.params is None else {"params": self.params}
 
     def answer(self, response: msgspec.Raw) -> None:
         """Send the client's response to the server."""
@@ -129,7 +135,7 @@ class SuspendedCall:
     def requests(self) -> Object:
         """The open questions as `inputRequests`."""
         return {
-            key: msgspec.Raw(encode({"method": question.method, "params": question.params}))
+            key: msgspec.Raw(encode({"method": question.method, **question.with_params}))
             for key, question in self.questions.items()
         }
 

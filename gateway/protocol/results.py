@@ -5,14 +5,23 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.protocol.methods import CACHEABLE
+from gateway.protocol.methods import CACHEABLE, METHODS
 from gateway.protocol.missing import MISSING_KEY, Missing, missing_meta
 from transports.era import Era
-from transports.jsonrpc import INVALID_PARAMS, Object, encode, error_code
+from transports.jsonrpc import INVALID_PARAMS, Object, decode_object, encode, error_code
 
-__all__ = ["legacy_result", "list_result", "modern_error", "modern_result", "tool_error", "urls_required"]
+__all__ = [
+    "legacy_error",
+    "legacy_result",
+    "list_result",
+    "modern_error",
+    "modern_result",
+    "tool_error",
+    "urls_required",
+]
 
 _SERVER_INFO: Final = "io.modelcontextprotocol/serverInfo"
+_NO_INFO: Final = b"{}"
 _RESOURCE_NOT_FOUND: Final = -32002
 _URLS_REQUIRED: Final = -32042
 
@@ -44,11 +53,10 @@ def tool_error(era: Era, text: str) -> bytes:
 
 def modern_result(method: str, result: Object, server_info: bytes) -> Object:
     """A result with the fields that the modern era requires. It may not be cached, because its lifetime is unknown."""
-    meta = msgspec.json.decode(result.get("_meta", b"{}"), type=Object)
-    more: Object = {
-        "resultType": msgspec.Raw(b'"complete"'),
-        "_meta": msgspec.Raw(encode({_SERVER_INFO: msgspec.Raw(server_info)} | meta)),
-    }
+    more: Object = {"resultType": msgspec.Raw(b'"complete"')}
+    if server_info != _NO_INFO:
+        meta = msgspec.json.decode(result.get("_meta", b"{}"), type=Object)
+        more["_meta"] = msgspec.Raw(encode({_SERVER_INFO: msgspec.Raw(server_info)} | meta))
     if method in CACHEABLE:
         more |= {"ttlMs": msgspec.Raw(b"0"), "cacheScope": msgspec.Raw(b'"private"')}
     if method == "tools/list":
@@ -83,6 +91,37 @@ def urls_required(error: msgspec.Raw) -> list[Object] | None:
 def legacy_result(result: Object) -> Object:
     """A result without the fields that the legacy era does not have."""
     plain = {key: value for key, value in result.items() if key not in ("resultType", "ttlMs", "cacheScope")}
+    if "_meta" in plain and _SERVER_INFO in (meta := decode_object(plain["_meta"], "_meta")):
+        del meta[_SERVER_INFO], plain["_meta"]  # a legacy client has it from the handshake
+        if meta:
+            plain["_meta"] = msgspec.Raw(encode(meta))
     if "structuredContent" in plain and bytes(plain["structuredContent"])[:1] != b"{":
         del plain["structuredContent"]  # the legacy era allows objects only; the content has the same data
     return plain
+
+
+def legacy_error(method: str, params: Object, error: msgspec.Raw) -> msgspec.Raw:
+    """An error with the code that the legacy era uses for a resource that does not exist. `params` are the request's.
+
+    The modern code, -32602, stands for other faults as well: it is replaced only if the error names the URI of the
+    request, or says that the resource was not found (SEP-2164).
+    """
+    row = METHODS.get(method)
+    if row is None or row.named != "uri" or error_code(error) != INVALID_PARAMS:
+        return error
+    found = decode_object(error, "error")
+    if not _is_not_found(found, params.get("uri", msgspec.Raw(b"null"))):
+        return error
+    return msgspec.Raw(encode(found | {"code": msgspec.Raw(encode(_RESOURCE_NOT_FOUND))}))
+
+
+def _is_not_found(error: Object, wanted: msgspec.Raw) -> bool:
+    uri = msgspec.json.decode(wanted)
+    try:
+        data = msgspec.json.decode(error.get("data", b"null"))
+        text = msgspec.json.decode(error.get("message", b'""'), type=str).lower()
+    except msgspec.MsgspecError:
+        return False
+    if isinstance(data, dict) and "uri" in data:
+        return bool(data["uri"] == uri)
+    return text.startswith("resource not found") or text == f"resource {uri} not found".lower()

@@ -47,7 +47,7 @@ def test_a_question_keeps_no_more_than_itself() -> None:
     whole = encode({"message": "?" * 10})
     params = msgspec.json.decode(whole, type=Object)
     kept = InputRequest(Server(), b"1", "roots/list", params)
-    assert kept.size == 12 and bytes(kept.params["message"]) == bytes(params["message"])
+    assert kept.params is not None and kept.size == 12 and bytes(kept.params["message"]) == bytes(params["message"])
     assert kept.params["message"] is not params["message"]
 
 

@@ -6,7 +6,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.protocol.results import legacy_result, list_result, modern_error, modern_result, urls_required
+from gateway.protocol.results import (
+    legacy_error,
+    legacy_result,
+    list_result,
+    modern_error,
+    modern_result,
+    urls_required,
+)
+from tests.requirements import requirement
 from transports.era import Era
 from transports.jsonrpc import INVALID_PARAMS, Object, encode
 
@@ -62,6 +70,37 @@ def test_urls_that_a_user_has_to_visit_are_found_in_the_error() -> None:
 @pytest.mark.parametrize("data", [None, 7, {}, {"elicitations": 7}])
 def test_an_error_about_urls_that_names_none_in_the_right_form_is_an_error_like_others(data: Any) -> None:
     assert urls_required(msgspec.Raw(encode({"code": -32042, "message": "go", "data": data}))) is None
+
+
+@requirement("spec.bridge")
+def test_a_resource_that_is_not_found_has_its_own_code_in_the_legacy_era() -> None:
+    params = raw(uri="x://y")
+
+    def code(method: str, message: str, data: Any = None) -> int:
+        error = {"code": INVALID_PARAMS, "message": message} | ({} if data is None else {"data": data})
+        told = json.loads(bytes(legacy_error(method, params, msgspec.Raw(encode(error)))))
+        assert {**told, "code": INVALID_PARAMS} == error, "the rest stays"
+        return int(told["code"])
+
+    assert code("resources/read", "gone", {"uri": "x://y"}) == -32002
+    assert code("resources/read", "Resource not found: x://y") == code("resources/read", "Resource x://y not found")
+    assert code("resources/read", "Resource not found", "no object") == -32002
+    assert code("resources/read", "Resource not found", {"uri": "x://other"}) == INVALID_PARAMS, "another resource"
+    assert code("resources/read", "The URI has no host") == INVALID_PARAMS, "another fault"
+    assert code("tools/call", "Resource not found", {"uri": "x://y"}) == INVALID_PARAMS, "only of reads"
+    other = msgspec.Raw(b'{"code": -32603, "message": 7, "data": {"uri": "x://y"}}')
+    assert legacy_error("resources/read", params, other) is other
+    odd = msgspec.Raw(b'{"code": -32602, "message": 7, "data": 1e400}')
+    assert legacy_error("resources/read", params, odd) is odd
+
+
+@requirement("spec.nothing-invented")
+def test_a_legacy_client_gets_no_server_info_and_no_empty_meta() -> None:
+    info = {"io.modelcontextprotocol/serverInfo": {"name": "s"}}
+    assert plain(legacy_result(raw(content=[], _meta=info))) == {"content": []}
+    assert plain(legacy_result(raw(content=[], _meta={**info, "a": 1}))) == {"content": [], "_meta": {"a": 1}}
+    assert plain(legacy_result(raw(content=[], _meta={}))) == {"content": [], "_meta": {}}, "the server's own stays"
+    assert "_meta" not in modern_result("tools/call", raw(content=[]), b"{}"), "the server has not named itself"
 
 
 def test_a_modern_result_loses_what_the_handshake_era_does_not_know() -> None:
