@@ -17,7 +17,15 @@ PAGES: Final = {
     "2024-11-05": {"Transports"},
     "2025-03-26": {"Transports"},
     "2025-06-18": {"Transports"},
-    "2025-11-25": {"Authorization", "Lifecycle", "Security Best Practices", "Tasks", "Tools", "Transports"},
+    "2025-11-25": {
+        "Authorization",
+        "Cancellation",
+        "Lifecycle",
+        "Security Best Practices",
+        "Tasks",
+        "Tools",
+        "Transports",
+    },
     "2026-07-28": {"Multi Round-Trip Requests", "Overview", "Streamable HTTP", "Subscriptions", "Versioning"},
 }
 """Pages of the MCP specification that sources name, by revision. A heading of the page may follow, after a slash."""
