@@ -6,9 +6,19 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from gateway.admin.operators import SHORTEST_PREFIX, Ambiguous, NoSuch, Page, SessionFilter, SessionQuery
+from gateway.admin.operators import (
+    SHORTEST_PREFIX,
+    Ambiguous,
+    NoSuch,
+    Page,
+    SessionFilter,
+    SessionQuery,
+    TaskPage,
+    TaskQuery,
+)
 from gateway.admin.replicas import Replicas
-from gateway.admin.reports import ReplicaReport, SessionPart, SessionRow, row_of
+from gateway.admin.reports import ReplicaReport, SessionPart, SessionRow, TaskRow, row_of
+from gateway.admin.tasks import TaskList
 from gateway.sessions.returns import UnreturningClient, together
 from session_store import AuditEvent, Backend, Session, SessionGone, StoreUnavailable
 from session_store.session import redact
@@ -56,6 +66,7 @@ class Operations:
         self._record = record
         self._clock = clock
         self._search_limit = search_limit
+        self._tasks = TaskList(backend.tasks, clock)
 
     @property
     def sees_calls(self) -> bool:
@@ -182,6 +193,14 @@ class Operations:
             return await self._backend.state.size(session.id)
         except SessionGone:
             return 0
+
+    # -- tasks
+
+    async def tasks(self, query: TaskQuery) -> TaskPage:
+        return await self._tasks.page(query)
+
+    async def task(self, prefix: str) -> TaskRow:
+        return await self._tasks.row(prefix)
 
     # -- events
 

@@ -5,17 +5,18 @@ running gateway by its REST interface.
 """
 
 from collections.abc import AsyncIterator, Mapping
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Literal, Protocol, get_args
 
 import msgspec
 
-from gateway.admin.reports import ReplicaReport, SessionRow
+from gateway.admin.reports import ReplicaReport, SessionRow, TaskRow
 from gateway.sessions.returns import UnreturningClient
-from session_store import Session
+from session_store import Session, Task, TaskStatus
 
 __all__ = [
     "ONLY",
     "SHORTEST_PREFIX",
+    "TASK_STATUSES",
     "Ambiguous",
     "NoSuch",
     "Only",
@@ -24,11 +25,16 @@ __all__ = [
     "Page",
     "SessionFilter",
     "SessionQuery",
+    "TaskPage",
+    "TaskQuery",
     "UnknownHere",
 ]
 
 SHORTEST_PREFIX: Final = 4
 """The fewest characters of a session's id that name it."""
+
+TASK_STATUSES: Final = get_args(TaskStatus)
+"""What becomes of a task."""
 
 Only = Literal["all", "failing", "busy"]
 ONLY: Final[dict[str, Only]] = {"all": "all", "failing": "failing", "busy": "busy"}
@@ -64,6 +70,44 @@ class SessionQuery(msgspec.Struct, frozen=True, kw_only=True):
     query: str = ""
     only: Only = "all"
     limit: int = 50
+    after: str = ""
+
+
+class TaskQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """Which tasks an operator wants to see.
+
+    `query` holds words to find in principal, endpoint, server, tool and message; or how the id of a task or of its
+    session begins. `status` is one of `TASK_STATUSES`, or empty for all. `after` is the last task of the page before.
+    """
+
+    query: str = ""
+    status: str = ""
+    limit: int = 50
+    after: str = ""
+
+    def __post_init__(self) -> None:
+        if self.status and self.status not in TASK_STATUSES:
+            raise OperatorError(f"status: must be one of {', '.join(TASK_STATUSES)}")
+
+    @property
+    def matches_all(self) -> bool:
+        """True if no task is left out."""
+        return not self.query and not self.status
+
+    def matches(self, task: Task) -> bool:
+        """True if the task has that status, and all words of the query occur in its facts."""
+        if self.status not in ("", task.status):
+            return False
+        facts = (str(task.principal), task.endpoint, task.server, task.tool, task.message)
+        text = "\n".join(facts).lower()
+        starts = task.id.startswith(self.query) or task.session_id.startswith(self.query)
+        return starts or all(word in text for word in self.query.lower().split())
+
+
+class TaskPage(msgspec.Struct, frozen=True, kw_only=True):
+    """Some tasks, newest first, and where the next page begins (empty: there is none)."""
+
+    tasks: list[TaskRow]
     after: str = ""
 
 
@@ -142,6 +186,14 @@ class Operators(Protocol):
 
     def follow(self, session: str = "") -> AsyncIterator[dict[str, Any]]:
         """Audit events as they come, each once, oldest first, until the replica that is asked drains."""
+        ...
+
+    async def tasks(self, query: TaskQuery) -> TaskPage:
+        """A page of tasks, newest first, those that are over included until they expire."""
+        ...
+
+    async def task(self, prefix: str) -> TaskRow:
+        """One task. `prefix`: how its id begins, at least `SHORTEST_PREFIX` characters."""
         ...
 
     async def warnings(self) -> list[UnreturningClient]:

@@ -13,7 +13,7 @@ from gateway.sessions.returns import UnreturningClient
 from session_store import Session
 from session_store.session import redact
 
-__all__ = ["ProcessFacts", "ReplicaReport", "ServerReport", "SessionPart", "SessionRow", "row_of"]
+__all__ = ["ProcessFacts", "ReplicaReport", "ServerReport", "SessionPart", "SessionRow", "TaskRow", "row_of"]
 
 
 class ProcessFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,6 +105,30 @@ class ReplicaReport(msgspec.Struct, frozen=True, kw_only=True):
     history: list[Sample] = []
     unreturning: list[UnreturningClient] = []
     unavailable: list[ServerReport] = []
+
+
+class TaskRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A task as operators see it; `task` and `session` are how their ids begin.
+
+    `runs`: how often it was started. `asked`: how many questions its client was asked. `error_code` and `error`: the
+    JSON-RPC error of a task that failed.
+    """
+
+    task: str
+    session: str
+    principal: str
+    endpoint: str
+    server: str
+    tool: str
+    status: str
+    message: str
+    age_s: float
+    idle_s: float
+    expires_in_s: float
+    runs: int = 1
+    asked: int = 0
+    error_code: int = 0
+    error: str = ""
 
 
 def row_of(session: Session, part: SessionPart | None, now: float, *, state_bytes: int = 0) -> SessionRow:

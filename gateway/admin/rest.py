@@ -11,8 +11,19 @@ from starlette.routing import Route
 
 from gateway.admin.auth import Access
 from gateway.admin.operations import Operations
-from gateway.admin.operators import ONLY, Ambiguous, NoSuch, OperatorError, Page, SessionFilter, SessionQuery
-from gateway.admin.reports import ReplicaReport, SessionRow
+from gateway.admin.operators import (
+    ONLY,
+    TASK_STATUSES,
+    Ambiguous,
+    NoSuch,
+    OperatorError,
+    Page,
+    SessionFilter,
+    SessionQuery,
+    TaskPage,
+    TaskQuery,
+)
+from gateway.admin.reports import ReplicaReport, SessionRow, TaskRow
 from gateway.admin.sign_in_attempts import TooManyAttempts
 from gateway.sessions.returns import UnreturningClient
 from gateway.version import __version__
@@ -122,6 +133,22 @@ class Rest:
             raise Problem(400, str(error)) from None
         return {"ended": await self.operations.end_all(which, operator)}
 
+    async def tasks(self, request: Request, _: str) -> TaskPage:
+        query = request.query_params
+        try:
+            wanted = TaskQuery(
+                query=query.get("q", ""),
+                status=query.get("status", ""),
+                limit=_number(request, "limit", 50, 1_000),
+                after=query.get("after", ""),
+            )
+        except OperatorError as error:
+            raise Problem(400, str(error)) from None
+        return await self.operations.tasks(wanted)
+
+    async def task(self, request: Request, _: str) -> TaskRow:
+        return await self.operations.task(request.path_params["task"])
+
     async def replicas(self, _: Request, __: str) -> list[ReplicaReport]:
         return await self.operations.replicas()
 
@@ -167,6 +194,7 @@ def _problem(status: int, detail: str, headers: dict[str, str] | None = None) ->
 
 
 _SESSION: Final = ("session", "path", "How its id begins: 4 characters or more, as listed")
+_TASK: Final = ("task", "path", "How its id begins: 4 characters or more, as listed")
 _REPLICA: Final = ("replica", "path", "How its name begins")
 _OPERATIONS: Final = (
     _Operation(
@@ -209,6 +237,27 @@ _OPERATIONS: Final = (
             ("client", "query", "The client's name, without its version"),
             ("workspace", "query", "The workspace"),
         ),
+    ),
+    _Operation(
+        method="GET",
+        path="/tasks",
+        summary="Tasks of all sessions, newest first, page by page; those that are over until they expire",
+        work=Rest.tasks,
+        gives=TaskPage,
+        takes=(
+            ("q", "query", "Words to find in principal, endpoint, server, tool or message; or how an id begins"),
+            ("status", "query", f"Of this status only: {', '.join(TASK_STATUSES)}"),
+            ("limit", "query", "Maximum number of items: 50 by default, at most 1000"),
+            ("after", "query", "Begin behind this one: `after` of the page before"),
+        ),
+    ),
+    _Operation(
+        method="GET",
+        path="/tasks/{task}",
+        summary="One task: who made it, what it calls, and what became of it",
+        work=Rest.task,
+        gives=TaskRow,
+        takes=(_TASK,),
     ),
     _Operation(
         method="GET",

@@ -17,6 +17,7 @@ from gateway.cli.operate import tail, top
 from gateway.cli.options import Caller, CommandArgument, ConfigOption, Overrides, options
 from gateway.cli.output import complain
 from gateway.cli.sessions import app as sessions_app
+from gateway.cli.tasks import app as tasks_app
 from gateway.config.faults import Note, located
 from gateway.config.host_entries import command_fault
 from gateway.config.settings import ConfigurationError, Settings, load
@@ -32,6 +33,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(sessions_app, name="sessions")
+app.add_typer(tasks_app, name="tasks")
 app.add_typer(replicas_app, name="replicas")
 app.command("top")(top)
 app.command("tail")(tail)

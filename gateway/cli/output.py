@@ -8,11 +8,11 @@ from rich.table import Table
 from rich.text import Text
 
 from gateway.admin.formatting import amount, readable, span
-from gateway.admin.reports import ReplicaReport, SessionRow
+from gateway.admin.reports import ReplicaReport, SessionRow, TaskRow
 from gateway.cli.terminal import Terminal
 from gateway.observability.visible import as_json, visible_line
 
-__all__ = ["complain", "facts_table", "print_event", "replicas_table", "sessions_table"]
+__all__ = ["complain", "facts_table", "print_event", "replicas_table", "sessions_table", "tasks_table"]
 
 _out = Terminal()
 _err = Terminal(stderr=True)
@@ -46,6 +46,22 @@ def sessions_table(rows: list[SessionRow], *, with_calls: bool) -> Table:
             last = [f"{failure.name}: {failure.why or failure.outcome}" for failure in row.failures[:1]]
             cells += [str(row.calls), failed, "".join(last)]
         table.add_row(*cells)
+    return table
+
+
+def tasks_table(rows: list[TaskRow]) -> Table:
+    """One line for each task."""
+    table = Table(box=None)
+    for name in ("task", "session", "principal", "server", "tool", "status"):
+        table.add_column(name, no_wrap=True)
+    for name in ("age", "last change", "kept for"):
+        table.add_column(name, no_wrap=True, justify="right")
+    table.add_column("message", no_wrap=True)
+    for row in rows:
+        status = Text(row.status, style="red" if row.status == "failed" else "")
+        times = [span(seconds) for seconds in (row.age_s, row.idle_s, row.expires_in_s)]
+        facts = (row.task, row.session, row.principal, row.server, row.tool)
+        table.add_row(*facts, status, *times, row.error or row.message)
     return table
 
 

@@ -17,8 +17,10 @@ from gateway.admin.operators import (
     Page,
     SessionFilter,
     SessionQuery,
+    TaskPage,
+    TaskQuery,
 )
-from gateway.admin.reports import ReplicaReport, SessionRow
+from gateway.admin.reports import ReplicaReport, SessionRow, TaskRow
 from gateway.sessions.returns import UnreturningClient
 
 __all__ = ["RestClient"]
@@ -94,6 +96,15 @@ class RestClient:
                         yield json.loads(line[6:])
         except httpx2.HTTPError as error:
             raise self._unreachable(error) from None
+
+    async def tasks(self, query: TaskQuery) -> TaskPage:
+        params = {"q": query.query, "status": query.status, "limit": str(query.limit), "after": query.after}
+        return await self._ask("GET", "tasks", TaskPage, {name: value for name, value in params.items() if value})
+
+    async def task(self, prefix: str) -> TaskRow:
+        if len(prefix) < SHORTEST_PREFIX:
+            raise NoSuch(f"give at least {SHORTEST_PREFIX} characters of the task's id")
+        return await self._ask("GET", f"tasks/{quote(prefix, safe='')}", TaskRow)
 
     async def replicas(self) -> list[ReplicaReport]:
         return await self._ask("GET", "replicas", list[ReplicaReport])

@@ -1,25 +1,22 @@
 """`mcp-session-gateway sessions`: list and end sessions, in a store or at a running gateway."""
 
-import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from dataclasses import MISSING, dataclass, fields
 from typing import Annotated, Any
 
 import msgspec
 import typer
 
-from gateway.admin.operators import ONLY, Ambiguous, OperatorError, Operators, SessionFilter, SessionQuery
+from gateway.admin.operators import ONLY, OperatorError, Operators, SessionFilter, SessionQuery
 from gateway.admin.reports import SessionRow
 from gateway.cli.options import JsonOption, Where, options
-from gateway.cli.output import complain, facts_table, print_event, sessions_table
+from gateway.cli.output import facts_table, print_event, sessions_table
+from gateway.cli.source import run_at
 from gateway.cli.terminal import Terminal
 from gateway.observability.visible import as_json
-from session_store import AuditEvent, StoreError, backend_for
-from session_store.connect import BackendOptions, shown
+from session_store import AuditEvent
 
-__all__ = ["app", "source_of"]
+__all__ = ["app"]
 
 app = typer.Typer(help="List sessions and end them.", no_args_is_help=True)
 _out = Terminal()
@@ -74,52 +71,6 @@ class Ending:
         return SessionFilter(principal=self.principal, client=self.client, workspace=self.workspace)
 
 
-@asynccontextmanager
-async def source_of(where: Where) -> AsyncIterator[Operators]:
-    """The operators' model at that place.
-
-    Raises:
-        OperatorError, StoreError: no place is given, or it cannot be used.
-    """
-    if where.url:
-        from gateway.cli.rest_client import RestClient  # loads the HTTP client
-
-        async with RestClient(where.url, where.key).open() as client:
-            yield client
-        return
-    if not where.store:
-        raise OperatorError("no source given: set --url to a running gateway (with MCP_GATEWAY_ADMIN_KEY), or --store")
-    backend = backend_for(where.store, BackendOptions(exclusive=False, create=False))
-    if not backend.is_durable:
-        raise OperatorError(
-            f"{shown(where.store)} keeps sessions in the gateway's memory, which other processes cannot read: give the "
-            "URL of a sqlite or redis store, or use --url with the gateway's URL"
-        )
-    await backend.open()
-    try:
-        await backend.ping()
-        from gateway.admin.store_only import operations_on  # loads most of the gateway
-
-        yield operations_on(backend)
-    finally:
-        await backend.close()
-
-
-def _run(where: Where, work: Callable[[Operators], Awaitable[None]]) -> None:
-    async def running() -> None:
-        async with source_of(where) as source:
-            await work(source)
-
-    try:
-        asyncio.run(running())
-    except Ambiguous as error:
-        names = [f"  {row.session}  {row.principal}  {row.client or '?'}" for row in error.candidates[:10]]
-        more = ["  …"] if len(error.candidates) > 10 else []
-        raise complain("\n".join([str(error), *names, *more])) from None
-    except (OperatorError, StoreError, ValueError) as error:
-        raise complain(str(error)) from None
-
-
 def _facts(source: Operators, row: SessionRow, *without: str) -> dict[str, Any]:
     """The fields that this source knows of."""
     left_out = {*without, *(() if source.sees_calls else _SEEN_BY_GATEWAYS)}
@@ -142,7 +93,7 @@ def list_sessions(where: Where, listing: Listing, in_json: JsonOption = False) -
         if page.after:
             _out.print(f"more: --after {page.after}")
 
-    _run(where, work)
+    run_at(where, work)
 
 
 @app.command("show")
@@ -157,7 +108,7 @@ def show_session(where: Where, session_id: IdArgument = "", in_json: JsonOption 
         else:
             _out.print(facts_table(facts))
 
-    _run(where, work)
+    run_at(where, work)
 
 
 @app.command("end")
@@ -175,7 +126,7 @@ def end_session(where: Where, which: Ending, session_id: IdArgument = "", in_jso
         ended = await source.end(session_id)
         typer.echo(json.dumps({"ended": ended}) if in_json else f"ended {ended}")
 
-    _run(where, work)
+    run_at(where, work)
 
 
 @app.command("events")
@@ -191,4 +142,4 @@ def events(
         for event in await source.events(limit):
             print_event(_EMPTY_EVENT | event, in_json=in_json)
 
-    _run(where, work)
+    run_at(where, work)

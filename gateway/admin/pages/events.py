@@ -20,7 +20,7 @@ async def _facts(operators: Operators, request: Request) -> dict[str, Any]:
 PAGE: Final = ConsolePage(
     path="/admin/events",
     label="Events",
-    position=3,
+    position=4,
     facts=_facts,
     template="""\
 {% extends "layout.html" %}

@@ -6,6 +6,7 @@ from pathlib import Path
 from time import time
 
 import httpx
+import msgspec
 import pytest
 from starlette.applications import Starlette
 
@@ -19,7 +20,7 @@ from gateway.observability.audit import Audit
 from gateway.observability.observed import Failure
 from session_store import AuditEvent, KeyRing, MemoryBackend
 from session_store.session import ClientFacts
-from session_store.testing import FakeClock, a_session
+from session_store.testing import FakeClock, a_session, a_task
 from tests.requirements import requirement
 from tests.support.credentials import bearer, sha256
 from tests.unit.admin.test_operations import FakeEnding, FakeReplicas
@@ -44,12 +45,15 @@ async def ending() -> FakeEnding:
 
 @pytest.fixture
 async def operator(ending: FakeEnding) -> AsyncIterator[httpx.AsyncClient]:
-    """An operator's client of a console that shows one session, whose every text is hostile."""
+    """An operator's client of a console that shows one session and one task, whose every text is hostile."""
     clock = FakeClock(time())
     backend = MemoryBackend(clock=clock)
     await backend.sessions.create(
         a_session(clock, id=SESSION, client=ClientFacts(name=HOSTILE), links=(HOSTILE,), metadata={"note": HOSTILE})
     )
+    error = msgspec.json.encode({"code": -32603, "message": HOSTILE})
+    task = a_task(clock, session_id=SESSION, server=HOSTILE, tool=HOSTILE, status="failed", error=error)
+    await backend.tasks.create(task)
     event = AuditEvent(
         at=1.0, event="refused", session="abcdefgh", principal=HOSTILE, endpoint="", era="", reason=HOSTILE
     )

@@ -7,7 +7,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from gateway.cli import sessions
+from gateway.cli import sessions, source
 from gateway.cli.options import AtGateway, Overrides, Where, options
 from tests.requirements import requirement
 
@@ -86,6 +86,6 @@ def test_an_empty_value_is_refused_before_anything_is_done(
     arguments: tuple[str, ...], empty: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[object] = []
-    monkeypatch.setattr(sessions, "source_of", asked.append)
+    monkeypatch.setattr(source, "source_of", asked.append)
     ran = CliRunner().invoke(sessions.app, [*arguments, "--url", "http://here"], env={"MCP_GATEWAY_STORE": ""})
     assert ran.exit_code == 2 and f"'{empty}'" in ran.output and "is empty" in ran.output and not asked, ran.output

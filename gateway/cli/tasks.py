@@ -1,0 +1,67 @@
+"""`mcp-session-gateway tasks`: list tasks, in a store or at a running gateway."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import msgspec
+import typer
+
+from gateway.admin.operators import TASK_STATUSES, Operators, TaskQuery
+from gateway.cli.options import JsonOption, Where, options
+from gateway.cli.output import facts_table, tasks_table
+from gateway.cli.source import run_at
+from gateway.cli.terminal import Terminal
+from gateway.observability.visible import as_json
+
+__all__ = ["app"]
+
+app = typer.Typer(help="List tasks: calls that go on after their clients have left.", no_args_is_help=True)
+_out = Terminal()
+
+IdArgument = Annotated[str, typer.Argument(metavar="ID", help="First characters of the task's id, from `list`.")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskListing:
+    """Which tasks `list` shows."""
+
+    limit: Annotated[int, typer.Option(min=1, max=1_000, help="Maximum number of rows.")] = 50
+    after: Annotated[str, typer.Option(help="Continue after this task id, the last one of the previous page.")] = ""
+    query: Annotated[str, typer.Option("--find", help="Text to find in id, session, principal, server, tool …")] = ""
+    status: Annotated[str, typer.Option(help=f"One of {', '.join(TASK_STATUSES)}.")] = ""
+
+    def task_query(self) -> TaskQuery:
+        """Raises `OperatorError`."""
+        return TaskQuery(query=self.query, status=self.status, limit=self.limit, after=self.after)
+
+
+@app.command("list")
+@options
+def list_tasks(where: Where, listing: TaskListing, in_json: JsonOption = False) -> None:
+    """List tasks, newest first, those that are over included until they expire."""
+
+    async def work(source: Operators) -> None:
+        page = await source.tasks(listing.task_query())
+        if in_json:
+            typer.echo(as_json({"tasks": msgspec.to_builtins(page.tasks), "after": page.after or None}))
+            return
+        _out.print(tasks_table(page.tasks))
+        if page.after:
+            _out.print(f"more: --after {page.after}")
+
+    run_at(where, work)
+
+
+@app.command("show")
+@options
+def show_task(where: Where, task_id: IdArgument, in_json: JsonOption = False) -> None:
+    """Show one task: who made it, what it calls, and what became of it."""
+
+    async def work(source: Operators) -> None:
+        facts = msgspec.to_builtins(await source.task(task_id))
+        if in_json:
+            typer.echo(as_json(facts))
+        else:
+            _out.print(facts_table(facts))
+
+    run_at(where, work)
