@@ -65,12 +65,15 @@ def subscription_relay_for(live: LiveSession, upstream: str) -> Exchange:
     return exchange
 
 
-def child_of(parent: Exchange) -> Exchange:
-    """The part of a client's `subscriptions/listen` that goes to one of several servers."""
+def child_of(parent: Exchange, ended: Callable[[Exchange, Frame], None]) -> Exchange:
+    """The part of a client's `subscriptions/listen` that goes to one of several servers. `ended` gets this part and its
+    last frame: a result if the server has ended it, an error if the server is gone."""
 
     def receive(frame: Frame) -> None:
-        if not frame.final and parse(frame.data).method != ACKNOWLEDGED:
+        if frame.final:
+            ended(child, frame)
+        elif parse(frame.data).method != ACKNOWLEDGED:
             parent.emit(frame.data)
 
-    replies = _RelayedReplies(receive)
-    return Exchange(method=_LISTEN, client_id=parent.client_id, live=parent.live, replies=replies)
+    child = Exchange(method=_LISTEN, client_id=parent.client_id, live=parent.live, replies=_RelayedReplies(receive))
+    return child

@@ -16,7 +16,7 @@ from gateway.calls.questions import MAX_SERVER_ID_BYTES
 from gateway.calls.shared_server import LEVELS
 from gateway.protocol.methods import CHANGES
 from gateway.protocol.params import meta_of
-from gateway.protocol.subscription_filter import SUBSCRIPTION_ID, tagged
+from gateway.protocol.subscription_filter import ENDED, SUBSCRIPTION_ID, tagged
 from transports.era import Era
 from transports.jsonrpc import (
     INVALID_REQUEST,
@@ -65,6 +65,8 @@ class _Router(ABC):
                 conversation.lists.forget(change.kind)
             if method == "notifications/progress":
                 _progress(conversation, params)
+            elif method == "notifications/cancelled" and conversation.era is Era.MODERN:
+                _end_subscription(conversation, params)
             elif method == "notifications/cancelled":
                 for live in self._audience(conversation):
                     live.questions.withdraw(conversation, params)
@@ -178,6 +180,15 @@ def _progress(conversation: Conversation, params: Object) -> None:
     if exchange.progress_token is not None:
         params = params | {"progressToken": exchange.progress_token}
         exchange.emit(encode_notification("notifications/progress", splice(encode(params))))
+
+
+def _end_subscription(conversation: Conversation, params: Object) -> None:
+    """The server has ended a subscription (MCP 2026-07-28, Cancellation): the only request that it may cancel. Its
+    client gets the result of a stream that ended gracefully."""
+    number = decode_id(params.get("requestId", msgspec.Raw(b"null")))
+    exchange = conversation.calls.sent.get(number) if isinstance(number, int) else None
+    if exchange is not None and exchange.is_subscription:
+        conversation.message(Message(jsonrpc="2.0", id=exchange.number, result=msgspec.Raw(ENDED)))
 
 
 def _relay_subscribed(conversation: Conversation, method: str, params: Object) -> bool:

@@ -10,13 +10,15 @@ import msgspec
 from gateway.protocol.methods import CHANGES
 from transports.jsonrpc import Object, RequestId, encode, encode_notification, splice
 
-__all__ = ["ACKNOWLEDGED", "MAX_LISTENED_BYTES", "SUBSCRIPTION_ID", "Filter", "SubscriptionFilter", "tagged"]
+__all__ = ["ACKNOWLEDGED", "ENDED", "MAX_LISTENED_BYTES", "SUBSCRIPTION_ID", "Filter", "SubscriptionFilter", "tagged"]
 
 MAX_LISTENED_BYTES: Final = 64 << 10
 """URIs that all open subscriptions of a session name: they are kept as long as those are open."""
 
 SUBSCRIPTION_ID: Final = "io.modelcontextprotocol/subscriptionId"
 ACKNOWLEDGED: Final = "notifications/subscriptions/acknowledged"
+ENDED: Final = b'{"resultType":"complete"}'
+"""The result of a `subscriptions/listen` that its server has ended (MCP 2026-07-28, Subscriptions)."""
 _FLAGGED: Final = tuple(row for row in CHANGES.values() if row.flag)
 
 

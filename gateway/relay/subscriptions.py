@@ -14,13 +14,14 @@ from gateway.calls.call import Call
 from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import Exchange
 from gateway.calls.live_session import LiveSession
-from gateway.errors import record_full
+from gateway.errors import UPSTREAM_UNAVAILABLE, record_full
 from gateway.protocol.handshake import HandshakeRefused, capabilities_of
-from gateway.protocol.subscription_filter import MAX_LISTENED_BYTES, Filter, SubscriptionFilter
+from gateway.protocol.subscription_filter import ENDED, MAX_LISTENED_BYTES, Filter, SubscriptionFilter
 from gateway.relay.late_servers import Asker, LateServers
 from gateway.upstreams.upstream import ConfiguredUpstream
 from transports.era import Era
-from transports.jsonrpc import Object, encode
+from transports.jsonrpc import Message, Object, encode
+from transports.reply_queue import Frame
 from transports.upstream_port import LinkClosed, UpstreamUnavailable
 
 __all__ = ["listen", "relay_changes"]
@@ -72,6 +73,7 @@ async def listen(upstreams: Iterable[ConfiguredUpstream], call: Call, late: Late
     exchange.when_done(server_subscriptions.end)
     live.subscriptions.append(subscription)
     honoured = Filter()
+    awaited: list[str] = []
     if late is None:
         for upstream in upstreams:
             try:
@@ -90,11 +92,17 @@ async def listen(upstreams: Iterable[ConfiguredUpstream], call: Call, late: Late
         honoured = Filter(kinds=subscription.wanted.kinds)
         for part in joined.answers.values():
             honoured |= part
+        awaited = [missing.server for missing in joined.missing]
     subscription.acknowledge(honoured)
+    server_subscriptions.acknowledged(awaited)
 
 
 class _ServerSubscriptions:
-    """The subscriptions at servers for one `subscriptions/listen` of a client. They end with it."""
+    """The subscriptions at servers for one `subscriptions/listen` of a client. They end with it.
+
+    It ends when the last server has ended its part, unless a server may still notify: legacy servers do for as long as
+    they run, and those that are late have yet to come.
+    """
 
     def __init__(self, live: LiveSession, subscription: SubscriptionFilter, exchange: Exchange) -> None:
         self._live = live
@@ -102,8 +110,12 @@ class _ServerSubscriptions:
         self._exchange = exchange
         self._asked_for = subscription.wanted
         self.has_ended = False
+        self._awaited: set[str] = set()
+        self._is_acknowledged = False
+        self._is_lasting = False  # a legacy server notifies
         self._subscribed: list[tuple[Conversation, str]] = []
         self._children: list[Exchange] = []
+        self._has_child_ended = self._has_child_failed = False
 
     async def opened(self, upstream: ConfiguredUpstream, call: Call) -> Filter:
         """Subscribe at a server. Returns the part of the filter that the server supports."""
@@ -112,6 +124,8 @@ class _ServerSubscriptions:
     async def arrived(self, upstream: ConfiguredUpstream, conversation: Conversation) -> None:
         """Subscribe at a server that is up only now."""
         self._subscription.extend(await self.join(upstream, conversation))
+        self._awaited.discard(upstream.name)
+        self._end_with_the_last()
 
     async def join(self, upstream: ConfiguredUpstream, conversation: Conversation) -> Filter:
         """Subscribe in a conversation. The result is that of `opened`."""
@@ -123,9 +137,14 @@ class _ServerSubscriptions:
         """Subscribe at a modern server. The result is that of `opened`."""
         part = self._wanted(upstream).honoured(await upstream.capabilities())
         if part:
-            child, caller = child_of(self._exchange), self._exchange.caller
+            child, caller = child_of(self._exchange, self._child_ended), self._exchange.caller
             self._children.append(child)
-            await conversation.start(child, _params(part), caller.meta("") if caller else {})
+            try:
+                await conversation.start(child, _params(part), caller.meta("") if caller else {})
+            except BaseException:
+                if child in self._children:
+                    self._children.remove(child)
+                raise
         return part
 
     def _wanted(self, upstream: ConfiguredUpstream) -> Filter:
@@ -138,10 +157,34 @@ class _ServerSubscriptions:
         await conversation.join(self._live)
         await conversation.ready()
         part = self._wanted(upstream).honoured(capabilities_of(conversation.initialize_result))
+        self._is_lasting |= bool(part)
         for uri in sorted(part.uris):
             self._subscribed.append((conversation, uri))
             conversation.request("resources/subscribe", encode({"uri": uri}))
         return part
+
+    def acknowledged(self, awaited: Iterable[str]) -> None:
+        """The client knows that the stream is open: it may end. The servers `awaited` are late."""
+        self._is_acknowledged = True
+        self._awaited.update(awaited)
+        self._end_with_the_last()
+
+    def _child_ended(self, child: Exchange, last: Frame) -> None:
+        if child in self._children:
+            self._children.remove(child)
+            self._has_child_ended = True
+            self._has_child_failed |= last.error_code is not None
+        self._end_with_the_last()
+
+    def _end_with_the_last(self) -> None:
+        """End the stream of the client once no server is left that could notify."""
+        is_open = self._children or self._awaited or self._is_lasting
+        if not (self._has_child_ended and self._is_acknowledged) or is_open or self.has_ended:
+            return
+        if self._has_child_failed:
+            self._exchange.fail(UPSTREAM_UNAVAILABLE, "the servers with the subscriptions of this stream are gone")
+        else:
+            self._exchange.finish(Message(jsonrpc="2.0", id=0, result=msgspec.Raw(ENDED)))
 
     def end(self) -> None:
         """End the subscriptions at the servers, except to resources that other subscriptions of the session name."""
@@ -152,7 +195,7 @@ class _ServerSubscriptions:
         for conversation, uri in self._subscribed:
             if uri not in still:
                 conversation.request("resources/unsubscribe", encode({"uri": uri}))
-        for child in self._children:
+        for child in tuple(self._children):
             if child.conversation is not None:
                 child.conversation.cancel(child, "the client closed the stream")
 

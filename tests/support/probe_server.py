@@ -1,7 +1,8 @@
 """A stdio server for tests: reports what it receives and misbehaves on request. Speaks both eras, validates nothing.
 
 Standard library only, so that it starts fast. `argv[1:]` may hold `refuse` (the handshake), `ignore-term`,
-`legacy-only`, `modern-only`, or `mirror` (an argument in a header).
+`legacy-only`, `modern-only`, `notifies` (the modern era declares `listChanged`), or `mirror` (an argument in a
+header).
 """
 
 import json
@@ -98,6 +99,13 @@ def announce(*_: Any) -> str:
     return "announced"
 
 
+def unlisten(*_: Any) -> str:
+    """Ends every subscription, as a modern server does."""
+    while _listening:
+        send({"method": "notifications/cancelled", "params": {"requestId": _listening.pop(), "reason": "enough"}})
+    return "ended"
+
+
 def sleep(arguments: dict[str, Any], _: dict[str, Any]) -> str:
     if "note" in arguments:  # a line for each time it was called
         with open(arguments["note"], "a") as file:
@@ -181,6 +189,7 @@ TOOLS: dict[str, Callable[[dict[str, Any], dict[str, Any]], Any]] = {
     "spawn": spawn,
     "change": change,
     "announce": announce,
+    "unlisten": unlisten,
     "flood": flood,
     "roots": roots,
     "limits": limits,
@@ -207,7 +216,7 @@ def result(message: dict[str, Any]) -> dict[str, Any] | None:
         info = {"name": "probe", "version": "1"}
         return {
             "supportedVersions": ["2026-07-28"],
-            "capabilities": {"tools": {}},
+            "capabilities": {"tools": {"listChanged": True} if "notifies" in sys.argv else {}},
             "serverInfo": info,
             "ttlMs": 0,
             "cacheScope": "public",

@@ -17,6 +17,7 @@ from gateway.protocol.capabilities import caller_of_meta
 from gateway.protocol.listing import Tools
 from session_store import EventLog, Session
 from session_store.testing import FakeClock, a_session
+from tests.requirements import requirement
 from transports.era import Era
 from transports.jsonrpc import INVALID_REQUEST, METHOD_NOT_FOUND, Message, encode, parse
 from transports.reply_queue import ReplyQueue
@@ -36,6 +37,7 @@ class Server:
         self.lists = Lists()
         self.refused: list[tuple[bytes, int]] = []
         self.acknowledged: list[bytes] = []
+        self.settled: list[Message] = []
 
     @property
     def conversation(self) -> Conversation:
@@ -46,6 +48,9 @@ class Server:
 
     def acknowledge(self, request_id: bytes) -> None:
         self.acknowledged.append(request_id)
+
+    def message(self, message: Message) -> None:
+        self.settled.append(message)
 
     def send(self, live: LiveSession | None, token: object = None) -> Exchange:
         exchange = Exchange(method="tools/call", client_id=7, live=live, replies=ReplyQueue())
@@ -181,3 +186,18 @@ async def test_a_notification_that_cannot_be_read_is_dropped() -> None:
     server, live = Server(), live_session()
     IsolatedRouter(live).notified(server.conversation, notification("notifications/resources/updated", [1]))
     assert not live.frames
+
+
+@requirement("spec.ended-listen")
+def test_a_modern_server_may_cancel_its_subscriptions_and_nothing_else() -> None:
+    server, live = Server(Era.MODERN), live_session(era="modern")
+    call = server.send(live)
+    stream = Exchange(method="subscriptions/listen", client_id=8, live=live, replies=ReplyQueue())
+    stream.sent_as(server.conversation, 2, None)
+    server.calls.send(stream)
+    router = IsolatedRouter(live)
+    for request_id in (call.number, 9, "2", None, [2]):
+        router.notified(server.conversation, notification("notifications/cancelled", {"requestId": request_id}))
+    assert not server.settled and not call.is_over
+    router.notified(server.conversation, notification("notifications/cancelled", {"requestId": 2}))
+    assert [message.id for message in server.settled] == [2]
