@@ -1,11 +1,13 @@
 """What a client declares that servers may ask it: in the legacy handshake, or with every modern request. Pure."""
 
-from collections.abc import Mapping
+import functools
+import hashlib
 from typing import Any, Final
 
 import msgspec
 
-from transports.jsonrpc import Object, encode
+from gateway.protocol.extensions import Declared, object_of, passed_on
+from transports.jsonrpc import Object, encode, splice
 
 __all__ = ["Caller", "caller_of_meta", "caller_of_params", "may_be_asked"]
 
@@ -14,16 +16,34 @@ _MODERN: Final = "2026-07-28"
 _LEGACY: Final = "2025-11-25"
 _ASKED: Final = {"elicitation": ("form", "url"), "sampling": ("context", "tools"), "roots": ()}
 """Capabilities of clients, and the kinds of each."""
+_ONE_ERA: Final = frozenset({"listChanged"})
+"""Members of these capabilities that MCP 2026-07-28 does not have."""
+
+MAX_INFO_BYTES: Final = 32 << 10
+"""Of `clientInfo`, whose icons may be images. A longer one is reduced to name, title and version."""
+_MAX_NAME, _MAX_VERSION = 128, 64
+_SHORT: Final = 256
+"""Bytes of capabilities that are their own key."""
+_CACHED: Final = 1_024
+_MAX_CACHED_BYTES: Final = 2_048
 
 
 class Caller(msgspec.Struct, frozen=True):
-    """A client's identity and capabilities, for servers of the other era. `capabilities` is canonical JSON, so
-    that equal ones are equal bytes; `log_level` is the lowest level of messages that it wants, empty for none."""
+    """A client's identity and capabilities, for servers of the other era.
 
-    name: str
-    version: str
+    `info` and `capabilities` are JSON, as the client has written them, but for what the other era has not.
+    `log_level` is the lowest level of messages that it wants, empty for none.
+    """
+
+    info: bytes
     capabilities: bytes
     log_level: str = ""
+
+    @property
+    def key(self) -> bytes:
+        """The capabilities in a form that is short enough to be kept and stored as a key."""
+        declared = self.capabilities
+        return declared if len(declared) <= _SHORT else hashlib.sha256(declared).hexdigest().encode()
 
     def initialize_params(self) -> bytes:
         """The params of `initialize` for a legacy server."""
@@ -31,55 +51,105 @@ class Caller(msgspec.Struct, frozen=True):
             {
                 "protocolVersion": _LEGACY,
                 "capabilities": msgspec.Raw(self.capabilities),
-                "clientInfo": {"name": self.name, "version": self.version},
+                "clientInfo": msgspec.Raw(self.info),
             }
         )
 
     def meta(self, log_level: str) -> Object:
         """The `_meta` of every request to a modern server."""
-        meta: dict[str, Any] = {
-            f"{_SPEC}protocolVersion": _MODERN,
-            f"{_SPEC}clientInfo": {"name": self.name, "version": self.version},
+        meta: Object = {
+            f"{_SPEC}protocolVersion": msgspec.Raw(encode(_MODERN)),
+            f"{_SPEC}clientInfo": msgspec.Raw(self.info),
             f"{_SPEC}clientCapabilities": msgspec.Raw(self.capabilities),
         }
-        if log_level:
-            meta[f"{_SPEC}logLevel"] = log_level
-        return {key: msgspec.Raw(encode(value)) for key, value in meta.items()}
+        return meta | {f"{_SPEC}logLevel": msgspec.Raw(encode(log_level))} if log_level else meta
 
 
-def caller_of_meta(meta: Mapping[str, Any]) -> Caller:
-    """A modern client, from the `_meta` of its request."""
-    info = meta.get(f"{_SPEC}clientInfo")
-    level = meta.get(f"{_SPEC}logLevel")
-    return _caller(info, meta.get(f"{_SPEC}clientCapabilities"), level if isinstance(level, str) else "")
+class _Meta(
+    msgspec.Struct,
+    rename={
+        "info": f"{_SPEC}clientInfo",
+        "capabilities": f"{_SPEC}clientCapabilities",
+        "log_level": f"{_SPEC}logLevel",
+    },
+):
+    info: msgspec.Raw = msgspec.Raw(b"null")
+    capabilities: msgspec.Raw = msgspec.Raw(b"null")
+    log_level: Any = ""
+
+
+class _Params(msgspec.Struct):
+    clientInfo: msgspec.Raw = msgspec.Raw(b"null")
+    capabilities: msgspec.Raw = msgspec.Raw(b"null")
+
+
+_metas = msgspec.json.Decoder(_Meta)
+_params = msgspec.json.Decoder(_Params)
+
+
+def caller_of_meta(meta: msgspec.Raw | bytes) -> Caller:
+    """A modern client, from the `_meta` of its request. Raises `msgspec.MsgspecError`: it is no object."""
+    said = _metas.decode(meta)
+    caller = _caller(bytes(said.info), bytes(said.capabilities))
+    level = said.log_level
+    return msgspec.structs.replace(caller, log_level=level) if level and isinstance(level, str) else caller
 
 
 def caller_of_params(initialize_params: bytes) -> Caller:
     """A legacy client, from the params of its `initialize`."""
-    params = msgspec.json.decode(initialize_params or b"{}")
-    return _caller(params.get("clientInfo"), params.get("capabilities"), "")
+    said = _params.decode(initialize_params or b"{}")
+    return _caller(bytes(said.clientInfo), bytes(said.capabilities))
 
 
 def may_be_asked(capabilities: bytes, method: str, params: Object) -> bool:
-    """Whether the client has declared the capability that a server's request needs."""
-    declared = msgspec.json.decode(capabilities)
+    """Whether the client has declared the capability that a server's request needs, or the extension that the request
+    belongs to."""
+    declared = object_of(capabilities)
     if method == "elicitation/create":
         mode = msgspec.json.decode(params.get("mode", b'"form"'))
-        return mode in declared.get("elicitation", ())
-    return method.partition("/")[0] in declared
+        return mode in object_of(declared.get("elicitation"))
+    return method.partition("/")[0] in declared or Declared.of(capabilities).match(method) > 0
 
 
-def _caller(info: Any, declared: Any, log_level: str) -> Caller:
-    info = info if isinstance(info, Mapping) else {}
-    declared = declared if isinstance(declared, Mapping) else {}
+def _caller(info: bytes, declared: bytes) -> Caller:
+    # A client sends the same with each request. Longer texts would only fill the cache.
+    if len(info) + len(declared) <= _MAX_CACHED_BYTES:
+        return _cached_caller(info, declared)
+    return _made_caller(info, declared)
+
+
+def _made_caller(info: bytes, declared: bytes) -> Caller:
+    passed = passed_on(object_of(splice(declared)))
     known: dict[str, Any] = {}
     for name, kinds in _ASKED.items():
-        value = declared.get(name)
-        if not isinstance(value, Mapping):
+        if name not in passed or bytes(passed[name])[:1] != b"{":
             continue
+        value = object_of(passed[name])
         known[name] = {kind: {} for kind in kinds if kind in value}
+        known[name] |= {kind: raw for kind, raw in value.items() if kind not in kinds and kind not in _ONE_ERA}
         if name == "elicitation" and not known[name]:
             known[name] = {"form": {}}  # an empty object means forms, as before URLs came (MCP 2025-11-25, Elicitation)
-    return Caller(
-        str(info.get("name") or "unknown")[:128], str(info.get("version") or "0")[:64], encode(known), log_level
-    )
+    known |= {name: raw for name, raw in passed.items() if name not in _ASKED}
+    return Caller(_info(splice(info)), encode(known))
+
+
+_cached_caller = functools.lru_cache(maxsize=_CACHED)(_made_caller)
+
+
+def _info(raw: bytes) -> bytes:
+    """The `clientInfo` of a client, with a name and a version."""
+    info = object_of(raw)
+    name, version = _text(info.get("name")), _text(info.get("version"))
+    if 0 < len(name) <= _MAX_NAME and 0 < len(version) <= _MAX_VERSION and len(raw) <= MAX_INFO_BYTES:
+        return raw
+    if len(raw) > MAX_INFO_BYTES:
+        title = _text(info.get("title"))[:_MAX_NAME]
+        info = {"title": msgspec.Raw(encode(title))} if title else {}
+    return encode({**info, "name": name[:_MAX_NAME] or "unknown", "version": version[:_MAX_VERSION] or "0"})
+
+
+def _text(raw: msgspec.Raw | None) -> str:
+    try:
+        return "" if raw is None else msgspec.json.decode(raw, type=str)
+    except msgspec.MsgspecError:
+        return ""

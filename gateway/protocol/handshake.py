@@ -1,10 +1,12 @@
 """The results of the legacy `initialize` and the modern `server/discover`: translated, merged, negotiated. Pure."""
 
-from collections.abc import Sequence
-from typing import Any, Final
+import contextlib
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, TypeVar
 
 import msgspec
 
+from gateway.protocol.extensions import object_of, passed_on
 from transports.era import HANDSHAKE_VERSIONS, MODERN_VERSIONS
 from transports.jsonrpc import Object, encode
 
@@ -22,6 +24,9 @@ __all__ = [
     "server_info_of",
     "version_of",
 ]
+
+
+T = TypeVar("T")
 
 
 class HandshakeRefused(Exception):
@@ -57,45 +62,61 @@ def at_most(result: bytes, version: str) -> bytes:
 
 def version_of(result: bytes) -> str:
     """The protocol version in an `initialize` result; empty if it has none."""
-    version = msgspec.json.decode(result, type=Object).get("protocolVersion", b"")
+    version = object_of(result).get("protocolVersion", b"")
     return bytes(version).strip(b'"').decode("ascii", "replace")[:32]
 
 
-_MODERN_CAPABILITIES: Final = ("completions", "experimental", "logging", "prompts", "resources", "tools")
+_SERVER_INFO: Final = "io.modelcontextprotocol/serverInfo"
+_OF_HANDSHAKES: Final = frozenset({"protocolVersion", "capabilities", "serverInfo", "instructions", "_meta"})
+_OF_DISCOVERIES: Final = _OF_HANDSHAKES | {"supportedVersions", "resultType", "ttlMs", "cacheScope"}
+"""Members of the results that are translated or merged. All others pass as they are."""
 
 
 def discovery_of(result: bytes) -> bytes:
     """The `server/discover` result of a server that supports only the handshake, made from its `initialize` result."""
-    decoded = msgspec.json.decode(result)
-    info = decoded.get("serverInfo", {})
+    shaken = object_of(result)
+    info = shaken.get("serverInfo", msgspec.Raw(b"{}"))
     body: dict[str, Any] = {
         "resultType": "complete",
         "supportedVersions": list(MODERN_VERSIONS),
-        "capabilities": _common(decoded),
+        "capabilities": _common(shaken),
         "serverInfo": info,
+        **_instructions([shaken]),
         "ttlMs": 0,
         "cacheScope": "private",
-        "_meta": {"io.modelcontextprotocol/serverInfo": info},
+        "_meta": {**object_of(shaken.get("_meta")), _SERVER_INFO: info},
     }
-    return encode(body | ({"instructions": decoded["instructions"]} if decoded.get("instructions") else {}))
+    return encode({**body, **{key: raw for key, raw in shaken.items() if key not in _OF_DISCOVERIES}})
 
 
 def handshake_of(result: bytes, version: str) -> bytes:
     """The `initialize` result for a legacy client, made from a server's `server/discover` result."""
-    decoded = msgspec.json.decode(result)
+    discovered = object_of(result)
+    meta = object_of(discovered.get("_meta"))
+    info = meta.pop(_SERVER_INFO, None)
     body: dict[str, Any] = {
         "protocolVersion": version if version in HANDSHAKE_VERSIONS else HANDSHAKE_VERSIONS[-1],
-        "capabilities": _common(decoded),
-        "serverInfo": decoded.get("serverInfo")
-        or decoded.get("_meta", {}).get("io.modelcontextprotocol/serverInfo", {"name": "unknown", "version": "0"}),
+        "capabilities": _common(discovered),
+        "serverInfo": discovered.get("serverInfo") or info or {"name": "unknown", "version": "0"},
+        **_instructions([discovered]),
+        **({"_meta": meta} if meta else {}),
     }
-    return encode(body | ({"instructions": decoded["instructions"]} if decoded.get("instructions") else {}))
+    return encode({**body, **{key: raw for key, raw in discovered.items() if key not in _OF_DISCOVERIES}})
 
 
-def _common(decoded: dict[str, Any]) -> dict[str, Any]:
-    """The capabilities that both eras have. `tasks` is left out: it differs between the eras."""
-    declared = decoded.get("capabilities", {})
-    return {name: declared[name] for name in _MODERN_CAPABILITIES if name in declared}
+def _common(result: Object) -> Object:
+    """The capabilities that pass to the other era."""
+    return passed_on(object_of(result.get("capabilities")))
+
+
+def _instructions(results: Iterable[Object]) -> dict[str, str]:
+    """The instructions of all results, as the member of one."""
+    texts: list[str] = []
+    for result in results:
+        with contextlib.suppress(msgspec.MsgspecError):
+            texts.append(msgspec.json.decode(result.get("instructions", b'""'), type=str))
+    together = "\n\n".join(filter(None, texts))
+    return {"instructions": together} if together else {}
 
 
 def capabilities_of(result: bytes | None) -> dict[str, Any]:
@@ -117,6 +138,11 @@ _LISTED: Final = ("tools", "prompts", "resources")
 """The kinds of lists that the gateway merges, and of whose changes it notifies clients itself."""
 
 
+_BY_NAME: Final = frozenset({"experimental", "extensions"})
+"""Capabilities whose members are declared by name. Of several servers with one name, the first has its settings in the
+merged result; it is also the one that gets the methods of the extension."""
+
+
 def merge_handshakes(results: Sequence[bytes], version: str, *, incomplete: bool = False) -> bytes:
     """One `initialize` result for several servers. A single result is returned as it is. `version` is the gateway's.
 
@@ -125,15 +151,14 @@ def merge_handshakes(results: Sequence[bytes], version: str, *, incomplete: bool
     """
     if len(results) == 1 and not incomplete:
         return results[0]
-    decoded = [msgspec.json.decode(result) for result in results]
-    versions = [str(d.get("protocolVersion", "")) for d in decoded]
-    return encode(
-        _merged(decoded, incomplete=incomplete)
-        | {
-            "protocolVersion": min([v for v in versions if v in HANDSHAKE_VERSIONS] or [HANDSHAKE_VERSIONS[-1]]),
-            "serverInfo": {"name": "mcp-session-gateway", "version": version},
-        }
-    )
+    shaken = [object_of(result) for result in results]
+    versions = [version_of(result) for result in results]
+    body = {
+        "protocolVersion": min([v for v in versions if v in HANDSHAKE_VERSIONS] or [HANDSHAKE_VERSIONS[-1]]),
+        **_merged(shaken, incomplete=incomplete),
+        "serverInfo": {"name": "mcp-session-gateway", "version": version},
+    }
+    return encode({**body, **_others(shaken, _OF_HANDSHAKES)})
 
 
 def merge_discoveries(results: Sequence[bytes], version: str, *, incomplete: bool = False) -> bytes:
@@ -141,41 +166,53 @@ def merge_discoveries(results: Sequence[bytes], version: str, *, incomplete: boo
     `incomplete` are as for `merge_handshakes`; an incomplete result must not be cached."""
     if len(results) == 1 and not incomplete:
         return results[0]
-    decoded = [msgspec.json.decode(result) for result in results]
-    first = decoded[0] if decoded else {"resultType": "complete", "supportedVersions": [*MODERN_VERSIONS]}
-    versions = [
-        v for v in first.get("supportedVersions", []) if all(v in d.get("supportedVersions", []) for d in decoded)
-    ]
+    discovered = [object_of(result) for result in results]
+    supported = [_decoded(d, "supportedVersions", list[str], []) for d in discovered] or [[*MODERN_VERSIONS]]
+    ttls_ms = [_decoded(d, "ttlMs", float, 0.0) for d in discovered]
     info = {"name": "mcp-session-gateway", "version": version}
-    return encode(
-        first
-        | _merged(decoded, incomplete=incomplete)
-        | {
-            "supportedVersions": versions,
-            "serverInfo": info,
-            "ttlMs": 0 if incomplete else min(int(d.get("ttlMs", 0)) for d in decoded),
-            "cacheScope": "private",
-            "_meta": {"io.modelcontextprotocol/serverInfo": info},
-        }
-    )
+    body = {
+        "resultType": "complete",
+        "supportedVersions": [v for v in supported[0] if all(v in others for others in supported)],
+        **_merged(discovered, incomplete=incomplete),
+        "serverInfo": info,
+        "ttlMs": 0 if incomplete else int(min(ttls_ms)),
+        "cacheScope": "private",
+        "_meta": {_SERVER_INFO: info},
+    }
+    return encode({**body, **_others(discovered, _OF_DISCOVERIES)})
 
 
-def _merged(decoded: Sequence[dict[str, Any]], *, incomplete: bool) -> dict[str, Any]:
-    capabilities: dict[str, Any] = {name: {} for name in _LISTED} if incomplete else {}
-    for result in decoded:
-        for name, value in result.get("capabilities", {}).items():
+def _decoded(result: Object, name: str, kind: type[T], default: T) -> T:
+    try:
+        return msgspec.json.decode(result.get(name, b"null"), type=kind)
+    except msgspec.MsgspecError:
+        return default
+
+
+def _others(results: Sequence[Object], known: frozenset[str]) -> Object:
+    """The members that only servers know the meaning of. Of several with one name, that of the first server."""
+    return {key: raw for result in reversed(results) for key, raw in result.items() if key not in known}
+
+
+def _merged(results: Sequence[Object], *, incomplete: bool) -> dict[str, Any]:
+    capabilities: dict[str, Object | msgspec.Raw] = {name: {} for name in _LISTED} if incomplete else {}
+    for result in results:
+        for name, raw in object_of(result.get("capabilities")).items():
+            value: Object | msgspec.Raw = object_of(raw) if bytes(raw)[:1] == b"{" else raw
             known = capabilities.get(name)
             if isinstance(known, dict) and isinstance(value, dict):
-                value = _union(known, value)
+                value = {**value, **known} if name in _BY_NAME else _union(known, value)
             capabilities[name] = value
     for name in _LISTED:
-        if isinstance(capabilities.get(name), dict):
-            capabilities[name] = capabilities[name] | {"listChanged": True}
-    instructions = "\n\n".join(d["instructions"] for d in decoded if d.get("instructions"))
-    merged: dict[str, Any] = {"capabilities": capabilities}
-    return merged | {"instructions": instructions} if instructions else merged
+        if isinstance(listed := capabilities.get(name), dict):
+            listed["listChanged"] = msgspec.Raw(b"true")
+    return {"capabilities": capabilities, **_instructions(results)}
 
 
-def _union(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
+def _union(a: Object, b: Object) -> Object:
     """Merge capabilities. A flag such as `listChanged` or `subscribe` is set if any server sets it."""
-    return {key: (a.get(key) or b.get(key)) for key in a | b}
+    return {**b, **{key: raw for key, raw in a.items() if key not in b or _is_set(raw)}}
+
+
+def _is_set(raw: msgspec.Raw) -> bool:
+    return bytes(raw) not in (b"false", b"null", b"0", b'""', b"{}", b"[]")

@@ -93,7 +93,7 @@ class ModernClients:
             live=live,
             replies=ReplyQueue(),
             shape=self._result_shaper(binding, who.correlation),
-            caller=caller_of_meta(request.meta),
+            caller=caller_of_meta(request.params.get("_meta", b"{}")),
             context=self._resolver.context_of(request, who) if resolved is None else resolved.context,
             granted=who.claims,
         )
@@ -126,7 +126,7 @@ class ModernClients:
                 live=live,
                 replies=ReplyQueue(),
                 shape=shape,
-                caller=caller_of_meta(request.meta),
+                caller=caller_of_meta(request.params.get("_meta", b"{}")),
                 context=resolved.context,
                 granted=who.claims,
             )

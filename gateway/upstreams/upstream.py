@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from gateway.calls.backoff import Backoff
 from gateway.calls.call import Call
@@ -23,7 +23,11 @@ from session_store import Session
 from transports.era import LEGACY, Era
 from transports.upstream_port import PrestartingUpstream, Upstream, UpstreamUnavailable
 
-__all__ = ["ConfiguredUpstream"]
+__all__ = ["MAX_CONVERSATIONS", "ConfiguredUpstream"]
+
+MAX_CONVERSATIONS: Final = 16
+"""Of one session with one server: a client can declare other capabilities with each request, and each set of them takes
+a connection of its own, often with a process."""
 
 
 class ConfiguredUpstream:
@@ -169,9 +173,14 @@ class ConfiguredUpstream:
         if self.settings.shared:
             return self._shared.of(era)
         declaring = caller if era is LEGACY else None
-        key = (self.name, era, declaring.capabilities if declaring is not None else b"")
+        key = (self.name, era, declaring.key if declaring is not None else b"")
         conversation = live.conversations.get(key)
         if conversation is None:
+            if sum(name == self.name for name, *_ in live.conversations) >= MAX_CONVERSATIONS:
+                raise UpstreamUnavailable(
+                    f"the client has declared more than {MAX_CONVERSATIONS} different sets of capabilities in one "
+                    f"session, and server {self.name!r} learns only one for each connection"
+                )
             source = SessionLinks(self._links, live, key, declaring, correlation)
             conversation = live.conversations[key] = Conversation(
                 source, IsolatedRouter(live), self._deadlines, unreturned=live.is_unreturned

@@ -112,7 +112,7 @@ async def test_the_era_of_the_calls_client_decides_how_it_is_asked_in_a_legacy_s
     )
     server = Server()
     exchange = server.send(live)
-    exchange.caller = caller_of_meta({})
+    exchange.caller = caller_of_meta(b"{}")
     IsolatedRouter(live).asked(server.conversation, request("roots/list"))
     assert suspended == ["roots/list"] and await frames_of(exchange) == []
 

@@ -6,7 +6,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.protocol.capabilities import Caller, caller_of_meta, caller_of_params, may_be_asked
+from gateway.protocol.capabilities import MAX_INFO_BYTES, Caller, caller_of_meta, caller_of_params, may_be_asked
+from tests.requirements import requirement
 from transports.jsonrpc import encode
 
 INFO = {"name": "c", "version": "1"}
@@ -14,7 +15,7 @@ INFO = {"name": "c", "version": "1"}
 
 def modern(capabilities: Any, **more: Any) -> Caller:
     spec = "io.modelcontextprotocol/"
-    return caller_of_meta({f"{spec}clientInfo": INFO, f"{spec}clientCapabilities": capabilities, **more})
+    return caller_of_meta(encode({f"{spec}clientInfo": INFO, f"{spec}clientCapabilities": capabilities, **more}))
 
 
 def legacy(capabilities: Any) -> Caller:
@@ -22,7 +23,7 @@ def legacy(capabilities: Any) -> Caller:
 
 
 def test_the_same_capabilities_are_the_same_bytes_whichever_era_declared_them() -> None:
-    one = modern({"roots": {"listChanged": True}, "elicitation": {"url": {}, "form": {}}, "x": {}})
+    one = modern({"roots": {"listChanged": True}, "elicitation": {"url": {}, "form": {}}})
     other = legacy({"elicitation": {"form": {}, "url": {}}, "roots": {}})
     assert one == other and json.loads(one.capabilities) == {"elicitation": {"form": {}, "url": {}}, "roots": {}}
 
@@ -38,9 +39,51 @@ def test_what_is_no_declaration_declares_nothing(declared: Any) -> None:
 
 
 def test_a_client_without_a_name_is_unknown_and_a_long_name_is_cut() -> None:
-    assert (caller_of_meta({}).name, caller_of_params(b"").version) == ("unknown", "0")
-    long = caller_of_params(encode({"clientInfo": {"name": "n" * 1_000, "version": "v" * 1_000}}))
-    assert (len(long.name), len(long.version)) == (128, 64)
+    for caller in (caller_of_meta(b"{}"), caller_of_params(b""), caller_of_params(b'{"clientInfo":{"name":null}}')):
+        assert json.loads(caller.info) == {"name": "unknown", "version": "0"}
+    long = json.loads(caller_of_params(encode({"clientInfo": {"name": "n" * 1_000, "version": "v" * 1_000}})).info)
+    assert (len(long["name"]), len(long["version"])) == (128, 64)
+
+
+@requirement("ext.relay")
+def test_what_a_client_says_of_itself_and_declares_beyond_the_core_passes_as_it_is_written() -> None:
+    info = b'{"name":"c","title":"C\\u00e9","version":"1","icons":[{"src":"x:1"}],"websiteUrl":"https:\\/\\/c","x":1e2}'
+    beyond = b'"extensions":{"com.acme/b":{"n":1.0,"m":1e2},"com.acme/a":{}},"experimental":{"z":{}},"widgets":{"y":[]}'
+    declared = b'{"roots":{"listChanged":true},' + beyond + b"}"
+    one = caller_of_params(b'{"clientInfo":' + info + b',\n"capabilities":' + declared + b"}")
+    spec = b"io.modelcontextprotocol/"
+    meta = b'{"' + spec + b'clientInfo":' + info + b',"' + spec + b'clientCapabilities":' + declared + b"}"
+    assert caller_of_meta(meta) == one
+    assert one.info == info and one.capabilities == b'{"roots":{},' + beyond + b"}"
+    shaken = one.initialize_params()
+    assert info in shaken and beyond in shaken
+    assert bytes(one.meta("")["io.modelcontextprotocol/clientInfo"]) == info
+
+
+@requirement("ext.relay")
+def test_tasks_are_not_declared_to_the_other_era() -> None:
+    tasks: Any = {"tasks": {"list": {}}, "extensions": {"io.modelcontextprotocol/tasks": {}}}
+    assert legacy(tasks).capabilities == modern(tasks).capabilities == b"{}"
+    more = {"extensions": {"io.modelcontextprotocol/tasks": {}, "io.modelcontextprotocol/ui": {"mimeTypes": ["a"]}}}
+    assert json.loads(modern(more).capabilities) == {"extensions": {"io.modelcontextprotocol/ui": {"mimeTypes": ["a"]}}}
+
+
+def test_capabilities_in_several_lines_become_one_line() -> None:
+    """They are part of a line of stdio."""
+    caller = caller_of_params(b'{"clientInfo":{\n"name":"c",\n"version":"1"},"capabilities":{"x":{\n"a":1}}}')
+    assert b"\n" not in caller.initialize_params() and json.loads(caller.capabilities) == {"x": {"a": 1}}
+
+
+@requirement("ext.relay")
+def test_large_capabilities_have_a_short_key_of_their_own_and_large_icons_are_left_out() -> None:
+    small, large, other = (legacy({"extensions": {"com.acme/a": {"s": "x" * size}}}) for size in (1, 5_000, 5_001))
+    assert small.key == small.capabilities and len(large.key) == 64 and large.key != other.key
+    info = {"name": "c", "version": "1", "title": "T", "icons": [{"src": "data:" + "x" * MAX_INFO_BYTES}]}
+    assert json.loads(caller_of_params(encode({"clientInfo": info})).info) == {
+        "title": "T",
+        "name": "c",
+        "version": "1",
+    }
 
 
 def test_a_log_level_comes_with_a_modern_request_only() -> None:
@@ -61,6 +104,9 @@ def test_a_log_level_comes_with_a_modern_request_only() -> None:
         (b'{"sampling":{}}', "sampling/createMessage", {}, True),
         (b'{"sampling":{}}', "roots/list", {}, False),
         (b'{"roots":{}}', "roots/list", {}, True),
+        (b'{"extensions":{"com.acme/ask":{}}}', "com.acme/ask/name", {}, True),
+        (b'{"extensions":{"com.acme/ask":{}}}', "com.other/ask", {}, False),
+        (b'{"experimental":{"ask":{}}}', "ask/name", {}, True),
     ],
 )
 def test_a_client_is_asked_for_what_it_has_declared(

@@ -62,7 +62,7 @@ def test_a_result_without_a_version_has_an_empty_one() -> None:
 
 
 def test_a_server_that_has_shaken_hands_is_discovered_without_what_the_modern_era_does_not_know() -> None:
-    declared = {"tools": {"listChanged": True}, "logging": {}, "tasks": {}, "made-up": {}}
+    declared = {"tools": {"listChanged": True}, "logging": {}, "tasks": {}}
     told = json.loads(discovery_of(shaken(capabilities=declared, instructions="be kind")))
     assert told["capabilities"] == {"tools": {"listChanged": True}, "logging": {}}
     assert told["supportedVersions"] == list(MODERN_VERSIONS) and told["resultType"] == "complete"
@@ -82,6 +82,59 @@ def test_the_name_of_a_discovered_server_may_stand_in_its_meta() -> None:
     in_meta = {"_meta": {"io.modelcontextprotocol/serverInfo": {"name": "m"}}}
     assert json.loads(handshake_of(encode(in_meta), ""))["serverInfo"] == {"name": "m"}
     assert json.loads(handshake_of(b"{}", ""))["serverInfo"]["name"] == "unknown"
+
+
+BEYOND = b'{"widgets":{},"extensions":{"com.acme/b":{"n":1.0,"m":1e2,"t":"\\u00e9"},"com.acme/a":{}},'
+BEYOND += b'"experimental":{"z":{}}}'
+
+
+@requirement("ext.relay")
+def test_what_a_server_declares_beyond_the_core_passes_to_the_other_era_as_it_is_written() -> None:
+    info = b'{"name":"s","version":"1","icons":[{"src":"x:1"}],"websiteUrl":"https:\\/\\/s","x":1e2}'
+    own = b'"x-own":{"k":[1.0]},"_meta":{"com.acme/m":1e2}'
+    result = b'{"protocolVersion":"2025-11-25","capabilities":' + BEYOND + b',"serverInfo":' + info + b"," + own + b"}"
+    discovered = discovery_of(result)
+    assert b'"capabilities":' + BEYOND + b"," in discovered and discovered.count(info) == 2
+    assert b'"com.acme/m":1e2' in discovered and b'"x-own":{"k":[1.0]}' in discovered
+    back = handshake_of(discovered, "2025-11-25")
+    assert json.loads(back) == json.loads(result) and b'"capabilities":' + BEYOND + b"," in back and info in back
+
+
+@requirement("ext.relay")
+def test_a_handled_extension_is_not_declared_to_the_other_era() -> None:
+    tasks: Any = {"extensions": {"io.modelcontextprotocol/tasks": {}, "io.modelcontextprotocol/ui": {}}}
+    ui: Any = {"extensions": {"io.modelcontextprotocol/ui": {}}}
+    assert json.loads(handshake_of(encode({"capabilities": tasks}), ""))["capabilities"] == ui
+    assert json.loads(discovery_of(shaken(capabilities=tasks)))["capabilities"] == ui
+
+
+@requirement("ext.relay")
+@pytest.mark.parametrize("merge", [merge_handshakes, merge_discoveries])
+def test_extensions_of_several_servers_are_together_with_the_settings_of_the_first_that_has_each(merge: Any) -> None:
+    one = b'{"capabilities":' + BEYOND + b',"x-own":1.0}'
+    two = encode(
+        {
+            "capabilities": {
+                "extensions": {"com.acme/a": {"second": 1}, "com.acme/b": {}, "org.other/c": {}},
+                "experimental": {"z": {"second": 1}, "y": {}},
+            },
+            "x-own": 2,
+            "x-two": 3,
+        }
+    )
+    merged = merge([one, two], "9")
+    capabilities = json.loads(merged)["capabilities"]
+    assert capabilities["extensions"].keys() == {"com.acme/a", "com.acme/b", "org.other/c"}
+    assert capabilities["extensions"]["com.acme/a"] == {} and b'{"n":1.0,"m":1e2,"t":"\\u00e9"}' in merged
+    assert capabilities["experimental"] == {"z": {}, "y": {}} and "widgets" in capabilities
+    assert b'"x-own":1.0' in merged and json.loads(merged)["x-two"] == 3
+
+
+@pytest.mark.parametrize("result", [b"[]", b"7", b'{"capabilities":[],"serverInfo":7,"instructions":{},"_meta":[]}'])
+def test_a_result_that_makes_no_sense_does_no_harm(result: bytes) -> None:
+    for made in (discovery_of(result), handshake_of(result, ""), merge_handshakes([result] * 2, "9")):
+        assert json.loads(made)["capabilities"] == {}
+    assert json.loads(merge_discoveries([result] * 2, "9"))["ttlMs"] == 0
 
 
 def test_what_a_server_declared_is_empty_where_it_declared_nothing_of_use() -> None:

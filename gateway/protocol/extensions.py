@@ -1,0 +1,99 @@
+"""Which extension a method belongs to, and which extensions capabilities declare. Pure.
+
+SEP-2133 names extensions `vendor-prefix/name` and leaves the names of their methods open, so the gateway has a rule for
+these.
+"""
+
+from collections.abc import Iterable
+from typing import Final
+
+import msgspec
+
+from transports.jsonrpc import Object
+
+__all__ = ["HANDLED", "HANDLED_CAPABILITIES", "Declared", "closest", "match", "object_of", "passed_on"]
+
+HANDLED: Final = frozenset({"io.modelcontextprotocol/tasks"})
+"""Extensions that the gateway handles itself where client and server are of different eras. Their declarations do not
+pass from one era to the other."""
+
+HANDLED_CAPABILITIES: Final = frozenset({"tasks"})
+"""As `HANDLED`, for capabilities of the core protocol that only one era has."""
+
+_OFFICIAL: Final = "io.modelcontextprotocol/"
+_NOTIFICATIONS: Final = "notifications/"
+_CORE: Final = frozenset(
+    """completions elicitation experimental extensions logging prompts resources roots sampling tasks tools""".split()
+)
+"""Capabilities of the core protocol, of clients and servers."""
+
+_objects = msgspec.json.Decoder(Object)
+
+
+def object_of(raw: msgspec.Raw | bytes | None) -> Object:
+    """The members of a raw object; empty for anything else."""
+    try:
+        return {} if raw is None else _objects.decode(raw)
+    except (msgspec.MsgspecError, RecursionError):
+        return {}
+
+
+def passed_on(capabilities: Object) -> Object:
+    """Capabilities as they pass to the other era: without what the gateway handles itself."""
+    plain = {name: raw for name, raw in capabilities.items() if name not in HANDLED_CAPABILITIES}
+    if "extensions" in plain:
+        extensions = object_of(plain["extensions"])
+        if not extensions.keys().isdisjoint(HANDLED):
+            kept = {name: raw for name, raw in extensions.items() if name not in HANDLED}
+            del plain["extensions"]
+            if kept:
+                plain["extensions"] = msgspec.Raw(msgspec.json.encode(kept))
+    return plain
+
+
+def match(method: str, declared: str) -> int:
+    """How closely a method belongs to a declared name; 0 if not at all.
+
+    3: the method is the identifier, or begins with it and a slash. 2: it begins with the vendor prefix. 1: it begins
+    with the name alone. `notifications/` in front counts for nothing. For `com.acme/search`, examples are
+    `com.acme/search/query`, `notifications/com.acme/changed` and `search/query`.
+    """
+    method = method.removeprefix(_NOTIFICATIONS)
+    vendor, slash, name = declared.rpartition("/")
+    if method == declared or method.startswith(f"{declared}/"):
+        return 3 if slash else 1
+    if slash and method.startswith(f"{vendor}/"):
+        return 2
+    return int(method == name or method.startswith(f"{name}/"))
+
+
+class Declared(msgspec.Struct, frozen=True):
+    """The names that one party declares: of extensions, of experimental capabilities, and of capabilities that the core
+    protocol does not have. `is_open`: one of them is no official extension, so that methods may have any name."""
+
+    names: tuple[str, ...] = ()
+    is_open: bool = False
+
+    @classmethod
+    def of(cls, capabilities: msgspec.Raw | bytes | None) -> "Declared":
+        """From capabilities, as JSON."""
+        declared = object_of(capabilities)
+        own = (*object_of(declared.get("experimental")), *(name for name in declared if name not in _CORE))
+        extensions = tuple(object_of(declared.get("extensions")))
+        vendors = any(not name.startswith(_OFFICIAL) for name in extensions)
+        return cls((*extensions, *own), is_open=vendors or bool(own))
+
+    def match(self, method: str) -> int:
+        """How closely the method belongs to one of these names (`match`)."""
+        return max((match(method, name) for name in self.names), default=0)
+
+    def takes(self, method: str) -> bool:
+        """Whether the party may understand the method."""
+        return self.is_open or self.match(method) > 0
+
+
+def closest(method: str, parties: Iterable[tuple[str, Declared]]) -> list[str]:
+    """The parties, by name, to whose declarations the method belongs most closely; none if it belongs to none."""
+    matches = {name: declared.match(method) for name, declared in parties}
+    best = max(matches.values(), default=0)
+    return [name for name, found in matches.items() if found == best and best]
