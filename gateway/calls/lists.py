@@ -18,16 +18,18 @@ _LATE_BYTES: Final = 1 << 20
 class Lists:
     """Received lists, by the method of the list. A server may list different items to each session.
 
-    `late` has the items of lists that came too late for the answer that needed them.
+    `late` has the items of lists that came too late for the answer that needed them. `passed` has names in pages that
+    clients have requested: they may not be all.
     """
 
-    __slots__ = ("asked_at", "changed", "known", "late")
+    __slots__ = ("asked_at", "changed", "known", "late", "passed")
 
     def __init__(self) -> None:
         self.known: dict[str, Listed] = {}
         self.changed: set[str] = set()
         self.asked_at: dict[str, float] = {}
         self.late: dict[str, list[dict[str, Any]]] = {}
+        self.passed: dict[str, Names] = {}
 
     def keep_late(self, method: str, items: list[dict[str, Any]]) -> None:
         """Keep a list for answers that cannot wait for the server; a large one is not kept."""
@@ -41,5 +43,6 @@ class Lists:
         for row in lists_of(kind):
             self.known.pop(row.name, None)
             self.late.pop(row.name, None)
+            self.passed.pop(row.name, None)
             self.asked_at.pop(row.name, None)
             self.changed.add(row.name)

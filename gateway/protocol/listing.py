@@ -9,7 +9,22 @@ import msgspec
 from gateway.protocol.schemas import Schema
 from transports.jsonrpc import encode
 
-__all__ = ["MOST_BYTES", "MOST_TOOLS", "WRITE", "Names", "Tools", "arguments_of", "items_of", "operation_of"]
+__all__ = [
+    "APP_SCHEME",
+    "MOST_BYTES",
+    "MOST_TOOLS",
+    "WRITE",
+    "Names",
+    "Tools",
+    "app_of",
+    "arguments_of",
+    "is_for_apps",
+    "items_of",
+    "operation_of",
+]
+
+APP_SCHEME: Final = "ui://"
+"""The scheme of the resources that are apps (MCP Apps)."""
 
 READ: Final = "read"
 WRITE: Final = "write"
@@ -68,6 +83,25 @@ def operation_of(tool: Mapping[str, Any]) -> str:
     return READ if isinstance(annotations, dict) and annotations.get("readOnlyHint") is True else WRITE
 
 
+def app_of(tool: Mapping[str, Any]) -> str:
+    """The URI of the app that shows a tool's results (MCP Apps 2026-01-26); empty if it has none. Servers name it in
+    one of two places: the second is that of earlier drafts."""
+    meta = tool.get("_meta")
+    if not isinstance(meta, dict):
+        return ""
+    ui = meta.get("ui")
+    uri = (ui.get("resourceUri") if isinstance(ui, dict) else None) or meta.get("ui/resourceUri")
+    return uri if isinstance(uri, str) and uri.startswith(APP_SCHEME) else ""
+
+
+def is_for_apps(tool: Mapping[str, Any]) -> bool:
+    """Whether apps may call a tool: all that do not say otherwise (MCP Apps 2026-01-26, `_meta.ui.visibility`)."""
+    meta = tool.get("_meta")
+    ui = meta.get("ui") if isinstance(meta, dict) else None
+    visibility = ui.get("visibility") if isinstance(ui, dict) else None
+    return not isinstance(visibility, list) or "app" in visibility
+
+
 class Tools:
     """The tools of one server, and the schemas that their arguments are checked against. `size` is in bytes."""
 
@@ -75,6 +109,8 @@ class Tools:
         self.listed: list[dict[str, Any]] = []
         self.schemas: dict[str, Schema | None] = {}
         self.mirrored: dict[str, Any] = {}  # input schemas with `x-mcp-header` (MCP 2026-07-28)
+        self.apps: dict[str, str] = {}  # URIs of apps, by tool
+        self.for_models: set[str] = set()  # tools that no app may call
         self._reading: set[str] = set()
         self._arguments: dict[str, Mapping[str, Any]] = {}
         self._unmatched: list[str] | None = None
@@ -90,6 +126,10 @@ class Tools:
             self._arguments[tool["name"]] = arguments_of(tool)
             if operation_of(tool) == READ:
                 self._reading.add(tool["name"])
+            if app := app_of(tool):
+                self.apps[tool["name"]] = app
+            if not is_for_apps(tool):
+                self.for_models.add(tool["name"])
             if schema is not None and b'"x-mcp-header"' in schema.text:
                 self.mirrored[tool["name"]] = tool["inputSchema"]
 

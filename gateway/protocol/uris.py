@@ -10,7 +10,7 @@ import re2
 
 from gateway.protocol.normal_form import TooManyMarks, normal
 
-__all__ = ["forms", "is_of", "is_of_any", "with_plain_host"]
+__all__ = ["closeness", "forms", "is_of", "is_of_any", "template_fit", "with_plain_host"]
 
 _MAX_DECODINGS: Final = 4
 """How often percent-encoding is decoded. A URI that needs more is refused."""
@@ -21,6 +21,10 @@ _MOST_WORK: Final = 2_000_000
 templates with two expressions each and a URI of 150 characters."""
 _COMPILING: Final = 2
 """The work of compiling one character of a template."""
+_SEGMENT: Final = re.compile(r"^[^:/]*:/*|[^/]*/")
+_COMPARED: Final = 256
+"""The characters at the beginning of a URI by which it is compared with others."""
+_SAME: Final = 1 << 30
 _EXPRESSION: Final = re.compile(r"\{([+#./;?&]?)[^{}]*\}")
 _ONE: Final = {"": r"[^/?#]*", ".": r"[^/?#]*", ";": r"[^/?#]*"}
 
@@ -82,6 +86,34 @@ def is_of_any(uri: str, templates: Iterable[str]) -> bool:
         if template == uri or is_of(uri, template):
             return True
     return False
+
+
+def template_fit(uri: str, templates: Iterable[str]) -> int:
+    """How well the best of these templates fits a URI: the longer its fixed beginning, the better; a template that is
+    itself the URI is best. 0 if the URI matches none, or if the search would take too long (`is_of_any`)."""
+    closest_first = sorted(templates, key=lambda template: (-len(template.partition("{")[0]), template))
+    fits = (template for template in closest_first if uri.startswith(template.partition("{")[0]))
+    work = 0
+    for template in fits:
+        work += len(uri) * (1 + template.count("{")) + _COMPILING * len(template)
+        if work > _MOST_WORK:
+            return 0
+        if template == uri:
+            return _SAME
+        if is_of(uri, template):
+            return 1 + len(template.partition("{")[0])
+    return 0
+
+
+def closeness(uri: str, others: Iterable[str]) -> int:
+    """How much of a URI the closest of the others shares, in whole segments: the number of characters. 0: nothing."""
+    cuts = [match.end() for match in _SEGMENT.finditer(uri, 0, _COMPARED)]
+    others = tuple(others)
+    for cut in reversed(cuts):
+        beginning = uri[:cut]
+        if any(other.startswith(beginning) for other in others):
+            return cut
+    return 0
 
 
 @functools.lru_cache(maxsize=_CACHED)  # keys are templates that servers list

@@ -245,6 +245,19 @@ class Admission:
         wanted["resourceSubscriptions"] = sorted(self._policy.permitted_uris(call.exchange.context, server, uris))
         return call.params | {"notifications": msgspec.Raw(encode(wanted))}
 
+    def may_have(self, upstream: ConfiguredUpstream, context: Context, uri: str) -> bool:
+        """Whether a session with this context may see a resource at that server, if the server has it."""
+        is_restricted = "resources" in self._policy.restricts(upstream.name)
+        return not is_restricted or self._policy.allows_uri(context, upstream.name, uri)
+
+    def may_call(self, upstream: ConfiguredUpstream, context: Context, tools: Tools, name: str) -> bool:
+        """Whether a session with this context may call a tool of that server, which lists these tools."""
+        return name in tools and self._policy.decide(context, upstream.name, name, tools.operation(name)).allowed
+
+    def needs_listing(self, upstream: ConfiguredUpstream) -> bool:
+        """Whether sessions see only those resources of the server that it lists, or that have a template."""
+        return "resources" in self._policy.restricts(upstream.name)
+
     def passes(self, upstream: ConfiguredUpstream, method: str) -> bool:
         """Whether a client's notification may go to that server."""
         return method in METHODS or not self._policy.restricts(upstream.name)

@@ -8,19 +8,21 @@ from typing import Any
 
 import msgspec
 
-from gateway.bridge.legacy_server import legacy_meta
-from gateway.bridge.subscription_relay import caller_of
 from gateway.calls.call import Call
+from gateway.errors import unknown_tool
 from gateway.protocol.catalog import cursor_of, merge_lists, next_cursor, owner_of
-from gateway.protocol.methods import LISTS, METHODS, lists_of
+from gateway.protocol.listing import Tools, app_of
+from gateway.protocol.methods import LISTS, METHODS
 from gateway.protocol.missing import Missing
 from gateway.protocol.params import text_of
 from gateway.protocol.results import list_result
 from gateway.relay.admission import Admission
+from gateway.relay.asking import ask
 from gateway.relay.late_servers import Asker, LateServers
+from gateway.relay.open_apps import OpenApps
+from gateway.relay.resource_owner import Found, ResourceOwners
 from gateway.relay.visible_servers import VisibleServers
 from gateway.upstreams.upstream import ConfiguredUpstream
-from transports.era import Era
 from transports.inbound_port import Refused
 from transports.jsonrpc import INVALID_PARAMS, METHOD_NOT_FOUND, Message, Object, encode
 
@@ -39,6 +41,8 @@ class Aggregation:
         self._servers = servers
         self._admission = admission
         self._late = late
+        self._apps = OpenApps()
+        self.resources = ResourceOwners(servers, admission, late, self._apps)
 
     # -- the server that a request names
 
@@ -48,8 +52,15 @@ class Aggregation:
         Raises:
             Refused: no server has the name.
         """
-        kind = METHODS[call.method].kind.removesuffix("s")
-        server, name = owner_of(text_of(call.params, "name"), self._servers.to(call.exchange.context), kind)
+        kind, public = METHODS[call.method].kind.removesuffix("s"), text_of(call.params, "name")
+        try:
+            server, name = owner_of(public, self._servers.to(call.exchange.context), kind)
+        except Refused:
+            if call.method != "tools/call":
+                raise
+            return self._server_of_app(public, call), call
+        if self._apps.contested:
+            self._apps.called(call.live, server, name)
         return self._servers.all[server], call.with_params(call.params | {"name": msgspec.Raw(encode(name))})
 
     async def owner(self, call: Call) -> tuple[ConfiguredUpstream, Call]:
@@ -65,7 +76,7 @@ class Aggregation:
         if named == "ref":
             return await self._owner_of_ref(call)
         if named == "uri":
-            return await self._owner_of_uri(text_of(call.params, "uri"), call), call
+            return (await self.owner_of_resource(call)).upstream, call
         raise Refused(200, METHOD_NOT_FOUND, f"Method not found: {call.method}")
 
     async def _owner_of_ref(self, call: Call) -> tuple[ConfiguredUpstream, Call]:
@@ -73,32 +84,43 @@ class Aggregation:
         ref = msgspec.json.decode(call.params.get("ref", b"null"))
         if not isinstance(ref, dict) or not isinstance(ref.get("name"), str):
             uri = str(ref.get("uri")) if isinstance(ref, dict) else ""
-            return await self._owner_of_uri(uri, call), call
+            return (await self.resources.owner(uri, call, may_be_template=True)).upstream, call
         server, name = owner_of(ref["name"], self._servers.to(call.exchange.context), "prompt")
         params = call.params | {"ref": msgspec.Raw(encode(ref | {"name": name}))}
         return self._servers.all[server], call.with_params(params)
 
-    async def _owner_of_uri(self, uri: str, call: Call) -> ConfiguredUpstream:
-        """The server that lists the URI, or else the one whose template has the longest common prefix with the URI."""
-        best: tuple[int, ConfiguredUpstream] | None = None
-        servers = self._servers.to(call.exchange.context)
-        listed_by = await self._late.gather(servers.values(), Asker.of(call), lambda u: self._resources(u, call))
-        for name, items in listed_by.answers.items():
-            for item in items:
-                listed = item.get("uri") or item.get("uriTemplate", "").partition("{")[0]
-                exact = "uri" in item or item.get("uriTemplate") == uri
-                if (uri == listed or item.get("uriTemplate") == uri) if exact else uri.startswith(listed):
-                    score = 1 << 20 if exact else len(listed)
-                    if best is None or score > best[0]:
-                        best = (score, servers[name])
-        if best is None:
-            raise Refused(200, INVALID_PARAMS, f"Resource not found: {uri[:256]}", data={"uri": uri[:256]})
-        return best[1]
+    async def owner_of_resource(self, call: Call) -> Found:
+        """The server of the resource that a request names.
 
-    async def _resources(self, upstream: ConfiguredUpstream, call: Call) -> list[dict[str, Any]]:
-        """The first page of a server's resources, and that of its templates."""
-        pages = [(row, await self._page(upstream, row.name, call.asking({}, {}))) for row in lists_of("resources")]
-        return [item for row, page in pages for item in (page or {}).get(row.listed, ())]
+        Raises:
+            Refused, UpstreamUnavailable: as `ResourceOwners.owner`.
+        """
+        return await self.resources.owner(text_of(call.params, "uri"), call)
+
+    def _server_of_app(self, tool: str, call: Call) -> ConfiguredUpstream:
+        """The server of an app that calls a tool of its server, by the name that the server has for the tool.
+
+        Raises:
+            Refused: no server has a tool of that name for apps, or it is not clear which server is meant.
+        """
+        context, live = call.exchange.context, call.live
+        having = []
+        for server in self._servers.to(context).values():
+            known = server.inventory.known("tools/list", None if live is None else server.open_with(live))
+            tools = known if known is not None else server.probed_tools
+            if not isinstance(tools, Tools) or not tools.apps or tool in tools.for_models:
+                continue
+            if self._admission.may_call(server, context, tools, tool):
+                having.append(server)
+        if len(having) > 1:
+            opened = self._apps.open_in(live)
+            having = [server for server in having if server.name in opened] or having
+        if not having:
+            raise unknown_tool(tool)
+        if len(having) > 1:
+            names = " or ".join(f"{server.name}__{tool[:128]}" for server in having)
+            raise Refused(200, INVALID_PARAMS, f"Several servers have a tool {tool[:128]} for apps: call {names}")
+        return having[0]
 
     # -- requests to all servers
 
@@ -170,23 +192,15 @@ class Aggregation:
         Raises:
             UpstreamUnavailable, HandshakeRefused, LinkClosed: the server cannot be asked.
         """
-        exchange, params, meta = call.exchange, call.params, call.meta
-        conversation = await upstream.conversation_for(call)
-        await conversation.ready()
-        if conversation.era is Era.MODERN and call.era is Era.LEGACY and (live := call.live) is not None:
-            meta = meta | caller_of(live).meta("")
-        elif conversation.era is Era.MODERN and exchange.caller is not None:
-            meta = meta | exchange.caller.meta("")
-        elif conversation.era is Era.LEGACY:
-            meta = legacy_meta(meta)
-        if meta:
-            params = params | {"_meta": msgspec.Raw(encode(meta))}
-        answer = await conversation.ask(method, encode(params))
+        conversation, answer = await ask(upstream, call, method, call.params)
         page = msgspec.json.decode(answer.result) if isinstance(answer.result, msgspec.Raw) else None
         if not isinstance(page, dict):
             return None
         if method in LISTS:
             upstream.inventory.seen(method, conversation, page)
+        if method == "tools/list":
+            tools = upstream.inventory.reader.items(method, page)
+            self._apps.listed(upstream.name, [(tool["name"], uri) for tool in tools if (uri := app_of(tool))])
         return page
 
 

@@ -9,19 +9,21 @@ import msgspec
 
 from gateway.bridge.legacy_server import LegacyServerBridge, legacy_meta, legacy_params
 from gateway.bridge.modern_server import ModernServerBridge
+from gateway.bridge.request_state import is_input_required
 from gateway.bridge.subscription_relay import caller_of
 from gateway.calls.call import Call
 from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import Exchange
 from gateway.calls.shared_server import params_for_shared
 from gateway.protocol.methods import LISTS, METHODS, RECORDED
+from gateway.protocol.results import legacy_result
 from gateway.relay.admission import Admission
 from gateway.relay.aggregation import empty_result
 from gateway.relay.subscriptions import relay_changes
 from gateway.sessions.child_sessions import ChildSessions
 from gateway.upstreams.upstream import ConfiguredUpstream
 from transports.era import LEGACY, MODERN
-from transports.jsonrpc import Object, encode
+from transports.jsonrpc import Message, Object, encode
 from transports.turns import is_large, others_first
 
 __all__ = ["Dispatch"]
@@ -89,6 +91,21 @@ class Dispatch:
                 return
             params = seen
         await conversation.start(exchange, params, meta)
+
+    def answer(self, call: Call, conversation: Conversation, message: Message) -> bool:
+        """Answer a call with a server's answer to the same request of the gateway. False: the server asks for input, so
+        the call has to be sent."""
+        exchange = call.exchange
+        if isinstance(message.result, msgspec.Raw) and conversation.era is MODERN:
+            result = msgspec.json.decode(message.result, type=Object)
+            if is_input_required(result):
+                return False
+            if call.era is LEGACY:
+                message = Message(jsonrpc="2.0", id=0, result=msgspec.Raw(encode(legacy_result(result))))
+        elif conversation.era is LEGACY and call.era is MODERN:
+            exchange.use_bridge(LegacyServerBridge(conversation))
+        exchange.finish(message)
+        return True
 
     def _list_filter(
         self, upstream: ConfiguredUpstream, conversation: Conversation, method: str

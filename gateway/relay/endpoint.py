@@ -141,13 +141,18 @@ class Endpoint:
         """
         seen, only = self._servers.to(call.exchange.context), self._servers.only
         if call.exchange.is_subscription and not await self._is_modern():
-            await listen(seen.values(), call, None if only is not None else self._late)
+            owner = None if only is not None else self._aggregation.resources.lister
+            await listen(seen.values(), call, None if only is not None else self._late, owner)
         elif only is not None and only.name in seen:
             await self._dispatch.send(only, call)
         elif call.method in LISTS:
             await self._aggregation.merged_list(call)
         elif call.method in METHODS and METHODS[call.method].for_all:
             await self._aggregation.send_to_all(call)
+        elif call.method in METHODS and METHODS[call.method].named == "uri":
+            found = await self._aggregation.owner_of_resource(call)
+            if found.answer is None or not self._dispatch.answer(call, *found.answer):
+                await self._dispatch.send(found.upstream, call)
         else:
             await self._dispatch.send(*await self._aggregation.owner(call))
 

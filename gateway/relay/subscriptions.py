@@ -5,7 +5,7 @@ subscribes to resources one by one.
 """
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 
@@ -57,9 +57,17 @@ async def relay_changes(
         raise
 
 
-async def listen(upstreams: Iterable[ConfiguredUpstream], call: Call, late: LateServers | None) -> None:
+async def listen(
+    upstreams: Iterable[ConfiguredUpstream],
+    call: Call,
+    late: LateServers | None,
+    owner: Callable[[str, Call], ConfiguredUpstream | None] | None = None,
+) -> None:
     """Answer a `subscriptions/listen` for several servers, or for one legacy server (`late` is None). Servers that are
     late are subscribed to when they are up, and changes of the lists are notified of by the gateway itself.
+
+    `owner` returns the server that is known to have a resource: no other server gets the subscription to it. A resource
+    that none is known to have is subscribed to at all servers, as it may come into being at any.
 
     Raises:
         Refused: the subscriptions of the session are too large together.
@@ -69,7 +77,8 @@ async def listen(upstreams: Iterable[ConfiguredUpstream], call: Call, late: Late
     subscription = SubscriptionFilter(exchange.client_id, Filter.of(call.params), exchange.emit)
     if sum(each.wanted.size for each in (*live.subscriptions, subscription)) > MAX_LISTENED_BYTES:
         raise record_full("params.notifications", MAX_LISTENED_BYTES)
-    server_subscriptions = _ServerSubscriptions(live, subscription, exchange)
+    elsewhere = {} if owner is None else {uri: owner(uri, call) for uri in subscription.wanted.uris}
+    server_subscriptions = _ServerSubscriptions(live, subscription, exchange, elsewhere)
     exchange.when_done(server_subscriptions.end)
     live.subscriptions.append(subscription)
     honoured = Filter()
@@ -104,11 +113,18 @@ class _ServerSubscriptions:
     they run, and those that are late have yet to come.
     """
 
-    def __init__(self, live: LiveSession, subscription: SubscriptionFilter, exchange: Exchange) -> None:
+    def __init__(
+        self,
+        live: LiveSession,
+        subscription: SubscriptionFilter,
+        exchange: Exchange,
+        owners: Mapping[str, ConfiguredUpstream | None],
+    ) -> None:
         self._live = live
         self._subscription = subscription
         self._exchange = exchange
         self._asked_for = subscription.wanted
+        self._owners = owners
         self.has_ended = False
         self._awaited: set[str] = set()
         self._is_acknowledged = False
@@ -149,7 +165,8 @@ class _ServerSubscriptions:
 
     def _wanted(self, upstream: ConfiguredUpstream) -> Filter:
         wanted = self._asked_for
-        return msgspec.structs.replace(wanted, uris=upstream.permits(self._live.session.context, wanted.uris))
+        uris = frozenset(uri for uri in wanted.uris if self._owners.get(uri) in (None, upstream))
+        return msgspec.structs.replace(wanted, uris=upstream.permits(self._live.session.context, uris))
 
     async def subscribe(self, upstream: ConfiguredUpstream, conversation: Conversation) -> Filter:
         """Subscribe at a legacy server, which notifies all clients of changed lists. The result is that of

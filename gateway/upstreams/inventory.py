@@ -95,10 +95,30 @@ class Inventory:
             items = list({tool["name"]: tool for tool in (*known.listed, *items)}.values())
         else:
             names = {item[key] for item in items}
-            if known is None or names <= known:
-                return  # an unknown list is requested as a whole
+            if known is None:
+                self._passed(method, conversation, items)
+                return  # an unknown list is requested as a whole, where a decision needs it
+            if names <= known:
+                return
             items = [{key: name} for name in (*known, *names)]
         conversation.lists.known[method] = self._shared_list(method, items)
+
+    def _passed(self, method: str, conversation: Conversation, items: list[dict[str, Any]]) -> None:
+        key, passed = METHODS[method].item_key, conversation.lists.passed
+        if key == "name":
+            return  # its owner is in the public name
+        names = [{key: name} for name in passed.get(method, ())]
+        found = self._shared_list(method, [*items, *names])
+        if isinstance(found, Names):
+            passed[method] = found
+
+    def names(self, method: str, conversation: Conversation | None) -> Names:
+        """The names of resources or templates that are known without a request, which may not be all."""
+        known = self.known(method, conversation)
+        if isinstance(known, Names):
+            return known
+        lists = None if conversation is None else conversation.known_lists
+        return Names() if lists is None else lists.passed.get(method, Names())
 
     def _shared_list(self, method: str, items: Iterable[dict[str, Any]]) -> Listed:
         found: Listed = Tools(items) if method == "tools/list" else Names.of(items, METHODS[method].item_key)

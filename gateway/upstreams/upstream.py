@@ -124,6 +124,11 @@ class ConfiguredUpstream:
         words = () if facts is None else facts.last_words
         return ServerState("failing", probe.failures.reason, attempts=probe.failures.count, last_words=words)
 
+    @property
+    def declared(self) -> dict[str, Any]:
+        """The capabilities that the server has declared to the last probe; empty if it has not answered."""
+        return {} if self._known.latest is None else self._known.latest.capabilities
+
     async def capabilities(self) -> dict[str, Any]:
         """The capabilities that the server declares."""
         return (await self.facts()).capabilities

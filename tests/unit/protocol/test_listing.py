@@ -1,6 +1,8 @@
 """What a server lists is kept within bounds."""
 
-from gateway.protocol.listing import MOST_BYTES, MOST_TOOLS, Names, Tools, items_of
+import pytest
+
+from gateway.protocol.listing import MOST_BYTES, MOST_TOOLS, Names, Tools, app_of, is_for_apps, items_of
 from gateway.protocol.uris import is_of
 from tests.requirements import requirement
 
@@ -17,3 +19,24 @@ def test_what_a_server_lists_is_kept_within_bounds() -> None:
     page = {"tools": [{"name": "x" * 257}, {"name": 7}, {}, "x", {"name": ""}, {"name": "good"}]}
     assert items_of(page, "tools", "name", most_chars=256) == [{"name": "good"}]
     assert not is_of("xy" * 9, "{a}y" * 2_000)
+
+
+@requirement("ext.apps")
+@pytest.mark.parametrize(
+    ("meta", "uri", "callable_by_apps"),
+    [
+        ({"ui": {"resourceUri": "ui://a"}}, "ui://a", True),
+        ({"ui/resourceUri": "ui://a"}, "ui://a", True),
+        ({"ui": {"visibility": ["app"]}}, "", True),
+        ({"ui": {"resourceUri": "ui://a", "visibility": ["model"]}}, "ui://a", False),
+        ({"ui": {"resourceUri": "https://a"}}, "", True),
+        ({"ui": {"resourceUri": 7, "visibility": "model"}}, "", True),
+        ({"ui": []}, "", True),
+        ([], "", True),
+    ],
+)
+def test_the_app_of_a_tool_is_where_servers_name_it(meta: object, uri: str, callable_by_apps: bool) -> None:
+    tool = {"name": "t", "_meta": meta}
+    assert (app_of(tool), is_for_apps(tool)) == (uri, callable_by_apps)
+    tools = Tools([tool])
+    assert tools.apps == ({"t": uri} if uri else {}) and ("t" in tools.for_models) is not callable_by_apps

@@ -50,6 +50,7 @@ OWN_BEHAVIOUR = {
     "prompts/list": "is what a prompt must be in to be there",
     "resources/list": "is what a resource must be in to be there",
     "resources/templates/list": "or a template of it",
+    "resources/read": "is how the server of an unlisted resource is found",
     "elicitation/create": "differs between the eras",
     "notifications/initialized": "ends the handshake",
     "notifications/cancelled": "ends a call",

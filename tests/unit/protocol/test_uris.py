@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from gateway.protocol.uris import forms, is_of, is_of_any
+from gateway.protocol.uris import closeness, forms, is_of, is_of_any, template_fit
 from tests.requirements import requirement
 
 
@@ -34,3 +34,24 @@ def test_templates_of_a_server_are_tried_in_a_bounded_time() -> None:
     began = time.monotonic()
     assert not is_of_any("x" * 8_000, hostile)
     assert time.monotonic() - began < 2, "each of them takes 0.1 s"
+
+
+@requirement("ext.resource-owner")
+def test_the_template_that_says_most_fits_best() -> None:
+    fits = [template_fit("db://t/1", templates) for templates in (["web://{x}"], ["db://{+x}"], ["db://t/{id}"])]
+    assert fits == sorted(fits) and fits[0] == 0 < fits[1] < fits[2]
+    assert template_fit("db://t/{id}", ["db://t/{id}"]) > fits[2], "a template that is named itself"
+    hostile = ["x" + "{a}x" * 240 + str(n) for n in range(4_096)]
+    began = time.monotonic()
+    assert template_fit("x" * 8_000, hostile) == 0
+    assert time.monotonic() - began < 2
+
+
+@requirement("ext.resource-owner")
+def test_uris_are_close_by_whole_segments_in_a_bounded_time() -> None:
+    assert closeness("db://t/1/x", ["db://t/1y", "web://t"]) == len("db://t/")
+    assert closeness("db://t/1", ["db://u/1"]) == len("db://") and closeness("note:a", ["note:b"]) == len("note:")
+    assert closeness("db://t/1", []) == closeness("none", ["none"]) == 0
+    began = time.monotonic()
+    closeness("a://" + "x/" * 4_000, ["a://" + "x/" * 3_999] * 4_096)
+    assert time.monotonic() - began < 1

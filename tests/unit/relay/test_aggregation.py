@@ -1,96 +1,23 @@
 """Several servers behind one URL: one list of all their items, and the server of each request."""
 
-import asyncio
-from types import SimpleNamespace
 from typing import Any, cast
 
 import msgspec
 import pytest
 
-from gateway.calls.call import Call
 from gateway.calls.exchange import Exchange
-from gateway.config.policy import PolicySettings
-from gateway.observability.audit import Audit
-from gateway.policy.decisions import Policy, ServerPolicy
-from gateway.policy.tool_calls import ToolCalls
-from gateway.protocol.schemas import Schemas
-from gateway.relay.admission import Admission
 from gateway.relay.aggregation import Aggregation
-from gateway.relay.late_servers import LateServers
-from gateway.relay.visible_servers import VisibleServers
-from gateway.upstreams.list_pages import ListReader
-from session_store import Context
-from session_store.memory import MemoryBackend
-from tests.support.context import FACTS
-from transports.era import Era
+from tests.support.paged_server import PagedServer as Server
+from tests.support.paged_server import a_call as call
+from tests.support.paged_server import aggregation
 from transports.inbound_port import Refused
-from transports.jsonrpc import Message, Object, encode
-from transports.reply_queue import ReplyQueue
-from transports.upstream_port import UpstreamUnavailable
+from transports.jsonrpc import Object, encode
 
 pytestmark = pytest.mark.anyio
-
-WAIT_S = 0.2
-
-
-class Server:
-    """A server, and its conversation. `pages` has its results by method and cursor; None: it is unavailable."""
-
-    era = Era.LEGACY
-    is_failing = has_answered = False
-    probed_tools = known_lists = None
-    hangs_for_s = 0.0
-
-    def __init__(self, name: str, pages: dict[tuple[str, str], Any] | None) -> None:
-        self.name = name
-        self.settings = SimpleNamespace(handles=False)
-        self.inventory = SimpleNamespace(
-            reader=ListReader(name_chars=256, uri_chars=256), seen=lambda method, conversation, page: None
-        )
-        self.asked: list[tuple[str, str]] = []
-        self.answered = asyncio.Event()
-        self._pages = pages
-
-    def era_now(self, client: Era) -> Era:
-        return self.era
-
-    def sessionless(self, era: Era) -> "Server":
-        return self
-
-    async def era_for(self, client: Era) -> Era:
-        return self.era
-
-    async def conversation_for(self, call: Call) -> "Server":
-        return self
-
-    async def ready(self) -> None:
-        if self._pages is None:
-            raise UpstreamUnavailable("it is away")
-
-    async def ask(self, method: str, params: bytes) -> Message:
-        assert self._pages is not None
-        key = method, msgspec.json.decode(params).get("cursor", "")
-        self.asked.append(key)
-        if key not in self._pages:
-            return Message(jsonrpc="2.0", id=1, error=msgspec.Raw(b'{"code":-32601,"message":"no"}'))
-        return Message(jsonrpc="2.0", id=1, result=msgspec.Raw(encode(self._pages[key])))
 
 
 def tools(*names: str, **more: str) -> dict[str, Any]:
     return {"tools": [{"name": name} for name in names], **more}
-
-
-def aggregation(*servers: Server) -> Aggregation:
-    settings = PolicySettings()
-    policy = Policy(settings, {server.name: ServerPolicy() for server in servers})
-    audit = Audit(MemoryBackend().audit, lambda: 0.0)
-    admission = Admission(policy, ToolCalls(policy, audit, Schemas(), settings, FACTS), audit, settings)
-    return Aggregation(VisibleServers(cast("Any", servers), policy), admission, LateServers(wait_s=WAIT_S, read_s=5.0))
-
-
-def call(method: str, **params: Any) -> Call:
-    exchange = Exchange(method=method, client_id=1, live=None, replies=ReplyQueue(), context=Context(trust="direct"))
-    return Call(exchange, Era.LEGACY, {key: msgspec.Raw(encode(value)) for key, value in params.items()}, {}, "c")
 
 
 async def listed(parts: Aggregation, method: str = "tools/list", **params: Any) -> dict[str, Any]:
@@ -156,7 +83,7 @@ async def test_a_resource_belongs_to_the_server_that_lists_it_or_has_the_closest
         }
         return Server(name, pages)
 
-    one, two = server("a", "db://t/1", "db://{table}"), server("b", "db://t/2", "db://t/{id}")
+    one, two = server("a", "db://t/1", "db://{+table}"), server("b", "db://t/2", "db://t/{id}")
     parts = aggregation(one, two)
     for uri, owner in (("db://t/1", one), ("db://t/2", two), ("db://t/3", two), ("db://u/1", one)):
         upstream, _ = await parts.owner(call("resources/read", uri=uri))

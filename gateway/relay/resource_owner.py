@@ -1,0 +1,247 @@
+"""Finds the server that has a resource, among several behind one URL (docs/adr/0021-owners-of-resources.md).
+
+What is known already is looked at first, so that reading a listed resource costs no request for a list. A resource
+that no server lists is looked for at each server. Servers that the session does not see are never asked.
+"""
+
+import asyncio
+import hashlib
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+from cachetools import TTLCache
+
+from gateway.bridge.legacy_server import legacy_params
+from gateway.calls.call import Call
+from gateway.calls.conversation import Conversation
+from gateway.errors import unknown_resource
+from gateway.protocol.listing import APP_SCHEME, Names, Tools
+from gateway.protocol.uris import closeness, template_fit
+from gateway.relay.admission import Admission
+from gateway.relay.asking import ask
+from gateway.relay.late_servers import UNAVAILABLE, Asker, LateServers
+from gateway.relay.open_apps import OpenApps
+from gateway.relay.visible_servers import VisibleServers
+from gateway.upstreams.upstream import ConfiguredUpstream
+from transports.era import Era
+from transports.jsonrpc import INVALID_PARAMS, METHOD_NOT_FOUND, Message, Object, encode, error_code
+from transports.upstream_port import UpstreamUnavailable
+
+__all__ = ["Found", "ResourceOwners"]
+
+_LIST: Final = "resources/list"
+_TEMPLATES: Final = "resources/templates/list"
+_READ: Final = "resources/read"
+
+_NOT_FOUND: Final = frozenset({-32002, INVALID_PARAMS, METHOD_NOT_FOUND, 0})
+"""The errors by which servers say that they do not have a resource: MCP up to 2025-11-25, MCP 2026-07-28, a server
+without resources, and version 1 of the Python SDK."""
+
+_MOST_ASKED: Final = 16
+"""Servers that one read of an unlisted resource is sent to at most."""
+
+_REMEMBERED, _REMEMBERED_S = 4_096, 60.0
+
+Servers = Mapping[str, ConfiguredUpstream]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The server that has a resource. `answer` is its answer to the read, if it had to be read to find out, and the
+    conversation that it came in."""
+
+    upstream: ConfiguredUpstream
+    answer: tuple[Conversation, Message] | None = None
+
+
+class ResourceOwners:
+    """Finds owners of resources. `read_s` is how long a server may take to send a resource that nobody lists."""
+
+    def __init__(
+        self, servers: VisibleServers, admission: Admission, late: LateServers, apps: OpenApps, *, read_s: float = 30.0
+    ) -> None:
+        self._servers = servers
+        self._admission = admission
+        self._late = late
+        self._apps = apps
+        self._read_s = read_s
+        # Servers of unlisted resources, by session and URI. Digests: URIs are long, and clients choose them.
+        self._remembered: TTLCache[bytes, str] = TTLCache(_REMEMBERED, _REMEMBERED_S)
+
+    async def owner(self, uri: str, call: Call, *, may_be_template: bool = False) -> Found:
+        """The server that has the resource, as the session of the call sees it. `may_be_template`: the URI can be that
+        of a template, which cannot be read.
+
+        Raises:
+            Refused: no server has it.
+            UpstreamUnavailable: a server that could have it does not answer.
+        """
+        found = await self._find(uri, call, is_readable=not may_be_template)
+        if uri.startswith(APP_SCHEME) and call.method == _READ:
+            self._apps.opened(call.live, found.upstream.name)
+        return found
+
+    async def _find(self, uri: str, call: Call, *, is_readable: bool) -> Found:
+        if (known := self.known(uri, call)) is not None:
+            return Found(known)
+        servers, late = self._candidates(uri, call), set[str]()
+        key = _key(call, uri)
+        if (name := self._remembered.get(key, "")) in servers:
+            return Found(servers[name])
+        for method, pick in ((_LIST, _lists), (_TEMPLATES, _has_template)):
+            names, missing = await self._names(servers, call, method, uri)
+            late |= missing
+            fitting = {name: fit for name, found in names.items() if (fit := pick(uri, found))}
+            if fitting:
+                return Found(self._best(uri, servers, fitting, call))
+        found = await self._ask_each(uri, servers, call, late) if is_readable else None
+        if found is not None:
+            self._remembered[key] = found.upstream.name
+            return found
+        if late:
+            raise UpstreamUnavailable(
+                f"no server that answers has the resource; {', '.join(sorted(late))} did not answer in time"
+            )
+        raise unknown_resource(uri)
+
+    # -- what is known
+
+    def known(self, uri: str, call: Call) -> ConfiguredUpstream | None:
+        """The server that is known to have the resource, without a request to any server. None if it is not known."""
+        servers = self._candidates(uri, call)
+        fitting = {name: 1 for name, server in servers.items() if _is_listed(uri, server, call)}
+        if uri.startswith(APP_SCHEME):
+            fitting |= {name: 1 for name, server in servers.items() if _has_app(uri, server, call)}
+        if not fitting:
+            lists = {name: _complete(server, call) for name, server in servers.items()}
+            if all(templates is not None for templates in lists.values()):
+                fits = {name: template_fit(uri, templates or ()) for name, templates in lists.items()}
+                fitting = {name: fit for name, fit in fits.items() if fit}
+        return self._best(uri, servers, fitting, call) if fitting else None
+
+    def lister(self, uri: str, call: Call) -> ConfiguredUpstream | None:
+        """The server that is known to list the resource. Costs little: clients subscribe to many at once."""
+        servers = self._candidates(uri, call)
+        return next((server for server in servers.values() if _is_listed(uri, server, call)), None)
+
+    def _candidates(self, uri: str, call: Call) -> Servers:
+        """The servers that the session may read the resource at, in the order of the configuration."""
+        context = call.exchange.context
+        return {
+            name: server
+            for name, server in self._servers.to(context).items()
+            if self._admission.may_have(server, context, uri)
+        }
+
+    def _best(self, uri: str, servers: Servers, fitting: Mapping[str, int], call: Call) -> ConfiguredUpstream:
+        """The server that fits best. Of several: the one whose tool the session has called for this app, or else the
+        first in the configuration."""
+        best = max(fitting.values())
+        names = [name for name in servers if fitting.get(name) == best]
+        called = self._apps.server_of(call.live, uri)
+        return servers[called if called in names else names[0]]
+
+    # -- requests to servers
+
+    async def _names(self, servers: Servers, call: Call, method: str, uri: str) -> tuple[dict[str, Names], set[str]]:
+        """All names in that list of each server, and the servers that did not answer in time."""
+
+        async def names(upstream: ConfiguredUpstream) -> Names:
+            if "resources" not in await upstream.capabilities():
+                return Names()
+            conversation = await upstream.conversation_for(call)
+            try:
+                found = await upstream.inventory.listed(method, conversation, uri)
+            except msgspec.MsgspecError:
+                return Names()
+            assert not isinstance(found, Tools)
+            return found
+
+        return await self._gather(servers.values(), call, names)
+
+    async def _ask_each(self, uri: str, servers: Servers, call: Call, late: set[str]) -> Found | None:
+        """Read the resource at one server after the other, until one has it. Servers that list similar URIs come first,
+        and then the order is that of the configuration."""
+
+        async def ready(upstream: ConfiguredUpstream) -> int:
+            if "resources" not in await upstream.capabilities() or self._admission.needs_listing(upstream):
+                return -1
+            conversation = await upstream.conversation_for(call)
+            await conversation.ready()
+            inventory = upstream.inventory
+            return closeness(uri, (*inventory.names(_LIST, conversation), *inventory.names(_TEMPLATES, conversation)))
+
+        near, missing = await self._gather(servers.values(), call, ready)
+        late |= missing
+        order = sorted((name for name in near if near[name] >= 0), key=lambda name: -near[name])
+        for name in order[:_MOST_ASKED]:
+            try:
+                async with asyncio.timeout(self._read_s):
+                    conversation, answer = await ask(servers[name], call, _READ, _read_params(uri, servers[name], call))
+            except UNAVAILABLE:
+                late.add(name)
+                continue
+            if not isinstance(answer.error, msgspec.Raw) or error_code(answer.error) not in _NOT_FOUND:
+                return Found(servers[name], (conversation, answer) if call.method == _READ else None)
+        return None
+
+    async def _gather(
+        self,
+        upstreams: Iterable[ConfiguredUpstream],
+        call: Call,
+        work: Callable[[ConfiguredUpstream], Coroutine[Any, Any, Any]],
+    ) -> tuple[dict[str, Any], set[str]]:
+        gathered = await self._late.gather(upstreams, Asker.of(call), work)
+        return dict(gathered.answers), {entry.server for entry in gathered.missing}
+
+
+def _lists(uri: str, names: Names) -> int:
+    return int(uri in names)
+
+
+def _has_template(uri: str, names: Names) -> int:
+    return template_fit(uri, names)
+
+
+def _conversations(upstream: ConfiguredUpstream, call: Call) -> list[Conversation]:
+    """The conversations whose lists count for the call: that of its session, and those that serve lists without one."""
+    own = None if call.live is None else upstream.open_with(call.live)
+    return [*([] if own is None else [own]), *upstream.shared]
+
+
+def _is_listed(uri: str, upstream: ConfiguredUpstream, call: Call) -> bool:
+    names = upstream.inventory.names
+    conversations = _conversations(upstream, call)
+    return any(uri in names(method, found) for found in conversations for method in (_LIST, _TEMPLATES))
+
+
+def _has_app(uri: str, upstream: ConfiguredUpstream, call: Call) -> bool:
+    """Whether a tool of the server names that app. Servers need not list their apps (MCP Apps 2026-01-26)."""
+    for found in (*_conversations(upstream, call), None):
+        tools = upstream.inventory.known("tools/list", found)
+        if isinstance(tools, Tools) and uri in tools.apps.values():
+            return True
+    return False
+
+
+def _complete(upstream: ConfiguredUpstream, call: Call) -> Names | None:
+    """The templates of a server whose resources and templates are all known to the session; None if they are not."""
+    if upstream.has_answered and "resources" not in upstream.declared:
+        return Names()
+    own = None if call.live is None else upstream.open_with(call.live)
+    known = upstream.inventory.known
+    templates = known(_TEMPLATES, own)
+    return templates if isinstance(templates, Names) and known(_LIST, own) is not None else None
+
+
+def _read_params(uri: str, upstream: ConfiguredUpstream, call: Call) -> Object:
+    if call.method != _READ:
+        return {"uri": msgspec.Raw(encode(uri))}
+    return legacy_params(call.params) if upstream.era_now(call.era) is Era.LEGACY else call.params
+
+
+def _key(call: Call, uri: str) -> bytes:
+    session = "" if call.live is None else call.live.session.id
+    return hashlib.sha256(f"{session}\n{uri}".encode("utf-8", "replace")).digest()

@@ -1,0 +1,111 @@
+"""A server with lists and resources, without a process, and the parts that serve several of them behind one URL."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+
+import msgspec
+
+from gateway.calls.call import Call
+from gateway.calls.exchange import Exchange
+from gateway.calls.lists import Lists
+from gateway.config.policy import PolicySettings
+from gateway.observability.audit import Audit
+from gateway.policy.decisions import Policy, ServerPolicy
+from gateway.policy.tool_calls import ToolCalls
+from gateway.protocol.listing import Tools
+from gateway.protocol.schemas import Schemas
+from gateway.relay.admission import Admission
+from gateway.relay.aggregation import Aggregation
+from gateway.relay.late_servers import LateServers
+from gateway.relay.visible_servers import VisibleServers
+from gateway.upstreams.inventory import Inventory
+from gateway.upstreams.list_pages import ListReader
+from session_store import Context
+from session_store.memory import MemoryBackend
+from tests.support.context import FACTS
+from transports.era import Era
+from transports.jsonrpc import Message, encode
+from transports.reply_queue import ReplyQueue
+from transports.upstream_port import UpstreamUnavailable
+
+__all__ = ["PagedServer", "a_call", "aggregation"]
+
+WAIT_S = 0.2
+
+
+class PagedServer:
+    """A server, and its conversation. `pages` has its results by method, and by cursor or URI; None: it is unavailable.
+    `probed` are the tools that it has listed to the probe. `asked` has the requests that it got."""
+
+    era = Era.LEGACY
+    is_failing = False
+    has_answered = True
+    hangs_for_s = 0.0
+
+    def __init__(
+        self, name: str, pages: dict[tuple[str, str], Any] | None, probed: list[dict[str, Any]] | None = None
+    ) -> None:
+        self.name = name
+        self.settings = SimpleNamespace(handles=False)
+        self.probed_tools = None if probed is None else Tools(probed)
+        reader = ListReader(name_chars=256, uri_chars=256)
+        self.inventory = Inventory(name, reader, timeout_s=5.0, probed=lambda: self.probed_tools)
+        self.lists = Lists()
+        self.known_lists = self.lists
+        self.declared: dict[str, Any] = {"resources": {}, "tools": {}}
+        self.error = -32002
+        self.asked: list[tuple[str, str]] = []
+        self.answered = asyncio.Event()
+        self._pages = pages
+
+    @property
+    def shared(self) -> list["PagedServer"]:
+        return [self]
+
+    def open_with(self, live: object) -> "PagedServer":
+        return self
+
+    def era_now(self, client: Era) -> Era:
+        return self.era
+
+    def sessionless(self, era: Era) -> "PagedServer":
+        return self
+
+    async def capabilities(self) -> dict[str, Any]:
+        return self.declared
+
+    async def era_for(self, client: Era) -> Era:
+        return self.era
+
+    async def conversation_for(self, call: Call) -> "PagedServer":
+        return self
+
+    async def ready(self) -> None:
+        if self._pages is None:
+            raise UpstreamUnavailable("it is away")
+
+    async def ask(self, method: str, params: bytes) -> Message:
+        assert self._pages is not None
+        sent = msgspec.json.decode(params)
+        key = method, sent.get("uri") or sent.get("cursor", "")
+        self.asked.append(key)
+        if key not in self._pages:
+            error = {"code": self.error if method == "resources/read" else -32601, "message": "no"}
+            return Message(jsonrpc="2.0", id=1, error=msgspec.Raw(encode(error)))
+        return Message(jsonrpc="2.0", id=1, result=msgspec.Raw(encode(self._pages[key])))
+
+
+def aggregation(*servers: PagedServer, policies: dict[str, ServerPolicy] | None = None) -> Aggregation:
+    """What serves all of them. `policies` are those of servers that have one."""
+    settings = PolicySettings()
+    policy = Policy(settings, {server.name: ServerPolicy() for server in servers} | (policies or {}))
+    audit = Audit(MemoryBackend().audit, lambda: 0.0)
+    admission = Admission(policy, ToolCalls(policy, audit, Schemas(), settings, FACTS), audit, settings)
+    return Aggregation(VisibleServers(cast("Any", servers), policy), admission, LateServers(wait_s=WAIT_S, read_s=5.0))
+
+
+def a_call(method: str, *, live: Any = None, trust: str = "direct", **params: Any) -> Call:
+    """A legacy client's request."""
+    exchange = Exchange(method=method, client_id=1, live=live, replies=ReplyQueue(), context=Context(trust=trust))
+    return Call(exchange, Era.LEGACY, {key: msgspec.Raw(encode(value)) for key, value in params.items()}, {}, "c")

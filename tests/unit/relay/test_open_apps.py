@@ -1,0 +1,76 @@
+"""What an app calls by its server's own name reaches that server, or nobody."""
+
+from typing import Any, cast
+
+import pytest
+
+from gateway.policy.decisions import ServerPolicy
+from gateway.relay.aggregation import Aggregation
+from gateway.relay.open_apps import OpenApps
+from tests.requirements import requirement
+from tests.support.paged_server import PagedServer, a_call, aggregation
+from transports.inbound_port import Refused
+
+pytestmark = [pytest.mark.anyio, requirement("ext.apps")]
+
+APP = "ui://clock/app.html"
+SHOW = {"name": "show", "_meta": {"ui": {"resourceUri": APP}}}
+TICK = {"name": "tick", "_meta": {"ui": {"visibility": ["app"]}}}
+ADMIN = {"name": "admin", "_meta": {"ui": {"visibility": ["model"]}}}
+
+
+class Session:
+    class session:
+        id = "s1"
+
+
+def clock(name: str, *more: dict[str, Any]) -> PagedServer:
+    read = {("resources/read", APP): {"contents": []}, ("resources/list", ""): {"resources": [{"uri": APP}]}}
+    return PagedServer(name, read, probed=[SHOW, TICK, ADMIN, *more])
+
+
+async def called(parts: Aggregation, tool: str, live: Any = None) -> tuple[str, bytes]:
+    upstream, call = await parts.owner(a_call("tools/call", live=live, name=tool))
+    return upstream.name, bytes(call.params["name"])
+
+
+async def test_an_app_calls_tools_by_the_names_of_its_server() -> None:
+    plain = PagedServer("p", {}, probed=[{"name": "other"}, {"name": "tick"}])
+    parts = aggregation(plain, clock("c"))
+    assert await called(parts, "tick") == ("c", b'"tick"'), "the other server has no app"
+    assert await called(parts, "c__tick") == ("c", b'"tick"')
+    for hidden in ("admin", "other", "none"):
+        with pytest.raises(Refused, match=f"Unknown tool: {hidden}"):
+            await called(parts, hidden)
+
+
+async def test_of_two_servers_the_one_whose_app_is_open_is_called_and_none_is_guessed() -> None:
+    parts, live = aggregation(clock("a"), clock("b", {"name": "more"})), cast("Any", Session())
+    assert await called(parts, "more", live) == ("b", b'"more"')
+    with pytest.raises(Refused, match="call a__tick or b__tick"):
+        await called(parts, "tick", live)
+    await parts.owner(a_call("resources/read", live=live, uri=APP))
+    assert await called(parts, "tick", live) == ("a", b'"tick"')
+    with pytest.raises(Refused, match="call a__tick or b__tick"):
+        await called(parts, "tick", cast("Any", Session()))
+
+
+async def test_a_tool_that_policy_hides_does_not_make_a_name_ambiguous() -> None:
+    hidden = ServerPolicy(hidden_tools=("tick",))
+    parts = aggregation(clock("a"), clock("b"), policies={"a": hidden})
+    assert await called(parts, "tick") == ("b", b'"tick"')
+
+
+def test_only_apps_that_several_servers_have_are_followed_and_within_bounds() -> None:
+    apps, live = OpenApps(), cast("Any", Session())
+    apps.listed("a", [("t", APP), ("u", "ui://other")])
+    assert not apps.contested
+    apps.listed("b", [("t", APP)])
+    assert apps.contested == {("a", "t"): APP, ("b", "t"): APP}
+    apps.called(live, "a", "u")
+    assert apps.server_of(live, "ui://other") == ""
+    apps.called(live, "b", "t")
+    assert apps.server_of(live, APP) == "b" and apps.server_of(None, APP) == ""
+    apps.listed("c", [(f"t{n}", f"ui://{n}") for n in range(10_000)])
+    apps.listed("d", [("t9999", "ui://9999")])
+    assert ("d", "t9999") not in apps.contested
