@@ -252,8 +252,7 @@ class Exchange(ExchangeLife, Observed, WireUse):
         """Answer with the upstream's response. `restarted` is why the server was restarted before it, if it was."""
         self.restarted = restarted or self.restarted
         if self.bridge is not None:
-            bridged = self.bridge.finish(self, message)
-            if bridged is None:
+            if (bridged := self.bridge.finish(self, message)) is None:
                 return
             message = bridged
         self.settle(message)
@@ -272,7 +271,8 @@ class Exchange(ExchangeLife, Observed, WireUse):
         elif isinstance(message.result, msgspec.Raw):
             result = splice(message.result)
             if self.shape is not None or restarted is not None:
-                result = encode(self._shaped(_objects.decode(result), restarted))
+                shaped = self._shaped(found := _objects.decode(result), restarted)
+                result = result if shaped is found else encode(shaped)  # what nobody has changed stays as it came
             outcome = outcome_of(result)
             if outcome is TOOL_ERROR:
                 result = encode(with_meta(_objects.decode(result), trace_meta(self.session, self.correlation)))

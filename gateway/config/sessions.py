@@ -51,6 +51,10 @@ class SessionSettings(Frozen):
     Empty by default, so that two windows of one user do not share a session by accident."""
     cookie: bool = True
     """Whether the gateway sets and reads session cookies."""
+    token_in_results: Literal["new", "always", "never"] = "new"
+    """Which results of 2026-07-28 requests have the session's token in their `_meta`. `new`: the first result of a new
+    session, unless the client uses cookies, a session key or the header `MCP-Gateway-Session`. `always`: every result,
+    except those that may be cached."""
     workspace_path: str = "orbit.workspace"
     """Path in `_meta` at which a client announces its workspace: nested objects, or one key with dots."""
     trust: Trust = "direct"

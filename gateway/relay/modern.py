@@ -92,7 +92,7 @@ class ModernClients:
             client_id=id_of(message),
             live=live,
             replies=ReplyQueue(),
-            shape=self._result_shaper(binding, who.correlation),
+            shape=self._result_shaper(request, resolved, binding, who.correlation),
             caller=caller_of_meta(request.params.get("_meta", b"{}")),
             context=self._resolver.context_of(request, who) if resolved is None else resolved.context,
             granted=who.claims,
@@ -112,7 +112,7 @@ class ModernClients:
         """Resume a suspended call with the answers of its client."""
         live, message = resolved.live, message_of(request)
         headers = self._headers(resolved, request)
-        shape = self._result_shaper(binding, who.correlation)
+        shape = self._result_shaper(request, resolved, binding, who.correlation)
         responses = decode_object(request.params.get("inputResponses", msgspec.Raw(b"{}")), "inputResponses")
         if request.forwarded is not None and opened.call in live.suspended:
             await request.forwarded.started()
@@ -150,11 +150,18 @@ class ModernClients:
     def _headers(self, resolved: Resolved, request: Request) -> list[tuple[bytes, bytes]]:
         return self._carriers.headers(resolved.live.session, request, cookie_held=resolved.cookie_held)
 
-    def _result_shaper(self, binding: Binding | None, correlation: str) -> Callable[[Exchange, Object], Object]:
-        return lambda exchange, result: self._shape(exchange, result, binding, correlation)
+    def _result_shaper(
+        self, request: Request, resolved: Resolved | None, binding: Binding | None, correlation: str
+    ) -> Callable[[Exchange, Object], Object]:
+        names_session = resolved is not None and self._carriers.is_in_result(request, opened=resolved.opened)
+        trace = correlation if self._result_meta else None
+        return lambda exchange, result: self._shape(exchange, result, binding, trace, names_session=names_session)
 
-    def _shape(self, exchange: Exchange, result: Object, binding: Binding | None, correlation: str) -> Object:
-        """The result for a modern client: with the session, and with its `requestState` sealed."""
+    def _shape(
+        self, exchange: Exchange, result: Object, binding: Binding | None, trace: str | None, *, names_session: bool
+    ) -> Object:
+        """The result for a modern client: with the session if the client needs it there, and with its `requestState`
+        sealed. `trace` is the correlation id if results have it."""
         live = exchange.live
         if exchange.is_subscription:
             own_id = msgspec.Raw(encode(exchange.client_id))
@@ -166,8 +173,12 @@ class ModernClients:
         if asks and binding is not None:
             suspended = exchange.suspended if exchange.is_suspended else None
             result = self._seal.seal(result, session_id=session.id, binding=binding, suspended=suspended)
-        additions = {SESSION_KEY: msgspec.Raw(encode(self._carriers.token(session)))}
-        return with_meta(result, additions | (trace_meta(session, correlation) if self._result_meta else {}))
+        additions: Object = {}
+        if names_session:
+            additions[SESSION_KEY] = msgspec.Raw(encode(self._carriers.token(session)))
+        if trace is not None:
+            additions |= trace_meta(session, trace)
+        return with_meta(result, additions) if additions else result
 
     async def _discover(self, message: Message, endpoint: Endpoint, context: Context) -> Answer:
         result = await endpoint.discover(context)

@@ -97,7 +97,12 @@ def build_resolution(base: Foundation, sessions: SessionParts, servers: Servers)
         return servers.endpoints[path].prestartable(context) if path in servers.endpoints else []
 
     prestart = PrestartPool(servers.prestarted, prestartable)
-    carriers = Carriers(base.ring, cookie=settings.cookie, key_headers=settings.key_headers)
+    carriers = Carriers(
+        base.ring,
+        cookie=settings.cookie,
+        key_headers=settings.key_headers,
+        in_results=settings.token_in_results,
+    )
     opener = SessionOpener(
         lifecycle=sessions.lifecycle,
         attacher=sessions.attacher,

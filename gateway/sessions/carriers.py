@@ -1,9 +1,10 @@
 """Reads and writes the carriers of sessions: tokens in headers and `_meta`, cookies. Reads client names. Pure."""
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from gateway.context.facts import SESSION_KEY
+from gateway.sessions.known_clients import agent_of, known
 from gateway.sessions.session_keys import KEY_META, session_key
 from session_store import ClientFacts, KeyRing, Purpose, Session, TokenCodec
 from transports.era import LEGACY
@@ -91,13 +92,21 @@ def same_client(session: Session, request: Request, facts: ClientFacts) -> bool:
 
 class Carriers:
     """Signs and verifies tokens and cookies, and writes the headers that give them to a client. `key_headers` may carry
-    a session key, the first one first."""
+    a session key, the first one first. `in_results` is the setting `session.token_in_results`."""
 
-    def __init__(self, ring: KeyRing, *, cookie: bool, key_headers: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        ring: KeyRing,
+        *,
+        cookie: bool,
+        key_headers: Sequence[str] = (),
+        in_results: Literal["new", "always", "never"] = "new",
+    ) -> None:
         self.tokens = TokenCodec(ring, Purpose.TOKEN)
         self.cookies = TokenCodec(ring, Purpose.COOKIE)
         self.uses_cookies = cookie
         self._key_headers = tuple(name.lower() for name in key_headers)
+        self._in_results = in_results
 
     def session_key(self, request: Request) -> str | None:
         """The session key that a request carries. Raises `Refused`: 400, it cannot be a key."""
@@ -106,6 +115,23 @@ class Carriers:
     def has_key(self, request: Request) -> bool:
         """Whether a request carries a session key, good or not."""
         return KEY_META in request.meta or any(name in request.headers for name in self._key_headers)
+
+    def is_in_result(self, request: Request, *, opened: bool) -> bool:
+        """Whether the `_meta` of the request's result has the session's token. `opened`: the request has opened the
+        session.
+
+        Most clients never read that `_meta`, and some compare whole results. So the token stands there once, for a
+        client that has no other way to get it.
+        """
+        if self._in_results != "new" or not opened:
+            return self._in_results == "always"
+        if self.has_key(request) or GATEWAY_HEADER in request.headers:
+            return False
+        if not self.uses_cookies:
+            return True
+        implementation = known(agent_of(request), modern_client(request).name)
+        keeps_cookies = implementation is not None and implementation.carries(cookies=True)
+        return not keeps_cookies and "cookie" not in request.headers
 
     def token(self, session: Session) -> str:
         """The session token: the signed form of the id, the only one that clients get. The client of a child session

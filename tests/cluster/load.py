@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import httpx
 
-from tests.support.mcp_clients import ACCEPT, SESSION_KEY, messages, modern_body, modern_headers
+from tests.support.mcp_clients import ACCEPT, messages, modern_body, modern_headers
 
 __all__ = ["Load", "LoadSession", "Outcome"]
 
@@ -49,7 +49,7 @@ class LoadSession:
     async def open(self) -> None:
         if self.is_modern:
             answer = await self._post("echo", "echo", {"text": "open"})
-            self.token = messages(answer)[-1]["result"]["_meta"][SESSION_KEY]
+            self.token = answer.headers["mcp-gateway-session"]
         else:
             params = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "l", "version": "1"}}
             body = {"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": params}

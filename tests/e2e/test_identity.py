@@ -41,6 +41,22 @@ def test_a_modern_client_finds_its_session_by_header_meta_or_cookie(demo: Runnin
     assert who(client.tool("whoami", headers={"Mcp-Session-Id": token})) != session
 
 
+@requirement("id.result-token")
+def test_a_result_has_the_token_once(demo: RunningGateway, http: httpx.Client) -> None:
+    client = Modern(demo.url, http)
+    first = client.tool("whoami")
+    token = first.headers["mcp-gateway-session"]
+    assert messages(first)[0]["result"]["_meta"][SESSION_KEY] == token
+    for later in (
+        client.tool("whoami", headers={"MCP-Gateway-Session": token}),
+        client.tool("whoami", meta={SESSION_KEY: token}),
+        client.tool("whoami", headers={"Cookie": cookie_of(first)}),
+        client.tool("whoami", headers={"User-Agent": "python-httpx2/2.0"}),
+    ):
+        assert SESSION_KEY not in messages(later)[0]["result"].get("_meta", {})
+        assert later.headers["mcp-gateway-session"]
+
+
 @requirement("id.carriers")
 def test_carriers_count_in_the_documented_order(demo: RunningGateway, http: httpx.Client) -> None:
     client = Modern(demo.url, http)

@@ -6,7 +6,7 @@ from typing import Any
 
 import httpx
 
-from tests.support.mcp_clients import SESSION_KEY, messages, modern_body, modern_headers
+from tests.support.mcp_clients import messages, modern_body, modern_headers
 
 __all__ = ["AsyncModern", "run_concurrently"]
 
@@ -36,7 +36,7 @@ class AsyncModern:
         response = await self.send(url, tool, arguments or {})
         answer = messages(response)[-1]
         assert "result" in answer, answer
-        self.token = answer["result"]["_meta"].get(SESSION_KEY, self.token)
+        self.token = response.headers.get("mcp-gateway-session", self.token)
         return answer["result"]
 
 

@@ -93,6 +93,9 @@ class Parts:
     def headers(self, *_: object, **__: object) -> list[tuple[bytes, bytes]]:
         return []
 
+    def is_in_result(self, *_: object, opened: bool) -> bool:
+        return opened
+
     def token(self, *_: object) -> str:
         return "t"
 

@@ -8,6 +8,7 @@ from gateway.context.facts import SESSION_KEY
 from gateway.sessions.carriers import Carriers, client_facts, cookies_of, explicit_token, modern_client, same_client
 from session_store import KeyRing
 from session_store.testing import FakeClock, a_session
+from tests.requirements import requirement
 from transports.era import Era
 from transports.inbound_port import Request
 
@@ -83,3 +84,26 @@ def test_the_token_of_a_session_within_another_is_that_of_the_one_around_it() ->
     carriers, parent = Carriers(KeyRing.ephemeral(), cookie=False), a_session(CLOCK)
     child = a_session(CLOCK, parent=parent.id)
     assert carriers.tokens.verify(carriers.token(child)) == parent.id
+
+
+@requirement("id.result-token")
+def test_the_result_has_the_token_of_a_new_session_whose_client_has_no_other_way_to_it() -> None:
+    def carriers(in_results: Any = "new", *, cookie: bool = True) -> Carriers:
+        return Carriers(KeyRing.ephemeral(), cookie=cookie, key_headers=("X-Key",), in_results=in_results)
+
+    def modern(**headers: Any) -> Request:
+        return request(Era.MODERN, **headers)
+
+    ours = carriers()
+    assert ours.is_in_result(modern(user_agent="node"), opened=True) and ours.is_in_result(modern(), opened=True)
+    assert not ours.is_in_result(modern(user_agent="node"), opened=False), "it is not new"
+    assert not ours.is_in_result(modern(x_key="k"), opened=True), "the client has its key"
+    assert not ours.is_in_result(modern(mcp_gateway_session="new"), opened=True), "the client reads headers"
+    assert not ours.is_in_result(modern(cookie="a=b"), opened=True), "the client keeps cookies"
+    assert not ours.is_in_result(modern(user_agent="python-httpx2/2.0"), opened=True), "as this one does"
+    without = carriers(cookie=False)
+    assert without.is_in_result(modern(user_agent="python-httpx2/2.0", cookie="a=b"), opened=True)
+    assert ours.is_in_result(request(Era.MODERN, meta={SESSION_KEY: "new"}), opened=True), "it asks for it here"
+    for opened in (True, False):
+        assert carriers("always").is_in_result(modern(x_key="k"), opened=opened)
+        assert not carriers("never").is_in_result(modern(user_agent="node"), opened=opened)
