@@ -1,0 +1,144 @@
+"""Published MCP Apps in a real browser, with the published host code, through the gateway."""
+
+import functools
+import http.server
+import json
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Page, expect, sync_playwright
+
+from tests.requirements import requirement
+from tests.support.gateway_process import DEMO, RunningGateway, running_gateway, server
+from tests.tools.obtain import node, npm_packages
+from tests.tools.programs import program
+
+PACKAGES = {
+    "@modelcontextprotocol/server-basic-vanillajs": "2.0.3",
+    "@modelcontextprotocol/server-system-monitor": "2.0.3",
+    "@modelcontextprotocol/ext-apps": "2.0.4",
+    "@modelcontextprotocol/client": "2.4.0",
+    "esbuild": "0.28.2",
+}
+HOST = Path(__file__).parent / "app_host.mjs"
+CLOCK, MONITOR = "ui://get-time/mcp-app.html", "ui://system-monitor/mcp-app.html"
+ERAS = ["legacy", "modern"]
+
+
+def program_of(folder: Path, package: str) -> tuple[str, ...]:
+    return str(node()), str(folder / "node_modules/@modelcontextprotocol" / package / "dist/index.js"), "--stdio"
+
+
+@pytest.fixture(scope="module")
+def packages() -> Path:
+    return npm_packages(PACKAGES)
+
+
+@pytest.fixture(scope="module")
+def page_url(packages: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of the host's page."""
+    folder = tmp_path_factory.mktemp("host")
+    entry = packages / HOST.name  # beside node_modules, which is where imports are looked for
+    entry.write_text(HOST.read_text())
+    options = {"entryPoints": [str(entry)], "bundle": True, "format": "iife", "outfile": str(folder / "host.js")}
+    bundling = f"require('esbuild').buildSync({json.dumps(options)})"
+    subprocess.run([str(node()), "-e", bundling], cwd=packages, check=True, timeout=60)
+    (folder / "index.html").write_text("<!doctype html><title>host</title><body><script src='host.js'></script>")
+
+    class Files(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, format: str, *args: object) -> None:
+            """Say nothing."""
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Files, directory=str(folder))) as files:
+        threading.Thread(target=files.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{files.server_address[1]}"
+        files.shutdown()
+
+
+@pytest.fixture(scope="module")
+def gateway(packages: Path, page_url: str) -> Iterator[RunningGateway]:
+    servers = {
+        "demo": server(DEMO),
+        "clock": server(program_of(packages, "server-basic-vanillajs")),
+        "monitor": server(program_of(packages, "server-system-monitor")),
+    }
+    with running_gateway(servers, options={"allowed_origins": [page_url]}) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def page(page_url: str) -> Iterator[Page]:
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(
+            executable_path=str(program("chromium", "chromium")), args=["--no-sandbox"]
+        )
+        page = browser.new_page()
+        page.set_default_timeout(15_000)
+        page.goto(page_url)
+        page.wait_for_function("window.ready")
+        yield page
+        browser.close()
+
+
+def without_gateway(command: tuple[str, ...], *requests: tuple[str, dict[str, Any]]) -> list[Any]:
+    """What the server itself answers."""
+    params = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}
+    lines: list[dict[str, Any]] = [
+        {"id": 0, "method": "initialize", "params": params},
+        {"method": "notifications/initialized"},
+    ]
+    lines += [{"id": n, "method": method, "params": given} for n, (method, given) in enumerate(requests, start=1)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    with process:
+        assert process.stdin is not None and process.stdout is not None
+        for line in lines:
+            process.stdin.write(json.dumps({"jsonrpc": "2.0", **line}).encode() + b"\n")
+        process.stdin.flush()
+        answers: dict[Any, Any] = {}
+        while len(answers) <= len(requests):
+            message = json.loads(process.stdout.readline())
+            answers[message.get("id")] = message.get("result")
+        process.stdin.close()
+    return [answers[n] for n in range(1, len(requests) + 1)]
+
+
+@requirement("ext.apps")
+@pytest.mark.timeout(180)  # the first run downloads the packages
+@pytest.mark.parametrize("era", ERAS)
+def test_published_apps_are_opened_and_call_their_tools(page: Page, gateway: RunningGateway, era: str) -> None:
+    names = page.evaluate("([url, era]) => connectTo(url, era)", [gateway.url, era])
+    assert {"demo__whoami", "clock__get-time", "monitor__get-system-info", "monitor__poll-system-stats"} <= {*names}
+
+    opened = page.evaluate("era => openApp(era, 'clock__get-time', 'clock-' + era)", era)
+    assert opened["tool"]["_meta"]["ui"] == {"resourceUri": CLOCK}
+    assert opened["contents"][0]["mimeType"] == "text/html;profile=mcp-app"
+    clock = page.frame_locator(f"#clock-{era}")
+    shown = clock.locator("#server-time")
+    first = opened["calledByHost"]["structuredContent"]["time"]
+    expect(shown).to_have_text(first)
+    clock.locator("#get-time-btn").click()
+    expect(shown).not_to_have_text(first)
+    expect(shown).to_have_text(page_time := shown.inner_text())
+    assert page_time > first and page_time.endswith("Z"), "the app has called its tool, and shows the later time"
+
+    page.evaluate("era => openApp(era, 'monitor__get-system-info', 'monitor-' + era)", era)
+    page.wait_for_function("era => callsOf(era).includes('poll-system-stats')", arg=era)
+    called = page.evaluate("era => callsOf(era)", era)
+    assert {"get-time", "poll-system-stats"} <= {*called}, "apps call tools by the names of their servers"
+    page.frame_locator(f"#monitor-{era}").locator("body").get_by_text("%").first.wait_for()
+
+
+@requirement("ext.apps")
+def test_tools_and_apps_are_those_of_the_server(packages: Path, page: Page, gateway: RunningGateway) -> None:
+    (tools, read) = without_gateway(
+        program_of(packages, "server-system-monitor"), ("tools/list", {}), ("resources/read", {"uri": MONITOR})
+    )
+    page.evaluate("([url, era]) => connectTo(url, era)", [gateway.url, "legacy"])
+    opened = page.evaluate("() => openApp('legacy', 'monitor__get-system-info', 'again')")
+    own = next(tool for tool in tools["tools"] if tool["name"] == "get-system-info")
+    assert opened["tool"] == own | {"name": "monitor__get-system-info"}
+    assert opened["contents"] == read["contents"], "with its HTML and its `_meta`"
