@@ -1,4 +1,4 @@
-"""What the wires need to know of methods: three columns of the table of methods.
+"""What the wires need to know of methods: three columns of the table of methods, and the levels of log messages.
 
 They stand here because transports import nothing of the gateway. `gateway.protocol.methods` has all columns; a test
 holds that both agree, with each other and with the SDK's tables of the protocol (which have no extensions).
@@ -7,7 +7,10 @@ holds that both agree, with each other and with the SDK's tables of the protocol
 from collections.abc import Mapping
 from typing import Final
 
-__all__ = ["NAME_SOURCES", "REMOVED", "SESSIONLESS"]
+__all__ = ["LOG_LEVELS", "NAME_SOURCES", "REMOVED", "SESSIONLESS"]
+
+LOG_LEVELS: Final = ("debug", "info", "notice", "warning", "error", "critical", "alert", "emergency")
+"""Levels of log messages, the lowest first (RFC 5424 §6.2.1; MCP, Logging)."""
 
 NAME_SOURCES: Final[Mapping[str, str]] = {
     "tools/call": "name",

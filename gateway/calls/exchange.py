@@ -28,6 +28,7 @@ from gateway.observability.observed import Failure
 from gateway.observability.outcome import INPUT_REQUIRED, TOOL_ERROR, Outcome
 from gateway.protocol.capabilities import Caller
 from session_store import Context, Session
+from transports.inbound_port import Refused
 from transports.jsonrpc import (
     Message,
     Object,
@@ -271,7 +272,10 @@ class Exchange(ExchangeLife, Observed, WireUse):
         elif isinstance(message.result, msgspec.Raw):
             result = splice(message.result)
             if self.shape is not None or restarted is not None:
-                shaped = self._shaped(found := _objects.decode(result), restarted)
+                try:
+                    shaped = _shaped(self, found := _objects.decode(result), restarted)
+                except Refused as refused:
+                    return self.settle(_refusal(refused))
                 result = result if shaped is found else encode(shaped)  # what nobody has changed stays as it came
             outcome = outcome_of(result)
             if outcome is TOOL_ERROR:
@@ -306,13 +310,6 @@ class Exchange(ExchangeLife, Observed, WireUse):
         """End it without an answer: nobody waits for one."""
         self._end(ExchangeEvent.ABANDON)
 
-    def _shaped(self, result: Object, restarted: str | None) -> Object:
-        if self.shape is not None:
-            result = self.shape(self, result)
-        if restarted is not None:
-            result = with_meta(result, {RESTARTED_KEY: msgspec.Raw(encode({"reason": restarted}))})
-        return result
-
     def suspendable(self) -> SuspendedCall:
         """The questions to its modern client, asked or to be asked."""
         if self.suspended is None:
@@ -339,7 +336,7 @@ class Exchange(ExchangeLife, Observed, WireUse):
         # The server has the request, and the client may take long: free the params.
         self.sent = None
         restarted, self.restarted = self.restarted, None
-        data = encode(self._shaped(result, restarted))
+        data = encode(_shaped(self, result, restarted))
         answered.push(Frame(encode_result(encode(self.client_id), data), final=True))
         for watcher in self.watchers:  # they stay: the call has not ended
             watcher(self, INPUT_REQUIRED, b"")
@@ -351,3 +348,18 @@ class Exchange(ExchangeLife, Observed, WireUse):
         error = encode(error_of(code, reason, self.correlation))
         self.replies.push(Frame(encode_error(encode(self.client_id), error), final=True, error_code=code))
         self._notify(Outcome.error(code), error)
+
+
+def _shaped(exchange: Exchange, result: Object, restarted: str | None) -> Object:
+    """A server's result as the client gets it. Raises `Refused`: the client may not have it."""
+    if exchange.shape is not None:
+        result = exchange.shape(exchange, result)
+    if restarted is not None:
+        result = with_meta(result, {RESTARTED_KEY: msgspec.Raw(encode({"reason": restarted}))})
+    return result
+
+
+def _refusal(refused: Refused) -> Message:
+    """An error in place of a server's result."""
+    error = {"code": refused.code, "message": str(refused), "data": refused.data or {}}
+    return Message(jsonrpc="2.0", id=0, error=msgspec.Raw(encode(error)))

@@ -4,8 +4,10 @@ On stdio neither requests nor log messages name their call. The process of one s
 process a message goes to a session only if it can belong to no other.
 """
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
+from typing import Final
 
 import msgspec
 
@@ -32,11 +34,19 @@ from transports.jsonrpc import (
 
 __all__ = ["IsolatedRouter", "SharedRouter"]
 
+logger = logging.getLogger(__name__)
+
+_LOG_MESSAGE: Final = "notifications/message"
+
 
 class _Router(ABC):
     """What both routers do (`gateway.calls.conversation.Router`), once the call or the session is found."""
 
     def asked(self, conversation: Conversation, message: Message) -> None:
+        if conversation.era is Era.MODERN:
+            # MCP 2026-07-28, stdio §Sending Messages: servers send no requests, and clients MUST NOT send responses.
+            logger.debug("server %s sent a request, %s, which its era does not have", conversation.name, message.method)
+            return
         server_id = encode(message.id)
         if message.method == "ping":
             conversation.acknowledge(server_id)
@@ -47,8 +57,8 @@ class _Router(ABC):
             conversation.refuse(server_id, INVALID_REQUEST, reason)
             return
         live, exchange = self._addressee(conversation)
-        if conversation.era is Era.MODERN or live is None:
-            # MCP 2026-07-28: servers send no requests. In a shared process nobody may get another's question.
+        if live is None:
+            # In a shared process nobody may get another's question.
             conversation.refuse(server_id, METHOD_NOT_FOUND, f"No client is available for {message.method} now.")
             return
         try:
@@ -98,8 +108,14 @@ class _Router(ABC):
     def _relay(self, conversation: Conversation, message: Message, params: Object) -> None:
         live, exchange = self._addressee(conversation)
         method, frame = str(message.method), _frame(message)
+        if method == _LOG_MESSAGE and exchange is not None and exchange.caller is not None:
+            # On stdio a log message does not name its call. It can only be one of those that have asked for messages.
+            calls = [call for call in _calls(conversation) if call.live is exchange.live and _is_wanted(call, params)]
+            if not calls:
+                return
+            exchange = calls[-1]
         if live is not None and live.session.era == Era.MODERN and conversation.era is Era.LEGACY:
-            if exchange is not None and method == "notifications/message" and _is_wanted(exchange, params):
+            if exchange is not None and method == _LOG_MESSAGE:
                 exchange.emit(frame)
         elif exchange is not None:
             exchange.emit(frame)

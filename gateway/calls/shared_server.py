@@ -7,10 +7,11 @@ import msgspec
 
 from session_store import Session
 from transports.jsonrpc import Object, encode
+from transports.wire_methods import LOG_LEVELS
 
 __all__ = ["LEVELS", "params_for_shared"]
 
-LEVELS: Final = ("debug", "info", "notice", "warning", "error", "critical", "alert", "emergency")
+LEVELS: Final = LOG_LEVELS
 
 
 def params_for_shared(method: str, params: Object, others: Sequence[Session]) -> Object | None:

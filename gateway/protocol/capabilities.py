@@ -9,7 +9,7 @@ import msgspec
 from gateway.protocol.extensions import Declared, object_of, passed_on
 from transports.jsonrpc import Object, encode, splice
 
-__all__ = ["Caller", "caller_of_meta", "caller_of_params", "may_be_asked"]
+__all__ = ["Caller", "caller_of_meta", "caller_of_params", "capability_for", "may_be_asked"]
 
 _SPEC: Final = "io.modelcontextprotocol/"
 _MODERN: Final = "2026-07-28"
@@ -109,6 +109,13 @@ def may_be_asked(capabilities: bytes, method: str, params: Object) -> bool:
         mode = msgspec.json.decode(params.get("mode", b'"form"'))
         return mode in object_of(declared.get("elicitation"))
     return method.partition("/")[0] in declared or Declared.of(capabilities).match(method) > 0
+
+
+def capability_for(method: str, params: Object) -> dict[str, Any]:
+    """The capability that a client has to declare before a server may ask it that, as the client would declare it."""
+    if method == "elicitation/create":
+        return {"elicitation": {msgspec.json.decode(params.get("mode", b'"form"'), type=str): {}}}
+    return {method.partition("/")[0]: {}}
 
 
 def _caller(info: bytes, declared: bytes) -> Caller:

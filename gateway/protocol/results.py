@@ -8,7 +8,7 @@ import msgspec
 from gateway.protocol.methods import CACHEABLE, METHODS
 from gateway.protocol.missing import MISSING_KEY, Missing, missing_meta
 from transports.era import Era
-from transports.jsonrpc import INVALID_PARAMS, Object, decode_object, encode, error_code
+from transports.jsonrpc import INTERNAL_ERROR, INVALID_PARAMS, Object, decode_object, encode, error_code
 
 __all__ = [
     "legacy_error",
@@ -24,6 +24,7 @@ _SERVER_INFO: Final = "io.modelcontextprotocol/serverInfo"
 _NO_INFO: Final = b"{}"
 _RESOURCE_NOT_FOUND: Final = -32002
 _URLS_REQUIRED: Final = -32042
+_RESERVED: Final = range(-32099, -32019)
 
 
 def list_result(
@@ -68,10 +69,19 @@ def modern_result(method: str, result: Object, server_info: bytes) -> Object:
 
 
 def modern_error(error: msgspec.Raw) -> msgspec.Raw:
-    """An error with the code that the modern era uses."""
-    if error_code(error) != _RESOURCE_NOT_FOUND:
+    """An error with a code that the modern era permits.
+
+    A legacy server was free to use -32020 to -32099 for faults of its own. The modern era has reserved these codes and
+    given them meanings: on -32020 a client sends its call again (MCP 2026-07-28, Error Codes).
+    """
+    code = error_code(error)
+    if code == _RESOURCE_NOT_FOUND:
+        permitted = INVALID_PARAMS
+    elif code is not None and code in _RESERVED:
+        permitted = INTERNAL_ERROR
+    else:
         return error
-    return msgspec.Raw(encode(msgspec.json.decode(error, type=Object) | {"code": msgspec.Raw(encode(INVALID_PARAMS))}))
+    return msgspec.Raw(encode(msgspec.json.decode(error, type=Object) | {"code": msgspec.Raw(encode(permitted))}))
 
 
 def urls_required(error: msgspec.Raw) -> list[Object] | None:

@@ -4,6 +4,7 @@ MCP 2026-07-28.
 """
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import msgspec
 
@@ -18,9 +19,9 @@ from gateway.bridge.request_state import (
 from gateway.bridge.suspended_calls import answer_suspended
 from gateway.calls.exchange import Exchange
 from gateway.context.facts import SESSION_KEY, trace_meta, with_meta
-from gateway.errors import bad_request_state
+from gateway.errors import OUTCOME_UNKNOWN, bad_request_state
 from gateway.identity.request_context import RequestContext
-from gateway.protocol.capabilities import caller_of_meta
+from gateway.protocol.capabilities import caller_of_meta, capability_for, may_be_asked
 from gateway.protocol.methods import CACHEABLE, MAY_ASK
 from gateway.protocol.params import meta_of
 from gateway.protocol.subscription_filter import SUBSCRIPTION_ID
@@ -33,7 +34,16 @@ from gateway.sessions.resolve import SessionResolver
 from session_store import Context
 from transports.era import Era
 from transports.inbound_port import Answer, Refused, Request
-from transports.jsonrpc import METHOD_NOT_FOUND, Message, Object, decode_object, encode, encode_result
+from transports.jsonrpc import (
+    METHOD_NOT_FOUND,
+    MISSING_CAPABILITY,
+    InvalidMessage,
+    Message,
+    Object,
+    decode_object,
+    encode,
+    encode_result,
+)
 from transports.reply_queue import ReplyQueue
 from transports.wire_methods import SESSIONLESS
 
@@ -172,6 +182,8 @@ class ModernClients:
         session = live.session
         if asks and binding is not None:
             suspended = exchange.suspended if exchange.is_suspended else None
+            if suspended is None:  # a modern server's own result
+                _check_declared(exchange, result)
             result = self._seal.seal(result, session_id=session.id, binding=binding, suspended=suspended)
         additions: Object = {}
         if names_session:
@@ -189,3 +201,25 @@ class ModernClients:
                 "Method not found: server/discover. The server supports 2025-11-25 or older only.",
             )
         return ImmediateReply(encode_result(encode(message.id), result))
+
+
+def _check_declared(exchange: Exchange, result: Object) -> None:
+    """Raises `Refused`: the server asks the client for something that the client has not declared to answer (MCP
+    2026-07-28, Multi Round-Trip Requests §Server Requirements)."""
+    if exchange.caller is None or "inputRequests" not in result:
+        return
+    missing: dict[str, Any] = {}
+    try:
+        for raw in decode_object(result["inputRequests"], "inputRequests").values():
+            asked = decode_object(raw, "an input request")
+            method = msgspec.json.decode(asked.get("method", b"null"), type=str)
+            params = decode_object(asked.get("params", msgspec.Raw(b"{}")), "params")
+            if not may_be_asked(exchange.caller.capabilities, method, params):
+                for name, kinds in capability_for(method, params).items():
+                    missing[name] = missing.get(name, {}) | kinds
+    except (InvalidMessage, msgspec.MsgspecError, RecursionError) as error:
+        raise Refused(200, OUTCOME_UNKNOWN, f"Server {exchange.server!r} asks what cannot be read: {error}") from None
+    if missing:
+        names = ", ".join(sorted(missing))
+        text = f"Server {exchange.server!r} needs a capability that the client has not declared: {names}"
+        raise Refused(400, MISSING_CAPABILITY, text, data={"requiredCapabilities": missing})

@@ -22,7 +22,7 @@ from transports.jsonrpc import (
     Object,
 )
 from transports.mirrored_headers import PREFIX, decode_value, disagreement
-from transports.wire_methods import NAME_SOURCES, REMOVED
+from transports.wire_methods import LOG_LEVELS, NAME_SOURCES, REMOVED
 
 __all__ = [
     "VERSION_HEADER",
@@ -38,6 +38,7 @@ VERSION_HEADER: Final = "mcp-protocol-version"
 VERSION_KEY: Final = "io.modelcontextprotocol/protocolVersion"
 
 _CAPABILITIES_KEY: Final = "io.modelcontextprotocol/clientCapabilities"
+_LOG_LEVEL_KEY: Final = "io.modelcontextprotocol/logLevel"
 _METHOD_HEADER, _NAME_HEADER = "mcp-method", "mcp-name"
 _ROUTING: Final = frozenset({VERSION_HEADER.encode(), _METHOD_HEADER.encode(), _NAME_HEADER.encode()})
 _ARGUMENT: Final = PREFIX.lower().encode()
@@ -75,6 +76,8 @@ def check_request(
     # one of them is unsupported.
     _check_routing(message, params, meta[VERSION_KEY], headers)
     _check_version(meta[VERSION_KEY])
+    if (level := meta.get(_LOG_LEVEL_KEY)) is not None and level not in LOG_LEVELS:
+        raise Refused(400, INVALID_PARAMS, f"{_LOG_LEVEL_KEY} must be one of {', '.join(LOG_LEVELS)}")
     if message.method in REMOVED:
         raise Refused(
             404,

@@ -141,10 +141,13 @@ async def test_in_a_shared_process_calls_of_one_session_leave_no_doubt() -> None
     assert len(await frames_of(last)) == 1 and not server.refused
 
 
-async def test_a_modern_server_may_send_no_requests() -> None:
+@pytest.mark.parametrize("method", ["roots/list", "ping"])
+async def test_a_modern_server_may_send_no_requests_and_gets_no_answer(method: str) -> None:
     server = Server(Era.MODERN)
-    IsolatedRouter(live_session()).asked(server.conversation, request("roots/list"))
-    assert server.refused == [(b"1", METHOD_NOT_FOUND)]
+    exchange = server.send(live := live_session())
+    IsolatedRouter(live).asked(server.conversation, request(method))
+    assert not server.refused and not server.acknowledged and not live.frames
+    assert await frames_of(exchange) == []
 
 
 async def test_an_id_that_is_too_long_to_be_kept_is_refused() -> None:

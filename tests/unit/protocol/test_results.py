@@ -60,6 +60,13 @@ def test_a_resource_that_is_not_found_has_another_code_in_the_modern_era() -> No
     assert modern_error(other) is other
 
 
+@requirement("spec.letter")
+@pytest.mark.parametrize(("code", "told"), [(-32019, -32019), (-32020, -32603), (-32042, -32603), (-32099, -32603)])
+def test_a_code_that_the_modern_era_has_reserved_is_not_sent_for_something_else(code: int, told: int) -> None:
+    error = msgspec.Raw(encode({"code": code, "message": "of the server's own", "data": 7}))
+    assert json.loads(bytes(modern_error(error))) == {"code": told, "message": "of the server's own", "data": 7}
+
+
 def test_urls_that_a_user_has_to_visit_are_found_in_the_error() -> None:
     error = {"code": -32042, "message": "go", "data": {"elicitations": [{"url": "https://a.example"}, "no object"]}}
     found = urls_required(msgspec.Raw(encode(error)))
