@@ -9,6 +9,9 @@ __all__ = ["COMMENT", "Event", "EventDecoder", "TooLarge", "encode_event"]
 COMMENT = b": keepalive\n\n"
 """What a quiet stream sends so that proxies do not cut it."""
 
+_MOST_RETRY_DIGITS: Final = 9
+_LONGEST_RETRY_MS: Final = 10**_MOST_RETRY_DIGITS
+
 _LINE_END: Final = re.compile(rb"\r\n|\n|\r(?!\n|$)")
 
 
@@ -35,9 +38,11 @@ class TooLarge(ValueError):
 
 
 class EventDecoder:
-    """Decodes events from bytes, which may arrive in chunks of any size."""
+    """Decodes events from bytes, which may arrive in chunks of any size. `retry_ms` is the last reconnection time that
+    the stream has named; None if it has named none."""
 
     def __init__(self, max_event_bytes: int) -> None:
+        self.retry_ms: int | None = None
         self._most = max_event_bytes
         self._rest: list[bytes] = []
         self._data: list[bytes] = []
@@ -80,4 +85,6 @@ class EventDecoder:
             self._id = value.decode("utf-8", "replace")
         elif field == b"event":
             self._type = value.decode("utf-8", "replace")
+        elif field == b"retry" and value.isdigit():
+            self.retry_ms = int(value) if len(value) <= _MOST_RETRY_DIGITS else _LONGEST_RETRY_MS
         return None

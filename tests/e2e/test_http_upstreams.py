@@ -116,6 +116,19 @@ def test_what_goes_wrong_there_is_told_and_stays_there(remote: HttpProbe, http: 
         assert tool_text(client.tool("remote__count")) == "3" and tool_text(client.tool("remote__drip")) == "4"
 
 
+@requirement("up.retry")
+def test_a_stream_that_the_server_refused_once_is_opened_again(remote: HttpProbe, gateway: RunningGateway) -> None:
+    remote.gets = [503, 200, 200]
+    with httpx.Client(timeout=20) as own:
+        client = Legacy(gateway.url, own).open()
+        assert tool_text(client.tool("count")) == "1"
+        with client.get() as response:
+            text, chunks = "", response.iter_text()
+            while text.count("notifications/tools/list_changed") < 2:
+                text += next(chunks)
+    assert not remote.gets
+
+
 @requirement("spec.bridge")
 def test_a_server_that_is_not_there_takes_nothing_from_the_others(http: httpx.Client) -> None:
     servers = {"gone": {"url": "http://127.0.0.1:9/mcp"}, "local": server(PROBE)}

@@ -20,6 +20,8 @@ class HttpProbe:
 
     `sessions`: session id → number of tool calls. `deleted`: ids of DELETE requests. `headers`: of every request.
     `executed`: names of the tools called. `answer_with`: the status of every response; 0 for normal responses.
+    `gets`: the statuses of the next GET requests, one after the other; 405 without any. 200 is a stream with one
+    notification of a changed list.
     """
 
     def __init__(self) -> None:
@@ -30,6 +32,7 @@ class HttpProbe:
         self.headers: list[dict[str, str]] = []
         self.executed: list[str] = []
         self.answer_with = 0
+        self.gets: list[int] = []
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
@@ -41,7 +44,12 @@ class HttpProbe:
             self.deleted.append(session)
             await self._send(send, 200)
         elif scope["method"] == "GET":
-            await self._send(send, 405)
+            status = self.gets.pop(0) if self.gets else 405
+            if status == 200:
+                changed = b'retry: 200\ndata: {"jsonrpc":"2.0","method":"notifications/tools/list_changed"}\n\n'
+                await self._send(send, status, changed, kind=b"text/event-stream")
+            else:
+                await self._send(send, status)
         elif self.answer_with:
             await self._send(send, self.answer_with, b"go away", kind=b"text/plain")
         else:

@@ -12,6 +12,7 @@ import msgspec
 
 from transports.jsonrpc import InvalidMessage, Message, parse_lenient
 from transports.sse import EventDecoder, TooLarge
+from transports.upstream.reconnection import StreamPlace
 from transports.upstream.unreadable import meant_by
 from transports.upstream_port import LinkEvents, is_about_content
 
@@ -35,12 +36,11 @@ class ReplyReader:
         self._deliver = deliver
         self._events = events
 
-    async def read(self, response: httpx2.Response, message: Message) -> str | None:
-        """Read the response to that request. None when the request is done; else the id of the last event of a stream
-        that ended before the answer."""
+    async def read(self, response: httpx2.Response, message: Message, place: StreamPlace) -> bool:
+        """Read the response to that request. False if it is a stream that ended before the answer."""
         assert isinstance(message.id, int | str)
         if response.status_code == 200 and response.headers.get("content-type", "").startswith("text/event-stream"):
-            return await self.stream(response, message.id)
+            return await self.stream(response, message.id, place)
         body = await self._body(response)
         try:
             answer = parse_lenient(body)
@@ -58,19 +58,19 @@ class ReplyReader:
             status = f"{response.status_code} {response.reason_phrase}"
             reason = f"server {self._name!r} answered {status}"
             self._events.refused(message.id, reason, response.status_code)
-        return None
+        return True
 
-    async def stream(self, response: httpx2.Response, request_id: int | str | None) -> str | None:
-        """Deliver the messages of an event stream. None when the answer to the request was among them; else the id of
-        the last event."""
-        last = ""
+    async def stream(self, response: httpx2.Response, request_id: int | str | None, place: StreamPlace) -> bool:
+        """Deliver the messages of an event stream, and note in `place` how far it was read. True when the answer to the
+        request was among them."""
         decoder = EventDecoder(self._max_bytes)
         async for chunk in response.aiter_bytes():
             for event in decoder.feed(chunk):
-                last = event.id or last
+                place.read(event.id)
                 if event.data and self._event(event.data, request_id):
-                    return None
-        return last
+                    return True
+            place.retry(decoder.retry_ms)
+        return False
 
     async def _body(self, response: httpx2.Response) -> bytes:
         parts, size = [], 0

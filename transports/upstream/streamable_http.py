@@ -7,7 +7,8 @@ and event ids, caps events at 1 MiB, and decodes every message.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from time import monotonic
 from typing import Any, Final
 
 import httpx2
@@ -18,7 +19,8 @@ from transports.mirrored_headers import argument_headers, encode_value
 from transports.sse import TooLarge
 from transports.tasks import Tasks
 from transports.upstream.http_replies import ReplyReader, error_text
-from transports.upstream_port import ConnectOptions, LinkClosed, LinkEvents
+from transports.upstream.reconnection import StreamPlace, pause_s
+from transports.upstream_port import ConnectOptions, LinkClosed, LinkEvents, is_about_content
 from transports.wire_methods import NAME_SOURCES
 
 __all__ = ["HttpLink", "HttpUpstream"]
@@ -26,8 +28,11 @@ __all__ = ["HttpLink", "HttpUpstream"]
 logger = logging.getLogger(__name__)
 
 CONNECT_S: Final = 5.0
-_RETRY_S: Final = 1.0
-_MOST_RETRIES: Final = 5
+_MOST_FAILURES: Final = 5
+_MOST_QUIET_S: Final = 3600.0
+"""How long a cut stream is opened again for an answer while no event comes. Calls have deadlines of their own."""
+_LASTING_S: Final = 5.0
+"""A stream of the server's own messages that was open for so long is one that works, also if it was quiet."""
 _CLOSE_S: Final = 2.0
 _VERSION_KEY: Final = "io.modelcontextprotocol/protocolVersion"
 _SESSION: Final = "mcp-session-id"
@@ -38,7 +43,7 @@ Headers = dict[str, str]
 
 
 class HttpUpstream:
-    """Opens links to one URL. `headers` are the operator's, for every request."""
+    """Opens links to one URL. `headers` are the operator's, for every request. `pause` waits for so many seconds."""
 
     def __init__(
         self,
@@ -47,8 +52,10 @@ class HttpUpstream:
         url: str,
         headers: Mapping[str, str],
         max_event_bytes: int,
+        pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self.name = name
+        self.pause = pause
         self.url = url
         self.headers = dict(headers)
         self.max_event_bytes = max_event_bytes
@@ -122,10 +129,11 @@ class HttpLink:
             version = modern_version(params)
             work = self._ask_modern(frame, message, params, version) if version else self._ask(frame, message)
             self._run(message.id, work)
-        elif message.method == _CANCELLED and not self._version:
-            # Closing its stream cancels a request of the modern era. Without a stream, nothing is in flight.
+            return
+        if message.method == _CANCELLED:
+            # Nobody waits for the answer. Closing its stream is what cancels a request of the modern era.
             self._cancel(decode_id(params.get("requestId", msgspec.Raw(b"null"))))
-        else:
+        if message.method != _CANCELLED or self._version:
             # Notifications and responses keep their order, and precede later requests.
             self._last_post = self._run(object(), self._send_in_order(frame, self._last_post))
             if message.method == "notifications/initialized":
@@ -164,7 +172,7 @@ class HttpLink:
     async def _ask(self, frame: bytes, message: Message) -> None:
         if self._last_post is not None and not self._last_post.done():
             await asyncio.wait([self._last_post])
-        await self._post(frame, message, self._session_headers())
+        await self._post(frame, message, self._session_headers(), is_resumable=True)
 
     async def _ask_modern(self, frame: bytes, message: Message, params: Object, version: str) -> None:
         assert isinstance(message.id, int | str)
@@ -175,7 +183,7 @@ class HttpLink:
             reason = f"the headers of the request to server {self._upstream.name!r} could not be made; it was not sent"
             self._events.refused(message.id, reason)
             return
-        await self._post(frame, message, headers)
+        await self._post(frame, message, headers, is_resumable=False)
 
     def _modern_headers(self, method: str, params: Object, version: str) -> Headers:
         """The headers that repeat parts of a request's body (MCP 2026-07-28, Transports §Streamable HTTP)."""
@@ -190,22 +198,13 @@ class HttpLink:
                 headers |= argument_headers(schema, arguments)
         return headers
 
-    async def _post(self, frame: bytes, message: Message, headers: Headers) -> None:
+    async def _post(self, frame: bytes, message: Message, headers: Headers, *, is_resumable: bool) -> None:
         """Send a request and read its answer. Every failure is reported to `LinkEvents`."""
         assert isinstance(message.id, int | str)
-        url, name = self._upstream.url, self._upstream.name
+        name = self._upstream.name
         try:
-            async with self._upstream.client.stream(
-                "POST", url, content=frame, headers=self._headers(headers)
-            ) as response:
-                if message.method == "initialize" and response.status_code == 200:
-                    self._session = response.headers.get(_SESSION, "")
-                if _has_no_session(response) and message.method != "initialize":
-                    self._forgotten(message.id)
-                    return
-                last = await self._replies.read(response, message)
-                if last is not None:
-                    await self._resume(last, message.id)
+            if not await self._is_answered(frame, message, headers, is_resumable=is_resumable):
+                self._events.unreadable(message.id, f"server {name!r} ended the stream without an answer")
         except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
             self._events.refused(message.id, f"server {name!r} cannot be reached: {error_text(error)}")
         except (httpx2.HTTPError, OSError) as error:
@@ -216,6 +215,26 @@ class HttpLink:
             logger.exception("an answer of server %s could not be read", name)
             self._events.unreadable(message.id, f"server {name!r} sent an answer that cannot be read")
 
+    async def _is_answered(self, frame: bytes, message: Message, headers: Headers, *, is_resumable: bool) -> bool:
+        """Send a request and deliver its answer. False if its stream has ended before."""
+        assert isinstance(message.id, int | str)
+        place, headers = StreamPlace(), self._headers(headers)
+        try:
+            async with self._upstream.client.stream(
+                "POST", self._upstream.url, content=frame, headers=headers
+            ) as response:
+                if message.method == "initialize" and response.status_code == 200:
+                    self._session = response.headers.get(_SESSION, "")
+                if _has_no_session(response) and message.method != "initialize":
+                    self._forgotten(message.id)
+                    return True
+                if await self._replies.read(response, message, place):
+                    return True
+        except (httpx2.HTTPError, OSError):
+            if not (is_resumable and place.last_id):
+                raise
+        return is_resumable and await self._resume(place, message.id)
+
     def _deliver(self, message: Message) -> None:
         """Pass a message on. The result of `initialize` has the version of all later requests."""
         if message.is_response and message.id == self._initialize_id and isinstance(message.result, msgspec.Raw):
@@ -223,19 +242,25 @@ class HttpLink:
             self._version = str(result.get("protocolVersion", "")) if isinstance(result, dict) else ""
         self._events.message(message)
 
-    async def _resume(self, last: str, request_id: int | str) -> None:
-        """The stream ended before the answer: resume it after its last event (MCP 2025-11-25, Resumability)."""
-        for attempt in range(_MOST_RETRIES if last else 0):
-            await asyncio.sleep(_RETRY_S if attempt else 0.1)
+    async def _resume(self, place: StreamPlace, request_id: int | str) -> bool:
+        """The stream was cut before the answer: continue it after its last event, as often as the server cuts it (MCP
+        2025-11-25, Resumability). False if no answer comes."""
+        failures, heard_at, is_first = 0, monotonic(), True
+        while place.last_id and failures < _MOST_FAILURES and monotonic() - heard_at < _MOST_QUIET_S:
+            await self._upstream.pause(pause_s(place, failures, at_once=is_first))
+            events, status, is_first = place.events, 0, False
             with contextlib.suppress(httpx2.HTTPError, OSError):
-                async with self._get({"last-event-id": last}) as response:
-                    if response.status_code != 200:
-                        break
-                    more = await self._replies.stream(response, request_id)
-                    if more is None:
-                        return
-                    last = more or last
-        self._events.unreadable(request_id, f"server {self._upstream.name!r} ended the stream without an answer")
+                async with self._get({"last-event-id": place.last_id}) as response:
+                    status = response.status_code
+                    if status == 200 and await self._replies.stream(response, request_id, place):
+                        return True
+            if status != 200 and is_about_content(status):
+                break  # it keeps no events
+            if place.events > events:
+                failures, heard_at = 0, monotonic()
+            elif status != 200 or place.retry_s is None:
+                failures += 1
+        return False
 
     async def _send_in_order(self, frame: bytes, before: asyncio.Task[None] | None) -> None:
         if before is not None and not before.done():
@@ -255,20 +280,25 @@ class HttpLink:
         return self._upstream.client.stream("GET", self._upstream.url, headers=headers)
 
     async def _follow(self, after: asyncio.Task[None] | None) -> None:
-        """Read the stream of the server's own messages, as long as the server offers one."""
+        """Read the stream of the server's own messages for as long as the link lasts, unless the server offers none."""
         if after is not None:
             await asyncio.wait([after])
-        last = ""
+        place, failures = StreamPlace(), 0
         while self._takes_messages:
+            events, status, began = place.events, 0, monotonic()
             with contextlib.suppress(httpx2.HTTPError, OSError, TooLarge):
-                async with self._get({"last-event-id": last} if last else {}) as response:
+                async with self._get({"last-event-id": place.last_id} if place.last_id else {}) as response:
+                    status = response.status_code
                     if _has_no_session(response):
                         self._forgotten(None)
                         return
-                    if response.status_code != 200:
-                        return  # 405: the server has no such stream
-                    last = await self._replies.stream(response, None) or last
-            await asyncio.sleep(_RETRY_S)
+                    if status == 405:
+                        return  # the server has no such stream
+                    if status == 200:
+                        await self._replies.stream(response, None, place)
+            is_useful = place.events > events or place.retry_s is not None or monotonic() - began >= _LASTING_S
+            failures = 0 if status == 200 and is_useful else failures + 1
+            await self._upstream.pause(pause_s(place, failures))
 
     # -- the end
 

@@ -1,5 +1,6 @@
 """How an HTTP link tells requests of the two eras apart, and which failures it reports."""
 
+import asyncio
 from typing import Any
 
 import httpx2
@@ -7,6 +8,7 @@ import msgspec
 import pytest
 
 from tests.requirements import requirement
+from transports.jsonrpc import Message
 from transports.mirrored_headers import decode_value
 from transports.testing import RecordedEvents
 from transports.upstream.streamable_http import HttpUpstream, modern_version
@@ -94,3 +96,132 @@ async def test_a_modern_request_about_a_task_names_the_task_in_a_header(method: 
     assert seen[0].headers["mcp-method"] == method and decode_value(seen[0].headers["mcp-name"]) == "täsk"
     await link.close()
     await upstream.close()
+
+
+STREAM = {"content-type": "text/event-stream"}
+
+
+class Script:
+    """A server that answers each GET with the next of `gets`, the last one again and again, and notes when it was asked
+    for what. `post` is what it answers a POST with. A stream is as many bytes, or breaks off after them."""
+
+    def __init__(self, *gets: httpx2.Response | Exception, post: httpx2.Response | None = None) -> None:
+        self.gets = gets
+        self.post = post or httpx2.Response(202)
+        self.asked: list[str] = []
+        self.pauses: list[float] = []
+        self.halted = asyncio.Event()
+        self.upstream = HttpUpstream(
+            name="remote", url="http://remote/mcp", headers={}, max_event_bytes=1_000, pause=self._pause
+        )
+        self.upstream._client = httpx2.AsyncClient(transport=httpx2.MockTransport(self._answer))
+
+    def _answer(self, request: httpx2.Request) -> httpx2.Response:
+        if request.method != "GET":
+            return self.post
+        self.asked.append(request.headers.get("last-event-id", ""))
+        answer = self.gets[min(len(self.asked), len(self.gets)) - 1]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    async def _pause(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+        if len(self.pauses) >= 12:
+            self.halted.set()
+            await asyncio.Event().wait()
+        await asyncio.sleep(0)
+
+
+class Notified(RecordedEvents):
+    """Records the methods of notifications as well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.methods: list[object] = []
+
+    def message(self, message: Message) -> None:
+        super().message(message)
+        self.methods.append(message.method)
+
+
+def stream(text: str) -> httpx2.Response:
+    return httpx2.Response(200, headers=STREAM, content=text.encode())
+
+
+NOTE = 'data: {"jsonrpc":"2.0","method":"notifications/x"}\n\n'
+RESULT = 'data: {"jsonrpc":"2.0","id":7,"result":{}}\n\n'
+
+
+@requirement("up.retry")
+@pytest.mark.anyio
+async def test_a_stream_that_was_refused_for_a_while_is_opened_later() -> None:
+    server = Script(
+        httpx2.Response(503), httpx2.ConnectError("down"), httpx2.Response(429), stream(NOTE), httpx2.Response(405)
+    )
+    events = Notified()
+    link = await server.upstream.connect(ConnectOptions(resume='["2025-11-25","s-1"]'), events)
+    async with asyncio.timeout(5.0):
+        await asyncio.wait([link._running["stream"]])
+    assert server.pauses == [1.0, 2.0, 4.0, 1.0], "405 is the last word"
+    assert events.methods == ["notifications/x"]
+    await link.close()
+    await server.upstream.close()
+
+
+@requirement("up.retry")
+@pytest.mark.anyio
+async def test_a_stream_is_not_opened_any_more_when_the_link_has_ended() -> None:
+    server = Script(httpx2.Response(503))
+    link = await server.upstream.connect(ConnectOptions(resume='["2025-11-25","s-1"]'), RecordedEvents())
+    running = link._running["stream"]
+    async with asyncio.timeout(5.0):
+        await server.halted.wait()
+        await link.close()
+    assert running.done() and len(server.asked) == 12
+    await server.upstream.close()
+
+
+@requirement("up.retry")
+@pytest.mark.anyio
+async def test_a_server_that_cuts_a_call_again_and_again_is_asked_when_it_says() -> None:
+    cut = [stream(f"id: {number}\nretry: {number * 1_000}\ndata:\n\n") for number in range(2, 9)]
+    server = Script(*cut, stream(RESULT), post=stream("id: 1\nretry: 500\ndata:\n\n"))
+    events = RecordedEvents()
+    link = await server.upstream.connect(ConnectOptions(), events)
+    link.send(msgspec.json.encode({"jsonrpc": "2.0", "id": 7, "method": "tools/call", "params": {}}))
+    await events.until(lambda: bool(events.answered or events.failed))
+    assert events.answered == [7] and server.asked == [str(number) for number in range(1, 9)]
+    assert server.pauses == [0.5, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]
+    await link.close()
+    await server.upstream.close()
+
+
+@requirement("up.retry")
+@pytest.mark.anyio
+@pytest.mark.parametrize(("answer", "asked"), [(httpx2.Response(404), 1), (httpx2.Response(503), 5), (stream(""), 5)])
+async def test_a_server_that_does_not_continue_a_call_is_given_up(answer: httpx2.Response, asked: int) -> None:
+    server, events = Script(answer, post=stream("id: 1\n" + NOTE)), RecordedEvents()
+    link = await server.upstream.connect(ConnectOptions(), events)
+    link.send(msgspec.json.encode({"jsonrpc": "2.0", "id": 7, "method": "tools/call", "params": {}}))
+    await events.until(lambda: bool(events.failed))
+    assert events.failed == [7] and len(server.asked) == asked
+    await link.close()
+    await server.upstream.close()
+
+
+@requirement("up.retry")
+@pytest.mark.anyio
+async def test_a_cancelled_call_is_not_continued() -> None:
+    server = Script(stream("retry: 1000\n\n"), post=stream("id: 1\nretry: 1000\ndata:\n\n"))
+    link = await server.upstream.connect(ConnectOptions(resume='["2025-11-25",""]'), RecordedEvents())
+    link.send(msgspec.json.encode({"jsonrpc": "2.0", "id": 7, "method": "tools/call", "params": {}}))
+    running = link._running[7]
+    async with asyncio.timeout(5.0):
+        await server.halted.wait()
+        cancelled = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 7}}
+        link.send(msgspec.json.encode(cancelled))
+        await asyncio.wait([running])
+    assert running.cancelled()
+    await link.close()
+    await server.upstream.close()
