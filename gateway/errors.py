@@ -10,7 +10,14 @@ from typing import Any, Final, Literal, NamedTuple
 
 from session_store import StoreError, StoreFull
 from transports.inbound_port import CORRELATION_KEY, Refused
-from transports.jsonrpc import INTERNAL_ERROR, INVALID_PARAMS, INVALID_REQUEST, METHOD_NOT_FOUND, PARSE_ERROR
+from transports.jsonrpc import (
+    INTERNAL_ERROR,
+    INVALID_PARAMS,
+    INVALID_REQUEST,
+    METHOD_NOT_FOUND,
+    MISSING_CAPABILITY,
+    PARSE_ERROR,
+)
 
 __all__ = [
     "CALL_TIMED_OUT",
@@ -45,6 +52,7 @@ __all__ = [
     "store_refused",
     "store_unavailable",
     "stream_taken",
+    "tasks_not_declared",
     "too_many",
     "too_many_exchanges",
     "too_many_handles",
@@ -57,8 +65,10 @@ __all__ = [
     "unknown_method",
     "unknown_prompt",
     "unknown_resource",
+    "unknown_task",
     "unknown_tool",
     "unreachable",
+    "unreadable_task",
     "unusable_tool",
 ]
 
@@ -226,6 +236,28 @@ def unknown_resource(uri: str) -> Refused:
 def unknown_method(method: str) -> Refused:
     """Neither the gateway nor a server serves this method."""
     return Refused(200, METHOD_NOT_FOUND, f"Method not found: {method[:128]}")
+
+
+def unknown_task() -> Refused:
+    """The id is forged or expired, or of another principal, endpoint or server, or its session has ended: one answer
+    for all, which reveals nothing about the tasks of others."""
+    return Refused(200, INVALID_PARAMS, "Unknown task. It may have expired, or its session may have ended.")
+
+
+def tasks_not_declared(what: str) -> Refused:
+    """The client has not declared the extension of tasks on this request, and cannot be served without (ext-tasks,
+    Protocol Errors). `what` says what needs it."""
+    return Refused(
+        400,
+        MISSING_CAPABILITY,
+        f"{what}, and the request does not declare the extension io.modelcontextprotocol/tasks.",
+        data={"requiredCapabilities": {"extensions": {"io.modelcontextprotocol/tasks": {}}}},
+    )
+
+
+def unreadable_task(server: str) -> Refused:
+    """The server has made a task whose id is missing, empty or too long to be passed on."""
+    return Refused(200, OUTCOME_UNKNOWN, f"server {server!r} has made a task with an id that cannot be used")
 
 
 def unusable_tool(name: str, fault: str) -> Refused:

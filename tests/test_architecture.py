@@ -49,6 +49,7 @@ PURE = [
     "gateway/identity/subjects.py",
     "gateway/protocol/results.py",
     "gateway/protocol/handshake.py",
+    "gateway/protocol/tasks.py",
     "gateway/tasks/handles.py",
 ]
 ROOMS = (

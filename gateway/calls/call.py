@@ -17,7 +17,8 @@ class Call(msgspec.Struct, frozen=True):
     """What every step between the client and the server needs of a request.
 
     `era` is the client's. `meta` is what the server gets as `_meta`, whatever `params` have under that name.
-    `correlation` is the request's correlation id. `check_mirrored` compares headers with arguments
+    `correlation` is the request's correlation id. `server` is the server that the request is for, empty if that is to
+    be found by what the request names. `check_mirrored` compares headers with arguments
     (`transports.inbound_port.Request`), None if the wire has nothing to compare.
     """
 
@@ -27,6 +28,7 @@ class Call(msgspec.Struct, frozen=True):
     meta: Object
     correlation: str
     check_mirrored: Callable[[Any], None] | None = None
+    server: str = ""
 
     @property
     def method(self) -> str:
@@ -42,7 +44,7 @@ class Call(msgspec.Struct, frozen=True):
         """The same request with other params."""
         if params is self.params:
             return self
-        return Call(self.exchange, self.era, params, self.meta, self.correlation, self.check_mirrored)
+        return Call(self.exchange, self.era, params, self.meta, self.correlation, self.check_mirrored, self.server)
 
     def asking(self, params: Object, meta: Object) -> "Call":
         """A request that the gateway makes itself, on behalf of this call."""

@@ -79,13 +79,13 @@ class Conversation(Peer):
 
     @property
     def has_calls(self) -> bool:
-        """Whether a client's call is in flight."""
-        return bool(self.calls)
+        """Whether a client's call is in flight, or the server works on a task."""
+        return bool(self.calls) or self._holds > 0
 
     @property
     def is_idle(self) -> bool:
         """Whether nothing waits for the server."""
-        return not self.calls and not self._own
+        return not self.has_calls and not self._own
 
     def is_open_to(self, live: LinkSession | None) -> bool:
         """Whether a call of that session can be sent at once: the link is open, and the session's use is recorded."""

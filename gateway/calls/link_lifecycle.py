@@ -43,7 +43,7 @@ class LinkUser(LinkEvents, Protocol):
 
     @property
     def has_calls(self) -> bool:
-        """Whether a client's call is in flight."""
+        """Whether a client's call is in flight, or the server works on a task."""
         ...
 
     @property

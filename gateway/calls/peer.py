@@ -35,7 +35,7 @@ class Peer:
     """Sends messages to one server, and waits for the answers to the gateway's own requests."""
 
     # Without a dictionary each: there are as many as there are sessions.
-    __slots__ = ("_last_number", "_links", "_own", "_source", "era", "name")
+    __slots__ = ("_holds", "_last_number", "_links", "_own", "_source", "era", "name")
 
     def __init__(self, source: LinkSource, links: LinkLifecycle) -> None:
         self.name = source.name  # the server's
@@ -44,6 +44,7 @@ class Peer:
         self._links = links
         self._own = PendingRequests()
         self._last_number = 0
+        self._holds = 0
 
     @property
     def link(self) -> Link | None:
@@ -73,6 +74,22 @@ class Peer:
     def stop_idle_after(self, idle_stop_s: float | None) -> None:
         """Close the link after that long without calls, from now on. None: never."""
         self._links.stop_idle_after(idle_stop_s)
+
+    @property
+    def is_process(self) -> bool:
+        """Whether the link is a process, so that what the server works on ends with it."""
+        link = self._links.link
+        return link is not None and link.pid is not None
+
+    def hold_link(self) -> None:
+        """Keep the link open without calls, until `free_link` is called as often: the server works on a task."""
+        self._holds += 1
+        self._links.wake()
+
+    def free_link(self) -> None:
+        """Undo one `hold_link`."""
+        self._holds -= 1
+        self._links.rest()
 
     @property
     def last_words(self) -> list[str]:

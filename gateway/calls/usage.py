@@ -8,17 +8,18 @@ __all__ = ["Usage", "Use"]
 class Usage:
     """Counts the uses of one session. The idle time of a session counts from the end of the last use.
 
-    Only `in_use` and the end of a `Use` change `busy` (uses that have not ended), `held_bytes` (large request bodies of
-    calls in flight) and `open_streams` (standalone streams).
+    Only `in_use`, `at_work` and the end of a `Use` change `busy` (uses that have not ended), `held_bytes` (large
+    request bodies of calls in flight), `open_streams` (standalone streams) and `tasks` (that end with a process of it).
     """
 
     # A base class, so that a session takes no second object for it.
-    __slots__ = ("_was_used", "busy", "held_bytes", "open_streams")
+    __slots__ = ("_was_used", "busy", "held_bytes", "open_streams", "tasks")
 
     def __init__(self) -> None:
         self.busy = 0
         self.held_bytes = 0
         self.open_streams = 0
+        self.tasks = 0
         self._was_used = False  # since `take_use`
 
     def in_use(self, *, held: int = 0, is_stream: bool = False) -> "Use":
@@ -30,6 +31,12 @@ class Usage:
         self.held_bytes += held
         self.open_streams += is_stream
         return Use(self, held, is_stream)
+
+    def at_work(self) -> "Use":
+        """As `in_use`, for a task that ends with a process of this session."""
+        self.busy += 1
+        self.tasks += 1
+        return _Work(self, 0, False)
 
     @property
     def is_busy(self) -> bool:
@@ -70,3 +77,14 @@ class Use:
 
     def __exit__(self, *_: object) -> None:
         self.release()
+
+
+class _Work(Use):
+    """The use by one task."""
+
+    __slots__ = ()
+
+    def release(self) -> None:
+        if self._usage is not None:
+            self._usage.tasks -= 1
+        super().release()

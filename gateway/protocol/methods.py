@@ -11,6 +11,7 @@ from typing import Final, Literal
 import msgspec
 
 __all__ = [
+    "ABOUT_TASKS",
     "CACHEABLE",
     "CHANGES",
     "LISTS",
@@ -156,6 +157,7 @@ LISTS: Final[Mapping[str, str]] = {row.name: row.listed for row in ROWS if row.l
 CACHEABLE: Final = frozenset(row.name for row in ROWS if row.is_cacheable)
 REPEATABLE: Final = frozenset(row.name for row in ROWS if row.is_repeatable)
 MAY_ASK: Final = frozenset(row.name for row in ROWS if row.may_ask)
+ABOUT_TASKS: Final = frozenset(row.name for row in ROWS if row.named == "taskId")
 RECORDED: Final = frozenset(row.name for row in ROWS if row.is_recorded)
 
 CHANGES: Final[Mapping[str, Method]] = {row.name: row for row in ROWS if row.sender == "server" and row.kind != "none"}

@@ -145,6 +145,8 @@ class Endpoint:
             await listen(seen.values(), call, None if only is not None else self._late, owner)
         elif only is not None and only.name in seen:
             await self._dispatch.send(only, call)
+        elif call.server:
+            await self._dispatch.send(seen[call.server], call)
         elif call.method in LISTS:
             await self._aggregation.merged_list(call)
         elif call.method in METHODS and METHODS[call.method].for_all:
@@ -160,6 +162,10 @@ class Endpoint:
         """Whether the endpoint has one server only, and this server speaks the modern era."""
         only = self._servers.only
         return only is not None and await only.era_for(Era.MODERN) is Era.MODERN
+
+    def serves(self, server: str, context: Context) -> bool:
+        """Whether a session may see that server here."""
+        return server in self._servers.to(context)
 
     def may_subscribe(self, context: Context, uri: str) -> bool:
         """Whether a session may subscribe to a resource, at whatever server has it."""

@@ -70,9 +70,17 @@ class Intake:
         self._max_bytes = limits.in_flight_bytes
 
     async def accept(
-        self, exchange: Exchange, request: Request, who: RequestContext, params: Object, headers: Headers
+        self,
+        exchange: Exchange,
+        request: Request,
+        who: RequestContext,
+        params: Object,
+        headers: Headers,
+        *,
+        server: str = "",
     ) -> Answer:
-        """Send a call to its server. The outcome comes through the answer. `headers` are sent to the client.
+        """Send a call to its server. The outcome comes through the answer. `headers` are sent to the client. `server`
+        is that of the call, empty if it is to be found by what the call names.
 
         Raises:
             Refused: 429, too many calls of the session are in flight, or too large ones; or the call names nothing that
@@ -87,7 +95,7 @@ class Intake:
         meta = self._watching.begin(exchange, request, self.meta(params, seen, who.correlation), who.correlation)
         events = self._events if request.era is LEGACY else None
         reply = CallReply(exchange, live, headers, events=events, cluster=self._cluster, held=held)
-        call = Call(exchange, request.era, params, meta, who.correlation, request.check_mirrored)
+        call = Call(exchange, request.era, params, meta, who.correlation, request.check_mirrored, server)
         try:
             forwarded: Forwarded | None = request.forwarded
             endpoint = self._endpoints[request.endpoint]

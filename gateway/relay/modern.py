@@ -22,15 +22,18 @@ from gateway.context.facts import SESSION_KEY, trace_meta, with_meta
 from gateway.errors import OUTCOME_UNKNOWN, bad_request_state
 from gateway.identity.request_context import RequestContext
 from gateway.protocol.capabilities import caller_of_meta, capability_for, may_be_asked
-from gateway.protocol.methods import CACHEABLE, MAY_ASK
+from gateway.protocol.methods import ABOUT_TASKS, CACHEABLE, MAY_ASK
 from gateway.protocol.params import meta_of
 from gateway.protocol.subscription_filter import SUBSCRIPTION_ID
+from gateway.protocol.tasks import declares_tasks, is_task
 from gateway.relay.endpoint import Endpoint
 from gateway.relay.intake import Intake, id_of, message_of
 from gateway.relay.replies import ImmediateReply
+from gateway.relay.task_requests import TaskRequests
 from gateway.sessions.attach import Resolved
 from gateway.sessions.carriers import Carriers
 from gateway.sessions.resolve import SessionResolver
+from gateway.tasks.relayed import RelayedTasks
 from session_store import Context
 from transports.era import Era
 from transports.inbound_port import Answer, Refused, Request
@@ -61,8 +64,12 @@ class ModernClients:
         carriers: Carriers,
         endpoints: Mapping[str, Endpoint],
         seal: RequestStateSeal,
+        tasks: TaskRequests,
+        relayed: RelayedTasks,
         result_meta: bool,
     ) -> None:
+        self._tasks = tasks
+        self._relayed = relayed
         self._result_meta = result_meta
         self._intake = intake
         self._resolver = resolver
@@ -80,6 +87,8 @@ class ModernClients:
         binding: Binding | None = None
         if method in MAY_ASK:
             binding = Binding(who.principal, request.endpoint, RequestDigest(method, params))
+        elif method in ABOUT_TASKS:
+            return await self._tasks.call(request, who)
         if binding is not None and "requestState" in params and bytes(params["requestState"]) != b"null":
             opened = self._seal.open(params["requestState"], binding)
             found = await self._resolver.resume_by_id(opened.session_id, who, Era.MODERN)
@@ -165,7 +174,14 @@ class ModernClients:
     ) -> Callable[[Exchange, Object], Object]:
         names_session = resolved is not None and self._carriers.is_in_result(request, opened=resolved.opened)
         trace = correlation if self._result_meta else None
-        return lambda exchange, result: self._shape(exchange, result, binding, trace, names_session=names_session)
+        takes_tasks = declares_tasks(request.meta)
+
+        def shape(exchange: Exchange, result: Object) -> Object:
+            if binding is not None and is_task(result):
+                result = self._relayed.created(exchange, result, binding.endpoint, is_declared=takes_tasks)
+            return self._shape(exchange, result, binding, trace, names_session=names_session)
+
+        return shape
 
     def _shape(
         self, exchange: Exchange, result: Object, binding: Binding | None, trace: str | None, *, names_session: bool

@@ -17,7 +17,10 @@ from gateway.relay.legacy import LegacyClients
 from gateway.relay.legacy_handshake import LegacyHandshake
 from gateway.relay.modern import ModernClients
 from gateway.relay.pipeline import Pipeline
+from gateway.relay.task_requests import TaskRequests
 from gateway.serving.parts import Callers, Foundation, Http, Resolution, Servers, SessionParts
+from gateway.tasks.handles import TaskHandles
+from gateway.tasks.relayed import RelayedTasks
 from session_store import Purpose
 from transports.inbound.addresses import Addresses
 from transports.inbound.bodies import Bodies
@@ -91,12 +94,25 @@ def _pipeline(
         events=events,
         result_meta=options.result_meta,
     )
+    handles = TaskHandles(base.ring)
+    relayed = RelayedTasks(handles)
+    sessions.closed.add(relayed.forget)
+    tasks = TaskRequests(
+        handles=handles,
+        relayed=relayed,
+        intake=intake,
+        resolver=resolution.resolver,
+        endpoints=endpoints,
+        result_meta=options.result_meta,
+    )
     modern = ModernClients(
         intake=intake,
         resolver=resolution.resolver,
         carriers=resolution.carriers,
         endpoints=endpoints,
         seal=RequestStateSeal(base.ring, base.clock),
+        tasks=tasks,
+        relayed=relayed,
         result_meta=options.result_meta,
     )
     return Pipeline(

@@ -169,10 +169,10 @@ class SessionLifecycle:
     # -- leaving
 
     async def release_idle(self) -> bool:
-        """Release the sessions that have no call in flight, so that other replicas can serve them. True if none is
-        left. For a replica of a cluster that drains."""
+        """Release the sessions that have no call or task in flight, so that other replicas can serve them. True if none
+        is left. For a replica of a cluster that drains."""
         assert self._cluster is not None
-        idle = [live for live in self._live if not live.exchanges and not live.has_suspended]
+        idle = [live for live in self._live if not (live.exchanges or live.has_suspended or live.tasks)]
         for live in idle:
             # No await in this loop: a request that arrives now finds the session released.
             self._live.hand_over(live)

@@ -18,6 +18,7 @@ __all__ = [
     "LISTING",
     "PROBE",
     "SCRIPTED",
+    "TASKS",
     "TOOL",
     "UNLIMITED",
     "RunningGateway",
@@ -30,6 +31,8 @@ DEMO = (sys.executable, "-m", "gateway", "demo-server")
 TOOL = (sys.executable, "-m", "tests.support.session_tool")
 PROBE = (sys.executable, str(Path(__file__).with_name("probe_server.py")))
 BAD = (sys.executable, str(Path(__file__).with_name("bad_server.py")))
+TASKS = (sys.executable, "-m", "tests.support.task_server")
+"""Serves the era that follows as an argument."""
 LISTING = (sys.executable, str(Path(__file__).with_name("listing_server.py")))
 SCRIPTED = (sys.executable, str(Path(__file__).with_name("scripted_server.py")))
 ROOT = Path(__file__).parents[2]

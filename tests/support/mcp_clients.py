@@ -13,6 +13,7 @@ import httpx
 __all__ = [
     "ACCEPT",
     "CURL",
+    "DECLARES_TASKS",
     "Legacy",
     "Modern",
     "events",
@@ -28,6 +29,13 @@ VERSION = "2026-07-28"
 SESSION_KEY = "io.github.mcp-session-gateway/session"
 CURL = {"User-Agent": "curl/8.5.0"}
 """As a client that is known to bring no session back, which gets the default session of its principal."""
+DECLARES_TASKS: Any = {
+    "io.modelcontextprotocol/clientCapabilities": {
+        "elicitation": {"form": {}},
+        "extensions": {"io.modelcontextprotocol/tasks": {}},
+    }
+}
+"""For the `_meta` of a request: the client takes a task in place of a result."""
 _NAMES = {
     "tools/call": "name",
     "prompts/get": "name",

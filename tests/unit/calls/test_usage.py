@@ -40,3 +40,14 @@ def test_a_restart_of_the_idle_time_that_failed_is_tried_again() -> None:
     assert live.take_use()
     live.keep_use()
     assert live.take_use()
+
+
+def test_a_task_is_a_use_and_counts_as_work() -> None:
+    live = Usage()
+    call, task = live.in_use(), live.at_work()
+    assert (live.busy, live.tasks) == (2, 1)
+    call.release()
+    task.release()
+    task.release()
+    assert (live.busy, live.tasks, live.is_busy) == (0, 0, False)
+    assert live.take_use()

@@ -51,6 +51,7 @@ OWN_BEHAVIOUR = {
     "resources/list": "is what a resource must be in to be there",
     "resources/templates/list": "or a template of it",
     "resources/read": "is how the server of an unlisted resource is found",
+    "tasks/cancel": "is sent for a task that its client cannot have",
     "elicitation/create": "differs between the eras",
     "notifications/initialized": "ends the handshake",
     "notifications/cancelled": "ends a call",

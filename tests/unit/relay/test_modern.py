@@ -58,6 +58,8 @@ class Parts:
             carriers=cast("Any", self),
             endpoints=cast("Any", {"/mcp": None}),
             seal=seal,
+            tasks=cast("Any", None),
+            relayed=cast("Any", None),
             result_meta=False,
         )
         self.exchange = Exchange(method=METHOD, client_id=1, live=self.live, replies=ReplyQueue())

@@ -1,0 +1,55 @@
+"""The extension `io.modelcontextprotocol/tasks` as data: who declares it, and what a task looks like. Pure."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+from gateway.protocol.extensions import object_of
+from session_store.ports.tasks import OVER
+from transports.jsonrpc import Object, encode
+
+__all__ = ["TASKS", "TaskState", "declares_tasks", "is_task", "state_of", "with_tasks"]
+
+TASKS: Final = "io.modelcontextprotocol/tasks"
+"""The name of the extension."""
+
+_CAPABILITIES: Final = "io.modelcontextprotocol/clientCapabilities"
+
+
+class TaskState(msgspec.Struct, frozen=True):
+    """What a message of a server says of a task. `ttl_s` counts from its creation; None: the server sets no limit."""
+
+    is_over: bool
+    ttl_s: float | None
+
+
+def declares_tasks(meta: Mapping[str, Any]) -> bool:
+    """Whether the client declares the extension in the `_meta` of its request: no other request counts."""
+    declared = meta.get(_CAPABILITIES)
+    extensions = declared.get("extensions") if isinstance(declared, dict) else None
+    return isinstance(extensions, dict) and TASKS in extensions
+
+
+def with_tasks(meta: Object) -> Object:
+    """The `_meta` of a request that the gateway makes itself: it takes a task in place of a result."""
+    capabilities = object_of(meta.get(_CAPABILITIES))
+    extensions = object_of(capabilities.get("extensions")) | {TASKS: msgspec.Raw(b"{}")}
+    return meta | {_CAPABILITIES: msgspec.Raw(encode(capabilities | {"extensions": msgspec.Raw(encode(extensions))}))}
+
+
+def is_task(result: Object) -> bool:
+    """Whether a result is a task, in place of the answer to the request."""
+    return bytes(result.get("resultType", b"")) == b'"task"'
+
+
+def state_of(task: Object, ttl: str = "ttlMs") -> TaskState | None:
+    """The state that a task is reported in; None if it is not one. `ttl` is the key of the time to live, in ms."""
+    try:
+        status = msgspec.json.decode(task.get("status", b"null"))
+        ttl_ms = msgspec.json.decode(task.get(ttl, b"null"), type=float | None)
+    except msgspec.MsgspecError:
+        return None
+    if not isinstance(status, str):
+        return None
+    return TaskState(status in OVER, None if ttl_ms is None else ttl_ms / 1_000)

@@ -1,0 +1,100 @@
+"""Requests of modern clients about one task: `tasks/get`, `tasks/update`, `tasks/cancel`.
+
+The id alone says where the task is: it names the session and the server, and whoever holds it needs nothing else but
+the credential of the principal that made the call. So no answer tells the session: an id may be kept where a token of
+the session must not be.
+"""
+
+from collections.abc import Mapping
+
+import msgspec
+
+from gateway.calls.exchange import Exchange
+from gateway.context.facts import trace_meta, with_meta
+from gateway.errors import SESSION_UNKNOWN, tasks_not_declared, unknown_method, unknown_task
+from gateway.identity.request_context import RequestContext
+from gateway.protocol.capabilities import caller_of_meta
+from gateway.protocol.methods import METHODS
+from gateway.protocol.params import text_of
+from gateway.protocol.tasks import declares_tasks
+from gateway.relay.endpoint import Endpoint
+from gateway.relay.intake import Intake, id_of, message_of
+from gateway.sessions.attach import Resolved
+from gateway.sessions.resolve import SessionResolver
+from gateway.tasks.handles import TaskHandle, TaskHandles
+from gateway.tasks.relayed import RelayedTasks
+from transports.era import Era
+from transports.inbound_port import Answer, Refused, Request
+from transports.jsonrpc import Object, encode
+from transports.reply_queue import ReplyQueue
+
+__all__ = ["TaskRequests"]
+
+
+class TaskRequests:
+    """Handles what modern clients ask about tasks."""
+
+    def __init__(
+        self,
+        *,
+        handles: TaskHandles,
+        relayed: RelayedTasks,
+        intake: Intake,
+        resolver: SessionResolver,
+        endpoints: Mapping[str, Endpoint],
+        result_meta: bool,
+    ) -> None:
+        self._handles = handles
+        self._relayed = relayed
+        self._intake = intake
+        self._resolver = resolver
+        self._endpoints = endpoints
+        self._result_meta = result_meta
+
+    async def call(self, request: Request, who: RequestContext) -> Answer:
+        """Answer a request about a task.
+
+        Raises:
+            Refused: the client does not declare the extension, or the task is unknown.
+            OwnedByPeer: another replica owns the session of the task.
+            StoreUnavailable: the store does not answer.
+        """
+        method = str(message_of(request).method)
+        if Era.MODERN not in METHODS[method].eras:
+            raise unknown_method(method)
+        if not declares_tasks(request.meta):
+            raise tasks_not_declared(f"{method} is about a task")
+        text = text_of(request.params, "taskId")
+        handle = self._handles.read(text)
+        if handle is None or handle.endpoint != request.endpoint or handle.kind != "relayed":
+            raise unknown_task()
+        return await self._relay(request, who, handle, text)
+
+    async def _relay(self, request: Request, who: RequestContext, handle: TaskHandle, text: str) -> Answer:
+        """Send the request to the server that has made the task."""
+        resolved, message = await self._session_of(handle, who), message_of(request)
+        if not self._endpoints[request.endpoint].serves(handle.server, resolved.context):
+            raise unknown_task()
+        live = resolved.live
+        exchange = Exchange(
+            method=str(message.method),
+            client_id=id_of(message),
+            live=live,
+            replies=ReplyQueue(),
+            shape=self._relayed.answer_shape(handle, text),
+            caller=caller_of_meta(request.params.get("_meta", b"{}")),
+            context=resolved.context,
+            granted=who.claims,
+        )
+        if self._result_meta:
+            exchange.filter_result(lambda _, result: with_meta(result, trace_meta(live.session, who.correlation)))
+        params: Object = request.params | {"taskId": msgspec.Raw(encode(handle.id))}
+        return await self._intake.accept(exchange, request, who, params, [], server=handle.server)
+
+    async def _session_of(self, handle: TaskHandle, who: RequestContext) -> Resolved:
+        try:
+            return await self._resolver.resume_by_id(handle.session_id, who, Era.MODERN)
+        except Refused as refused:
+            if refused.code != SESSION_UNKNOWN:
+                raise
+            raise unknown_task() from None

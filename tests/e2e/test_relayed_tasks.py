@@ -1,0 +1,240 @@
+"""Tasks of modern servers for modern clients: their ids are the gateway's, and lead to them from anywhere."""
+
+import contextlib
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from tests.requirements import requirement
+from tests.support.credentials import sha256
+from tests.support.gateway_process import TASKS, RunningGateway, running_gateway, server
+from tests.support.mcp_clients import DECLARES_TASKS, Modern, messages, tool_text, without_id
+from tests.support.redis_server import RunningRedis
+from tests.support.task_server import EXTENSION, HttpTasks, running_http_tasks
+from tests.support.waiting import eventually, gone
+
+ACCEPT = {"action": "accept", "content": {"name": "Ada"}}
+SERVERS = ("http", "shared", "stdio")
+SESSION_KEY = "io.github.mcp-session-gateway/session"
+
+
+@pytest.fixture(scope="module")
+def upstream() -> Iterator[HttpTasks]:
+    with running_http_tasks("modern") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def gateway(upstream: HttpTasks) -> Iterator[RunningGateway]:
+    modern = (*TASKS, "modern")
+    servers = {
+        "stdio": server(modern),
+        "shared": server(modern, shared=True),
+        "lazy": server(modern, idle_stop_s=0.3),
+        "http": {"url": upstream.url},
+    }
+    with running_gateway(servers, options={"session": {"unconfirmed_ttl_s": 1.0}}) as running:
+        yield running
+
+
+class Tasks:
+    """A client of tasks. Each request may come from another process: it carries nothing of the one before."""
+
+    def __init__(self, url: str, http: httpx.Client, prefix: str = "", **more: Any) -> None:
+        self.client = Modern(url, http, **more)
+        self.prefix = prefix
+
+    def begin(self, tool: str, **arguments: Any) -> Any:
+        return self.result(self.client.tool(f"{self.prefix}{tool}", arguments, meta=DECLARES_TASKS))
+
+    def send(self, method: str, task: str, **more: Any) -> httpx.Response:
+        return self.client.send(method, {"taskId": task, **more}, meta=DECLARES_TASKS)
+
+    def get(self, task: str) -> Any:
+        return self.result(self.send("tasks/get", task))
+
+    def until(self, task: str, status: str) -> Any:
+        assert eventually(lambda: self.get(task)["status"] == status), self.get(task)
+        return self.get(task)
+
+    @staticmethod
+    def result(response: httpx.Response) -> Any:
+        answer = messages(response)[-1]
+        assert "result" in answer, answer
+        return answer["result"]
+
+
+def clients(gateway: RunningGateway, http: httpx.Client, name: str) -> list[Tasks]:
+    """Clients of one server, at the address of all servers and at its own."""
+    return [Tasks(gateway.url, http, f"{name}__"), Tasks(f"{gateway.base}/servers/{name}/mcp", http)]
+
+
+@requirement("task.relay")
+@pytest.mark.parametrize("name", SERVERS)
+def test_a_task_is_found_by_its_id_alone(gateway: RunningGateway, http: httpx.Client, name: str) -> None:
+    for tasks in clients(gateway, http, name):
+        made = tasks.begin("work", ttl=60_000)
+        assert (made["resultType"], made["status"], made["ttlMs"]) == ("task", "working", 60_000)
+        assert "task/" not in made["taskId"], "the server's own id does not leave the gateway"
+        done = tasks.until(made["taskId"], "completed")
+        assert done["result"]["content"][0]["text"] == "work is done"
+        assert done["taskId"] == made["taskId"] and done["x-more"]["kept"] == [1, None]
+        assert (done["resultType"], done["pollIntervalMs"]) == ("complete", 50)
+        assert SESSION_KEY not in done.get("_meta", {}), "an id gives no session"
+
+
+@requirement("task.relay")
+@pytest.mark.parametrize("name", SERVERS)
+def test_a_task_asks_fails_and_is_cancelled(gateway: RunningGateway, http: httpx.Client, name: str) -> None:
+    for tasks in clients(gateway, http, name):
+        task = tasks.begin("ask")["taskId"]
+        asked = tasks.until(task, "input_required")
+        assert asked["inputRequests"]["q1"]["params"]["message"] == "who?"
+        nothing = tasks.result(tasks.send("tasks/update", task, inputResponses={"other": ACCEPT}))
+        assert nothing == {"resultType": "complete"}
+        tasks.result(tasks.send("tasks/update", task, inputResponses={"q1": ACCEPT}))
+        assert tasks.until(task, "completed")["result"]["content"][0]["text"] == "hello Ada"
+
+        failed = tasks.until(tasks.begin("fail")["taskId"], "failed")
+        assert failed["error"] == {"code": -32603, "message": "it broke"}
+
+        task = tasks.begin("work", for_s=60)["taskId"]
+        assert tasks.result(tasks.send("tasks/cancel", task)) == {"resultType": "complete"}
+        assert tasks.until(task, "cancelled")
+
+
+@requirement("task.relay", "ext.relay")
+def test_a_server_is_asked_for_a_task_by_its_own_id(
+    gateway: RunningGateway, http: httpx.Client, upstream: HttpTasks
+) -> None:
+    (tasks, _) = clients(gateway, http, "http")
+    task = tasks.begin("work")["taskId"]
+    tasks.until(task, "completed")
+    own = next(reversed(upstream.server.tasks))
+    assert [m["params"]["taskId"] for m in upstream.server.seen if m.get("method") == "tasks/get"][-1] == own
+    named = [headers["mcp-name"] for headers in upstream.headers if headers.get("mcp-method") == "tasks/get"]
+    assert named[-1] == own
+
+
+@requirement("task.relay")
+@pytest.mark.parametrize("name", SERVERS)
+def test_without_the_extension_on_a_request_there_are_no_tasks(
+    gateway: RunningGateway, http: httpx.Client, name: str
+) -> None:
+    tasks, _ = clients(gateway, http, name)
+    task = tasks.begin("work")["taskId"]
+    needed: Any = {"requiredCapabilities": {"extensions": {EXTENSION: {}}}}
+    for method in ("tasks/get", "tasks/update", "tasks/cancel"):
+        response = tasks.client.send(method, {"taskId": task, "inputResponses": {}})
+        error = without_id(messages(response)[-1]["error"])
+        assert (response.status_code, error["code"], error["data"]) == (400, -32021, needed), method
+    # A server that makes a task all the same is told that nobody wants it.
+    sneaky = tasks.client.tool(f"{name}__sneak")
+    error = without_id(messages(sneaky)[-1]["error"])
+    assert (error["code"], error["data"]) == (-32021, needed)
+    session = {"MCP-Gateway-Session": tasks.begin("plain")["_meta"][SESSION_KEY]}
+    sneaky = tasks.client.tool(f"{name}__sneak", {"for_s": 60}, headers=session)
+    assert messages(sneaky)[-1]["error"]["code"] == -32021
+    seen = json.loads(tool_text(tasks.client.tool(f"{name}__seen", headers=session)))
+    cancelled = [message["params"] for message in seen if message.get("method") == "tasks/cancel"]
+    assert EXTENSION in cancelled[-1]["_meta"]["io.modelcontextprotocol/clientCapabilities"]["extensions"]
+
+
+def unknown(tasks: Tasks, task: str) -> Any:
+    """The answers to all requests about a task, which are the same for every task that is unknown."""
+    answers = [
+        tasks.client.send(method, {"taskId": task, "inputResponses": {}}, meta=DECLARES_TASKS)
+        for method in ("tasks/get", "tasks/update", "tasks/cancel")
+    ]
+    found = {(a.status_code, json.dumps(without_id(messages(a)[-1]["error"]))) for a in answers}
+    assert len(found) == 1
+    return found.pop()
+
+
+@requirement("task.relay", "id.forged", "id.bound")
+def test_whoever_may_not_have_a_task_learns_nothing_of_it(http: httpx.Client) -> None:
+    keys = {"alice": sha256("a" * 20), "bob": sha256("b" * 20)}
+    servers = {"free": server((*TASKS, "modern")), "other": server((*TASKS, "modern"))}
+    options = {"api_keys": keys}
+    with running_gateway(servers, options=options) as gateway:
+        alice, bob = (
+            Tasks(gateway.url, http, "free__", headers={"Authorization": f"Bearer {key * 20}"}) for key in "ab"
+        )
+        made = alice.begin("work", for_s=60)
+        task = made["taskId"]
+        assert alice.get(task)["status"] == "working"
+        forged = unknown(alice, task[:-1] + ("A" if task[-1] != "A" else "B"))
+        assert json.loads(forged[1])["code"] == -32602
+        assert unknown(bob, task) == forged, "another principal"
+        assert unknown(alice, "task/1:1") == forged, "the server's own id, or anything else"
+        elsewhere = Tasks(f"{gateway.base}/servers/free/mcp", http, headers=alice.client._headers)
+        assert unknown(elsewhere, task) == forged, "another endpoint"
+        assert alice.get(task)["status"] == "working", "and the task goes on"
+
+
+@requirement("task.relay", "life.unconfirmed")
+def test_a_task_keeps_its_session_and_its_process_until_it_is_over(gateway: RunningGateway, http: httpx.Client) -> None:
+    """No other request comes for its session, whose server is stopped when it is idle."""
+    tasks, _ = clients(gateway, http, "lazy")
+    made = tasks.begin("work", for_s=3)
+    process = psutil.Process(made["x-more"]["pid"])
+    assert not gone([process], within_s=2.8)
+    tasks.until(made["taskId"], "completed")
+    assert gone([process])
+
+
+@requirement("task.relay")
+def test_a_task_keeps_nothing_when_its_time_is_over(gateway: RunningGateway, http: httpx.Client) -> None:
+    tasks, _ = clients(gateway, http, "lazy")
+    made = tasks.begin("work", for_s=60, ttl=200)
+    assert gone([psutil.Process(made["x-more"]["pid"])], within_s=4)
+
+
+@requirement("task.relay", "id.forged")
+def test_a_task_of_an_ended_session_or_of_a_hidden_server_is_unknown(
+    redis_server: RunningRedis, http: httpx.Client
+) -> None:
+    free = server((*TASKS, "modern"))
+    options = {"store": redis_server.url}
+    with running_gateway({"one": free, "two": free}, options=options, env=KEYS) as gateway:
+        tasks = Tasks(gateway.url, http, "one__")
+        made, kept = tasks.begin("work", for_s=60), tasks.begin("work", for_s=60)
+        forged = unknown(tasks, made["taskId"][:-4] + "AAAA")
+        ended = http.delete(gateway.url, headers={"Mcp-Session-Id": made["_meta"][SESSION_KEY]})
+        assert ended.status_code == 200, ended.text
+        assert unknown(tasks, made["taskId"]) == forged
+        assert tasks.get(kept["taskId"])["status"] == "working"
+    paid = {"one": server((*TASKS, "modern"), permissions=["paid"]), "two": free}
+    with running_gateway(paid, options=options, env=KEYS) as gateway:
+        assert unknown(Tasks(gateway.url, http), kept["taskId"]) == forged
+
+
+KEYS = {"MCP_GATEWAY_KEYS": "k" * 40}
+
+
+@requirement("task.relay", "rep.any")
+def test_a_task_is_reached_through_every_replica(
+    redis_server: RunningRedis, http: httpx.Client, upstream: HttpTasks
+) -> None:
+    servers = {"stdio": server((*TASKS, "modern")), "http": {"url": upstream.url}}
+    with contextlib.ExitStack() as stack:
+        options = {"store": redis_server.url}
+        gateways = [
+            stack.enter_context(running_gateway(servers, options=options, env=KEYS, must_stop=False)) for _ in range(3)
+        ]
+        for name in servers:
+            one, two, three = (Tasks(gateway.url, http, f"{name}__") for gateway in gateways)
+            task = one.begin("ask")["taskId"]
+            two.until(task, "input_required")
+            three.result(three.send("tasks/update", task, inputResponses={"q1": ACCEPT}))
+            assert two.until(task, "completed")["result"]["content"][0]["text"] == "hello Ada"
+        # The server behind a URL goes on when the gateway that relayed its task is killed.
+        task = one.begin("ask")["taskId"]
+        gateways[0].kill()
+        two.until(task, "input_required")
+        three.result(three.send("tasks/update", task, inputResponses={"q1": ACCEPT}))
+        assert two.until(task, "completed")

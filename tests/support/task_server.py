@@ -1,0 +1,388 @@
+"""A server that makes tasks, in both eras, on stdio and on HTTP: `task_server.py modern|legacy`.
+
+Modern: the extension `io.modelcontextprotocol/tasks` of 2026-07-28. Legacy: the experimental tasks of 2025-11-25. It
+writes its messages by hand, so that it shares no mistake with an SDK or with the gateway.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+__all__ = ["EXTENSION", "RELATED", "HttpTasks", "TaskServer", "running_http_tasks"]
+
+EXTENSION = "io.modelcontextprotocol/tasks"
+RELATED = "io.modelcontextprotocol/related-task"
+CAPABILITIES = "io.modelcontextprotocol/clientCapabilities"
+SUBSCRIPTION = "io.modelcontextprotocol/subscriptionId"
+OVER = ("completed", "failed", "cancelled")
+QUESTION = {"message": "who?", "requestedSchema": {"type": "object", "properties": {"name": {"type": "string"}}}}
+
+Send = Callable[[Any], None]
+
+
+class Refusal(Exception):
+    """The error of a request."""
+
+    def __init__(self, code: int, message: str, data: Any = None) -> None:
+        super().__init__(message)
+        self.error = {"code": code, "message": message} | ({} if data is None else {"data": data})
+
+
+class Task:
+    """One task, in the words of both eras."""
+
+    def __init__(self, number: int, ttl: int | None, token: Any) -> None:
+        self.id = f"task/{os.getpid()}:{number}"
+        self.status, self.message = "working", "begun"
+        self.ttl, self.token = ttl, token
+        self.result: Any = None
+        self.error: Any = None
+        self.questions: dict[str, Any] = {}
+        self.answers: asyncio.Queue[Any] = asyncio.Queue()
+        self.changed = asyncio.Condition()
+
+    def plain(self, era: str) -> dict[str, Any]:
+        ttl, poll = ("ttlMs", "pollIntervalMs") if era == "modern" else ("ttl", "pollInterval")
+        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        body = {"taskId": self.id, "status": self.status, "statusMessage": self.message}
+        return body | {
+            "createdAt": now,
+            "lastUpdatedAt": now,
+            ttl: self.ttl,
+            poll: 50,
+            "x-more": {"kept": [1, None], "pid": os.getpid()},
+        }
+
+    def whole(self) -> dict[str, Any]:
+        more: dict[str, Any] = {}
+        if self.status == "input_required":
+            more["inputRequests"] = self.questions
+        if self.status == "completed":
+            more["result"] = self.result
+        if self.status == "failed":
+            more["error"] = self.error
+        return self.plain("modern") | more
+
+
+class TaskServer:
+    """The server, on any transport. `seen` has every message that came."""
+
+    def __init__(self, era: str) -> None:
+        self.era = era
+        self.seen: list[Any] = []
+        self.tasks: dict[str, Task] = {}
+        self.running: set[asyncio.Task[None]] = set()
+        self.listening: dict[Any, tuple[list[str], Send]] = {}
+        self.asked: dict[Any, asyncio.Future[Any]] = {}
+        self.numbers = itertools.count(1)
+        self.broadcast: Send = lambda message: None
+
+    async def handle(self, message: Any, send: Send) -> Any:
+        """The response to a message; None if it gets none, or gets it later by `send`."""
+        self.seen.append(message)
+        if "method" not in message:
+            self.asked.pop(message["id"]).set_result(message)
+            return None
+        if "id" not in message:
+            if message["method"] == "notifications/cancelled":
+                self.listening.pop(message["params"]["requestId"], None)
+            return None
+        try:
+            result = await self.answer(message["method"], message.get("params", {}), message["id"], send)
+        except Refusal as refusal:
+            return {"jsonrpc": "2.0", "id": message["id"], "error": refusal.error}
+        return None if result is None else {"jsonrpc": "2.0", "id": message["id"], "result": result}
+
+    async def answer(self, method: str, params: Any, number: Any, send: Send) -> Any:
+        if method == {"modern": "initialize", "legacy": "server/discover"}[self.era]:
+            raise Refusal(-32601, "Method not found")
+        done = {"resultType": "complete"} if self.era == "modern" else {}
+        cached = {"ttlMs": 0, "cacheScope": "private"} if self.era == "modern" else {}
+        match method:
+            case "server/discover":
+                capabilities: Any = {"tools": {}, "extensions": {EXTENSION: {}}}
+                info = {"serverInfo": {"name": "tasks", "version": "1"}, "supportedVersions": ["2026-07-28"]}
+                return done | cached | info | {"capabilities": capabilities}
+            case "initialize":
+                offered: Any = {"list": {}, "cancel": {}, "requests": {"tools": {"call": {}}}}
+                info = {"serverInfo": {"name": "tasks", "version": "1"}, "protocolVersion": params["protocolVersion"]}
+                return info | {"capabilities": {"tools": {}, "tasks": offered}}
+            case "ping":
+                return {}
+            case "tools/list":
+                return done | cached | {"tools": self.tools()}
+            case "tools/call":
+                return await self.call(params, send)
+            case "subscriptions/listen":
+                return self.listen(params, number, send)
+            case "tasks/list" if self.era == "legacy":
+                return self.page(params)
+        return done | await self.about(method, params, send)
+
+    def tools(self) -> list[Any]:
+        names = ("work", "ask", "fail", "must", "sneak", "plain", "seen")
+        support = {"work": "optional", "ask": "optional", "fail": "optional", "must": "required"}
+        tools: list[dict[str, Any]] = [{"name": name, "inputSchema": {"type": "object"}} for name in names]
+        if self.era == "legacy":
+            for tool in tools:
+                if tool["name"] in support:
+                    tool["execution"] = {"taskSupport": support[tool["name"]]}
+        return tools
+
+    async def call(self, params: Any, send: Send) -> Any:
+        name, arguments, meta = params["name"], params.get("arguments", {}), params.get("_meta", {})
+        if name == "seen":
+            return self.text(json.dumps(self.seen))
+        if self.era == "modern":
+            takes = EXTENSION in meta.get(CAPABILITIES, {}).get("extensions", {})
+            if name == "must" and not takes:
+                data: Any = {"requiredCapabilities": {"extensions": {EXTENSION: {}}}}
+                raise Refusal(-32021, "Missing required client capability", data)
+            wants = takes or name == "sneak"
+        else:
+            wants = "task" in params
+            if name == "must" and not wants:
+                raise Refusal(-32601, "must be called as a task")
+        if name == "plain" or not wants:
+            return self.text(f"{name} is done")
+        ttl = arguments.get("ttl", params.get("task", {}).get("ttl"))
+        task = Task(next(self.numbers), ttl, meta.get("progressToken"))
+        self.tasks[task.id] = task
+        running = asyncio.create_task(self.run(task, name, arguments))
+        self.running.add(running)
+        running.add_done_callback(self.running.discard)
+        return {"resultType": "task"} | task.plain("modern") if self.era == "modern" else {"task": task.plain("legacy")}
+
+    def text(self, text: str) -> Any:
+        done = {"resultType": "complete"} if self.era == "modern" else {}
+        return done | {"content": [{"type": "text", "text": text}]}
+
+    # -- what tasks do
+
+    async def run(self, task: Task, name: str, arguments: Any) -> None:
+        if task.token is not None and self.era == "legacy":
+            progress = {"progressToken": task.token, "progress": 1, "message": "half", "_meta": self.related(task)}
+            self.broadcast({"jsonrpc": "2.0", "method": "notifications/progress", "params": progress})
+        if name == "ask":
+            task.questions = {"q1": {"method": "elicitation/create", "params": {"mode": "form", **QUESTION}}}
+            await self.change(task, "input_required", "asking")
+            answer = await task.answers.get()
+            task.questions = {}
+            await self.change(task, "working", "answered")
+            task.result = self.text(f"hello {answer['content']['name']}")
+        else:
+            await asyncio.sleep(arguments.get("for_s", 0.1))
+            task.result = self.text(f"{name} is done")
+        if task.status in OVER:
+            return
+        if name == "fail":
+            task.error = {"code": -32603, "message": "it broke"}
+        await self.change(task, "failed" if name == "fail" else "completed", "over")
+
+    async def change(self, task: Task, status: str, message: str) -> None:
+        task.status, task.message = status, message
+        async with task.changed:
+            task.changed.notify_all()
+        for number, (ids, send) in list(self.listening.items()):
+            if task.id in ids:
+                params = task.whole() | {"_meta": {SUBSCRIPTION: number}}
+                send({"jsonrpc": "2.0", "method": "notifications/tasks", "params": params})
+        if self.era == "legacy":
+            told = {"jsonrpc": "2.0", "method": "notifications/tasks/status", "params": task.plain("legacy")}
+            self.broadcast(told)
+
+    # -- what is asked about tasks
+
+    def known(self, params: Any) -> Task:
+        if params.get("taskId") not in self.tasks:
+            raise Refusal(-32602, "Failed to retrieve task: Task not found")
+        return self.tasks[params["taskId"]]
+
+    async def about(self, method: str, params: Any, send: Send) -> Any:
+        if not method.startswith("tasks/"):
+            raise Refusal(-32601, "Method not found")
+        if self.era == "modern" and EXTENSION not in params["_meta"][CAPABILITIES].get("extensions", {}):
+            raise Refusal(-32021, "Missing required client capability")
+        task = self.known(params)
+        match method:
+            case "tasks/get":
+                return task.whole() if self.era == "modern" else task.plain("legacy")
+            case "tasks/update":
+                for key in params["inputResponses"]:
+                    if key in task.questions:
+                        task.answers.put_nowait(params["inputResponses"][key])
+                return {}
+            case "tasks/cancel":
+                if self.era == "legacy" and task.status in OVER:
+                    raise Refusal(-32602, "already over")
+                await self.change(task, "cancelled", "as you like")
+                return {} if self.era == "modern" else task.plain("legacy")
+            case "tasks/result" if self.era == "legacy":
+                return await self.outcome(task, send)
+        raise Refusal(-32601, "Method not found")
+
+    async def outcome(self, task: Task, send: Send) -> Any:
+        while task.status not in OVER:
+            if task.status == "input_required" and task.questions:
+                task.questions = {}
+                number = f"ask-{next(self.numbers)}"
+                self.asked[number] = asyncio.get_running_loop().create_future()
+                question = QUESTION | {"_meta": self.related(task)}
+                send({"jsonrpc": "2.0", "id": number, "method": "elicitation/create", "params": question})
+                task.answers.put_nowait((await self.asked[number])["result"])
+            async with task.changed:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(task.changed.wait(), 0.1)
+        if task.status == "cancelled":
+            raise Refusal(-32603, "the task was cancelled")
+        if task.error is not None:
+            raise Refusal(task.error["code"], task.error["message"])
+        return task.result | {"_meta": self.related(task)}
+
+    def related(self, task: Task) -> Any:
+        return {RELATED: {"taskId": task.id}}
+
+    def page(self, params: Any) -> Any:
+        tasks, start = [*self.tasks.values()], int(params.get("cursor", 0))
+        more = {"nextCursor": str(start + 2)} if len(tasks) > start + 2 else {}
+        return {"tasks": [task.plain("legacy") for task in tasks[start : start + 2]]} | more
+
+    def listen(self, params: Any, number: Any, send: Send) -> None:
+        ids = params["notifications"].get("taskIds", [])
+        if EXTENSION not in params["_meta"][CAPABILITIES].get("extensions", {}):
+            raise Refusal(-32021, "Missing required client capability")
+        honoured = {"notifications": {"taskIds": [task for task in ids if task in self.tasks]}}
+        meta = {"_meta": {SUBSCRIPTION: number}}
+        method = "notifications/subscriptions/acknowledged"
+        send({"jsonrpc": "2.0", "method": method, "params": honoured | meta})
+        self.listening[number] = (honoured["notifications"]["taskIds"], send)
+
+
+# -- stdio
+
+
+async def on_stdio(server: TaskServer) -> None:
+    loop, running = asyncio.get_running_loop(), set()
+
+    def send(message: Any) -> None:
+        sys.stdout.write(json.dumps(message) + "\n")
+        sys.stdout.flush()
+
+    async def one(message: Any) -> None:
+        if (response := await server.handle(message, send)) is not None:
+            send(response)
+
+    server.broadcast = send
+    while line := await loop.run_in_executor(None, sys.stdin.readline):
+        task = asyncio.create_task(one(json.loads(line)))
+        running.add(task)
+        task.add_done_callback(running.discard)
+
+
+# -- HTTP
+
+
+class HttpTasks:
+    """The server as an ASGI app. `headers` has those of every request. A legacy client has one session."""
+
+    def __init__(self, era: str, port: int) -> None:
+        self.server = TaskServer(era)
+        self.url = f"http://127.0.0.1:{port}/mcp"
+        self.headers: list[dict[str, str]] = []
+        self._streams: list[asyncio.Queue[Any]] = []
+        self.server.broadcast = self._broadcast
+
+    def _broadcast(self, message: Any) -> None:
+        for stream in self._streams:
+            stream.put_nowait(message)
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            return
+        self.headers.append({name.decode(): value.decode() for name, value in scope["headers"]})
+        if scope["method"] == "GET" and self.server.era == "legacy":
+            stream: asyncio.Queue[Any] = asyncio.Queue()
+            self._streams.append(stream)
+            await self._stream(send, self._forever(stream))
+            return
+        if scope["method"] != "POST":
+            await self._whole(send, 405, b"")
+            return
+        body, more = b"", True
+        while more:
+            event = await receive()
+            body, more = body + event.get("body", b""), event.get("more_body", False)
+        message = json.loads(body)
+        if message.get("method") in ("subscriptions/listen", "tasks/result"):
+            await self._stream(send, self._handled(message))
+            return
+        response = await self.server.handle(message, self._broadcast)
+        status = 202 if response is None else 200
+        await self._whole(send, status, b"" if response is None else json.dumps(response).encode())
+
+    async def _handled(self, message: Any) -> AsyncIterator[Any]:
+        stream: asyncio.Queue[Any] = asyncio.Queue()
+        running = asyncio.create_task(self.server.handle(message, stream.put_nowait))
+
+        def put(done: asyncio.Task[Any]) -> None:
+            if done.result() is not None:
+                stream.put_nowait(done.result())
+
+        running.add_done_callback(put)
+        while True:
+            sent = await stream.get()
+            yield sent
+            if sent.get("id") == message["id"]:
+                return
+
+    async def _forever(self, stream: asyncio.Queue[Any]) -> AsyncIterator[Any]:
+        while True:
+            yield await stream.get()
+
+    async def _stream(self, send: Any, messages: AsyncIterator[Any]) -> None:
+        head = [(b"content-type", b"text/event-stream")]
+        await send({"type": "http.response.start", "status": 200, "headers": head})
+        async for message in messages:
+            body = f"data: {json.dumps(message)}\n\n".encode()
+            await send({"type": "http.response.body", "body": body, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def _whole(self, send: Any, status: int, body: bytes) -> None:
+        head = [(b"content-type", b"application/json"), (b"mcp-session-id", b"s1")]
+        head = head if self.server.era == "legacy" else head[:1]
+        await send({"type": "http.response.start", "status": status, "headers": head})
+        await send({"type": "http.response.body", "body": body})
+
+
+@contextlib.contextmanager
+def running_http_tasks(era: str) -> Iterator[HttpTasks]:
+    """The server on HTTP in a thread of this process, so that a test can read its record."""
+    import uvicorn
+
+    from tests.support.redis_server import free_port
+
+    port = free_port()
+    app = HttpTasks(era, port)
+    config = uvicorn.Config(app, host="127.0.0.1", port=port, lifespan="off", log_level="critical")
+    running = uvicorn.Server(config)
+    thread = threading.Thread(target=running.run, daemon=True)
+    thread.start()
+    try:
+        while not running.started:
+            assert thread.is_alive()
+            thread.join(0.01)
+        yield app
+    finally:
+        running.should_exit = running.force_exit = True
+        thread.join(10)
+
+
+if __name__ == "__main__":
+    asyncio.run(on_stdio(TaskServer(sys.argv[1])))

@@ -1,0 +1,146 @@
+"""What the tasks of servers keep alive, and for how long."""
+
+import asyncio
+from typing import Any, cast
+
+import msgspec
+import pytest
+
+from gateway.calls.exchange import Exchange
+from gateway.calls.live_session import LiveSession
+from gateway.tasks.handles import TaskHandles
+from gateway.tasks.relayed import MAX_KEPT, RelayedTasks
+from session_store import KeyRing
+from session_store.memory import MemoryBackend
+from session_store.testing import FakeClock, a_session
+from tests.requirements import requirement
+from transports.inbound_port import Refused
+from transports.jsonrpc import Object, encode
+from transports.reply_queue import ReplyQueue
+
+pytestmark = pytest.mark.anyio
+HANDLES = TaskHandles(KeyRing(["k" * 40]))
+
+
+class Conversation:
+    """Counts what holds its link."""
+
+    name = "server"
+
+    def __init__(self, *, is_process: bool = True) -> None:
+        self.is_process = is_process
+        self.holds = 0
+        self.sent: list[tuple[str, Any]] = []
+
+    def hold_link(self) -> None:
+        self.holds += 1
+
+    def free_link(self) -> None:
+        self.holds -= 1
+
+    def request(self, method: str, params: bytes) -> None:
+        self.sent.append((method, msgspec.json.decode(params)["taskId"]))
+
+
+class Parts:
+    def __init__(self, *, is_process: bool = True) -> None:
+        self.live = LiveSession(a_session(FakeClock(), era="modern"), MemoryBackend().events)
+        self.server = Conversation(is_process=is_process)
+        self.tasks = RelayedTasks(HANDLES)
+
+    def exchange(self, method: str = "tools/call") -> Exchange:
+        exchange = Exchange(method=method, client_id=1, live=self.live, replies=ReplyQueue())
+        exchange.sent_as(cast("Any", self.server), 1, None)
+        return exchange
+
+    def made(
+        self, task_id: object, ttl_ms: int | None = None, *, declared: bool = True, method: str = "tools/call"
+    ) -> str:
+        result = task(task_id, "working", ttl_ms)
+        shaped = self.tasks.created(self.exchange(method), result, "/mcp", is_declared=declared)
+        return str(msgspec.json.decode(shaped["taskId"]))
+
+    def told(self, handle: str, status: str, ttl_ms: int | None = None) -> None:
+        found = HANDLES.read(handle)
+        assert found is not None
+        self.tasks.answer_shape(found, handle)(self.exchange("tasks/get"), task(found.id, status, ttl_ms))
+
+
+def task(task_id: object, status: str, ttl_ms: int | None) -> Object:
+    body = {"resultType": "task", "taskId": task_id, "status": status, "ttlMs": ttl_ms}
+    return {key: msgspec.Raw(encode(value)) for key, value in body.items()}
+
+
+@requirement("task.relay")
+@pytest.mark.parametrize("status", ["cancelled", "completed", "failed"])
+async def test_a_task_keeps_its_session_and_its_link_until_it_is_over(status: str) -> None:
+    parts = Parts()
+    handle = parts.made("1")
+    parts.told(handle, "input_required")
+    assert (parts.live.busy, parts.live.tasks, parts.server.holds) == (1, 1, 1)
+    parts.told(handle, status)
+    parts.told(handle, status)
+    assert (parts.live.busy, parts.live.tasks, parts.server.holds) == (0, 0, 0)
+
+
+@requirement("task.relay")
+async def test_a_task_that_nobody_asks_for_keeps_nothing_after_its_time() -> None:
+    parts, ended = Parts(), asyncio.Event()
+    parts.server.free_link = ended.set  # type: ignore[method-assign]
+    parts.made("1", ttl_ms=1)
+    async with asyncio.timeout(5):
+        await ended.wait()
+    assert parts.live.busy == 0
+
+
+async def test_what_a_server_behind_a_url_works_on_does_not_end_with_the_gateway() -> None:
+    parts = Parts(is_process=False)
+    parts.made("1")
+    assert (parts.live.busy, parts.live.tasks) == (1, 0)
+
+
+@requirement("task.relay", "wall.memory")
+async def test_of_many_tasks_the_last_ones_keep_their_session() -> None:
+    parts = Parts()
+    handles = [parts.made(str(number)) for number in range(MAX_KEPT + 5)]
+    assert (parts.live.busy, parts.server.holds) == (MAX_KEPT, MAX_KEPT)
+    parts.told(handles[0], "completed")
+    assert parts.live.busy == MAX_KEPT
+    parts.told(handles[-1], "completed")
+    assert parts.live.busy == MAX_KEPT - 1
+
+
+async def test_the_tasks_of_a_closed_session_are_forgotten() -> None:
+    parts = Parts()
+    handle = parts.made("1")
+    await parts.live.close()
+    parts.tasks.forget(parts.live)
+    parts.told(handle, "working")
+    assert (parts.live.busy, parts.server.holds) == (0, 0)
+
+
+async def test_a_task_that_a_new_process_knows_is_kept_with_that_process() -> None:
+    parts = Parts()
+    handle, before = parts.made("1"), parts.server
+    parts.server = Conversation()
+    parts.told(handle, "working")
+    assert (before.holds, parts.server.holds, parts.live.busy) == (0, 1, 1)
+
+
+@requirement("task.relay")
+@pytest.mark.parametrize(("declared", "method"), [(False, "tools/call"), (True, "prompts/get")])
+async def test_a_task_that_the_client_cannot_have_is_cancelled(declared: bool, method: str) -> None:
+    parts = Parts()
+    with pytest.raises(Refused) as refused:
+        parts.made("own", declared=declared, method=method)
+    assert refused.value.code == -32021
+    assert parts.server.sent == [("tasks/cancel", "own")]
+    assert parts.live.busy == 0
+
+
+@pytest.mark.parametrize("task_id", ["", "x" * 513, 7, None])
+async def test_a_task_whose_id_cannot_be_used_is_an_error(task_id: object) -> None:
+    parts = Parts()
+    with pytest.raises(Refused, match="an id that cannot be used"):
+        parts.made(task_id)
+    assert parts.live.busy == 0
