@@ -24,6 +24,7 @@ from gateway.tasks.relayed import RelayedTasks
 from session_store import Purpose
 from transports.inbound.addresses import Addresses
 from transports.inbound.bodies import Bodies
+from transports.inbound.event_stream import StreamTimes
 from transports.inbound.http_sse import HttpSse
 from transports.inbound.limits import Limited
 from transports.inbound.streamable_http import StreamableHttp
@@ -51,7 +52,7 @@ def build_http(
             bodies=bodies,
             limits=base.limits,
             refusals=base.metrics.limited,
-            poll_after_s=options.limits.poll_after_s,
+            times=StreamTimes(options.limits.priming_after_s, options.limits.poll_after_s),
             forwarder=forwarding,
         )
         for path in servers.endpoints

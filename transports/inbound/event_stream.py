@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+from dataclasses import dataclass
 from time import monotonic
 from typing import Final
 
@@ -10,7 +11,7 @@ from transports.inbound_port import Answer, EventSource
 from transports.reply_queue import Frame
 from transports.sse import COMMENT, encode_event
 
-__all__ = ["KEEPALIVE_S", "Stream", "follow", "next_or_quiet", "stream_answer", "until_disconnect"]
+__all__ = ["KEEPALIVE_S", "Stream", "StreamTimes", "follow", "next_or_quiet", "stream_answer", "until_disconnect"]
 
 KEEPALIVE_S: Final = 15.0
 """How often a quiet stream gets a comment: proxies close idle connections, often after 60 s, clients after 300 s."""
@@ -55,6 +56,19 @@ class Stream:
         self.gone = True
 
 
+@dataclass(frozen=True, slots=True)
+class StreamTimes:
+    """When the event stream of a call begins and is closed, for clients that can resume it. Seconds.
+
+    A call without a message begins its stream after `priming_after_s`, so that a client whose connection is cut can
+    fetch the result; None: only with its first message or keepalive. The connection is closed after `poll_after_s` if
+    that is not 0: the client polls for the rest.
+    """
+
+    priming_after_s: float | None = None
+    poll_after_s: float = 0.0
+
+
 async def next_or_quiet(answer: Answer, until: float = math.inf) -> Frame | TimeoutError | None:
     """The next frame; None at the end. Returns the `TimeoutError`, and does not raise it, if no frame came for
     `KEEPALIVE_S` or before `until`: silence is no fault."""
@@ -65,21 +79,22 @@ async def next_or_quiet(answer: Answer, until: float = math.inf) -> Frame | Time
 
 
 async def stream_answer(
-    send: Send, answer: Answer, first: Frame | TimeoutError, *, headers: HeaderList, priming: bool, poll_after_s: float
+    send: Send, answer: Answer, first: Frame | TimeoutError, *, headers: HeaderList, times: StreamTimes | None
 ) -> None:
     """Send `first` and the rest of an answer as an event stream.
 
-    With `priming` the stream starts with an event that a client can resume from, and its connection is closed after
-    `poll_after_s`, if that is not 0: the client polls for the rest (MCP 2025-11-25, Transports §Sending Messages).
+    With `times` the stream starts with an event that a client can resume from (MCP 2025-11-25, Transports §Sending
+    Messages; SEP-1699).
 
     Frames are stored for replay before they are written, also after the client is gone: a lost connection does not
     cancel the call in the era that has replay (MCP 2025-11-25, Transports §Resumability).
     """
     stream = Stream(send)
     await stream.start(headers)
-    if priming:
-        await stream.write(encode_event(b"", await answer.record(Frame(b"")), RETRY_MS))
-    closes_at = monotonic() + poll_after_s if priming and poll_after_s else math.inf
+    place = None if times is None else await answer.record(Frame(b""))
+    if place is not None:
+        await stream.write(encode_event(b"", place, RETRY_MS))
+    closes_at = math.inf if place is None or times is None else monotonic() + (times.poll_after_s or math.inf)
     frame: Frame | TimeoutError | None = first
     while frame is not None:
         if isinstance(frame, TimeoutError):

@@ -14,7 +14,7 @@ import msgspec
 from transports.era import LEGACY, MODERN, Era
 from transports.inbound.batch import BATCHES, Batches
 from transports.inbound.bodies import Bodies, HeldBody
-from transports.inbound.event_stream import follow, next_or_quiet, stream_answer
+from transports.inbound.event_stream import StreamTimes, follow, next_or_quiet, stream_answer
 from transports.inbound.headers import check_legacy, check_post, check_version, era_of, preflight
 from transports.inbound.http import (
     ClientWatch,
@@ -73,7 +73,7 @@ class StreamableHttp:
         bodies: Bodies,
         limits: Limits,
         refusals: Refusals,
-        poll_after_s: float = 0.0,
+        times: StreamTimes,
         forwarder: Forwarder | None = None,
     ) -> None:
         self._handler = handler
@@ -83,7 +83,7 @@ class StreamableHttp:
         self._bodies = bodies
         self._sizes = Sizes(limits, refusals)
         self._batches = Batches(handler, self._sizes, limits, refusals)
-        self._poll_after_s = poll_after_s
+        self._times = times
         self._forwarder = forwarder
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -272,8 +272,8 @@ class StreamableHttp:
         if message.is_request:
             answer = await self._handler.call(request)
             try:
-                priming = request.protocol_version >= _PRIMING
-                await _send_answer(send, answer, priming=priming, poll_after_s=self._poll_after_s)
+                times = self._times if request.protocol_version >= _PRIMING else None
+                await _send_answer(send, answer, times=times)
             finally:
                 await answer.done()
             return
@@ -322,15 +322,20 @@ async def _send_answer(
     answer: Answer,
     *,
     status_of: Callable[[int | None], int] | None = None,
-    priming: bool = False,
-    poll_after_s: float = 0.0,
+    times: StreamTimes | None = None,
 ) -> None:
     """Reply with JSON if the final frame comes first. Else, or if no frame comes for a while, with an event stream."""
-    first = await next_or_quiet(answer)
+    priming_after_s = None if times is None else times.priming_after_s
+    if priming_after_s is None:
+        first = await next_or_quiet(answer)
+    elif priming_after_s > 0:
+        first = await next_or_quiet(answer, monotonic() + priming_after_s)
+    else:
+        first = TimeoutError()
     if first is None:
         raise Refused(500, INTERNAL_ERROR, "The call was cancelled, because the client did not read its messages.")
     if isinstance(first, TimeoutError) or not first.final:
-        await stream_answer(send, answer, first, headers=answer.headers, priming=priming, poll_after_s=poll_after_s)
+        await stream_answer(send, answer, first, headers=answer.headers, times=times)
     else:
         if answer.is_doubtful:
             first = await answer.confirmed(first)
