@@ -1,13 +1,13 @@
 """JSON-RPC batches: several messages in one body, each of them answered on its own.
 
 MCP 2025-03-26 only, where a server must accept them (Transports §Sending Messages to the Server). Does not know HTTP:
-`streamable_http` reads the batch and sends the answers.
+`streamable_http` reads the batch, and `batch_response` sends what its messages cause.
 """
 
 import asyncio
 import functools
 import logging
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Protocol
 
 import msgspec
 
@@ -24,14 +24,25 @@ from transports.jsonrpc import (
     encode,
     encode_error,
 )
-from transports.reply_queue import MAX_QUEUED_BYTES
 
-__all__ = ["BATCHES", "Batches"]
+__all__ = ["BATCHES", "BatchClient", "Batches"]
 
 logger = logging.getLogger(__name__)
 
 BATCHES: Final = "2025-03-26"
 """The only revision with batches. It is also the revision of a request that names none."""
+
+
+class BatchClient(Protocol):
+    """Where the messages for the client of one batch go."""
+
+    async def emit(self, message: bytes) -> None:
+        """Send a message that is no answer."""
+        ...
+
+    async def answer(self, number: int, answer: bytes) -> bool:
+        """Send the answer to the message of that number, now or with the others. False if there is no room for it."""
+        ...
 
 
 class Batches:
@@ -43,8 +54,8 @@ class Batches:
         self._most = limits.batch_messages
         self._refusals = refusals
 
-    async def answer(self, body: bytes, request: Request) -> bytes | None:
-        """The answers to a batch as one array, or None if no message of it needs one. `request` is its HTTP request.
+    async def accepted(self, body: bytes, request: Request) -> list[msgspec.Raw]:
+        """The messages of a batch. `request` is its HTTP request.
 
         Raises:
             Refused: the batch is too long, is not an array, or its client may not send it. Nothing was started.
@@ -56,14 +67,14 @@ class Batches:
             raise Refused(
                 400, INVALID_REQUEST, "The body must be a single JSON-RPC message in this session's revision."
             )
-        room = _Room()
-        answers: list[asyncio.Task[bytes | None]] = []
+        return parts
+
+    async def handle(self, parts: list[msgspec.Raw], request: Request, client: BatchClient) -> None:
+        """Handle the messages of a batch side by side, until each of them has its answer."""
         async with asyncio.TaskGroup() as group:
-            for part in parts:
-                answers.append(group.create_task(self._answer(part, request, room)))
+            for number, part in enumerate(parts):
+                group.create_task(self._handle(number, part, request, client))
                 await asyncio.sleep(0)  # other clients are served between the messages of this one
-        given = [answer for answer in (task.result() for task in answers) if answer is not None]
-        return b"[" + b",".join(given) + b"]" if given else None
 
     def _split(self, body: bytes) -> list[msgspec.Raw]:
         """The messages, not yet parsed. The reading ends with the first one too many, so a long array costs no more."""
@@ -79,14 +90,14 @@ class Batches:
             raise Refused(400, INVALID_REQUEST, "A batch must not be empty.")
         return found
 
-    async def _answer(self, part: msgspec.Raw, request: Request, room: "_Room") -> bytes | None:
-        """The answer to one message. A fault of it does not affect the other messages."""
+    async def _handle(self, number: int, part: msgspec.Raw, request: Request, client: BatchClient) -> None:
+        """Handle one message. A fault of it does not affect the other messages."""
         message: Message | None = None
         refused: Refused
         try:
             data = bytes(part)
             message = self._sizes.parse(data)
-            answer = await self._one(message, msgspec.structs.replace(request, body_bytes=len(data)))
+            answer = await self._one(message, msgspec.structs.replace(request, body_bytes=len(data)), client)
         except Refused as error:
             refused = error
         except InvalidMessage as invalid:
@@ -99,16 +110,15 @@ class Batches:
             logger.exception("a message of a batch failed")
             refused = Refused(500, INTERNAL_ERROR, "The gateway failed to handle this message. Its outcome is unknown.")
         else:
-            if answer is None or room.takes(answer):
-                return answer
-            refused = Refused(500, INTERNAL_ERROR, f"Done, but all answers of a batch hold {room.MOST} bytes.")
+            if answer is None or await client.answer(number, answer):
+                return
+            refused = Refused(500, INTERNAL_ERROR, "Done, but too many answers of the batch are not read.")
         self._handler.refused(request.headers, refused)
-        if message is not None and not message.is_request:
-            return None
-        return encode_error(_id_in(part), refused.error())
+        if message is None or message.is_request:
+            await client.answer(number, encode_error(_id_in(part), refused.error()))
 
-    async def _one(self, message: Message, request: Request) -> bytes | None:
-        """The final frame of a request. Other frames are only stored for replay, as for a client that disconnected."""
+    async def _one(self, message: Message, request: Request, client: BatchClient) -> bytes | None:
+        """The final frame of a request. The client gets other frames at once."""
         if message.method == "initialize":
             raise Refused(200, INVALID_REQUEST, "initialize must not be part of a batch.")
         params = message.params_object() if message.method is not msgspec.UNSET else {}
@@ -125,28 +135,14 @@ class Batches:
         answer = await self._handler.call(request)
         try:
             while (frame := await answer.replies.next()) is not None:
+                if answer.is_doubtful:
+                    frame = await answer.confirmed(frame)
                 if frame.final:
-                    return (await answer.confirmed(frame) if answer.is_doubtful else frame).data
-                await answer.record(frame)
+                    return frame.data
+                await client.emit(frame.data)
         finally:
             await answer.done()
         raise Refused(500, INTERNAL_ERROR, "The call ended without an answer.")
-
-
-class _Room:
-    """The bytes that the answers to one batch may have in all: they are held until the last one is complete."""
-
-    MOST: Final = MAX_QUEUED_BYTES
-
-    def __init__(self) -> None:
-        self._taken = 0
-
-    def takes(self, answer: bytes) -> bool:
-        """Count an answer. False if there is no room for it."""
-        if self._taken + len(answer) > self.MOST:
-            return False
-        self._taken += len(answer)
-        return True
 
 
 @functools.lru_cache(maxsize=4)

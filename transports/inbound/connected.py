@@ -98,6 +98,12 @@ class Connected:
             params = message.params_object()
             meta = msgspec.json.decode(params["_meta"]) if "_meta" in params else {}
         except (InvalidMessage, msgspec.MsgspecError):
+            if line.lstrip()[:1] == b"[" and (session or self._session):
+                # A batch (MCP 2025-03-26). Its servers may ask the client, whose answers come while it is handled.
+                self._tasks.spawn(
+                    self._pass_on(self._ask("POST", self._session_headers(session or self._session), line))
+                )
+                return
             # The endpoint refuses it by the same rules, with an error that says where to find it in the log.
             await self._pass_on(self._ask("POST", {**self._headers, "mcp-protocol-version": self._version}, line))
             return

@@ -13,6 +13,7 @@ import msgspec
 
 from transports.era import LEGACY, MODERN, Era
 from transports.inbound.batch import BATCHES, Batches
+from transports.inbound.batch_response import BatchResponse
 from transports.inbound.bodies import Bodies, HeldBody
 from transports.inbound.event_stream import StreamTimes, follow, next_or_quiet, stream_answer
 from transports.inbound.headers import check_legacy, check_post, check_version, era_of, preflight
@@ -286,11 +287,9 @@ class StreamableHttp:
     async def _batch(self, scope: Scope, headers: Mapping[str, str], body: bytes, send: Send) -> None:
         if headers.get(VERSION_HEADER, BATCHES) != BATCHES:
             raise Refused(400, INVALID_REQUEST, "The body must be a single JSON-RPC message.")
-        answers = await self._batches.answer(body, self._request(scope, headers, LEGACY))
-        if answers is None:
-            await send_status(send, 202)
-        else:
-            await send_json(send, 200, answers)
+        request, response = self._request(scope, headers, LEGACY), BatchResponse(send)
+        parts = await self._batches.accepted(body, request)
+        await response.during(self._batches.handle(parts, request, response))
 
     # -- GET
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from transports.era import Era
 from transports.inbound.batch import Batches
+from transports.inbound.batch_response import BatchResponse
 from transports.inbound.limits import Limits
 from transports.inbound.sizes import Sizes
 from transports.inbound_port import Refused, Request
@@ -251,9 +252,19 @@ def check_batch(data: bytes) -> None:
     limits = Limits()
     made = Batches(cast("Any", _Handler()), Sizes(limits, cast("Any", _Counts())), limits, cast("Any", _Counts()))
     request = Request(era=Era.LEGACY, endpoint="/mcp", headers={}, protocol_version="2025-03-26")
+    sent: list[bytes] = []
+
+    async def send(event: Any) -> None:
+        sent.append(event.get("body", b""))
+
+    async def answered() -> bytes:
+        response = BatchResponse(send)
+        await response.during(made.handle(await made.accepted(data, request), request, response))
+        return b"".join(sent)
+
     begin = perf_counter()
     try:
-        answer = _loop().run_until_complete(made.answer(data, request))
+        answer = _loop().run_until_complete(answered())
     except Refused as refused:
         assert refused.status == 400, refused
         answer = b"refused"

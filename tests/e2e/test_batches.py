@@ -1,0 +1,118 @@
+"""Batches of 2025-03-26: what their calls cause reaches the client, and comes back."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.requirements import requirement
+from tests.support.gateway_process import ROOT, SCRIPTED, RunningGateway, running_gateway
+from tests.support.mcp_clients import Legacy, tool_text
+
+PROGRESS = '{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":@TOKEN,"progress":1}}'
+LOG = '{"jsonrpc":"2.0","method":"notifications/message","params":{"level":"info","data":"a"}}'
+ROOTS = '{"jsonrpc":"2.0","id":"mine","method":"roots/list"}'
+DONE = '{"content":[{"type":"text","text":"done"}]}'
+
+
+@pytest.fixture(scope="module")
+def gateway() -> Iterator[RunningGateway]:
+    with running_gateway(command=(*SCRIPTED, "legacy")) as running:
+        yield running
+
+
+def say(number: Any, *lines: str, result: str | None = DONE) -> dict[str, Any]:
+    arguments: dict[str, Any] = {"lines": list(lines)} | ({} if result is None else {"result": result})
+    params = {"name": "say", "arguments": arguments, "_meta": {"progressToken": f"token {number}"}}
+    return {"jsonrpc": "2.0", "id": number, "method": "tools/call", "params": params}
+
+
+def answer(number: Any, **outcome: Any) -> dict[str, Any]:
+    return {"jsonrpc": "2.0", "id": number, **outcome}
+
+
+@requirement("spec.batch", "spec.legacy")
+def test_what_a_batched_call_causes_reaches_the_client_and_comes_back(
+    gateway: RunningGateway, http: httpx.Client
+) -> None:
+    client = Legacy(gateway.url, http, version="2025-03-26").open(capabilities={"roots": {}})
+    finish = {"name": "answer", "arguments": {"result": DONE}}
+    batch = [
+        {"jsonrpc": "2.0", "id": 1, "method": "ping"},
+        say(2, PROGRESS, LOG, ROOTS, result=None),
+        {"jsonrpc": "2.0", "id": 3, "method": "no/such"},
+        {"jsonrpc": "2.0"},
+    ]
+    got: list[Any] = []
+    with http.stream("POST", client.url, json=batch, headers=client.request_headers()) as stream:
+        assert stream.headers["content-type"] == "text/event-stream"
+        for line in stream.iter_lines():
+            assert not line.startswith("id:")
+            if not line.startswith("data: "):
+                continue
+            got.append(json.loads(line[6:]))
+            if got[-1].get("method") == "roots/list":
+                # The answer of the client is a batch of its own, with the call that lets the server go on.
+                reply = answer(got[-1]["id"], result={"roots": [{"uri": "file:///a"}]})
+                finishing = {"jsonrpc": "2.0", "id": 4, "method": "tools/call", "params": finish}
+                assert [done["id"] for done in client.post([reply, finishing]).json()] == [4]
+    said = [message for message in got if "method" in message]
+    assert [message["method"] for message in said] == ["notifications/progress", "notifications/message", "roots/list"]
+    assert said[0]["params"]["progressToken"] == "token 2"
+    answers = {message["id"]: message for message in got if "method" not in message}
+    assert answers[1]["result"] == {} and answers[2]["result"]["content"][0]["text"] == "done"
+    assert (answers[3]["error"]["code"], answers[None]["error"]["code"]) == (-32601, -32600)
+    sent = [json.loads(line) for line in json.loads(tool_text(client.tool("got")))]
+    assert [message["result"]["roots"][0]["uri"] for message in sent if message.get("id") == "mine"] == ["file:///a"]
+
+
+@requirement("spec.batch")
+@pytest.mark.parametrize("version", ["2024-11-05", "2025-06-18", "2025-11-25"])
+def test_a_session_of_another_revision_takes_no_batch(
+    gateway: RunningGateway, http: httpx.Client, version: str
+) -> None:
+    client = Legacy(gateway.url, http, version=version).open()
+    for claimed in (None, "2025-03-26", version):
+        headers = {name: value for name, value in client.request_headers().items() if name != "MCP-Protocol-Version"}
+        headers |= {} if claimed is None else {"MCP-Protocol-Version": claimed}
+        refused = http.post(client.url, json=[{"jsonrpc": "2.0", "id": 1, "method": "ping"}], headers=headers)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (400, -32600), claimed
+
+
+@requirement("spec.batch", "ctx.stdio-front")
+def test_a_batch_on_stdin_is_answered() -> None:
+    command = [sys.executable, "-m", "gateway", "stdio", "--", *SCRIPTED, "legacy"]
+    child = subprocess.Popen(
+        command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    assert child.stdin is not None and child.stdout is not None
+
+    def write(message: Any) -> None:
+        assert child.stdin is not None
+        child.stdin.write(json.dumps(message) + "\n")
+        child.stdin.flush()
+
+    def read() -> Any:
+        assert child.stdout is not None
+        return json.loads(child.stdout.readline())
+
+    info = {"protocolVersion": "2025-03-26", "capabilities": {"roots": {}}, "clientInfo": {"name": "t", "version": "1"}}
+    write({"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": info})
+    assert read()["result"]["protocolVersion"] == "2025-03-26"
+    ping = {"jsonrpc": "2.0", "id": 1, "method": "ping"}
+    write([ping, {**ping, "id": 2}])
+    assert [message["id"] for message in read()] == [1, 2]
+    write([ping, say(2, ROOTS, result=None)])
+    first, asked = read(), read()
+    assert first["id"] == 1 and asked["method"] == "roots/list"
+    write([answer(asked["id"], result={"roots": []})])
+    finish = {"name": "answer", "arguments": {"result": DONE}}
+    write({"jsonrpc": "2.0", "id": 3, "method": "tools/call", "params": finish})
+    assert sorted(message["id"] for message in (read(), read())) == [2, 3]
+    child.stdin.close()
+    assert child.wait(20) == 0
+    child.stdout.close()
