@@ -28,7 +28,7 @@ def messages_of(path: Path, sender: str = "client") -> list[Any]:
     return [json.loads(entry["line"].encode("latin-1")) for entry in record_of(path) if entry["from"] == sender]
 
 
-def main() -> int:
+def main() -> None:
     # A file for each process: the gateway starts one to learn what the server is, and others for sessions.
     with open(f"{sys.argv[1]}.{os.getpid()}", "a", encoding="utf-8", buffering=1) as file:
         lock = threading.Lock()
@@ -45,18 +45,17 @@ def main() -> int:
             for line in answers:
                 note("server", line)
                 os.write(1, line)
+            os._exit(child.wait() & 0xFF)  # it has ended, whether stdin has or not
 
-        answering = threading.Thread(target=answer)
-        answering.start()
+        threading.Thread(target=answer).start()
         for line in sys.stdin.buffer:
             note("client", line)
             child.stdin.write(line)
             child.stdin.flush()
         note("end", b"")
         child.stdin.close()
-        answering.join()
-        return child.wait()
+        child.wait()
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

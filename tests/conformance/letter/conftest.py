@@ -12,7 +12,8 @@ RECORDING = (sys.executable, str(ROOT / "tests/support/recording_server.py"))
 
 
 class Letter:
-    """A gateway in front of `old` (legacy only), `new` (modern only) and `common` (modern only, one for all)."""
+    """A gateway in front of `old` (legacy only), `new`, `changing` and `common` (modern only; the last two notify of
+    changes, and `common` is one process for all)."""
 
     def __init__(self, gateway: RunningGateway, folder: Path) -> None:
         self.gateway = gateway
@@ -37,7 +38,8 @@ def letter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Letter]:
     servers = {
         "old": server(recorded("old", "legacy-only")),
         "new": server(recorded("new", "modern-only", "mirror")),
-        "common": server(recorded("common", "modern-only"), shared=True),
+        "changing": server(recorded("changing", "modern-only", "notifies")),
+        "common": server(recorded("common", "modern-only", "notifies"), shared=True),
     }
     with running_gateway(servers) as gateway:
         yield Letter(gateway, folder)

@@ -1,0 +1,175 @@
+"""What a client has to do on stdio, seen by servers of both eras that write everything down."""
+
+import json
+import threading
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.conformance.letter.conftest import Letter
+from tests.conformance.letter.test_http_endpoint import DONE, line, lines
+from tests.requirements import requirement
+from tests.support.mcp_clients import Legacy, Modern, events, messages, tool_text
+from tests.support.recording_server import messages_of, record_of
+from tests.support.waiting import eventually
+
+SPEC = "io.modelcontextprotocol/"
+TEXT = {"text": "one\ntwo\r\u2028three \u4e16\u754c"}
+
+
+def called(letter: Letter, name: str, tool: str) -> list[Any]:
+    """The calls of a tool that a server got."""
+    sent = messages_of(letter.record(name))
+    return [m for m in sent if m.get("method") == "tools/call" and m["params"]["name"] == tool]
+
+
+@requirement("spec.letter")
+@pytest.mark.parametrize("name", ["new", "old"])
+def test_each_line_to_a_server_is_one_message(letter: Letter, http: httpx.Client, name: str) -> None:
+    client = Modern(letter.url(name), http)
+    assert json.loads(tool_text(client.tool("echo", TEXT))) == TEXT
+    raw = [entry["line"] for entry in record_of(letter.record(name)) if entry["from"] == "client"]
+    for text in raw:
+        assert text.endswith("\n") and text.count("\n") == 1 and "\r" not in text
+        message = json.loads(text.encode("latin-1").decode("utf-8"))
+        assert message["jsonrpc"] == "2.0" and (message.keys() & {"method", "result", "error"})
+        assert "id" not in message or isinstance(message["id"], int | str)
+
+
+@requirement("spec.letter")
+@pytest.mark.parametrize("name", ["new", "old"])
+def test_ids_and_progress_tokens_of_requests_to_one_process_differ(
+    letter: Letter, http: httpx.Client, name: str
+) -> None:
+    token = Modern(letter.url(name), http).tool("pid").headers["mcp-gateway-session"]
+    client = Modern(letter.url(name), http, headers={"MCP-Gateway-Session": token})
+    for _ in range(3):
+        client.tool("echo", {"marked": name}, meta={"progressToken": "same"}, request_id="same")
+    sent = [m for m in called(letter, name, "echo") if m["params"]["arguments"] == {"marked": name}]
+    tokens = [m["params"]["_meta"]["progressToken"] for m in sent]
+    assert len({m["id"] for m in sent}) == len(sent) == 3 and len(set(tokens)) == 3
+    assert all(type(token) in (int, str) for token in tokens)
+
+
+@requirement("spec.letter")
+def test_every_request_to_a_modern_server_says_who_asks_and_in_which_version(
+    letter: Letter, http: httpx.Client
+) -> None:
+    Modern(letter.url("new"), http).tool("pid")
+    Legacy(letter.url("new"), http).open(capabilities={"roots": {}}).tool("pid")
+    requests = [m for m in messages_of(letter.record("new")) if "id" in m and "method" in m]
+    assert {"server/discover", "tools/list", "tools/call"} <= {m["method"] for m in requests}
+    for message in requests:
+        if message["method"] == "initialize":
+            continue  # the trial whether it speaks the other era too
+        meta = message["params"]["_meta"]
+        assert meta[f"{SPEC}protocolVersion"] == "2026-07-28" and meta[f"{SPEC}clientInfo"]["name"]
+        assert isinstance(meta[f"{SPEC}clientCapabilities"], dict)
+
+
+@requirement("spec.letter")
+def test_a_modern_server_that_asks_gets_no_response(letter: Letter, http: httpx.Client) -> None:
+    asks = [line(id=name, method=method) for name, method in (("q1", "ping"), ("q2", "roots/list"))]
+    for client in (Modern(letter.url("new"), http), Legacy(letter.url("new"), http).open(capabilities={"roots": {}})):
+        assert tool_text(client.tool("broken", lines(*asks, DONE))) == "done"
+        client.tool("pid")
+    assert [m for m in messages_of(letter.record("new")) if "method" not in m] == []
+
+
+@requirement("spec.letter")
+def test_discovery_comes_first_and_a_legacy_server_gets_the_handshake(letter: Letter, http: httpx.Client) -> None:
+    Legacy(letter.url("old"), http).open().tool("pid")
+    firsts, sequences = set(), []
+    for path in sorted(letter.folder.glob("old.jsonl.*")):
+        methods = [m.get("method") for m in messages_of(path)]
+        firsts.add(methods[0])
+        if methods[0] == "initialize":
+            sequences.append(methods[:2])
+    assert firsts == {"server/discover", "initialize"}
+    assert sequences and all(seen == ["initialize", "notifications/initialized"] for seen in sequences)
+    probe = next(m for m in messages_of(letter.record("old")) if m.get("method") == "server/discover")
+    assert probe["params"]["_meta"][f"{SPEC}protocolVersion"] == "2026-07-28"
+    hello = next(m for m in messages_of(letter.record("old")) if m.get("method") == "initialize")
+    assert hello["params"]["protocolVersion"] == "2025-11-25" and hello["params"]["clientInfo"]["version"]
+
+
+@requirement("spec.letter")
+@pytest.mark.parametrize("name", ["new", "old"])
+def test_a_client_that_leaves_cancels_its_call_and_no_other(letter: Letter, http: httpx.Client, name: str) -> None:
+    url = letter.url(name)
+    token = Modern(url, http).tool("pid").headers["mcp-gateway-session"]
+    carried = {"MCP-Gateway-Session": token}
+    with httpx.Client(timeout=0.5) as impatient, pytest.raises(httpx.TimeoutException):
+        Modern(url, impatient, headers=carried).tool("hang", {"marked": "left"})
+
+    def cancelled() -> list[Any]:
+        return [m for m in messages_of(letter.record(name)) if m.get("method") == "notifications/cancelled"]
+
+    assert eventually(lambda: bool(cancelled()))
+    left = {m["id"] for m in called(letter, name, "hang") if m["params"]["arguments"] == {"marked": "left"}}
+    assert {m["params"]["requestId"] for m in cancelled()} == left and len(cancelled()) == 1
+    assert tool_text(Modern(url, http, headers=carried).tool("echo", {"a": 1})) == '{"a": 1}'
+    assert len(cancelled()) == 1, "none for a call that has been answered"
+
+
+@requirement("spec.letter")
+def test_what_a_server_says_of_a_call_that_was_cancelled_is_ignored(letter: Letter, http: httpx.Client) -> None:
+    url = letter.url("old")
+    client = Legacy(url, http).open()
+    body = {"jsonrpc": "2.0", "id": 5, "method": "tools/call", "params": {"name": "sleep", "arguments": {"seconds": 1}}}
+    answers: list[Any] = []
+    with httpx.Client(timeout=20) as other:
+        thread = threading.Thread(target=lambda: answers.append(other.post(url, json=body, headers=headers)))
+        headers = client.request_headers()
+        thread.start()
+        assert eventually(lambda: bool(called(letter, "old", "sleep")))
+        assert client.notify("notifications/cancelled", {"requestId": 5, "reason": "enough"}).status_code == 202
+        thread.join(10)
+    assert "error" in messages(answers[0])[-1]
+    for unknown in ({"requestId": 5}, {"requestId": "never"}, {"requestId": [1]}, {}):
+        assert client.notify("notifications/cancelled", unknown).status_code in (202, 400)
+    assert json.loads(tool_text(client.tool("cancelled"))) == ["enough"], "it was told once"
+    assert tool_text(client.tool("sleep", {"seconds": 1.2})) == "slept", "the late answer is of nobody"
+
+
+@requirement("spec.letter")
+def test_a_state_goes_back_as_it_came_with_a_new_id_and_with_nothing_else(letter: Letter, http: httpx.Client) -> None:
+    """A legacy client's call to a modern server: the gateway is the client of the retry."""
+    client = Legacy(letter.url("new"), http).open(capabilities={"elicitation": {}})
+    arguments = {"rounds": 2, "marked": "state"}
+    body = {"jsonrpc": "2.0", "id": 3, "method": "tools/call", "params": {"name": "want", "arguments": arguments}}
+    with http.stream("POST", client.url, json=body, headers=client.request_headers()) as stream:
+        text, chunks = "", stream.iter_text()
+        for round_ in range(2):
+            while text.count("elicitation/create") <= round_:
+                text += next(chunks)
+            asked = [json.loads(data) for _, data in events(text) if "elicitation/create" in data][-1]
+            if round_ == 0:
+                with httpx.Client(timeout=20) as beside:
+                    other = Legacy(client.url, beside)
+                    other.session = client.session
+                    other.tool("echo", {"marked": "beside"})
+            answer = {"jsonrpc": "2.0", "id": asked["id"], "result": {"action": "accept", "content": {"n": round_}}}
+            assert client.post(answer).status_code == 202
+        text += "".join(chunks)
+    sent = [m for m in called(letter, "new", "want") if m["params"]["arguments"] == arguments]
+    assert [m["params"].get("requestState") for m in sent] == [None, "1", "2"]
+    assert "inputResponses" not in sent[0]["params"] and len({m["id"] for m in sent}) == 3
+    assert [m["params"]["inputResponses"]["q0"]["content"]["n"] for m in sent[1:]] == [0, 1]
+    (beside_it,) = [m for m in called(letter, "new", "echo") if m["params"]["arguments"] == {"marked": "beside"}]
+    assert not beside_it["params"].keys() & {"requestState", "inputResponses"}
+
+
+@requirement("spec.letter")
+def test_a_subscription_is_made_again_when_its_server_has_restarted(letter: Letter, http: httpx.Client) -> None:
+    """For a legacy client, which does not subscribe to lists: the gateway does, at the modern server."""
+
+    def listened() -> int:
+        return sum(m.get("method") == "subscriptions/listen" for m in messages_of(letter.record("changing")))
+
+    client = Legacy(letter.url("changing"), http).open()
+    assert tool_text(client.tool("pid")) and eventually(lambda: listened() == 1)
+    assert "error" in messages(client.tool("crash"))[-1]
+    assert tool_text(client.tool("pid"))
+    assert eventually(lambda: listened() == 2), "the new process was asked again"
