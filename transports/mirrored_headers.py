@@ -10,10 +10,18 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
-__all__ = ["PREFIX", "argument_headers", "decode_value", "disagreement", "encode_value"]
+__all__ = [
+    "ANNOTATION",
+    "PREFIX",
+    "annotation_fault",
+    "argument_headers",
+    "decode_value",
+    "disagreement",
+    "encode_value",
+]
 
 PREFIX: Final = "Mcp-Param-"
-_ANNOTATION: Final = "x-mcp-header"
+ANNOTATION: Final = "x-mcp-header"
 _TYPES: Final = frozenset({"string", "integer", "boolean"})
 """Types of properties that a schema may annotate. Texts of floats differ between languages."""
 
@@ -86,7 +94,7 @@ def disagreement(schema: Any, arguments: Mapping[str, Any], headers: Mapping[str
     Args:
         headers: the headers of the request, by lower-case name.
     """
-    if not _is_valid(schema):
+    if annotation_fault(schema):
         return None
     for annotated in _annotated(schema):
         why = _difference(annotated, _at(arguments, annotated.path), headers.get(annotated.header.lower()))
@@ -148,25 +156,31 @@ def _at(arguments: Any, path: PropertyPath) -> Any:
 def _annotated(schema: Any) -> Iterator[_Annotated]:
     """The annotated properties that only other properties enclose."""
     for path, node in _schemas(schema):
-        token = node.get(_ANNOTATION)
+        token = node.get(ANNOTATION)
         if path and isinstance(token, str):
             yield _Annotated(path, token, node)
 
 
-def _is_valid(schema: Any) -> bool:
-    """True if each annotation is on a scalar property that only other properties enclose, and names a header of its
+def annotation_fault(schema: Any) -> str:
+    """Why clients on HTTP must not use a tool with that input schema (MCP 2026-07-28, Transports §Schema Extension);
+    empty if each annotation is on a scalar property that only other properties enclose, and names a header of its
     own."""
     seen: set[str] = set()
     for path, node in _schemas(schema):
-        if _ANNOTATION not in node:
+        if ANNOTATION not in node:
             continue
-        token, kind = node[_ANNOTATION], node.get("type")
-        if not path or not isinstance(token, str) or not isinstance(kind, str):
-            return False
-        if not _TOKEN.fullmatch(token) or kind not in _TYPES or token.lower() in seen:
-            return False
+        token, kind = node[ANNOTATION], node.get("type")
+        if not path:
+            return f"{ANNOTATION} stands where no property is, or where not only properties enclose it"
+        where = f"{ANNOTATION} of {'.'.join(path)[:128]!r}"
+        if not isinstance(token, str) or not _TOKEN.fullmatch(token):
+            return f"{where} is no name of a header"
+        if not isinstance(kind, str) or kind not in _TYPES:
+            return f"{where} stands at a property that is no string, integer or boolean"
+        if token.lower() in seen:
+            return f"{where} names a header that another property has"
         seen.add(token.lower())
-    return True
+    return ""
 
 
 def _schemas(root: Any) -> Iterator[tuple[PropertyPath | None, dict[str, Any]]]:

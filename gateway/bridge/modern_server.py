@@ -3,6 +3,7 @@
 import asyncio
 import functools
 import secrets
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 import msgspec
@@ -14,24 +15,38 @@ from gateway.calls.exchange_state import ExchangeEvent
 from gateway.calls.failed_start import fail_start
 from gateway.calls.live_session import live_session_of
 from gateway.calls.questions import MAX_QUESTIONS_OF_CALL
-from gateway.errors import OUTCOME_UNKNOWN
+from gateway.errors import OUTCOME_UNKNOWN, UPSTREAM_UNAVAILABLE
 from gateway.observability.logs import CORRELATION
 from gateway.protocol.results import legacy_error, legacy_result
-from transports.jsonrpc import INTERNAL_ERROR, Message, Object, decode_object, encode
+from transports.jsonrpc import HEADER_MISMATCH, INTERNAL_ERROR, Message, Object, decode_object, encode, error_code
 
 __all__ = ["ModernServerBridge"]
 
 MAX_ROUNDS: Final = 10
 """How often a server may ask during one call; SDK clients of the modern era allow as many."""
 
+_COMPLETE: Final = b'"complete"'
+
 _POLL_S: Final = 0.1
 """How long to wait before a call is repeated whose result asks nothing and only gives a state."""
 
 
 class ModernServerBridge:
-    """One call, and the rounds in which the server asks its client."""
+    """One call, and the rounds in which the server asks its client.
 
-    def __init__(self, conversation: Conversation, params: Object, meta: Object) -> None:
+    `list_tools` reads the list of tools anew. The server may have refused the headers of the call, which follow the
+    schemas in that list: it is sent once more then (MCP 2026-07-28, Transports §Client Behavior).
+    """
+
+    def __init__(
+        self,
+        conversation: Conversation,
+        params: Object,
+        meta: Object,
+        *,
+        list_tools: Callable[[], Awaitable[object]] | None = None,
+    ) -> None:
+        self._list_tools = list_tools
         self._conversation = conversation
         self._params = params
         self._meta = meta
@@ -40,11 +55,21 @@ class ModernServerBridge:
     def finish(self, exchange: Exchange, message: Message) -> Message | None:
         """The client's answer to the call. None if the server has asked for input."""
         if isinstance(message.error, msgspec.Raw):
+            if self._list_tools is not None and error_code(message.error) == HEADER_MISMATCH:
+                list_tools, self._list_tools = self._list_tools, None
+                self._conversation.wait(exchange, ExchangeEvent.REQUEUE)
+                self._conversation.in_background(self._send_with_new_headers(exchange, list_tools))
+                return None
             return Message(jsonrpc="2.0", id=0, error=legacy_error(exchange.method, self._params, message.error))
         if not isinstance(message.result, msgspec.Raw):
             return message
         result = msgspec.json.decode(message.result, type=Object)
         if not is_input_required(result):
+            if (kind := result.get("resultType")) is not None and bytes(kind) != _COMPLETE:
+                # MCP 2026-07-28, Overview §ResultType: a type that the client does not know makes a result invalid.
+                reason = f"The server answered with a result of a type that is unknown: {bytes(kind)[:64].decode()}"
+                exchange.fail(OUTCOME_UNKNOWN, reason)
+                return None
             return Message(jsonrpc="2.0", id=0, result=msgspec.Raw(encode(legacy_result(result))))
         self._rounds += 1
         if self._rounds > MAX_ROUNDS:
@@ -83,6 +108,14 @@ class ModernServerBridge:
 
     def _again(self, exchange: Exchange, more: Object) -> None:
         self._conversation.in_background(self._send(exchange, self._params | more))
+
+    async def _send_with_new_headers(self, exchange: Exchange, list_tools: Callable[[], Awaitable[object]]) -> None:
+        try:
+            await list_tools()
+        except Exception as error:  # nobody else would answer the call
+            fail_start(self._conversation, exchange, error, UPSTREAM_UNAVAILABLE)
+            return
+        await self._send(exchange, self._params)
 
     async def _send(self, exchange: Exchange, params: Object) -> None:
         if exchange.is_over:

@@ -32,9 +32,10 @@ _NOTHING: Final = WorkspaceSettings(servers=(), tools=(), prompts=(), resources=
 
 
 class ServerPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """The rules of the configuration for one server."""
+    """The rules of the configuration for one server. `is_remote`: it is behind a URL."""
 
     direct_only: bool = False
+    is_remote: bool = False
     permissions: tuple[str, ...] = ()
     only_tools: tuple[str, ...] | None = None
     hidden_tools: tuple[str, ...] = ()
@@ -127,6 +128,10 @@ class Policy:
         if missing := set(rules.permissions) - set(context.permissions):
             return f"it needs {', '.join(sorted(missing))} ({where}.permissions)"
         return self._outside(context, "servers", (server,))
+
+    def is_remote(self, server: str) -> bool:
+        """Whether a server is behind a URL."""
+        return self._servers[server].is_remote
 
     # -- tools
 
@@ -290,6 +295,7 @@ def server_policy(settings: UpstreamSettings) -> ServerPolicy:
     """The part of a server's settings that policy is about."""
     return ServerPolicy(
         direct_only=settings.direct_only,
+        is_remote=settings.url is not None,
         permissions=settings.permissions,
         only_tools=settings.only_tools,
         hidden_tools=settings.hidden_tools,

@@ -14,12 +14,13 @@ from gateway.errors import invalid_arguments, malformed_arguments, unknown_tool,
 from gateway.observability.audit import Audit
 from gateway.policy.blocked_arguments import TooMuchText, contains
 from gateway.policy.decisions import Decision, Policy
-from gateway.protocol.listing import Tools, arguments_of, operation_of
+from gateway.protocol.listing import Tools, arguments_of, is_mirrored, operation_of
 from gateway.protocol.schemas import HELD_BYTES, Schema, Schemas, UnusableSchema
 from session_store import Context, Session
 from session_store.metadata import scrubbed
 from session_store.session import redact
 from transports.jsonrpc import Object, encode
+from transports.mirrored_headers import annotation_fault
 
 __all__ = ["MAX_LOGGED_NAME", "Note", "Steps", "ToolCalls"]
 
@@ -76,6 +77,10 @@ class ToolCalls:
                 if held > HELD_BYTES // 2:
                     raise UnusableSchema("the schemas before it are too large together")
                 held += 0 if schema is None else self._schemas.checker(schema).held
+                # A client on HTTP must leave out tools whose annotations of headers are invalid.
+                if is_mirrored(schema) and self._policy.is_remote(server):
+                    if fault_of_header := annotation_fault(tool["inputSchema"]):
+                        raise UnusableSchema(fault_of_header)
             except UnusableSchema as fault:
                 faults[tool["name"]] = str(fault)
                 self._warn(server, tool["name"], schema, fault)

@@ -8,6 +8,7 @@ import msgspec
 
 from gateway.protocol.schemas import Schema
 from transports.jsonrpc import encode
+from transports.mirrored_headers import ANNOTATION
 
 __all__ = [
     "APP_SCHEME",
@@ -19,6 +20,7 @@ __all__ = [
     "app_of",
     "arguments_of",
     "is_for_apps",
+    "is_mirrored",
     "items_of",
     "operation_of",
 ]
@@ -26,6 +28,7 @@ __all__ = [
 APP_SCHEME: Final = "ui://"
 """The scheme of the resources that are apps (MCP Apps)."""
 
+_ANNOTATION: Final = f'"{ANNOTATION}"'.encode()
 READ: Final = "read"
 WRITE: Final = "write"
 
@@ -102,6 +105,11 @@ def is_for_apps(tool: Mapping[str, Any]) -> bool:
     return not isinstance(visibility, list) or "app" in visibility
 
 
+def is_mirrored(schema: Schema | None) -> bool:
+    """Whether a tool's input schema names arguments that are repeated in headers (MCP 2026-07-28, Transports)."""
+    return schema is not None and _ANNOTATION in schema.text
+
+
 class Tools:
     """The tools of one server, and the schemas that their arguments are checked against. `size` is in bytes."""
 
@@ -130,7 +138,7 @@ class Tools:
                 self.apps[tool["name"]] = app
             if not is_for_apps(tool):
                 self.for_models.add(tool["name"])
-            if schema is not None and b'"x-mcp-header"' in schema.text:
+            if is_mirrored(schema):
                 self.mirrored[tool["name"]] = tool["inputSchema"]
 
     def takes(self, name: str, argument: str) -> bool:

@@ -3,6 +3,7 @@
 Knows nothing of other servers behind the same URL.
 """
 
+import functools
 from collections.abc import Callable
 
 import msgspec
@@ -137,5 +138,8 @@ class Dispatch:
             exchange.finish(empty_result())
             return
         meta = call.meta | caller_of(live).meta(live.session.log_level)
-        exchange.use_bridge(ModernServerBridge(conversation, call.params, meta))
+        list_tools = None
+        if call.method == "tools/call":
+            list_tools = functools.partial(upstream.inventory.refresh, "tools/list", conversation)
+        exchange.use_bridge(ModernServerBridge(conversation, call.params, meta, list_tools=list_tools))
         await conversation.start(exchange, call.params, meta)

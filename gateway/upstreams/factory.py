@@ -102,7 +102,9 @@ class UpstreamFactory:
             settings,
             upstream,
             links,
-            inventory=Inventory(name, reader, timeout_s=limits.start_timeout_s, probed=known.tools),
+            inventory=Inventory(
+                name, reader, timeout_s=limits.start_timeout_s, probed=known.tools, listed=known.listed
+            ),
             known=known,
             shared=shared,
             probe=Probe(name, known, shared, reader, start_s=limits.start_timeout_s, is_url=bool(settings.url)),

@@ -80,14 +80,27 @@ def era_of(facts: ServerFacts | None, client: Era, *, accepts_handshake: bool | 
 
 
 class KnownFacts:
-    """The facts of the last probe of one server. Only the probe writes them."""
+    """The facts of the last probe of one server. Only the probe writes them.
+
+    The schemas of tools that mirror arguments in headers are those of the last list that anybody has received.
+    """
 
     def __init__(self) -> None:
         self.latest: ServerFacts | None = None
+        self._mirrored: dict[str, Any] = {}
 
     def learn(self, facts: ServerFacts) -> None:
         """Replace the facts."""
         self.latest = facts
+        self._mirrored = dict(facts.tools.mirrored)
+
+    def listed(self, tools: Tools) -> None:
+        """Tools that the server has listed since."""
+        for name in tools.schemas:
+            if name in tools.mirrored:
+                self._mirrored[name] = tools.mirrored[name]
+            else:
+                self._mirrored.pop(name, None)
 
     def tools(self) -> Tools | None:
         """The tools that the probe has listed; None if it could not."""
@@ -99,4 +112,4 @@ class KnownFacts:
 
     def mirrored_schemas(self) -> Mapping[str, Any]:
         """Input schemas of the tools that mirror arguments in headers, by tool."""
-        return {} if self.latest is None else self.latest.tools.mirrored
+        return self._mirrored

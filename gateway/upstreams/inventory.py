@@ -32,14 +32,23 @@ class Inventory:
     """The lists of one server.
 
     `timeout_s` is how long the server may take to send a list. `probed` returns the tools that the probe has listed:
-    they count for a conversation until it has received a list itself.
+    they count for a conversation until it has received a list itself. `listed` is called with each list of tools.
     """
 
-    def __init__(self, name: str, reader: ListReader, *, timeout_s: float, probed: Callable[[], Tools | None]) -> None:
+    def __init__(
+        self,
+        name: str,
+        reader: ListReader,
+        *,
+        timeout_s: float,
+        probed: Callable[[], Tools | None],
+        listed: Callable[[Tools], None] = lambda _: None,
+    ) -> None:
         self.reader = reader
         self._name = name
         self._timeout_s = timeout_s
         self._probed = probed
+        self._listed = listed
         # Conversations that receive the same list share one object.
         self._same: LRUCache[bytes, Listed] = LRUCache(_HELD_BYTES, getsizeof=lambda found: 1_024 + found.size)
         self._tasks = Tasks(f"inventory of {name}")
@@ -64,6 +73,11 @@ class Inventory:
         is_old = monotonic() - lists.asked_at.get(method, float("-inf")) >= AGAIN_S
         if found is not None and (name in found or not name or not is_old):
             return found
+        return await self.refresh(method, conversation)
+
+    async def refresh(self, method: str, conversation: Conversation) -> Listed:
+        """The list, requested now. Raises: as `listed`."""
+        lists = conversation.lists
         try:
             return await self._tasks.share((lists, method), lambda: self._ask(method, conversation, lists))
         except TasksClosed:
@@ -122,6 +136,8 @@ class Inventory:
 
     def _shared_list(self, method: str, items: Iterable[dict[str, Any]]) -> Listed:
         found: Listed = Tools(items) if method == "tools/list" else Names.of(items, METHODS[method].item_key)
+        if isinstance(found, Tools):
+            self._listed(found)
         parts = encode([found.listed if isinstance(found, Tools) else sorted(found), method])
         return self._same.setdefault(hashlib.sha256(parts).digest(), found)
 
