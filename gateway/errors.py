@@ -5,7 +5,7 @@ leaves to implementations. Codes that the protocol defines are used where they a
 because SDKs give them other meanings.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
 from session_store import StoreError, StoreFull
@@ -233,9 +233,14 @@ def unknown_resource(uri: str) -> Refused:
     return Refused(200, INVALID_PARAMS, f"Resource not found: {uri[:256]}", data={"uri": uri[:256]})
 
 
-def unknown_method(method: str) -> Refused:
-    """Neither the gateway nor a server serves this method."""
-    return Refused(200, METHOD_NOT_FOUND, f"Method not found: {method[:128]}")
+def unknown_method(method: str, era: str = "legacy", among: Sequence[str] = ()) -> Refused:
+    """Neither the gateway nor a server serves this method for the session, or it is not clear which of several servers
+    does (`among`). In the modern era this has an HTTP status of its own (MCP 2026-07-28, Streamable HTTP)."""
+    text = f"Method not found: {method[:128]}"
+    if among:
+        names = ", ".join(among[:8])
+        text += f". Several servers may have it ({names}), and none has declared an extension with this name."
+    return Refused(404 if era == "modern" else 200, METHOD_NOT_FOUND, text)
 
 
 def unknown_task() -> Refused:

@@ -212,8 +212,8 @@ class Handler(Protocol):
         """The protocol version that a legacy request's session has negotiated. Called before the request is handled."""
         ...
 
-    async def notify(self, request: Request) -> None:
-        """Handle a client's notification."""
+    async def notify(self, request: Request) -> list[tuple[bytes, bytes]]:
+        """Handle a client's notification. Returns headers for the client, which may name its session."""
         ...
 
     async def respond(self, request: Request) -> None:

@@ -17,6 +17,7 @@ from gateway.calls.live_session import live_session_of
 from gateway.calls.questions import MAX_QUESTIONS_OF_CALL
 from gateway.errors import OUTCOME_UNKNOWN, UPSTREAM_UNAVAILABLE
 from gateway.observability.logs import CORRELATION
+from gateway.protocol.methods import METHODS
 from gateway.protocol.results import legacy_error, legacy_result
 from transports.jsonrpc import HEADER_MISMATCH, INTERNAL_ERROR, Message, Object, decode_object, encode, error_code
 
@@ -65,12 +66,13 @@ class ModernServerBridge:
             return message
         result = msgspec.json.decode(message.result, type=Object)
         if not is_input_required(result):
-            if (kind := result.get("resultType")) is not None and bytes(kind) != _COMPLETE:
+            kind = result.get("resultType")
+            if exchange.method in METHODS and kind is not None and bytes(kind) != _COMPLETE:
                 # MCP 2026-07-28, Overview §ResultType: a type that the client does not know makes a result invalid.
                 reason = f"The server answered with a result of a type that is unknown: {bytes(kind)[:64].decode()}"
                 exchange.fail(OUTCOME_UNKNOWN, reason)
                 return None
-            return Message(jsonrpc="2.0", id=0, result=msgspec.Raw(encode(legacy_result(result))))
+            return Message(jsonrpc="2.0", id=0, result=msgspec.Raw(encode(legacy_result(exchange.method, result))))
         self._rounds += 1
         if self._rounds > MAX_ROUNDS:
             exchange.fail(INTERNAL_ERROR, f"The server asked for input more than {MAX_ROUNDS} times.")

@@ -16,7 +16,8 @@ from gateway.calls.exchange import Exchange
 from gateway.calls.live_session import LiveSession, live_session_of
 from gateway.calls.questions import MAX_SERVER_ID_BYTES
 from gateway.calls.shared_server import LEVELS
-from gateway.protocol.methods import CHANGES
+from gateway.protocol.extensions import Declared
+from gateway.protocol.methods import CHANGES, SERVER_METHODS
 from gateway.protocol.params import meta_of
 from gateway.protocol.subscription_filter import ENDED, SUBSCRIPTION_ID, tagged
 from transports.era import Era
@@ -114,12 +115,16 @@ class _Router(ABC):
             if not calls:
                 return
             exchange = calls[-1]
-        if live is not None and live.session.era == Era.MODERN and conversation.era is Era.LEGACY:
+        is_extension, is_modern = method not in SERVER_METHODS, live is not None and live.session.era == Era.MODERN
+        if is_modern and conversation.era is Era.LEGACY and not is_extension:
             if exchange is not None and method == _LOG_MESSAGE:
                 exchange.emit(frame)
         elif exchange is not None:
             exchange.emit(frame)
-        elif live is not None and conversation.era is Era.LEGACY:
+        elif live is not None and is_modern:
+            if is_extension:
+                _to_subscriptions(conversation, live, method, params)
+        elif live is not None and (conversation.era is Era.LEGACY or is_extension):
             live.send_to_client(frame)
 
     @abstractmethod
@@ -174,6 +179,17 @@ def _frame(message: Message) -> bytes:
     """A notification as its server has sent it: with the same params, or without."""
     params = None if message.params is msgspec.UNSET else splice(message.params)
     return encode_notification(str(message.method), None if params == b"null" else params)
+
+
+def _to_subscriptions(conversation: Conversation, live: LiveSession, method: str, params: Object) -> None:
+    """Pass on a notification that MCP does not define, and that belongs to no call, on the streams of a modern client
+    that are open and have declared the extension."""
+    for subscription in live.subscriptions:
+        subscription.pass_on(method, params)
+    for exchange in tuple(conversation.calls.sent.values()):
+        caller = exchange.caller if exchange.is_subscription else None
+        if caller is not None and Declared.of(caller.capabilities).takes(method):
+            exchange.emit(encode_notification(method, splice(encode(tagged(params, exchange.client_id)))))
 
 
 def _is_wanted(exchange: Exchange, params: Object) -> bool:

@@ -52,6 +52,9 @@ class WorkspaceSettings(Frozen):
     """Patterns of visible prompts, as `server__prompt`."""
     resources: tuple[Pattern, ...] = ("*",)
     """Patterns of visible resources and templates, as `server__URI`."""
+    methods: tuple[Pattern, ...] = ("*",)
+    """Patterns of methods and notifications beyond MCP's that may be sent, as `server__method`, of notifications
+    without `notifications/`."""
 
 
 class RateSettings(Frozen):

@@ -12,6 +12,7 @@ from gateway.config.patterns import expression
 
 __all__ = [
     "ItemSettings",
+    "MethodSettings",
     "ResourceSettings",
     "ToolSettings",
     "UpstreamSettings",
@@ -33,6 +34,16 @@ class ItemSettings(Frozen):
     """Only for sessions with direct trust."""
     permissions: tuple[str, ...] = ()
     """Only for sessions that have all of these permissions."""
+
+
+class MethodSettings(ItemSettings):
+    """Methods and notifications beyond MCP's whose names match a pattern: the server gets them, and these sessions may
+    send them. If several patterns match, all of them apply."""
+
+    allowed: bool = True
+    """Whether any session may send them."""
+    operation: Literal["read", "write"] = "write"
+    """What they do. Read-only sessions may send only those that `read`."""
 
 
 class ToolSettings(Frozen):
@@ -126,6 +137,10 @@ class UpstreamSettings(BaseModel):
     resource_uris: dict[Pattern, ItemSettings] = {}
     """Pattern of URIs → restrictions of the resources and templates with these URIs: listing, reading, subscribing and
     completing."""
+    methods: dict[Pattern, MethodSettings] = {}
+    """Pattern of names of methods and notifications that MCP does not define → restrictions of these. The server gets
+    them also if it has not declared their extension. If policy hides any tool, prompt or resource of the server, it
+    gets no others. A name matches with and without `notifications/` in front."""
     resources: ResourceSettings = ResourceSettings()
     """Resource limits of a child process."""
     sandbox: tuple[str, ...] = ()

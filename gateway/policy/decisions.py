@@ -8,14 +8,15 @@ that hides something. An empty reason means that nothing hides it.
 import functools
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 
 from gateway.config.patterns import any_matches, expression, matches
 from gateway.config.policy import PolicySettings, WorkspaceSettings
-from gateway.config.upstreams import ItemSettings, ToolSettings, UpstreamSettings
+from gateway.config.upstreams import ItemSettings, MethodSettings, ToolSettings, UpstreamSettings
 from gateway.identity.context_rules import is_catch_all
+from gateway.protocol.extensions import method_forms
 from gateway.protocol.listing import WRITE
 from gateway.protocol.uris import forms, with_plain_host
 from session_store import Context
@@ -28,7 +29,8 @@ _CACHED_LONG: Final = 512
 _SHORT: Final = 256
 """Characters of a workspace."""
 _ALL: Final = ("*",)
-_NOTHING: Final = WorkspaceSettings(servers=(), tools=(), prompts=(), resources=())
+Rule = TypeVar("Rule", bound=ItemSettings)
+_NOTHING: Final = WorkspaceSettings(servers=(), tools=(), prompts=(), resources=(), methods=())
 
 
 class ServerPolicy(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,6 +44,7 @@ class ServerPolicy(msgspec.Struct, frozen=True, kw_only=True):
     tools: Mapping[str, ToolSettings] = msgspec.field(default_factory=dict)
     prompts: Mapping[str, ItemSettings] = msgspec.field(default_factory=dict)
     resources: Mapping[str, ItemSettings] = msgspec.field(default_factory=dict)
+    methods: Mapping[str, MethodSettings] = msgspec.field(default_factory=dict)
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
@@ -226,6 +229,28 @@ class Policy:
             return uris
         return frozenset(uri for uri in uris if self.allows_uri(context, server, uri))
 
+    # -- methods that MCP does not define
+
+    def hides_method(self, context: Context, server: str, method: str) -> str:
+        """The reason why that context may not send a server a method or notification that MCP does not define. Not
+        cached: any name may come."""
+        context, where = self.rights_of(context), f"mcpServers.{server}.methods"
+        written = method_forms(method)
+        rules = self._servers[server].methods
+        found = _matching(rules, {*written, *(unicodedata.normalize("NFKC", form) for form in written)})
+        if hidden := self.hides(context, server):
+            return f"the server is not for this session: {hidden}"
+        if self._restricted[server] and not _matching(rules, written):
+            return f"policy hides part of the server, and no pattern in {where} allows the method"
+        for pattern, item in found.items():
+            if not item.allowed:
+                return f"it is allowed to nobody ({where}.{pattern}.allowed)"
+            if context.read_only and item.operation != "read":
+                return f"the session is read-only, and the operation is write ({where}.{pattern}.operation)"
+        if context.read_only and not found:
+            return f"the session is read-only, and no pattern in {where} says that the method reads"
+        return _not_for(context, where, found) or self._outside(context, "methods", (f"{server}__{written[-1]}",))
+
     def _outside(self, context: Context, kind: str, names: Iterable[str]) -> str:
         """The reason why the context's workspace does not have all of these names."""
         for pattern, entry in self._entries(context):
@@ -276,7 +301,7 @@ def _left_out(rules: ServerPolicy, names: Iterable[str], where: str) -> str:
     return ""
 
 
-def _matching(rules: Mapping[str, ItemSettings], forms: Iterable[str]) -> dict[str, ItemSettings]:
+def _matching(rules: Mapping[str, Rule], forms: Iterable[str]) -> dict[str, Rule]:
     names = set(forms)
     return {pattern: found for pattern, found in rules.items() if any(matches(pattern, name) for name in names)}
 
@@ -302,4 +327,5 @@ def server_policy(settings: UpstreamSettings) -> ServerPolicy:
         tools=settings.tools,
         prompts=settings.prompts,
         resources=settings.resource_uris,
+        methods=settings.methods,
     )

@@ -40,6 +40,11 @@ class Caller(msgspec.Struct, frozen=True):
     log_level: str = ""
 
     @property
+    def is_declared(self) -> bool:
+        """Whether the client has declared any capability."""
+        return self.capabilities != b"{}"
+
+    @property
     def key(self) -> bytes:
         """The capabilities in a form that is short enough to be kept and stored as a key."""
         declared = self.capabilities
@@ -115,7 +120,8 @@ def capability_for(method: str, params: Object) -> dict[str, Any]:
     """The capability that a client has to declare before a server may ask it that, as the client would declare it."""
     if method == "elicitation/create":
         return {"elicitation": {msgspec.json.decode(params.get("mode", b'"form"'), type=str): {}}}
-    return {method.partition("/")[0]: {}}
+    name = method.partition("/")[0]
+    return {name: {}} if name in _ASKED else {"extensions": {"/".join(method.split("/")[:2]): {}}}
 
 
 def _caller(info: bytes, declared: bytes) -> Caller:

@@ -11,7 +11,7 @@ import msgspec
 
 from transports.jsonrpc import Object
 
-__all__ = ["HANDLED", "HANDLED_CAPABILITIES", "Declared", "closest", "match", "object_of", "passed_on"]
+__all__ = ["HANDLED", "HANDLED_CAPABILITIES", "Declared", "closest", "match", "method_forms", "object_of", "passed_on"]
 
 HANDLED: Final = frozenset({"io.modelcontextprotocol/tasks"})
 """Extensions that the gateway handles itself where client and server are of different eras. Their declarations do not
@@ -51,6 +51,13 @@ def passed_on(capabilities: Object) -> Object:
     return plain
 
 
+def method_forms(method: str) -> tuple[str, ...]:
+    """The names by which patterns and declarations know a method: its own, and a notification's without
+    `notifications/` in front."""
+    plain = method.removeprefix(_NOTIFICATIONS)
+    return (method,) if plain == method else (method, plain)
+
+
 def match(method: str, declared: str) -> int:
     """How closely a method belongs to a declared name; 0 if not at all.
 
@@ -58,7 +65,7 @@ def match(method: str, declared: str) -> int:
     with the name alone. `notifications/` in front counts for nothing. For `com.acme/search`, examples are
     `com.acme/search/query`, `notifications/com.acme/changed` and `search/query`.
     """
-    method = method.removeprefix(_NOTIFICATIONS)
+    method = method_forms(method)[-1]
     vendor, slash, name = declared.rpartition("/")
     if method == declared or method.startswith(f"{declared}/"):
         return 3 if slash else 1

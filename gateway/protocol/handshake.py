@@ -15,6 +15,7 @@ __all__ = [
     "MODERN_VERSIONS",
     "HandshakeRefused",
     "at_most",
+    "capabilities_json",
     "capabilities_of",
     "discovery_of",
     "handshake_of",
@@ -122,6 +123,11 @@ def _instructions(results: Iterable[Object]) -> dict[str, str]:
 def capabilities_of(result: bytes | None) -> dict[str, Any]:
     """The capabilities in the `initialize` result of a legacy server."""
     return _part(result, "capabilities")
+
+
+def capabilities_json(result: bytes | None) -> bytes:
+    """The capabilities in the result of `initialize` or `server/discover`, as the server has written them."""
+    return bytes(object_of(result).get("capabilities", b"{}"))
 
 
 def server_info_of(result: bytes | None) -> bytes:

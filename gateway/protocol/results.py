@@ -65,6 +65,8 @@ def modern_result(method: str, result: Object, server_info: bytes) -> Object:
         # Tasks are an extension in the modern era, which a legacy server does not implement.
         plain = [{key: value for key, value in tool.items() if key != "execution"} for tool in tools]
         more["tools"] = msgspec.Raw(encode(plain))
+    if method not in METHODS and "resultType" in result:
+        del more["resultType"]  # an extension may have types of its own
     return result | more
 
 
@@ -98,14 +100,18 @@ def urls_required(error: msgspec.Raw) -> list[Object] | None:
 # -- from a modern server, for a legacy client
 
 
-def legacy_result(result: Object) -> Object:
-    """A result without the fields that the legacy era does not have."""
-    plain = {key: value for key, value in result.items() if key not in ("resultType", "ttlMs", "cacheScope")}
+def legacy_result(method: str, result: Object) -> Object:
+    """A result without the fields that the legacy era does not have. What only an extension can understand stays."""
+    is_extension = method not in METHODS
+    dropped = {"resultType", "ttlMs", "cacheScope"}
+    if is_extension:
+        dropped = {"resultType"} if bytes(result.get("resultType", b"")) == b'"complete"' else set()
+    plain = {key: value for key, value in result.items() if key not in dropped}
     if "_meta" in plain and _SERVER_INFO in (meta := decode_object(plain["_meta"], "_meta")):
         del meta[_SERVER_INFO], plain["_meta"]  # a legacy client has it from the handshake
         if meta:
             plain["_meta"] = msgspec.Raw(encode(meta))
-    if "structuredContent" in plain and bytes(plain["structuredContent"])[:1] != b"{":
+    if not is_extension and "structuredContent" in plain and bytes(plain["structuredContent"])[:1] != b"{":
         del plain["structuredContent"]  # the legacy era allows objects only; the content has the same data
     return plain
 

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
+from gateway.protocol.extensions import Declared
 from gateway.protocol.methods import CHANGES
 from transports.jsonrpc import Object, RequestId, encode, encode_notification, splice
 
@@ -15,10 +16,14 @@ __all__ = ["ACKNOWLEDGED", "ENDED", "MAX_LISTENED_BYTES", "SUBSCRIPTION_ID", "Fi
 MAX_LISTENED_BYTES: Final = 64 << 10
 """URIs that all open subscriptions of a session name: they are kept as long as those are open."""
 
+MAX_EARLY: Final = 256
+"""Notifications that MCP does not define and that wait for the acknowledgement of one subscription."""
+
 SUBSCRIPTION_ID: Final = "io.modelcontextprotocol/subscriptionId"
 ACKNOWLEDGED: Final = "notifications/subscriptions/acknowledged"
 ENDED: Final = b'{"resultType":"complete"}'
 """The result of a `subscriptions/listen` that its server has ended (MCP 2026-07-28, Subscriptions)."""
+_NOTHING: Final = Declared()
 _FLAGGED: Final = tuple(row for row in CHANGES.values() if row.flag)
 
 
@@ -65,10 +70,11 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SubscriptionFilter:
-    """One open `subscriptions/listen`: its filter, and where its frames go."""
+    """One open `subscriptions/listen`: its filter, what its client has declared, and where its frames go."""
 
-    def __init__(self, client_id: RequestId, wanted: Filter, emit: Any) -> None:
+    def __init__(self, client_id: RequestId, wanted: Filter, emit: Any, declared: Declared = _NOTHING) -> None:
         self.wanted = wanted
+        self._declared = declared
         self._client_id = client_id
         self._emit = emit
         self._early: dict[tuple[str, object], Object] | None = {}  # changes before the acknowledgement, each once
@@ -79,8 +85,11 @@ class SubscriptionFilter:
         params: Object = {"notifications": msgspec.Raw(encode(honoured.as_notifications()))}
         self._send(ACKNOWLEDGED, params)
         early, self._early = self._early or {}, None
-        for (method, uri), change in early.items():
-            self.notify(method, change, uri)
+        for (method, uri), params in early.items():
+            if method in CHANGES:
+                self.notify(method, params, uri)
+            else:
+                self._send(method, params)
 
     def extend(self, more: Filter) -> None:
         """Honour more: a server that supports it has come after the acknowledgement."""
@@ -94,6 +103,15 @@ class SubscriptionFilter:
             self._early[method, uri] = params
         else:
             self._send(method, params)
+
+    def pass_on(self, method: str, params: Object) -> None:
+        """Pass on a notification that MCP does not define, if the client has declared its extension."""
+        if not self._declared.takes(method):
+            return
+        if self._early is None:
+            self._send(method, params)
+        elif len(self._early) < MAX_EARLY:
+            self._early[method, len(self._early)] = params
 
     def _send(self, method: str, params: Object) -> None:
         self._emit(encode_notification(method, splice(encode(tagged(params, self._client_id)))))

@@ -27,7 +27,8 @@ from gateway.protocol.uris import is_of_any
 from gateway.sessions.child_sessions import with_handles
 from gateway.upstreams.review import unmatched
 from gateway.upstreams.upstream import ConfiguredUpstream
-from session_store import Context
+from session_store import Context, Session
+from transports.era import Era
 from transports.inbound_port import Refused
 from transports.jsonrpc import INVALID_PARAMS, Object, encode
 from transports.turns import at_once, in_turns, is_large
@@ -128,12 +129,11 @@ class Admission:
         that the conversation has received.
         """
         method = call.method
-        restricted, row = self._policy.restricts(upstream.name), METHODS.get(method)
-        lists = _Lists(upstream, conversation, asked)
+        row = METHODS.get(method)
         if row is None:
-            if restricted:
-                raise unknown_method(method)
-            return call.params
+            return self._extension(upstream.name, call)
+        restricted = self._policy.restricts(upstream.name)
+        lists = _Lists(upstream, conversation, asked)
         if method == "tools/call":
             name = text_of(call.params, "name")
             tools = lists.tools(name if "tools" in restricted else "")
@@ -154,6 +154,29 @@ class Admission:
         else:
             missing = self._resource(upstream.name, lists, call, text_of(call.params, row.named))
         return call.params if missing is None else missing
+
+    def _extension(self, server: str, call: Call) -> Object:
+        """Decide on a request that MCP does not define."""
+        exchange, method = call.exchange, call.method
+        session = exchange.session
+        self.check_method(server, method, call.era, session, exchange.context)
+        if self._audit.calls and session is not None:
+            name = f"{server}/{method[:MAX_LOGGED_NAME]}"
+            exchange.audit(self._audit.call_watcher(with_context(session, exchange.context), name))
+        return call.params
+
+    def check_method(self, server: str, method: str, era: Era, session: Session | None, context: Context) -> None:
+        """Decide on a method or notification that MCP does not define, from a client of that era.
+
+        Raises:
+            Refused: -32601, policy hides the method. The audit trail says why.
+        """
+        reason = self._policy.hides_method(context, server, method)
+        if reason:
+            name = f"{server}/{method[:MAX_LOGGED_NAME]}"
+            whose = "" if session is None else with_context(session, context)
+            self._audit.record("refused", session=whose, reason=reason, tool=name)
+            raise unknown_method(method, era)
 
     def _tool_call(self, upstream: ConfiguredUpstream, tools: Tools, name: str, call: Call) -> Object | Steps:
         exchange = call.exchange
@@ -257,10 +280,6 @@ class Admission:
     def needs_listing(self, upstream: ConfiguredUpstream) -> bool:
         """Whether sessions see only those resources of the server that it lists, or that have a template."""
         return "resources" in self._policy.restricts(upstream.name)
-
-    def passes(self, upstream: ConfiguredUpstream, method: str) -> bool:
-        """Whether a client's notification may go to that server."""
-        return method in METHODS or not self._policy.restricts(upstream.name)
 
     # -- lists
 

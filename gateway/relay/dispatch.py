@@ -102,7 +102,7 @@ class Dispatch:
             if is_input_required(result):
                 return False
             if call.era is LEGACY:
-                message = Message(jsonrpc="2.0", id=0, result=msgspec.Raw(encode(legacy_result(result))))
+                message = Message(jsonrpc="2.0", id=0, result=msgspec.Raw(encode(legacy_result(call.method, result))))
         elif conversation.era is LEGACY and call.era is MODERN:
             exchange.use_bridge(LegacyServerBridge(conversation))
         exchange.finish(message)

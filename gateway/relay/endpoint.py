@@ -10,9 +10,9 @@ from gateway.errors import UPSTREAM_UNAVAILABLE
 from gateway.protocol.handshake import handshake_of, merge_discoveries, merge_handshakes
 from gateway.protocol.methods import LISTS, METHODS, REPEATABLE
 from gateway.protocol.params import text_of
-from gateway.relay.admission import Admission
 from gateway.relay.aggregation import Aggregation
 from gateway.relay.dispatch import Dispatch
+from gateway.relay.extensions import ExtensionRelay
 from gateway.relay.late_servers import Asker, Gathered, LateServers
 from gateway.relay.subscriptions import listen, relay_changes
 from gateway.relay.visible_servers import VisibleServers
@@ -38,13 +38,14 @@ class Endpoint:
         *,
         dispatch: Dispatch,
         aggregation: Aggregation,
-        admission: Admission,
         late: LateServers,
+        extensions: ExtensionRelay,
     ) -> None:
+        self.extensions = extensions
+        """What MCP does not define."""
         self._servers = servers
         self._dispatch = dispatch
         self._aggregation = aggregation
-        self._admission = admission
         self._late = late
 
     def prestartable(self, context: Context) -> list[ConfiguredUpstream]:
@@ -128,7 +129,9 @@ class Endpoint:
             if call.method != "tools/call":
                 return False
             upstream, call = self._aggregation.owner_by_name(call)
-        if call.exchange.is_subscription or upstream.name not in self._servers.to(call.exchange.context):
+        if call.method not in METHODS or call.exchange.is_subscription:
+            return False
+        if upstream.name not in self._servers.to(call.exchange.context):
             return False
         return self._dispatch.send_now(upstream, call)
 
@@ -140,7 +143,9 @@ class Endpoint:
             UpstreamUnavailable, HandshakeRefused, LinkClosed: the server cannot be reached.
         """
         seen, only = self._servers.to(call.exchange.context), self._servers.only
-        if call.exchange.is_subscription and not await self._is_modern():
+        if call.method not in METHODS:
+            await self.extensions.relay(call)
+        elif call.exchange.is_subscription and not await self._is_modern():
             owner = None if only is not None else self._aggregation.resources.lister
             await listen(seen.values(), call, None if only is not None else self._late, owner)
         elif only is not None and only.name in seen:
@@ -149,9 +154,9 @@ class Endpoint:
             await self._dispatch.send(seen[call.server], call)
         elif call.method in LISTS:
             await self._aggregation.merged_list(call)
-        elif call.method in METHODS and METHODS[call.method].for_all:
+        elif METHODS[call.method].for_all:
             await self._aggregation.send_to_all(call)
-        elif call.method in METHODS and METHODS[call.method].named == "uri":
+        elif METHODS[call.method].named == "uri":
             found = await self._aggregation.owner_of_resource(call)
             if found.answer is None or not self._dispatch.answer(call, *found.answer):
                 await self._dispatch.send(found.upstream, call)
@@ -191,8 +196,6 @@ class Endpoint:
         for upstream in self._servers.to(live.session.context).values():
             if live.ended:
                 return
-            if not self._admission.passes(upstream, method):
-                continue
             is_only = upstream is self._servers.only
             era = await upstream.era_for(Era.LEGACY) if is_only else upstream.era_now(Era.LEGACY)
             if era is Era.LEGACY:

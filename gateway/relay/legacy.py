@@ -24,9 +24,10 @@ from gateway.errors import (
     unknown_resource,
 )
 from gateway.identity.request_context import RequestContext
-from gateway.protocol.methods import RECORDED
+from gateway.protocol.methods import METHODS, RECORDED
 from gateway.protocol.params import text_of
 from gateway.relay.endpoint import Endpoint
+from gateway.relay.extensions import Notice
 from gateway.relay.intake import Intake, id_of, message_of
 from gateway.relay.legacy_handshake import LegacyHandshake
 from gateway.relay.replies import ImmediateReply, StreamReply
@@ -34,8 +35,10 @@ from gateway.sessions.lifecycle import SessionLifecycle
 from gateway.sessions.records import SessionRecords
 from gateway.sessions.resolve import SessionResolver
 from session_store import EventLog, UnknownEvent
-from transports.inbound_port import Answer, EventSource, Request
+from transports.era import LEGACY
+from transports.inbound_port import Answer, EventSource, Refused, Request
 from transports.jsonrpc import (
+    METHOD_NOT_FOUND,
     Object,
     decode_id,
     encode,
@@ -144,8 +147,27 @@ class LegacyClients:
         if method == "notifications/initialized":
             await self._records.update(live, initialized=True)
         meta = self._intake.meta(params, with_context(live.session, resolved.context), who.correlation)
-        body = encode(params | {"_meta": msgspec.Raw(encode(meta))})
-        await self._endpoints[request.endpoint].notify(live, method, body, who.correlation)
+        endpoint = self._endpoints[request.endpoint]
+        if method not in METHODS:
+            notice = Notice(
+                method=method,
+                params=params,
+                meta=meta,
+                era=LEGACY,
+                caller=None,
+                live=live,
+                context=resolved.context,
+                correlation=who.correlation,
+            )
+            try:
+                await endpoint.extensions.notify(notice)
+            except Refused as refused:
+                # Clients expect that a notification which nobody understands is ignored (JSON-RPC 2.0 §4.1).
+                if refused.code != METHOD_NOT_FOUND:
+                    raise
+                logger.info("a notification of a client is for no server: %s", refused)
+            return
+        await endpoint.notify(live, method, encode(params | {"_meta": msgspec.Raw(encode(meta))}), who.correlation)
 
     @staticmethod
     def _cancel(live: LiveSession, params: Object) -> None:

@@ -18,16 +18,18 @@ from gateway.bridge.request_state import (
 )
 from gateway.bridge.suspended_calls import answer_suspended
 from gateway.calls.exchange import Exchange
-from gateway.context.facts import SESSION_KEY, trace_meta, with_meta
+from gateway.context.facts import SESSION_KEY, trace_meta, with_context, with_meta
 from gateway.errors import OUTCOME_UNKNOWN, bad_request_state
 from gateway.identity.request_context import RequestContext
 from gateway.protocol.capabilities import caller_of_meta, capability_for, may_be_asked
-from gateway.protocol.methods import ABOUT_TASKS, CACHEABLE, MAY_ASK
+from gateway.protocol.methods import ABOUT_TASKS, CACHEABLE, MAY_ASK, METHODS
 from gateway.protocol.params import meta_of
 from gateway.protocol.subscription_filter import SUBSCRIPTION_ID
 from gateway.protocol.tasks import declares_tasks, is_task
 from gateway.relay.endpoint import Endpoint
+from gateway.relay.extensions import Notice
 from gateway.relay.intake import Intake, id_of, message_of
+from gateway.relay.late_servers import Asker
 from gateway.relay.replies import ImmediateReply
 from gateway.relay.task_requests import TaskRequests
 from gateway.sessions.attach import Resolved
@@ -35,7 +37,7 @@ from gateway.sessions.carriers import Carriers
 from gateway.sessions.resolve import SessionResolver
 from gateway.tasks.relayed import RelayedTasks
 from session_store import Context
-from transports.era import Era
+from transports.era import MODERN, Era
 from transports.inbound_port import Answer, Refused, Request
 from transports.jsonrpc import (
     METHOD_NOT_FOUND,
@@ -51,6 +53,8 @@ from transports.reply_queue import ReplyQueue
 from transports.wire_methods import SESSIONLESS
 
 __all__ = ["ModernClients"]
+
+Headers = list[tuple[bytes, bytes]]
 
 
 class ModernClients:
@@ -120,6 +124,40 @@ class ModernClients:
             exchange.filter_result(lambda _, result: with_meta(result, said))
         return await self._intake.accept(exchange, request, who, params, headers)
 
+    async def notify(self, request: Request, who: RequestContext) -> Headers:
+        """Relay a notification that MCP does not define. MCP 2026-07-28 itself has none of clients over HTTP. Returns
+        headers for the client.
+
+        Raises:
+            Refused: no server gets it.
+        """
+        message, extensions = message_of(request), self._endpoints[request.endpoint].extensions
+        method, caller = str(message.method), caller_of_meta(request.params.get("_meta", b"{}"))
+        if method in METHODS:
+            return []
+        resolved = await self._resolver.resume(request, who)
+        if resolved is None:
+            # A notification that nobody gets opens no session.
+            asker = Asker(None, MODERN, caller, who.correlation)
+            await extensions.takers(method, self._resolver.context_of(request, who), asker)
+            resolved = await self._resolver.resume_or_open(request, who)
+        live = resolved.live
+        with live.in_use():
+            await self._intake.count(live)
+            meta = self._intake.meta(request.params, with_context(live.session, resolved.context), who.correlation)
+            notice = Notice(
+                method=method,
+                params=request.params,
+                meta=meta,
+                era=MODERN,
+                caller=caller,
+                live=live,
+                context=resolved.context,
+                correlation=who.correlation,
+            )
+            await extensions.notify(notice)
+        return self._headers(resolved, request)
+
     async def _resume(
         self,
         request: Request,
@@ -166,7 +204,7 @@ class ModernClients:
         answer_suspended(exchange, responses)
         return reply
 
-    def _headers(self, resolved: Resolved, request: Request) -> list[tuple[bytes, bytes]]:
+    def _headers(self, resolved: Resolved, request: Request) -> Headers:
         return self._carriers.headers(resolved.live.session, request, cookie_held=resolved.cookie_held)
 
     def _result_shaper(

@@ -101,12 +101,13 @@ class Pipeline:
         with store_errors_refused():
             return await self._legacy.negotiated(request, await self._who(request))
 
-    async def notify(self, request: Request) -> None:
+    async def notify(self, request: Request) -> list[tuple[bytes, bytes]]:
         who = await self._who(request)
-        if request.era is MODERN:
-            return  # MCP 2026-07-28 has no client notifications over HTTP: accepted, and without effect
         with store_errors_refused():
+            if request.era is MODERN:
+                return await self._modern.notify(request, who)
             await self._legacy.notify(request, who)
+        return []
 
     async def respond(self, request: Request) -> None:
         with store_errors_refused():

@@ -15,6 +15,7 @@ from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import Exchange
 from gateway.calls.live_session import LiveSession
 from gateway.errors import UPSTREAM_UNAVAILABLE, record_full
+from gateway.protocol.extensions import Declared
 from gateway.protocol.handshake import HandshakeRefused, capabilities_of
 from gateway.protocol.subscription_filter import ENDED, MAX_LISTENED_BYTES, Filter, SubscriptionFilter
 from gateway.relay.late_servers import Asker, LateServers
@@ -74,7 +75,8 @@ async def listen(
     """
     exchange, live = call.exchange, call.live
     assert live is not None
-    subscription = SubscriptionFilter(exchange.client_id, Filter.of(call.params), exchange.emit)
+    declared = Declared() if exchange.caller is None else Declared.of(exchange.caller.capabilities)
+    subscription = SubscriptionFilter(exchange.client_id, Filter.of(call.params), exchange.emit, declared)
     if sum(each.wanted.size for each in (*live.subscriptions, subscription)) > MAX_LISTENED_BYTES:
         raise record_full("params.notifications", MAX_LISTENED_BYTES)
     elsewhere = {} if owner is None else {uri: owner(uri, call) for uri in subscription.wanted.uris}

@@ -15,6 +15,7 @@ from gateway.relay.admission import Admission
 from gateway.relay.aggregation import Aggregation
 from gateway.relay.dispatch import Dispatch
 from gateway.relay.endpoint import Endpoint
+from gateway.relay.extensions import ExtensionRelay
 from gateway.relay.late_servers import LateServers
 from gateway.relay.visible_servers import VisibleServers
 from gateway.serving.parts import Foundation, Servers, SessionParts
@@ -117,6 +118,12 @@ def _endpoints(
     def serving(some: Sequence[ConfiguredUpstream]) -> Endpoint:
         visible = VisibleServers(some, policy)
         aggregation = Aggregation(visible, admission, late)
-        return Endpoint(visible, dispatch=dispatch, aggregation=aggregation, admission=admission, late=late)
+        return Endpoint(
+            visible,
+            dispatch=dispatch,
+            aggregation=aggregation,
+            late=late,
+            extensions=ExtensionRelay(visible, dispatch, admission),
+        )
 
     return {ALL: serving(upstreams)} | {f"/servers/{one.name}/mcp": serving([one]) for one in upstreams}

@@ -17,7 +17,9 @@ CONTEXT = "io.github.mcp-session-gateway/context"
 
 @pytest.fixture(scope="module")
 def gateway() -> Iterator[RunningGateway]:
-    with running_gateway({era: server((*SCRIPTED, era)) for era in ("legacy", "modern")}) as running:
+    with running_gateway(
+        {era: server((*SCRIPTED, era), methods={"vendor/*": {}}) for era in ("legacy", "modern")}
+    ) as running:
         yield running
 
 

@@ -7,7 +7,7 @@ The gateway's own stdin and stdout (MCP 2025-11-25 and 2026-07-28, Transports §
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -17,6 +17,7 @@ from transports.jsonrpc import (
     INTERNAL_ERROR,
     InvalidMessage,
     Message,
+    Object,
     decode_id,
     decode_object,
     encode,
@@ -35,6 +36,7 @@ __all__ = ["Connected"]
 logger = logging.getLogger(__name__)
 
 _LATEST: Final = "2025-11-25"
+_CANCELLED: Final = "notifications/cancelled"
 
 
 class Connected:
@@ -65,6 +67,7 @@ class Connected:
         self.may_return = False
         """Whether the client has brought the session of this connection back, so that it may do so again later."""
         self._version = _LATEST
+        self._modern_version = ""  # that the last modern message named
         self._calls: dict[object, tuple[Reply, asyncio.Task[None]]] = {}
         self._cancelled: set[object] = set()  # ids of legacy calls whose answer the client does not want
         self._tasks = Tasks("client connection")
@@ -107,8 +110,11 @@ class Connected:
             # The endpoint refuses it by the same rules, with an error that says where to find it in the log.
             await self._pass_on(self._ask("POST", {**self._headers, "mcp-protocol-version": self._version}, line))
             return
-        if names_version(meta):
-            self._modern(message, line, meta, params)
+        version = str(meta[VERSION_KEY]) if names_version(meta) else ""
+        if message.is_notification and not self._session and message.method != _CANCELLED:
+            version = version or self._modern_version  # a modern notification may come without it
+        if version:
+            self._modern(message, line, version, params)
         elif session and message.method == "initialize":
             if self._token and not self._session and not self._outlives:
                 self._tasks.spawn(self._end(self._token))
@@ -122,16 +128,31 @@ class Connected:
 
     # -- the modern era
 
-    def _modern(self, message: Message, line: bytes, meta: dict[str, Any], params: Any) -> None:
-        method = str(message.method)
-        headers = {**self._headers, "mcp-protocol-version": str(meta[VERSION_KEY]), "mcp-method": method}
-        source = NAME_SOURCES.get(method)
-        if source in params:
-            headers["mcp-name"] = encode_value(str(msgspec.json.decode(params[source])))
+    def _modern(self, message: Message, line: bytes, version: str, params: Object) -> None:
+        self._modern_version = version
+        headers = {**self._headers, **_modern_headers(str(message.method), version, params)}
         if message.is_request:
-            self._tasks.spawn(self._modern_call(message, line, headers))
+            self._tasks.spawn(self._modern_call(message, line, headers, self._last_post))
+        elif message.method == _CANCELLED:
+            self._cancel_modern(message)
+        elif message.is_notification:
+            self._last_post = self._tasks.spawn(self._modern_notice(line, headers, self._last_post))
 
-    async def _modern_call(self, message: Message, line: bytes, headers: dict[str, str]) -> None:
+    async def _modern_notice(self, line: bytes, headers: dict[str, str], before: "asyncio.Task[None] | None") -> None:
+        if before is not None:
+            await asyncio.wait((before,))
+        async with self._opening:
+            carried = {"mcp-gateway-session": self._token} if self._token else {}
+            reply = self._ask("POST", {**headers, **carried}, line)
+            if not self._token:
+                await self._learn_token(reply)
+        await _sent_in_order(reply, None)
+
+    async def _modern_call(
+        self, message: Message, line: bytes, headers: dict[str, str], before: "asyncio.Task[None] | None"
+    ) -> None:
+        if before is not None and not before.done():
+            await asyncio.wait((before,))
         if not self._token and message.method not in SESSIONLESS:
             # The first call opens the session of this connection. Calls that arrive meanwhile wait for it.
             async with self._opening:
@@ -162,9 +183,9 @@ class Connected:
         if message.method == "initialize":
             await self._initialize(message, line)
             return
-        if message.method == "notifications/cancelled" and self._cancel_modern(message):
+        if message.method == _CANCELLED and self._cancel_modern(message):
             return
-        if message.method == "notifications/cancelled" and (cancelled := _cancelled_id(message)) in self._calls:
+        if message.method == _CANCELLED and (cancelled := _cancelled_id(message)) in self._calls:
             self._cancelled.add(cancelled)
         if not self._session and not session:
             async with self._opening:
@@ -177,7 +198,7 @@ class Connected:
             self._call(message, self._ask("POST", headers, line))
             return
         before, reply = self._last_post, self._ask("POST", headers, line)
-        self._last_post = self._tasks.spawn(self._send_in_order(reply, before))
+        self._last_post = self._tasks.spawn(_sent_in_order(reply, before))
         if message.method == "notifications/initialized":
             await self._last_post
             self._stream = self._ask("GET", headers)
@@ -205,15 +226,10 @@ class Connected:
             if isinstance(answer.result, msgspec.Raw):
                 self._version = str(msgspec.json.decode(answer.result).get("protocolVersion", _LATEST))
                 if self._session_key and self._session:
-                    frame = encode_result(encode(answer.id), self._with_token(answer.result))
+                    frame = encode_result(
+                        encode(answer.id), _with_token(answer.result, self._session_key, self._session)
+                    )
             await self._write(splice(frame))
-
-    def _with_token(self, result: msgspec.Raw) -> bytes:
-        """The result of `initialize` for a client that sees no headers."""
-        found = decode_object(result, "result")
-        meta = decode_object(found.get("_meta", b"{}"), "_meta")
-        meta[self._session_key] = msgspec.Raw(encode(self._session))
-        return encode(found | {"_meta": msgspec.Raw(encode(meta))})
 
     def _session_headers(self, session: str) -> dict[str, str]:
         return {**self._headers, "mcp-session-id": session, "mcp-protocol-version": self._version}
@@ -258,12 +274,6 @@ class Connected:
         async for frame in reply.frames():
             await self._write(splice(frame))
 
-    async def _send_in_order(self, reply: Reply, before: "asyncio.Task[None] | None") -> None:
-        if before is not None:
-            await before
-        async for _ in reply.frames():
-            logger.warning("a message of the client was refused with status %d", reply.status)
-
     async def close(self, *, answering: bool = True) -> None:
         """The client has closed its side: finish the answers in progress if it still reads, and end the session."""
         calls = [task for _, task in self._calls.values()]
@@ -279,6 +289,31 @@ class Connected:
         await self._tasks.close()
 
 
+async def _sent_in_order(reply: Reply, before: "asyncio.Task[None] | None") -> None:
+    """Wait until a message that has no answer is handled, after the one before."""
+    if before is not None:
+        await before
+    async for _ in reply.frames():
+        logger.warning("a message of the client was refused with status %d", reply.status)
+
+
+def _modern_headers(method: str, version: str, params: Object) -> dict[str, str]:
+    """The headers that repeat parts of a message (MCP 2026-07-28, Streamable HTTP §Request Metadata)."""
+    headers = {"mcp-protocol-version": version, "mcp-method": method}
+    source = NAME_SOURCES.get(method)
+    if source in params:
+        headers["mcp-name"] = encode_value(str(msgspec.json.decode(params[source])))
+    return headers
+
+
 def _cancelled_id(message: Message) -> object:
     """The id of the request that a notification cancels; None if it names none."""
     return decode_id(message.params_object().get("requestId", msgspec.Raw(b"null")))
+
+
+def _with_token(result: msgspec.Raw, key: str, token: str) -> bytes:
+    """The result of `initialize` for a client that sees no headers."""
+    found = decode_object(result, "result")
+    meta = decode_object(found.get("_meta", b"{}"), "_meta")
+    meta[key] = msgspec.Raw(encode(token))
+    return encode(found | {"_meta": msgspec.Raw(encode(meta))})

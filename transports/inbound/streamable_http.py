@@ -250,8 +250,7 @@ class StreamableHttp:
             raise Refused(400, INVALID_REQUEST, "Responses are not accepted: this revision has no server requests.")
         if message.is_notification:
             check_notification(request.headers)
-            await self._handler.notify(request)
-            await send_status(send, 202)
+            await send_status(send, 202, await self._handler.notify(request))
             return
         params = request.params
         check_request(message, params, meta, request.headers, raw_headers)

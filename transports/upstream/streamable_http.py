@@ -123,10 +123,10 @@ class HttpLink:
             raise LinkClosed("it is closed")
         message = parse(frame)
         params = message.params_object()
+        version = modern_version(params)
         if message.is_request:
             if message.method == "initialize":
                 self._initialize_id = message.id
-            version = modern_version(params)
             work = self._ask_modern(frame, message, params, version) if version else self._ask(frame, message)
             self._run(message.id, work)
             return
@@ -135,7 +135,8 @@ class HttpLink:
             self._cancel(decode_id(params.get("requestId", msgspec.Raw(b"null"))))
         if message.method != _CANCELLED or self._version:
             # Notifications and responses keep their order, and precede later requests.
-            self._last_post = self._run(object(), self._send_in_order(frame, self._last_post))
+            headers = {"mcp-protocol-version": version, "mcp-method": str(message.method)} if version else None
+            self._last_post = self._run(object(), self._send_in_order(frame, self._last_post, headers))
             if message.method == "notifications/initialized":
                 self._run("stream", self._follow(self._last_post))
 
@@ -183,6 +184,8 @@ class HttpLink:
             reason = f"the headers of the request to server {self._upstream.name!r} could not be made; it was not sent"
             self._events.refused(message.id, reason)
             return
+        if self._last_post is not None and not self._last_post.done():
+            await asyncio.wait([self._last_post])
         await self._post(frame, message, headers, is_resumable=False)
 
     def _modern_headers(self, method: str, params: Object, version: str) -> Headers:
@@ -262,11 +265,12 @@ class HttpLink:
                 failures += 1
         return False
 
-    async def _send_in_order(self, frame: bytes, before: asyncio.Task[None] | None) -> None:
+    async def _send_in_order(self, frame: bytes, before: asyncio.Task[None] | None, modern: Headers | None) -> None:
+        """Send a notification or a response. `modern`: the headers of the modern era, which names no session."""
         if before is not None and not before.done():
             await asyncio.wait([before])
         try:
-            headers = self._headers(self._session_headers())
+            headers = self._headers(self._session_headers() if modern is None else modern)
             response = await self._upstream.client.post(self._upstream.url, content=frame, headers=headers)
             if _has_no_session(response):
                 self._forgotten(None)

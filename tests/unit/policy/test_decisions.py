@@ -2,11 +2,12 @@
 
 from typing import Any, Final
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.config.policy import PolicySettings, RuleSettings, WorkspaceSettings
-from gateway.config.upstreams import ItemSettings, ToolSettings
+from gateway.config.upstreams import ItemSettings, MethodSettings, ToolSettings
 from gateway.identity.context_rules import ContextRules
 from gateway.policy.decisions import Policy, ServerPolicy
 from session_store import Context, ContextField, Principal, Provenance
@@ -166,3 +167,66 @@ def test_a_tool_that_the_configuration_hides_is_nobodys() -> None:
     assert "mcpServers.x.hidden_tools" in policy.decide(context, "x", "read_secrets").reason
     assert "mcpServers.y.only_tools" in policy.decide(context, "y", "list").reason
     assert [bool(policy.restricts(server)) for server in servers] == [True, True, True, False]
+
+
+def hides_method(context: Context, method: str, policy: PolicySettings | None = None, **rules: Any) -> str:
+    return Policy(policy or PolicySettings(), {"s": ServerPolicy(**rules)}).hides_method(context, "s", method)
+
+
+DIRECT, SANDBOXED = Context(trust="direct"), Context(trust="sandboxed")
+READER = Context(trust="direct", read_only=True)
+
+
+@requirement("ext.relay")
+def test_methods_beyond_mcp_are_open_where_nothing_of_the_server_is_restricted() -> None:
+    assert hides_method(SANDBOXED, "com.acme/do") == ""
+
+
+@requirement("ext.relay")
+def test_where_a_part_of_a_server_is_hidden_only_methods_that_are_named_are_allowed() -> None:
+    hidden: dict[str, Any] = {"tools": {"drop*": ToolSettings(direct_only=True)}}
+    assert "no pattern in mcpServers.s.methods" in hides_method(DIRECT, "com.acme/do", **hidden)
+    named: dict[str, Any] = hidden | {"methods": {"com.acme/*": MethodSettings()}}
+    assert hides_method(SANDBOXED, "com.acme/do", **named) == ""
+    assert hides_method(SANDBOXED, "notifications/com.acme/do", **named) == ""
+    assert hides_method(SANDBOXED, "com.other/do", **named) != ""
+    assert hides_method(SANDBOXED, "\uff43om.acme/do", **named) != "", "a lookalike is not what was named"
+
+
+@requirement("ext.relay")
+def test_all_patterns_that_match_a_method_apply() -> None:
+    methods = {
+        "com.acme/*": MethodSettings(permissions=("p",)),
+        "com.acme/admin/*": MethodSettings(direct_only=True),
+        "com.acme/admin/drop": MethodSettings(allowed=False),
+    }
+    allowed = Context(trust="direct", permissions=("p",))
+    assert "it needs p (mcpServers.s.methods.com.acme/*.permissions)" in hides_method(
+        DIRECT, "com.acme/a", methods=methods
+    )
+    assert hides_method(allowed, "com.acme/admin/list", methods=methods) == ""
+    assert "direct trust only" in hides_method(
+        Context(trust="sandboxed", permissions=("p",)), "com.acme/admin/list", methods=methods
+    )
+    for spelling in ("com.acme/admin/drop", "\uff43om.acme/admin/drop", "notifications/com.acme/admin/drop"):
+        assert "allowed to nobody" in hides_method(allowed, spelling, methods=methods)
+
+
+@requirement("ext.relay")
+def test_a_read_only_session_sends_only_methods_that_read() -> None:
+    methods = {"com.acme/get*": MethodSettings(operation="read"), "com.acme/set*": MethodSettings()}
+    policy = PolicySettings(rules=(RuleSettings(read_only=True),))
+    for settings in (PolicySettings(), policy):
+        assert hides_method(READER, "com.acme/get", settings, methods=methods) == ""
+        assert "read-only" in hides_method(READER, "com.acme/set", settings, methods=methods)
+        assert hides_method(READER, "com.acme/other", settings, methods=methods) != ""
+
+
+@requirement("ext.relay")
+def test_a_workspace_may_be_denied_methods() -> None:
+    policy = PolicySettings(workspaces={"a": WorkspaceSettings(methods=("s__com.acme/*",)), "*": WorkspaceSettings()})
+    inside = Context(trust="direct", workspace="a", provenance=Provenance(workspace="configured"))
+    assert hides_method(inside, "com.acme/do", policy) == hides_method(inside, "notifications/com.acme/x", policy) == ""
+    assert "gateway.policy.workspaces.a.methods" in hides_method(inside, "com.other/do", policy)
+    outside = msgspec.structs.replace(inside, workspace="b")
+    assert hides_method(outside, "com.other/do", policy) == ""

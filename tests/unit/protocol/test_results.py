@@ -104,13 +104,30 @@ def test_a_resource_that_is_not_found_has_its_own_code_in_the_legacy_era() -> No
 @requirement("spec.nothing-invented")
 def test_a_legacy_client_gets_no_server_info_and_no_empty_meta() -> None:
     info = {"io.modelcontextprotocol/serverInfo": {"name": "s"}}
-    assert plain(legacy_result(raw(content=[], _meta=info))) == {"content": []}
-    assert plain(legacy_result(raw(content=[], _meta={**info, "a": 1}))) == {"content": [], "_meta": {"a": 1}}
-    assert plain(legacy_result(raw(content=[], _meta={}))) == {"content": [], "_meta": {}}, "the server's own stays"
+    assert plain(legacy_result("tools/call", raw(content=[], _meta=info))) == {"content": []}
+    assert plain(legacy_result("tools/call", raw(content=[], _meta={**info, "a": 1}))) == {
+        "content": [],
+        "_meta": {"a": 1},
+    }
+    assert plain(legacy_result("tools/call", raw(content=[], _meta={}))) == {"content": [], "_meta": {}}, (
+        "the server's own stays"
+    )
     assert "_meta" not in modern_result("tools/call", raw(content=[]), b"{}"), "the server has not named itself"
 
 
 def test_a_modern_result_loses_what_the_handshake_era_does_not_know() -> None:
     result = raw(content=[], resultType="complete", ttlMs=5, cacheScope="public", structuredContent={"a": 1})
-    assert plain(legacy_result(result)) == {"content": [], "structuredContent": {"a": 1}}
-    assert plain(legacy_result(raw(content=[], structuredContent=[1]))) == {"content": []}, "it had to be an object"
+    assert plain(legacy_result("tools/call", result)) == {"content": [], "structuredContent": {"a": 1}}
+    assert plain(legacy_result("tools/call", raw(content=[], structuredContent=[1]))) == {"content": []}, (
+        "it had to be an object"
+    )
+
+
+@requirement("ext.relay")
+def test_results_of_methods_beyond_mcp_keep_what_only_their_extension_understands() -> None:
+    own = raw(ttlMs=5, cacheScope="x", structuredContent=[1])
+    typed = own | raw(resultType="com.acme/partial")
+    assert legacy_result("com.acme/do", own | raw(resultType="complete")) == own
+    assert legacy_result("com.acme/do", typed) == typed
+    assert modern_result("com.acme/do", own, b"{}") == own | raw(resultType="complete")
+    assert modern_result("com.acme/do", typed, b"{}") == typed

@@ -1,0 +1,141 @@
+"""Relays requests and notifications that MCP does not define to the servers that have asked for them.
+
+docs/adr/0023-extensions.md. Policy decides in `gateway.relay.admission`, as about everything that a server gets.
+"""
+
+import msgspec
+
+from gateway.bridge.legacy_server import legacy_meta, legacy_params
+from gateway.bridge.subscription_relay import caller_of
+from gateway.calls.call import Call
+from gateway.calls.conversation import Conversation
+from gateway.calls.live_session import LiveSession
+from gateway.config.patterns import any_matches
+from gateway.errors import UPSTREAM_UNAVAILABLE, unknown_method
+from gateway.protocol.capabilities import Caller
+from gateway.protocol.extensions import Declared, closest, method_forms
+from gateway.protocol.handshake import HandshakeRefused, capabilities_json
+from gateway.relay.admission import Admission
+from gateway.relay.dispatch import Dispatch
+from gateway.relay.late_servers import Asker
+from gateway.relay.visible_servers import VisibleServers
+from gateway.upstreams.upstream import ConfiguredUpstream
+from session_store import Context
+from transports.era import LEGACY, MODERN, Era
+from transports.inbound_port import Refused
+from transports.jsonrpc import Object, encode
+from transports.upstream_port import LinkClosed, UpstreamUnavailable
+
+__all__ = ["ExtensionRelay", "Notice"]
+
+
+class Notice(msgspec.Struct, frozen=True, kw_only=True):
+    """A notification of a client. `era` is the client's, `caller` a modern client. `meta` is what servers get as
+    `_meta`, whatever `params` have under that name."""
+
+    method: str
+    params: Object
+    meta: Object
+    era: Era
+    caller: Caller | None
+    live: LiveSession
+    context: Context
+    correlation: str
+
+
+class ExtensionRelay:
+    """Relays the methods that the table of methods does not have, for one endpoint."""
+
+    def __init__(self, servers: VisibleServers, dispatch: Dispatch, admission: Admission) -> None:
+        self._servers = servers
+        self._dispatch = dispatch
+        self._admission = admission
+
+    async def relay(self, call: Call) -> None:
+        """Send a request to the server that has declared its method, or that is configured for it.
+
+        Raises:
+            Refused: -32601, there is no such server, or policy hides the method.
+            UpstreamUnavailable, HandshakeRefused, LinkClosed: the server cannot be reached.
+        """
+        takers = await self.takers(call.method, call.exchange.context, Asker.of(call))
+        await self._dispatch.send(takers[0], call)
+
+    async def notify(self, notice: Notice) -> None:
+        """Send a notification to all servers that have declared it, or that are configured for it.
+
+        Raises:
+            Refused: no server gets the notification, or one of them cannot be reached.
+        """
+        method, live, context = notice.method, notice.live, notice.context
+        asker = Asker(live, notice.era, notice.caller, notice.correlation)
+        for upstream in await self.takers(method, context, asker):
+            self._admission.check_method(upstream.name, method, notice.era, live.session, context)
+            try:
+                await self._send(upstream, notice)
+            except (UpstreamUnavailable, HandshakeRefused, LinkClosed) as error:
+                raise Refused(503, UPSTREAM_UNAVAILABLE, str(error), headers={"Retry-After": "5"}) from None
+
+    async def _send(self, upstream: ConfiguredUpstream, notice: Notice) -> None:
+        era, live = await upstream.era_for(notice.era), notice.live
+        conversation: Conversation | None = None
+        if notice.caller is None or not notice.caller.is_declared:
+            # A modern notification may come without the facts of its client: the server knows the client from calls.
+            conversation = upstream.open_with(live) if notice.era is MODERN else None
+        if conversation is None or conversation.era is not era:
+            conversation = upstream.conversation(live, era, notice.correlation, notice.caller)
+        await conversation.join(live)
+        await conversation.ready()
+        params, meta = notice.params, notice.meta
+        if era is LEGACY and notice.era is MODERN:
+            params, meta = legacy_params(params), legacy_meta(meta)
+        elif era is MODERN:
+            meta = {**(notice.caller or caller_of(live)).meta(""), **meta}
+        body = {**params, "_meta": msgspec.Raw(encode(meta))} if meta else params
+        conversation.notify(notice.method, encode(body) if body else None)
+
+    async def takers(self, method: str, context: Context, asker: Asker) -> list[ConfiguredUpstream]:
+        """The servers that get a method of that client, the one for a request first.
+
+        Those whose configuration names the method. Else those to whose declarations it belongs most closely. Else the
+        only server whose declarations allow any name. Where one server is all that there is, it gets what the client
+        has declared, too.
+
+        Raises:
+            Refused: -32601, there is none, or it is not clear which.
+        """
+        servers = self._servers.to(context)
+        configured = [upstream for upstream in servers.values() if is_configured(upstream, method)]
+        if configured:
+            return configured
+        declared = {name: await _declared_by(upstream, asker.live) for name, upstream in servers.items()}
+        if names := closest(method, declared.items()):
+            return [servers[name] for name in names]
+        names = [name for name, found in declared.items() if found.is_open]
+        if len(servers) == 1 and not names and _declared_of(asker).takes(method):
+            names = [*servers]
+        if len(names) == 1:
+            return [servers[names[0]]]
+        raise unknown_method(method, asker.era, among=names)
+
+
+def is_configured(upstream: ConfiguredUpstream, method: str) -> bool:
+    """Whether the operator has named the method, or a pattern of it, for that server."""
+    patterns = [pattern for pattern, item in upstream.settings.methods.items() if item.allowed]
+    return bool(patterns) and any(any_matches(patterns, form) for form in method_forms(method))
+
+
+async def _declared_by(upstream: ConfiguredUpstream, live: LiveSession | None) -> Declared:
+    """What a server has declared to the session, or else to the gateway."""
+    conversation = None if live is None else upstream.open_with(live)
+    if conversation is not None and conversation.initialize_result is not None:
+        return Declared.of(capabilities_json(conversation.initialize_result))
+    return Declared.of(capabilities_json((await upstream.facts()).discovery))
+
+
+def _declared_of(asker: Asker) -> Declared:
+    """What a client has declared."""
+    caller = asker.caller
+    if caller is None and asker.live is not None:
+        caller = caller_of(asker.live)
+    return Declared() if caller is None else Declared.of(caller.capabilities)

@@ -1,0 +1,205 @@
+"""Which of the servers of an endpoint get a method that MCP does not define."""
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import msgspec
+import pytest
+
+from gateway.bridge.subscription_relay import caller_of
+from gateway.calls.live_session import LiveSession
+from gateway.config.upstreams import MethodSettings
+from gateway.errors import unknown_method
+from gateway.protocol.capabilities import Caller
+from gateway.relay.extensions import ExtensionRelay, Notice
+from gateway.relay.late_servers import Asker
+from gateway.upstreams.facts import ServerFacts
+from session_store import ClientFacts, Context
+from session_store.memory import MemoryBackend
+from session_store.testing import FakeClock, a_session
+from tests.requirements import requirement
+from transports.era import LEGACY, MODERN, Era
+from transports.inbound_port import Refused
+from transports.jsonrpc import METHOD_NOT_FOUND, encode
+from transports.upstream_port import UpstreamUnavailable
+
+pytestmark = pytest.mark.anyio
+
+ANYONE = Context(trust="direct")
+ACME: Any = {"extensions": {"com.acme/a": {}}}
+OTHER: Any = {"extensions": {"org.other/b": {}}}
+
+
+class Server:
+    """A server with one conversation. `capabilities` are declared to the gateway, `to_session` to the session."""
+
+    def __init__(self, name: str, capabilities: Any = None, *, era: Era = LEGACY, methods: Any = None) -> None:
+        self.name = name
+        self.era = era
+        self.settings = SimpleNamespace(methods={k: MethodSettings(**v) for k, v in (methods or {}).items()})
+        self._facts = ServerFacts(initialize=encode({"capabilities": capabilities or {}}))
+        self.initialize_result: bytes | None = None
+        self.is_known = False
+        self.is_down = False
+        self.opened_with: list[Caller | None] = []
+        self.sent: list[tuple[str, Any]] = []
+
+    # as upstream
+
+    async def facts(self) -> ServerFacts:
+        return self._facts
+
+    async def era_for(self, client: Era) -> Era:
+        return self.era
+
+    def open_with(self, live: LiveSession) -> "Server | None":
+        return self if self.is_known else None
+
+    def conversation(self, live: LiveSession, era: Era, correlation: str, caller: Caller | None) -> "Server":
+        self.opened_with.append(caller)
+        return self
+
+    # as conversation
+
+    async def join(self, live: LiveSession) -> None:
+        """Nothing to record."""
+
+    async def ready(self) -> None:
+        if self.is_down:
+            raise UpstreamUnavailable("it is down")
+
+    def notify(self, method: str, params: bytes | None) -> None:
+        self.sent.append((method, None if params is None else msgspec.json.decode(params)))
+
+
+class Admits:
+    """Hides the methods of one server."""
+
+    def __init__(self, hidden: str) -> None:
+        self._hidden = hidden
+
+    def check_method(self, server: str, method: str, era: str, session: object, context: Context) -> None:
+        if server == self._hidden:
+            raise unknown_method(method, era)
+
+
+def relay(*servers: Server, hidden: str = "") -> ExtensionRelay:
+    visible = SimpleNamespace(to=lambda context: {server.name: server for server in servers})
+    return ExtensionRelay(cast("Any", visible), cast("Any", None), cast("Any", Admits(hidden)))
+
+
+def asker(capabilities: Any = None, era: Era = MODERN) -> Asker:
+    return Asker(None, era, Caller(b"{}", encode(capabilities or {})), "c")
+
+
+async def takers(method: str, *servers: Server, declared: Any = None, era: Era = MODERN) -> list[str]:
+    return [each.name for each in await relay(*servers).takers(method, ANYONE, asker(declared, era))]
+
+
+@requirement("ext.relay")
+async def test_a_method_goes_to_the_server_that_has_declared_its_extension() -> None:
+    servers = Server("acme", ACME), Server("other", OTHER)
+    assert await takers("com.acme/a/do", *servers) == ["acme"]
+    assert await takers("notifications/org.other/changed", *servers) == ["other"]
+    assert await takers("b/do", *servers) == ["other"]
+
+
+@requirement("ext.relay")
+async def test_of_servers_that_have_declared_the_same_the_first_gets_requests_and_all_get_notifications() -> None:
+    assert await takers("com.acme/a/do", Server("one", ACME), Server("two", ACME), Server("three")) == ["one", "two"]
+
+
+@requirement("ext.relay")
+async def test_the_configuration_counts_before_declarations() -> None:
+    own, denied = Server("own", methods={"com.acme/*": {}}), Server("no", methods={"com.acme/*": {"allowed": False}})
+    servers = Server("acme", ACME), own, denied
+    assert await takers("com.acme/a/do", *servers) == ["own"]
+    assert await takers("notifications/com.acme/x", *servers) == ["own"]
+
+
+@requirement("ext.relay")
+async def test_a_method_with_any_name_goes_to_the_only_server_that_has_declared_something_of_its_own() -> None:
+    assert await takers("strange", Server("acme", ACME), Server("plain")) == ["acme"]
+    with pytest.raises(Refused, match=r"Several servers may have it \(acme, other\)"):
+        await takers("strange", Server("acme", ACME), Server("other", OTHER))
+
+
+@requirement("ext.relay")
+@pytest.mark.parametrize(("era", "status"), [(LEGACY, 200), (MODERN, 404)])
+async def test_what_nobody_has_declared_reaches_no_server(era: Era, status: int) -> None:
+    for servers in ([Server("one")], [Server("one"), Server("two")], []):
+        with pytest.raises(Refused) as refused:
+            await takers("com.acme/a/do", *servers, era=era)
+        assert (refused.value.status, refused.value.code) == (status, METHOD_NOT_FOUND)
+
+
+@requirement("ext.relay")
+async def test_one_server_gets_what_its_client_has_declared_and_of_several_none_does() -> None:
+    assert await takers("com.acme/a/do", Server("one"), declared=ACME) == ["one"]
+    with pytest.raises(Refused):
+        await takers("com.acme/a/do", Server("one"), Server("two"), declared=ACME)
+
+
+@requirement("ext.relay")
+async def test_what_a_server_has_declared_to_the_session_counts() -> None:
+    live = live_session()
+    server = Server("one")
+    server.is_known, server.initialize_result = True, encode({"capabilities": ACME})
+    found = await relay(server, Server("two")).takers("com.acme/a/do", ANYONE, Asker(live, LEGACY, None, "c"))
+    assert [each.name for each in found] == ["one"]
+
+
+def live_session(capabilities: Any = None) -> LiveSession:
+    params = encode({"capabilities": capabilities or {}, "clientInfo": {"name": "c", "version": "1"}})
+    client = ClientFacts(name="c", protocol_version="2025-11-25", initialize_params=params)
+    return LiveSession(msgspec.structs.replace(a_session(FakeClock()), client=client), MemoryBackend().events)
+
+
+def notice(era: Era, caller: Caller | None, **params: Any) -> Notice:
+    return Notice(
+        method="notifications/com.acme/changed",
+        params={key: msgspec.Raw(encode(value)) for key, value in params.items()},
+        meta={"own": msgspec.Raw(b"1"), "io.modelcontextprotocol/x": msgspec.Raw(b"2")},
+        era=era,
+        caller=caller,
+        live=live_session(ACME),
+        context=ANYONE,
+        correlation="c",
+    )
+
+
+@requirement("ext.relay")
+async def test_a_notification_gets_what_the_era_of_its_server_needs() -> None:
+    caller = Caller(b'{"name":"m"}', encode(ACME))
+    legacy, modern = Server("one", ACME), Server("two", ACME, era=MODERN)
+    await relay(legacy, modern).notify(notice(MODERN, caller, k=1.5))
+    assert legacy.sent == [("notifications/com.acme/changed", {"k": 1.5, "_meta": {"own": 1}})]
+    ((_, body),) = modern.sent
+    assert body["_meta"]["io.modelcontextprotocol/clientInfo"] == {"name": "m"} and body["_meta"]["own"] == 1
+    assert legacy.opened_with == [caller]
+
+    again = Server("one", ACME, era=MODERN)
+    sent = notice(LEGACY, None)
+    await relay(again).notify(sent)
+    facts = {key: msgspec.json.decode(raw) for key, raw in caller_of(sent.live).meta("").items()}
+    assert facts.items() <= again.sent[0][1]["_meta"].items()
+
+
+@requirement("ext.relay")
+async def test_a_notification_without_the_facts_of_its_client_goes_where_the_calls_go() -> None:
+    server = Server("one", ACME)
+    server.is_known = True
+    await relay(server).notify(notice(MODERN, Caller(b"{}", b"{}")))
+    assert server.opened_with == [] and len(server.sent) == 1
+
+
+@requirement("ext.relay")
+async def test_a_notification_that_cannot_be_passed_on_is_refused() -> None:
+    down, well = Server("one", ACME), Server("two", ACME)
+    down.is_down = True
+    with pytest.raises(Refused, match="it is down") as refused:
+        await relay(down).notify(notice(LEGACY, None))
+    assert refused.value.status == 503
+    with pytest.raises(Refused, match="not found"):
+        await relay(well, hidden="two").notify(notice(LEGACY, None))
+    assert well.sent == []
