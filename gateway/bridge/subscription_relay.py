@@ -13,19 +13,25 @@ from gateway.protocol.subscription_filter import ACKNOWLEDGED, SUBSCRIPTION_ID, 
 from transports.jsonrpc import Object, encode, encode_notification, parse, splice
 from transports.reply_queue import Frame, ReplyQueue
 
-__all__ = ["caller_of", "child_of", "everything", "subscription_relay_for"]
+__all__ = ["RelayedReplies", "caller_of", "child_of", "everything", "subscription_relay_for"]
 
 _LISTEN: Final = "subscriptions/listen"
 
 
-class _RelayedReplies(ReplyQueue):
-    """Replies that go to a function instead of a client."""
+class RelayedReplies(ReplyQueue):
+    """Replies that go to a function instead of a client. `client` are those of the client's stream that they are a part
+    of: it is kept alive while nothing comes."""
 
-    __slots__ = ("_receive",)
+    __slots__ = ("_client", "_receive")
 
-    def __init__(self, receive: Callable[[Frame], None]) -> None:
+    def __init__(self, receive: Callable[[Frame], None], client: ReplyQueue | None = None) -> None:
         super().__init__()
         self._receive = receive
+        self._client = client
+
+    def tick(self, now: float) -> None:
+        if self._client is not None:
+            self._client.tick(now)
 
     def push(self, frame: Frame) -> bool:
         self._receive(frame)
@@ -61,7 +67,7 @@ def subscription_relay_for(live: LiveSession, upstream: str) -> Exchange:
             plain["_meta"] = msgspec.Raw(encode(meta))
         live.send_to_client(encode_notification(str(message.method), splice(encode(plain)) if plain else None))
 
-    exchange = Exchange(method=_LISTEN, client_id=0, live=live, replies=_RelayedReplies(receive))
+    exchange = Exchange(method=_LISTEN, client_id=0, live=live, replies=RelayedReplies(receive))
     return exchange
 
 
@@ -75,5 +81,6 @@ def child_of(parent: Exchange, ended: Callable[[Exchange, Frame], None]) -> Exch
         elif parse(frame.data).method != ACKNOWLEDGED:
             parent.emit(frame.data)
 
-    child = Exchange(method=_LISTEN, client_id=parent.client_id, live=parent.live, replies=_RelayedReplies(receive))
+    replies = RelayedReplies(receive, parent.replies)
+    child = Exchange(method=_LISTEN, client_id=parent.client_id, live=parent.live, replies=replies)
     return child

@@ -9,7 +9,7 @@ from gateway.protocol.extensions import object_of
 from session_store.ports.tasks import OVER
 from transports.jsonrpc import Object, encode
 
-__all__ = ["TASKS", "TaskState", "declares_tasks", "is_task", "state_of", "with_tasks"]
+__all__ = ["TASKS", "TaskState", "declares_tasks", "is_task", "names_tasks", "state_of", "with_tasks"]
 
 TASKS: Final = "io.modelcontextprotocol/tasks"
 """The name of the extension."""
@@ -41,6 +41,11 @@ def with_tasks(meta: Object) -> Object:
 def is_task(result: Object) -> bool:
     """Whether a result is a task, in place of the answer to the request."""
     return bytes(result.get("resultType", b"")) == b'"task"'
+
+
+def names_tasks(method: str, params: Object) -> bool:
+    """Whether a request is a `subscriptions/listen` to tasks."""
+    return method == "subscriptions/listen" and "taskIds" in object_of(params.get("notifications"))
 
 
 def state_of(task: Object, ttl: str = "ttlMs") -> TaskState | None:

@@ -14,7 +14,7 @@ from gateway.relay.aggregation import Aggregation
 from gateway.relay.dispatch import Dispatch
 from gateway.relay.extensions import ExtensionRelay
 from gateway.relay.late_servers import Asker, Gathered, LateServers
-from gateway.relay.subscriptions import listen, relay_changes
+from gateway.relay.subscriptions import acknowledge_nothing, asks_for_nothing, listen, relay_changes
 from gateway.relay.visible_servers import VisibleServers
 from gateway.upstreams.upstream import ConfiguredUpstream
 from gateway.version import __version__
@@ -145,6 +145,8 @@ class Endpoint:
         seen, only = self._servers.to(call.exchange.context), self._servers.only
         if call.method not in METHODS:
             await self.extensions.relay(call)
+        elif call.exchange.is_subscription and asks_for_nothing(call.params):
+            acknowledge_nothing(call)
         elif call.exchange.is_subscription and not await self._is_modern():
             owner = None if only is not None else self._aggregation.resources.lister
             await listen(seen.values(), call, None if only is not None else self._late, owner)
@@ -168,9 +170,9 @@ class Endpoint:
         only = self._servers.only
         return only is not None and await only.era_for(Era.MODERN) is Era.MODERN
 
-    def serves(self, server: str, context: Context) -> bool:
-        """Whether a session may see that server here."""
-        return server in self._servers.to(context)
+    def server(self, name: str, context: Context) -> ConfiguredUpstream | None:
+        """The server of that name; None if there is none here that a session with this context sees."""
+        return self._servers.to(context).get(name)
 
     def may_subscribe(self, context: Context, uri: str) -> bool:
         """Whether a session may subscribe to a resource, at whatever server has it."""

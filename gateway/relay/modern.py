@@ -25,7 +25,7 @@ from gateway.protocol.capabilities import caller_of_meta, capability_for, may_be
 from gateway.protocol.methods import ABOUT_TASKS, CACHEABLE, MAY_ASK, METHODS
 from gateway.protocol.params import meta_of
 from gateway.protocol.subscription_filter import SUBSCRIPTION_ID
-from gateway.protocol.tasks import declares_tasks, is_task
+from gateway.protocol.tasks import declares_tasks, is_task, names_tasks
 from gateway.relay.endpoint import Endpoint
 from gateway.relay.extensions import Notice
 from gateway.relay.intake import Intake, id_of, message_of
@@ -93,6 +93,8 @@ class ModernClients:
             binding = Binding(who.principal, request.endpoint, RequestDigest(method, params))
         elif method in ABOUT_TASKS:
             return await self._tasks.call(request, who)
+        elif names_tasks(method, params):
+            return await self._tasks.listening.call(request, who)
         if binding is not None and "requestState" in params and bytes(params["requestState"]) != b"null":
             opened = self._seal.open(params["requestState"], binding)
             found = await self._resolver.resume_by_id(opened.session_id, who, Era.MODERN)

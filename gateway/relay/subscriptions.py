@@ -25,7 +25,7 @@ from transports.jsonrpc import Message, Object, encode
 from transports.reply_queue import Frame
 from transports.upstream_port import LinkClosed, UpstreamUnavailable
 
-__all__ = ["listen", "relay_changes"]
+__all__ = ["acknowledge_nothing", "asks_for_nothing", "listen", "relay_changes"]
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +56,16 @@ async def relay_changes(
     except BaseException:
         live.subscription_relays.pop(upstream.name, None)
         raise
+
+
+def asks_for_nothing(params: Object) -> bool:
+    """Whether the filter of a `subscriptions/listen` is empty: no server has to know of the stream."""
+    return bytes(params.get("notifications", b"")) == b"{}"
+
+
+def acknowledge_nothing(call: Call) -> None:
+    """Answer a `subscriptions/listen` with an empty filter."""
+    SubscriptionFilter(call.exchange.client_id, Filter(), call.exchange.emit).acknowledge(Filter())
 
 
 async def listen(

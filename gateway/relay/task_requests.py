@@ -19,6 +19,7 @@ from gateway.protocol.params import text_of
 from gateway.protocol.tasks import declares_tasks
 from gateway.relay.endpoint import Endpoint
 from gateway.relay.intake import Intake, id_of, message_of
+from gateway.relay.task_listening import TaskListening
 from gateway.sessions.attach import Resolved
 from gateway.sessions.resolve import SessionResolver
 from gateway.tasks.handles import TaskHandle, TaskHandles
@@ -42,8 +43,10 @@ class TaskRequests:
         intake: Intake,
         resolver: SessionResolver,
         endpoints: Mapping[str, Endpoint],
+        listening: TaskListening,
         result_meta: bool,
     ) -> None:
+        self.listening = listening
         self._handles = handles
         self._relayed = relayed
         self._intake = intake
@@ -73,7 +76,7 @@ class TaskRequests:
     async def _relay(self, request: Request, who: RequestContext, handle: TaskHandle, text: str) -> Answer:
         """Send the request to the server that has made the task."""
         resolved, message = await self._session_of(handle, who), message_of(request)
-        if not self._endpoints[request.endpoint].serves(handle.server, resolved.context):
+        if self._endpoints[request.endpoint].server(handle.server, resolved.context) is None:
             raise unknown_task()
         live = resolved.live
         exchange = Exchange(

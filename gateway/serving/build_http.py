@@ -17,6 +17,7 @@ from gateway.relay.legacy import LegacyClients
 from gateway.relay.legacy_handshake import LegacyHandshake
 from gateway.relay.modern import ModernClients
 from gateway.relay.pipeline import Pipeline
+from gateway.relay.task_listening import TaskListening
 from gateway.relay.task_requests import TaskRequests
 from gateway.serving.parts import Callers, Foundation, Http, Resolution, Servers, SessionParts
 from gateway.tasks.handles import TaskHandles
@@ -98,12 +99,16 @@ def _pipeline(
     handles = TaskHandles(base.ring)
     relayed = RelayedTasks(handles)
     sessions.closed.add(relayed.forget)
+    listening = TaskListening(
+        handles=handles, relayed=relayed, intake=intake, resolver=resolution.resolver, endpoints=endpoints
+    )
     tasks = TaskRequests(
         handles=handles,
         relayed=relayed,
         intake=intake,
         resolver=resolution.resolver,
         endpoints=endpoints,
+        listening=listening,
         result_meta=options.result_meta,
     )
     modern = ModernClients(

@@ -95,19 +95,22 @@ class RelayedTasks:
         def shaped(exchange: Exchange, result: Object) -> Object:
             if "taskId" not in result:
                 return result  # an acknowledgement
-            live, conversation = live_session_of(exchange), exchange.conversation
-            if live is not None and conversation is not None:
-                self._note(live, handle, conversation, state_of(result))
+            self.note(exchange, handle, result)
             return result | {"taskId": own}
 
         return shaped
+
+    def note(self, exchange: Exchange, handle: TaskHandle, task: Object, ttl: str = "ttlMs") -> None:
+        """Record the state of a task, as a message of its server for that exchange says it. `ttl`: see `state_of`."""
+        live, conversation = live_session_of(exchange), exchange.conversation
+        if live is not None and conversation is not None:
+            self._note(live, handle, conversation, state_of(task, ttl))
 
     # -- what tasks keep alive
 
     def _note(
         self, live: LiveSession, handle: TaskHandle, conversation: ExchangeConversation, state: TaskState | None
     ) -> None:
-        """Record the state of a task, as a message of its server says it."""
         if state is None or live.ended:
             return
         if state.is_over:

@@ -12,13 +12,22 @@ import pytest
 from tests.requirements import requirement
 from tests.support.credentials import sha256
 from tests.support.gateway_process import TASKS, RunningGateway, running_gateway, server
-from tests.support.mcp_clients import DECLARES_TASKS, Modern, messages, tool_text, without_id
+from tests.support.mcp_clients import (
+    DECLARES_TASKS,
+    Modern,
+    messages,
+    modern_body,
+    modern_headers,
+    tool_text,
+    without_id,
+)
 from tests.support.redis_server import RunningRedis
 from tests.support.task_server import EXTENSION, HttpTasks, running_http_tasks
 from tests.support.waiting import eventually, gone
 
 ACCEPT = {"action": "accept", "content": {"name": "Ada"}}
 SERVERS = ("http", "shared", "stdio")
+SUBSCRIPTION = "io.modelcontextprotocol/subscriptionId"
 SESSION_KEY = "io.github.mcp-session-gateway/session"
 
 
@@ -66,6 +75,15 @@ class Tasks:
         answer = messages(response)[-1]
         assert "result" in answer, answer
         return answer["result"]
+
+    @contextlib.contextmanager
+    def listen(self, tasks: list[str], meta: Any = DECLARES_TASKS, **more: Any) -> Iterator[Iterator[Any]]:
+        """An open `subscriptions/listen`: its messages."""
+        body = modern_body("subscriptions/listen", {"notifications": {"taskIds": tasks, **more}}, meta=meta)
+        headers = {**modern_headers(body), **self.client.headers}
+        with self.client.http.stream("POST", self.client.url, json=body, headers=headers) as response:
+            lines = response.iter_lines()
+            yield (json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {"))
 
 
 def clients(gateway: RunningGateway, http: httpx.Client, name: str) -> list[Tasks]:
@@ -171,9 +189,66 @@ def test_whoever_may_not_have_a_task_learns_nothing_of_it(http: httpx.Client) ->
         assert json.loads(forged[1])["code"] == -32602
         assert unknown(bob, task) == forged, "another principal"
         assert unknown(alice, "task/1:1") == forged, "the server's own id, or anything else"
-        elsewhere = Tasks(f"{gateway.base}/servers/free/mcp", http, headers=alice.client._headers)
+        elsewhere = Tasks(f"{gateway.base}/servers/free/mcp", http, headers=alice.client.headers)
         assert unknown(elsewhere, task) == forged, "another endpoint"
         assert alice.get(task)["status"] == "working", "and the task goes on"
+
+
+@requirement("task.relay")
+@pytest.mark.parametrize("name", SERVERS)
+def test_a_client_is_notified_of_the_tasks_that_it_names(
+    gateway: RunningGateway, http: httpx.Client, name: str
+) -> None:
+    for tasks in clients(gateway, http, name):
+        first, second, other = (tasks.begin("ask")["taskId"] for _ in range(3))
+        for task in (first, second, other):
+            tasks.until(task, "input_required")
+        with tasks.listen([first, "forged", second]) as stream:
+            acknowledged = next(stream)
+            assert acknowledged["method"] == "notifications/subscriptions/acknowledged"
+            assert acknowledged["params"]["notifications"] == {"taskIds": [first, second]}
+            assert acknowledged["params"]["_meta"][SUBSCRIPTION] == 1
+            for task in (other, second, first):
+                tasks.result(tasks.send("tasks/update", task, inputResponses={"q1": ACCEPT}))
+            told = [next(stream) for _ in range(4)]
+        assert {message["method"] for message in told} == {"notifications/tasks"}
+        assert {message["params"]["_meta"][SUBSCRIPTION] for message in told} == {1}
+        states = [(message["params"]["taskId"], message["params"]["status"]) for message in told]
+        for task in (first, second):
+            assert [status for about, status in states if about == task] == ["working", "completed"]
+        whole = next(message["params"] for message in told if message["params"]["status"] == "completed")
+        assert whole["result"]["content"][0]["text"] == "hello Ada" and whole["x-more"]["kept"] == [1, None]
+        got = tasks.get(whole["taskId"])
+        assert {**got, "_meta": 0, "lastUpdatedAt": 0, "createdAt": 0} == {
+            **whole,
+            "resultType": "complete",
+            "_meta": 0,
+            "lastUpdatedAt": 0,
+            "createdAt": 0,
+        }
+
+
+@requirement("task.relay")
+def test_one_stream_notifies_of_tasks_of_several_servers_and_of_lists(
+    gateway: RunningGateway, http: httpx.Client
+) -> None:
+    begun = [Tasks(gateway.url, http, f"{name}__").begin("work", for_s=1)["taskId"] for name in SERVERS]
+    with Tasks(gateway.url, http).listen(begun, toolsListChanged=True) as stream:
+        honoured = next(stream)["params"]["notifications"]
+        assert honoured["taskIds"] == begun and honoured["toolsListChanged"] is True
+        assert {next(stream)["params"]["taskId"] for _ in begun} == {*begun}
+
+
+@requirement("task.relay")
+def test_who_takes_no_tasks_is_notified_of_none(gateway: RunningGateway, http: httpx.Client) -> None:
+    tasks, _ = clients(gateway, http, "http")
+    task = tasks.begin("work")["taskId"]
+    refused = tasks.client.send("subscriptions/listen", {"notifications": {"taskIds": [task]}})
+    error = without_id(messages(refused)[-1]["error"])
+    assert (refused.status_code, error["code"]) == (400, -32021)
+    assert error["data"] == {"requiredCapabilities": {"extensions": {EXTENSION: {}}}}
+    wrong = tasks.client.send("subscriptions/listen", {"notifications": {"taskIds": {}}}, meta=DECLARES_TASKS)
+    assert (wrong.status_code, messages(wrong)[-1]["error"]["code"]) == (400, -32602)
 
 
 @requirement("task.relay", "life.unconfirmed")

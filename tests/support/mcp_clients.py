@@ -108,9 +108,9 @@ class Modern:
     """A modern client. It returns no session token and no cookie, unless `headers` hold one."""
 
     def __init__(self, url: str, http: httpx.Client, *, headers: Mapping[str, str] | None = None) -> None:
-        self._url = url
-        self._http = http
-        self._headers = {**CURL, **(headers or {})}
+        self.url = url
+        self.http = http
+        self.headers = {**CURL, **(headers or {})}
 
     def send(
         self,
@@ -122,9 +122,7 @@ class Modern:
         request_id: Any = 1,
     ) -> httpx.Response:
         body = modern_body(method, params, meta=meta, request_id=request_id)
-        return self._http.post(
-            self._url, json=body, headers={**modern_headers(body), **self._headers, **(headers or {})}
-        )
+        return self.http.post(self.url, json=body, headers={**modern_headers(body), **self.headers, **(headers or {})})
 
     def tool(self, tool: str, arguments: Mapping[str, Any] | None = None, **more: Any) -> httpx.Response:
         return self.send("tools/call", {"name": tool, "arguments": dict(arguments or {})}, **more)

@@ -79,7 +79,7 @@ class TaskServer:
         self.seen: list[Any] = []
         self.tasks: dict[str, Task] = {}
         self.running: set[asyncio.Task[None]] = set()
-        self.listening: dict[Any, tuple[list[str], Send]] = {}
+        self.listening: list[tuple[Any, list[str], Send]] = []
         self.asked: dict[Any, asyncio.Future[Any]] = {}
         self.numbers = itertools.count(1)
         self.broadcast: Send = lambda message: None
@@ -92,7 +92,8 @@ class TaskServer:
             return None
         if "id" not in message:
             if message["method"] == "notifications/cancelled":
-                self.listening.pop(message["params"]["requestId"], None)
+                ended = message["params"]["requestId"]
+                self.listening = [each for each in self.listening if each[0] != ended]
             return None
         try:
             result = await self.answer(message["method"], message.get("params", {}), message["id"], send)
@@ -190,7 +191,7 @@ class TaskServer:
         task.status, task.message = status, message
         async with task.changed:
             task.changed.notify_all()
-        for number, (ids, send) in list(self.listening.items()):
+        for number, ids, send in tuple(self.listening):
             if task.id in ids:
                 params = task.whole() | {"_meta": {SUBSCRIPTION: number}}
                 send({"jsonrpc": "2.0", "method": "notifications/tasks", "params": params})
@@ -262,7 +263,7 @@ class TaskServer:
         meta = {"_meta": {SUBSCRIPTION: number}}
         method = "notifications/subscriptions/acknowledged"
         send({"jsonrpc": "2.0", "method": method, "params": honoured | meta})
-        self.listening[number] = (honoured["notifications"]["taskIds"], send)
+        self.listening.append((number, honoured["notifications"]["taskIds"], send))
 
 
 # -- stdio

@@ -1,0 +1,240 @@
+"""`subscriptions/listen` of modern clients with `taskIds`: subscribes at the servers of the tasks.
+
+Each task is notified of by its own server, in the session that made it. Tasks that this replica cannot follow, because
+their session is unknown here or their server does not notify, are left out of the acknowledgement: clients poll them.
+"""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+from gateway.bridge.subscription_relay import RelayedReplies
+from gateway.calls.exchange import Exchange
+from gateway.calls.live_session import LiveSession
+from gateway.context.facts import with_meta
+from gateway.errors import tasks_not_declared
+from gateway.identity.request_context import RequestContext
+from gateway.protocol.capabilities import caller_of_meta
+from gateway.protocol.handshake import HandshakeRefused
+from gateway.protocol.subscription_filter import ACKNOWLEDGED, ENDED, SUBSCRIPTION_ID
+from gateway.protocol.tasks import declares_tasks, with_tasks
+from gateway.relay.endpoint import Endpoint
+from gateway.relay.intake import Intake, id_of, message_of
+from gateway.sessions.attach import Resolved
+from gateway.sessions.resolve import SessionResolver
+from gateway.tasks.handles import TaskHandle, TaskHandles
+from gateway.tasks.listening import TaskStream, task_notification
+from gateway.tasks.relayed import RelayedTasks
+from gateway.upstreams.upstream import ConfiguredUpstream
+from session_store import StoreUnavailable
+from transports.era import Era
+from transports.inbound_port import Answer, OwnedByPeer, Refused, Request
+from transports.jsonrpc import INVALID_PARAMS, Message, Object, decode_object, encode, parse
+from transports.reply_queue import Frame, ReplyQueue
+from transports.upstream_port import LinkClosed, UpstreamUnavailable
+
+__all__ = ["MAX_LISTENED", "TaskListening"]
+
+logger = logging.getLogger(__name__)
+
+MAX_LISTENED: Final = 64
+"""Tasks that one stream notifies of."""
+
+_ACKNOWLEDGED_S: Final = 2.0
+"""How long the acknowledgement waits for servers. Tasks of later ones are left out."""
+
+_UNFOLLOWED: Final = (UpstreamUnavailable, HandshakeRefused, LinkClosed, StoreUnavailable)
+
+Named = dict[str, tuple[TaskHandle, str]]
+"""The tasks at one server: by the server's own id, the task and the text of its handle."""
+
+
+class TaskListening:
+    """Serves streams that notify of tasks."""
+
+    def __init__(
+        self,
+        *,
+        handles: TaskHandles,
+        relayed: RelayedTasks,
+        intake: Intake,
+        resolver: SessionResolver,
+        endpoints: Mapping[str, Endpoint],
+    ) -> None:
+        self._handles = handles
+        self._relayed = relayed
+        self._intake = intake
+        self._resolver = resolver
+        self._endpoints = endpoints
+
+    async def call(self, request: Request, who: RequestContext) -> Answer:
+        """Answer a `subscriptions/listen` that names tasks.
+
+        Raises:
+            Refused: the client does not declare the extension.
+            OwnedByPeer: another replica owns the session of the client, or that of its tasks.
+            StoreUnavailable: the store does not answer.
+        """
+        if not declares_tasks(request.meta):
+            raise tasks_not_declared("params.notifications.taskIds asks for notifications of tasks")
+        wanted = decode_object(request.params["notifications"], "notifications")
+        tasks = self._named(wanted.pop("taskIds"), request.endpoint)
+        resolved = await self._session(tasks, request, who)
+        stream = TaskStream(
+            method=str(message_of(request).method),
+            client_id=id_of(message_of(request)),
+            live=resolved.live,
+            replies=ReplyQueue(),
+            shape=_tagged,
+            caller=caller_of_meta(request.params.get("_meta", b"{}")),
+            context=resolved.context,
+            granted=who.claims,
+        )
+        params = request.params | {"notifications": msgspec.Raw(encode(wanted))}
+        answer = await self._intake.accept(stream, request, who, params, [])
+        try:
+            subscriptions = _TaskSubscriptions(stream, self._relayed, is_all=not wanted)
+            stream.when_done(subscriptions.end)
+            stream.accept(await self._subscribe(subscriptions, tasks, request, who))
+        except BaseException:
+            answer.cancel("the client has left")
+            await answer.done()
+            raise
+        return answer
+
+    def _named(self, raw: msgspec.Raw, endpoint: str) -> dict[str, TaskHandle]:
+        """The tasks that a client names, by the texts of their handles."""
+        try:
+            texts = msgspec.json.decode(raw, type=list[str])
+        except msgspec.MsgspecError:
+            raise Refused(
+                400, INVALID_PARAMS, "params.notifications.taskIds must be an array of ids of tasks"
+            ) from None
+        read = {text: self._handles.read(text) for text in texts[:MAX_LISTENED]}
+        return {text: handle for text, handle in read.items() if handle is not None and handle.endpoint == endpoint}
+
+    async def _session(self, tasks: Mapping[str, TaskHandle], request: Request, who: RequestContext) -> Resolved:
+        """The session that the request carries, or else that of the first task."""
+        resolved = await self._resolver.resume(request, who)
+        for handle in tasks.values() if resolved is None else ():
+            if (resolved := await self._session_of(handle, who)) is not None:
+                break
+        return resolved or await self._resolver.resume_or_open(request, who)
+
+    async def _session_of(self, handle: TaskHandle, who: RequestContext) -> Resolved | None:
+        try:
+            return await self._resolver.resume_by_id(handle.session_id, who, Era.MODERN)
+        except Refused:
+            return None
+
+    async def _subscribe(
+        self,
+        subscriptions: "_TaskSubscriptions",
+        tasks: Mapping[str, TaskHandle],
+        request: Request,
+        who: RequestContext,
+    ) -> list[str]:
+        """Subscribe at all servers. Returns the handles that will be notified of."""
+        places: dict[tuple[LiveSession, ConfiguredUpstream], Named] = {}
+        for text, handle in tasks.items():
+            try:
+                resolved = await self._session_of(handle, who)
+            except (OwnedByPeer, StoreUnavailable):
+                continue
+            upstream = None
+            if resolved is not None:
+                upstream = self._endpoints[request.endpoint].server(handle.server, resolved.context)
+            if resolved is not None and upstream is not None:
+                places.setdefault((resolved.live, upstream), {})[handle.id] = (handle, text)
+        joined = await asyncio.gather(
+            *(subscriptions.join(live, upstream, named, who.correlation) for (live, upstream), named in places.items())
+        )
+        accepted = set().union(*joined)
+        return [text for text in tasks if text in accepted]
+
+
+class _TaskSubscriptions:
+    """The subscriptions at servers for one stream. They end with it. `is_all`: the stream is about nothing else, so
+    that it ends with the last of them."""
+
+    def __init__(self, stream: TaskStream, relayed: RelayedTasks, *, is_all: bool) -> None:
+        self._stream = stream
+        self._relayed = relayed
+        self._is_all = is_all
+        self._open: list[Exchange] = []
+        self._is_ended = False
+
+    async def join(self, live: LiveSession, upstream: ConfiguredUpstream, tasks: Named, correlation: str) -> list[str]:
+        """Subscribe to tasks of one session at one server. Returns the handles of those that it will notify of."""
+        honoured: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
+
+        def receive(frame: Frame) -> None:
+            if frame.final:
+                self._left(part)
+                if not honoured.done():
+                    honoured.set_result([])
+                return
+            message = parse(frame.data)
+            params = message.params_object()
+            if message.method == ACKNOWLEDGED:
+                if not honoured.done():
+                    honoured.set_result([tasks[own][1] for own in _honoured(params) if own in tasks])
+            elif (found := tasks.get(_own_id(params))) is not None:
+                self._relayed.note(part, found[0], params)
+                self._stream.emit(task_notification(params, found[1], self._stream.client_id))
+
+        caller, client = self._stream.caller, self._stream.replies
+        assert caller is not None
+        replies = RelayedReplies(receive, client)
+        part = Exchange(method=self._stream.method, client_id=self._stream.client_id, live=live, replies=replies)
+        try:
+            if await upstream.era_for(Era.MODERN) is not Era.MODERN:
+                return []
+            conversation = upstream.conversation(live, Era.MODERN, correlation)
+            params: Object = {"notifications": msgspec.Raw(encode({"taskIds": sorted(tasks)}))}
+            self._open.append(part)
+            await conversation.start(part, params, with_tasks(caller.meta("")))
+            async with asyncio.timeout(_ACKNOWLEDGED_S):
+                return await honoured
+        except _UNFOLLOWED as error:
+            logger.warning("tasks of server %s are not notified of: %s", upstream.name, error)
+        except TimeoutError:
+            logger.info("server %s has not acknowledged a subscription to tasks in time", upstream.name)
+            _cancel(part)
+        self._left(part)
+        return []
+
+    def _left(self, part: Exchange) -> None:
+        """A server notifies no more."""
+        if part in self._open:
+            self._open.remove(part)
+            if self._is_all and not self._open and not self._is_ended and self._stream.is_acknowledged:
+                self._stream.finish(Message(jsonrpc="2.0", id=0, result=msgspec.Raw(ENDED)))
+
+    def end(self) -> None:
+        """The client's stream is over."""
+        self._is_ended = True
+        for part in tuple(self._open):
+            _cancel(part)
+
+
+def _cancel(part: Exchange) -> None:
+    part.cancel("the client closed the stream")
+
+
+def _tagged(stream: Exchange, result: Object) -> Object:
+    return with_meta(result, {SUBSCRIPTION_ID: msgspec.Raw(encode(stream.client_id))})
+
+
+def _own_id(params: Object) -> str:
+    found = msgspec.json.decode(params.get("taskId", b"null"))
+    return found if isinstance(found, str) else ""
+
+
+def _honoured(params: Object) -> list[str]:
+    """The server's own ids in its acknowledgement."""
+    accepted = decode_object(params.get("notifications", msgspec.Raw(b"{}")), "notifications")
+    return msgspec.json.decode(accepted.get("taskIds", b"[]"), type=list[str])

@@ -1,0 +1,78 @@
+"""A stream about tasks names them in its first frame, whatever comes first."""
+
+import json
+from typing import Any
+
+import msgspec
+
+from gateway.calls.exchange import Exchange
+from gateway.tasks.listening import TaskStream, task_notification
+from tests.requirements import requirement
+from transports.jsonrpc import Object
+from transports.reply_queue import ReplyQueue
+
+ACKNOWLEDGED = "notifications/subscriptions/acknowledged"
+
+
+class Read(ReplyQueue):
+    """Keeps what the client gets."""
+
+    def got(self) -> list[Any]:
+        return [json.loads(frame.data) for frame in self._frames]
+
+
+def stream() -> tuple[TaskStream, Read]:
+    replies = Read()
+    return TaskStream(method="subscriptions/listen", client_id="s", live=None, replies=replies), replies
+
+
+def frame(method: str, **params: Any) -> bytes:
+    return json.dumps({"jsonrpc": "2.0", "method": method, "params": params}).encode()
+
+
+ACK = frame(ACKNOWLEDGED, notifications={"toolsListChanged": True}, _meta={"x": 1})
+
+
+@requirement("task.relay")
+def test_the_first_frame_says_what_servers_honour_and_which_tasks_are_followed() -> None:
+    for comes_late in (True, False):
+        client, replies = stream()
+        client.emit(frame("notifications/tasks", taskId="early"))
+        if comes_late:
+            client.accept(["a", "b"])
+            client.emit(ACK)
+        else:
+            client.emit(ACK)
+            client.emit(frame("notifications/tools/list_changed"))
+            assert replies.got() == []
+            client.accept(["a", "b"])
+        first, second = replies.got()[:2]
+        assert first["method"] == ACKNOWLEDGED and first["params"]["_meta"] == {"x": 1}
+        assert first["params"]["notifications"] == {"toolsListChanged": True, "taskIds": ["a", "b"]}
+        assert second["params"]["taskId"] == "early"
+        client.emit(frame("notifications/tasks", taskId="late"))
+        assert replies.got()[-1]["params"]["taskId"] == "late"
+
+
+@requirement("wall.memory")
+def test_what_comes_before_the_acknowledgement_is_bounded() -> None:
+    client, _ = stream()
+    taken = [client.emit(frame("notifications/tasks", taskId=str(number))) for number in range(300)]
+    assert taken.count(True) == 256
+
+
+def test_a_stream_is_an_exchange_that_stays_open() -> None:
+    client, _ = stream()
+    assert isinstance(client, Exchange) and client.is_subscription
+
+
+@requirement("task.relay")
+def test_a_notification_is_the_whole_task_under_its_handle_and_the_clients_own_stream() -> None:
+    task: Object = {"taskId": msgspec.Raw(b'"own"'), "x": msgspec.Raw(b" [1]"), "_meta": msgspec.Raw(b'{"y":2}')}
+    sent = json.loads(task_notification(task, "h", 7))
+    assert sent["method"] == "notifications/tasks"
+    assert sent["params"] == {
+        "taskId": "h",
+        "x": [1],
+        "_meta": {"y": 2, "io.modelcontextprotocol/subscriptionId": 7},
+    }
