@@ -50,7 +50,9 @@ PURE = [
     "gateway/protocol/results.py",
     "gateway/protocol/handshake.py",
     "gateway/protocol/tasks.py",
+    "gateway/tasks/answers.py",
     "gateway/tasks/handles.py",
+    "gateway/tasks/task_state.py",
 ]
 ROOMS = (
     "protocol", "config", "identity", "context", "observability", "policy", "cluster", "calls", "bridge",

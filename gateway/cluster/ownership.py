@@ -243,6 +243,10 @@ class Cluster:
         self._known.pop(replica, None)
         return await self._directory.last_address(replica), False
 
+    async def replicas(self) -> set[str]:
+        """The names of all replicas with a valid lease."""
+        return set(await self._directory.replicas())
+
     async def another(self) -> tuple[str, str] | None:
         """Another replica with a valid lease, and its address."""
         live = await self._directory.replicas()

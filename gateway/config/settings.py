@@ -30,6 +30,7 @@ from gateway.config.operators import AdminSettings, AuditSettings
 from gateway.config.policy import PolicySettings
 from gateway.config.secrets import SecretSettings
 from gateway.config.sessions import SessionSettings
+from gateway.config.tasks import TaskSettings
 from gateway.config.upstreams import UpstreamSettings
 from session_store.connect import check_store_url
 
@@ -105,6 +106,8 @@ class GatewaySettings(Frozen):
     """How long sessions live, and how clients name their session."""
     limits: LimitSettings = LimitSettings()
     """What one client or one server may cost."""
+    tasks: TaskSettings = TaskSettings()
+    """Tasks made of slow calls ([tasks](tasks.md))."""
 
     @field_validator("store")
     @classmethod

@@ -48,6 +48,10 @@ class CounterRow(msgspec.Struct, frozen=True):
     known: tuple[str, ...] = ()
 
 
+TASK_EVENTS: Final = ("made", "completed", "failed", "cancelled", "unknown", "run again", "left", "refused")
+"""What becomes of tasks. `unknown`: failed, because the gateway that ran it is gone; `left`: its gateway has stopped,
+and another one decides; `refused`: a slow call became no task, because its client has as many as it may have."""
+
 COUNTERS: Final[Mapping[str, CounterRow]] = {
     "argument_errors": CounterRow(
         "Tool calls that were answered because of their arguments, by what is wrong", "fault", get_args(ArgumentFault)
@@ -56,6 +60,7 @@ COUNTERS: Final[Mapping[str, CounterRow]] = {
     "limited": CounterRow(
         "Connections and requests refused or closed because of a limit", "limit", tuple(kind.value for kind in Limited)
     ),
+    "tasks": CounterRow("Tasks made of slow calls, by what became of them", "event", TASK_EVENTS),
 }
 """Counters with one label, exported as `mcp_gateway_NAME_total`. To add one, add a row, and count where it happens:
 `metrics.counters[NAME][VALUE] += 1`."""

@@ -88,6 +88,11 @@ class RateLimits:
         if self._session is not None:
             await self._count(("session", session.id), self._session, "requests of this session")
 
+    async def of_session(self, session_id: str) -> None:
+        """As `call`, for a request about a session whose record is not at hand."""
+        if self._session is not None:
+            await self._count(("session", session_id), self._session, "requests of this session")
+
     async def opening(self, session: Session) -> None:
         """Count a session that is about to be opened. Raises as `message`."""
         if self._opening is not None:

@@ -15,13 +15,16 @@ __all__ = [
     "MOST_BYTES",
     "MOST_TOOLS",
     "WRITE",
+    "Called",
     "Names",
     "Tools",
     "app_of",
     "arguments_of",
     "is_for_apps",
     "is_mirrored",
+    "is_repeatable",
     "items_of",
+    "needs_task",
     "operation_of",
 ]
 
@@ -110,6 +113,31 @@ def is_mirrored(schema: Schema | None) -> bool:
     return schema is not None and _ANNOTATION in schema.text
 
 
+def is_repeatable(tool: Mapping[str, Any]) -> bool:
+    """Whether a tool's annotations say that calling it twice does no more than calling it once."""
+    hints = tool.get("annotations")
+    return isinstance(hints, dict) and (hints.get("readOnlyHint") is True or hints.get("idempotentHint") is True)
+
+
+def needs_task(tool: Mapping[str, Any]) -> bool:
+    """Whether a tool is only to be called as a task (MCP 2025-11-25, `execution.taskSupport`)."""
+    execution = tool.get("execution")
+    return isinstance(execution, dict) and execution.get("taskSupport") == "required"
+
+
+class Called(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of the tool of a call: its server, its name there, and what it says of itself.
+
+    `is_repeatable`: calling it twice does no more than calling it once (ToolAnnotations). `needs_task`: it is only to
+    be called as a task (MCP 2025-11-25, Tasks).
+    """
+
+    server: str = ""
+    name: str = ""
+    is_repeatable: bool = False
+    needs_task: bool = False
+
+
 class Tools:
     """The tools of one server, and the schemas that their arguments are checked against. `size` is in bytes."""
 
@@ -120,6 +148,8 @@ class Tools:
         self.apps: dict[str, str] = {}  # URIs of apps, by tool
         self.for_models: set[str] = set()  # tools that no app may call
         self._reading: set[str] = set()
+        self._repeatable: set[str] = set()
+        self._as_tasks: set[str] = set()  # only
         self._arguments: dict[str, Mapping[str, Any]] = {}
         self._unmatched: list[str] | None = None
         self.size = 0
@@ -138,6 +168,10 @@ class Tools:
                 self.apps[tool["name"]] = app
             if not is_for_apps(tool):
                 self.for_models.add(tool["name"])
+            if is_repeatable(tool):
+                self._repeatable.add(tool["name"])
+            if needs_task(tool):
+                self._as_tasks.add(tool["name"])
             if is_mirrored(schema):
                 self.mirrored[tool["name"]] = tool["inputSchema"]
 
@@ -148,6 +182,12 @@ class Tools:
     def operation(self, name: str) -> str:
         """The operation that the annotations of the tool of that name give (`operation_of`)."""
         return READ if name in self._reading else WRITE
+
+    def called(self, server: str, name: str) -> Called:
+        """The tool of that name of `server`. A tool that is not listed says nothing of itself."""
+        return Called(
+            server=server, name=name, is_repeatable=name in self._repeatable, needs_task=name in self._as_tasks
+        )
 
     def __contains__(self, name: object) -> bool:
         return name in self.schemas

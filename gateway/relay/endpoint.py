@@ -7,7 +7,9 @@ from gateway.calls.call import Call
 from gateway.calls.conversation import Conversation
 from gateway.calls.live_session import LiveSession
 from gateway.errors import UPSTREAM_UNAVAILABLE
+from gateway.protocol.catalog import owner_of
 from gateway.protocol.handshake import handshake_of, merge_discoveries, merge_handshakes
+from gateway.protocol.listing import Called, Tools
 from gateway.protocol.methods import LISTS, METHODS, REPEATABLE
 from gateway.protocol.params import text_of
 from gateway.relay.aggregation import Aggregation
@@ -21,6 +23,7 @@ from gateway.version import __version__
 from session_store import Context
 from transports.era import Era
 from transports.inbound_port import Refused
+from transports.jsonrpc import Object
 from transports.upstream_port import LinkClosed, UpstreamUnavailable
 
 __all__ = ["Endpoint"]
@@ -173,6 +176,22 @@ class Endpoint:
     def server(self, name: str, context: Context) -> ConfiguredUpstream | None:
         """The server of that name; None if there is none here that a session with this context sees."""
         return self._servers.to(context).get(name)
+
+    def called(self, live: LiveSession | None, context: Context, params: Object) -> Called:
+        """The tool of a call, as far as it is known without a request to its server."""
+        upstream = self._servers.only
+        try:
+            name = text_of(params, "name")
+            if upstream is None:
+                server, name = owner_of(name, self._servers.to(context), "tool")
+                upstream = self._servers.all[server]
+        except Refused:
+            return Called()  # the call is about to be refused
+        conversation = None if live is None else upstream.open_with(live)
+        tools = upstream.inventory.known("tools/list", conversation)
+        return (
+            tools.called(upstream.name, name) if isinstance(tools, Tools) else Called(server=upstream.name, name=name)
+        )
 
     def may_subscribe(self, context: Context, uri: str) -> bool:
         """Whether a session may subscribe to a resource, at whatever server has it."""

@@ -31,11 +31,11 @@ from gateway.relay.extensions import Notice
 from gateway.relay.intake import Intake, id_of, message_of
 from gateway.relay.late_servers import Asker
 from gateway.relay.replies import ImmediateReply
+from gateway.relay.task_calls import TaskCalls
 from gateway.relay.task_requests import TaskRequests
 from gateway.sessions.attach import Resolved
 from gateway.sessions.carriers import Carriers
 from gateway.sessions.resolve import SessionResolver
-from gateway.tasks.relayed import RelayedTasks
 from session_store import Context
 from transports.era import MODERN, Era
 from transports.inbound_port import Answer, Refused, Request
@@ -69,11 +69,11 @@ class ModernClients:
         endpoints: Mapping[str, Endpoint],
         seal: RequestStateSeal,
         tasks: TaskRequests,
-        relayed: RelayedTasks,
+        task_calls: TaskCalls,
         result_meta: bool,
     ) -> None:
         self._tasks = tasks
-        self._relayed = relayed
+        self._task_calls = task_calls
         self._result_meta = result_meta
         self._intake = intake
         self._resolver = resolver
@@ -112,19 +112,21 @@ class ModernClients:
         live = None if resolved is None else resolved.live
         headers = [] if resolved is None else self._headers(resolved, request)
 
-        exchange = Exchange(
+        takes_tasks = method == "tools/call" and declares_tasks(request.meta)
+        exchange = (self._task_calls.exchange if takes_tasks else Exchange)(
             method=method,
             client_id=id_of(message),
             live=live,
             replies=ReplyQueue(),
-            shape=self._result_shaper(request, resolved, binding, who.correlation),
+            shape=self._result_shaper(request, resolved, binding, who.correlation, takes_tasks=takes_tasks),
             caller=caller_of_meta(request.params.get("_meta", b"{}")),
             context=self._resolver.context_of(request, who) if resolved is None else resolved.context,
             granted=who.claims,
         )
         if said:
             exchange.filter_result(lambda _, result: with_meta(result, said))
-        return await self._intake.accept(exchange, request, who, params, headers)
+        accepting = self._intake.accept(exchange, request, who, params, headers)
+        return await (self._task_calls.answer(exchange, request, headers, accepting) if takes_tasks else accepting)
 
     async def notify(self, request: Request, who: RequestContext) -> Headers:
         """Relay a notification that MCP does not define. MCP 2026-07-28 itself has none of clients over HTTP. Returns
@@ -171,7 +173,8 @@ class ModernClients:
         """Resume a suspended call with the answers of its client."""
         live, message = resolved.live, message_of(request)
         headers = self._headers(resolved, request)
-        shape = self._result_shaper(request, resolved, binding, who.correlation)
+        takes_tasks = message.method == "tools/call" and declares_tasks(request.meta)
+        shape = self._result_shaper(request, resolved, binding, who.correlation, takes_tasks=takes_tasks)
         responses = decode_object(request.params.get("inputResponses", msgspec.Raw(b"{}")), "inputResponses")
         if request.forwarded is not None and opened.call in live.suspended:
             await request.forwarded.started()
@@ -179,7 +182,7 @@ class ModernClients:
         exchange = live.suspended.get(opened.call)
         if exchange is None or exchange.suspended is None:
             # The process with the suspended call is gone: the call is repeated, with the answers that are known.
-            exchange = Exchange(
+            exchange = (self._task_calls.exchange if takes_tasks else Exchange)(
                 method=str(message.method),
                 client_id=id_of(message),
                 live=live,
@@ -195,7 +198,8 @@ class ModernClients:
             )
             again = msgspec.structs.replace(request, again=True)
             params = {k: v for k, v in request.params.items() if k not in ("requestState", "inputResponses")}
-            return await self._intake.accept(exchange, again, who, params, headers)
+            accepting = self._intake.accept(exchange, again, who, params, headers)
+            return await (self._task_calls.answer(exchange, again, headers, accepting) if takes_tasks else accepting)
         if opened.turn != exchange.suspended.turn:
             raise bad_request_state()
         token = meta_of(request.params).get("progressToken")
@@ -204,21 +208,26 @@ class ModernClients:
         if exchange.replies.is_closed or exchange.conversation is None:
             live.suspended.pop(opened.call, None)  # the call has ended meanwhile, and its outcome is the answer
         answer_suspended(exchange, responses)
-        return reply
+        return self._task_calls.resumed(exchange, request, reply) if takes_tasks else reply
 
     def _headers(self, resolved: Resolved, request: Request) -> Headers:
         return self._carriers.headers(resolved.live.session, request, cookie_held=resolved.cookie_held)
 
     def _result_shaper(
-        self, request: Request, resolved: Resolved | None, binding: Binding | None, correlation: str
+        self,
+        request: Request,
+        resolved: Resolved | None,
+        binding: Binding | None,
+        correlation: str,
+        *,
+        takes_tasks: bool,
     ) -> Callable[[Exchange, Object], Object]:
         names_session = resolved is not None and self._carriers.is_in_result(request, opened=resolved.opened)
         trace = correlation if self._result_meta else None
-        takes_tasks = declares_tasks(request.meta)
 
         def shape(exchange: Exchange, result: Object) -> Object:
             if binding is not None and is_task(result):
-                result = self._relayed.created(exchange, result, binding.endpoint, is_declared=takes_tasks)
+                result = self._task_calls.created(exchange, result, binding.endpoint, is_declared=takes_tasks)
             return self._shape(exchange, result, binding, trace, names_session=names_session)
 
         return shape
@@ -256,7 +265,7 @@ class ModernClients:
                 METHOD_NOT_FOUND,
                 "Method not found: server/discover. The server supports 2025-11-25 or older only.",
             )
-        return ImmediateReply(encode_result(encode(message.id), result))
+        return ImmediateReply(encode_result(encode(message.id), self._task_calls.declared(result)))
 
 
 def _check_declared(exchange: Exchange, result: Object) -> None:

@@ -19,14 +19,16 @@ from gateway.protocol.params import text_of
 from gateway.protocol.tasks import declares_tasks
 from gateway.relay.endpoint import Endpoint
 from gateway.relay.intake import Intake, id_of, message_of
+from gateway.relay.replies import ImmediateReply
 from gateway.relay.task_listening import TaskListening
 from gateway.sessions.attach import Resolved
 from gateway.sessions.resolve import SessionResolver
 from gateway.tasks.handles import TaskHandle, TaskHandles
+from gateway.tasks.made import MadeTasks
 from gateway.tasks.relayed import RelayedTasks
 from transports.era import Era
 from transports.inbound_port import Answer, Refused, Request
-from transports.jsonrpc import Object, encode
+from transports.jsonrpc import Object, encode, encode_result
 from transports.reply_queue import ReplyQueue
 
 __all__ = ["TaskRequests"]
@@ -40,6 +42,7 @@ class TaskRequests:
         *,
         handles: TaskHandles,
         relayed: RelayedTasks,
+        made: MadeTasks,
         intake: Intake,
         resolver: SessionResolver,
         endpoints: Mapping[str, Endpoint],
@@ -49,6 +52,7 @@ class TaskRequests:
         self.listening = listening
         self._handles = handles
         self._relayed = relayed
+        self._made = made
         self._intake = intake
         self._resolver = resolver
         self._endpoints = endpoints
@@ -69,9 +73,21 @@ class TaskRequests:
             raise tasks_not_declared(f"{method} is about a task")
         text = text_of(request.params, "taskId")
         handle = self._handles.read(text)
-        if handle is None or handle.endpoint != request.endpoint or handle.kind != "relayed":
+        if handle is None or handle.endpoint != request.endpoint:
             raise unknown_task()
-        return await self._relay(request, who, handle, text)
+        if handle.kind == "relayed":
+            return await self._relay(request, who, handle, text)
+        return ImmediateReply(encode_result(encode(id_of(message_of(request))), await self._ask(request, who, handle)))
+
+    async def _ask(self, request: Request, who: RequestContext, handle: TaskHandle) -> bytes:
+        """The result of a request about a task that the gateway has made."""
+        match message_of(request).method:
+            case "tasks/get":
+                return await self._made.get(handle, text_of(request.params, "taskId"), who)
+            case "tasks/update":
+                return await self._made.update(handle, request.params, who)
+            case _:
+                return await self._made.cancel(handle, who)
 
     async def _relay(self, request: Request, who: RequestContext, handle: TaskHandle, text: str) -> Answer:
         """Send the request to the server that has made the task."""

@@ -17,9 +17,11 @@ from gateway.relay.legacy import LegacyClients
 from gateway.relay.legacy_handshake import LegacyHandshake
 from gateway.relay.modern import ModernClients
 from gateway.relay.pipeline import Pipeline
+from gateway.relay.task_calls import TaskCalls
 from gateway.relay.task_listening import TaskListening
 from gateway.relay.task_requests import TaskRequests
-from gateway.serving.parts import Callers, Foundation, Http, Resolution, Servers, SessionParts
+from gateway.serving.build_tasks import build_tasks
+from gateway.serving.parts import Callers, Foundation, Http, Resolution, Servers, SessionParts, TaskParts
 from gateway.tasks.handles import TaskHandles
 from gateway.tasks.relayed import RelayedTasks
 from session_store import Purpose
@@ -38,7 +40,7 @@ def build_http(
 ) -> Http:
     """What clients reach, and what forwards requests to the replica that owns their session."""
     options, cluster = base.settings.gateway, base.cluster
-    pipeline = _pipeline(base, callers, sessions, servers, resolution)
+    pipeline, tasks = _pipeline(base, callers, sessions, servers, resolution)
     bodies = Bodies(options.limits.all_in_flight_bytes, base.metrics.limited, too_much_in_flight)
     envelopes = Envelopes(base.ring, base.clock)
     peers = None if cluster is None else PeerRequests(cluster, envelopes, base.request_log)
@@ -62,13 +64,13 @@ def build_http(
     if cluster is not None and peers is not None:
         membership = _membership(base, cluster, peers, envelopes, endpoints)
     sse = _sse(base, callers, pipeline, endpoints) if options.sse else {}
-    return Http(endpoints=endpoints, sse=sse, membership=membership)
+    return Http(endpoints=endpoints, sse=sse, membership=membership, tasks=tasks)
 
 
 def _pipeline(
     base: Foundation, callers: Callers, sessions: SessionParts, servers: Servers, resolution: Resolution
-) -> Pipeline:
-    """What becomes of each request."""
+) -> tuple[Pipeline, TaskParts]:
+    """What becomes of each request, and of the tasks that slow calls become."""
     options, endpoints, events = base.settings.gateway, servers.endpoints, base.backend.events
     intake = Intake(
         endpoints=endpoints,
@@ -102,9 +104,11 @@ def _pipeline(
     listening = TaskListening(
         handles=handles, relayed=relayed, intake=intake, resolver=resolution.resolver, endpoints=endpoints
     )
+    parts = build_tasks(base, sessions, resolution, intake, handles)
     tasks = TaskRequests(
         handles=handles,
         relayed=relayed,
+        made=parts.made,
         intake=intake,
         resolver=resolution.resolver,
         endpoints=endpoints,
@@ -118,10 +122,10 @@ def _pipeline(
         endpoints=endpoints,
         seal=RequestStateSeal(base.ring, base.clock),
         tasks=tasks,
-        relayed=relayed,
+        task_calls=TaskCalls(relayed, parts.maker, endpoints),
         result_meta=options.result_meta,
     )
-    return Pipeline(
+    pipeline = Pipeline(
         watching=base.request_log,
         rates=base.rates,
         identity=callers.identity,
@@ -130,6 +134,7 @@ def _pipeline(
         modern=modern,
         streams=resolution.streams,
     )
+    return pipeline, parts
 
 
 def _membership(

@@ -50,6 +50,7 @@ def build_sessions(base: Foundation) -> SessionParts:
     closed: Listeners[LiveSession] = Listeners()
     lifecycle = SessionLifecycle(
         store=store,
+        tasks=base.backend.tasks,
         bus=base.backend.bus,
         audit=base.audit,
         live=base.live,

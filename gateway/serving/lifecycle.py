@@ -23,6 +23,9 @@ logger = logging.getLogger(__name__)
 SWEEP_EVERY_S: Final = 1.0
 """How often ended sessions are removed and sessions in use kept alive; more often where sessions live short."""
 
+_TASKS_EVERY_S: Final = 1.0
+_TASKS_STORED_WITHIN_S: Final = 5.0
+
 _PROBED_WITHIN_S: Final = 10.0
 """How long the start waits for the first answers of servers."""
 
@@ -86,7 +89,7 @@ class Lifecycle:
     def _start_upkeep(self) -> Tasks:
         """What runs for as long as the gateway does."""
         tasks, membership = Tasks("gateway"), self._parts.http.membership
-        work = [self._sweep(), self._follow_ends(), self._end_seconds()]
+        work = [self._sweep(), self._sweep_tasks(), self._follow_ends(), self._end_seconds()]
         if membership is not None:
             work += [*membership.upkeep(), self._parts.operating.queries.listen()]
         for one in work:
@@ -107,6 +110,7 @@ class Lifecycle:
             sessions.settled(),
             return_exceptions=True,
         )
+        await self._settle_tasks()
         base.request_log.another_second(time())
         await self._parts.resolution.prestart.close()
         await base.quotas.settled()
@@ -130,6 +134,22 @@ class Lifecycle:
                 if not is_silent:
                     logger.warning("the session store does not answer: %s", error)
                 is_silent = True
+
+    async def _sweep_tasks(self) -> None:
+        """Keep the records of tasks that work, and decide on those that replicas have left that are gone."""
+        while True:
+            await asyncio.sleep(_TASKS_EVERY_S)
+            self._parts.http.tasks.table.renew()
+            with contextlib.suppress(StoreUnavailable):  # `_sweep` logs it
+                await self._parts.http.tasks.recovery.sweep()
+
+    async def _settle_tasks(self) -> None:
+        """Wait until the outcomes of tasks are stored, but not for a store that does not answer."""
+        tasks = self._parts.http.tasks
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_TASKS_STORED_WITHIN_S):
+                await tasks.recovery.settled()
+                await tasks.table.settled()
 
     async def _end_seconds(self) -> None:
         """End a second in the history of the metrics, second by second."""

@@ -37,6 +37,10 @@ from gateway.sessions.record_limits import RecordLimits
 from gateway.sessions.records import SessionRecords
 from gateway.sessions.resolve import SessionResolver
 from gateway.sessions.returns import Returns
+from gateway.tasks.made import MadeTasks
+from gateway.tasks.maker import TaskMaker
+from gateway.tasks.recovery import TaskRecovery
+from gateway.tasks.table import TaskTable
 from gateway.upstreams.prestart import PrestartedProcesses, PrestartPool
 from gateway.upstreams.upstream import ConfiguredUpstream
 from session_store import Backend, KeyRing, Session
@@ -48,7 +52,7 @@ from transports.inbound.streamable_http import StreamableHttp
 from transports.listeners import Listeners
 from transports.upstream.spawn import ForkServer
 
-__all__ = ["Callers", "Foundation", "Http", "Operating", "Parts", "Resolution", "Servers", "SessionParts"]
+__all__ = ["Callers", "Foundation", "Http", "Operating", "Parts", "Resolution", "Servers", "SessionParts", "TaskParts"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,14 +133,25 @@ class Resolution:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TaskParts:
+    """The tasks that the gateway makes. `maker` is None where it makes none."""
+
+    table: TaskTable
+    recovery: TaskRecovery
+    made: MadeTasks
+    maker: TaskMaker | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Http:
-    """What clients and peers reach."""
+    """What clients and peers reach, and the tasks of the clients."""
 
     endpoints: Mapping[str, StreamableHttp]
     """By path."""
     sse: Mapping[str, HttpSse]
     """HTTP+SSE by path, where it is switched on."""
     membership: Membership | None
+    tasks: TaskParts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from gateway.calls.live_session import LiveSession, LiveSessions
 from gateway.cluster.ownership import Cluster
 from gateway.observability.audit import Audit
 from gateway.policy.quotas import PrincipalQuotas
-from session_store import Bus, Session, SessionStore, StoreUnavailable
+from session_store import Bus, Session, SessionStore, StoreUnavailable, TaskStore
 from transports.inbound_port import Refused
 from transports.tasks import Tasks
 
@@ -39,6 +39,7 @@ class SessionLifecycle:
         self,
         *,
         store: SessionStore,
+        tasks: TaskStore,
         bus: Bus,
         audit: Audit,
         live: LiveSessions,
@@ -47,6 +48,7 @@ class SessionLifecycle:
         on_close: Callable[[LiveSession], None],
     ) -> None:
         self._store = store
+        self._task_records = tasks
         self._bus = bus
         self._audit = audit
         self._live = live
@@ -105,6 +107,8 @@ class SessionLifecycle:
         if ended:
             await self._announce(session_id)
         await asyncio.shield(closing)
+        if ended:
+            await self._drop_tasks(session_id)
         return ended
 
     def ended_elsewhere(self, data: bytes | None) -> None:
@@ -127,6 +131,12 @@ class SessionLifecycle:
     def _close_soon(self, session_id: str, *, over: bool = True, taken_over: bool = False) -> asyncio.Task[None]:
         # In the background: a child process that does not exit must not delay the next round of `keep_alive`.
         return self._tasks.spawn(self.close(session_id, over=over, taken_over=taken_over))
+
+    async def _drop_tasks(self, session_id: str) -> None:
+        try:
+            await self._task_records.drop_session(session_id)
+        except StoreUnavailable:
+            logger.warning("the tasks of a session that has ended stay in the store until they expire")
 
     async def _announce(self, session_id: str) -> None:
         try:

@@ -21,6 +21,7 @@ __all__ = [
     "TASKS",
     "TOOL",
     "UNLIMITED",
+    "WORK",
     "RunningGateway",
     "running_gateway",
     "server",
@@ -35,6 +36,8 @@ TASKS = (sys.executable, "-m", "tests.support.task_server")
 """Serves the era that follows as an argument."""
 LISTING = (sys.executable, str(Path(__file__).with_name("listing_server.py")))
 SCRIPTED = (sys.executable, str(Path(__file__).with_name("scripted_server.py")))
+WORK = (sys.executable, str(Path(__file__).with_name("work_server.py")))
+"""Serves the era that follows as an argument."""
 ROOT = Path(__file__).parents[2]
 UNLIMITED = dict.fromkeys(
     ("session_rate", "principal_rate", "opening_rate", "principal_sessions", "principal_processes"), 0

@@ -52,6 +52,8 @@ OWN_BEHAVIOUR = {
     "resources/templates/list": "or a template of it",
     "resources/read": "is how the server of an unlisted resource is found",
     "tasks/cancel": "is sent for a task that its client cannot have",
+    "tasks/get": "is answered for a task of the gateway",
+    "tasks/update": "has the answers to the questions of a task",
     "elicitation/create": "differs between the eras",
     "notifications/initialized": "ends the handshake",
     "notifications/cancelled": "ends a call",

@@ -59,7 +59,7 @@ class Parts:
             endpoints=cast("Any", {"/mcp": None}),
             seal=seal,
             tasks=cast("Any", None),
-            relayed=cast("Any", None),
+            task_calls=cast("Any", None),
             result_meta=False,
         )
         self.exchange = Exchange(method=METHOD, client_id=1, live=self.live, replies=ReplyQueue())

@@ -67,6 +67,7 @@ class Parts:
         )
         chosen = SessionSettings(**settings)
         self.lifecycle = SessionLifecycle(
+            tasks=self.backend.tasks,
             store=self.store,
             bus=self.backend.bus,
             audit=self.audit,

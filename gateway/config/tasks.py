@@ -1,0 +1,36 @@
+"""Settings of tasks: which calls become tasks, and what the tasks of one client may cost."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from gateway.config.model import Frozen, Pattern, Seconds
+
+__all__ = ["TaskSettings"]
+
+
+class TaskSettings(Frozen):
+    """Which calls become tasks, and what the tasks of one client may cost."""
+
+    enabled: bool = True
+    """Whether slow tool calls become tasks. Only clients that declare the extension `io.modelcontextprotocol/tasks`
+    with a call see any of it."""
+    after_s: Seconds = 5.0
+    """A tool call without an answer becomes a task after this long. Shorter than what proxies wait, and longer than
+    most calls take."""
+    at_once: tuple[Pattern, ...] = ()
+    """Tools whose calls become tasks at once: patterns for `server/tool`, for example `builds/*`. A tool whose
+    `execution.taskSupport` is `required` needs no pattern."""
+    ttl_s: Seconds = 3_600.0
+    """How long the outcome of a task is kept. While a task works, its record is kept in any case."""
+    poll_ms: Annotated[int, Field(ge=100, le=3_600_000)] = 2_000
+    """How often a client is asked to poll, in milliseconds."""
+    answer_s: Seconds = 600.0
+    """How long a task waits for the answers of its client to a question of the server. Then it is cancelled."""
+    result_bytes: Annotated[int, Field(ge=1_024, le=64 << 20)] = 1 << 20
+    """Maximum size of a task's result. A task with a larger one fails, and its error says so."""
+    max_per_session: Annotated[int, Field(ge=1)] = 100
+    """Maximum number of tasks of one session that are stored. Beyond it, calls become no tasks and are answered as
+    ever."""
+    max_per_principal: Annotated[int, Field(ge=1)] = 1_000
+    """The same for one principal; anonymous clients are counted by their network."""

@@ -1,0 +1,52 @@
+"""Builds what makes tasks of slow calls, and what becomes of them."""
+
+from gateway.relay.intake import Intake
+from gateway.serving.parts import Foundation, Resolution, SessionParts, TaskParts
+from gateway.tasks.changes import TaskChanges
+from gateway.tasks.handles import TaskHandles
+from gateway.tasks.made import MadeTasks
+from gateway.tasks.maker import TaskMaker
+from gateway.tasks.quotas import RunningNames, TaskQuotas
+from gateway.tasks.recovery import TaskRecovery
+from gateway.tasks.table import TaskTable
+
+__all__ = ["build_tasks"]
+
+ONLY_REPLICA = "only"
+"""The name of the replica in a store that serves one gateway: its next process finds what it has left."""
+
+
+def build_tasks(
+    base: Foundation, sessions: SessionParts, resolution: Resolution, intake: Intake, handles: TaskHandles
+) -> TaskParts:
+    """The tasks that this gateway makes. Where it makes none (`gateway.tasks.enabled`), earlier ones are still
+    answered."""
+    settings, backend, cluster = base.settings.gateway.tasks, base.backend, base.cluster
+    table = TaskTable(
+        settings,
+        backend.tasks,
+        RunningNames(backend.quotas, ONLY_REPLICA if cluster is None else cluster.replica),
+        TaskChanges(backend.bus),
+        counts=base.metrics.counters["tasks"],
+        clock=base.clock,
+    )
+    recovery = TaskRecovery(
+        table,
+        sessions=backend.sessions,
+        live=base.live,
+        attacher=sessions.attacher,
+        cluster=cluster,
+        start=lambda exchange, request, who, params: intake.accept(exchange, request, who, params, []),
+    )
+    made = MadeTasks(
+        table,
+        recovery,
+        sessions=backend.sessions,
+        resolver=resolution.resolver,
+        cluster=cluster,
+        rates=base.rates,
+        audit=base.audit,
+    )
+    quotas = TaskQuotas(settings, backend.quotas, backend.tasks)
+    maker = TaskMaker(table, quotas, handles) if settings.enabled else None
+    return TaskParts(table=table, recovery=recovery, made=made, maker=maker)

@@ -1,0 +1,147 @@
+"""A call that can become a task: the client's present request is answered with a handle, and the call goes on.
+
+Only the calls of clients that declare the extension are of this kind; others pay nothing for it.
+"""
+
+import logging
+from collections.abc import Generator
+from time import monotonic
+from typing import Protocol
+
+import msgspec
+
+from gateway.calls.exchange import Exchange
+from gateway.calls.exchange_state import ExchangeEvent
+from gateway.calls.suspended_call import AskingServer, SuspendedCall
+from gateway.errors import UPSTREAM_UNAVAILABLE, store_refused
+from gateway.tasks.sink import TaskSink
+from session_store import StoreError
+from transports.inbound_port import Refused
+from transports.jsonrpc import Message, Object, encode, encode_result, parse
+from transports.reply_queue import Frame
+
+__all__ = ["TaskExchange", "TaskQuestions", "TaskWork", "fail_unsent"]
+
+logger = logging.getLogger(__name__)
+
+
+class TaskWork(Protocol):
+    """The task that a call has become."""
+
+    @property
+    def answer_s(self) -> float:
+        """How long the client may take to answer a question, in seconds."""
+        ...
+
+    def receive(self, frame: Frame) -> None:
+        """A message of the call: a notification, or its end."""
+        ...
+
+    def asks(self) -> None:
+        """The call waits for answers of its client."""
+        ...
+
+    def rounds(self, result: Object) -> None:
+        """The server has answered with questions (MCP 2026-07-28, Multi Round-Trip Requests)."""
+        ...
+
+    def withdrawn(self) -> None:
+        """The server has withdrawn questions."""
+        ...
+
+
+class TaskQuestions(SuspendedCall):
+    """The questions of a call that is a task, or may become one. `first`: how many its earlier runs have asked, so
+    that no key is used twice."""
+
+    def __init__(self, exchange: "TaskExchange", first: int = 0) -> None:
+        super().__init__()
+        self._last = first
+        self._exchange = exchange
+
+    @property
+    def count(self) -> int:
+        """How many questions were asked so far, those of earlier runs included."""
+        return self._last
+
+    def withdraw(self, server: AskingServer, server_id: bytes | None) -> None:
+        before = len(self.questions)
+        super().withdraw(server, server_id)
+        if len(self.questions) != before and self._exchange.work is not None:
+            self._exchange.work.withdrawn()
+
+
+class TaskExchange(Exchange):
+    """A client's tool call that can become a task. `work` is the task that it is."""
+
+    work: TaskWork | None = None
+    request: tuple[Object, Object] | None = None  # params and `_meta` as the server got them first
+    asked_before = 0  # questions of earlier runs
+    _is_quiet = False  # the client has asked for no progress
+    _progress: bytes | None = None  # the last notification before it became a task
+
+    def frame(self, number: int, params: Object, meta: Object) -> Generator[None, None, tuple[int, bytes]]:
+        if self.request is None:
+            self.request = (params, meta)
+        if "progressToken" not in meta:
+            # The progress becomes the message of the task.
+            self._is_quiet = True
+            meta = meta | {"progressToken": msgspec.Raw(encode(number))}
+        return super().frame(number, params, meta)
+
+    def emit(self, frame: bytes) -> bool:
+        if self.work is None and parse(frame).method == "notifications/progress":
+            self._progress = frame
+            if self._is_quiet:
+                return True
+        return super().emit(frame)
+
+    def suspendable(self) -> SuspendedCall:
+        if self.suspended is None:
+            self.suspended = TaskQuestions(self, self.asked_before)
+        return self.suspended
+
+    def suspend(self, result: Object) -> None:
+        if self.work is None:
+            super().suspend(result)
+            return
+        self.step(ExchangeEvent.ASK)
+        self.suspendable().ask_until(monotonic() + self.work.answer_s)
+        self.work.asks()
+
+    def settle(self, message: Message) -> None:
+        if self.work is not None and isinstance(message.result, msgspec.Raw):
+            result = msgspec.json.decode(message.result, type=Object)
+            if bytes(result.get("resultType", b"")) == b'"input_required"':
+                self.work.rounds(result)
+                return
+        super().settle(message)
+
+    def become(self, work: TaskWork, result: Object) -> None:
+        """Answer the client's present request with `result`, the handle of the task. What comes of the call from now on
+        goes to the task."""
+        self.work = work
+        data = encode(result if self.shape is None else self.shape(self, result))
+        answered, self.replies = self.replies, TaskSink(work.receive)
+        self.shape = None  # the outcome is stored, and no token of a session may be
+        answered.push(Frame(encode_result(encode(self.client_id), data), final=True))
+        if self._progress is not None:
+            work.receive(Frame(self._progress))
+
+    def run_as(self, work: TaskWork, asked_before: int) -> None:
+        """Begin as a task that an earlier owner has left: no request of a client waits."""
+        self.replies = TaskSink(work.receive)
+        self.work = work
+        self.asked_before = asked_before
+
+
+def fail_unsent(exchange: TaskExchange, error: BaseException) -> None:
+    """End a task whose call could not be sent."""
+    if isinstance(error, StoreError):
+        error = store_refused(error)
+    if isinstance(error, Refused):
+        exchange.fail(error.code, str(error))
+        return
+    if isinstance(error, Exception):
+        logger.error("the call of a task could not be sent", exc_info=error, extra=exchange.log_fields())
+    exchange.fail(UPSTREAM_UNAVAILABLE, "the call could not be sent")

@@ -1,0 +1,126 @@
+"""What clients ask about tasks that the gateway has made.
+
+A task that is over is answered by any replica, from the store alone. What needs the call goes to the replica that runs
+it: the owner of the session, or the one that takes the session over from an owner that is gone.
+"""
+
+import msgspec
+
+from gateway.cluster.ownership import Cluster
+from gateway.errors import SESSION_UNKNOWN, unknown_task
+from gateway.identity.request_context import RequestContext
+from gateway.observability.audit import Audit
+from gateway.policy.rate_limits import RateLimits
+from gateway.sessions.resolve import SessionResolver
+from gateway.tasks.answers import acknowledgement, task_result
+from gateway.tasks.handles import TaskHandle
+from gateway.tasks.recovery import TaskRecovery
+from gateway.tasks.running import RunningTask
+from gateway.tasks.table import TaskTable
+from session_store import Session, SessionStore, Task
+from transports.era import Era
+from transports.inbound_port import Refused
+from transports.jsonrpc import Object, decode_object
+
+__all__ = ["MadeTasks"]
+
+
+class MadeTasks:
+    """Answers for the tasks of all sessions. A handle that is not the principal's names an unknown task."""
+
+    def __init__(
+        self,
+        table: TaskTable,
+        recovery: TaskRecovery,
+        *,
+        sessions: SessionStore,
+        resolver: SessionResolver,
+        cluster: Cluster | None,
+        rates: RateLimits,
+        audit: Audit,
+    ) -> None:
+        self._table = table
+        self._recovery = recovery
+        self._sessions = sessions
+        self._resolver = resolver
+        self._cluster = cluster
+        self._rates = rates
+        self._audit = audit
+
+    async def get(self, handle: TaskHandle, text: str, who: RequestContext) -> bytes:
+        """The task, as the result of `tasks/get`. `text` is the handle that the client has sent.
+
+        Raises:
+            Refused: the task is unknown; 429, its session sends too many requests.
+            OwnedByPeer: another replica has to answer.
+            StoreUnavailable: the store does not answer.
+        """
+        return task_result(await self.current(handle, who), text)
+
+    async def current(self, handle: TaskHandle, who: RequestContext) -> Task:
+        """The record of a task, decided on if its owner is gone. Raises as `get`."""
+        task = await self._find(handle, who)
+        if task.is_over:
+            return task
+        running = self._table.get(task.name)
+        if running is not None:
+            return running.task
+        session = await self._sessions.peek(task.session_id)
+        if session is not None and await self._is_run_by_another(session, task):
+            return task
+        running = await self._here(task, session, who)
+        return running.task if running is not None else await self._find(handle, who)
+
+    async def update(self, handle: TaskHandle, params: Object, who: RequestContext) -> bytes:
+        """Pass on the client's answers (`inputResponses`). Answers to what is not asked are ignored. Raises as
+        `get`."""
+        responses = decode_object(params.get("inputResponses", msgspec.Raw(b"{}")), "inputResponses")
+        running = await self._running(handle, who)
+        if running is not None:
+            running.answer(responses)
+        return acknowledgement()
+
+    async def cancel(self, handle: TaskHandle, who: RequestContext) -> bytes:
+        """Cancel the call of a task. Raises as `get`."""
+        running = await self._running(handle, who)
+        if running is not None:
+            running.cancel("the client has cancelled the task")
+        return acknowledgement()
+
+    async def _running(self, handle: TaskHandle, who: RequestContext) -> RunningTask | None:
+        """The task, if it still works; this replica runs it."""
+        task = await self._find(handle, who)
+        if task.is_over:
+            return None
+        return self._table.get(task.name) or await self._here(task, await self._sessions.peek(task.session_id), who)
+
+    async def _find(self, handle: TaskHandle, who: RequestContext) -> Task:
+        await self._rates.of_session(handle.session_id)
+        running = self._table.get(f"{handle.session_id}/{handle.id}")
+        task = running.task if running is not None else await self._table.store.get(handle.session_id, handle.id)
+        if task is not None and (task.principal, task.endpoint) == (who.principal, handle.endpoint):
+            return task
+        reason = "unknown task" if task is None else "task of another principal"
+        self._audit.record("refused", session=handle.session_id, principal=str(who.principal), reason=reason)
+        raise unknown_task()
+
+    async def _is_run_by_another(self, session: Session, task: Task) -> bool:
+        """Whether another replica runs the task, as far as the store tells."""
+        cluster = self._cluster
+        if cluster is None or session.owner in ("", cluster.replica) or session.epoch != task.epoch:
+            return False
+        _, is_leased = await cluster.address_of(session.owner)
+        return is_leased
+
+    async def _here(self, task: Task, session: Session | None, who: RequestContext) -> RunningTask | None:
+        """Make this replica the one that runs a task, or decide on the task if nobody runs it."""
+        if session is not None and not self._recovery.is_here(session):
+            try:
+                session = (await self._resolver.resume_by_id(session.id, who, Era(session.era))).live.session
+            except Refused as refused:
+                if refused.code != SESSION_UNKNOWN:
+                    raise
+                session = None
+        if self._table.get(task.name) is None:
+            await self._recovery.decide(task, session)
+        return self._table.get(task.name)

@@ -1,0 +1,186 @@
+"""Makes tasks of slow calls: the client gets a handle, and the call goes on.
+
+The order is the promise: the store has the task before the handle leaves. If the store cannot be written, or the client
+has as many tasks as it may have, the call stays an ordinary call.
+"""
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
+
+from msgspec.structs import replace
+
+from gateway.calls.live_session import LiveSession, live_session_of
+from gateway.config.patterns import any_matches
+from gateway.protocol.listing import Called
+from gateway.tasks.answers import created_result
+from gateway.tasks.exchange import TaskExchange
+from gateway.tasks.handles import TaskHandle, TaskHandles
+from gateway.tasks.quotas import TaskQuotas
+from gateway.tasks.reply import Headers, TaskableReply
+from gateway.tasks.running import RunningTask
+from gateway.tasks.table import TaskTable
+from session_store import StoreError, Task
+from session_store.session import redact
+from transports.inbound_port import Answer, Request
+from transports.jsonrpc import encode
+from transports.tasks import Tasks
+
+__all__ = ["TaskMaker", "ToolOf"]
+
+logger = logging.getLogger(__name__)
+
+MAX_REQUEST_BYTES: Final = 256 << 10
+"""Bytes of a call that is stored so that it can run again."""
+
+ToolOf = Callable[[], Called]
+"""The tool of a call, as far as it is known now."""
+
+
+class TaskMaker:
+    """Accepts calls that can become tasks, and makes tasks of those that are slow."""
+
+    def __init__(self, table: TaskTable, quotas: TaskQuotas, handles: TaskHandles) -> None:
+        self._table = table
+        self._settings = table.settings
+        self._quotas = quotas
+        self._handles = handles
+        self._tasks = Tasks("making of tasks")
+
+    async def answer(
+        self,
+        exchange: TaskExchange,
+        request: Request,
+        headers: Headers,
+        accepting: Coroutine[Any, Any, Answer],
+        tool_of: ToolOf,
+    ) -> Answer:
+        """The reply to a call. `accepting` sends the call to its server, and returns the reply that the client gets if
+        the call becomes no task.
+
+        Raises: as `accepting` does.
+        """
+        reply = self._begin(exchange, request, headers, tool_of)
+        sending = self._tasks.spawn(_accept(reply, accepting))
+        try:
+            await reply.answered
+        except BaseException:
+            sending.cancel()
+            await reply.done()
+            raise
+        return reply
+
+    def resumed(self, exchange: TaskExchange, request: Request, inner: Answer, tool_of: ToolOf) -> Answer:
+        """The reply to a client that is back with answers to a question that was asked before the call became a
+        task."""
+        reply = self._begin(exchange, request, inner.headers, tool_of)
+        reply.accepted(inner)
+        return reply
+
+    def _begin(self, exchange: TaskExchange, request: Request, headers: Headers, tool_of: ToolOf) -> TaskableReply:
+        reply = TaskableReply(exchange, headers)
+        tool = tool_of()
+        is_at_once = tool.needs_task or any_matches(self._settings.at_once, f"{tool.server}/{tool.name}")
+        reply.begin_after(
+            0.0 if is_at_once else self._settings.after_s,
+            lambda: self._make_soon(exchange, request, reply, tool_of),
+        )
+        return reply
+
+    def _make_soon(self, exchange: TaskExchange, request: Request, reply: TaskableReply, tool_of: ToolOf) -> None:
+        self._tasks.spawn(self._make(exchange, request, reply, tool_of))
+
+    async def _make(self, exchange: TaskExchange, request: Request, reply: TaskableReply, tool_of: ToolOf) -> None:
+        """Make a task of a call, unless it is answered or asks something meanwhile."""
+        live = live_session_of(exchange)
+        if live is None or _is_settled(exchange, reply):
+            return
+        task = self._new(live, exchange, request, tool_of())
+        counted_as = live.session.counted_as
+        try:
+            if not await self._quotas.hold(task, counted_as):
+                logger.info("a slow call becomes no task: there are too many", extra=_fields(task))
+                self._table.counts["refused"] += 1
+                return
+        except StoreError as error:
+            logger.info("a slow call becomes no task: %s", error, extra=_fields(task))
+            return
+        running = self._table.add(task, exchange)
+        if not await self._stored(task):
+            await self._forget(running, counted_as)
+        elif _is_settled(exchange, reply):
+            await self._delete(task)
+            await self._forget(running, counted_as)
+        else:
+            # No await from here on: the client gets the handle, and all that comes of the call goes to the task.
+            handle = TaskHandle("made", task.session_id, task.endpoint, task.server, task.id)
+            exchange.become(running, created_result(task, self._handles.sign(handle)))
+            reply.became_task(running.hold)
+            self._table.counts["made"] += 1
+
+    async def _stored(self, task: Task) -> bool:
+        try:
+            await self._table.names.add(task.name)
+            await self._table.store.create(task)
+        except StoreError as error:
+            logger.info("a slow call becomes no task: %s", error, extra=_fields(task))
+            return False
+        return True
+
+    async def _forget(self, running: RunningTask, counted_as: str) -> None:
+        self._table.discard(running)
+        await self._quotas.give_back(running.task, counted_as)
+
+    async def _delete(self, task: Task) -> None:
+        """Have a stored task expire at once: no client has its handle."""
+        try:
+            await self._table.store.replace(
+                replace(task, status="cancelled", ttl_s=self._table.clock() - task.created_at + _GONE_AFTER_S)
+            )
+        except StoreError:
+            logger.debug("a task without a client stays until it expires", extra=_fields(task))
+
+    def _new(self, live: LiveSession, exchange: TaskExchange, request: Request, tool: Called) -> Task:
+        now, session = self._table.clock(), live.session
+        stored = encode(request.params) if tool.is_repeatable and request.body_bytes <= MAX_REQUEST_BYTES else b""
+        if len(stored) > MAX_REQUEST_BYTES:
+            stored = b""
+        return Task(
+            id=secrets.token_urlsafe(16),
+            session_id=session.id,
+            principal=session.principal,
+            endpoint=request.endpoint,
+            server=tool.server,
+            tool=tool.name,
+            created_at=now,
+            updated_at=now,
+            ttl_s=max(self._settings.ttl_s, _LEAST_TTL_S),
+            poll_ms=self._settings.poll_ms,
+            request=stored,
+            is_repeatable=bool(stored),
+            epoch=session.epoch,
+        )
+
+
+_GONE_AFTER_S: Final = 0.05
+_LEAST_TTL_S: Final = 60.0
+
+
+async def _accept(reply: TaskableReply, accepting: Coroutine[Any, Any, Answer]) -> None:
+    try:
+        reply.accepted(await accepting)
+    except BaseException as error:
+        reply.refused(error)
+        if isinstance(error, asyncio.CancelledError):
+            raise
+
+
+def _is_settled(exchange: TaskExchange, reply: TaskableReply) -> bool:
+    """Whether nobody waits for a task: the call is answered, waits for its client, or its client has left."""
+    return exchange.is_over or exchange.is_suspended or reply.is_gone
+
+
+def _fields(task: Task) -> dict[str, str]:
+    return {"session": redact(task.session_id), "server": task.server, "tool": task.tool}

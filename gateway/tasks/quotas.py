@@ -1,0 +1,132 @@
+"""How many tasks a session and a principal may have, and which replica runs which: names that all replicas share."""
+
+import contextlib
+import random
+from time import monotonic
+from typing import Final
+
+from cachetools import TTLCache
+
+from gateway.config.tasks import TaskSettings
+from session_store import Quotas, StoreUnavailable, Task, TaskStore
+
+__all__ = ["LEFT", "RunningNames", "TaskQuotas", "parts_of"]
+
+_FULL_S: Final = 2.0
+"""How long a full quota is not searched again: not every slow call may cost a search."""
+
+_MAX_CHECKED: Final = 32
+"""How many names of a full quota one search looks up."""
+
+_KEPT_S: Final = 259_200.0
+"""How long the names of a replica's tasks are kept after the last one was added: longer than sessions live."""
+
+LEFT: Final = "left"
+"""In place of a replica: tasks that a living replica has left, for whoever finds them first."""
+
+_OWNERS: Final = "tasks/replicas"
+_NO_LIMIT: Final = 1 << 30
+
+
+class TaskQuotas:
+    """Counts the tasks that are stored. A task that expires does not release its place: such places are found when a
+    quota appears exhausted."""
+
+    def __init__(self, settings: TaskSettings, quotas: Quotas, store: TaskStore) -> None:
+        self._settings = settings
+        self._quotas = quotas
+        self._store = store
+        self._full: TTLCache[str, bool] = TTLCache(4_096, _FULL_S)
+
+    async def hold(self, task: Task, counted_as: str) -> bool:
+        """Count a task that is about to be stored. `counted_as` is the key of its principal. False: there are too many
+        already. Raises `StoreUnavailable`."""
+        session, principal = _keys(task, counted_as)
+        if not await self._hold(session, task.name, self._settings.max_per_session):
+            return False
+        if await self._hold(principal, task.name, self._settings.max_per_principal):
+            return True
+        await self._quotas.give_back(session, [task.name])
+        return False
+
+    async def give_back(self, task: Task, counted_as: str) -> None:
+        """Stop counting a task that was not stored, or is deleted."""
+        for key in _keys(task, counted_as):
+            self._full.pop(key, None)
+            with contextlib.suppress(StoreUnavailable):
+                await self._quotas.give_back(key, [task.name])
+
+    async def _hold(self, key: str, name: str, most: int) -> bool:
+        if key in self._full:
+            return False
+        held = await self._quotas.hold(key, name, most, for_s=_KEPT_S)
+        if held and (gone := await self._gone(held)):
+            await self._quotas.give_back(key, gone)
+            held = await self._quotas.hold(key, name, most, for_s=_KEPT_S)
+        if held:
+            self._full[key] = True
+        return not held
+
+    async def _gone(self, names: list[str]) -> list[str]:
+        """Those of some of these tasks that the store has forgotten."""
+        some = random.sample(names, min(len(names), _MAX_CHECKED))
+        return [name for name in some if await self._store.get(*parts_of(name)) is None]
+
+
+class RunningNames:
+    """Which replica runs which tasks, for the case that it dies. `replica` is this one.
+
+    The names are kept in sets of the quotas, which nobody counts.
+    """
+
+    def __init__(self, quotas: Quotas, replica: str) -> None:
+        self.replica = replica
+        self._quotas = quotas
+        self._known_until = 0.0
+
+    async def add(self, name: str) -> None:
+        """This replica is about to run a task. Raises `StoreUnavailable`."""
+        if monotonic() >= self._known_until:
+            await self._quotas.hold(_OWNERS, self.replica, _NO_LIMIT, for_s=_KEPT_S)
+            self._known_until = monotonic() + _KEPT_S / 4
+        await self._quotas.hold(_running(self.replica), name, _NO_LIMIT, for_s=_KEPT_S)
+
+    async def add_left(self, name: str) -> None:
+        """Nobody runs a task that this replica has begun, although this replica lives. Raises `StoreUnavailable`."""
+        await self._quotas.hold(_running(LEFT), name, _NO_LIMIT, for_s=_KEPT_S)
+        await self._quotas.hold(_OWNERS, LEFT, _NO_LIMIT, for_s=_KEPT_S)
+
+    async def remove(self, name: str, replica: str = "") -> None:
+        """The task has ended, or another replica runs it. Raises `StoreUnavailable`."""
+        await self._quotas.give_back(_running(replica or self.replica), [name])
+
+    async def replicas(self) -> list[str]:
+        """The replicas that have run tasks and were not forgotten. Raises `StoreUnavailable`."""
+        return await self._all(_OWNERS)
+
+    async def of(self, replica: str) -> list[str]:
+        """The names of the tasks of a replica. Raises `StoreUnavailable`."""
+        return await self._all(_running(replica))
+
+    async def forget(self, replica: str) -> None:
+        """A replica that is gone has left no task. Raises `StoreUnavailable`."""
+        await self._quotas.give_back(_OWNERS, [replica])
+        if await self.of(replica):  # one was added meanwhile
+            await self._quotas.hold(_OWNERS, replica, _NO_LIMIT, for_s=_KEPT_S)
+
+    async def _all(self, key: str) -> list[str]:
+        return await self._quotas.hold(key, "", 0, for_s=_KEPT_S)  # a set that may hold none is always full
+
+
+def _running(replica: str) -> str:
+    return f"tasks/running/{replica}"
+
+
+def _keys(task: Task, counted_as: str) -> tuple[str, str]:
+    return f"tasks/session/{task.session_id}", f"tasks/principal/{counted_as}"
+
+
+def parts_of(name: str) -> tuple[str, str]:
+    """Session and id of the task of that name (`Task.name`)."""
+    session_id, _, task_id = name.partition("/")
+    return session_id, task_id

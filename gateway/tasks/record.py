@@ -1,0 +1,119 @@
+"""The record of one task on the replica that runs it, and its changes on their way to the store.
+
+Changes are written in order, one at a time, by compare-and-set: if another replica has taken the task over, nothing
+more is written.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from time import monotonic
+from typing import Any, Final
+
+from msgspec.structs import replace
+
+from session_store import StoreUnavailable, Task, TaskStore
+from transports.tasks import Tasks
+
+__all__ = ["TaskRecord"]
+
+logger = logging.getLogger(__name__)
+
+EVERY_S: Final = 1.0
+"""How often a change that can wait, such as progress, is written at most."""
+
+_AGAIN_S: Final = 0.5
+"""How long after a failure of the store a change is written again."""
+
+
+class TaskRecord:
+    """A task whose owner is this replica.
+
+    `task` has all changes, those included that are not written yet. `changed` is called with each version that was
+    written. `clock` is in seconds since the epoch.
+    """
+
+    def __init__(
+        self, task: Task, store: TaskStore, *, changed: Callable[[Task], None], clock: Callable[[], float]
+    ) -> None:
+        self.task = task
+        self.is_lost = False
+        """Whether another replica has taken the task over, or the task was deleted."""
+        self._stored = task
+        self._store = store
+        self._changed = changed
+        self._clock = clock
+        self._waiting: dict[str, Any] = {}
+        self._urgent = asyncio.Event()
+        self._written_at = -EVERY_S
+        self._tasks = Tasks("record of a task")
+
+    @property
+    def now(self) -> float:
+        """The present time, in seconds since the epoch."""
+        return self._clock()
+
+    def change(self, *, can_wait: bool = False, **fields: Any) -> None:
+        """Set fields. The store gets them in the background, at once or, if they `can_wait`, with the next change."""
+        if self.is_lost:
+            return
+        fields["updated_at"] = self._clock()
+        self.task = replace(self.task, **fields)
+        self._waiting |= fields
+        if not can_wait:
+            self._urgent.set()
+        self._tasks.start("write", self._write)
+
+    async def written(self) -> bool:
+        """Wait until the store has every change. False if the task is lost."""
+        self._urgent.set()
+        while (writing := self._tasks.running("write")) is not None:
+            await asyncio.wait((writing,))
+        return not self.is_lost
+
+    async def close(self) -> None:
+        """Write nothing more."""
+        self.is_lost = True
+        await self._tasks.close()
+
+    async def _write(self) -> None:
+        while self._waiting and not self.is_lost:
+            if not self._urgent.is_set():
+                await self._until_due()
+            fields, self._waiting = self._waiting, {}
+            self._urgent.clear()
+            try:
+                written = await self._replace(fields)
+            except StoreUnavailable:
+                self._waiting = fields | self._waiting
+                await asyncio.sleep(_AGAIN_S)
+                self._urgent.set()
+                continue
+            if written is None:
+                self.is_lost = True
+                return
+            self._stored = written
+            self._written_at = monotonic()
+            self._changed(written)
+
+    async def _until_due(self) -> None:
+        wait_s = self._written_at + EVERY_S - monotonic()
+        if wait_s > 0:
+            waiting = asyncio.ensure_future(self._urgent.wait())
+            try:
+                await asyncio.wait((waiting,), timeout=wait_s)
+            finally:
+                waiting.cancel()
+
+    async def _replace(self, fields: dict[str, Any]) -> Task | None:
+        """The record with these fields, as it is stored now. None: it is no longer this replica's."""
+        for _ in range(2):
+            after = replace(self._stored, **fields)
+            if await self._store.replace(after):
+                return replace(after, version=after.version + 1)
+            # Either it is another owner's, or an earlier write was executed although the store did not answer.
+            found = await self._store.get(after.session_id, after.id)
+            if found is None or found.is_over or (found.epoch, found.runs) != (after.epoch, after.runs):
+                return None
+            self._stored = found
+        return None

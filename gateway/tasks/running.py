@@ -1,0 +1,214 @@
+"""A task while its call is in flight here: what happens to the call becomes the state of the task's record."""
+
+import logging
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+
+from gateway.bridge.suspended_calls import answer_suspended
+from gateway.calls.exchange_state import ExchangeState
+from gateway.calls.live_session import live_session_of
+from gateway.config.tasks import TaskSettings
+from gateway.errors import CANCELLED, error_of
+from gateway.tasks.exchange import TaskExchange, TaskQuestions
+from gateway.tasks.record import TaskRecord
+from gateway.tasks.rounds import Rounds
+from gateway.tasks.task_state import TaskEvent, after
+from session_store import Task
+from transports.inbound_port import Answer
+from transports.jsonrpc import INTERNAL_ERROR, InvalidMessage, Message, Object, encode, error_code, parse, splice
+from transports.reply_queue import Frame
+from transports.tasks import Tasks
+
+__all__ = ["RunningTask"]
+
+logger = logging.getLogger(__name__)
+
+MAX_MESSAGE_CHARS: Final = 1_024
+"""Characters of a task's message."""
+
+_LEAST_TTL_S: Final = 60.0
+"""How long the record of a working task is kept at least without a renewal."""
+
+
+class RunningTask:
+    """One task and its call. `ended` is called once the outcome is stored, or the task is left to another owner."""
+
+    def __init__(
+        self,
+        exchange: TaskExchange,
+        record: TaskRecord,
+        settings: TaskSettings,
+        *,
+        ended: Callable[["RunningTask"], None],
+    ) -> None:
+        self.exchange = exchange
+        self.record = record
+        self.is_left = False
+        """Whether the call was ended here without an outcome, because another replica continues the session."""
+        self._settings = settings
+        self._ended = ended
+        self._rounds = Rounds(exchange, self)
+        self._reply: Answer | None = None
+        self._has_ended = False
+        self._tasks = Tasks("task")
+
+    @property
+    def task(self) -> Task:
+        """Its record, with all changes."""
+        return self.record.task
+
+    @property
+    def name(self) -> str:
+        """Names it among the tasks of all sessions."""
+        return self.record.task.name
+
+    @property
+    def answer_s(self) -> float:
+        """How long its client may take to answer a question, in seconds."""
+        return self._settings.answer_s
+
+    def hold(self, reply: Answer) -> None:
+        """Keep the reply of the call until the end of the task: the session is in use for as long."""
+        self._reply = reply
+        if self._has_ended:
+            self._tasks.spawn(self._release())
+
+    def renew(self, now: float) -> None:
+        """Keep the record of a task that still works for another while. `now` is in seconds since the epoch."""
+        kept_s = max(self._settings.ttl_s, _LEAST_TTL_S)
+        if not self.task.is_over and self.task.expires_at - now < kept_s / 2:
+            self.record.change(can_wait=True, ttl_s=now - self.task.created_at + kept_s)
+
+    async def settled(self) -> None:
+        """Wait until its outcome is stored, if it has one."""
+        await self._tasks.settled()
+
+    # -- what happens to the call (gateway.tasks.exchange.TaskWork)
+
+    def receive(self, frame: Frame) -> None:
+        """A notification of the call, or its end."""
+        if frame.final:
+            self._over(parse(frame.data))
+            return
+        try:
+            message = parse(frame.data)
+            if message.method == "notifications/progress":
+                text = _progress_text(message.params_object())
+                self.record.change(can_wait=True, message=text[:MAX_MESSAGE_CHARS])
+        except (InvalidMessage, msgspec.MsgspecError):
+            return  # a notification that cannot be read says nothing about the task
+
+    def asks(self) -> None:
+        """The call waits for answers of its client."""
+        suspended = self.exchange.suspendable()
+        questions = encode(suspended.requests())
+        if len(questions) > self._settings.result_bytes:
+            self.cancel("the server's questions are larger than a task may keep")
+            return
+        assert isinstance(suspended, TaskQuestions)
+        self._step(TaskEvent.ASK, questions=questions, asked=suspended.count)
+
+    def rounds(self, result: Object) -> None:
+        """The server has answered with questions."""
+        self._rounds.ask(result)
+
+    def withdrawn(self) -> None:
+        """The server has withdrawn questions."""
+        if not self.exchange.is_suspended or self.exchange.suspended is None:
+            return
+        if self.exchange.suspended.questions:
+            self.asks()
+        else:
+            self.exchange.resumed()
+            self._step(TaskEvent.RESUME, questions=b"")
+
+    def _over(self, message: Message) -> None:
+        live = live_session_of(self.exchange)
+        if live is not None and live.is_elsewhere:
+            # Whoever continues the session decides on the task: what its call has come to is unknown here.
+            self.is_left = True
+        elif isinstance(message.error, msgspec.Raw):
+            error = splice(message.error)
+            text = _text_of(error)
+            if self.exchange.state is ExchangeState.CANCELLED or (live is not None and live.ended):
+                self._step(TaskEvent.CANCEL, questions=b"", message=text, ttl_s=self._ttl_s())
+            else:
+                self._fail(error, text)
+        elif isinstance(message.result, msgspec.Raw):
+            result = splice(message.result)
+            most = self._settings.result_bytes
+            if len(result) > most:
+                text = (
+                    f"The call was done, but its result of {len(result)} bytes is larger than a task may keep "
+                    f"({most} bytes, gateway.tasks.result_bytes)."
+                )
+                self._fail(encode(error_of(INTERNAL_ERROR, text, self.exchange.correlation)), text)
+            else:
+                self._step(TaskEvent.COMPLETE, questions=b"", result=result, ttl_s=self._ttl_s())
+        self._tasks.spawn(self._end())
+
+    def _fail(self, error: bytes, text: str) -> None:
+        if len(error) > self._settings.result_bytes:
+            error = encode(error_of(error_code(error), text, self.exchange.correlation))
+        self._step(TaskEvent.FAIL, questions=b"", error=error, message=text, ttl_s=self._ttl_s())
+
+    def _ttl_s(self) -> float:
+        """The life of the record, from its creation, if the outcome is kept from now on."""
+        return self.record.now - self.task.created_at + self._settings.ttl_s
+
+    def _step(self, event: TaskEvent, **fields: Any) -> None:
+        self.record.change(status=after(self.task.status, event), **fields)
+
+    async def _end(self) -> None:
+        if self.is_left:
+            await self.record.close()
+        else:
+            await self.record.written()
+        self.exchange.left()
+        self.exchange.done()
+        self._has_ended = True
+        await self._release()
+        self._ended(self)
+
+    async def _release(self) -> None:
+        reply, self._reply = self._reply, None
+        if reply is not None:
+            await reply.done()
+
+    # -- what clients and operators want of it
+
+    def answer(self, responses: Object) -> None:
+        """Take answers of the client, by the keys of their questions. Unknown keys are ignored."""
+        suspended = self.exchange.suspended
+        if not self.exchange.is_suspended or suspended is None or not responses.keys() & suspended.questions.keys():
+            return
+        answer_suspended(self.exchange, responses)  # which asks again for what is missing
+        if not self.exchange.is_suspended and not self.task.is_over:
+            self._step(TaskEvent.RESUME, questions=b"")
+
+    def cancel(self, reason: str) -> None:
+        """Cancel the call: the server is notified, and the task ends."""
+        if self.exchange.conversation is not None:
+            self.exchange.cancel(reason)
+        else:
+            self.exchange.fail(CANCELLED, f"Cancelled: {reason}")
+
+
+def _progress_text(params: Object) -> str:
+    """A progress notification as the message of a task."""
+    decoded = {key: msgspec.json.decode(params[key]) for key in ("message", "progress", "total") if key in params}
+    text, progress, total = decoded.get("message"), decoded.get("progress"), decoded.get("total")
+    steps = "" if not isinstance(progress, (int, float)) else f"{progress:g}"
+    if steps and isinstance(total, (int, float)):
+        steps += f" of {total:g}"
+    if isinstance(text, str) and text:
+        return f"{text} ({steps})" if steps else text
+    return f"progress: {steps}" if steps else ""
+
+
+def _text_of(error: bytes) -> str:
+    """The message of an error."""
+    text = msgspec.json.decode(error).get("message", "")
+    return text[:MAX_MESSAGE_CHARS] if isinstance(text, str) else ""

@@ -1,0 +1,25 @@
+"""Takes the frames of a call whose client was answered with a task."""
+
+from collections.abc import Callable
+
+from transports.reply_queue import Frame, ReplyQueue
+
+__all__ = ["TaskSink"]
+
+
+class TaskSink(ReplyQueue):
+    """Hands each frame to `receive` at once: nothing waits for a reader, because there is none."""
+
+    __slots__ = ("_receive",)
+
+    def __init__(self, receive: Callable[[Frame], None]) -> None:
+        super().__init__()
+        self._receive = receive
+
+    def push(self, frame: Frame) -> bool:
+        if self.is_closed:
+            return False
+        if frame.final:
+            self.close()
+        self._receive(frame)
+        return True

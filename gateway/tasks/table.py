@@ -1,0 +1,98 @@
+"""The tasks whose calls are in flight on this replica, and what counts and reports them."""
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from time import time
+
+from gateway.config.tasks import TaskSettings
+from gateway.tasks.changes import TaskChanges
+from gateway.tasks.exchange import TaskExchange
+from gateway.tasks.quotas import RunningNames
+from gateway.tasks.record import TaskRecord
+from gateway.tasks.running import RunningTask
+from session_store import StoreUnavailable, Task, TaskStore
+from transports.tasks import Tasks
+
+__all__ = ["TaskTable"]
+
+
+class TaskTable:
+    """Runs tasks. A task stands here before the store has it, and until the store has its outcome.
+
+    `counts` are the tasks of this replica by what became of them. `clock` is in seconds since the epoch.
+    """
+
+    def __init__(
+        self,
+        settings: TaskSettings,
+        store: TaskStore,
+        names: RunningNames,
+        changes: TaskChanges,
+        *,
+        counts: Counter[str],
+        clock: Callable[[], float] = time,
+    ) -> None:
+        self.settings = settings
+        self.store = store
+        self.names = names
+        self.clock = clock
+        self.counts = counts
+        self._changes = changes
+        self._running: dict[str, RunningTask] = {}
+        self._tasks = Tasks("tasks")
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    def __iter__(self) -> Iterator[RunningTask]:
+        return iter(tuple(self._running.values()))
+
+    def get(self, name: str) -> RunningTask | None:
+        """The task of that name (`Task.name`)."""
+        return self._running.get(name)
+
+    def add(self, task: Task, exchange: TaskExchange) -> RunningTask:
+        """Begin to run a task, which the store has or gets."""
+        record = TaskRecord(task, self.store, changed=self._changes.publish, clock=self.clock)
+        running = RunningTask(exchange, record, self.settings, ended=self._ended)
+        self._running[task.name] = running
+        return running
+
+    def reported(self, task: Task, what: str) -> None:
+        """Count and publish a change that was written without running the task here."""
+        self.counts[what] += 1
+        self._changes.publish(task)
+
+    def discard(self, running: RunningTask) -> None:
+        """Run a task no longer that has not become one, or is another replica's."""
+        if self._running.get(running.name) is running:
+            del self._running[running.name]
+        self._tasks.spawn(self._forget_name(running.name))
+
+    def _ended(self, running: RunningTask) -> None:
+        self.counts["left" if running.is_left or running.record.is_lost else running.task.status] += 1
+        if self._running.get(running.name) is running:
+            del self._running[running.name]
+        self._tasks.spawn(self._pass_on(running.name) if running.is_left else self._forget_name(running.name))
+
+    async def _forget_name(self, name: str) -> None:
+        with contextlib.suppress(StoreUnavailable):  # whoever finds the name finds that the task is over
+            await self.names.remove(name)
+
+    async def _pass_on(self, name: str) -> None:
+        with contextlib.suppress(StoreUnavailable):
+            await self.names.add_left(name)
+            await self.names.remove(name)
+
+    def renew(self) -> None:
+        """Keep the records of the tasks that still work."""
+        now = self.clock()
+        for running in self:
+            running.renew(now)
+
+    async def settled(self) -> None:
+        """Wait until the outcomes of all tasks that have ended are stored."""
+        for running in self:
+            await running.settled()
+        await self._tasks.settled()

@@ -1,0 +1,236 @@
+"""Slow calls become tasks, whoever wrote the server: in both eras, with progress, questions, errors and limits."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.requirements import requirement
+from tests.support.credentials import sha256
+from tests.support.gateway_process import WORK, RunningGateway, running_gateway, server
+from tests.support.mcp_clients import DECLARES_TASKS, Legacy, Modern, messages, tool_text, without_id
+from tests.support.task_client import ACCEPT, TaskClient
+from tests.support.waiting import descendants, eventually, gone
+
+ERAS = ("legacy", "modern")
+SLOW = 0.4
+AFTER_S = 0.2
+
+
+@pytest.fixture(scope="module")
+def ledger(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("ledger") / "ledger"
+
+
+@pytest.fixture(scope="module")
+def gateway(ledger: Path) -> Iterator[RunningGateway]:
+    """Anonymous clients, a server of each era, and the same behind handles."""
+    servers = {era: server((*WORK, era), env={"LEDGER": str(ledger)}) for era in ERAS}
+    tasks = {
+        "after_s": AFTER_S,
+        "at_once": ["*/slow_*"],
+        "result_bytes": 4_096,
+        "poll_ms": 150,
+        "answer_s": 1.0,
+        "max_per_session": 3,
+    }
+    with running_gateway(servers, options={"tasks": tasks, "session": {"unconfirmed_ttl_s": 1.0}}) as running:
+        yield running
+
+
+@pytest.fixture
+def client(gateway: RunningGateway, http: httpx.Client) -> TaskClient:
+    return TaskClient(gateway.url, http)
+
+
+def asked(client: TaskClient, task: str, earlier: Any = ()) -> Any:
+    """The next open questions of a task, after those of `earlier` were answered."""
+    found: dict[str, Any] = {}
+
+    def has_come() -> bool:
+        found.clear()
+        found.update(client.get(task).get("inputRequests", {}))
+        return bool(found) and not found.keys() & set(earlier)
+
+    assert eventually(has_come), client.get(task)
+    return found
+
+
+@requirement("task.make")
+@pytest.mark.parametrize("era", ERAS)
+def test_a_slow_call_becomes_a_task_with_the_result_that_the_call_had_had(client: TaskClient, era: str) -> None:
+    plain = client.call(f"{era}__work", job=1)
+    assert plain["resultType"] == "complete" and plain["content"][0]["text"] == "done 1", "a fast call stays a call"
+    task = client.call(f"{era}__work", job=2, seconds=SLOW)
+    assert (task["resultType"], task["status"], task["pollIntervalMs"]) == ("task", "working", 150), task
+    working = client.get(task["taskId"])
+    assert (working["resultType"], working["status"]) == ("complete", "working")
+    done = client.until(task["taskId"], "completed")
+    assert done["result"]["content"] == [{"type": "text", "text": "done 2"}]
+    assert done["taskId"] == task["taskId"] and done["createdAt"] == task["createdAt"]
+    assert "mcp-session-gateway/session" not in json.dumps(done), "no token of the session is stored"
+
+
+@requirement("task.make")
+def test_the_configuration_makes_a_task_of_a_tool_at_once(client: TaskClient) -> None:
+    task = client.begin("legacy__slow_build", job="b", seconds=AFTER_S / 2)
+    assert client.until(task, "completed")["result"]["content"][0]["text"] == "done b"
+
+
+@requirement("task.make")
+def test_who_does_not_declare_the_extension_waits_for_the_answer(gateway: RunningGateway, http: httpx.Client) -> None:
+    plain, old = Modern(gateway.url, http), Legacy(gateway.url, http).open()
+    assert tool_text(plain.tool("legacy__slow_build", {"job": 3, "seconds": SLOW})) == "done 3"
+    assert tool_text(old.tool("legacy__slow_build", {"job": 4, "seconds": SLOW})) == "done 4"
+    capabilities = messages(plain.send("server/discover"))[-1]["result"]["capabilities"]
+    assert capabilities["extensions"]["io.modelcontextprotocol/tasks"] == {}
+
+
+@requirement("task.make")
+def test_progress_is_the_message_of_the_task(client: TaskClient) -> None:
+    task = client.begin("legacy__steps", seconds=0.6)
+    assert client.get(task)["statusMessage"] == "step 1 (1 of 3)"
+    assert eventually(lambda: client.get(task)["statusMessage"] == "step 2 (2 of 3)")
+    assert client.until(task, "completed")["result"]["content"][0]["text"] == "all steps"
+
+
+@requirement("task.make")
+@pytest.mark.parametrize("era", ERAS)
+def test_a_server_asks_during_its_task(client: TaskClient, era: str) -> None:
+    task = client.begin(f"{era}__ask", seconds=SLOW)
+    earlier: list[str] = []
+    for number in range(2):
+        questions = asked(client, task, earlier)
+        ((key, question),) = questions.items()
+        assert question["method"] == "elicitation/create" and question["params"]["message"] == f"question {number}"
+        assert client.get(task)["inputRequests"] == questions, "a question stands until it is answered"
+        client.answer(task, {"unknown": {}})
+        client.answer(task, earlier, {"action": "decline"})
+        assert client.get(task)["status"] == "input_required", "only answers to what is asked count"
+        client.answer(task, questions, {"action": "accept", "content": {"name": f"n{number}"}})
+        earlier.append(key)
+    heard = json.loads(client.until(task, "completed")["result"]["content"][0]["text"])
+    assert [one["content"] for one in heard] == [{"name": "n0"}, {"name": "n1"}]
+    assert len(set(earlier)) == 2, "a key is used once"
+
+
+@requirement("task.make")
+def test_what_is_asked_before_the_task_is_asked_by_the_call(gateway: RunningGateway, http: httpx.Client) -> None:
+    client, arguments = Modern(gateway.url, http), {"times": 2}
+    first = messages(client.tool("legacy__ask", arguments, meta=DECLARES_TASKS))[-1]["result"]
+    assert first["resultType"] == "input_required"
+    back = {
+        "name": "legacy__ask",
+        "arguments": arguments,
+        "requestState": first["requestState"],
+        "inputResponses": dict.fromkeys(first["inputRequests"], ACCEPT),
+    }
+    second = messages(client.send("tools/call", back, meta=DECLARES_TASKS))[-1]["result"]
+    assert second["resultType"] == "input_required", second
+
+
+@requirement("task.make")
+def test_a_withdrawn_question_is_asked_no_more(client: TaskClient) -> None:
+    task = client.begin("legacy__give_up", seconds=SLOW)
+    asked(client, task)
+    client.until(task, "working")
+    assert client.until(task, "completed")["result"]["content"][0]["text"] == "went on without an answer"
+
+
+@requirement("task.make")
+def test_a_question_that_nobody_answers_ends_the_task(client: TaskClient) -> None:
+    task = client.begin("legacy__ask", seconds=SLOW)
+    asked(client, task)
+    failed = client.until(task, "failed")
+    assert failed["error"]["code"] == -32015 and "did not send its answers" in failed["statusMessage"]
+
+
+@requirement("task.make")
+@pytest.mark.parametrize("era", ERAS)
+def test_what_goes_wrong_is_the_error_of_the_task(client: TaskClient, era: str) -> None:
+    wrong = client.until(client.begin(f"{era}__wrong", seconds=SLOW), "failed")
+    assert wrong["error"]["code"] == 4711 and wrong["error"]["message"] == "there is no such thing"
+    assert wrong["error"]["data"]["kind"] == "lookup" and wrong["statusMessage"] == "there is no such thing"
+    large = client.until(client.begin(f"{era}__large", seconds=SLOW, size=5_000), "failed")
+    assert large["error"]["code"] == -32603 and "gateway.tasks.result_bytes" in large["error"]["message"]
+
+
+@requirement("task.make")
+@pytest.mark.parametrize("era", ERAS)
+def test_a_task_is_cancelled_at_its_server(client: TaskClient, ledger: Path, era: str) -> None:
+    task = client.begin(f"{era}__work", job=f"cancel {era}", seconds=30)
+    before = ledger.read_text().count("cancelled the client has cancelled the task")
+    client.cancel(task)
+    assert "the client has cancelled the task" in client.until(task, "cancelled")["statusMessage"]
+    assert eventually(lambda: ledger.read_text().count("cancelled the client has cancelled the task") == before + 1)
+    client.cancel(task)
+    client.answer(task, {"q1": ACCEPT})
+    assert client.get(task)["status"] == "cancelled", "an outcome stays"
+
+
+@requirement("task.make")
+def test_a_client_that_leaves_before_the_task_cancels_its_call(gateway: RunningGateway, ledger: Path) -> None:
+    before = ledger.read_text().count("cancelled the client disconnected")
+    with httpx.Client(timeout=AFTER_S / 3) as http, pytest.raises(httpx.ReadTimeout):
+        TaskClient(gateway.url, http).call("legacy__work", job="left", seconds=30)
+    assert eventually(lambda: ledger.read_text().count("cancelled the client disconnected") == before + 1)
+
+
+@requirement("task.make")
+def test_too_many_tasks_leave_calls_what_they_are(gateway: RunningGateway, http: httpx.Client) -> None:
+    session = Legacy(gateway.url, http).open().session
+    client = TaskClient(gateway.url, http, headers={"MCP-Gateway-Session": session})
+    tasks = [client.begin("legacy__slow_build", job=number, seconds=1.0) for number in range(3)]
+    plain = client.call("legacy__slow_build", job="last", seconds=AFTER_S)
+    assert plain["resultType"] == "complete" and plain["content"][0]["text"] == "done last"
+    assert all(client.until(task, "completed") for task in tasks)
+
+
+@requirement("task.make", "id.bound")
+def test_a_task_is_known_to_nobody_else(http: httpx.Client) -> None:
+    keys = {"alice": sha256("a" * 40), "bob": sha256("b" * 40)}
+    options = {"api_keys": keys, "tasks": {"after_s": AFTER_S}}
+    with running_gateway({"main": server((*WORK, "legacy"))}, options=options) as gateway:
+        alice, bob = (TaskClient(gateway.url, http, headers={"Authorization": f"Bearer {c * 40}"}) for c in "ab")
+        task = alice.begin("work", job=1, seconds=1.5)
+        elsewhere = TaskClient(f"{gateway.base}/servers/main/mcp", http, headers=alice_headers())
+        forged = task[:-4] + "AAAA"
+        answers = []
+        for method in ("tasks/get", "tasks/update", "tasks/cancel"):
+            for one, handle in ((bob, task), (elsewhere, task), (alice, forged)):
+                response = one.send(method, handle, inputResponses={})
+                answers.append((response.status_code, json.dumps(without_id(messages(response)[-1]["error"]))))
+        assert len(set(answers)) == 1 and json.loads(answers[0][1])["code"] == -32602, answers
+        assert alice.until(task, "completed")["result"]["content"][0]["text"] == "done 1", "and it goes on"
+        undeclared = alice.client.send("tasks/get", {"taskId": task})
+        assert messages(undeclared)[-1]["error"]["code"] == -32021
+
+
+def alice_headers() -> dict[str, str]:
+    return {"Authorization": f"Bearer {'a' * 40}"}
+
+
+@requirement("task.make", "life.end")
+def test_the_end_of_a_session_ends_its_tasks_and_forgets_them(gateway: RunningGateway, http: httpx.Client) -> None:
+    before = set(descendants(gateway.pid))
+    legacy = Legacy(gateway.url, http).open()
+    client = TaskClient(gateway.url, http, headers={"MCP-Gateway-Session": legacy.session})
+    over = client.begin("legacy__slow_build", job="over")
+    client.until(over, "completed")
+    task = client.begin("legacy__work", job="ended with its session", seconds=30)
+    processes = [process for process in descendants(gateway.pid) if process not in before]
+    assert processes and legacy.delete().status_code == 200
+    assert gone(processes)
+    for handle in (task, over):
+        assert messages(client.send("tasks/get", handle))[-1]["error"]["code"] == -32602
+
+
+@requirement("task.make", "life.unconfirmed")
+def test_a_working_task_keeps_its_session_and_a_result_outlives_it(client: TaskClient) -> None:
+    task = client.begin("modern__work", job="long", seconds=2.2)  # an unused session ends after a second
+    assert client.until(task, "completed")["result"]["content"][0]["text"] == "done long"
+    later = client.get(task)
+    assert later["result"]["content"][0]["text"] == "done long"

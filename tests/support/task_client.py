@@ -1,0 +1,63 @@
+"""A client that takes tasks. Each of its requests may come from another process: it carries nothing of the last one."""
+
+from typing import Any
+
+import httpx
+
+from tests.support.mcp_clients import DECLARES_TASKS, Modern, messages
+from tests.support.waiting import eventually
+
+__all__ = ["ACCEPT", "TaskClient"]
+
+ACCEPT: Any = {"action": "accept", "content": {}}
+
+
+class TaskClient:
+    """Calls tools, and asks about the tasks that the calls have become."""
+
+    def __init__(self, url: str, http: httpx.Client, **more: Any) -> None:
+        self.client = Modern(url, http, **more)
+
+    def call(self, tool: str, **arguments: Any) -> Any:
+        """The result of a call, or the task that it has become."""
+        return self.result(self.client.tool(tool, arguments, meta=DECLARES_TASKS))
+
+    def begin(self, tool: str, **arguments: Any) -> str:
+        """The handle of the task that a call becomes."""
+        task = self.call(tool, **arguments)
+        assert task["resultType"] == "task" and task["status"] == "working", task
+        handle = task["taskId"]
+        assert isinstance(handle, str)
+        return handle
+
+    @staticmethod
+    def result(response: httpx.Response) -> Any:
+        answer = messages(response)[-1]
+        assert "result" in answer, answer
+        return answer["result"]
+
+    def send(self, method: str, task: str, **more: Any) -> httpx.Response:
+        return self.client.send(method, {"taskId": task, **more}, meta=DECLARES_TASKS)
+
+    def get(self, task: str) -> Any:
+        return self.result(self.send("tasks/get", task))
+
+    def until(self, task: str, status: str, within_s: float = 10.0) -> Any:
+        """The task once it has that status."""
+        found: dict[str, Any] = {}
+
+        def has_come() -> bool:
+            found.update(self.get(task))
+            return bool(found["status"] == status)
+
+        assert eventually(has_come, within_s), found
+        return self.get(task)
+
+    def answer(self, task: str, questions: Any, answer: Any = ACCEPT) -> None:
+        """Answer all of these questions (`inputRequests`) alike."""
+        told = self.result(self.send("tasks/update", task, inputResponses=dict.fromkeys(questions, answer)))
+        assert told == {"resultType": "complete"}, told
+
+    def cancel(self, task: str) -> None:
+        told = self.result(self.send("tasks/cancel", task))
+        assert told == {"resultType": "complete"}, told

@@ -1,0 +1,110 @@
+"""The changes of a task's record on their way to the store: in order, few, and never over those of another owner."""
+
+import asyncio
+
+import pytest
+from msgspec.structs import replace
+
+from gateway.tasks.record import TaskRecord
+from session_store import StoreUnavailable, Task
+from session_store.memory import MemoryBackend
+from session_store.testing import FakeClock
+from tests.requirements import requirement
+from tests.unit.tasks.test_answers import a_task
+
+pytestmark = pytest.mark.anyio
+
+
+class Store:
+    """The memory store, which counts writes, and may not answer, or not say that it has written."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        self.tasks = MemoryBackend(clock=clock).tasks
+        self.writes = 0
+        self.is_away = False
+        self.is_silent = False
+
+    async def get(self, session_id: str, task_id: str) -> Task | None:
+        return await self.tasks.get(session_id, task_id)
+
+    async def replace(self, task: Task) -> bool:
+        if self.is_away:
+            raise StoreUnavailable("away")
+        self.writes += 1
+        written = await self.tasks.replace(task)
+        if self.is_silent:
+            self.is_silent = False
+            raise StoreUnavailable("the connection broke after the write")
+        return written
+
+
+class Parts:
+    def __init__(self) -> None:
+        self.clock = FakeClock(1_700_000_001.0)
+        self.store = Store(self.clock)
+        self.changed: list[Task] = []
+        self.task = a_task()
+
+    async def record(self) -> TaskRecord:
+        await self.store.tasks.create(self.task)
+        return TaskRecord(self.task, self.store, changed=self.changed.append, clock=self.clock)  # type: ignore[arg-type]
+
+    async def stored(self) -> Task:
+        found = await self.store.get(self.task.session_id, self.task.id)
+        assert found is not None
+        return found
+
+
+async def turns() -> None:
+    """Let what was begun come to where it waits."""
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+async def test_progress_is_written_with_the_next_change_at_the_latest() -> None:
+    parts = Parts()
+    record = await parts.record()
+    record.change(can_wait=True, message="1")  # the first is written at once
+    await turns()
+    for number in range(2, 9):
+        record.change(can_wait=True, message=str(number))
+    assert record.task.message == "8" and (await parts.stored()).message == "1"
+    record.change(status="input_required")
+    assert await record.written()
+    stored = await parts.stored()
+    assert (stored.message, stored.status, stored.version) == ("8", "input_required", 3)
+    assert [task.version for task in parts.changed] == [2, 3]
+
+
+@requirement("task.durable")
+async def test_a_change_survives_an_outage_of_the_store() -> None:
+    parts = Parts()
+    record = await parts.record()
+    parts.store.is_away = True
+    record.change(status="completed", result=b"{}")
+    await turns()
+    assert (await parts.stored()).status == "working"
+    parts.store.is_away = False
+    assert await record.written() and (await parts.stored()).result == b"{}"
+
+
+@requirement("task.durable")
+async def test_a_write_that_the_store_did_not_confirm_is_made_good() -> None:
+    parts = Parts()
+    record = await parts.record()
+    parts.store.is_silent = True
+    record.change(message="written, but not confirmed")
+    assert await record.written()
+    record.change(status="cancelled")
+    assert await record.written() and (await parts.stored()).status == "cancelled"
+
+
+@requirement("task.durable")
+async def test_nothing_is_written_over_another_owner() -> None:
+    parts = Parts()
+    record = await parts.record()
+    assert await parts.store.replace(replace(parts.task, epoch=7, runs=2))
+    record.change(status="completed", result=b'{"late":true}')
+    assert not await record.written() and record.is_lost
+    stored = await parts.stored()
+    assert (stored.status, stored.epoch, stored.result) == ("working", 7, b"")

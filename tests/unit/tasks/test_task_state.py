@@ -1,0 +1,24 @@
+"""The life of a task: what leads where, and that an outcome stays."""
+
+import pytest
+
+from gateway.calls.state_table import IllegalStep
+from gateway.tasks.task_state import TASK, TaskEvent, TaskState, after
+from session_store.ports.tasks import OVER
+from tests.requirements import requirement
+
+
+def test_a_task_asks_and_works_again() -> None:
+    assert after("working", TaskEvent.ASK) == "input_required"
+    assert after("input_required", TaskEvent.ASK) == "input_required"
+    assert after("input_required", TaskEvent.RESUME) == "working"
+    assert after("input_required", TaskEvent.RUN_AGAIN) == "working"
+
+
+@requirement("task.durable")
+def test_an_outcome_is_final() -> None:
+    assert {state for state in TASK if not TASK[state]} == {TaskState(status) for status in OVER}
+    for status in sorted(OVER):
+        for event in TaskEvent:
+            with pytest.raises(IllegalStep):
+                after(status, event)
