@@ -13,14 +13,14 @@ import msgspec
 from gateway.calls.backoff import Backoff
 from gateway.calls.conversation import Conversation
 from gateway.calls.last_words import with_last_words
-from gateway.protocol.handshake import HandshakeRefused
+from gateway.protocol.handshake import HANDSHAKE_VERSIONS, HandshakeRefused, version_of
 from gateway.protocol.listing import Tools
 from gateway.upstreams.discovery import Discovery, ask_discovery
 from gateway.upstreams.facts import KnownFacts, ServerFacts, era_of
 from gateway.upstreams.list_pages import ListReader
 from gateway.upstreams.shared import SharedConversations
 from transports.era import Era
-from transports.jsonrpc import INVALID_REQUEST, METHOD_NOT_FOUND, UNSUPPORTED_VERSION, error_code
+from transports.jsonrpc import HEADER_MISMATCH, INVALID_REQUEST, METHOD_NOT_FOUND, UNSUPPORTED_VERSION, error_code
 from transports.tasks import Tasks, TasksClosed
 from transports.upstream_port import LinkClosed, UpstreamUnavailable
 
@@ -28,8 +28,9 @@ __all__ = ["Probe"]
 
 logger = logging.getLogger(__name__)
 
-_NO_HANDSHAKE: Final = frozenset({METHOD_NOT_FOUND, INVALID_REQUEST, UNSUPPORTED_VERSION})
-"""Error codes of servers that have no `initialize`: unknown method, invalid request, unsupported version."""
+_NO_HANDSHAKE: Final = frozenset({METHOD_NOT_FOUND, INVALID_REQUEST, UNSUPPORTED_VERSION, HEADER_MISMATCH})
+"""Error codes of servers that have no `initialize`: unknown method, invalid request, unsupported version, and a missing
+header of 2026-07-28, which a server may check before it looks at the method."""
 
 WAIT_S: Final = 9.0
 """How long after its beginning the probe is waited for. SDK clients wait 10 s for the answer to `server/discover`."""
@@ -131,7 +132,8 @@ class Probe:
         trial = self._shared.trial()
         try:
             await trial.ready()
-            self._accepts_handshake = True
+            # An answer in no version of this era is that of a server which answers every method.
+            self._accepts_handshake = version_of(trial.initialize_result or b"{}") in HANDSHAKE_VERSIONS
         except UpstreamUnavailable as error:
             logger.warning("the handshake with server %s could not be tried: %s", self._name, error)
         except HandshakeRefused as error:

@@ -21,6 +21,7 @@ pytestmark = pytest.mark.anyio
 
 DISCOVERED = b'{"capabilities":{}}'
 NO_METHOD = HandshakeRefused(msgspec.Raw(b'{"code":-32601,"message":"no such method"}'))
+NO_HEADER = HandshakeRefused(msgspec.Raw(b'{"code":-32020,"message":"no MCP-Protocol-Version"}'))
 BAD_CLIENT = HandshakeRefused(msgspec.Raw(b'{"code":-32602,"message":"who are you"}'))
 
 
@@ -127,7 +128,10 @@ async def test_a_server_that_failed_is_asked_again_in_the_background_after_a_whi
     assert (await probe.facts()).discover == DISCOVERED
 
 
-@pytest.mark.parametrize(("trial", "era"), [(None, Era.LEGACY), (BAD_CLIENT, Era.LEGACY), (NO_METHOD, Era.MODERN)])
+@pytest.mark.parametrize(
+    ("trial", "era"),
+    [(None, Era.LEGACY), (BAD_CLIENT, Era.LEGACY), (NO_METHOD, Era.MODERN), (NO_HEADER, Era.MODERN)],
+)
 async def test_a_modern_server_is_tried_once_with_a_handshake(trial: Any, era: Era) -> None:
     server = Server(discover=DISCOVERED, trial=trial)
     probe = probe_of(server)
@@ -136,6 +140,15 @@ async def test_a_modern_server_is_tried_once_with_a_handshake(trial: Any, era: E
     assert [await probe.era_for(Era.LEGACY) for _ in range(2)] == [era, era]
     assert probe.era_now(Era.LEGACY) is era and server.log.count("trial") == 1
     assert server.log[-1] == "close"
+
+
+@pytest.mark.parametrize("answer", [b"{}", b'{"protocolVersion":"2026-07-28","capabilities":{}}'])
+async def test_a_handshake_in_no_version_of_its_era_is_none(monkeypatch: pytest.MonkeyPatch, answer: bytes) -> None:
+    server = Server(discover=DISCOVERED)
+    probe, trial = probe_of(server), Talk(server, None)
+    trial.initialize_result = answer
+    monkeypatch.setattr(server, "trial", lambda: trial)
+    assert await probe.era_for(Era.LEGACY) is Era.MODERN
 
 
 async def test_a_trial_that_failed_decides_nothing_and_is_made_again() -> None:
