@@ -9,12 +9,13 @@ import hashlib
 import json
 import os
 import shutil
+import site
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-__all__ = ["node", "node_environment", "npm_packages", "npx", "python_with", "sdk_source"]
+__all__ = ["node", "node_environment", "npm_packages", "npx", "python_beside", "python_with", "sdk_source"]
 
 CACHE = Path(__file__).parents[2] / ".cache"
 NODE_AT_LEAST = 22
@@ -48,13 +49,30 @@ def npm_packages(packages: Mapping[str, str]) -> Path:
 
 def python_with(packages: Mapping[str, str]) -> Path:
     """The Python of a virtual environment with these packages (name → version specifier)."""
-    with _made("venv", packages) as (folder, missing):
+    folder = _environment(packages)
+    return folder / "venv" / "bin" / "python"
+
+
+def python_beside(packages: Mapping[str, str]) -> Path:
+    """The Python of a virtual environment with these packages, which also sees those of this Python."""
+    folder = _environment(packages, beside=tuple(site.getsitepackages()))
+    return folder / "venv" / "bin" / "python"
+
+
+def _environment(packages: Mapping[str, str], beside: Sequence[str] = ()) -> Path:
+    """A folder with a virtual environment, `venv`. `beside`: folders of packages that it also sees."""
+    with _made("venv", {**packages, **dict.fromkeys(beside, "")}) as (folder, missing):
         if missing:
             _run([sys.executable, "-m", "venv", str(folder / "venv")], folder)
+            python = str(folder / "venv/bin/python")
+            if beside:
+                where = "import sysconfig; print(sysconfig.get_path('purelib'))"
+                own = subprocess.run([python, "-c", where], capture_output=True, text=True, check=True).stdout.strip()
+                seen = "".join(f"import site; site.addsitedir({path!r})\n" for path in beside)
+                Path(own, "beside.pth").write_text(seen, encoding="utf-8")
             wanted = [name + specifier for name, specifier in packages.items()]
-            pip = [str(folder / "venv/bin/python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-            _run([*pip, *wanted], folder)
-    return folder / "venv" / "bin" / "python"
+            _run([python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *wanted], folder)
+    return folder
 
 
 def sdk_source(version: str) -> Path:
