@@ -49,12 +49,17 @@ def loaded() -> Iterator[tuple[str, ...]]:
 
 
 @contextlib.contextmanager
-def served_over_http() -> Iterator[str]:
-    """The URL of the SDK's server as it is, on HTTP, for both eras."""
+def served_over_http(script: Path | None = None) -> Iterator[str]:
+    """The URL of the SDK's server as it is, on HTTP, for both eras; or of the server that `script` starts on a port."""
     port = free_port()
-    source = sdk_source(version("mcp")) / "examples/servers/everything-server"
-    start = f"import sys; sys.path.insert(0, {str(source)!r}); from mcp_everything_server.server import main; main()"
-    command = [sys.executable, "-W", "ignore", "-c", start, "--port", str(port), "--log-level", "ERROR"]
+    if script is None:
+        source = sdk_source(version("mcp")) / "examples/servers/everything-server"
+        start = (
+            f"import sys; sys.path.insert(0, {str(source)!r}); from mcp_everything_server.server import main; main()"
+        )
+        command = [sys.executable, "-W", "ignore", "-c", start, "--port", str(port), "--log-level", "ERROR"]
+    else:
+        command = [sys.executable, str(script), str(port)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         deadline = time.monotonic() + 30

@@ -1,0 +1,97 @@
+"""The client scenarios of the official suite: the SDK's client, the gateway, and the suite's server.
+
+The scenarios judge the client by what the suite's server receives. Each is run without a gateway and through one, and
+what passes alone must pass through the gateway. The scenarios `auth/` are left out: their client authorizes itself at
+the suite's server, while a client of the gateway authorizes itself at the gateway, which never passes a client's token
+on.
+"""
+
+import os
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from tests.conformance.official import Check, checks_in, suite
+from tests.conformance.result import Result
+from tests.tools.obtain import sdk_source
+
+__all__ = ["RUNS", "ClientRun", "compared"]
+
+ROOT = Path(__file__).parents[2]
+CLIENT = ".github/actions/conformance/client.py"
+LEFT_OUT = "auth/"
+AT_ONCE = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientRun:
+    """`revision` is that of the suite's server, and of the client too unless `client` is another."""
+
+    revision: str
+    client: str = ""
+
+    @property
+    def name(self) -> str:
+        return f"client {self.client or self.revision}" + (f" server {self.revision}" if self.client else "")
+
+
+RUNS = (
+    ClientRun(revision="2025-11-25"),
+    ClientRun(revision="2026-07-28"),
+    ClientRun(revision="2026-07-28", client="2025-11-25"),
+    ClientRun(revision="2025-11-25", client="2026-07-28"),
+)
+
+
+def compared(run: ClientRun, expected: Mapping[str, Any]) -> Result:
+    """What passes without a gateway and not through it; `expected`: scenario → check → its status and the reason."""
+    client = str(sdk_source(version("mcp")) / CLIENT)
+    alone, _ = _checks(run, (client,))
+    through, output = _checks(run, ("-m", "tests.conformance.client_through", client, *filter(None, (run.client,))))
+    reached = {(check.scenario, check.id): check for check in through}
+    found: list[str] = []
+    met = 0
+    for check in alone:
+        now = reached.get((check.scenario, check.id))
+        status, message = (now.status, now.message) if now else ("not reported", "")
+        wanted = expected.get(check.scenario, {}).get(check.id, {}).get("status", check.status)
+        met += status == check.status
+        if status != wanted:
+            found.append(f"{check.scenario}: {check.id}: {status}, {wanted} expected: {message}")
+    reasons = (
+        f"{scenario}: {name}: {entry['status']}: {entry['reason']}"
+        for scenario, group in expected.items()
+        for name, entry in group.items()
+    )
+    summary = f"{met} of {len(alone)} checks as without a gateway"
+    return Result(summary=summary, expected=tuple(reasons), found=tuple(found), output=output)
+
+
+def _checks(run: ClientRun, command: Sequence[str]) -> tuple[list[Check], str]:
+    """The checks of all scenarios, each once, and what the suite printed."""
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(max_workers=AT_ONCE) as pool:
+        typed = " ".join((sys.executable, *command))
+        path = f"PYTHONPATH={ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+
+        def one(scenario: str) -> str:
+            to = ("--spec-version", run.revision, "--timeout", "60000", "--output-dir", folder)
+            return suite(["client", "--command", f"env {path} {typed}", "--scenario", scenario, *to])
+
+        output = "\n".join(pool.map(one, _scenarios(run.revision)))
+        worst: dict[tuple[str, str], Check] = {}
+        for check in checks_in(Path(folder)):  # an id may occur several times in a scenario: what fails counts
+            key = (check.scenario, check.id)
+            if key not in worst or worst[key].status == "SUCCESS":
+                worst[key] = check
+        return list(worst.values()), output
+
+
+def _scenarios(revision: str) -> list[str]:
+    listed = suite(["list", "--requirements", revision]).partition("Client scenarios")[2]
+    names = [line.split()[1] for line in listed.splitlines() if line.strip().startswith("- ")]
+    return [name for name in names if not name.startswith(LEFT_OUT)]

@@ -1,0 +1,79 @@
+"""What `make conformance` counts as expected."""
+
+import asyncio
+import json
+import sys
+from typing import Any
+
+import pytest
+
+from tests.conformance.interaction import DIFFERENCES, unexpected
+from tests.conformance.official import Check, differences
+from tests.conformance.run import EXPECTED, runs
+from tests.conformance.servers import TASKS_SERVER
+from tests.requirements import requirement
+
+pytestmark = pytest.mark.anyio
+
+PASSES = Check(scenario="tools-list", id="listed", status="SUCCESS", message="")
+FAILS = Check(scenario="tools-list", id="listed", status="FAILURE", message="nothing listed")
+ENTRY = {"tools-list": {"listed": {"status": "FAILURE", "reason": "why"}}}
+
+
+@pytest.mark.parametrize(
+    ("checks", "passes", "expected", "found"),
+    [
+        ([PASSES], 1, {}, []),
+        ([FAILS], 0, ENTRY, []),
+        ([FAILS], 0, {}, ["tools-list: listed: FAILURE, SUCCESS expected: nothing listed"]),
+        ([PASSES], 1, ENTRY, ["tools-list: listed: SUCCESS, FAILURE expected: "]),
+        ([], 0, ENTRY, ["tools-list: listed: not reported"]),
+        ([PASSES], 2, {}, ["1 checks passed, 2 expected"]),
+    ],
+)
+@requirement("ext.conformance")
+def test_a_check_differs_in_either_direction(
+    checks: list[Check], passes: int, expected: dict[str, dict[str, dict[str, str]]], found: list[str]
+) -> None:
+    assert list(differences(checks, passes, expected)) == found
+
+
+@requirement("ext.conformance")
+def test_a_test_of_the_sdk_differs_in_either_direction() -> None:
+    groups = [{"tests": ["a.py::fails", "a.py::partly[x]", "a.py::gone"]}]
+    outcomes = {"a.py::fails[x]": False, "a.py::fails[y]": True, "a.py::partly[x]": False, "a.py::partly[y]": False}
+    assert list(unexpected(outcomes, groups)) == [
+        "a.py::fails[y]: passed, and is expected to fail",
+        "a.py::partly[y]: failed",
+        "a.py::gone: expected to fail, and has not run",
+    ]
+
+
+@requirement("ext.conformance")
+def test_every_expected_difference_has_a_reason_and_a_run() -> None:
+    assert EXPECTED.keys() <= {name for name, _ in runs()}
+    entries = [entry for run in EXPECTED.values() for scenario in run.values() for entry in scenario.values()]
+    assert all(entry["status"] != "SUCCESS" and len(entry["reason"]) > 20 for entry in entries)
+    assert all(group["tests"] and len(group["reason"]) > 20 for group in DIFFERENCES)
+
+
+async def test_the_server_of_the_tasks_scenarios_answers_while_a_call_runs() -> None:
+    """A stdio server that reads the next request only after its answer could not be cancelled."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, str(TASKS_SERVER), stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+    )
+    assert process.stdin is not None and process.stdout is not None
+    meta: dict[str, Any] = {
+        "io.modelcontextprotocol/protocolVersion": "2026-07-28",
+        "io.modelcontextprotocol/clientCapabilities": {},
+    }
+    try:
+        for number, name in enumerate(("slow_compute", "greet")):
+            params = {"name": name, "arguments": {"seconds": 60}, "_meta": meta}
+            call = {"jsonrpc": "2.0", "id": number, "method": "tools/call", "params": params}
+            process.stdin.write(json.dumps(call).encode() + b"\n")
+        async with asyncio.timeout(30):
+            assert json.loads(await process.stdout.readline())["id"] == 1
+    finally:
+        process.kill()
+        await process.wait()
