@@ -14,6 +14,7 @@ import msgspec
 from gateway.calls.deadlines import Deadlines
 from gateway.calls.exchange_state import ANSWER, ASKING, OVER, QUEUED, SEND, ExchangeEvent, ExchangeLife
 from gateway.calls.link_source import LinkSession
+from gateway.calls.listening import Listening
 from gateway.calls.observed import Observed
 from gateway.calls.readdressed import readdressed
 from gateway.calls.result_outcome import outcome_of
@@ -119,7 +120,7 @@ class ExchangeConversation(AskingServer, Protocol):
         ...
 
 
-class Exchange(ExchangeLife, Observed, WireUse):
+class Exchange(ExchangeLife, Observed, WireUse, Listening):
     """A client's request on its way through one conversation.
 
     `number` is its id on the upstream's side, where ids of many clients must not collide. It is the progress token and
@@ -183,11 +184,6 @@ class Exchange(ExchangeLife, Observed, WireUse):
         if was_suspended:
             self.done()  # no wire uses it
         return True
-
-    @property
-    def is_subscription(self) -> bool:
-        """Whether it is a stream of notifications that stays open (MCP 2026-07-28, `subscriptions/listen`)."""
-        return self.method == "subscriptions/listen"
 
     def move_to(self, live: ExchangeSession) -> None:
         """Continue in another session, which is in use until the wire is done with this exchange."""

@@ -224,12 +224,13 @@ def _end_subscription(conversation: Conversation, params: Object) -> None:
 
 
 def _relay_subscribed(conversation: Conversation, method: str, params: Object) -> bool:
-    """Pass on a notification of a subscription, under the client's own subscription id. False for any other message."""
+    """Pass on a notification of a subscription, under the client's own subscription id. False for any other message.
+    What the client has not subscribed to is left out (MCP 2026-07-28, Subscriptions §Opening a Stream)."""
     meta = meta_of(params)
     if SUBSCRIPTION_ID not in meta:
         return False
     number = decode_id(meta[SUBSCRIPTION_ID])
     exchange = conversation.calls.sent.get(number) if isinstance(number, int) else None
-    if exchange is not None:
+    if exchange is not None and exchange.listens_for(method):
         exchange.emit(encode_notification(method, splice(encode(tagged(params, exchange.client_id)))))
     return True

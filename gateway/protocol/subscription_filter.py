@@ -63,6 +63,12 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
         row = CHANGES[method]
         return row.flag in self.kinds if row.flag else uri in self.uris
 
+    def may_have(self, method: str) -> bool:
+        """Whether a notification may be part of the subscription. A resource below one that was named counts too (MCP,
+        `ResourceUpdatedNotification`), and so do notifications of extensions."""
+        row = CHANGES.get(method)
+        return row is None or (row.flag in self.kinds if row.flag else bool(self.uris))
+
     def as_notifications(self) -> dict[str, Any]:
         """As the wire has it."""
         wanted: dict[str, Any] = dict.fromkeys(sorted(self.kinds), True)

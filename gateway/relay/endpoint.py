@@ -12,6 +12,7 @@ from gateway.protocol.handshake import handshake_of, merge_discoveries, merge_ha
 from gateway.protocol.listing import Called, Tools
 from gateway.protocol.methods import LISTS, METHODS, REPEATABLE
 from gateway.protocol.params import text_of
+from gateway.protocol.subscription_filter import Filter
 from gateway.relay.aggregation import Aggregation
 from gateway.relay.dispatch import Dispatch
 from gateway.relay.extensions import ExtensionRelay
@@ -154,6 +155,8 @@ class Endpoint:
             owner = None if only is not None else self._aggregation.resources.lister
             await listen(seen.values(), call, None if only is not None else self._late, owner)
         elif only is not None and only.name in seen:
+            if call.exchange.is_subscription:
+                call.exchange.listen_for(Filter.of(call.params))
             await self._dispatch.send(only, call)
         elif call.server:
             await self._dispatch.send(seen[call.server], call)

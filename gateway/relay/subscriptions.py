@@ -166,6 +166,7 @@ class _ServerSubscriptions:
         part = self._wanted(upstream).honoured(await upstream.capabilities())
         if part:
             child, caller = child_of(self._exchange, self._child_ended), self._exchange.caller
+            child.listen_for(part)
             self._children.append(child)
             try:
                 await conversation.start(child, _params(part), caller.meta("") if caller else {})

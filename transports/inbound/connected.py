@@ -6,7 +6,7 @@ The gateway's own stdin and stdout (MCP 2025-11-25 and 2026-07-28, Transports §
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Container
 from typing import Final
 
 import msgspec
@@ -22,6 +22,7 @@ from transports.jsonrpc import (
     decode_object,
     encode,
     encode_error,
+    encode_notification,
     encode_request,
     encode_result,
     parse,
@@ -37,6 +38,8 @@ logger = logging.getLogger(__name__)
 
 _LATEST: Final = "2025-11-25"
 _CANCELLED: Final = "notifications/cancelled"
+_CANCEL_S: Final = 1.0
+"""How long a modern call may take to be cancelled at its server."""
 
 
 class Connected:
@@ -69,6 +72,7 @@ class Connected:
         self._version = _LATEST
         self._modern_version = ""  # that the last modern message named
         self._calls: dict[object, tuple[Reply, asyncio.Task[None]]] = {}
+        self._starting: set[object] = set()  # ids of modern calls that are not sent yet, and not cancelled
         self._cancelled: set[object] = set()  # ids of legacy calls whose answer the client does not want
         self._tasks = Tasks("client connection")
         self._stream: Reply | None = None
@@ -132,6 +136,7 @@ class Connected:
         self._modern_version = version
         headers = {**self._headers, **_modern_headers(str(message.method), version, params)}
         if message.is_request:
+            self._starting.add(message.id)
             self._tasks.spawn(self._modern_call(message, line, headers, self._last_post))
         elif message.method == _CANCELLED:
             self._cancel_modern(message)
@@ -157,13 +162,18 @@ class Connected:
             # The first call opens the session of this connection. Calls that arrive meanwhile wait for it.
             async with self._opening:
                 reply = self._begin_modern(message, line, headers)
-                if not self._token:
+                if reply is not None and not self._token:
                     await self._learn_token(reply)
         else:
             reply = self._begin_modern(message, line, headers)
-        await self._answer(message, reply)
+        if reply is not None:
+            await self._answer(message, reply)
 
-    def _begin_modern(self, message: Message, line: bytes, headers: dict[str, str]) -> Reply:
+    def _begin_modern(self, message: Message, line: bytes, headers: dict[str, str]) -> Reply | None:
+        """Send a call; None if it is cancelled already."""
+        if message.id not in self._starting:
+            return None
+        self._starting.discard(message.id)
         carried = {"mcp-gateway-session": self._token} if self._token else {}
         reply = self._ask("POST", {**headers, **carried}, line)
         task = asyncio.current_task()
@@ -205,12 +215,15 @@ class Connected:
             self._tasks.spawn(self._pass_on(self._stream))
 
     def _cancel_modern(self, message: Message) -> bool:
-        """Cancel a modern call by closing its request. True if the notification named one."""
-        call = self._calls.get(_cancelled_id(message))
-        if call is None or self._session:
+        """Cancel a modern call by closing its request. True if the notification is about modern calls; one that names
+        no call is ignored (MCP 2026-07-28, Cancellation §Error Handling)."""
+        if self._session:
             return False
-        self._tasks.spawn(call[0].leave())
-        return True
+        cancelled = _cancelled_id(message)
+        self._starting.discard(cancelled)
+        if (call := self._calls.get(cancelled)) is not None:
+            self._tasks.spawn(call[0].leave(_CANCEL_S))
+        return call is not None or bool(self._modern_version)
 
     async def _initialize(self, message: Message, line: bytes) -> None:
         """Open a session, or resume the one that `token` names."""
@@ -239,10 +252,8 @@ class Connected:
 
     async def _open(self) -> None:
         """Open a session for a client that does not begin with `initialize`."""
-        info = {"name": "stdio", "version": "0"}
-        params = encode({"protocolVersion": _LATEST, "capabilities": {}, "clientInfo": info})
         headers = {**self._headers, **({"mcp-session-id": self._token} if self._token else {})}
-        reply = self._ask("POST", headers, encode_request(0, "initialize", params))
+        reply = self._ask("POST", headers, _first_request())
         async for _ in reply.frames():
             self._session = reply.headers.get("mcp-session-id", "")
 
@@ -258,17 +269,8 @@ class Connected:
         self._cancelled.discard(request_id)
 
     async def _answer(self, message: Message, reply: Reply) -> None:
-        answered = False
         await self._learn_token(reply)
-        async for frame in reply.frames():
-            is_answer = parse(frame).is_response
-            answered = answered or is_answer
-            # A cancelled request has no response (MCP 2025-11-25, Cancellation). Over HTTP its POST needs one.
-            if not (is_answer and message.id in self._cancelled):
-                await self._write(splice(frame))
-        if not answered and reply.status not in (0, 200):
-            reason = f"The gateway answered {reply.status}."
-            await self._write(encode_error(encode(message.id), {"code": INTERNAL_ERROR, "message": reason}))
+        await _write_answer(message, reply, self._write, self._cancelled)
 
     async def _pass_on(self, reply: Reply) -> None:
         async for frame in reply.frames():
@@ -317,3 +319,37 @@ def _with_token(result: msgspec.Raw, key: str, token: str) -> bytes:
     meta = decode_object(found.get("_meta", b"{}"), "_meta")
     meta[key] = msgspec.Raw(encode(token))
     return encode(found | {"_meta": msgspec.Raw(encode(meta))})
+
+
+async def _write_answer(
+    message: Message, reply: Reply, write: Callable[[bytes], Awaitable[None]], cancelled: Container[object]
+) -> None:
+    """Write the messages of the response to a request. `cancelled` has ids of legacy requests whose answer the client
+    does not want."""
+    answered = False
+    async for frame in reply.frames():
+        answer = parse(frame)
+        answered = answered or answer.is_response
+        # A cancelled request has no response (MCP 2025-11-25, Cancellation). Over HTTP its POST needs one.
+        if not (answer.is_response and message.id in cancelled):
+            await write(splice(frame))
+        if message.method == "subscriptions/listen" and isinstance(answer.result, msgspec.Raw):
+            await write(_ended(message.id))
+    if not answered and reply.status not in (0, 200):
+        reason = f"The gateway answered {reply.status}."
+        await write(encode_error(encode(message.id), {"code": INTERNAL_ERROR, "message": reason}))
+
+
+def _first_request() -> bytes:
+    """The `initialize` of a client that sends none."""
+    info = {"name": "stdio", "version": "0"}
+    return encode_request(0, "initialize", encode({"protocolVersion": _LATEST, "capabilities": {}, "clientInfo": info}))
+
+
+def _ended(request_id: object) -> bytes:
+    """What follows the result of a subscription that the server side has ended (MCP 2026-07-28, Cancellation).
+
+    The result comes first and tells of a graceful end. To SDK clients a cancellation before it is a lost stream.
+    """
+    params = {"requestId": request_id, "reason": "the subscription has ended"}
+    return encode_notification(_CANCELLED, encode(params))

@@ -42,7 +42,7 @@ class Reply:
             self.status = event["status"]
             self.headers = {name.decode(): value.decode("latin-1") for name, value in event["headers"]}
             self._begun.set()
-        elif event.get("body"):
+        elif event.get("body") and not self._left.is_set():
             await self._parts.put(event["body"])
 
     async def begun(self) -> None:
@@ -65,10 +65,13 @@ class Reply:
         if body:
             yield body
 
-    async def leave(self) -> None:
-        """Cancel the request, as a client does that closes its connection."""
+    async def leave(self, wait_s: float = 0.0) -> None:
+        """Cancel the request, as a client does that closes its connection. Nothing of the response is passed on any
+        more. `wait_s` is how long the app may take to notice, and to cancel what it does for the request."""
         self._left.set()
         if self._work is not None:
+            if wait_s:
+                await asyncio.wait((self._work,), timeout=wait_s)
             self._work.cancel()
             await asyncio.gather(self._work, return_exceptions=True)
 
