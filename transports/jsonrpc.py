@@ -5,6 +5,8 @@ re-encoded value by value, so numbers, key order and unknown fields survive exac
 """
 
 import json
+import math
+import sys
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -23,6 +25,7 @@ __all__ = [
     "Message",
     "Object",
     "RequestId",
+    "decode_exact",
     "decode_id",
     "decode_object",
     "encode",
@@ -48,6 +51,9 @@ MISSING_CAPABILITY: Final = -32021
 UNSUPPORTED_VERSION: Final = -32022
 
 UNSET = msgspec.UNSET
+
+_MAX_DIGITS: Final = 300
+"""Digits that are read as an integer."""
 
 RequestId = int | str
 Object = dict[str, msgspec.Raw]
@@ -113,6 +119,41 @@ def decode_id(raw: msgspec.Raw) -> Any:
     except (msgspec.MsgspecError, RecursionError):
         return None  # 1e400, or nested too deep
     return value if isinstance(value, int | str) and not isinstance(value, bool) else None
+
+
+MAX_EXACT_BYTES: Final = 256 << 10
+"""Larger values with a number that no float holds are refused: they are decoded ten times as slowly as others."""
+
+
+def decode_exact(raw: msgspec.Raw | bytes, *, bounded: bool = False) -> Any:
+    """Any JSON value, also with numbers that no float holds, such as 1e400. These stay as they are written, as
+    `msgspec.Raw`; with `bounded` they become the largest float of their sign, for whoever compares numbers.
+
+    Raises:
+        msgspec.MsgspecError: the value is no JSON, or has such numbers and more than `MAX_EXACT_BYTES`.
+    """
+    try:
+        return msgspec.json.decode(raw)
+    except msgspec.ValidationError:
+        data = bytes(raw)
+        if len(data) > MAX_EXACT_BYTES:
+            raise
+
+    def number(text: str) -> Any:
+        value = float(text)
+        if math.isfinite(value):
+            return value
+        return math.copysign(sys.float_info.max, value) if bounded else msgspec.Raw(text.encode())
+
+    def integer(text: str) -> Any:
+        if len(text) <= _MAX_DIGITS:
+            return int(text)
+        return number(text) if bounded else msgspec.Raw(text.encode())
+
+    try:
+        return json.loads(data, parse_float=number, parse_int=integer)
+    except (ValueError, RecursionError) as error:
+        raise InvalidMessage(PARSE_ERROR, f"not valid JSON: {error}") from None
 
 
 def parse(data: bytes) -> Message:

@@ -17,7 +17,7 @@ from gateway.errors import bad_request_state
 from gateway.protocol.methods import METHODS
 from session_store import KeyRing, Principal, Purpose
 from session_store.tokens import is_canonical
-from transports.jsonrpc import Object, encode
+from transports.jsonrpc import Object, decode_exact, encode
 
 __all__ = [
     "Binding",
@@ -77,7 +77,7 @@ def request_digest(method: str, params: Object) -> str:
     """A digest of the method, of what the request names (a tool, a prompt, a URI) and of its arguments, whatever the
     order of their keys."""
     target = params.get(METHODS[method].named, b"null")
-    arguments = msgspec.json.decode(params.get("arguments", b"null"))
+    arguments = decode_exact(params.get("arguments", b"null"))
     canonical = method.encode() + b"\0" + bytes(target) + b"\0" + msgspec.json.encode(arguments, order="sorted")
     return hashlib.sha256(canonical).hexdigest()[:32]
 

@@ -83,8 +83,10 @@ class PolicySettings(Frozen):
     read_only: frozenset[Trust] = frozenset()
     """Trust levels whose sessions are read-only: tools whose operation is `write` or `eval` do not exist for them. Both
     levels make all sessions read-only."""
-    check_arguments: bool = True
-    """Check the arguments of a call against the tool's input schema before the call is sent to the server."""
+    check_arguments: Literal["lenient"] | bool = "lenient"
+    """Check the arguments of a call against the tool's input schema before the call is sent to the server. `lenient`
+    leaves it to the server to read a number or truth value that is written as text, and `null` for an argument that is
+    not required: many servers take them. `true` refuses these too, `false` checks nothing."""
     unusable_schemas: Literal["refuse", "allow"] = "refuse"
     """What to do with a tool whose input schema is invalid, too large, or refers to other documents (which are never
     fetched). `refuse`: the tool is neither listed nor called. `allow`: it is called without a check."""
@@ -138,4 +140,4 @@ class PolicySettings(Frozen):
     @property
     def hides_unusable(self) -> bool:
         """Whether tools with unusable schemas are hidden. Where no arguments are checked, no schema is needed."""
-        return self.check_arguments and self.unusable_schemas == "refuse"
+        return bool(self.check_arguments) and self.unusable_schemas == "refuse"

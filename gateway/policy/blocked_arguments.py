@@ -2,10 +2,11 @@
 
 Pure. Every string is searched, keys and values, as the server reads it. A string is searched once more in its normal
 form: NFKC, without invisible characters, and with every kind of space as U+0020. Numbers, `true` and `false` are
-searched as JSON writes them.
+searched as JSON writes them, also if a string spells them: many servers read "3" as 3.
 """
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from gateway.protocol.normal_form import TooManyMarks, normal
@@ -16,6 +17,10 @@ MOST_TEXTS: Final = 20_000
 """Strings and numbers of one call. A search of so many takes 0.1 s."""
 MOST_FOREIGN: Final = 128 << 10
 """Characters of strings that are not ASCII. NFKC takes 0.1 s for so many, and 0.5 s in the worst case."""
+_MOST_SPELLED: Final = 4_300
+"""Characters of a string that a server may read as a number: Python's limit for the digits of an integer."""
+_BEGINS: Final = frozenset("+-.0123456789tTfF")
+_READS: Final[tuple[Callable[[str], float], ...]] = (int, float, functools.partial(int, base=0))
 _EXPANDING: Final = (("\ufdfa", 18), ("\ufdfb", 8))
 """Characters that NFKC expands to more than four, and how many these become."""
 _INVISIBLE: Final = (
@@ -91,6 +96,7 @@ def _texts(arguments: Any) -> Iterator[str]:
         value = waiting.pop()
         if isinstance(value, str):
             yield value
+            yield from _spelled(value)
         elif isinstance(value, dict):
             yield from value
             waiting.extend(value.values())
@@ -98,12 +104,35 @@ def _texts(arguments: Any) -> Iterator[str]:
             waiting.extend(value)
         elif isinstance(value, bool):
             yield "true" if value else "false"
-        elif isinstance(value, int):
-            yield _digits(value)
-        elif isinstance(value, float):
-            yield repr(value)
-            if value.is_integer():
-                yield _digits(int(value))
+        elif isinstance(value, int | float):
+            yield from _number(value)
+
+
+def _number(value: float) -> Iterator[str]:
+    """An integer or a float, as text."""
+    if isinstance(value, int):
+        yield _digits(value)
+    else:
+        yield repr(value)
+        if value.is_integer():
+            yield _digits(int(value))
+
+
+def _spelled(text: str) -> Iterator[str]:
+    """The number or truth value that a server may read from a string, as text. The rules are Python's and JavaScript's,
+    which take more than JSON: spaces, signs, leading zeros, `1_000`, `0x10`, `True`."""
+    plain = text.strip() if len(text) <= _MOST_SPELLED else ""
+    if not plain or (plain.isascii() and plain[0] not in _BEGINS):
+        return
+    if plain.lower() in ("true", "false"):
+        yield plain.lower()
+    for read in _READS:
+        try:
+            texts = list(_number(read(plain)))
+        except (ValueError, OverflowError):
+            continue
+        yield from (each for each in texts if each != text)
+        return
 
 
 def _digits(number: int) -> str:

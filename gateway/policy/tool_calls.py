@@ -19,7 +19,7 @@ from gateway.protocol.schemas import HELD_BYTES, Schema, Schemas, UnusableSchema
 from session_store import Context, Session
 from session_store.metadata import scrubbed
 from session_store.session import redact
-from transports.jsonrpc import Object, encode
+from transports.jsonrpc import Object, decode_exact, encode
 from transports.mirrored_headers import annotation_fault
 
 __all__ = ["MAX_LOGGED_NAME", "Note", "Steps", "ToolCalls"]
@@ -134,7 +134,10 @@ class ToolCalls:
 
     def _steps(self, decision: Decision, tools: Tools, session: Session, params: Object, note: Note) -> Steps:
         raw = params.get("arguments", msgspec.Raw(b"{}"))
-        arguments = msgspec.json.decode(raw)
+        try:
+            arguments, holds = msgspec.json.decode(raw), True
+        except msgspec.ValidationError:
+            arguments, holds = decode_exact(raw), False  # a number that no float holds: the server gets it as it is
         yield
         if decision.bind:
             arguments = self._bound(decision, tools, session, arguments, note)
@@ -145,9 +148,13 @@ class ToolCalls:
             params = params | {"arguments": msgspec.Raw(seen)}
         yield
         if decision.blocked:
+            if not holds:
+                problem = "they cannot be checked: a number is too large"
+                raise invalid_arguments(decision.tool, "arguments", problem, "blocked")
             _refuse_blocked(decision.tool, decision, arguments)
             yield
         if self._checks:
+            arguments = arguments if holds else decode_exact(seen, bounded=True)
             self._check(tools.schemas.get(decision.tool), decision.tool, arguments, seen)
         return params
 
@@ -180,7 +187,7 @@ class ToolCalls:
             if self._hides_unusable:
                 raise unusable_tool(name, str(fault)) from None
             return
-        problem = checker.problem(arguments, raw)
+        problem = checker.problem(arguments, raw, lenient=self._checks == "lenient")
         if problem is not None:
             raise invalid_arguments(name, *problem) if isinstance(arguments, dict) else malformed_arguments()
 

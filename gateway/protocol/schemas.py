@@ -8,13 +8,15 @@ because no engine runs it in linear time. The rest of its schema is checked.
 
 import hashlib
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any, Final
 
 import jsonschema_rs
 import msgspec
 from cachetools import LRUCache
 
-from transports.jsonrpc import encode
+from gateway.protocol.lenient import read_leniently
+from transports.jsonrpc import decode_exact, encode
 
 __all__ = ["HELD_BYTES", "Checker", "Problem", "Schema", "Schemas", "UnusableSchema"]
 
@@ -36,6 +38,8 @@ MOST_SCANNED: Final = 32 << 20
 """Patterns times the bytes of the arguments."""
 HELD_BYTES: Final = 128 << 20
 """Bytes of all compiled schemas. Those of one list may take half of it, or each list would compile them again."""
+_READINGS: Final = 2
+"""How often errors are looked for lenient readings: one reading can show another error."""
 _MOST_CHARS: Final = 300
 _MOST_PATH: Final = 20
 
@@ -187,8 +191,9 @@ class Checker:
         self.unchecked = tuple(weight.unchecked)
         self._validator = _compiled(schema)
 
-    def problem(self, arguments: Any, raw: bytes) -> Problem | None:
-        """The first violation of the schema; None if there is none. `raw` is the JSON of the arguments."""
+    def problem(self, arguments: Any, raw: bytes, *, lenient: bool = False) -> Problem | None:
+        """The first violation of the schema; None if there is none. `raw` is the JSON of the arguments. If `lenient`,
+        what servers commonly read as the schema says is no violation (`gateway.protocol.lenient`)."""
         parts = len(raw) // 2 + 1
         if parts * self._visits > MOST_COST:
             parts = _few(arguments) or 1 + sum(map(raw.count, (b",", b"[", b"{")))
@@ -202,11 +207,26 @@ class Checker:
                 return None
             if self._cycles or parts * self._visits > MOST_REPORTED:
                 return "arguments", "they are not what the tool's schema says"
-            error = next(iter(self._validator.iter_errors(arguments)))
+            error = (
+                self._error_left(decode_exact(raw, bounded=True))
+                if lenient
+                else next(self._validator.iter_errors(arguments))
+            )
+            if error is None:
+                return None
         except (ValueError, RecursionError) as fault:
             return "arguments", f"they cannot be checked: {str(fault)[:_MOST_CHARS]}"
         path = [f"[{part}]" if isinstance(part, int) else f".{part}" for part in error.instance_path]
         return f"arguments{''.join(path[:_MOST_PATH])}"[:_MOST_CHARS], str(error.message)[:_MOST_CHARS]
+
+    def _error_left(self, arguments: Any) -> Any:
+        """The first error after the lenient readings, which change `arguments`; None if none is left."""
+        for _ in range(_READINGS):
+            errors = list(islice(self._validator.iter_errors(arguments), _FEW))
+            read = [read_leniently(arguments, error.instance_path, error.kind) for error in errors]
+            if not any(read):
+                break
+        return next(self._validator.iter_errors(arguments), None)
 
 
 def _compiled(schema: dict[str, Any]) -> Any:

@@ -112,7 +112,8 @@ def _name(kind: Any) -> str:
     if origin is Annotated:
         return " ".join([_name(inside[0]), *(word for meta in inside[1:] for word in _limits(meta))])
     if origin in (Union, UnionType):
-        return _name(next(part for part in inside if part is not NoneType))
+        parts = [part for part in inside if part is not NoneType]
+        return f"{_name(parts[0])} `true` `false`" if bool in parts[1:] else _name(parts[0])
     if origin is Literal:
         return " ".join(f"`{value}`" for value in inside)
     if origin in (tuple, frozenset, list):

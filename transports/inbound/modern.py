@@ -20,6 +20,7 @@ from transports.jsonrpc import (
     UNSUPPORTED_VERSION,
     Message,
     Object,
+    decode_exact,
 )
 from transports.mirrored_headers import PREFIX, decode_value, disagreement
 from transports.wire_methods import LOG_LEVELS, NAME_SOURCES, REMOVED
@@ -95,7 +96,7 @@ def check_notification(headers: Mapping[str, str]) -> None:
 def check_param_headers(params: Object, raw_headers: list[tuple[bytes, bytes]], schema: Any) -> None:
     """Raises `Refused` when an `Mcp-Param-*` header and the argument that it mirrors disagree."""
     _check_unique(raw_headers, lambda name: name.startswith(_ARGUMENT))
-    arguments = msgspec.json.decode(params.get("arguments", b"null"))
+    arguments = decode_exact(params.get("arguments", b"null"))
     headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in raw_headers}
     why = disagreement(schema, arguments if isinstance(arguments, dict) else {}, headers)
     if why is not None:

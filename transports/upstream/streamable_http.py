@@ -14,7 +14,7 @@ from typing import Any, Final
 import httpx2
 import msgspec
 
-from transports.jsonrpc import Message, Object, decode_id, parse
+from transports.jsonrpc import Message, Object, decode_exact, decode_id, parse
 from transports.mirrored_headers import argument_headers, encode_value
 from transports.sse import TooLarge
 from transports.tasks import Tasks
@@ -196,8 +196,8 @@ class HttpLink:
             headers["mcp-name"] = encode_value(str(msgspec.json.decode(params[source])))
         if method == "tools/call":
             schema = self._given.schemas().get(str(msgspec.json.decode(params.get("name", b'""'))))
-            arguments = msgspec.json.decode(params.get("arguments", b"{}"))
-            if schema is not None and isinstance(arguments, dict):
+            arguments = {} if schema is None else decode_exact(params.get("arguments", b"{}"))
+            if isinstance(arguments, dict):
                 headers |= argument_headers(schema, arguments)
         return headers
 

@@ -18,3 +18,14 @@ def test_any_arguments_can_be_looked_through(arguments: Any) -> None:
         contains(arguments, (expression("x", "y+"),))
     except TooMuchText as error:
         assert str(error)
+
+
+@requirement("pol.lenient")
+def test_a_string_that_spells_a_number_or_truth_value_is_searched_as_such() -> None:
+    def found(text: str, rule: str) -> bool:
+        return contains({"a": [text]}, (expression(rule),))
+
+    assert all(found(text, "^true$") for text in ("true", " True", "TRUE\n"))
+    assert found("1e3", "^1000$") and found("-0x10", "^-16$") and found("1_0.5", "^10\\.5$")
+    assert not found("0x" + "f" * 4_000, "^1$"), "more digits than a server reads, and no reason to refuse it"
+    assert not any(found(text, "^[0-9]+$") for text in ("", "-", "12 apples", "nan", "inf", "1" * 5_000 + "x", "1.5"))

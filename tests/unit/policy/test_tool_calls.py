@@ -1,6 +1,6 @@
 """What holds for a call of a tool: whether the tool is there, and what becomes of its arguments."""
 
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -27,8 +27,8 @@ TOOLS = Tools([{"name": "count", "inputSchema": SCHEMA}, {"name": "drop", "input
 CONTEXT = Context(trust="sandboxed", workspace="w")
 
 
-def tool_calls(**rules: ToolSettings) -> ToolCalls:
-    settings = PolicySettings()
+def tool_calls(check_arguments: Any = "lenient", **rules: ToolSettings) -> ToolCalls:
+    settings = PolicySettings(check_arguments=check_arguments)
     policy = Policy(settings, {"s": ServerPolicy(tools=rules)})
     return ToolCalls(policy, Audit(MemoryBackend().audit, lambda: 0.0), Schemas(), settings, FACTS)
 
@@ -50,7 +50,8 @@ def session() -> Session:
 
 def checked(calls: ToolCalls, tool: str, arguments: Any, notes: list[str] | None = None) -> Object:
     decision = calls.decide("s", TOOLS, CONTEXT, session(), tool)
-    params = {"name": msgspec.Raw(encode(tool)), "arguments": msgspec.Raw(encode(arguments))}
+    text = arguments if isinstance(arguments, bytes) else encode(arguments)
+    params = {"name": msgspec.Raw(encode(tool)), "arguments": msgspec.Raw(text)}
     noted = [] if notes is None else notes
     found = calls.checked(decision, TOOLS, session(), params, lambda name, value: noted.append(f"{name}: {value}"))
     return found if isinstance(found, dict) else at_once(found)
@@ -63,6 +64,54 @@ def test_good_arguments_pass_as_they_are() -> None:
 def test_arguments_are_checked_against_the_listed_schema() -> None:
     with pytest.raises(Refused, match="Invalid arguments"):
         checked(tool_calls(), "count", {"n": "one"})
+
+
+@requirement("pol.lenient")
+def test_a_number_in_text_is_left_to_the_server_unless_the_operator_wants_it_checked() -> None:
+    assert bytes(checked(tool_calls(), "count", {"n": "3"})["arguments"]) == b'{"n":"3"}', "as the client wrote it"
+    with pytest.raises(InvalidArguments, match='"3" is not of type "integer"'):
+        checked(tool_calls(check_arguments=True), "count", {"n": "3"})
+    assert bytes(checked(tool_calls(), "drop", {"where": None})["arguments"]) == b'{"where":null}'
+    with pytest.raises(InvalidArguments):
+        checked(tool_calls(), "count", {"n": None})  # it is required
+    for wrong in ("three", "3.5", "[3]", '"3"', "", "1e400"):
+        with pytest.raises(InvalidArguments):
+            checked(tool_calls(), "count", {"n": wrong})
+
+
+@requirement("pol.lenient")
+def test_a_number_that_no_float_holds_reaches_the_server_as_it_is() -> None:
+    for number in (b"1e400", b"-1E+400", b"9" * 5_000):
+        text = b'{"n":1,"more":[' + number + b"]}"
+        for calls in (tool_calls(), tool_calls(check_arguments=True), tool_calls(check_arguments=False)):
+            assert bytes(checked(calls, "count", text)["arguments"]) == text
+    assert bytes(checked(tool_calls(), "count", b'{"n":0, "n":1e400}')["arguments"]) == b'{"n":1e400}', (
+        "of two keys the last"
+    )
+    limited = Tools([{"name": "few", "inputSchema": {"properties": {"n": {"maximum": 5}}}}])
+    decision = tool_calls().decide("s", limited, CONTEXT, session(), "few")
+    params = {"arguments": msgspec.Raw(b'{"n":1e400}')}
+    with pytest.raises(InvalidArguments):
+        at_once(cast("Any", tool_calls().checked(decision, limited, session(), params, lambda *_: None)))
+    with pytest.raises(msgspec.ValidationError):
+        checked(tool_calls(), "count", b'{"n":1e400,"more":"' + b"x" * (256 << 10) + b'"}')
+
+
+@requirement("pol.lenient")
+@pytest.mark.parametrize(
+    "spelling",
+    [
+        *(b'"%s"' % text for text in (b"13", b"1_3", b" 13 ", b"+13", b"013", b"13.0", b"1.3e1", b"0xd", b"0b1101")),
+        *(b"13", b"13.0", b"1.3e1", '"\uff11\uff13"'.encode(), rb'"\u0031\u0033"', b"1e400", b'0, "where": 13'),
+    ],
+)
+def test_a_blocked_number_is_found_however_it_is_written(spelling: bytes) -> None:
+    for checks in ("lenient", False):
+        calls = tool_calls(check_arguments=checks, drop=ToolSettings(blocked=("^13$",)))
+        with pytest.raises(InvalidArguments) as caught:
+            checked(calls, "drop", b'{"where":' + spelling + b"}")
+        assert caught.value.fault == "blocked"
+        assert checked(calls, "drop", {"where": "130"})
 
 
 @requirement("pol.argument-results")

@@ -120,3 +120,12 @@ def test_any_schema_is_used_or_refused_and_any_arguments_are_judged(schema: Any,
         assert str(fault)
         return
     checker.problem(arguments, json.dumps(arguments).encode())
+
+
+@requirement("pol.lenient", "wall.decoded")
+def test_a_lenient_check_of_many_faults_takes_a_bounded_time() -> None:
+    checker = Schemas().checker(_schema({"properties": {"a": {"items": {"type": "integer"}}}}))
+    began = time.process_time()
+    for wrong in ({"a": ["1"] * 100_000}, {"a": ["1"] * 10_000}, {"a": [{"b": "x" * 100}] * 10_000}):
+        assert checker.problem(wrong, json.dumps(wrong).encode(), lenient=True) is not None
+    assert time.process_time() - began < 1
