@@ -12,12 +12,22 @@ import socket
 import struct
 from collections import Counter, deque
 from collections.abc import Callable, Hashable
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from transports.inbound.client_address import network_of
 from transports.inbound.limits import Limited, Limits, Refusals
 
-__all__ = ["Connection", "Connections", "Cycle", "Phase", "disconnect", "drop", "end_writing", "reset"]
+__all__ = [
+    "Connection",
+    "Connections",
+    "Cycle",
+    "CycleTransport",
+    "Leaving",
+    "Phase",
+    "disconnect",
+    "drop",
+    "reset",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +38,14 @@ _MOST_CUT_AT_ONCE: Final = 32
 
 _LEAVING_S: Final = 2.0
 """How long a client has to read the last response on a connection. Closing at once could lose it (RFC 9112 §9.6)."""
+
+
+_MOST_DROPPED: Final = 1 << 20
+"""Bytes that are still read and discarded after the last response. Then reading is paused, until the client has had
+`_LEAVING_S`."""
+
+_MOST_DROPPED_BODY: Final = 8 << 20
+"""As `_MOST_DROPPED`, of a body that was refused: its client may read no response before it has sent all."""
 
 
 class Phase(enum.Enum):
@@ -66,6 +84,51 @@ class Cycle(Protocol):
 
     disconnected: bool
     message_event: asyncio.Event
+
+
+class CycleTransport:
+    """The transport of a connection, as uvicorn's cycles get it. `close` decides how the connection ends after a
+    response: what uvicorn does there resets a connection on which the request is still arriving."""
+
+    def __init__(self, transport: asyncio.Transport, close: Callable[[], None]) -> None:
+        self._transport = transport
+        self.close = close
+        self.write = transport.write  # each response is written with it, without a step in between
+        self.is_closing = transport.is_closing
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+
+class Flow(Protocol):
+    """Whether a connection reads (uvicorn's `FlowControl`)."""
+
+    def pause_reading(self) -> None: ...
+    def resume_reading(self) -> None: ...
+
+
+class Leaving:
+    """The end of a connection after its last response. What its client still sends is discarded, within bounds."""
+
+    __slots__ = ("_may_drop", "has_begun")
+
+    def __init__(self) -> None:
+        self.has_begun = False
+        self._may_drop = _MOST_DROPPED
+
+    def begin(self, transport: asyncio.Transport, flow: Flow, *, in_body: bool = False) -> None:
+        """End this side of the connection. `in_body`: the body of a request is arriving that has its whole answer."""
+        self.has_begun = True
+        if in_body:
+            self._may_drop = _MOST_DROPPED_BODY
+        if (in_body and not transport.can_write_eof()) or end_writing(transport):
+            flow.resume_reading()
+
+    def drop(self, size: int, flow: Flow) -> None:
+        """Discard so many bytes. Before the end has begun, and beyond the bound, the client has to wait."""
+        self._may_drop -= size if self.has_begun else 0
+        if not self.has_begun or self._may_drop < 0:
+            flow.pause_reading()
 
 
 class _Seen:

@@ -4,8 +4,9 @@ The limits and the faults that end a connection are those of `HttpConnection`.
 """
 
 import asyncio
+import functools
 import logging
-from typing import Any, Final
+from typing import Any, Final, cast
 from urllib.parse import unquote
 
 import h11
@@ -13,7 +14,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-from transports.inbound.connections import Connections, Phase, disconnect, drop, reset
+from transports.inbound.connections import Connections, CycleTransport, Leaving, Phase, disconnect, drop, reset
 from transports.inbound.framing import BadRequest, plain_target
 from transports.inbound.http import Receive, Scope, Send
 from transports.inbound.limits import Limited
@@ -46,6 +47,7 @@ class H11Connection(H11Protocol):
         self.conn = h11.Connection(h11.SERVER, self._limits.head_bytes)
         self._heads = 0
         self._received = self._received_before = 0
+        self._leaving = Leaving()
 
     async def _checked(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._heads += 1
@@ -71,12 +73,27 @@ class H11Connection(H11Protocol):
 
     # -- the connection
 
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        own = CycleTransport(transport, functools.partial(self._close_after_response, transport))
+        super().connection_made(cast("asyncio.Transport", own))
+
+    def _close_after_response(self, transport: asyncio.Transport) -> None:
+        """As `HttpConnection` does it."""
+        cycle = self.cycle
+        if cycle is None or not cycle.response_complete or self.conn.their_state is not h11.SEND_BODY:
+            transport.close()
+            return
+        self._leaving.begin(transport, self.flow, in_body=True)
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._others.leave(self)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
+            return
+        if self._leaving.has_begun:
+            self._leaving.drop(len(data), self.flow)
             return
         self._received += len(data)
         super().data_received(data)
@@ -108,6 +125,8 @@ class H11Connection(H11Protocol):
 
     def standing(self) -> tuple[Phase, int]:
         theirs = self.conn.their_state
+        if self._leaving.has_begun:
+            return Phase.LEAVING, 0
         if self.flow.read_paused:
             return Phase.BUSY, 0
         if theirs is h11.SEND_BODY:
@@ -122,8 +141,9 @@ class H11Connection(H11Protocol):
         return self.transport.get_write_buffer_size()
 
     def cut(self, kind: Limited | None) -> None:
-        if kind is Limited.WRITE_TIME:
-            self._others.refusals[kind] += 1
+        if kind is Limited.WRITE_TIME or self._leaving.has_begun:
+            if kind is not None:
+                self._others.refusals[kind] += 1
             reset(self.transport)
         elif kind is None:
             self.transport.close()

@@ -13,7 +13,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from transports.inbound.connections import Connections, Phase, disconnect, drop, end_writing, reset
+from transports.inbound.connections import Connections, CycleTransport, Leaving, Phase, disconnect, drop, reset
 from transports.inbound.framing import BadRequest, plain_target
 from transports.inbound.h11_connection import H11Connection
 from transports.inbound.head_bytes import HeadBytes
@@ -23,9 +23,6 @@ __all__ = ["HttpConnection", "http_connections"]
 
 _PROGRESS_BITS: Final = 16
 """A body counts as progressing with each 64 KiB."""
-
-_MOST_DROPPED: Final = 1 << 20
-"""Bytes that are still read and discarded after the last response, before the connection is aborted."""
 
 
 class _Unusual(Exception):
@@ -57,8 +54,8 @@ class HttpConnection(HttpToolsProtocol):
         self._fault: Exception | None = None
         self._last_words: bytes | None = None
         """A last response, written after those in progress; then the connection ends. Once set, nothing is read."""
-        self._is_leaving = False
-        self._dropped = 0
+        self._of_cycles: asyncio.Transport
+        self._leaving = Leaving()
         # The message that is being read.
         self._in_head = self._in_body = False
         self._heads = 0
@@ -70,10 +67,10 @@ class HttpConnection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(cast("asyncio.Transport", transport))
+        self._of_cycles = cast("asyncio.Transport", CycleTransport(self.transport, self._close_after_response))
         refused = self._others.enter(self, self.client[0] if self.client else "", place=self._place)
         if refused is not None:
             # Nobody checks the deadlines of this connection, so it must not wait for the client to read.
-            self._is_leaving = True
             self.transport.write(BadRequest(503, "Too many connections.", refused).response())
             self.transport.close()
 
@@ -86,8 +83,8 @@ class HttpConnection(HttpToolsProtocol):
         self.pipeline.clear()
 
     def data_received(self, data: bytes) -> None:
-        if self._last_words is not None or self._is_leaving or self.transport.is_closing():
-            self._drop(data)
+        if self._last_words is not None or self._leaving.has_begun or self.transport.is_closing():
+            self._leaving.drop(len(data), self.flow)
             return
         self._head.arrive(len(data), between_messages=not (self._in_head or self._in_body))
         was_in_body, body_bytes = self._in_body, self._body_bytes
@@ -105,13 +102,6 @@ class HttpConnection(HttpToolsProtocol):
                     self._refuse(_too_long(self._limits.head_bytes))
             elif self._in_body:
                 self._look_at_body(len(data) if was_in_body and self._body_bytes == body_bytes else 0)
-
-    def _drop(self, data: bytes) -> None:
-        self._dropped += len(data)
-        if self._is_leaving and self._dropped > _MOST_DROPPED:
-            self.transport.abort()
-        elif not self._is_leaving:
-            self.flow.pause_reading()
 
     # -- the message that is being read
 
@@ -179,6 +169,7 @@ class HttpConnection(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
+        cycle.transport = self._of_cycles
         super()._start_asgi_task(cycle, app)
 
     def _is_answering(self) -> bool:
@@ -197,6 +188,13 @@ class HttpConnection(HttpToolsProtocol):
             self.flow.resume_reading()
 
     # -- the end
+
+    def _close_after_response(self) -> None:
+        """As a cycle wants it. While its request arrives, a reset could precede the response (RFC 9112 §9.6)."""
+        if self._in_body and self.cycle is self._running and self.cycle.response_complete:
+            self._leave(b"", in_body=True)
+        else:
+            self.transport.close()
 
     def _end_at(self, fault: Exception | None, data: bytes) -> None:
         """The parser stopped at `data`."""
@@ -244,22 +242,20 @@ class HttpConnection(HttpToolsProtocol):
         else:
             self._leave(fault.response())
 
-    def _leave(self, answer: bytes) -> None:
-        """Write a last response and end this side of the connection."""
-        self._is_leaving = True
+    def _leave(self, answer: bytes, *, in_body: bool = False) -> None:
+        """Write a last response and end this side of the connection. `in_body` is that of `Leaving.begin`."""
         self._in_head = self._in_body = False
         for cycle in (self._running, self.cycle):
             if cycle is not None:
                 cycle.waiting_for_100_continue = False  # else an app that reads more would write behind the last answer
         if answer:
             self.transport.write(answer)
-        if end_writing(self.transport):
-            self.flow.resume_reading()
+        self._leaving.begin(self.transport, self.flow, in_body=in_body)
 
     # -- for `Connections`
 
     def standing(self) -> tuple[Phase, int]:
-        if self._is_leaving:
+        if self._leaving.has_begun:
             return Phase.LEAVING, 0
         if self.flow.read_paused or self._last_words is not None:
             return Phase.BUSY, 0
@@ -273,7 +269,7 @@ class HttpConnection(HttpToolsProtocol):
         return self.transport.get_write_buffer_size()
 
     def cut(self, kind: Limited | None) -> None:
-        if kind is Limited.WRITE_TIME or self._is_leaving:
+        if kind is Limited.WRITE_TIME or self._leaving.has_begun:
             if kind is not None:
                 self._others.refusals[kind] += 1
             reset(self.transport)
