@@ -149,14 +149,9 @@ class Endpoint:
         seen, only = self._servers.to(call.exchange.context), self._servers.only
         if call.method not in METHODS:
             await self.extensions.relay(call)
-        elif call.exchange.is_subscription and asks_for_nothing(call.params):
-            acknowledge_nothing(call)
-        elif call.exchange.is_subscription and not await self._is_modern():
-            owner = None if only is not None else self._aggregation.resources.lister
-            await listen(seen.values(), call, None if only is not None else self._late, owner)
+        elif call.exchange.is_subscription:
+            await self._listen(call)
         elif only is not None and only.name in seen:
-            if call.exchange.is_subscription:
-                call.exchange.listen_for(Filter.of(call.params))
             await self._dispatch.send(only, call)
         elif call.server:
             await self._dispatch.send(seen[call.server], call)
@@ -170,6 +165,18 @@ class Endpoint:
                 await self._dispatch.send(found.upstream, call)
         else:
             await self._dispatch.send(*await self._aggregation.owner(call))
+
+    async def _listen(self, call: Call) -> None:
+        """Open a stream of notifications: that of the only server, or one made of the notifications of all servers."""
+        seen, only = self._servers.to(call.exchange.context), self._servers.only
+        if asks_for_nothing(call.params):
+            acknowledge_nothing(call)
+        elif only is not None and only.name in seen and await self._is_modern():
+            call.exchange.listen_for(Filter.of(call.params))
+            await self._dispatch.send(only, call)
+        else:
+            owner = None if only is not None else self._aggregation.resources.lister
+            await listen(seen.values(), call, None if only is not None else self._late, owner)
 
     async def _is_modern(self) -> bool:
         """Whether the endpoint has one server only, and this server speaks the modern era."""
