@@ -134,6 +134,7 @@ class Exchange(ExchangeLife, Observed, WireUse, Listening):
     conversation: ExchangeConversation | None = None
     number = 0
     progress_token: msgspec.Raw | None = None
+    makes_task = False  # whether the client wants a task (MCP 2025-11-25), and its progress
     deadline_from = 0.0  # by the monotonic clock
     sent: tuple[Object, Object] | None = None  # params and `_meta`, in case the request has to be sent again
     bridge: Bridge | None = None
@@ -221,8 +222,9 @@ class Exchange(ExchangeLife, Observed, WireUse, Listening):
         """`number`, and the request as the server reads it. A generator: each step takes a while if params are large
         (`transports.turns`)."""
         token = meta.get("progressToken")
-        self.progress_token = None if token is None else token.copy()  # a slice would keep the whole message in memory
         if token is not None:
+            self.progress_token = token.copy()  # a slice would keep the whole message in memory
+            self.makes_task = "task" in params
             meta = meta | {"progressToken": msgspec.Raw(encode(number))}
         body = encode({**params, "_meta": meta} if meta else params) if meta or params else None
         yield

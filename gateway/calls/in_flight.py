@@ -13,6 +13,7 @@ from gateway.calls.deadlines import Deadlines
 from gateway.calls.exchange import Exchange
 from gateway.calls.exchange_state import TIMED_BY, Clock, ExchangeState
 from gateway.calls.questions import give_up
+from gateway.calls.task_tokens import TaskToken, TaskTokens
 from gateway.errors import CALL_TIMED_OUT
 from transports.jsonrpc import encode
 
@@ -30,10 +31,11 @@ _LATE: Final = {
 class Calls:
     """The calls of one conversation. They may change while they are iterated over."""
 
-    __slots__ = ("_waiting", "sent")
+    __slots__ = ("_tasks", "_waiting", "sent")
 
     def __init__(self) -> None:
         self.sent: dict[int, Exchange] = {}
+        self._tasks: TaskTokens | None = None
         self._waiting: dict[Exchange, None] = {}
 
     def __bool__(self) -> bool:
@@ -63,7 +65,25 @@ class Calls:
 
     def take(self, number: object) -> Exchange | None:
         """Remove and return the call that the server has under that number."""
-        return self.sent.pop(number, None) if isinstance(number, int) else None
+        exchange = self.sent.pop(number, None) if isinstance(number, int) else None
+        if exchange is not None and exchange.makes_task:
+            self._keep_token(exchange)
+        return exchange
+
+    def _keep_token(self, exchange: Exchange) -> None:
+        if exchange.progress_token is None or exchange.live is None or exchange.caller is not None:
+            return  # a modern client gets the progress of a task with the task
+        if self._tasks is None:
+            self._tasks = TaskTokens()
+        self._tasks.keep(exchange.number, exchange.progress_token, exchange.live)
+
+    def of_task(self, number: object) -> TaskToken | None:
+        """The token for progress of a task that the call of that number may have made; None if it has none."""
+        return None if self._tasks is None else self._tasks.find(number)
+
+    def forget_tasks(self) -> None:
+        """The server with their tasks is gone."""
+        self._tasks = None
 
     def take_only(self) -> Exchange | None:
         """Remove and return the only call that the server has; None if it has several.

@@ -16,6 +16,7 @@ from gateway.calls.exchange import Exchange
 from gateway.calls.live_session import LiveSession, live_session_of
 from gateway.calls.questions import MAX_SERVER_ID_BYTES
 from gateway.calls.shared_server import LEVELS
+from gateway.calls.task_tokens import TaskToken
 from gateway.protocol.extensions import Declared
 from gateway.protocol.methods import CHANGES, SERVER_METHODS
 from gateway.protocol.params import meta_of
@@ -91,6 +92,7 @@ class _Router(ABC):
             return  # a notification that cannot be read has no sender to be answered
 
     def closed(self, conversation: Conversation) -> None:
+        conversation.calls.forget_tasks()
         for live in self._audience(conversation):
             live.questions.closed(conversation)
 
@@ -207,6 +209,7 @@ def _progress(conversation: Conversation, params: Object) -> None:
     number = decode_id(params.get("progressToken", msgspec.Raw(b"null")))
     exchange = conversation.calls.sent.get(number) if isinstance(number, int) else None
     if exchange is None:
+        _task_progress(conversation.calls.of_task(number), params)
         return
     exchange.restart_deadline()
     if exchange.progress_token is not None:
@@ -221,6 +224,14 @@ def _end_subscription(conversation: Conversation, params: Object) -> None:
     exchange = conversation.calls.sent.get(number) if isinstance(number, int) else None
     if exchange is not None and exchange.is_subscription:
         conversation.message(Message(jsonrpc="2.0", id=exchange.number, result=msgspec.Raw(ENDED)))
+
+
+def _task_progress(task: TaskToken | None, params: Object) -> None:
+    """Send progress of a task on the client's own stream: the call that has made the task is answered."""
+    live = None if task is None else task.session()
+    if task is not None and isinstance(live, LiveSession) and live.session.era != Era.MODERN:
+        params = params | {"progressToken": task.token}
+        live.send_to_client(encode_notification("notifications/progress", splice(encode(params))))
 
 
 def _relay_subscribed(conversation: Conversation, method: str, params: Object) -> bool:

@@ -167,6 +167,31 @@ async def test_progress_goes_to_its_call_under_the_clients_own_token() -> None:
     assert await frames_of(second) == []
 
 
+@requirement("spec.task-progress")
+async def test_progress_of_a_task_goes_to_the_session_of_the_call_that_made_it() -> None:
+    server, live, other = Server(), live_session(), live_session()
+    maker, plain, modern = server.send(live, "theirs"), server.send(live, "plain"), server.send(live, "modern")
+    maker.makes_task = modern.makes_task = True
+    modern.caller = caller_of_meta(b"{}")
+    for exchange in (maker, plain, modern):
+        assert server.calls.take(exchange.number) is exchange
+    for router in (IsolatedRouter(other), SharedRouter()):
+        for number in (*range(1, 5), "1", None, 1e9):
+            params = {"progressToken": number, "progress": 2}
+            router.notified(server.conversation, notification("notifications/progress", params))
+    progress = {
+        "jsonrpc": "2.0",
+        "method": "notifications/progress",
+        "params": {"progressToken": "theirs", "progress": 2},
+    }
+    assert live.frames == [progress] * 2 and not other.frames
+    server.calls.forget_tasks()
+    IsolatedRouter(live).notified(
+        server.conversation, notification("notifications/progress", {"progressToken": 1, "progress": 3})
+    )
+    assert len(live.frames) == 2, "the process is gone"
+
+
 async def test_a_changed_list_is_forgotten_and_the_sessions_are_notified() -> None:
     server, live = Server(), live_session()
     server.lists.known["tools/list"] = Tools([])
