@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # Tests and tools start hundreds of processes. Without bytecode files, each of them would compile the sources again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run test unit check clients conformance cluster chaos attack fuzz matrix bench bench-peers reference clean
+.PHONY: help run test unit check clients conformance cluster chaos tasks attack fuzz matrix bench bench-peers reference clean
 
 help: ## List the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -32,6 +32,9 @@ conformance: $(VENV)/.installed-dev ## Run the official conformance suite and th
 
 chaos: $(VENV)/.installed-dev ## Kill, pause and cut off gateways and Redis under load (4 minutes)
 	$(BIN)/python -m tests.cluster.chaos
+
+tasks: $(VENV)/.installed-dev ## Kill clients and gateways while 100 tasks work, and compare a ledger (2 minutes)
+	$(BIN)/python -m tests.cluster.task_survival
 
 cluster: $(VENV)/.installed-dev ## Run Redis, three gateways and HAProxy as local processes
 	$(BIN)/python -m tests.cluster.run

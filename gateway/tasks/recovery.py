@@ -43,6 +43,10 @@ AT_ONCE: Final = 32
 _UNKNOWN: Final = (
     "Outcome unknown: the gateway that ran this task ended without an answer; the call may have taken effect"
 )
+_UNKNOWN_AGAIN: Final = (
+    "Outcome unknown: this task was started again, and the second gateway that ran it ended without an answer as well; "
+    "the call may have taken effect once or twice"
+)
 _NO_SESSION: Final = "Outcome unknown: the session of this task ended without an answer; the call may have taken effect"
 _AGAIN: Final = "started again, because the gateway that ran it ended without an answer"
 
@@ -89,7 +93,7 @@ class TaskRecovery:
         if session is not None and task.is_repeatable and task.runs == 1:
             await self._run_again(task, session)
         else:
-            await self._give_up(task, _UNKNOWN if session is not None else _NO_SESSION)
+            await self._give_up(task, _unknown(task, session))
 
     async def _give_up(self, task: Task, reason: str) -> None:
         now = self._table.clock()
@@ -117,9 +121,9 @@ class TaskRecovery:
             live = self._live.of(session)
         await live.recover()
         params = msgspec.json.decode(task.request, type=Object)
-        meta = msgspec.json.decode(params.get("_meta", b"{}"))
+        raw = params.get("_meta", msgspec.Raw(b"{}"))
         exchange = TaskExchange(
-            method="tools/call", client_id=0, live=live, replies=ReplyQueue(), caller=caller_of_meta(meta)
+            method="tools/call", client_id=0, live=live, replies=ReplyQueue(), caller=caller_of_meta(raw)
         )
         again = replace(
             task,
@@ -143,7 +147,9 @@ class TaskRecovery:
         self._table.reported(again, "run again")
         logger.warning("a task runs again: its gateway is gone", extra=_fields(task))
         exchange.run_as(running, task.asked)
-        request = Request(era=Era.MODERN, endpoint=task.endpoint, headers={}, params=params, meta=meta)
+        request = Request(
+            era=Era.MODERN, endpoint=task.endpoint, headers={}, params=params, meta=msgspec.json.decode(raw)
+        )
         who = RequestContext(task.principal, None, new_correlation_id())
         self._tasks.spawn(self._send(running, request, who, params))
 
@@ -207,6 +213,13 @@ class TaskRecovery:
     async def settled(self) -> None:
         """Wait until what was begun is done."""
         await self._tasks.settled()
+
+
+def _unknown(task: Task, session: Session | None) -> str:
+    """Why nobody knows what has become of a task."""
+    if task.runs > 1:
+        return _UNKNOWN_AGAIN
+    return _NO_SESSION if session is None else _UNKNOWN
 
 
 def _fields(task: Task) -> dict[str, str]:

@@ -1,0 +1,137 @@
+"""Tasks outlive their client and their gateway, and any replica answers for them."""
+
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.cluster.task_survival import KEY, UNKNOWN, arena, survive
+from tests.requirements import requirement
+from tests.support.gateway_process import ROOT, WORK, RunningGateway, running_gateway, server
+from tests.support.mcp_clients import Legacy
+from tests.support.redis_server import RunningRedis
+from tests.support.task_client import TaskClient
+from tests.support.waiting import eventually
+
+HEADERS = {"Authorization": f"Bearer {KEY}"}
+WORKING_S = 4.0
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Path:
+    return tmp_path / "ledger"
+
+
+@pytest.fixture
+def two(redis_server: RunningRedis, ledger: Path) -> Iterator[list[RunningGateway]]:
+    """Two replicas of a test's own, which it may kill."""
+    with arena(redis_server, ledger, 2) as gateways:
+        yield gateways
+
+
+def client_of(gateway: RunningGateway, http: httpx.Client) -> TaskClient:
+    return TaskClient(gateway.url, http, headers=HEADERS)
+
+
+@requirement("task.make", "task.durable")
+def test_tasks_survive_their_client_and_their_gateways(redis_server: RunningRedis, ledger: Path) -> None:
+    with arena(redis_server, ledger) as three:
+        report = survive(three, ledger, tasks=24, seconds=WORKING_S)
+    assert report.broken == []
+    assert (report.tasks["after"], report.completed["after"], report.again["after"]) == (12, 12, 0)
+    assert (report.completed["before"], report.again["before"], report.unknown["before"]) == (6, 6, 6)
+    redis = redis_server.client()
+    lasting = [key for key in redis.scan_iter(count=1_000) if redis.ttl(key) == -1 and b"task" in key]
+    assert lasting == [], "no key is kept for ever"
+
+
+@requirement("task.make", "task.durable")
+def test_tasks_are_answered_and_cancelled_through_another_replica_by_another_process(
+    two: list[RunningGateway], http: httpx.Client, ledger: Path
+) -> None:
+    owner, other = two
+    task = client_of(owner, http).begin("ask", job="asks", seconds=0.6)
+    command = [sys.executable, "-m", "tests.cluster.task_process", "answer", other.url, KEY, task]
+    answered = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, cwd=ROOT)
+    assert json.loads(answered.stdout)["status"] == "completed"
+    found = client_of(owner, http).get(task)
+    heard = json.loads(found["result"]["content"][0]["text"])
+    assert [one["content"]["name"] for one in heard] == ["of another process"] * 2
+    task = client_of(owner, http).begin("work", job="cancelled", seconds=60)
+    client_of(other, http).cancel(task)
+    assert client_of(other, http).until(task, "cancelled")
+    assert eventually(lambda: "cancelled the client has cancelled the task" in ledger.read_text())
+
+
+@requirement("task.durable")
+def test_a_question_is_asked_again_where_the_task_goes(two: list[RunningGateway], http: httpx.Client) -> None:
+    owner, other = two
+    task = client_of(owner, http).begin("ask", job="moves", seconds=0.6)
+    client = client_of(other, http)
+    before = client.until(task, "input_required")["inputRequests"]
+    owner.kill()
+    asked = client.until(task, "input_required", within_s=20)
+    assert eventually(lambda: not before.keys() & client.get(task).get("inputRequests", before).keys(), within_s=20)
+    assert asked["taskId"] == task
+    for _ in range(2):
+        client.answer(task, client.until(task, "input_required")["inputRequests"])
+        eventually(lambda: client.get(task)["status"] != "input_required", within_s=1)
+    assert "again" in client.until(task, "completed")["statusMessage"]
+
+
+@requirement("task.durable", "rep.drain")
+def test_a_gateway_that_drains_waits_for_its_tasks(two: list[RunningGateway], http: httpx.Client) -> None:
+    owner, other = two
+    task = client_of(owner, http).begin("work", job="drained", seconds=2.5)
+    assert owner.stop() in (0, -signal.SIGTERM)
+    found = client_of(other, http).get(task)
+    assert found["status"] == "completed" and found["result"]["content"][0]["text"] == "done drained"
+
+
+@requirement("task.durable")
+def test_a_task_that_nobody_asks_for_is_decided_on(
+    two: list[RunningGateway], http: httpx.Client, redis_server: RunningRedis, ledger: Path
+) -> None:
+    owner, _ = two
+    client = client_of(owner, http)
+    client.begin("work", job="forgotten", seconds=60)
+    client.begin("look", job="repeated", seconds=2)
+    owner.kill()
+    assert eventually(lambda: ledger.read_text().count("began repeated") == 2, within_s=20)
+    redis = redis_server.client()
+    assert eventually(lambda: ledger.read_text().count("ended repeated") == 1, within_s=10)
+    assert ledger.read_text().count("began forgotten") == 1
+    assert eventually(lambda: not [k for k in redis.scan_iter() if b"tasks/running" in k], within_s=10), (
+        "no name is left"
+    )
+
+
+@requirement("task.durable")
+def test_a_gateway_alone_decides_on_its_tasks_when_it_is_started_again(
+    http: httpx.Client, tmp_path: Path, ledger: Path
+) -> None:
+    servers = {"work": server((*WORK, "legacy"), env={"LEDGER": str(ledger)})}
+    options: dict[str, Any] = {"store": f"sqlite:///{tmp_path}/sessions.db", "tasks": {"after_s": 0.3, "poll_ms": 100}}
+    with contextlib.ExitStack() as stack:
+        first = stack.enter_context(running_gateway(servers, options=options, must_stop=False))
+        session = Legacy(first.url, http).open().session
+        client = TaskClient(first.url, http, headers={"MCP-Gateway-Session": session})
+        done = client.begin("work", job="done", seconds=0.5)
+        client.until(done, "completed")
+        lost = client.begin("work", job="lost", seconds=60)
+        again = client.begin("look", job="again", seconds=1)
+        first.kill()
+        second = stack.enter_context(running_gateway(servers, options=options, must_stop=False))
+        client = TaskClient(second.url, http)
+        assert client.get(done)["result"]["content"][0]["text"] == "done done"
+        failed = client.until(lost, "failed")
+        assert failed["error"]["code"] == UNKNOWN and "unknown" in failed["error"]["message"].lower()
+        assert client.until(again, "completed")["result"]["content"][0]["text"] == "done again"
+        assert ledger.read_text().count("began lost") == 1 and ledger.read_text().count("began again") == 2
