@@ -40,7 +40,7 @@ class RecordedEvents:
         self.after_end = 0
         self._changed = asyncio.Event()
 
-    def message(self, message: Message) -> None:
+    def message(self, message: Message, stream: int | str | None = None) -> None:
         self._note()
         if message.is_response and isinstance(message.id, int | str):
             self.answered.append(message.id)

@@ -9,6 +9,7 @@ import msgspec
 from transports.jsonrpc import Message
 
 __all__ = [
+    "STANDALONE",
     "ConnectOptions",
     "Link",
     "LinkClosed",
@@ -19,6 +20,9 @@ __all__ = [
     "UpstreamUnavailable",
     "is_about_content",
 ]
+
+STANDALONE: Final = ""
+"""Stands for the stream of a server's own messages, which belong to no request."""
 
 _NOT_ABOUT_CONTENT: Final = frozenset({401, 402, 403, 407, 408, 421, 423, 425, 429, 451})
 
@@ -69,8 +73,9 @@ class LinkEvents(Protocol):
         """The fields (`extra`) of a log line about something that the upstream has just done."""
         ...
 
-    def message(self, message: Message) -> None:
-        """The upstream sent this message."""
+    def message(self, message: Message, stream: int | str | None = None) -> None:
+        """The upstream sent this message. `stream`: the id of the request on whose stream the message came, or
+        `STANDALONE`; None if the wire has one stream for all."""
         ...
 
     def noise(self) -> None:

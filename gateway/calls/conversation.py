@@ -37,12 +37,12 @@ logger = logging.getLogger(__name__)
 class Router(Protocol):
     """Finds the client for the server's own messages. On stdio a message does not name the call it belongs to."""
 
-    def asked(self, conversation: "Conversation", message: Message) -> None:
-        """Pass on a request of the server to a client, or refuse it."""
+    def asked(self, conversation: "Conversation", message: Message, stream: int | str | None = None) -> None:
+        """Pass on a request of the server to a client, or refuse it. `stream` as in `LinkEvents.message`."""
         ...
 
-    def notified(self, conversation: "Conversation", message: Message) -> None:
-        """Pass on a notification of the server."""
+    def notified(self, conversation: "Conversation", message: Message, stream: int | str | None = None) -> None:
+        """Pass on a notification of the server. `stream` as in `LinkEvents.message`."""
         ...
 
     def closed(self, conversation: "Conversation") -> None:
@@ -203,13 +203,13 @@ class Conversation(Peer):
     def log_fields(self) -> dict[str, Any]:
         return link_fields(self.name, self._source.session, self.calls, self._links.opened_for)
 
-    def message(self, message: Message) -> None:
+    def message(self, message: Message, stream: int | str | None = None) -> None:
         if message.is_response:
             self._settle(message)
         elif message.is_request:
-            self._router.asked(self, message)
+            self._router.asked(self, message, stream)
         else:
-            self._router.notified(self, message)
+            self._router.notified(self, message, stream)
 
     def unreadable(self, request_id: int | str | None, reason: str) -> None:
         for exchange in [e for number, e in self.calls.sent.items() if request_id in (None, number)]:

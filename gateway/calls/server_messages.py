@@ -33,6 +33,7 @@ from transports.jsonrpc import (
     encode_notification,
     splice,
 )
+from transports.upstream_port import STANDALONE
 
 __all__ = ["IsolatedRouter", "SharedRouter"]
 
@@ -44,7 +45,7 @@ _LOG_MESSAGE: Final = "notifications/message"
 class _Router(ABC):
     """What both routers do (`gateway.calls.conversation.Router`), once the call or the session is found."""
 
-    def asked(self, conversation: Conversation, message: Message) -> None:
+    def asked(self, conversation: Conversation, message: Message, stream: int | str | None = None) -> None:
         if conversation.era is Era.MODERN:
             # MCP 2026-07-28, stdio §Sending Messages: servers send no requests, and clients MUST NOT send responses.
             logger.debug("server %s sent a request, %s, which its era does not have", conversation.name, message.method)
@@ -58,7 +59,7 @@ class _Router(ABC):
             reason = f"The id of a request is longer than {MAX_SERVER_ID_BYTES} bytes."
             conversation.refuse(server_id, INVALID_REQUEST, reason)
             return
-        live, exchange = self._addressee(conversation)
+        live, exchange = self._meant(conversation, stream)
         if live is None:
             # In a shared process nobody may get another's question.
             conversation.refuse(server_id, METHOD_NOT_FOUND, f"No client is available for {message.method} now.")
@@ -68,7 +69,7 @@ class _Router(ABC):
         except InvalidMessage as error:
             conversation.refuse(server_id, error.code, str(error))
 
-    def notified(self, conversation: Conversation, message: Message) -> None:
+    def notified(self, conversation: Conversation, message: Message, stream: int | str | None = None) -> None:
         method = str(message.method)
         try:
             params = message.params_object()
@@ -87,7 +88,7 @@ class _Router(ABC):
             elif change is not None:
                 self._changed(conversation, message, params)
             else:
-                self._relay(conversation, message, params)
+                self._relay(conversation, message, params, stream)
         except (InvalidMessage, msgspec.MsgspecError):
             return  # a notification that cannot be read has no sender to be answered
 
@@ -108,16 +109,19 @@ class _Router(ABC):
             elif uri is None or self._wants(live, uri):
                 live.send_to_client(frame)
 
-    def _relay(self, conversation: Conversation, message: Message, params: Object) -> None:
-        live, exchange = self._addressee(conversation)
+    def _relay(self, conversation: Conversation, message: Message, params: Object, stream: int | str | None) -> None:
+        live, exchange = self._meant(conversation, stream)
         method, frame = str(message.method), _frame(message)
+        is_extension, is_modern = method not in SERVER_METHODS, live is not None and live.session.era == Era.MODERN
         if method == _LOG_MESSAGE and exchange is not None and exchange.caller is not None:
             # On stdio a log message does not name its call. It can only be one of those that have asked for messages.
-            calls = [call for call in _calls(conversation) if call.live is exchange.live and _is_wanted(call, params)]
-            if not calls:
+            calls = _calls(conversation) if exchange.number != stream else [exchange]
+            wanting = [call for call in calls if call.live is exchange.live and _is_wanted(call, params)]
+            if not wanting:
                 return
-            exchange = calls[-1]
-        is_extension, is_modern = method not in SERVER_METHODS, live is not None and live.session.era == Era.MODERN
+            exchange = wanting[-1]
+        if is_extension and stream == STANDALONE:
+            exchange = None
         if is_modern and conversation.era is Era.LEGACY and not is_extension:
             if exchange is not None and method == _LOG_MESSAGE:
                 exchange.emit(frame)
@@ -128,6 +132,15 @@ class _Router(ABC):
                 _to_subscriptions(conversation, live, method, params)
         elif live is not None and (conversation.era is Era.LEGACY or is_extension):
             live.send_to_client(frame)
+
+    def _meant(
+        self, conversation: Conversation, stream: int | str | None
+    ) -> tuple[LiveSession | None, Exchange | None]:
+        """As `_addressee`, for a message that came on that stream."""
+        exchange = conversation.calls.sent.get(stream) if isinstance(stream, int) else None
+        if exchange is None or exchange.is_subscription:
+            return self._addressee(conversation)
+        return live_session_of(exchange), exchange
 
     @abstractmethod
     def _addressee(self, conversation: Conversation) -> tuple[LiveSession | None, Exchange | None]:

@@ -167,21 +167,17 @@ class Endpoint:
             await self._dispatch.send(*await self._aggregation.owner(call))
 
     async def _listen(self, call: Call) -> None:
-        """Open a stream of notifications: that of the only server, or one made of the notifications of all servers."""
+        """Open a stream of notifications: at the only server, if it speaks the modern era, or else at all of them."""
         seen, only = self._servers.to(call.exchange.context), self._servers.only
-        if asks_for_nothing(call.params):
+        if asks_for_nothing(call):
             acknowledge_nothing(call)
-        elif only is not None and only.name in seen and await self._is_modern():
+        elif only is None:
+            await listen(seen.values(), call, self._late, self._aggregation.resources.lister)
+        elif only.name in seen and await only.era_for(Era.MODERN) is Era.MODERN:
             call.exchange.listen_for(Filter.of(call.params))
             await self._dispatch.send(only, call)
         else:
-            owner = None if only is not None else self._aggregation.resources.lister
-            await listen(seen.values(), call, None if only is not None else self._late, owner)
-
-    async def _is_modern(self) -> bool:
-        """Whether the endpoint has one server only, and this server speaks the modern era."""
-        only = self._servers.only
-        return only is not None and await only.era_for(Era.MODERN) is Era.MODERN
+            await listen(seen.values(), call, None, None)
 
     def server(self, name: str, context: Context) -> ConfiguredUpstream | None:
         """The server of that name; None if there is none here that a session with this context sees."""

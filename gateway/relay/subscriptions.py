@@ -58,9 +58,16 @@ async def relay_changes(
         raise
 
 
-def asks_for_nothing(params: Object) -> bool:
-    """Whether the filter of a `subscriptions/listen` is empty: no server has to know of the stream."""
-    return bytes(params.get("notifications", b"")) == b"{}"
+def asks_for_nothing(call: Call) -> bool:
+    """Whether the filter of a `subscriptions/listen` is empty, and its client has declared no extension that might have
+    notifications of its own: no server has to know of the stream."""
+    return bytes(call.params.get("notifications", b"")) == b"{}" and not _declared_in(call).is_open
+
+
+def _declared_in(call: Call) -> Declared:
+    """What the client has declared in a request."""
+    caller = call.exchange.caller
+    return Declared() if caller is None else Declared.of(caller.capabilities)
 
 
 def acknowledge_nothing(call: Call) -> None:
@@ -85,8 +92,7 @@ async def listen(
     """
     exchange, live = call.exchange, call.live
     assert live is not None
-    declared = Declared() if exchange.caller is None else Declared.of(exchange.caller.capabilities)
-    subscription = SubscriptionFilter(exchange.client_id, Filter.of(call.params), exchange.emit, declared)
+    subscription = SubscriptionFilter(exchange.client_id, Filter.of(call.params), exchange.emit, _declared_in(call))
     if sum(each.wanted.size for each in (*live.subscriptions, subscription)) > MAX_LISTENED_BYTES:
         raise record_full("params.notifications", MAX_LISTENED_BYTES)
     elsewhere = {} if owner is None else {uri: owner(uri, call) for uri in subscription.wanted.uris}

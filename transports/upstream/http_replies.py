@@ -14,7 +14,7 @@ from transports.jsonrpc import InvalidMessage, Message, parse_lenient
 from transports.sse import EventDecoder, TooLarge
 from transports.upstream.reconnection import StreamPlace
 from transports.upstream.unreadable import meant_by
-from transports.upstream_port import LinkEvents, is_about_content
+from transports.upstream_port import STANDALONE, LinkEvents, is_about_content
 
 __all__ = ["ReplyReader", "error_text"]
 
@@ -30,7 +30,9 @@ class ReplyReader:
     Raises `TooLarge` for an event or a body of more than `max_bytes`, and what the HTTP client raises.
     """
 
-    def __init__(self, name: str, max_bytes: int, *, deliver: Callable[[Message], None], events: LinkEvents) -> None:
+    def __init__(
+        self, name: str, max_bytes: int, *, deliver: Callable[[Message, int | str], None], events: LinkEvents
+    ) -> None:
         self._name = name
         self._max_bytes = max_bytes
         self._deliver = deliver
@@ -51,7 +53,7 @@ class ReplyReader:
         if answer is not None and answer.is_response and (answer.id == message.id or answer.id is None):
             if answer.id is None:  # the server could not read whose request it was
                 answer = msgspec.structs.replace(answer, id=message.id)
-            self._deliver(answer)
+            self._deliver(answer, message.id)
         elif response.status_code in (200, 202):
             self._events.unreadable(message.id, f"server {self._name!r} sent a response that is not an answer")
         else:
@@ -93,7 +95,7 @@ class ReplyReader:
             reason = f"server {self._name!r} sent an answer that cannot be read: {error}"
             self._events.unreadable(request_id, reason)
             return True
-        self._deliver(message)
+        self._deliver(message, STANDALONE if request_id is None else request_id)
         return message.is_response and message.id == request_id
 
 

@@ -206,7 +206,7 @@ class _Unheard:
     def log_fields(self) -> Mapping[str, str]:
         return {"correlation": ""}  # of no request
 
-    def message(self, message: Message) -> None:
+    def message(self, message: Message, stream: int | str | None = None) -> None:
         self.said = True
 
     def noise(self) -> None:

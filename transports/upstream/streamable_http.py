@@ -238,12 +238,13 @@ class HttpLink:
                 raise
         return is_resumable and await self._resume(place, message.id)
 
-    def _deliver(self, message: Message) -> None:
-        """Pass a message on. The result of `initialize` has the version of all later requests."""
+    def _deliver(self, message: Message, stream: int | str) -> None:
+        """Pass a message on, with the id of the request on whose stream it came. The result of `initialize` has the
+        version of all later requests."""
         if message.is_response and message.id == self._initialize_id and isinstance(message.result, msgspec.Raw):
             result = msgspec.json.decode(message.result)
             self._version = str(result.get("protocolVersion", "")) if isinstance(result, dict) else ""
-        self._events.message(message)
+        self._events.message(message, stream)
 
     async def _resume(self, place: StreamPlace, request_id: int | str) -> bool:
         """The stream was cut before the answer: continue it after its last event, as often as the server cuts it (MCP

@@ -14,13 +14,16 @@ from gateway.calls.live_session import LiveSession
 from gateway.calls.questions import MAX_SERVER_ID_BYTES
 from gateway.calls.server_messages import IsolatedRouter, SharedRouter
 from gateway.protocol.capabilities import caller_of_meta
+from gateway.protocol.extensions import Declared
 from gateway.protocol.listing import Tools
+from gateway.protocol.subscription_filter import Filter, SubscriptionFilter
 from session_store import EventLog, Session
 from session_store.testing import FakeClock, a_session
 from tests.requirements import requirement
 from transports.era import Era
 from transports.jsonrpc import INVALID_REQUEST, METHOD_NOT_FOUND, Message, encode, parse
 from transports.reply_queue import ReplyQueue
+from transports.upstream_port import STANDALONE
 
 pytestmark = pytest.mark.anyio
 
@@ -229,3 +232,63 @@ def test_a_modern_server_may_cancel_its_subscriptions_and_nothing_else() -> None
     assert not server.settled and not call.is_over
     router.notified(server.conversation, notification("notifications/cancelled", {"requestId": 2}))
     assert [message.id for message in server.settled] == [2]
+
+
+VENDOR = "notifications/com.acme/changed"
+ACME = b'{"io.modelcontextprotocol/clientCapabilities":{"extensions":{"com.acme/a":{}}}}'
+
+
+@requirement("ext.relay")
+async def test_what_came_on_the_stream_of_a_request_belongs_to_that_request() -> None:
+    server, live = Server(), live_session()
+    first, second = server.send(live), server.send(live)
+    router = IsolatedRouter(live)
+    router.notified(server.conversation, notification(VENDOR, {"n": 1}), first.number)
+    router.notified(server.conversation, notification(VENDOR, {"n": 2}), second.number)
+    router.asked(server.conversation, request("com.acme/ask"), first.number)
+    router.notified(server.conversation, notification(VENDOR, {"n": 3}), STANDALONE)
+    assert [frame["method"] for frame in await frames_of(first)] == [VENDOR, "com.acme/ask"]
+    assert [frame["params"] for frame in await frames_of(second)] == [{"n": 2}]
+    assert [frame["params"] for frame in live.frames] == [{"n": 3}]
+
+    shared, other = Server(), live_session()
+    mine, theirs = shared.send(live), shared.send(other)
+    SharedRouter().notified(shared.conversation, notification(VENDOR, {}), theirs.number)
+    assert await frames_of(mine) == [] and len(await frames_of(theirs)) == 1
+
+
+@requirement("ext.relay")
+@pytest.mark.parametrize("era", [Era.LEGACY, Era.MODERN])
+async def test_what_belongs_to_no_call_goes_to_the_streams_of_a_modern_client_that_have_declared_it(era: Era) -> None:
+    server, live = Server(era), live_session(era="modern")
+    frames: list[bytes] = []
+    for client_id, declared in ((5, Declared(("com.acme/a",))), (6, Declared())):
+        subscription = SubscriptionFilter(client_id, Filter(), frames.append, declared)
+        subscription.acknowledge(Filter())
+        live.subscriptions.append(subscription)
+    streams = []
+    for client_id, meta in ((7, ACME), (8, b"{}")):
+        exchange = Exchange(
+            method="subscriptions/listen",
+            client_id=client_id,
+            live=live,
+            replies=ReplyQueue(),
+            caller=caller_of_meta(meta),
+        )
+        exchange.sent_as(server.conversation, client_id, None)
+        server.calls.send(exchange)
+        streams.append(exchange)
+    frames.clear()
+    IsolatedRouter(live).notified(server.conversation, notification(VENDOR, {"n": 1}))
+    tag = "io.modelcontextprotocol/subscriptionId"
+    assert [msgspec.json.decode(frame)["params"] for frame in frames] == [{"n": 1, "_meta": {tag: 5}}]
+    assert [frame["params"] for frame in await frames_of(streams[0])] == [{"n": 1, "_meta": {tag: 7}}]
+    assert await frames_of(streams[1]) == [] and not live.frames
+
+
+@requirement("ext.relay")
+async def test_a_legacy_client_gets_what_a_modern_server_says_outside_of_calls() -> None:
+    server, live = Server(Era.MODERN), live_session()
+    IsolatedRouter(live).notified(server.conversation, notification(VENDOR, {"n": 1}))
+    IsolatedRouter(live).notified(server.conversation, notification("notifications/message", {}))
+    assert [frame["params"] for frame in live.frames] == [{"n": 1}]

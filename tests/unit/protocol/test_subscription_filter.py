@@ -2,7 +2,9 @@
 
 import msgspec
 
-from gateway.protocol.subscription_filter import Filter, SubscriptionFilter
+from gateway.protocol.extensions import Declared
+from gateway.protocol.subscription_filter import MAX_EARLY, Filter, SubscriptionFilter
+from tests.requirements import requirement
 from transports.jsonrpc import Object, encode, parse
 
 WANTED: Object = {
@@ -40,3 +42,20 @@ def test_only_what_was_asked_for_is_sent_and_under_the_clients_id() -> None:
     ]
     metas = [msgspec.json.decode(parse(frame).params_object()["_meta"]) for frame in frames]
     assert metas == [{"io.modelcontextprotocol/subscriptionId": 7}] * 3
+
+
+@requirement("ext.relay")
+def test_notifications_of_declared_extensions_wait_for_the_acknowledgement_and_keep_their_order() -> None:
+    frames: list[bytes] = []
+    listening = SubscriptionFilter(7, Filter(), frames.append, Declared(("com.acme/a",)))
+    for number in range(MAX_EARLY + 1):
+        listening.pass_on("notifications/com.acme/a", {"n": msgspec.Raw(encode(number))})
+    listening.pass_on("notifications/org.other/b", {})
+    assert frames == []
+    listening.acknowledge(Filter())
+    listening.pass_on("notifications/com.acme/a", {"n": msgspec.Raw(b"1e2")})
+    listening.pass_on("notifications/org.other/b", {})
+    assert [parse(frame).params_object().get("n") for frame in frames[1:]] == [
+        *(msgspec.Raw(encode(number)) for number in range(MAX_EARLY)),
+        msgspec.Raw(b"1e2"),
+    ]

@@ -19,7 +19,12 @@ STREAM = {"content-type": "text/event-stream"}
 def reader(max_bytes: int = 1_000) -> tuple[ReplyReader, list[Message], RecordedEvents]:
     delivered: list[Message] = []
     events = RecordedEvents()
-    return ReplyReader("remote", max_bytes, deliver=delivered.append, events=events), delivered, events
+
+    def deliver(message: Message, stream: int | str) -> None:
+        assert stream == 7, "of the request that is answered"
+        delivered.append(message)
+
+    return ReplyReader("remote", max_bytes, deliver=deliver, events=events), delivered, events
 
 
 @pytest.mark.parametrize("body", [ANSWER, b'{"jsonrpc":"2.0","id":null,"error":{"code":1,"message":"m"}}'])

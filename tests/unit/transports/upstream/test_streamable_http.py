@@ -140,8 +140,8 @@ class Notified(RecordedEvents):
         super().__init__()
         self.methods: list[object] = []
 
-    def message(self, message: Message) -> None:
-        super().message(message)
+    def message(self, message: Message, stream: int | str | None = None) -> None:
+        super().message(message, stream)
         self.methods.append(message.method)
 
 
