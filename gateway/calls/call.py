@@ -7,6 +7,7 @@ import msgspec
 
 from gateway.calls.exchange import Exchange
 from gateway.calls.live_session import LiveSession, live_session_of
+from session_store import Principal
 from transports.era import Era
 from transports.jsonrpc import Object
 
@@ -18,7 +19,7 @@ class Call(msgspec.Struct, frozen=True):
 
     `era` is the client's. `meta` is what the server gets as `_meta`, whatever `params` have under that name.
     `correlation` is the request's correlation id. `server` is the server that the request is for, empty if that is to
-    be found by what the request names. `check_mirrored` compares headers with arguments
+    be found by what the request names. `principal` has sent it. `check_mirrored` compares headers with arguments
     (`transports.inbound_port.Request`), None if the wire has nothing to compare.
     """
 
@@ -29,6 +30,7 @@ class Call(msgspec.Struct, frozen=True):
     correlation: str
     check_mirrored: Callable[[Any], None] | None = None
     server: str = ""
+    principal: Principal | None = None
 
     @property
     def method(self) -> str:
@@ -44,8 +46,17 @@ class Call(msgspec.Struct, frozen=True):
         """The same request with other params."""
         if params is self.params:
             return self
-        return Call(self.exchange, self.era, params, self.meta, self.correlation, self.check_mirrored, self.server)
+        return Call(
+            self.exchange,
+            self.era,
+            params,
+            self.meta,
+            self.correlation,
+            self.check_mirrored,
+            self.server,
+            self.principal,
+        )
 
     def asking(self, params: Object, meta: Object) -> "Call":
         """A request that the gateway makes itself, on behalf of this call."""
-        return Call(self.exchange, self.era, params, meta, self.correlation)
+        return Call(self.exchange, self.era, params, meta, self.correlation, principal=self.principal)

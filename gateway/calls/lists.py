@@ -19,16 +19,18 @@ class Lists:
     """Received lists, by the method of the list. A server may list different items to each session.
 
     `late` has the items of lists that came too late for the answer that needed them. `passed` has names in pages that
-    clients have requested: they may not be all.
+    clients have requested: they may not be all. `announced` has the kinds of which the server has ever announced a
+    change.
     """
 
-    __slots__ = ("asked_at", "changed", "known", "late", "passed")
+    __slots__ = ("announced", "asked_at", "changed", "known", "late", "passed")
 
     def __init__(self) -> None:
         self.known: dict[str, Listed] = {}
         self.changed: set[str] = set()
         self.asked_at: dict[str, float] = {}
         self.late: dict[str, list[dict[str, Any]]] = {}
+        self.announced: set[str] = set()
         self.passed: dict[str, Names] = {}
 
     def keep_late(self, method: str, items: list[dict[str, Any]]) -> None:
@@ -40,6 +42,7 @@ class Lists:
 
     def forget(self, kind: str) -> None:
         """Drop the lists of a kind (tools, prompts, resources): the server has announced a change."""
+        self.announced.add(kind)
         for row in lists_of(kind):
             self.known.pop(row.name, None)
             self.late.pop(row.name, None)

@@ -6,7 +6,7 @@ process a message goes to a session only if it can belong to no other.
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 import msgspec
@@ -18,7 +18,7 @@ from gateway.calls.questions import MAX_SERVER_ID_BYTES
 from gateway.calls.shared_server import LEVELS
 from gateway.calls.task_tokens import TaskToken
 from gateway.protocol.extensions import Declared
-from gateway.protocol.methods import CHANGES, SERVER_METHODS
+from gateway.protocol.methods import CHANGES, SERVER_METHODS, Method
 from gateway.protocol.params import meta_of
 from gateway.protocol.subscription_filter import ENDED, SUBSCRIPTION_ID, tagged
 from transports.era import Era
@@ -43,7 +43,11 @@ _LOG_MESSAGE: Final = "notifications/message"
 
 
 class _Router(ABC):
-    """What both routers do (`gateway.calls.conversation.Router`), once the call or the session is found."""
+    """What both routers do (`gateway.calls.conversation.Router`), once the call or the session is found. `on_change` is
+    called with each notification of the server that something has changed."""
+
+    def __init__(self, on_change: Callable[[Method], None] = lambda change: None) -> None:
+        self._on_change = on_change
 
     def asked(self, conversation: Conversation, message: Message, stream: int | str | None = None) -> None:
         if conversation.era is Era.MODERN:
@@ -74,8 +78,10 @@ class _Router(ABC):
         try:
             params = message.params_object()
             change = CHANGES.get(method)
-            if change is not None and change.flag:
-                conversation.lists.forget(change.kind)
+            if change is not None:
+                self._on_change(change)
+                if change.flag:
+                    conversation.lists.forget(change.kind)
             if method == "notifications/progress":
                 _progress(conversation, params)
             elif method == "notifications/cancelled" and conversation.era is Era.MODERN:
@@ -158,7 +164,8 @@ class _Router(ABC):
 class IsolatedRouter(_Router):
     """For a process that serves one session."""
 
-    def __init__(self, live: LiveSession) -> None:
+    def __init__(self, live: LiveSession, on_change: Callable[[Method], None] = lambda change: None) -> None:
+        super().__init__(on_change)
         self._live = live
 
     def _addressee(self, conversation: Conversation) -> tuple[LiveSession | None, Exchange | None]:

@@ -87,6 +87,10 @@ class LimitSettings(Frozen):
     record_bytes: Annotated[int, Field(ge=4_096)] = 64 << 10
     """Maximum size of the client data in a session's record: the parameters of `initialize` and the subscriptions."""
 
+    cached_bytes: Annotated[int, Field(ge=0)] = 8 << 20
+    """Maximum size of the results of each server that are kept while they are fresh: lists, and resources that were
+    read, of servers that send `ttlMs`. 0: none are kept."""
+
     @property
     def before_authentication(self) -> Limits:
         """As the listeners take them."""

@@ -6,6 +6,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
+from gateway.protocol.caching import PRIVATE, PUBLIC, hints_of
 from gateway.protocol.extensions import object_of, passed_on
 from transports.era import HANDSHAKE_VERSIONS, MODERN_VERSIONS
 from transports.jsonrpc import Object, encode
@@ -167,22 +168,26 @@ def merge_handshakes(results: Sequence[bytes], version: str, *, incomplete: bool
     return encode({**body, **_others(shaken, _OF_HANDSHAKES)})
 
 
-def merge_discoveries(results: Sequence[bytes], version: str, *, incomplete: bool = False) -> bytes:
+def merge_discoveries(
+    results: Sequence[bytes], version: str, *, incomplete: bool = False, is_filtered: bool = False
+) -> bytes:
     """One `server/discover` result for several servers. A single result is returned as it is. `version` and
-    `incomplete` are as for `merge_handshakes`; an incomplete result must not be cached."""
+    `incomplete` are as for `merge_handshakes`; an incomplete result must not be cached. `is_filtered`: other sessions
+    may see other servers, so that the result is private."""
     if len(results) == 1 and not incomplete:
-        return results[0]
+        return encode(object_of(results[0]) | {"cacheScope": PRIVATE}) if is_filtered else results[0]
     discovered = [object_of(result) for result in results]
     supported = [_decoded(d, "supportedVersions", list[str], []) for d in discovered] or [[*MODERN_VERSIONS]]
-    ttls_ms = [_decoded(d, "ttlMs", float, 0.0) for d in discovered]
+    hints = [hints_of(result) for result in results]
+    is_public = not incomplete and not is_filtered and all(hint.is_public for hint in hints)
     info = {"name": "mcp-session-gateway", "version": version}
     body = {
         "resultType": "complete",
         "supportedVersions": [v for v in supported[0] if all(v in others for others in supported)],
         **_merged(discovered, incomplete=incomplete),
         "serverInfo": info,
-        "ttlMs": 0 if incomplete else int(min(ttls_ms)),
-        "cacheScope": "private",
+        "ttlMs": 0 if incomplete else min(hint.ttl_ms for hint in hints),
+        "cacheScope": PUBLIC if is_public else PRIVATE,
         "_meta": {_SERVER_INFO: info},
     }
     return encode({**body, **_others(discovered, _OF_DISCOVERIES)})

@@ -5,6 +5,7 @@ from typing import Any, Final
 
 import msgspec
 
+from gateway.protocol.caching import PRIVATE, most_private, ttl_ms
 from gateway.protocol.methods import CACHEABLE, METHODS
 from gateway.protocol.missing import MISSING_KEY, Missing, missing_meta
 from transports.era import Era
@@ -28,19 +29,26 @@ _RESERVED: Final = range(-32099, -32019)
 
 
 def list_result(
-    era: Era, body: dict[str, Any], pages: Sequence[dict[str, Any]], missing: Sequence[Missing] = ()
+    era: Era,
+    body: dict[str, Any],
+    pages: Sequence[dict[str, Any]],
+    missing: Sequence[Missing] = (),
+    *,
+    is_filtered: bool = False,
 ) -> dict[str, Any]:
     """The result for a list that was merged from several servers' pages. It names the servers that are missing.
 
-    A modern result says how long the client may cache it: the shortest time of all pages (MCP 2026-07-28, Caching). An
-    incomplete one must not be cached.
+    A modern result says how long the client may cache it, and for whom: the shortest time and the most private scope of
+    all pages (MCP 2026-07-28, Caching). `is_filtered`: policy shows it in parts, so that it is private. An incomplete
+    one must not be cached.
     """
     if missing:
         body = body | {"_meta": {MISSING_KEY: missing_meta(missing)}}
     if era is Era.LEGACY:
         return body
-    ttl_ms = 0 if missing else min((int(page.get("ttlMs", 0)) for page in pages), default=0)
-    return body | {"resultType": "complete", "ttlMs": ttl_ms, "cacheScope": "private"}
+    ttl = 0 if missing else min((ttl_ms(page.get("ttlMs")) for page in pages), default=0)
+    scope = PRIVATE if missing or is_filtered else most_private(pages)
+    return body | {"resultType": "complete", "ttlMs": ttl, "cacheScope": scope}
 
 
 def tool_error(era: Era, text: str) -> bytes:

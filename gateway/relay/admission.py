@@ -295,6 +295,10 @@ class Admission:
             allows = self._policy.allows_prompt if row.kind == "prompts" else self._policy.allows_listed_uri
             page[row.listed] = [item for item in items if allows(context, server, item[row.item_key])]
 
+    def filters(self, upstream: ConfiguredUpstream, method: str) -> bool:
+        """Whether sessions may see different parts of that list of the server."""
+        return not self._policy.is_open or METHODS[method].kind in self._policy.restricts(upstream.name)
+
     def shapes(self, upstream: ConfiguredUpstream, method: str) -> bool:
         """Whether the list of that method differs between what the server sends and what sessions see."""
         row = METHODS.get(method)

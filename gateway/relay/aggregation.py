@@ -154,7 +154,8 @@ class Aggregation:
         body: dict[str, Any] = {LISTS[call.method]: merge_lists(call.method, pages)}
         if cursor is not None:
             body["nextCursor"] = cursor
-        result = list_result(call.era, body, [page for _, page in pages], missing)
+        is_filtered = any(self._admission.filters(servers[name], call.method) for name, _ in pages)
+        result = list_result(call.era, body, [page for _, page in pages], missing, is_filtered=is_filtered)
         call.exchange.finish(Message(jsonrpc="2.0", id=0, result=msgspec.Raw(encode(result))))
 
     async def _pages(
@@ -192,12 +193,13 @@ class Aggregation:
         Raises:
             UpstreamUnavailable, HandshakeRefused, LinkClosed: the server cannot be asked.
         """
-        conversation, answer = await ask(upstream, call, method, call.params)
-        page = msgspec.json.decode(answer.result) if isinstance(answer.result, msgspec.Raw) else None
+        answer = await ask(upstream, call, method, call.params)
+        result = answer.message.result
+        page = msgspec.json.decode(result) if isinstance(result, msgspec.Raw) else None
         if not isinstance(page, dict):
             return None
         if method in LISTS:
-            upstream.inventory.seen(method, conversation, page)
+            upstream.inventory.seen(method, answer.conversation, page)
         if method == "tools/list":
             tools = upstream.inventory.reader.items(method, page)
             self._apps.listed(upstream.name, [(tool["name"], uri) for tool in tools if (uri := app_of(tool))])

@@ -1,4 +1,10 @@
-"""Asks one server something on behalf of a client's call, without sending the call itself."""
+"""Asks one server something on behalf of a client's call, without sending the call itself. What is fresh is not asked.
+
+Says which results of a call may be kept for whom (MCP 2026-07-28, Caching).
+"""
+
+from dataclasses import dataclass
+from typing import Final
 
 import msgspec
 
@@ -6,25 +12,56 @@ from gateway.bridge.legacy_server import legacy_meta
 from gateway.bridge.subscription_relay import caller_of
 from gateway.calls.call import Call
 from gateway.calls.conversation import Conversation
+from gateway.calls.exchange import Bridge, Exchange
+from gateway.context.facts import without_our_keys
+from gateway.protocol.caching import is_answer_to_input
+from gateway.protocol.extensions import object_of
+from gateway.protocol.methods import METHODS
+from gateway.upstreams.result_cache import Asked, ResultCache
 from gateway.upstreams.upstream import ConfiguredUpstream
 from transports.era import Era
 from transports.jsonrpc import Message, Object, encode
 
-__all__ = ["ask"]
+__all__ = ["Answer", "KeptResult", "ask", "asked_of", "fresh"]
+
+_SPEC: Final = "io.modelcontextprotocol/"
+_PLAIN_META: Final = frozenset({"progressToken", "traceparent", "tracestate", "baggage"})
+"""Keys of `_meta`, beside those of the specification, on which no list and no resource depends."""
 
 
-async def ask(upstream: ConfiguredUpstream, call: Call, method: str, params: Object) -> tuple[Conversation, Message]:
-    """The server's answer, and the conversation that it was asked in: that of the call's session.
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A server's answer, and the conversation that it came in; None if it was kept from an earlier request."""
+
+    message: Message
+    conversation: Conversation | None
+
+    @property
+    def era(self) -> Era:
+        """The era of the answer. Results of legacy servers are never kept."""
+        return Era.MODERN if self.conversation is None else self.conversation.era
+
+
+async def ask(upstream: ConfiguredUpstream, call: Call, method: str, params: Object) -> Answer:
+    """The server's answer to a request in the conversation of the call's session.
 
     Raises:
         UpstreamUnavailable, HandshakeRefused, LinkClosed: the server cannot be asked.
     """
+    results = upstream.inventory.results
+    asked = asked_of(upstream, call, method, params)
+    if asked is not None and (kept := fresh(results, asked)) is not None:
+        return Answer(kept, None)
     conversation = await upstream.conversation_for(call)
     await conversation.ready()
     params = {key: value for key, value in params.items() if key != "_meta"}
     if meta := _meta_for(conversation, call):
         params = params | {"_meta": msgspec.Raw(encode(meta))}
-    return conversation, await conversation.ask(method, encode(params))
+    version = results.version(method)
+    message = await conversation.ask(method, encode(params))
+    if asked is not None and conversation.era is Era.MODERN:
+        results.keep(asked, message.result, version)
+    return Answer(message, conversation)
 
 
 def _meta_for(conversation: Conversation, call: Call) -> Object:
@@ -35,3 +72,72 @@ def _meta_for(conversation: Conversation, call: Call) -> Object:
     if call.era is Era.LEGACY and (live := call.live) is not None:
         return meta | caller_of(live).meta("")
     return meta if exchange.caller is None else exchange.caller.meta("") | meta  # as the client itself declares it
+
+
+# -- results that are kept
+
+
+def fresh(results: ResultCache, asked: Asked) -> Message | None:
+    """The answer of an earlier request, if it is fresh."""
+    kept = results.find(asked)
+    return None if kept is None else Message(jsonrpc="2.0", id=0, result=msgspec.Raw(kept))
+
+
+def asked_of(upstream: ConfiguredUpstream, call: Call, method: str, params: Object) -> Asked | None:
+    """The request as results of it are kept for others; None if none may be.
+
+    A public result is kept for all callers that declare the same extensions: servers list other tools to hosts of MCP
+    Apps. It is not kept where the request has something in `_meta` that only this server knows, nor in a session whose
+    own process has announced that its lists have changed. A private one is kept for its session, for its principal
+    where sessions share the server, and for no anonymous client without a session.
+    """
+    if not upstream.inventory.results.takes(method) or is_answer_to_input(params):
+        return None
+    if upstream.era_now(call.era) is not Era.MODERN:
+        return None
+    declared = object_of(_capabilities(call))
+    extensions = b"".join(bytes(declared.get(name, b"")) for name in ("experimental", "extensions"))
+    plain = all(key.startswith(_SPEC) or key in _PLAIN_META for key in without_our_keys(call.meta))
+    live, is_public = call.live, plain
+    if live is not None and not upstream.settings.shared and (own := upstream.open_with(live)) is not None:
+        lists = own.known_lists
+        is_public = plain and (lists is None or METHODS[method].kind not in lists.announced)
+    private, session = _private(upstream, call)
+    private = None if private is None or not plain else private + extensions
+    return Asked.of(method, params, public=extensions if is_public else None, private=private, session=session)
+
+
+def _capabilities(call: Call) -> bytes:
+    if call.exchange.caller is not None:
+        return call.exchange.caller.capabilities
+    return b"{}" if call.live is None else caller_of(call.live).capabilities
+
+
+def _private(upstream: ConfiguredUpstream, call: Call) -> tuple[bytes | None, str]:
+    """For whom a private result is kept, and for which session if for one only."""
+    context, live = encode(call.exchange.context), call.live
+    principal = call.principal if live is None else live.session.principal
+    if live is None or upstream.settings.shared:
+        if principal is not None and not principal.is_anonymous:
+            return encode([principal.key, live is None]) + context, ""
+    if live is None:
+        return None, ""
+    return encode(live.session.id) + context, live.session.id
+
+
+class KeptResult:
+    """Keeps the result of a call on its way to the client (`gateway.calls.exchange.Bridge`), as its server has sent it.
+    Another bridge may translate it then."""
+
+    def __init__(self, results: ResultCache, asked: Asked, then: Bridge | None = None) -> None:
+        self._results = results
+        self._asked: Asked | None = asked
+        self._version = results.version(asked.method)
+        self._then = then
+
+    def finish(self, exchange: Exchange, message: Message) -> Message | None:
+        """The client's answer to the call, as of the other bridge."""
+        if self._asked is not None:
+            self._results.keep(self._asked, message.result, self._version)
+            self._asked = None  # a result that comes after the client was asked for input may not be kept
+        return message if self._then is None else self._then.finish(exchange, message)

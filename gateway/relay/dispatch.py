@@ -16,12 +16,14 @@ from gateway.calls.call import Call
 from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import Exchange
 from gateway.calls.shared_server import params_for_shared
-from gateway.protocol.methods import LISTS, METHODS, RECORDED
+from gateway.protocol.methods import CACHEABLE, LISTS, METHODS, RECORDED
 from gateway.protocol.results import legacy_result
 from gateway.relay.admission import Admission
 from gateway.relay.aggregation import empty_result
+from gateway.relay.asking import Answer, KeptResult, asked_of, fresh
 from gateway.relay.subscriptions import relay_changes
 from gateway.sessions.child_sessions import ChildSessions
+from gateway.upstreams.result_cache import Asked
 from gateway.upstreams.upstream import ConfiguredUpstream
 from transports.era import LEGACY, MODERN
 from transports.jsonrpc import Message, Object, encode
@@ -51,6 +53,8 @@ class Dispatch:
             return False
         if call.method in LISTS or upstream.era_now(call.era) is not call.era:
             return False
+        if call.era is MODERN and call.method in CACHEABLE:
+            return False  # its result may be kept
         conversation = upstream.conversation(live, call.era, call.correlation)
         if not conversation.is_open_to(live):
             return False
@@ -73,13 +77,27 @@ class Dispatch:
         call = call.with_params(await self._admission.admit(upstream, call))
         if is_large(call.params):
             await others_first()
-        server_era = await upstream.era_for(call.era)
-        conversation = await upstream.conversation_for(call)
+        await upstream.era_for(call.era)
+        asked = asked_of(upstream, call, call.method, call.params)
+        kept = None if asked is None else fresh(upstream.inventory.results, asked)
+        conversation = None if kept is not None else await upstream.conversation_for(call)
         if self._admission.shapes(upstream, call.method):
             exchange.filter_result(self._list_filter(upstream, conversation, call.method))
+        if kept is not None:
+            self.answer(call, Answer(kept, None))
+        elif conversation is not None:
+            await self._send(upstream, conversation, call, asked)
+
+    async def _send(
+        self, upstream: ConfiguredUpstream, conversation: Conversation, call: Call, asked: Asked | None
+    ) -> None:
+        """Send a call in that conversation. `asked`: its result may be kept."""
+        exchange, server_era = call.exchange, conversation.era
         if exchange.live is not None and server_era is MODERN and call.era is LEGACY:
-            await self._send_to_modern(upstream, conversation, call)
+            await self._send_to_modern(upstream, conversation, call, asked)
             return
+        if asked is not None:
+            exchange.use_bridge(KeptResult(upstream.inventory.results, asked))
         params, meta = call.params, call.meta
         if server_era is LEGACY and call.era is MODERN:
             exchange.use_bridge(LegacyServerBridge(conversation))
@@ -93,25 +111,26 @@ class Dispatch:
             params = seen
         await conversation.start(exchange, params, meta)
 
-    def answer(self, call: Call, conversation: Conversation, message: Message) -> bool:
-        """Answer a call with a server's answer to the same request of the gateway. False: the server asks for input, so
-        the call has to be sent."""
-        exchange = call.exchange
-        if isinstance(message.result, msgspec.Raw) and conversation.era is MODERN:
+    def answer(self, call: Call, answer: Answer) -> bool:
+        """Answer a call with a server's answer to the same request of the gateway, or to an earlier one. False: the
+        server asks for input, so the call has to be sent."""
+        exchange, message, conversation = call.exchange, answer.message, answer.conversation
+        if isinstance(message.result, msgspec.Raw) and answer.era is MODERN:
             result = msgspec.json.decode(message.result, type=Object)
             if is_input_required(result):
                 return False
             if call.era is LEGACY:
                 message = Message(jsonrpc="2.0", id=0, result=msgspec.Raw(encode(legacy_result(call.method, result))))
-        elif conversation.era is LEGACY and call.era is MODERN:
+        elif conversation is not None and answer.era is LEGACY and call.era is MODERN:
             exchange.use_bridge(LegacyServerBridge(conversation))
         exchange.finish(message)
         return True
 
     def _list_filter(
-        self, upstream: ConfiguredUpstream, conversation: Conversation, method: str
+        self, upstream: ConfiguredUpstream, conversation: Conversation | None, method: str
     ) -> Callable[[Exchange, Object], Object]:
-        """A filter that reduces the server's list to the items that the call's session may see."""
+        """A filter that reduces the server's list to the items that the call's session may see. No conversation: the
+        list was kept from an earlier request."""
         key = LISTS[method]
 
         def filtered(exchange: Exchange, result: Object) -> Object:
@@ -119,13 +138,15 @@ class Dispatch:
             upstream.inventory.seen(method, conversation, page)
             self._admission.show(upstream, exchange.context, method, page)
             result = result | {key: msgspec.Raw(encode(page.get(key, [])))}
-            if "cacheScope" in result:
+            if "cacheScope" in result and self._admission.filters(upstream, method):
                 result["cacheScope"] = msgspec.Raw(b'"private"')
             return result
 
         return filtered
 
-    async def _send_to_modern(self, upstream: ConfiguredUpstream, conversation: Conversation, call: Call) -> None:
+    async def _send_to_modern(
+        self, upstream: ConfiguredUpstream, conversation: Conversation, call: Call, asked: Asked | None
+    ) -> None:
         """Send a legacy client's call to a modern server."""
         exchange, live = call.exchange, call.live
         assert live is not None
@@ -141,5 +162,6 @@ class Dispatch:
         list_tools = None
         if call.method == "tools/call":
             list_tools = functools.partial(upstream.inventory.refresh, "tools/list", conversation)
-        exchange.use_bridge(ModernServerBridge(conversation, call.params, meta, list_tools=list_tools))
+        bridge = ModernServerBridge(conversation, call.params, meta, list_tools=list_tools)
+        exchange.use_bridge(bridge if asked is None else KeptResult(upstream.inventory.results, asked, bridge))
         await conversation.start(exchange, call.params, meta)

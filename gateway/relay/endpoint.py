@@ -111,11 +111,13 @@ class Endpoint:
                 servers.values(), Asker(None, Era.MODERN, None, ""), lambda upstream: upstream.facts()
             )
         facts = gathered.answers.values()
-        results = [f.discovery for f in facts if f.discovery is not None]
+        found = [servers[name].discovery_for_clients(each) for name, each in gathered.answers.items()]
+        results = [discovery for discovery in found if discovery is not None]
         failure = next((f.failure for f in facts if f.failure), "") or next(map(str, gathered.failures.values()), "")
         is_any_starting = len(gathered.missing) > len(gathered.failures)
         if results or is_any_starting:
-            return merge_discoveries(results, __version__, incomplete=bool(failure) or is_any_starting)
+            is_incomplete = bool(failure) or is_any_starting
+            return merge_discoveries(results, __version__, incomplete=is_incomplete, is_filtered=self._servers.differ)
         if failure:
             raise Refused(503, UPSTREAM_UNAVAILABLE, failure, headers={"Retry-After": "5"})
         return None
@@ -161,7 +163,7 @@ class Endpoint:
             await self._aggregation.send_to_all(call)
         elif METHODS[call.method].named == "uri":
             found = await self._aggregation.owner_of_resource(call)
-            if found.answer is None or not self._dispatch.answer(call, *found.answer):
+            if found.answer is None or not self._dispatch.answer(call, found.answer):
                 await self._dispatch.send(found.upstream, call)
         else:
             await self._dispatch.send(*await self._aggregation.owner(call))

@@ -95,7 +95,7 @@ class Intake:
         meta = self._watching.begin(exchange, request, self.meta(params, seen, who.correlation), who.correlation)
         events = self._events if request.era is LEGACY else None
         reply = CallReply(exchange, live, headers, events=events, cluster=self._cluster, held=held)
-        call = Call(exchange, request.era, params, meta, who.correlation, request.check_mirrored, server)
+        call = Call(exchange, request.era, params, meta, who.correlation, request.check_mirrored, server, who.principal)
         try:
             forwarded: Forwarded | None = request.forwarded
             endpoint = self._endpoints[request.endpoint]

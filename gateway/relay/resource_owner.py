@@ -20,13 +20,13 @@ from gateway.errors import unknown_resource
 from gateway.protocol.listing import APP_SCHEME, Names, Tools
 from gateway.protocol.uris import closeness, template_fit
 from gateway.relay.admission import Admission
-from gateway.relay.asking import ask
+from gateway.relay.asking import Answer, ask
 from gateway.relay.late_servers import UNAVAILABLE, Asker, LateServers
 from gateway.relay.open_apps import OpenApps
 from gateway.relay.visible_servers import VisibleServers
 from gateway.upstreams.upstream import ConfiguredUpstream
 from transports.era import Era
-from transports.jsonrpc import INVALID_PARAMS, METHOD_NOT_FOUND, Message, Object, encode, error_code
+from transports.jsonrpc import INVALID_PARAMS, METHOD_NOT_FOUND, Object, encode, error_code
 from transports.upstream_port import UpstreamUnavailable
 
 __all__ = ["Found", "ResourceOwners"]
@@ -49,11 +49,10 @@ Servers = Mapping[str, ConfiguredUpstream]
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The server that has a resource. `answer` is its answer to the read, if it had to be read to find out, and the
-    conversation that it came in."""
+    """The server that has a resource. `answer` is its answer to the read, if it had to be read to find out."""
 
     upstream: ConfiguredUpstream
-    answer: tuple[Conversation, Message] | None = None
+    answer: Answer | None = None
 
 
 class ResourceOwners:
@@ -179,12 +178,13 @@ class ResourceOwners:
         for name in order[:_MOST_ASKED]:
             try:
                 async with asyncio.timeout(self._read_s):
-                    conversation, answer = await ask(servers[name], call, _READ, _read_params(uri, servers[name], call))
+                    answer = await ask(servers[name], call, _READ, _read_params(uri, servers[name], call))
             except UNAVAILABLE:
                 late.add(name)
                 continue
-            if not isinstance(answer.error, msgspec.Raw) or error_code(answer.error) not in _NOT_FOUND:
-                return Found(servers[name], (conversation, answer) if call.method == _READ else None)
+            error = answer.message.error
+            if not isinstance(error, msgspec.Raw) or error_code(error) not in _NOT_FOUND:
+                return Found(servers[name], answer if call.method == _READ else None)
         return None
 
     async def _gather(

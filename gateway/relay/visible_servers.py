@@ -22,6 +22,11 @@ class VisibleServers:
         self._policy = policy
         self._seen = functools.lru_cache(maxsize=_CACHED_CONTEXTS)(self._to)
 
+    @property
+    def differ(self) -> bool:
+        """Whether different sessions may see different servers."""
+        return not self._policy.is_open
+
     def to(self, context: Context) -> Mapping[str, ConfiguredUpstream]:
         """The servers that a session with this context sees, by name."""
         return self.all if self._policy.is_open else self._seen(self._policy.rights_of(context))

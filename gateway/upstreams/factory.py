@@ -19,6 +19,7 @@ from gateway.upstreams.inventory import Inventory
 from gateway.upstreams.link_source import Quotes, SessionRecorder, UpstreamLinks
 from gateway.upstreams.list_pages import ListReader
 from gateway.upstreams.probe import Probe
+from gateway.upstreams.result_cache import ResultCache
 from gateway.upstreams.session_resources import SessionResources
 from gateway.upstreams.shared import SharedConversations
 from gateway.upstreams.upstream import ConfiguredUpstream
@@ -96,18 +97,32 @@ class UpstreamFactory:
             known=known,
             quotes=self._quotes,
         )
-        shared = SharedConversations(links, deadlines)
+        results = ResultCache(limits.cached_bytes)
+        shared = SharedConversations(links, deadlines, results.changed)
         reader = ListReader(name_chars=limits.name_chars, uri_chars=limits.uri_chars)
         return ConfiguredUpstream(
             settings,
             upstream,
             links,
             inventory=Inventory(
-                name, reader, timeout_s=limits.start_timeout_s, probed=known.tools, listed=known.listed
+                name,
+                reader,
+                timeout_s=limits.start_timeout_s,
+                probed=known.tools,
+                listed=known.listed,
+                results=results,
             ),
             known=known,
             shared=shared,
-            probe=Probe(name, known, shared, reader, start_s=limits.start_timeout_s, is_url=bool(settings.url)),
+            probe=Probe(
+                name,
+                known,
+                shared,
+                reader,
+                start_s=limits.start_timeout_s,
+                is_url=bool(settings.url),
+                results=results,
+            ),
             deadlines=deadlines,
         )
 

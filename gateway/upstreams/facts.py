@@ -22,7 +22,8 @@ class ServerFacts:
 
     `failure` says why the server could not be asked, for clients. `last_words` are the last lines of its output then,
     for operators. Without any of the three, the server speaks neither era. `is_certain` is false while a server counts
-    as legacy only because it has accepted a handshake: its answer to `server/discover` has proved nothing.
+    as legacy only because it has accepted a handshake: its answer to `server/discover` has proved nothing. `at` is when
+    `discover` came, by the monotonic clock.
     """
 
     discover: bytes | None = None
@@ -31,6 +32,7 @@ class ServerFacts:
     last_words: tuple[str, ...] = ()
     tools: Tools = field(default_factory=Tools)
     is_certain: bool = True
+    at: float = 0.0
 
     @property
     def discovery(self) -> bytes | None:

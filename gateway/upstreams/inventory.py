@@ -17,6 +17,7 @@ from gateway.calls.lists import Listed, Lists
 from gateway.protocol.listing import Names, Tools
 from gateway.protocol.methods import METHODS
 from gateway.upstreams.list_pages import ListReader
+from gateway.upstreams.result_cache import ResultCache
 from transports.jsonrpc import encode
 from transports.tasks import Tasks, TasksClosed
 from transports.upstream_port import UpstreamUnavailable
@@ -33,6 +34,7 @@ class Inventory:
 
     `timeout_s` is how long the server may take to send a list. `probed` returns the tools that the probe has listed:
     they count for a conversation until it has received a list itself. `listed` is called with each list of tools.
+    `results` has the results of the server that are fresh: from these a list is read without the server.
     """
 
     def __init__(
@@ -42,9 +44,11 @@ class Inventory:
         *,
         timeout_s: float,
         probed: Callable[[], Tools | None],
+        results: ResultCache,
         listed: Callable[[Tools], None] = lambda _: None,
     ) -> None:
         self.reader = reader
+        self.results = results
         self._name = name
         self._timeout_s = timeout_s
         self._probed = probed
@@ -73,6 +77,12 @@ class Inventory:
         is_old = monotonic() - lists.asked_at.get(method, float("-inf")) >= AGAIN_S
         if found is not None and (name in found or not name or not is_old):
             return found
+        if found is None and METHODS[method].kind not in lists.announced:
+            kept = self.reader.kept_items(method, self.results)
+            if kept is not None:
+                found = lists.known[method] = self._shared_list(method, kept)
+                if not name or name in found:
+                    return found
         return await self.refresh(method, conversation)
 
     async def refresh(self, method: str, conversation: Conversation) -> Listed:
@@ -88,7 +98,7 @@ class Inventory:
             async with asyncio.timeout(self._timeout_s):
                 await conversation.ready()
                 lists.changed.discard(method)
-                found = self._shared_list(method, await self.reader.all_items(method, conversation))
+                found = self._shared_list(method, await self.reader.all_items(method, conversation, self.results))
         except TimeoutError:
             waited = f"did not start and answer {method} within {self._timeout_s:g} s"
             raise UpstreamUnavailable(f"server {self._name!r} {waited}") from None

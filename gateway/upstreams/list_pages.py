@@ -1,5 +1,6 @@
 """Reads the lists of tools, prompts and resources that a server sends. Keeps nothing."""
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 import msgspec
@@ -7,10 +8,11 @@ import msgspec
 from gateway.calls.conversation import Conversation
 from gateway.protocol.listing import MOST_BYTES, MOST_TOOLS, items_of
 from gateway.protocol.methods import METHODS
+from gateway.upstreams.result_cache import Asked, ResultCache
 from transports.era import Era
 from transports.jsonrpc import encode
 
-__all__ = ["GATEWAY_META", "ListReader"]
+__all__ = ["GATEWAY_META", "ListReader", "asked_by_gateway"]
 
 GATEWAY_META: Final = {
     "io.modelcontextprotocol/protocolVersion": "2026-07-28",
@@ -20,6 +22,11 @@ GATEWAY_META: Final = {
 """The `_meta` of requests that the gateway makes for itself to a modern server."""
 
 _MAX_PAGES: Final = 100
+
+
+def asked_by_gateway(method: str, params: Mapping[str, bytes]) -> Asked:
+    """A request of the gateway's own, of which only results for every caller are kept."""
+    return Asked.of(method, params, public=b"", private=None)
 
 
 class ListReader:
@@ -39,8 +46,18 @@ class ListReader:
         most_chars = self._name_chars if row.item_key == "name" else self._uri_chars
         return items_of(page, row.listed, row.item_key, most_chars=most_chars)
 
-    async def all_items(self, method: str, conversation: Conversation) -> list[dict[str, Any]]:
-        """The items of all pages of that list, until there are more than the gateway keeps.
+    def kept_items(self, method: str, results: ResultCache) -> list[dict[str, Any]] | None:
+        """The items of all pages of that list, if fresh ones for every caller are kept."""
+        pages = results.pages(method, lambda params: asked_by_gateway(method, params))
+        if pages is None:
+            return None
+        return [item for page in pages for item in self.items(method, msgspec.json.decode(page))]
+
+    async def all_items(
+        self, method: str, conversation: Conversation, results: ResultCache | None = None
+    ) -> list[dict[str, Any]]:
+        """The items of all pages of that list, until there are more than the gateway keeps. `results` keeps pages that
+        are the same for every caller.
 
         Raises:
             LinkClosed: the server ended before it answered.
@@ -50,10 +67,14 @@ class ListReader:
         items: list[dict[str, Any]] = []
         size = 0
         for _ in range(_MAX_PAGES):
+            version = 0 if results is None else results.version(method)
             answer = await conversation.ask(method, encode(params))
             if not isinstance(answer.result, msgspec.Raw):
                 break
             size += len(bytes(answer.result))
+            if results is not None and conversation.era is Era.MODERN:
+                raw = {key: encode(value) for key, value in params.items()}
+                results.keep(asked_by_gateway(method, raw), answer.result, version)
             page = msgspec.json.decode(answer.result)
             items += self.items(method, page)
             if not isinstance(page, dict) or not page.get("nextCursor"):

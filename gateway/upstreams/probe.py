@@ -13,11 +13,13 @@ import msgspec
 from gateway.calls.backoff import Backoff
 from gateway.calls.conversation import Conversation
 from gateway.calls.last_words import with_last_words
+from gateway.protocol.caching import hints_of, with_ttl
 from gateway.protocol.handshake import HANDSHAKE_VERSIONS, HandshakeRefused, version_of
 from gateway.protocol.listing import Tools
 from gateway.upstreams.discovery import Discovery, ask_discovery
 from gateway.upstreams.facts import KnownFacts, ServerFacts, era_of
 from gateway.upstreams.list_pages import ListReader
+from gateway.upstreams.result_cache import ResultCache
 from gateway.upstreams.shared import SharedConversations
 from transports.era import Era
 from transports.jsonrpc import HEADER_MISMATCH, INVALID_REQUEST, METHOD_NOT_FOUND, UNSUPPORTED_VERSION, error_code
@@ -39,15 +41,16 @@ AGAIN_S: Final = 5.0
 """How long after a failure a client's request makes the probe again at the earliest. Without requests it is made again
 after a `Backoff`: a server that recovers is found although no client asks, as when no load balancer sends any."""
 
-_PROBE, _TRIAL = "probe", "trial"
+_PROBE, _TRIAL, _REFRESH = "probe", "trial", "refresh"
 
 
 class Probe:
     """The probe of one server. One runs at a time, and concurrent callers share its result.
 
-    `start_s` is how long the server may take to answer. `is_url`: the server is no process. `clock` is monotonic.
-    `took_s` is how long the last probe took, `started_s` the part of it until the server answered in the era that it
-    speaks. `began_at` is when the present run began, None if none runs. `answered` is set once the server has answered.
+    `start_s` is how long the server may take to answer. `is_url`: the server is no process. `results` keeps the list of
+    tools, if it is the same for all. `clock` is monotonic. `took_s` is how long the last probe took, `started_s` the
+    part of it until the server answered in the era that it speaks. `began_at` is when the present run began, None if
+    none runs. `answered` is set once the server has answered.
     """
 
     def __init__(
@@ -59,8 +62,11 @@ class Probe:
         *,
         start_s: float,
         is_url: bool = False,
+        results: ResultCache | None = None,
         clock: Callable[[], float] = monotonic,
     ) -> None:
+        self._results = results
+        self._refreshed_at = float("-inf")
         self._name = name
         self._known = known
         self._shared = shared
@@ -102,6 +108,26 @@ class Probe:
             return ServerFacts()
         except TasksClosed:
             return ServerFacts(failure="the gateway stops")
+
+    def discovery(self, facts: ServerFacts) -> bytes | None:
+        """The answer to `server/discover` that modern clients get, with what is left of its `ttlMs`. A server whose
+        answer is no longer fresh is asked again in the background: nobody waits for it."""
+        ttl_ms = 0 if facts.discover is None else hints_of(facts.discover).ttl_ms
+        if not ttl_ms or facts.discover is None:
+            return facts.discovery
+        now = self._clock()
+        left_ms = int(ttl_ms - (now - facts.at) * 1_000)
+        if left_ms <= 0 and now >= self._refreshed_at + AGAIN_S:
+            self._refreshed_at = now
+            self._tasks.start(_REFRESH, lambda: self._refresh(facts))
+        return with_ttl(facts.discover, max(0, left_ms))
+
+    async def _refresh(self, facts: ServerFacts) -> None:
+        """Ask a modern server `server/discover` again. If it cannot be asked, its last answer stays."""
+        with contextlib.suppress(UpstreamUnavailable, HandshakeRefused):
+            found = await ask_discovery(self._shared.of(Era.MODERN), within_s=self._start_s, is_url=self._is_url)
+            if found.result is not None and self._known.latest is facts:
+                self._known.learn(replace(facts, discover=found.result, at=self._clock()))
 
     @property
     def waited_s(self) -> float:
@@ -192,7 +218,8 @@ class Probe:
             return ServerFacts(failure=str(error), last_words=tuple(conversation.last_words))
         if found.result is not None:
             self.started_s = self._clock() - began
-            return ServerFacts(discover=found.result, tools=await self._tools(conversation))
+            at = self._clock()
+            return ServerFacts(discover=found.result, tools=await self._tools(conversation), at=at)
         await self._shared.discard(Era.MODERN)
         if found.era is Era.MODERN:
             return ServerFacts(failure=f"server {self._name!r} cannot be used: {found.reason}")
@@ -233,7 +260,7 @@ class Probe:
         """The tools that the server lists; none if it does not list them in time."""
         with contextlib.suppress(LinkClosed, TimeoutError, msgspec.MsgspecError):
             async with asyncio.timeout(self._start_s):
-                return Tools(await self._reader.all_items("tools/list", conversation))
+                return Tools(await self._reader.all_items("tools/list", conversation, self._results))
         return Tools()
 
     async def close(self) -> None:

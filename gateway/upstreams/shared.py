@@ -1,13 +1,14 @@
 """The conversations with one server that belong to no session: for lists, for the probe, and of a shared server."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from gateway.calls.conversation import Conversation
 from gateway.calls.deadlines import Deadlines
 from gateway.calls.live_session import LiveSession
 from gateway.calls.server_messages import SharedRouter
+from gateway.protocol.methods import Method
 from gateway.upstreams.link_source import SharedLinks, TrialLinks, UpstreamLinks
 from transports.era import Era
 
@@ -17,11 +18,18 @@ _MOST_WORDS: Final = 10
 
 
 class SharedConversations:
-    """The shared conversations, one for each era. Each is made when it is first needed."""
+    """The shared conversations, one for each era. Each is made when it is first needed. `on_change` is called with each
+    notification of the server that something has changed."""
 
-    def __init__(self, links: UpstreamLinks, deadlines: Deadlines) -> None:
+    def __init__(
+        self,
+        links: UpstreamLinks,
+        deadlines: Deadlines,
+        on_change: Callable[[Method], None] = lambda change: None,
+    ) -> None:
         self._links = links
         self._deadlines = deadlines
+        self._on_change = on_change
         self._open: dict[Era, Conversation] = {}
         self._discarded_words: tuple[str, ...] = ()
 
@@ -33,7 +41,7 @@ class SharedConversations:
         conversation = self._open.get(era)
         if conversation is None:
             source = SharedLinks(self._links, era)
-            conversation = self._open[era] = Conversation(source, SharedRouter(), self._deadlines)
+            conversation = self._open[era] = Conversation(source, SharedRouter(self._on_change), self._deadlines)
         return conversation
 
     async def discard(self, era: Era) -> None:

@@ -59,6 +59,7 @@ class ConfiguredUpstream:
         self.permits = links.permits
         self.start_probe = probe.start
         self.facts = probe.facts
+        self.discovery_for_clients = probe.discovery
         self.era_for = probe.era_for
         self.era_now = probe.era_now
         self.answered = probe.answered
@@ -188,7 +189,10 @@ class ConfiguredUpstream:
                 )
             source = SessionLinks(self._links, live, key, declaring, correlation)
             conversation = live.conversations[key] = Conversation(
-                source, IsolatedRouter(live), self._deadlines, unreturned=live.is_unreturned
+                source,
+                IsolatedRouter(live, self.inventory.results.changed),
+                self._deadlines,
+                unreturned=live.is_unreturned,
             )
         return conversation
 
@@ -202,6 +206,7 @@ class ConfiguredUpstream:
     def forget(self, live: LiveSession) -> None:
         """Remove a session that has ended from the shared conversations."""
         self._shared.forget(live)
+        self.inventory.results.forget(live.session.id)
 
     async def close(self) -> None:
         """Close the conversations that belong to no session. Sessions close their own."""

@@ -21,6 +21,7 @@ from gateway.relay.late_servers import LateServers
 from gateway.relay.visible_servers import VisibleServers
 from gateway.upstreams.inventory import Inventory
 from gateway.upstreams.list_pages import ListReader
+from gateway.upstreams.result_cache import ResultCache
 from session_store import Context
 from session_store.memory import MemoryBackend
 from tests.support.context import FACTS
@@ -50,7 +51,9 @@ class PagedServer:
         self.settings = SimpleNamespace(handles=False)
         self.probed_tools = None if probed is None else Tools(probed)
         reader = ListReader(name_chars=256, uri_chars=256)
-        self.inventory = Inventory(name, reader, timeout_s=5.0, probed=lambda: self.probed_tools)
+        self.inventory = Inventory(
+            name, reader, timeout_s=5.0, probed=lambda: self.probed_tools, results=ResultCache(1 << 20)
+        )
         self.lists = Lists()
         self.known_lists = self.lists
         self.declared: dict[str, Any] = {"resources": {}, "tools": {}}

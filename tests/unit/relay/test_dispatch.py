@@ -18,6 +18,7 @@ from gateway.protocol.listing import Tools
 from gateway.protocol.schemas import Schemas
 from gateway.relay.admission import Admission
 from gateway.relay.dispatch import Dispatch
+from gateway.upstreams.result_cache import ResultCache
 from session_store.memory import MemoryBackend
 from session_store.testing import FakeClock, a_session
 from tests.support.context import FACTS
@@ -36,12 +37,13 @@ class Server:
     name = "s"
     era = Era.LEGACY
     users = ()
+    known_lists = None
     initialize_result = None
 
     def __init__(self, *, era: Era = Era.LEGACY, is_open: bool = True, takes_now: bool = True, **settings: Any) -> None:
         self.era = era
         self.settings = SimpleNamespace(**({"shared": False, "handles": False} | settings))
-        self.inventory = SimpleNamespace(known=lambda method, conversation: TOOLS)
+        self.inventory = SimpleNamespace(known=lambda method, conversation: TOOLS, results=ResultCache(1 << 20))
         self.is_reviewed = True
         self.sent: list[tuple[str, Object, Object]] = []
         self._is_open = is_open

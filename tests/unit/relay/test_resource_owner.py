@@ -76,7 +76,7 @@ async def test_a_resource_that_nobody_lists_is_looked_for_at_one_server_after_th
     found = await parts.resources.owner("z://1", call := a_call(method, uri="z://1"))
     assert found.upstream.name == "b" and (READ, "z://1") in one.asked and (READ, "z://1") not in three.asked
     if method == READ:
-        assert found.answer is not None and found.answer[1].result is not msgspec.UNSET
+        assert found.answer is not None and found.answer.message.result is not msgspec.UNSET
     else:
         assert found.answer is None
     asked = len(one.asked)

@@ -238,3 +238,38 @@ async def test_a_legacy_server_that_was_busy_once_is_legacy_when_it_says_so() ->
     assert (await probe.start()).is_certain and probe.era_now(Era.MODERN) is Era.LEGACY
     assert probe._again is None, "nothing is left to find out"
     await probe.close()
+
+
+@requirement("cache.hints")
+async def test_what_a_server_says_of_itself_is_passed_on_with_the_time_that_is_left_and_asked_anew_later() -> None:
+    clock, server = FakeClock(), Server(discover=b'{"capabilities":{},"ttlMs":60000,"cacheScope":"public"}')
+    probe = probe_of(server, clock)
+    facts = await probe.facts()
+    clock.pass_time(20)
+    assert b'"ttlMs":40000' in (probe.discovery(facts) or b"") and len(server.log) == 1
+    clock.pass_time(50)
+    server.discover = UpstreamUnavailable("away")
+    assert b'"ttlMs":0' in (probe.discovery(facts) or b"")
+    await _settle()
+    assert (await probe.facts()) is facts, "a server that cannot be asked again keeps its answer"
+    server.discover = b'{"capabilities":{"tools":{}},"ttlMs":60000}'
+    probe.discovery(facts)
+    await _settle()
+    assert (await probe.facts()) is facts, "not so soon"
+    clock.pass_time(AGAIN_S)
+    probe.discovery(facts)
+    await _settle()
+    again = await probe.facts()
+    assert again.capabilities == {"tools": {}} and b'"ttlMs":60000' in (probe.discovery(again) or b"")
+
+
+async def test_an_answer_that_may_not_be_kept_is_passed_on_as_before() -> None:
+    server = Server(discover=DISCOVERED)
+    probe = probe_of(server)
+    facts = await probe.facts()
+    assert probe.discovery(facts) == DISCOVERED and len(server.log) == 1
+
+
+async def _settle() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)

@@ -9,6 +9,7 @@ from gateway.calls.deadlines import Deadlines
 from gateway.calls.live_session import LiveSession
 from gateway.config.upstreams import UpstreamSettings
 from gateway.protocol.capabilities import Caller
+from gateway.upstreams.result_cache import ResultCache
 from gateway.upstreams.upstream import MAX_CONVERSATIONS, ConfiguredUpstream
 from session_store.memory import MemoryBackend
 from session_store.testing import FakeClock, a_session
@@ -18,8 +19,8 @@ from transports.upstream_port import UpstreamUnavailable
 
 
 def upstream(name: str = "s") -> ConfiguredUpstream:
-    anything = cast("Any", SimpleNamespace())
-    probe = SimpleNamespace(start=None, facts=None, era_for=None, era_now=None, answered=None)
+    anything = cast("Any", SimpleNamespace(results=ResultCache(0)))
+    probe = SimpleNamespace(start=None, facts=None, discovery=None, era_for=None, era_now=None, answered=None)
     return ConfiguredUpstream(
         UpstreamSettings(command="c"),
         anything,

@@ -1,0 +1,152 @@
+"""The results of one server that are fresh: lists, and resources that were read (MCP 2026-07-28, Caching).
+
+A result that the server calls public is kept for all callers, any other for one session or one principal. Every result
+of a kind is dropped when the server notifies, in whatever conversation, of a change of that kind. Does not know who may
+see what: policy is applied to what comes from here as to what comes from the server.
+"""
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from time import monotonic
+from typing import Final
+
+import msgspec
+from cachetools import LRUCache
+
+from gateway.protocol.caching import hints_of, with_ttl
+from gateway.protocol.methods import CACHEABLE, METHODS, Method
+from transports.jsonrpc import encode
+
+__all__ = ["Asked", "ResultCache"]
+
+_OVERHEAD: Final = 512
+"""Bytes that an entry takes beside its result, so that many small ones are bounded too."""
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """A request whose result may be kept.
+
+    `public` and `private` are the keys of its results for all callers and for this caller; empty: such results are
+    neither kept nor found. `session` is the session that a private result is kept for, if it is for one only.
+    """
+
+    method: str
+    public: bytes
+    private: bytes
+    session: str = ""
+
+    @classmethod
+    def of(
+        cls, method: str, params: Mapping[str, bytes], *, public: bytes | None, private: bytes | None, session: str = ""
+    ) -> "Asked":
+        """The request with these params. `public` says what beside them a public result depends on, `private` for whom
+        a private one is; None: nobody."""
+        # As JSON, so that no two requests have the same text: what one client asks must not answer another's request.
+        named = [[name, msgspec.Raw(bytes(params[name]))] for name in sorted(params) if name != "_meta"]
+        digest = hashlib.sha256(encode([method, named]))
+
+        def key(kind: bytes, scope: bytes | None) -> bytes:
+            if scope is None:
+                return b""
+            scoped = digest.copy()
+            scoped.update(kind + scope)
+            return scoped.digest()
+
+        return cls(method, key(b"\1", public), key(b"\2", private), session)
+
+
+class _Kept(msgspec.Struct, frozen=True):
+    result: bytes
+    until: float
+    version: int
+    session: str
+
+
+class ResultCache:
+    """Results of one server. `most_bytes` bounds them together; 0: none are kept. `clock` is monotonic."""
+
+    def __init__(self, most_bytes: int, clock: Callable[[], float] = monotonic) -> None:
+        self._most_bytes = most_bytes
+        self._clock = clock
+        self._kept: LRUCache[bytes, _Kept] = LRUCache(
+            max(1, most_bytes), getsizeof=lambda kept: _OVERHEAD + len(kept.result)
+        )
+        self._versions: Counter[str] = Counter()
+        self._sessions: set[str] = set()
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    @property
+    def size(self) -> int:
+        """The bytes of all results, with what each takes beside."""
+        return int(self._kept.currsize)
+
+    def takes(self, method: str) -> bool:
+        """Whether results of that method are kept."""
+        return self._most_bytes > 0 and method in CACHEABLE
+
+    def find(self, asked: Asked) -> bytes | None:
+        """The result, with the time that is left of its `ttlMs`; None if no fresh one is kept."""
+        for key in (asked.private, asked.public):
+            kept = self._kept.get(key) if key else None
+            if kept is None:
+                continue
+            left_ms = int((kept.until - self._clock()) * 1_000)
+            if left_ms > 0 and kept.version == self._versions[asked.method]:
+                return with_ttl(kept.result, left_ms)
+            del self._kept[key]
+        return None
+
+    def version(self, method: str) -> int:
+        """Changes with each change that the server notifies of. To be read before the request is sent."""
+        return self._versions[method]
+
+    def keep(self, asked: Asked, result: object, version: int) -> None:
+        """Keep the result of a request, unless the server has notified of a change since it was sent."""
+        if not isinstance(result, msgspec.Raw) or version != self._versions[asked.method]:
+            return
+        hints, size = hints_of(result), _OVERHEAD + len(bytes(result))
+        key = asked.public if hints.is_public and asked.public else asked.private
+        if not key or not hints.ttl_ms or size > self._most_bytes // 4:
+            return
+        session = asked.session if key == asked.private else ""
+        self._kept[key] = _Kept(bytes(result), self._clock() + hints.ttl_ms / 1_000, version, session)
+        if session:
+            self._sessions.add(session)
+
+    def changed(self, change: Method) -> None:
+        """The server notifies of a change: of the lists of a kind, or of a resource."""
+        affected = (row for row in METHODS.values() if row.is_cacheable and row.kind == change.kind)
+        self._versions.update(row.name for row in affected if change.flag or not row.listed)
+
+    def forget(self, session: str) -> None:
+        """Drop what is kept for a session that has ended."""
+        if session in self._sessions:
+            self._sessions.discard(session)
+            for key in [key for key, kept in self._kept.items() if kept.session == session]:
+                del self._kept[key]
+
+    def pages(self, method: str, asked: Callable[[Mapping[str, bytes]], Asked]) -> Iterable[bytes] | None:
+        """All pages of a list; None if one of them is not kept. `asked` makes the request of a page."""
+        pages: list[bytes] = []
+        params: Mapping[str, bytes] = {}
+        for _ in range(_MOST_PAGES):
+            page = self.find(asked(params))
+            if page is None:
+                return None
+            pages.append(page)
+            cursor = _pages.decode(page).nextCursor
+            if not cursor:
+                return pages
+            params = {"cursor": msgspec.json.encode(cursor)}
+        return None
+
+
+class _Page(msgspec.Struct):
+    nextCursor: str | None = None
+
+
+_pages = msgspec.json.Decoder(_Page)
+_MOST_PAGES: Final = 100

@@ -1,0 +1,72 @@
+"""How long a result may be kept, and for whom."""
+
+import json
+from typing import Any
+
+import pytest
+
+from gateway.protocol.caching import (
+    PRIVATE,
+    PUBLIC,
+    Hints,
+    hints_of,
+    is_answer_to_input,
+    most_private,
+    ttl_ms,
+    with_ttl,
+)
+from tests.requirements import requirement
+
+pytestmark = requirement("cache.hints")
+
+
+@pytest.mark.parametrize(
+    ("said", "ms"),
+    [
+        (0, 0),
+        (1, 1),
+        (60_000, 60_000),
+        (1.9, 1),
+        (-5, 0),
+        (None, 0),
+        ("60000", 0),
+        (True, 0),
+        ([], 0),
+        (10**400, 3_600_000),
+        (float("nan"), 0),
+        (float("inf"), 3_600_000),
+    ],
+)
+def test_a_time_that_cannot_be_one_is_no_time(said: Any, ms: int) -> None:
+    assert ttl_ms(said) == ms
+
+
+@pytest.mark.parametrize(
+    ("result", "hints"),
+    [
+        ({"ttlMs": 5, "cacheScope": "public"}, Hints(5, True)),
+        ({"ttlMs": 5, "cacheScope": "Public"}, Hints(5, False)),
+        ({"ttlMs": 5}, Hints(5, False)),
+        ({}, Hints(0, False)),
+        ({"ttlMs": 5, "cacheScope": "public", "resultType": "input_required"}, Hints(0, True)),
+        ({"ttlMs": 5, "cacheScope": 7, "resultType": "complete"}, Hints(5, False)),
+        ([], Hints(0, False)),
+    ],
+)
+def test_what_is_not_said_is_private_and_stale(result: Any, hints: Hints) -> None:
+    assert hints_of(json.dumps(result).encode()) == hints
+
+
+def test_what_is_made_of_several_is_as_private_as_the_most_private() -> None:
+    public, private = {"cacheScope": "public"}, {"cacheScope": "private"}
+    assert most_private([public, public]) == PUBLIC
+    assert most_private([public, private]) == most_private([public, {}]) == most_private([]) == PRIVATE
+
+
+def test_the_time_that_is_left_takes_the_place_of_the_first_and_nothing_else_changes() -> None:
+    assert with_ttl(b'{"big": 1e400, "ttlMs":5}', 3) == b'{"big":1e400,"ttlMs":3}'
+
+
+def test_answers_to_questions_are_known() -> None:
+    assert is_answer_to_input({"requestState": b'"x"'}) and is_answer_to_input({"inputResponses": b"{}"})
+    assert not is_answer_to_input({"uri": b'"x"'})

@@ -1,0 +1,141 @@
+"""Results of a server are found while they are fresh, by those whom they are for."""
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from gateway.protocol.methods import CHANGES
+from gateway.upstreams.result_cache import Asked, ResultCache
+from session_store.testing import FakeClock
+from tests.requirements import requirement
+
+pytestmark = requirement("cache.servers")
+
+LIST, READ = "tools/list", "resources/read"
+
+
+def result(ttl_ms: int = 5_000, scope: str = "public", **more: Any) -> msgspec.Raw:
+    return msgspec.Raw(json.dumps({"tools": [], "ttlMs": ttl_ms, "cacheScope": scope, **more}).encode())
+
+
+def asked(method: str = LIST, whom: str = "ann", public: bytes | None = b"", session: str = "", **params: Any) -> Asked:
+    raw = {name: json.dumps(value).encode() for name, value in params.items()}
+    return Asked.of(method, raw, public=public, private=whom.encode() if whom else None, session=session)
+
+
+class Kept:
+    def __init__(self, most_bytes: int = 1 << 20) -> None:
+        self.clock = FakeClock()
+        self.cache = ResultCache(most_bytes, self.clock)
+
+    def keep(self, request: Asked, found: msgspec.Raw) -> None:
+        self.cache.keep(request, found, self.cache.version(request.method))
+
+    def ttl(self, request: Asked) -> int | None:
+        found = self.cache.find(request)
+        return None if found is None else json.loads(found)["ttlMs"]
+
+
+def test_a_result_is_fresh_for_its_time_and_says_how_much_is_left() -> None:
+    kept = Kept()
+    kept.keep(asked(), result(5_000))
+    kept.clock.pass_time(2)
+    assert kept.ttl(asked()) == 3_000
+    kept.clock.pass_time(3)
+    assert kept.ttl(asked()) is None and len(kept.cache) == 0
+
+
+def test_a_public_result_is_for_all_and_a_private_one_for_one() -> None:
+    kept = Kept()
+    kept.keep(asked(), result())
+    assert kept.ttl(asked(whom="bob")) and kept.ttl(asked(whom=""))
+    assert kept.ttl(asked(public=b"other extensions", whom="bob")) is None
+    kept.keep(asked(READ, uri="x"), result(scope="private"))
+    assert kept.ttl(asked(READ, uri="x")) and kept.ttl(asked(READ, whom="bob", uri="x")) is None
+    kept.keep(asked(READ, whom="", uri="y"), result(scope="private"))
+    assert kept.ttl(asked(READ, whom="", uri="y")) is None, "nobody can be named whom it is for"
+
+
+def test_a_result_answers_the_same_request_only() -> None:
+    kept = Kept()
+    kept.keep(asked(READ, uri="x"), result())
+    assert kept.ttl(asked(READ, uri="x")) and kept.ttl(asked(READ, uri="x", _meta={"progressToken": 1}))
+    for other in (asked(READ, uri="y"), asked(LIST, uri="x"), asked(READ, uri="x", more=1), asked(READ)):
+        assert kept.ttl(other) is None
+    one = Asked.of(READ, {"a": b"1", "b": b"2"}, public=b"", private=None)
+    other = Asked.of(READ, {'a",1],["b': b"2"}, public=b"", private=None)
+    assert one.public != other.public, "no text of a client makes its request another one"
+
+
+@pytest.mark.parametrize("found", [result(0), result(-1), result(resultType="input_required"), "none"])
+def test_what_may_not_be_kept_is_not(found: Any) -> None:
+    kept = Kept()
+    kept.keep(asked(), found)
+    assert len(kept.cache) == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "gone"),
+    [
+        ("notifications/tools/list_changed", {LIST}),
+        ("notifications/resources/list_changed", {"resources/list", READ}),
+        ("notifications/resources/updated", {READ}),
+    ],
+)
+def test_a_change_that_the_server_notifies_of_ends_it(change: str, gone: set[str]) -> None:
+    kept, requests = Kept(), {method: asked(method) for method in (LIST, "resources/list", READ)}
+    for request in requests.values():
+        kept.keep(request, result())
+    kept.cache.changed(CHANGES[change])
+    assert {method for method, request in requests.items() if kept.ttl(request) is None} == gone
+
+
+def test_a_result_of_a_request_from_before_the_change_is_not_kept() -> None:
+    kept = Kept()
+    version = kept.cache.version(LIST)
+    kept.cache.changed(CHANGES["notifications/tools/list_changed"])
+    kept.cache.keep(asked(), result(), version)
+    assert kept.ttl(asked()) is None
+
+
+def test_results_are_bounded_in_bytes_and_so_in_number() -> None:
+    kept = Kept(64 << 10)
+    for n in range(1_000):
+        kept.keep(asked(READ, uri=n), result())
+    assert kept.cache.size <= 64 << 10 and 50 < len(kept.cache) < 128
+    kept.keep(asked(READ, uri="large"), result(text="x" * (17 << 10)))
+    assert kept.ttl(asked(READ, uri="large")) is None, "one result takes a quarter at most"
+    assert kept.ttl(asked(READ, uri=999)), "the latest is there"
+
+
+def test_nothing_is_kept_if_the_operator_wants_none() -> None:
+    kept = Kept(0)
+    assert not kept.cache.takes(LIST) and Kept().cache.takes(LIST) and not Kept().cache.takes("tools/call")
+    kept.keep(asked(), result())
+    assert kept.ttl(asked()) is None
+
+
+def test_what_was_kept_for_a_session_goes_with_it() -> None:
+    kept = Kept()
+    kept.keep(asked(session="s1"), result(scope="private"))
+    kept.keep(asked(whom="bob", session="s2"), result(scope="private"))
+    kept.keep(asked(READ, session="s1"), result())
+    kept.cache.forget("s1")
+    assert kept.ttl(asked()) is None and kept.ttl(asked(whom="bob")) and kept.ttl(asked(READ))
+
+
+def test_all_pages_of_a_list_or_none() -> None:
+    kept = Kept()
+
+    def page(params: Any) -> Asked:
+        return Asked.of(LIST, params, public=b"", private=None)
+
+    kept.keep(page({}), result(nextCursor="2"))
+    assert kept.cache.pages(LIST, page) is None
+    kept.keep(page({"cursor": b'"2"'}), result(tools=[{"name": "b"}]))
+    pages = kept.cache.pages(LIST, page)
+    assert pages is not None and [json.loads(each)["tools"] for each in pages] == [[], [{"name": "b"}]]
+    kept.keep(page({"cursor": b'"2"'}), result(nextCursor="2"))
+    assert kept.cache.pages(LIST, page) is None, "a list without an end"
