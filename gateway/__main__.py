@@ -12,8 +12,9 @@ def main() -> None:
 
         demo()
         return
-    from gateway.serving import own_process, private_environment
+    from gateway.serving import own_process, private_environment, standard_streams
 
+    standard_streams.open_closed()
     own_process.hide()
     private_environment.take()
     from gateway.cli.main import app

@@ -147,4 +147,4 @@ async def _read(next_line: Callable[[], Awaitable[bytes]], front: Connected) -> 
 def _write_all(data: bytes) -> None:
     with contextlib.suppress(BrokenPipeError):
         while data:
-            data = data[os.write(1, data) :]
+            data = data[os.write(sys.stdout.fileno(), data) :]

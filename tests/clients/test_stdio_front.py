@@ -6,6 +6,7 @@ import subprocess
 import sys
 import warnings
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import anyio
@@ -17,7 +18,7 @@ from mcp.client.stdio import StdioServerParameters, stdio_client
 from tests.matrix.run import Heard, text
 from tests.requirements import requirement
 from tests.support.gateway_process import DEMO, PROBE, ROOT, SCRIPTED, running_gateway, server
-from tests.support.mcp_clients import Legacy, tool_text
+from tests.support.mcp_clients import Legacy, modern_body, tool_text
 from tests.support.redis_server import RunningRedis
 from tests.support.waiting import eventually
 
@@ -236,3 +237,27 @@ def test_stdin_and_stdout_may_be_files(has_lines: bool, tmp_path: Path) -> None:
     answers = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text(encoding="utf-8").splitlines()]
     assert ran.returncode == 0 and b"Traceback" not in ran.stderr and b"PermissionError" not in ran.stderr, ran.stderr
     assert [answer["id"] for answer in answers if "id" in answer] == ([1, 2] if has_lines else [])
+
+
+@requirement("ctx.stdio-front")
+def test_calls_that_come_at_once_before_the_end_of_stdin_are_all_answered(tmp_path: Path) -> None:
+    listening = modern_body("subscriptions/listen", {"notifications": {"toolsListChanged": True}}, request_id="open")
+    calls = [modern_body("tools/call", {"name": "pid", "arguments": {}}, request_id=number) for number in range(8)]
+    written = tmp_path / "in.jsonl"
+    written.write_text("\n".join(map(json.dumps, [*calls, listening])) + "\n", encoding="utf-8")
+    with written.open("rb") as stdin:
+        began = monotonic()
+        ran = subprocess.run(command(child=PROBE), cwd=ROOT, stdin=stdin, capture_output=True, timeout=30, check=False)
+    answers = [json.loads(line) for line in ran.stdout.splitlines()]
+    pids = {answer["id"]: answer["result"]["content"][0]["text"] for answer in answers if "result" in answer}
+    assert ran.returncode == 0 and pids.keys() - {"open"} == set(range(8)), ran
+    assert len(set(pids.values())) == 1, "one session"
+    assert monotonic() - began < 4.5, "nobody waits for the end of a stream of notifications"
+
+
+@requirement("ctx.stdio-front")
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "<&- >&-"])
+def test_a_stream_that_is_closed_has_nothing_and_takes_nothing(closed: str) -> None:
+    shell = ["sh", "-c", f'exec "$@" {closed}', "sh", *command(child=PROBE)]
+    ran = subprocess.run(shell, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, timeout=30, check=False)
+    assert (ran.returncode, ran.stdout) == (0, b"") and b"Traceback" not in ran.stderr, ran.stderr

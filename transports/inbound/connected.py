@@ -5,6 +5,7 @@ The gateway's own stdin and stdout (MCP 2025-11-25 and 2026-07-28, Transports §
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Container
 from typing import Final
@@ -38,6 +39,9 @@ logger = logging.getLogger(__name__)
 
 _LATEST: Final = "2025-11-25"
 _CANCELLED: Final = "notifications/cancelled"
+_LISTEN: Final = "subscriptions/listen"
+_ANSWER_S: Final = 5.0
+"""How long calls may take to be answered after the client has closed its side. A stream of notifications has no end."""
 _CANCEL_S: Final = 1.0
 """How long a modern call may take to be cancelled at its server."""
 
@@ -74,6 +78,7 @@ class Connected:
         self._calls: dict[object, tuple[Reply, asyncio.Task[None]]] = {}
         self._starting: set[object] = set()  # ids of modern calls that are not sent yet, and not cancelled
         self._cancelled: set[object] = set()  # ids of legacy calls whose answer the client does not want
+        self._due = Tasks("client's calls")  # whose answers a client that leaves still gets
         self._tasks = Tasks("client connection")
         self._stream: Reply | None = None
         self._opening = asyncio.Lock()
@@ -107,9 +112,7 @@ class Connected:
         except (InvalidMessage, msgspec.MsgspecError):
             if line.lstrip()[:1] == b"[" and (session or self._session):
                 # A batch (MCP 2025-03-26). Its servers may ask the client, whose answers come while it is handled.
-                self._tasks.spawn(
-                    self._pass_on(self._ask("POST", self._session_headers(session or self._session), line))
-                )
+                self._due.spawn(self._pass_on(self._ask("POST", self._session_headers(session or self._session), line)))
                 return
             # The endpoint refuses it by the same rules, with an error that says where to find it in the log.
             await self._pass_on(self._ask("POST", {**self._headers, "mcp-protocol-version": self._version}, line))
@@ -137,7 +140,8 @@ class Connected:
         headers = {**self._headers, **_modern_headers(str(message.method), version, params)}
         if message.is_request:
             self._starting.add(message.id)
-            self._tasks.spawn(self._modern_call(message, line, headers, self._last_post))
+            tasks = self._tasks if message.method == _LISTEN else self._due
+            tasks.spawn(self._modern_call(message, line, headers, self._last_post))
         elif message.method == _CANCELLED:
             self._cancel_modern(message)
         elif message.is_notification:
@@ -260,7 +264,7 @@ class Connected:
     # -- answers
 
     def _call(self, message: Message, reply: Reply) -> None:
-        task = self._tasks.spawn(self._answer(message, reply))
+        task = self._due.spawn(self._answer(message, reply))
         self._calls[message.id] = (reply, task)
         task.add_done_callback(lambda _: self._ended(message.id))
 
@@ -278,9 +282,9 @@ class Connected:
 
     async def close(self, *, answering: bool = True) -> None:
         """The client has closed its side: finish the answers in progress if it still reads, and end the session."""
-        calls = [task for _, task in self._calls.values()]
-        if calls and answering:
-            await asyncio.wait(calls, timeout=5.0)
+        if answering:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._due.settled(), _ANSWER_S)
         if self._stream is not None:
             await self._stream.leave()
         session = self._session or self._given
@@ -288,7 +292,7 @@ class Connected:
             await self._end(session)
         for reply, _ in list(self._calls.values()):
             await reply.leave()
-        await self._tasks.close()
+        await asyncio.gather(self._due.close(), self._tasks.close())
 
 
 async def _sent_in_order(reply: Reply, before: "asyncio.Task[None] | None") -> None:
