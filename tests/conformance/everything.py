@@ -93,7 +93,11 @@ def fixtures() -> Any:
 
 
 def main() -> None:
-    """Fork a server for everyone who connects, on the three descriptors they send."""
+    """Serve on stdio; or, given a listener's descriptor, fork a server for everyone who connects, on the three
+    descriptors they send."""
+    if len(sys.argv) == 1:
+        fixtures().run("stdio")
+        return
     listener = socket.socket(fileno=int(sys.argv[1]))
     server = fixtures()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them

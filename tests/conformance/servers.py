@@ -1,6 +1,8 @@
 """The server scenarios of the official suite against the gateway in front of a server with their fixtures."""
 
 import contextlib
+import os
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -12,7 +14,7 @@ from typing import Any
 from tests.conformance.everything import loaded, served_over_http
 from tests.conformance.official import Check, checks_in, suite
 from tests.support.compose_topology import running_topology
-from tests.support.gateway_process import running_gateway, server
+from tests.support.gateway_process import ROOT, running_gateway, server
 
 __all__ = ["RUNS", "Run", "run_suite"]
 
@@ -44,10 +46,17 @@ class Run:
     bridged: bool = False
     http: bool = False
     tasks: bool = False
+    busy: bool = False
 
     @property
     def name(self) -> str:
-        said = {"tasks": self.tasks, "balanced": self.balanced, "bridged": self.bridged, "http": self.http}
+        said = {
+            "tasks": self.tasks,
+            "busy": self.busy,
+            "balanced": self.balanced,
+            "bridged": self.bridged,
+            "http": self.http,
+        }
         more = "".join(f" {word}" for word, is_so in said.items() if is_so)
         return f"{self.revision} {'shared' if self.shared else 'isolated'}{more}"
 
@@ -65,6 +74,10 @@ RUNS = (
     # A server behind a URL.
     Run(revision="2025-11-25", shared=False, passes=82, http=True),
     Run(revision="2026-07-28", shared=False, passes=152, http=True),
+    # A server that is started as a user starts it, and needs a second for that, on a machine that is busy.
+    Run(revision="2025-11-25", shared=False, passes=83, busy=True),
+    Run(revision="2026-07-28", shared=True, passes=152, busy=True),
+    Run(revision="2026-07-28", shared=False, passes=150, busy=True),
     # The tasks extension.
     Run(revision="2026-07-28", shared=True, passes=44, tasks=True),
     Run(revision="2026-07-28", shared=False, passes=44, tasks=True),
@@ -92,11 +105,29 @@ def _fixtures(run: Run) -> Iterator[dict[str, Any]]:
     if run.http:
         with served_over_http(TASKS_SERVER if run.tasks else None) as url:
             yield {"url": url, "shared": run.shared}
+    elif run.busy:
+        command = (sys.executable, "-m", "tests.conformance.everything")
+        warm = {} if run.shared else {"warm": 4}
+        with _busy_cores():
+            yield server(command, env={"PYTHONPATH": str(ROOT)}, shared=run.shared, **warm)
     elif run.tasks:
         yield server((sys.executable, str(TASKS_SERVER)), shared=run.shared)
     else:
         with loaded() as command:
             yield server((*command, "legacy") if run.bridged else command, shared=run.shared)
+
+
+@contextlib.contextmanager
+def _busy_cores() -> Iterator[None]:
+    """Every core works for somebody else as well."""
+    command = [sys.executable, "-c", "import os; os.nice(5)\nwhile True: pass"]
+    burners = [subprocess.Popen(command) for _ in range(os.cpu_count() or 1)]
+    try:
+        yield
+    finally:
+        for burner in burners:
+            burner.kill()
+            burner.wait()
 
 
 @contextlib.contextmanager
