@@ -13,6 +13,7 @@ from typing import Any
 
 from tests.conformance.everything import loaded, served_over_http
 from tests.conformance.official import Check, checks_in, suite
+from tests.conformance.tasks_server import TASKS as TOOLS
 from tests.support.compose_topology import running_topology
 from tests.support.gateway_process import ROOT, running_gateway, server
 
@@ -28,6 +29,7 @@ TASKS = tuple(
         "mrtr-composition",
     )
 )
+MADE_AT_ONCE = [f"everything/{tool}" for tool in TOOLS]
 TASKS_SERVER = Path(__file__).with_name("tasks_server.py")
 
 
@@ -47,11 +49,13 @@ class Run:
     http: bool = False
     tasks: bool = False
     busy: bool = False
+    made: bool = False
 
     @property
     def name(self) -> str:
         said = {
             "tasks": self.tasks,
+            "made": self.made,
             "busy": self.busy,
             "balanced": self.balanced,
             "bridged": self.bridged,
@@ -83,6 +87,9 @@ RUNS = (
     Run(revision="2026-07-28", shared=False, passes=44, tasks=True),
     Run(revision="2026-07-28", shared=False, passes=44, tasks=True, balanced=True),
     Run(revision="2026-07-28", shared=False, passes=44, tasks=True, http=True),
+    # Tasks that the gateway makes.
+    Run(revision="2026-07-28", shared=False, passes=42, tasks=True, made=True),
+    Run(revision="2026-07-28", shared=False, passes=42, tasks=True, made=True, balanced=True),
 )
 
 
@@ -106,10 +113,13 @@ def _fixtures(run: Run) -> Iterator[dict[str, Any]]:
         with served_over_http(TASKS_SERVER if run.tasks else None) as url:
             yield {"url": url, "shared": run.shared}
     elif run.busy:
-        command = (sys.executable, "-m", "tests.conformance.everything")
+        plain = (sys.executable, "-m", "tests.conformance.everything")
         warm = {} if run.shared else {"warm": 4}
         with _busy_cores():
-            yield server(command, env={"PYTHONPATH": str(ROOT)}, shared=run.shared, **warm)
+            yield server(plain, env={"PYTHONPATH": str(ROOT)}, shared=run.shared, **warm)
+    elif run.made:
+        plain = (sys.executable, "-m", "tests.conformance.no_tasks_server")
+        yield server(plain, env={"PYTHONPATH": str(ROOT)}, shared=run.shared)
     elif run.tasks:
         yield server((sys.executable, str(TASKS_SERVER)), shared=run.shared)
     else:
@@ -133,7 +143,9 @@ def _busy_cores() -> Iterator[None]:
 @contextlib.contextmanager
 def _served(run: Run, everything: Mapping[str, Any]) -> Iterator[str]:
     """The URL of one gateway, or of HAProxy before three of them, which takes turns with every message."""
-    options = {"limits": {"poll_after_s": 1.0}}
+    options: dict[str, Any] = {"limits": {"poll_after_s": 1.0}}
+    if run.made:
+        options["tasks"] = {"after_s": 0.5, "at_once": MADE_AT_ONCE, "poll_ms": 100}
     servers = {"everything": everything}
     if run.balanced:
         with running_topology(servers, options) as topology:
