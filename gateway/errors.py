@@ -15,7 +15,6 @@ from transports.jsonrpc import (
     INVALID_PARAMS,
     INVALID_REQUEST,
     METHOD_NOT_FOUND,
-    MISSING_CAPABILITY,
     PARSE_ERROR,
 )
 
@@ -52,7 +51,6 @@ __all__ = [
     "store_refused",
     "store_unavailable",
     "stream_taken",
-    "tasks_not_declared",
     "too_many",
     "too_many_exchanges",
     "too_many_handles",
@@ -65,10 +63,8 @@ __all__ = [
     "unknown_method",
     "unknown_prompt",
     "unknown_resource",
-    "unknown_task",
     "unknown_tool",
     "unreachable",
-    "unreadable_task",
     "unusable_tool",
 ]
 
@@ -241,28 +237,6 @@ def unknown_method(method: str, era: str = "legacy", among: Sequence[str] = ()) 
         names = ", ".join(among[:8])
         text += f". Several servers may have it ({names}), and none has declared an extension with this name."
     return Refused(404 if era == "modern" else 200, METHOD_NOT_FOUND, text)
-
-
-def unknown_task() -> Refused:
-    """The id is forged or expired, or of another principal, endpoint or server, or its session has ended: one answer
-    for all, which reveals nothing about the tasks of others."""
-    return Refused(200, INVALID_PARAMS, "Unknown task. It may have expired, or its session may have ended.")
-
-
-def tasks_not_declared(what: str) -> Refused:
-    """The client has not declared the extension of tasks on this request, and cannot be served without (ext-tasks,
-    Protocol Errors). `what` says what needs it."""
-    return Refused(
-        400,
-        MISSING_CAPABILITY,
-        f"{what}, and the request does not declare the extension io.modelcontextprotocol/tasks.",
-        data={"requiredCapabilities": {"extensions": {"io.modelcontextprotocol/tasks": {}}}},
-    )
-
-
-def unreadable_task(server: str) -> Refused:
-    """The server has made a task whose id is missing, empty or too long to be passed on."""
-    return Refused(200, OUTCOME_UNKNOWN, f"server {server!r} has made a task with an id that cannot be used")
 
 
 def unusable_tool(name: str, fault: str) -> Refused:

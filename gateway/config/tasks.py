@@ -34,3 +34,6 @@ class TaskSettings(Frozen):
     ever."""
     max_per_principal: Annotated[int, Field(ge=1)] = 1_000
     """The same for one principal; anonymous clients are counted by their network."""
+    tools: bool = False
+    """Whether clients get three more tools: `start_task`, `task_status` and `task_result`. With them any model can
+    start a call, go on, and fetch the result later. They are for clients that do not declare the extension."""

@@ -18,6 +18,7 @@ __all__ = [
     "modern_error",
     "modern_result",
     "tool_error",
+    "tool_result",
     "urls_required",
 ]
 
@@ -49,6 +50,12 @@ def list_result(
     ttl = 0 if missing else min((ttl_ms(page.get("ttlMs")) for page in pages), default=0)
     scope = PRIVATE if missing or is_filtered else most_private(pages)
     return body | {"resultType": "complete", "ttlMs": ttl, "cacheScope": scope}
+
+
+def tool_result(era: Era, text: str, content: dict[str, Any]) -> bytes:
+    """The result of a tool call, as text for the model and as `content` for programs (MCP, CallToolResult)."""
+    result: dict[str, Any] = {"content": [{"type": "text", "text": text}], "structuredContent": content}
+    return encode(result if era is Era.LEGACY else result | {"resultType": "complete"})
 
 
 def tool_error(era: Era, text: str) -> bytes:

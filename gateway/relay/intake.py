@@ -87,14 +87,7 @@ class Intake:
                 exists.
         """
         live = live_session_of(exchange)
-        held = 0
-        if live is not None:
-            await self._rates.call(live.session)
-            held = self._room_for(live, request.body_bytes)  # no await from here to `CallReply`, which counts as use
-        seen = None if live is None else with_context(live.session, exchange.context)
-        meta = self._watching.begin(exchange, request, self.meta(params, seen, who.correlation), who.correlation)
-        events = self._events if request.era is LEGACY else None
-        reply = CallReply(exchange, live, headers, events=events, cluster=self._cluster, held=held)
+        reply, meta = await self.begin(exchange, request, who, params, headers)
         call = Call(exchange, request.era, params, meta, who.correlation, request.check_mirrored, server, who.principal)
         try:
             forwarded: Forwarded | None = request.forwarded
@@ -117,6 +110,26 @@ class Intake:
             await reply.done()
             raise
         return reply
+
+    async def begin(
+        self, exchange: Exchange, request: Request, who: RequestContext, params: Object, headers: Headers
+    ) -> tuple[CallReply, Object]:
+        """Count a call, and begin to answer it: its reply, and the `_meta` for its server.
+
+        Whoever begins a call answers its exchange, or ends the reply.
+
+        Raises:
+            Refused: 429, as `accept`.
+        """
+        live = live_session_of(exchange)
+        held = 0
+        if live is not None:
+            await self._rates.call(live.session)
+            held = self._room_for(live, request.body_bytes)  # no await from here to `CallReply`, which counts as use
+        seen = None if live is None else with_context(live.session, exchange.context)
+        meta = self._watching.begin(exchange, request, self.meta(params, seen, who.correlation), who.correlation)
+        events = self._events if request.era is LEGACY else None
+        return CallReply(exchange, live, headers, events=events, cluster=self._cluster, held=held), meta
 
     def _answer_failure(
         self, call: Call, error: UpstreamUnavailable | HandshakeRefused | LinkClosed | InvalidArguments

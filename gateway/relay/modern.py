@@ -125,8 +125,19 @@ class ModernClients:
         )
         if said:
             exchange.filter_result(lambda _, result: with_meta(result, said))
+        return await self._accept(exchange, request, who, params, headers)
+
+    async def _accept(
+        self, exchange: Exchange, request: Request, who: RequestContext, params: Object, headers: Headers
+    ) -> Answer:
+        """Send a call to its server. It may become a task, or be one of the gateway's own tools."""
+        tools = self._task_calls.tools
+        if tools is not None and tools.takes(exchange, params):
+            return await tools.call(exchange, request, who, params, headers)
         accepting = self._intake.accept(exchange, request, who, params, headers)
-        return await (self._task_calls.answer(exchange, request, headers, accepting) if takes_tasks else accepting)
+        if type(exchange) is Exchange:  # as nearly all calls
+            return await accepting
+        return await self._task_calls.answer(exchange, request, headers, accepting)
 
     async def notify(self, request: Request, who: RequestContext) -> Headers:
         """Relay a notification that MCP does not define. MCP 2026-07-28 itself has none of clients over HTTP. Returns

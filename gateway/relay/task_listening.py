@@ -15,7 +15,6 @@ from gateway.bridge.subscription_relay import RelayedReplies
 from gateway.calls.exchange import Exchange
 from gateway.calls.live_session import LiveSession
 from gateway.context.facts import with_meta
-from gateway.errors import tasks_not_declared
 from gateway.identity.request_context import RequestContext
 from gateway.protocol.capabilities import caller_of_meta
 from gateway.protocol.handshake import HandshakeRefused
@@ -27,6 +26,7 @@ from gateway.sessions.attach import Resolved
 from gateway.sessions.resolve import SessionResolver
 from gateway.tasks.handles import TaskHandle, TaskHandles
 from gateway.tasks.listening import TaskStream, task_notification
+from gateway.tasks.refusals import tasks_not_declared
 from gateway.tasks.relayed import RelayedTasks
 from gateway.upstreams.upstream import ConfiguredUpstream
 from session_store import StoreUnavailable

@@ -11,7 +11,7 @@ import msgspec
 
 from gateway.calls.exchange import Exchange
 from gateway.context.facts import trace_meta, with_meta
-from gateway.errors import SESSION_UNKNOWN, tasks_not_declared, unknown_method, unknown_task
+from gateway.errors import SESSION_UNKNOWN, unknown_method
 from gateway.identity.request_context import RequestContext
 from gateway.protocol.capabilities import caller_of_meta
 from gateway.protocol.methods import METHODS
@@ -25,6 +25,7 @@ from gateway.sessions.attach import Resolved
 from gateway.sessions.resolve import SessionResolver
 from gateway.tasks.handles import TaskHandle, TaskHandles
 from gateway.tasks.made import MadeTasks
+from gateway.tasks.refusals import tasks_not_declared, unknown_task
 from gateway.tasks.relayed import RelayedTasks
 from transports.era import Era
 from transports.inbound_port import Answer, Refused, Request

@@ -20,6 +20,7 @@ from gateway.relay.pipeline import Pipeline
 from gateway.relay.task_calls import TaskCalls
 from gateway.relay.task_listening import TaskListening
 from gateway.relay.task_requests import TaskRequests
+from gateway.relay.task_tools import TaskTools
 from gateway.serving.build_tasks import build_tasks
 from gateway.serving.parts import Callers, Foundation, Http, Resolution, Servers, SessionParts, TaskParts
 from gateway.tasks.handles import TaskHandles
@@ -115,6 +116,9 @@ def _pipeline(
         listening=listening,
         result_meta=options.result_meta,
     )
+    tools = None
+    if options.tasks.tools and parts.maker is not None:
+        tools = TaskTools(maker=parts.maker, made=parts.made, handles=handles, intake=intake, endpoints=endpoints)
     modern = ModernClients(
         intake=intake,
         resolver=resolution.resolver,
@@ -122,7 +126,7 @@ def _pipeline(
         endpoints=endpoints,
         seal=RequestStateSeal(base.ring, base.clock),
         tasks=tasks,
-        task_calls=TaskCalls(relayed, parts.maker, endpoints),
+        task_calls=TaskCalls(relayed, parts.maker, endpoints, tools),
         result_meta=options.result_meta,
     )
     pipeline = Pipeline(

@@ -17,6 +17,7 @@ from gateway.calls.exchange import Exchange
 from gateway.errors import session_unknown, too_many_handles, unknown_handle
 from gateway.protocol.listing import Tools, arguments_of
 from gateway.protocol.params import text_of
+from gateway.protocol.results import tool_result
 from gateway.sessions.attach import SessionAttacher
 from gateway.sessions.lifecycle import SessionLifecycle
 from session_store import Session, SessionStore
@@ -157,10 +158,5 @@ def _alias(within: Session, handle: str) -> str:
 
 
 def _answer(exchange: Exchange, era: Era, content: dict[str, Any]) -> None:
-    result: dict[str, Any] = {
-        "content": [{"type": "text", "text": str(next(iter(content.values())))}],
-        "structuredContent": content,
-    }
-    if era is Era.MODERN:
-        result["resultType"] = "complete"
-    exchange.settle(Message(jsonrpc="2.0", id=0, result=msgspec.Raw(encode(result))))
+    result = tool_result(era, str(next(iter(content.values()))), content)
+    exchange.settle(Message(jsonrpc="2.0", id=0, result=msgspec.Raw(result)))

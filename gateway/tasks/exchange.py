@@ -9,9 +9,11 @@ from time import monotonic
 from typing import Protocol
 
 import msgspec
+from msgspec.structs import replace
 
 from gateway.calls.exchange import Exchange
 from gateway.calls.exchange_state import ExchangeEvent
+from gateway.calls.live_session import live_session_of
 from gateway.calls.suspended_call import AskingServer, SuspendedCall
 from gateway.errors import UPSTREAM_UNAVAILABLE, store_refused
 from gateway.tasks.sink import TaskSink
@@ -20,7 +22,7 @@ from transports.inbound_port import Refused
 from transports.jsonrpc import Message, Object, encode, encode_result, parse
 from transports.reply_queue import Frame
 
-__all__ = ["TaskExchange", "TaskQuestions", "TaskWork", "fail_unsent"]
+__all__ = ["StartedExchange", "TaskExchange", "TaskQuestions", "TaskWork", "fail_unsent"]
 
 logger = logging.getLogger(__name__)
 
@@ -133,6 +135,25 @@ class TaskExchange(Exchange):
         self.replies = TaskSink(work.receive)
         self.work = work
         self.asked_before = asked_before
+
+
+class StartedExchange(TaskExchange):
+    """A call that is a task from its beginning, of a client that does not take tasks: a tool of the gateway started it.
+
+    Its questions have no call to travel on. A legacy client gets them on the stream of its session; a modern client
+    cannot be asked.
+    """
+
+    def emit(self, frame: bytes) -> bool:
+        live = live_session_of(self)
+        if self.caller is None and live is not None and parse(frame).is_request:
+            return live.send_to_client(frame)
+        return super().emit(frame)
+
+    def refuse_questions(self) -> None:
+        """The call is sent. From now on its modern client has declared nothing that it could be asked."""
+        if self.caller is not None:
+            self.caller = replace(self.caller, capabilities=b"{}")
 
 
 def fail_unsent(exchange: TaskExchange, error: BaseException) -> None:

@@ -7,7 +7,7 @@ it: the owner of the session, or the one that takes the session over from an own
 import msgspec
 
 from gateway.cluster.ownership import Cluster
-from gateway.errors import SESSION_UNKNOWN, unknown_task
+from gateway.errors import SESSION_UNKNOWN
 from gateway.identity.request_context import RequestContext
 from gateway.observability.audit import Audit
 from gateway.policy.rate_limits import RateLimits
@@ -15,6 +15,7 @@ from gateway.sessions.resolve import SessionResolver
 from gateway.tasks.answers import acknowledgement, task_result
 from gateway.tasks.handles import TaskHandle
 from gateway.tasks.recovery import TaskRecovery
+from gateway.tasks.refusals import unknown_task
 from gateway.tasks.running import RunningTask
 from gateway.tasks.table import TaskTable
 from session_store import Session, SessionStore, Task
@@ -70,6 +71,10 @@ class MadeTasks:
             return task
         running = await self._here(task, session, who)
         return running.task if running is not None else await self._find(handle, who)
+
+    async def stored(self, handle: TaskHandle, who: RequestContext) -> Task:
+        """The record of a task as it is. Raises `Refused`: the task is unknown; `StoreUnavailable`."""
+        return await self._find(handle, who)
 
     async def update(self, handle: TaskHandle, params: Object, who: RequestContext) -> bytes:
         """Pass on the client's answers (`inputResponses`). Answers to what is not asked are ignored. Raises as

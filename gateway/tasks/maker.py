@@ -19,11 +19,13 @@ from gateway.tasks.answers import created_result
 from gateway.tasks.exchange import TaskExchange
 from gateway.tasks.handles import TaskHandle, TaskHandles
 from gateway.tasks.quotas import TaskQuotas
+from gateway.tasks.refusals import too_many_tasks
 from gateway.tasks.reply import Headers, TaskableReply
 from gateway.tasks.running import RunningTask
 from gateway.tasks.table import TaskTable
 from session_store import StoreError, Task
 from session_store.session import redact
+from transports.era import MODERN
 from transports.inbound_port import Answer, Request
 from transports.jsonrpc import encode
 from transports.tasks import Tasks
@@ -89,6 +91,41 @@ class TaskMaker:
         )
         return reply
 
+    async def begin(self, exchange: TaskExchange, request: Request, tool: Called) -> RunningTask:
+        """Store the task of a call that is about to be sent, and whose answer nobody waits for.
+
+        Raises:
+            Refused: the session or its principal has as many tasks as it may have.
+            StoreError: the store cannot be written.
+        """
+        live = live_session_of(exchange)
+        assert live is not None
+        task, counted_as = self._new(live, exchange, request, tool), live.session.counted_as
+        if not await self._quotas.hold(task, counted_as):
+            self._table.counts["refused"] += 1
+            raise too_many_tasks()
+        running = self._table.add(task, exchange)
+        exchange.run_as(running, 0)
+        try:
+            await self._table.names.add(task.name)
+            await self._table.store.create(task)
+        except BaseException:
+            await self._forget(running, counted_as)
+            raise
+        self._table.counts["made"] += 1
+        return running
+
+    async def undo(self, running: RunningTask) -> None:
+        """Forget a task whose call was refused, and whose handle nobody has."""
+        live = live_session_of(running.exchange)
+        assert live is not None
+        await self._delete(running.task)
+        await self._forget(running, live.session.counted_as)
+
+    def handle_of(self, task: Task) -> str:
+        """The id of a task for its client."""
+        return self._handles.sign(TaskHandle("made", task.session_id, task.endpoint, task.server, task.id))
+
     def _make_soon(self, exchange: TaskExchange, request: Request, reply: TaskableReply, tool_of: ToolOf) -> None:
         self._tasks.spawn(self._make(exchange, request, reply, tool_of))
 
@@ -115,8 +152,7 @@ class TaskMaker:
             await self._forget(running, counted_as)
         else:
             # No await from here on: the client gets the handle, and all that comes of the call goes to the task.
-            handle = TaskHandle("made", task.session_id, task.endpoint, task.server, task.id)
-            exchange.become(running, created_result(task, self._handles.sign(handle)))
+            exchange.become(running, created_result(task, self.handle_of(task)))
             reply.became_task(running.hold)
             self._table.counts["made"] += 1
 
@@ -144,7 +180,8 @@ class TaskMaker:
 
     def _new(self, live: LiveSession, exchange: TaskExchange, request: Request, tool: Called) -> Task:
         now, session = self._table.clock(), live.session
-        stored = encode(request.params) if tool.is_repeatable and request.body_bytes <= MAX_REQUEST_BYTES else b""
+        may_repeat = tool.is_repeatable and request.era is MODERN and request.body_bytes <= MAX_REQUEST_BYTES
+        stored = encode(request.params) if may_repeat else b""
         if len(stored) > MAX_REQUEST_BYTES:
             stored = b""
         return Task(

@@ -15,9 +15,9 @@ import msgspec
 from gateway.calls.exchange import Exchange, ExchangeConversation
 from gateway.calls.live_session import LiveSession, live_session_of
 from gateway.calls.usage import Use
-from gateway.errors import tasks_not_declared, unreadable_task
 from gateway.protocol.tasks import TaskState, state_of, with_tasks
 from gateway.tasks.handles import TaskHandle, TaskHandles
+from gateway.tasks.refusals import tasks_not_declared, unreadable_task
 from session_store.session import redact
 from transports.jsonrpc import Object, encode
 

@@ -21,6 +21,7 @@ from gateway.config.policy import PolicySettings, RateSettings, RuleSettings, Wo
 from gateway.config.secrets import SecretSettings
 from gateway.config.sessions import SessionSettings
 from gateway.config.settings import GatewaySettings
+from gateway.config.tasks import TaskSettings
 from gateway.config.upstreams import ItemSettings, ResourceSettings, ToolSettings, UpstreamSettings
 
 __all__ = ["FILE", "reference"]
@@ -30,6 +31,7 @@ _SECTIONS: list[tuple[str, type[BaseModel]]] = [
     ("gateway", GatewaySettings),
     ("gateway.session", SessionSettings),
     ("gateway.limits", LimitSettings),
+    ("gateway.tasks", TaskSettings),
     ("gateway.admin", AdminSettings),
     ("gateway.audit", AuditSettings),
     ("gateway.auth", AuthSettings),

@@ -1,0 +1,227 @@
+"""Three tools with which any model can start a call, go on, and fetch its result later (`gateway.tasks.tools`).
+
+They give clients that do not know the tasks extension what it gives to others. A call that is started goes the way of
+every call: policy, rates and quotas apply to it.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from time import monotonic
+from typing import Any, Final
+
+import msgspec
+
+from gateway.calls.exchange import Exchange
+from gateway.calls.live_session import live_session_of
+from gateway.identity.request_context import RequestContext
+from gateway.protocol.params import text_of
+from gateway.protocol.results import tool_error, tool_result
+from gateway.relay.endpoint import Endpoint
+from gateway.relay.intake import Intake
+from gateway.tasks.exchange import StartedExchange
+from gateway.tasks.handles import TaskHandles
+from gateway.tasks.made import MadeTasks
+from gateway.tasks.maker import TaskMaker
+from gateway.tasks.refusals import unknown_task
+from session_store import Task
+from transports.era import LEGACY
+from transports.inbound_port import Answer, OwnedByPeer, Refused, Request
+from transports.jsonrpc import INVALID_PARAMS, InvalidMessage, Message, Object, decode_object, encode
+from transports.reply_queue import ReplyQueue
+
+__all__ = ["TaskTools"]
+
+START, STATUS, RESULT = "start_task", "task_status", "task_result"
+
+MAX_WAIT_S: Final = 25.0
+"""How long `task_result` waits at most: shorter than what clients and proxies wait for an answer."""
+
+_LOOK_EVERY_S: Final = 0.25
+_TASK: Final = {"type": "string", "description": f"The task, as {START} gave it."}
+_TOOLS: Final[list[dict[str, Any]]] = [
+    {
+        "name": START,
+        "description": f"Start a slow tool call and go on. Fetch its result with {RESULT}.",
+        "inputSchema": {
+            "type": "object",
+            "properties": {
+                "tool": {"type": "string", "description": "The name of the tool, as listed."},
+                "arguments": {"type": "object", "description": "The arguments of the tool."},
+            },
+            "required": ["tool"],
+        },
+    },
+    {
+        "name": STATUS,
+        "description": "Tell how far a task is, without waiting.",
+        "inputSchema": {"type": "object", "properties": {"task": _TASK}, "required": ["task"]},
+        "annotations": {"readOnlyHint": True},
+    },
+    {
+        "name": RESULT,
+        "description": "The result of a task. Waits for it for a while; call again if the task still works.",
+        "inputSchema": {
+            "type": "object",
+            "properties": {
+                "task": _TASK,
+                "wait_s": {"type": "number", "description": f"Seconds to wait, at most {MAX_WAIT_S:g}. Default: 10."},
+            },
+            "required": ["task"],
+        },
+        "annotations": {"readOnlyHint": True},
+    },
+]
+_NAMES: Final = frozenset(tool["name"] for tool in _TOOLS)
+
+
+class TaskTools:
+    """Lists and serves the three tools."""
+
+    def __init__(
+        self,
+        *,
+        maker: TaskMaker,
+        made: MadeTasks,
+        handles: TaskHandles,
+        intake: Intake,
+        endpoints: Mapping[str, Endpoint],
+    ) -> None:
+        self._maker = maker
+        self._made = made
+        self._handles = handles
+        self._intake = intake
+        self._endpoints = endpoints
+
+    def takes(self, exchange: Exchange, params: Object) -> bool:
+        """Whether a request is a call of one of the tools. A list of tools gets them added."""
+        if exchange.method == "tools/list":
+            exchange.filter_result(_with_tools)
+            return False
+        return exchange.method == "tools/call" and live_session_of(exchange) is not None and _name(params) in _NAMES
+
+    async def call(
+        self,
+        exchange: Exchange,
+        request: Request,
+        who: RequestContext,
+        params: Object,
+        headers: list[tuple[bytes, bytes]],
+    ) -> Answer:
+        """Answer a call of one of the tools. Raises `Refused`: 429, too many calls."""
+        reply, _ = await self._intake.begin(exchange, request, who, params, headers)
+        try:
+            result = await self._result(exchange, request, who, params)
+        except (Refused, InvalidMessage, msgspec.MsgspecError) as error:
+            result = tool_error(request.era, str(error))
+        except BaseException:
+            await reply.done()
+            raise
+        exchange.settle(Message(jsonrpc="2.0", id=0, result=msgspec.Raw(result)))
+        return reply
+
+    async def _result(self, exchange: Exchange, request: Request, who: RequestContext, params: Object) -> bytes:
+        name = _name(params)
+        arguments = decode_object(params.get("arguments", msgspec.Raw(b"{}")), "arguments")
+        if name == START:
+            handle = await self._start(exchange, request, who, params, arguments)
+            return tool_result(request.era, f"Started. The task is {handle}", {"task": handle})
+        text = text_of(arguments, "task")
+        wait_s = msgspec.json.decode(arguments.get("wait_s", b"10"), type=float) if name == RESULT else 0.0
+        task = await self._current(text, request, who, min(max(wait_s, 0.0), MAX_WAIT_S))
+        if name == RESULT and task.status == "completed":
+            return _outcome(request, task)
+        facts = {"task": text, "status": task.status} | ({"message": task.message} if task.message else {})
+        if name == RESULT and task.is_over:
+            return tool_error(request.era, f"The task has {task.status}: {task.message or _message_of(task)}")
+        return tool_result(request.era, f"{task.status}: {task.message}" if task.message else task.status, facts)
+
+    async def _start(
+        self, exchange: Exchange, request: Request, who: RequestContext, params: Object, arguments: Object
+    ) -> str:
+        """Start the call of a tool. The handle of its task.
+
+        Raises:
+            Refused: the tool is unknown or not allowed, or there are too many tasks.
+        """
+        live = live_session_of(exchange)
+        inner: Object = {"name": msgspec.Raw(encode(text_of(arguments, "tool")))}
+        inner |= {key: arguments[key] for key in ("arguments",) if key in arguments}
+        inner |= {"_meta": _without_token(params["_meta"])} if "_meta" in params else {}
+        started = StartedExchange(
+            method="tools/call",
+            client_id=0,
+            live=live,
+            replies=ReplyQueue(),
+            caller=exchange.caller,
+            context=exchange.context,
+            granted=exchange.granted,
+        )
+        call = Request(
+            era=request.era, endpoint=request.endpoint, headers={}, params=inner, body_bytes=request.body_bytes
+        )
+        if _name(inner) in _NAMES:
+            raise Refused(200, INVALID_PARAMS, f"{_name(inner)} is itself a tool of tasks: name another one")
+        tool = self._endpoints[request.endpoint].called(live, exchange.context, inner)
+        running = await self._maker.begin(started, call, tool)
+        try:
+            running.hold(await self._intake.accept(started, call, who, inner, []))
+        except BaseException:
+            await self._maker.undo(running)
+            raise
+        started.refuse_questions()
+        return self._maker.handle_of(running.task)
+
+    async def _current(self, text: str, request: Request, who: RequestContext, wait_s: float) -> Task:
+        """The task, once it is over or the time has passed. Raises `Refused`: it is unknown."""
+        handle = self._handles.read(text)
+        if handle is None or handle.kind != "made" or handle.endpoint != request.endpoint:
+            raise unknown_task()
+        until = monotonic() + wait_s
+        while True:
+            try:
+                task = await self._made.current(handle, who)
+            except OwnedByPeer:
+                # A request is forwarded once, and this one belongs to another session. The record is current enough.
+                task = await self._made.stored(handle, who)
+            if task.is_over or monotonic() >= until:
+                return task
+            await asyncio.sleep(min(_LOOK_EVERY_S, max(0.0, until - monotonic())))
+
+
+def _name(params: Object) -> str:
+    """The tool of a call; empty if there is none."""
+    try:
+        return msgspec.json.decode(params.get("name", b'""'), type=str)
+    except msgspec.MsgspecError:
+        return ""
+
+
+def _with_tools(_: Exchange, result: Object) -> Object:
+    """The last page of a list of tools, with the three tools."""
+    if "tools" not in result or "nextCursor" in result:
+        return result
+    listed = msgspec.json.decode(result["tools"], type=list[msgspec.Raw])
+    return result | {"tools": msgspec.Raw(encode([*listed, *_TOOLS]))}
+
+
+def _without_token(meta: msgspec.Raw) -> msgspec.Raw:
+    """The `_meta` of a call without its progress token: nobody reads the progress but the task."""
+    found = decode_object(meta, "_meta")
+    found.pop("progressToken", None)
+    return msgspec.Raw(encode(found))
+
+
+def _outcome(request: Request, task: Task) -> bytes:
+    """The result that the call had, for a client of this era."""
+    result = msgspec.json.decode(task.result, type=Object)
+    if request.era is LEGACY:
+        result.pop("resultType", None)
+    else:
+        result = {"resultType": msgspec.Raw(b'"complete"')} | result
+    return encode(result)
+
+
+def _message_of(task: Task) -> str:
+    """What the error of a task says."""
+    found = msgspec.json.decode(task.error or b"{}")
+    return str(found.get("message", "no reason was given")) if isinstance(found, dict) else ""

@@ -1,0 +1,34 @@
+"""The errors that clients get about tasks (`gateway.errors` has the codes)."""
+
+from gateway.errors import OUTCOME_UNKNOWN, TOO_OFTEN
+from transports.inbound_port import Refused
+from transports.jsonrpc import INVALID_PARAMS, MISSING_CAPABILITY
+
+__all__ = ["tasks_not_declared", "too_many_tasks", "unknown_task", "unreadable_task"]
+
+
+def unknown_task() -> Refused:
+    """The id is forged or expired, or of another principal, endpoint or server, or its session has ended: one answer
+    for all, which reveals nothing about the tasks of others."""
+    return Refused(200, INVALID_PARAMS, "Unknown task. It may have expired, or its session may have ended.")
+
+
+def tasks_not_declared(what: str) -> Refused:
+    """The client has not declared the extension of tasks on this request, and cannot be served without (ext-tasks,
+    Protocol Errors). `what` says what needs it."""
+    return Refused(
+        400,
+        MISSING_CAPABILITY,
+        f"{what}, and the request does not declare the extension io.modelcontextprotocol/tasks.",
+        data={"requiredCapabilities": {"extensions": {"io.modelcontextprotocol/tasks": {}}}},
+    )
+
+
+def unreadable_task(server: str) -> Refused:
+    """The server has made a task whose id is missing, empty or too long to be passed on."""
+    return Refused(200, OUTCOME_UNKNOWN, f"server {server!r} has made a task with an id that cannot be used")
+
+
+def too_many_tasks() -> Refused:
+    """The session or its principal has as many tasks as it may have."""
+    return Refused(429, TOO_OFTEN, "Too many tasks are stored: wait until some have expired.")
