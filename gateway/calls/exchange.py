@@ -141,6 +141,7 @@ class Exchange(ExchangeLife, Observed, WireUse, Listening):
     suspended: SuspendedCall | None = None
     replay: Mapping[str, str] = MappingProxyType({})
     restarted: str | None = None
+    call_s: float | None = None  # its own limit, in place of `Deadlines.call_s`
 
     def __init__(
         self,

@@ -168,7 +168,7 @@ class CallWatch:
 
     def _end_if_late(self, exchange: Exchange, now: float) -> None:
         conversation, late = self._conversation, _LATE.get(TIMED_BY[exchange.state])
-        limit_s = conversation.deadlines.call_s
+        limit_s = exchange.call_s or conversation.deadlines.call_s
         if late is None or now - exchange.deadline_from < limit_s:
             return
         cancelled = encode({"requestId": exchange.number, "reason": "timed out"})

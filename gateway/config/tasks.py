@@ -25,6 +25,9 @@ class TaskSettings(Frozen):
     """How long the outcome of a task is kept. While a task works, its record is kept in any case."""
     poll_ms: Annotated[int, Field(ge=100, le=3_600_000)] = 2_000
     """How often a client is asked to poll, in milliseconds."""
+    call_timeout_s: Seconds = 3_600.0
+    """Maximum time for a task without an answer or a progress message from the server, in place of
+    `limits.call_timeout_s`. Then the call is cancelled."""
     answer_s: Seconds = 600.0
     """How long a task waits for the answers of its client to a question of the server. Then it is cancelled."""
     result_bytes: Annotated[int, Field(ge=1_024, le=64 << 20)] = 1 << 20

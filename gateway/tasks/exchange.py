@@ -16,6 +16,7 @@ from gateway.calls.exchange_state import ExchangeEvent
 from gateway.calls.live_session import live_session_of
 from gateway.calls.suspended_call import AskingServer, SuspendedCall
 from gateway.errors import UPSTREAM_UNAVAILABLE, store_refused
+from gateway.protocol.tasks import is_task
 from gateway.tasks.sink import TaskSink
 from session_store import StoreError
 from transports.inbound_port import Refused
@@ -35,6 +36,11 @@ class TaskWork(Protocol):
         """How long the client may take to answer a question, in seconds."""
         ...
 
+    @property
+    def call_s(self) -> float:
+        """How long the call may go without a message of its server, in seconds."""
+        ...
+
     def receive(self, frame: Frame) -> None:
         """A message of the call: a notification, or its end."""
         ...
@@ -45,6 +51,10 @@ class TaskWork(Protocol):
 
     def rounds(self, result: Object) -> None:
         """The server has answered with questions (MCP 2026-07-28, Multi Round-Trip Requests)."""
+        ...
+
+    def follow(self, created: Object) -> None:
+        """The server has made a task of its own of the call (ext-tasks, `CreateTaskResult`)."""
         ...
 
     def withdrawn(self) -> None:
@@ -117,12 +127,15 @@ class TaskExchange(Exchange):
             if bytes(result.get("resultType", b"")) == b'"input_required"':
                 self.work.rounds(result)
                 return
+            if is_task(result):
+                self.work.follow(result)
+                return
         super().settle(message)
 
     def become(self, work: TaskWork, result: Object) -> None:
         """Answer the client's present request with `result`, the handle of the task. What comes of the call from now on
         goes to the task."""
-        self.work = work
+        self.work, self.call_s = work, work.call_s
         data = encode(result if self.shape is None else self.shape(self, result))
         answered, self.replies = self.replies, TaskSink(work.receive)
         self.shape = None  # the outcome is stored, and no token of a session may be
@@ -133,7 +146,7 @@ class TaskExchange(Exchange):
     def run_as(self, work: TaskWork, asked_before: int) -> None:
         """Begin as a task that an earlier owner has left: no request of a client waits."""
         self.replies = TaskSink(work.receive)
-        self.work = work
+        self.work, self.call_s = work, work.call_s
         self.asked_before = asked_before
 
 

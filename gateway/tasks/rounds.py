@@ -23,7 +23,7 @@ from gateway.tasks.exchange import TaskExchange, TaskWork
 from transports.era import LEGACY
 from transports.jsonrpc import INTERNAL_ERROR, InvalidMessage, Message, Object, decode_object, encode
 
-__all__ = ["MAX_ROUNDS", "Rounds"]
+__all__ = ["MAX_ROUNDS", "Rounds", "conversation_of"]
 
 MAX_ROUNDS: Final = 32
 """How often a server may ask during one task. A task may take hours, so more often than during a call."""

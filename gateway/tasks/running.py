@@ -13,7 +13,8 @@ from gateway.config.tasks import TaskSettings
 from gateway.errors import CANCELLED, error_of
 from gateway.tasks.exchange import TaskExchange, TaskQuestions
 from gateway.tasks.record import TaskRecord
-from gateway.tasks.rounds import Rounds
+from gateway.tasks.rounds import Rounds, conversation_of
+from gateway.tasks.server_task import ServerTask
 from gateway.tasks.task_state import TaskEvent, after
 from session_store import Task
 from transports.inbound_port import Answer
@@ -69,6 +70,11 @@ class RunningTask:
         """How long its client may take to answer a question, in seconds."""
         return self._settings.answer_s
 
+    @property
+    def call_s(self) -> float:
+        """How long its call may go without a message of the server, in seconds."""
+        return self._settings.call_timeout_s
+
     def hold(self, reply: Answer) -> None:
         """Keep the reply of the call until the end of the task: the session is in use for as long."""
         self._reply = reply
@@ -113,6 +119,13 @@ class RunningTask:
     def rounds(self, result: Object) -> None:
         """The server has answered with questions."""
         self._rounds.ask(result)
+
+    def follow(self, created: Object) -> None:
+        """The server has made a task of its own of the call."""
+        try:
+            ServerTask(self.exchange, self, conversation_of(self.exchange), created).begin()
+        except msgspec.MsgspecError:
+            self.exchange.fail(INTERNAL_ERROR, "The server has made a task without an id of the call.")
 
     def withdrawn(self) -> None:
         """The server has withdrawn questions."""

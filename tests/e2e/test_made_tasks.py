@@ -37,7 +37,8 @@ def gateway(ledger: Path) -> Iterator[RunningGateway]:
         "answer_s": 1.0,
         "max_per_session": 3,
     }
-    with running_gateway(servers, options={"tasks": tasks, "session": {"unconfirmed_ttl_s": 1.0}}) as running:
+    options = {"tasks": tasks, "session": {"unconfirmed_ttl_s": 1.0}, "limits": {"call_timeout_s": 1.5}}
+    with running_gateway(servers, options=options) as running:
         yield running
 
 
@@ -130,6 +131,14 @@ def test_what_is_asked_before_the_task_is_asked_by_the_call(gateway: RunningGate
     }
     second = messages(client.send("tools/call", back, meta=DECLARES_TASKS))[-1]["result"]
     assert second["resultType"] == "input_required", second
+
+
+@requirement("task.make")
+def test_a_task_that_the_server_makes_late_is_followed(client: TaskClient) -> None:
+    task = client.begin("modern__late", seconds=SLOW)
+    client.answer(task, asked(client, task), {"action": "accept", "content": {"name": "late"}})
+    done = client.until(task, "completed")
+    assert json.loads(done["result"]["content"][0]["text"])["content"] == {"name": "late"}
 
 
 @requirement("task.make")
@@ -230,7 +239,7 @@ def test_the_end_of_a_session_ends_its_tasks_and_forgets_them(gateway: RunningGa
 
 @requirement("task.make", "life.unconfirmed")
 def test_a_working_task_keeps_its_session_and_a_result_outlives_it(client: TaskClient) -> None:
-    task = client.begin("modern__work", job="long", seconds=2.2)  # an unused session ends after a second
+    task = client.begin("modern__work", job="long", seconds=2.2)  # longer than a call may take, or an unused session
     assert client.until(task, "completed")["result"]["content"][0]["text"] == "done long"
     later = client.get(task)
     assert later["result"]["content"][0]["text"] == "done long"

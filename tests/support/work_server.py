@@ -98,6 +98,11 @@ class Call:
         time.sleep(float(self.arguments.get("seconds", 0)))
         return "went on without an answer"
 
+    def late(self) -> Any:
+        """Work, then make a task of the call after all, as a server of 2026-07-28 may."""
+        time.sleep(float(self.arguments.get("seconds", 0)))
+        return {"resultType": "task", **own_task()}
+
     def large(self) -> Any:
         time.sleep(float(self.arguments.get("seconds", 0)))
         return "x" * int(self.arguments["size"])
@@ -107,7 +112,23 @@ class Call:
         raise LookupError("there is no such thing")
 
 
+def own_task() -> dict[str, Any]:
+    """The server's own task. It asks once."""
+    task: dict[str, Any] = {
+        "taskId": "own/1",
+        "createdAt": "",
+        "lastUpdatedAt": "",
+        "ttlMs": None,
+        "pollIntervalMs": 100,
+    }
+    if "own" not in _answers:
+        return task | {"status": "input_required", "inputRequests": {"who": question(0)}}
+    text = json.dumps(_answers["own"])
+    return task | {"status": "completed", "result": {"content": [{"type": "text", "text": text}]}}
+
+
 TOOLS: Final = {
+    "late": Call.late,
     "work": Call.work,
     "look": Call.work,
     "steps": Call.steps,
@@ -136,6 +157,11 @@ def answer(message: dict[str, Any]) -> dict[str, Any]:
         if isinstance(told, dict) and "resultType" in told:
             return told
         return {"content": [{"type": "text", "text": told if isinstance(told, str) else json.dumps(told)}]}
+    if method == "tasks/get":
+        return own_task()
+    if method == "tasks/update":
+        _answers["own"] = params["inputResponses"]["who"]
+        return {}
     raise NotImplementedError(method)
 
 
