@@ -14,11 +14,11 @@ from transports.jsonrpc import Message, Object, encode
 __all__ = ["LegacyServerBridge", "legacy_meta", "legacy_params"]
 
 _SPEC: Final = "io.modelcontextprotocol/"
-_MODERN_ONLY: Final = frozenset({"_meta", "inputResponses", "requestState"})
+_MODERN_ONLY: Final = frozenset({"_meta", "inputResponses", "requestState", "task"})
 
 
 def legacy_params(params: Object) -> Object:
-    """Params without the members that the handshake era does not know."""
+    """Params without the members that the handshake era does not know, or by which its clients ask for a task."""
     return {key: value for key, value in params.items() if key not in _MODERN_ONLY}
 
 

@@ -102,23 +102,6 @@ class ExchangeConversation(AskingServer, Protocol):
         """Answer a call with an error of the gateway's; the server is not notified."""
         ...
 
-    def request(self, method: str, params: bytes) -> None:
-        """Send a request of the gateway's own without waiting for its answer."""
-        ...
-
-    @property
-    def is_process(self) -> bool:
-        """Whether the link is a process, so that what the server works on ends with it."""
-        ...
-
-    def hold_link(self) -> None:
-        """Keep the link open without calls, until `free_link` is called as often."""
-        ...
-
-    def free_link(self) -> None:
-        """Undo one `hold_link`."""
-        ...
-
 
 class Exchange(ExchangeLife, Observed, WireUse, Listening):
     """A client's request on its way through one conversation.

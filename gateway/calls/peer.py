@@ -12,6 +12,7 @@ from gateway.calls.backoff import Backoff
 from gateway.calls.link_lifecycle import LinkLifecycle
 from gateway.calls.link_source import LinkSource
 from gateway.calls.log_level import is_lower
+from gateway.calls.owned_tasks import OwnedTask, OwnedTasks
 from gateway.calls.patience import Patience
 from gateway.calls.pending import PendingRequests
 from transports.era import Era
@@ -35,7 +36,7 @@ class Peer:
     """Sends messages to one server, and waits for the answers to the gateway's own requests."""
 
     # Without a dictionary each: there are as many as there are sessions.
-    __slots__ = ("_holds", "_last_number", "_links", "_own", "_source", "era", "name")
+    __slots__ = ("_holds", "_last_number", "_links", "_own", "_source", "_task_link", "_tasks", "era", "name")
 
     def __init__(self, source: LinkSource, links: LinkLifecycle) -> None:
         self.name = source.name  # the server's
@@ -45,6 +46,8 @@ class Peer:
         self._own = PendingRequests()
         self._last_number = 0
         self._holds = 0
+        self._tasks: OwnedTasks | None = None
+        self._task_link: Link | None = None  # whose tasks these are
 
     @property
     def link(self) -> Link | None:
@@ -80,6 +83,22 @@ class Peer:
         """Whether the link is a process, so that what the server works on ends with it."""
         link = self._links.link
         return link is not None and link.pid is not None
+
+    @property
+    def known_tasks(self) -> OwnedTasks | None:
+        """The tasks that the server has made over the present link; None if none are known."""
+        if self._tasks is not None and self._task_link is not self._links.link:
+            tasks, self._tasks, self._task_link = self._tasks, None, None
+            for task in tasks:
+                task.lost()
+        return self._tasks
+
+    def own_task(self, own_id: str, task: OwnedTask) -> None:
+        """Record a task that the server has made over the present link."""
+        if self.known_tasks is None:
+            self._tasks, self._task_link = OwnedTasks(), self._links.link
+        assert self._tasks is not None
+        self._tasks.add(own_id, task)
 
     def hold_link(self) -> None:
         """Keep the link open without calls, until `free_link` is called as often: the server works on a task."""
@@ -154,6 +173,8 @@ class Peer:
 
     def answer(self, request_id: bytes, message: Message) -> None:
         """Send the client's answer to a request of the server's; `request_id` is the server's own id, as JSON."""
+        if (tasks := self.known_tasks) is not None:
+            message = tasks.answer_for_server(message)
         if isinstance(message.result, msgspec.Raw):
             frame = encode_result(request_id, splice(message.result))
         else:

@@ -14,9 +14,9 @@ import msgspec
 from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import Exchange
 from gateway.calls.live_session import LiveSession, live_session_of
+from gateway.calls.owned_tasks import OwnedTask, related_id, with_related
 from gateway.calls.questions import MAX_SERVER_ID_BYTES
 from gateway.calls.shared_server import LEVELS
-from gateway.calls.task_tokens import TaskToken
 from gateway.protocol.extensions import Declared
 from gateway.protocol.methods import CHANGES, SERVER_METHODS, Method
 from gateway.protocol.params import meta_of
@@ -40,11 +40,14 @@ __all__ = ["IsolatedRouter", "SharedRouter"]
 logger = logging.getLogger(__name__)
 
 _LOG_MESSAGE: Final = "notifications/message"
+_TASK_STATUS: Final = "notifications/tasks/status"
 
 
 class _Router(ABC):
     """What both routers do (`gateway.calls.conversation.Router`), once the call or the session is found. `on_change` is
     called with each notification of the server that something has changed."""
+
+    is_shared = False
 
     def __init__(self, on_change: Callable[[Method], None] = lambda change: None) -> None:
         self._on_change = on_change
@@ -63,7 +66,11 @@ class _Router(ABC):
             reason = f"The id of a request is longer than {MAX_SERVER_ID_BYTES} bytes."
             conversation.refuse(server_id, INVALID_REQUEST, reason)
             return
-        live, exchange = self._meant(conversation, stream)
+        try:
+            live, exchange, message = self._place(conversation, message, stream)
+        except (InvalidMessage, msgspec.MsgspecError, ValueError) as error:
+            conversation.refuse(server_id, INVALID_REQUEST, f"The request cannot be read: {error}")
+            return
         if live is None:
             # In a shared process nobody may get another's question.
             conversation.refuse(server_id, METHOD_NOT_FOUND, f"No client is available for {message.method} now.")
@@ -72,6 +79,24 @@ class _Router(ABC):
             live.ask(conversation, message, exchange)
         except InvalidMessage as error:
             conversation.refuse(server_id, error.code, str(error))
+
+    def _place(
+        self, conversation: Conversation, message: Message, stream: int | str | None
+    ) -> tuple[LiveSession | None, Exchange | None, Message]:
+        """The session and the call that a message belongs to, as `_meant`, and the message for the client. What is
+        about a task (MCP 2025-11-25) goes to the session of the task, and names the task as that session knows it."""
+        own_id = "" if message.params is msgspec.UNSET else related_id(message.params_object())
+        if not own_id:
+            return (*self._meant(conversation, stream), message)
+        tasks = conversation.known_tasks
+        task = None if tasks is None else tasks.get(own_id)
+        if task is None:  # a task of the client's, or of nobody known
+            return (*(self._meant(conversation, stream) if not self.is_shared else (None, None)), message)
+        live, exchange = self._meant(conversation, stream)
+        if task.stream is not None or live is not task.live:
+            exchange = task.stream
+        params = with_related(message.params_object(), task.handle)
+        return _live_of(task), exchange, msgspec.structs.replace(message, params=msgspec.Raw(encode(params)))
 
     def notified(self, conversation: Conversation, message: Message, stream: int | str | None = None) -> None:
         method = str(message.method)
@@ -84,13 +109,12 @@ class _Router(ABC):
                     conversation.lists.forget(change.kind)
             if method == "notifications/progress":
                 _progress(conversation, params)
-            elif method == "notifications/cancelled" and conversation.era is Era.MODERN:
-                _end_subscription(conversation, params)
             elif method == "notifications/cancelled":
-                for live in self._audience(conversation):
-                    live.questions.withdraw(conversation, params)
+                self._cancelled(conversation, params)
             elif conversation.era is Era.MODERN and _relay_subscribed(conversation, method, params):
                 pass
+            elif method == _TASK_STATUS:
+                _task_status(conversation, params)
             elif change is not None:
                 self._changed(conversation, message, params)
             else:
@@ -102,6 +126,13 @@ class _Router(ABC):
         conversation.calls.forget_tasks()
         for live in self._audience(conversation):
             live.questions.closed(conversation)
+
+    def _cancelled(self, conversation: Conversation, params: Object) -> None:
+        if conversation.era is Era.MODERN:
+            _end_subscription(conversation, params)
+            return
+        for live in self._audience(conversation):
+            live.questions.withdraw(conversation, params)
 
     def _changed(self, conversation: Conversation, message: Message, params: Object) -> None:
         method, frame = str(message.method), _frame(message)
@@ -116,7 +147,7 @@ class _Router(ABC):
                 live.send_to_client(frame)
 
     def _relay(self, conversation: Conversation, message: Message, params: Object, stream: int | str | None) -> None:
-        live, exchange = self._meant(conversation, stream)
+        live, exchange, message = self._place(conversation, message, stream)
         method, frame = str(message.method), _frame(message)
         is_extension, is_modern = method not in SERVER_METHODS, live is not None and live.session.era == Era.MODERN
         if method == _LOG_MESSAGE and exchange is not None and exchange.caller is not None:
@@ -184,6 +215,8 @@ class IsolatedRouter(_Router):
 class SharedRouter(_Router):
     """For a process that serves many sessions, or that belongs to none."""
 
+    is_shared = True
+
     def _addressee(self, conversation: Conversation) -> tuple[LiveSession | None, Exchange | None]:
         calls = _calls(conversation)
         if not calls or any(call.live is not calls[0].live for call in calls):
@@ -229,12 +262,55 @@ def _progress(conversation: Conversation, params: Object) -> None:
     number = decode_id(params.get("progressToken", msgspec.Raw(b"null")))
     exchange = conversation.calls.sent.get(number) if isinstance(number, int) else None
     if exchange is None:
-        _task_progress(conversation.calls.of_task(number), params)
+        _task_progress(conversation, number, params)
         return
     exchange.restart_deadline()
     if exchange.progress_token is not None:
         params = params | {"progressToken": exchange.progress_token}
         exchange.emit(encode_notification("notifications/progress", splice(encode(params))))
+
+
+def _task_progress(conversation: Conversation, number: object, params: Object) -> None:
+    """Pass on progress of a task: the call that has made the task is answered."""
+    token = conversation.calls.of_task(number)
+    live = None if token is None else token.session()
+    if token is None or not isinstance(live, LiveSession) or live.session.era == Era.MODERN:
+        return
+    params, tasks = params | {"progressToken": token.token}, conversation.known_tasks
+    task = None if tasks is None else tasks.get(related_id(params))
+    if task is not None:
+        params = with_related(params, task.handle)
+    frame = encode_notification("notifications/progress", splice(encode(params)))
+    if task is not None and task.stream is not None:
+        task.stream.emit(frame)
+    else:
+        live.send_to_client(frame)
+
+
+def _task_status(conversation: Conversation, params: Object) -> None:
+    """Pass on the state of a task (MCP 2025-11-25, Tasks) to its session. Of unknown tasks nobody is told."""
+    own_id = msgspec.json.decode(params.get("taskId", b"null"))
+    tasks = conversation.known_tasks
+    task = None if tasks is None or not isinstance(own_id, str) else tasks.get(own_id)
+    if task is not None:
+        task.seen(params)
+        params = params | {"taskId": msgspec.Raw(encode(task.handle))}
+        _tell(task, encode_notification(_TASK_STATUS, splice(encode(params))))
+
+
+def _tell(task: OwnedTask, frame: bytes) -> None:
+    """Send a notification to the client of a task, if that client knows notifications outside of calls."""
+    live, stream = _live_of(task), task.stream
+    if live.session.era == Era.MODERN:
+        return
+    if stream is not None:
+        stream.emit(frame)
+    else:
+        live.send_to_client(frame)
+
+
+def _live_of(task: OwnedTask) -> LiveSession:
+    return task.live  # type: ignore[return-value]  # nothing else implements `ExchangeSession`
 
 
 def _end_subscription(conversation: Conversation, params: Object) -> None:
@@ -244,14 +320,6 @@ def _end_subscription(conversation: Conversation, params: Object) -> None:
     exchange = conversation.calls.sent.get(number) if isinstance(number, int) else None
     if exchange is not None and exchange.is_subscription:
         conversation.message(Message(jsonrpc="2.0", id=exchange.number, result=msgspec.Raw(ENDED)))
-
-
-def _task_progress(task: TaskToken | None, params: Object) -> None:
-    """Send progress of a task on the client's own stream: the call that has made the task is answered."""
-    live = None if task is None else task.session()
-    if task is not None and isinstance(live, LiveSession) and live.session.era != Era.MODERN:
-        params = params | {"progressToken": task.token}
-        live.send_to_client(encode_notification("notifications/progress", splice(encode(params))))
 
 
 def _relay_subscribed(conversation: Conversation, method: str, params: Object) -> bool:

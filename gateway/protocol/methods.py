@@ -17,6 +17,7 @@ __all__ = [
     "LISTS",
     "MAY_ASK",
     "METHODS",
+    "OF_TASKS",
     "RECORDED",
     "REPEATABLE",
     "SERVER_METHODS",
@@ -158,6 +159,7 @@ CACHEABLE: Final = frozenset(row.name for row in ROWS if row.is_cacheable)
 REPEATABLE: Final = frozenset(row.name for row in ROWS if row.is_repeatable)
 MAY_ASK: Final = frozenset(row.name for row in ROWS if row.may_ask)
 ABOUT_TASKS: Final = frozenset(row.name for row in ROWS if row.named == "taskId")
+OF_TASKS: Final = frozenset(row.name for row in ROWS if row.name.startswith("tasks/"))
 RECORDED: Final = frozenset(row.name for row in ROWS if row.is_recorded)
 
 CHANGES: Final[Mapping[str, Method]] = {row.name: row for row in ROWS if row.sender == "server" and row.kind != "none"}

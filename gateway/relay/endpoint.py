@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+from collections.abc import Mapping
 
 from gateway.calls.call import Call
 from gateway.calls.conversation import Conversation
@@ -180,6 +181,10 @@ class Endpoint:
             await self._dispatch.send(only, call)
         else:
             await listen(seen.values(), call, None, None)
+
+    def servers(self, context: Context) -> Mapping[str, ConfiguredUpstream]:
+        """The servers that a session with this context sees here, by name."""
+        return self._servers.to(context)
 
     def server(self, name: str, context: Context) -> ConfiguredUpstream | None:
         """The server of that name; None if there is none here that a session with this context sees."""

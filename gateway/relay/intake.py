@@ -60,7 +60,7 @@ class Intake:
         facts: SessionFacts,
         cluster: Cluster | None = None,
     ) -> None:
-        self._endpoints = endpoints
+        self.endpoints = endpoints
         self._cluster = cluster
         self._rates = rates
         self._watching = watching
@@ -91,7 +91,7 @@ class Intake:
         call = Call(exchange, request.era, params, meta, who.correlation, request.check_mirrored, server, who.principal)
         try:
             forwarded: Forwarded | None = request.forwarded
-            endpoint = self._endpoints[request.endpoint]
+            endpoint = self.endpoints[request.endpoint]
             if request.again and not await _may_repeat(endpoint, call):
                 exchange.fail(OUTCOME_UNKNOWN, _UNKNOWN)
                 return reply

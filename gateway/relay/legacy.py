@@ -4,7 +4,6 @@ MCP 2025-03-26 to 2025-11-25.
 """
 
 import logging
-from collections.abc import Mapping
 
 import msgspec
 
@@ -16,7 +15,6 @@ from gateway.context.facts import trace_meta, with_context, with_meta
 from gateway.errors import (
     CANCELLED_BY_CLIENT,
     keyed_session_stays,
-    no_session,
     session_unknown,
     stream_taken,
     unknown_event,
@@ -24,13 +22,14 @@ from gateway.errors import (
     unknown_resource,
 )
 from gateway.identity.request_context import RequestContext
-from gateway.protocol.methods import METHODS, RECORDED
+from gateway.protocol.methods import METHODS, OF_TASKS, RECORDED
 from gateway.protocol.params import text_of
-from gateway.relay.endpoint import Endpoint
 from gateway.relay.extensions import Notice
 from gateway.relay.intake import Intake, id_of, message_of
 from gateway.relay.legacy_handshake import LegacyHandshake
+from gateway.relay.legacy_tasks import LegacyTasks
 from gateway.relay.replies import ImmediateReply, StreamReply
+from gateway.sessions.attach import Resolved
 from gateway.sessions.lifecycle import SessionLifecycle
 from gateway.sessions.records import SessionRecords
 from gateway.sessions.resolve import SessionResolver
@@ -62,7 +61,7 @@ class LegacyClients:
         resolver: SessionResolver,
         records: SessionRecords,
         lifecycle: SessionLifecycle,
-        endpoints: Mapping[str, Endpoint],
+        tasks: LegacyTasks,
         events: EventLog,
         result_meta: bool,
     ) -> None:
@@ -72,17 +71,16 @@ class LegacyClients:
         self._resolver = resolver
         self._records = records
         self._lifecycle = lifecycle
-        self._endpoints = endpoints
+        self._endpoints = intake.endpoints
+        self._tasks = tasks
         self._events = events
 
     async def call(self, request: Request, who: RequestContext) -> Answer:
         """Answer a request."""
-        message, endpoint = message_of(request), self._endpoints[request.endpoint]
+        message = message_of(request)
         if message.method == "initialize":
             return await self._handshake.initialize(request, who)
-        resolved = await self._resolver.resume(request, who)
-        if resolved is None:
-            raise no_session()
+        resolved = await self._resolver.require(request, who)
         said: Object = {}
         if self._resolver.announces_other(request, resolved):
             resolved, said = await self._resolver.apply_announced(request, who, resolved)
@@ -91,12 +89,10 @@ class LegacyClients:
             await self._intake.count(live)
             return ImmediateReply(encode_result(encode(message.id), b"{}"), session=live.session)
         params = request.params
-        if message.method == "resources/subscribe" and not endpoint.may_subscribe(
-            resolved.context, text_of(params, "uri")
-        ):
-            raise unknown_resource(text_of(params, "uri"))
+        if message.method in OF_TASKS:
+            return await self._tasks.call(request, who, resolved)
         if message.method in RECORDED:
-            await self._record(live, str(message.method), params)
+            await self._record(resolved, request)
         shape = None
         if self._result_meta:
 
@@ -112,18 +108,24 @@ class LegacyClients:
             context=resolved.context,
             granted=who.claims,
         )
+        if "task" in params:
+            self._tasks.expect(exchange, request.endpoint)
         if said:
             exchange.filter_result(lambda _, result: with_meta(result, said))
         return await self._intake.accept(exchange, request, who, params, [])
 
-    async def _record(self, live: LiveSession, method: str, params: Object) -> None:
+    async def _record(self, resolved: Resolved, request: Request) -> None:
         """Record the log level and the subscriptions of a session, which the next link to a server is given again."""
+        live, params, method = resolved.live, request.params, message_of(request).method
         if method == "logging/setLevel":
             if (level := text_of(params, "level")) not in LEVELS:
                 raise unknown_level(LEVELS)
             await self._records.update(live, log_level=level)
         elif method == "resources/subscribe":
-            await self._records.subscribe(live, text_of(params, "uri"))
+            uri = text_of(params, "uri")
+            if not self._endpoints[request.endpoint].may_subscribe(resolved.context, uri):
+                raise unknown_resource(uri)
+            await self._records.subscribe(live, uri)
         elif method == "resources/unsubscribe":
             await self._records.unsubscribe(live, text_of(params, "uri"))
 

@@ -147,7 +147,9 @@ class TaskListening:
             upstream = None
             if resolved is not None:
                 upstream = self._endpoints[request.endpoint].server(handle.server, resolved.context)
-            if resolved is not None and upstream is not None:
+            if resolved is None or upstream is None:
+                continue
+            if self._relayed.is_reachable(upstream, resolved.live, handle):
                 places.setdefault((resolved.live, upstream), {})[handle.id] = (handle, text)
         joined = await asyncio.gather(
             *(subscriptions.join(live, upstream, named, who.correlation) for (live, upstream), named in places.items())
@@ -183,7 +185,7 @@ class _TaskSubscriptions:
                 if not honoured.done():
                     honoured.set_result([tasks[own][1] for own in _honoured(params) if own in tasks])
             elif (found := tasks.get(_own_id(params))) is not None:
-                self._relayed.note(part, found[0], params)
+                self._relayed.note(part, *found, params)
                 self._stream.emit(task_notification(params, found[1], self._stream.client_id))
 
         caller, client = self._stream.caller, self._stream.replies

@@ -93,7 +93,8 @@ class TaskRequests:
     async def _relay(self, request: Request, who: RequestContext, handle: TaskHandle, text: str) -> Answer:
         """Send the request to the server that has made the task."""
         resolved, message = await self._session_of(handle, who), message_of(request)
-        if self._endpoints[request.endpoint].server(handle.server, resolved.context) is None:
+        upstream = self._endpoints[request.endpoint].server(handle.server, resolved.context)
+        if upstream is None or not self._relayed.is_reachable(upstream, resolved.live, handle):
             raise unknown_task()
         live = resolved.live
         exchange = Exchange(

@@ -15,6 +15,7 @@ from gateway.errors import too_much_in_flight
 from gateway.relay.intake import Intake
 from gateway.relay.legacy import LegacyClients
 from gateway.relay.legacy_handshake import LegacyHandshake
+from gateway.relay.legacy_tasks import LegacyTasks
 from gateway.relay.modern import ModernClients
 from gateway.relay.pipeline import Pipeline
 from gateway.relay.task_calls import TaskCalls
@@ -89,19 +90,27 @@ def _pipeline(
         carriers=resolution.carriers,
         endpoints=endpoints,
     )
+    handles = TaskHandles(base.ring)
+    relayed = RelayedTasks(handles)
+    sessions.closed.add(relayed.forget)
+    legacy_tasks = LegacyTasks(
+        handles=handles,
+        relayed=relayed,
+        intake=intake,
+        resolver=resolution.resolver,
+        endpoints=endpoints,
+        result_meta=options.result_meta,
+    )
     legacy = LegacyClients(
         intake=intake,
         handshake=handshake,
         resolver=resolution.resolver,
         records=sessions.records,
         lifecycle=sessions.lifecycle,
-        endpoints=endpoints,
+        tasks=legacy_tasks,
         events=events,
         result_meta=options.result_meta,
     )
-    handles = TaskHandles(base.ring)
-    relayed = RelayedTasks(handles)
-    sessions.closed.add(relayed.forget)
     listening = TaskListening(
         handles=handles, relayed=relayed, intake=intake, resolver=resolution.resolver, endpoints=endpoints
     )

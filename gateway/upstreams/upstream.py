@@ -115,6 +115,11 @@ class ConfiguredUpstream:
         return self._known.latest.discovery if self._known.latest is not None and self.has_answered else None
 
     @property
+    def handshake(self) -> bytes | None:
+        """The server's answer to `initialize`; None if it speaks the modern era, or has not answered."""
+        return self._known.handshake()
+
+    @property
     def state(self) -> ServerState:
         """Whether the server can be used, for operators."""
         probe, facts = self._probe, self._known.latest

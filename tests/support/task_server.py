@@ -169,6 +169,7 @@ class TaskServer:
 
     async def run(self, task: Task, name: str, arguments: Any) -> None:
         if task.token is not None and self.era == "legacy":
+            await asyncio.sleep(0.1)  # after the answer to the call
             progress = {"progressToken": task.token, "progress": 1, "message": "half", "_meta": self.related(task)}
             self.broadcast({"jsonrpc": "2.0", "method": "notifications/progress", "params": progress})
         if name == "ask":

@@ -11,6 +11,7 @@ from gateway.calls.in_flight import Calls
 from gateway.calls.link_users import LinkUsers
 from gateway.calls.lists import Lists
 from gateway.calls.live_session import LiveSession
+from gateway.calls.owned_tasks import RELATED, OwnedTask, OwnedTasks
 from gateway.calls.questions import MAX_SERVER_ID_BYTES
 from gateway.calls.server_messages import IsolatedRouter, SharedRouter
 from gateway.protocol.capabilities import caller_of_meta
@@ -41,6 +42,7 @@ class Server:
         self.refused: list[tuple[bytes, int]] = []
         self.acknowledged: list[bytes] = []
         self.settled: list[Message] = []
+        self.known_tasks: OwnedTasks | None = None
 
     @property
     def conversation(self) -> Conversation:
@@ -292,3 +294,34 @@ async def test_a_legacy_client_gets_what_a_modern_server_says_outside_of_calls()
     IsolatedRouter(live).notified(server.conversation, notification(VENDOR, {"n": 1}))
     IsolatedRouter(live).notified(server.conversation, notification("notifications/message", {}))
     assert [frame["params"] for frame in live.frames] == [{"n": 1}]
+
+
+@requirement("task.relay")
+async def test_a_message_about_a_task_of_a_shared_server_reaches_the_session_of_the_task_only() -> None:
+    server, owner, busy = Server(), live_session(era="legacy"), live_session(era="legacy")
+    call = server.send(busy)
+    server.known_tasks = OwnedTasks()
+    seen: list[object] = []
+    server.known_tasks.add("own", OwnedTask(owner, "handle", seen=seen.append, lost=lambda: None))
+    router = SharedRouter()
+    meta = {"_meta": {RELATED: {"taskId": "own"}}}
+    router.notified(server.conversation, notification("notifications/tasks/status", {"taskId": "own", "status": "x"}))
+    router.notified(server.conversation, notification("notifications/message", {"level": "info", **meta}))
+    for unknown in ("another", 7, None):
+        router.notified(server.conversation, notification("notifications/tasks/status", {"taskId": unknown}))
+    assert [frame["params"] for frame in owner.frames] == [
+        {"taskId": "handle", "status": "x"},
+        {"level": "info", "_meta": {RELATED: {"taskId": "handle"}}},
+    ]
+    assert len(seen) == 1
+
+    def asks(server_id: int, task: str) -> None:
+        params = {"message": "who?", "_meta": {RELATED: {"taskId": task}}}
+        body = {"jsonrpc": "2.0", "id": server_id, "method": "elicitation/create", "params": params}
+        router.asked(server.conversation, parse(encode(body)))
+
+    asks(1, "own")
+    assert owner.frames[-1]["params"] == {"message": "who?", "_meta": {RELATED: {"taskId": "handle"}}}
+    asks(2, "another")
+    assert server.refused == [(b"2", -32601)]
+    assert not await frames_of(call) and not busy.frames

@@ -1,6 +1,7 @@
 """What the tasks of servers keep alive, and for how long."""
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any, cast
 
 import msgspec
@@ -8,8 +9,9 @@ import pytest
 
 from gateway.calls.exchange import Exchange
 from gateway.calls.live_session import LiveSession
+from gateway.calls.owned_tasks import RELATED, OwnedTask, OwnedTasks
 from gateway.tasks.handles import TaskHandles
-from gateway.tasks.relayed import MAX_KEPT, RelayedTasks
+from gateway.tasks.relayed import MAX_KEPT, MAX_KNOWN, RelayedTasks
 from session_store import KeyRing
 from session_store.memory import MemoryBackend
 from session_store.testing import FakeClock, a_session
@@ -30,6 +32,7 @@ class Conversation:
     def __init__(self, *, is_process: bool = True) -> None:
         self.is_process = is_process
         self.holds = 0
+        self.known_tasks: OwnedTasks | None = None
         self.sent: list[tuple[str, Any]] = []
 
     def hold_link(self) -> None:
@@ -37,6 +40,10 @@ class Conversation:
 
     def free_link(self) -> None:
         self.holds -= 1
+
+    def own_task(self, own_id: str, task: OwnedTask) -> None:
+        self.known_tasks = self.known_tasks or OwnedTasks()
+        self.known_tasks.add(own_id, task)
 
     def request(self, method: str, params: bytes) -> None:
         self.sent.append((method, msgspec.json.decode(params)["taskId"]))
@@ -144,3 +151,48 @@ async def test_a_task_whose_id_cannot_be_used_is_an_error(task_id: object) -> No
     with pytest.raises(Refused, match="an id that cannot be used"):
         parts.made(task_id)
     assert parts.live.busy == 0
+
+
+@requirement("task.relay", "wall.memory")
+async def test_what_is_known_of_tasks_is_bounded() -> None:
+    parts = Parts()
+    for number in range(MAX_KNOWN + 5):
+        parts.told(parts.made(str(number)), "completed")
+    assert parts.server.known_tasks is not None
+    assert len([*parts.server.known_tasks]) == MAX_KNOWN
+
+
+@requirement("task.relay")
+async def test_an_id_that_a_shared_server_gives_again_leads_its_first_session_nowhere() -> None:
+    """The server was started anew and begins to count: its first task is another session's now."""
+    parts, other = Parts(), Parts()
+    shared = cast("Any", SimpleNamespace(settings=SimpleNamespace(shared=True)))
+    first = HANDLES.read(parts.made("1"))
+    assert first is not None and parts.tasks.is_reachable(shared, parts.live, first)
+    other.tasks, other.server = parts.tasks, parts.server
+    second = HANDLES.read(other.made("1"))
+    assert second is not None and parts.tasks.is_reachable(shared, other.live, second)
+    assert not parts.tasks.is_reachable(shared, parts.live, first)
+    parts.server.known_tasks = None
+    assert not parts.tasks.is_reachable(shared, other.live, second)
+    own = cast("Any", SimpleNamespace(settings=SimpleNamespace(shared=False)))
+    assert parts.tasks.is_reachable(own, other.live, second)
+
+
+@requirement("task.relay")
+async def test_the_task_of_a_legacy_server_gets_a_handle_wherever_its_id_stands() -> None:
+    parts = Parts()
+    own = {"taskId": "own", "status": "working", "ttl": None, "more": [1]}
+    result = {
+        "task": msgspec.Raw(encode(own)),
+        "_meta": msgspec.Raw(encode({RELATED: {"taskId": "own"}, "x": 1})),
+    }
+    shaped = {
+        key: msgspec.json.decode(raw)
+        for key, raw in parts.tasks.created_legacy(parts.exchange(), result, "/mcp").items()
+    }
+    handle = shaped["task"]["taskId"]
+    assert HANDLES.read(handle) is not None
+    assert shaped == {"task": own | {"taskId": handle}, "_meta": {RELATED: {"taskId": handle}, "x": 1}}
+    plain = {"content": msgspec.Raw(b"[]")}
+    assert parts.tasks.created_legacy(parts.exchange(), plain, "/mcp") is plain

@@ -1,0 +1,162 @@
+"""The tasks that a server has made over one link, and whose they are: what the server sends about them names only its
+own ids. No I/O.
+
+The tasks of MCP 2025-11-25 are talked about in both directions and outside of calls; a server that many sessions share
+talks about the tasks of all of them over one link.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Final, Protocol
+
+import msgspec
+
+from gateway.calls.exchange import Exchange, ExchangeSession
+from gateway.protocol.params import meta_of
+from transports.jsonrpc import Message, Object, encode
+
+__all__ = ["RELATED", "OwnedTask", "OwnedTasks", "TaskLink", "related_id", "task_link_of", "with_related"]
+
+RELATED: Final = "io.modelcontextprotocol/related-task"
+"""The key in `_meta` under which messages name their task (MCP 2025-11-25, Tasks)."""
+
+
+class OwnedTask:
+    """One task: its session, and the handle under which the session's client knows it.
+
+    `result_call` is the client's `tasks/result` that waits for it. `seen` gets the task whenever
+    the server sends it, and `lost` is called when the link is gone.
+    """
+
+    __slots__ = ("handle", "live", "lost", "result_call", "seen")
+
+    def __init__(
+        self,
+        live: ExchangeSession,
+        handle: str,
+        *,
+        seen: Callable[[Object], None],
+        lost: Callable[[], None],
+    ) -> None:
+        self.live = live
+        self.handle = handle
+        self.result_call: Exchange | None = None
+        self.seen = seen
+        self.lost = lost
+
+    def await_result(self, call: Exchange) -> None:
+        """The client waits for the result: what the server asks meanwhile goes to that call."""
+        self.result_call = call
+
+        def no_more() -> None:
+            if self.result_call is call:
+                self.result_call = None
+
+        call.when_done(no_more)
+
+    @property
+    def stream(self) -> Exchange | None:
+        """The call on whose stream messages about the task reach the client; None: the session's own stream."""
+        call = self.result_call
+        return None if call is None or call.is_over else call
+
+
+class OwnedTasks:
+    """The tasks of one link, by the server's own ids."""
+
+    __slots__ = ("_tasks",)
+
+    def __init__(self) -> None:
+        self._tasks: dict[str, OwnedTask] = {}
+
+    def __iter__(self) -> Iterator[OwnedTask]:
+        return iter(tuple(self._tasks.values()))
+
+    def add(self, own_id: str, task: OwnedTask) -> None:
+        """Record a task. One of that id that another session has had is lost: its server has forgotten it."""
+        earlier = self._tasks.get(own_id)
+        self._tasks[own_id] = task
+        if earlier is not None:
+            earlier.lost()
+
+    def get(self, own_id: str) -> OwnedTask | None:
+        return self._tasks.get(own_id)
+
+    def discard(self, own_id: str, handle: str) -> None:
+        """Forget a task, unless the id is another's by now."""
+        task = self._tasks.get(own_id)
+        if task is not None and task.handle == handle:
+            del self._tasks[own_id]
+
+    def own_id(self, handle: str) -> str | None:
+        """The server's own id of the task with that handle."""
+        return next((own for own, task in self._tasks.items() if task.handle == handle), None)
+
+    def answer_for_server(self, message: Message) -> Message:
+        """A client's answer to a question about a task, with the server's own id."""
+        if not isinstance(message.result, msgspec.Raw):
+            return message
+        try:
+            result = msgspec.json.decode(message.result, type=Object)
+            own = self.own_id(related_id(result))
+        except (msgspec.MsgspecError, ValueError):
+            return message
+        if own is None:
+            return message
+        return Message(jsonrpc="2.0", id=message.id, result=msgspec.Raw(encode(with_related(result, own))))
+
+
+class TaskLink(Protocol):
+    """The conversation over whose links tasks are made."""
+
+    @property
+    def name(self) -> str:
+        """The server's name."""
+        ...
+
+    @property
+    def is_process(self) -> bool:
+        """Whether the link is a process, so that what the server works on ends with it."""
+        ...
+
+    @property
+    def known_tasks(self) -> OwnedTasks | None:
+        """The tasks over the present link; None if none are known."""
+        ...
+
+    def own_task(self, own_id: str, task: OwnedTask) -> None:
+        """Record a task over the present link."""
+        ...
+
+    def hold_link(self) -> None:
+        """Keep the link open without calls, until `free_link` is called as often."""
+        ...
+
+    def free_link(self) -> None:
+        """Undo one `hold_link`."""
+        ...
+
+    def request(self, method: str, params: bytes) -> None:
+        """Send a request of the gateway's own without waiting for its answer."""
+        ...
+
+
+def task_link_of(exchange: Exchange) -> TaskLink | None:
+    """The conversation of an exchange, which itself names only what it needs of the conversation."""
+    return exchange.conversation  # type: ignore[return-value]  # nothing else implements `ExchangeConversation`
+
+
+def related_id(params: Object) -> str:
+    """The id of the task that params or a result are related to; empty if there is none."""
+    meta = meta_of(params)
+    if RELATED not in meta:
+        return ""
+    found = msgspec.json.decode(meta[RELATED])
+    task_id = found.get("taskId") if isinstance(found, dict) else None
+    return task_id if isinstance(task_id, str) else ""
+
+
+def with_related(params: Object, task_id: str) -> Object:
+    """Params or a result that are related to the task of that id."""
+    meta = meta_of(params)
+    related = msgspec.json.decode(meta.get(RELATED, b"{}"), type=Object) | {"taskId": msgspec.Raw(encode(task_id))}
+    return params | {"_meta": msgspec.Raw(encode(meta | {RELATED: msgspec.Raw(encode(related))}))}

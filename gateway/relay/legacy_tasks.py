@@ -1,0 +1,216 @@
+"""The tasks of legacy servers for legacy clients (MCP 2025-11-25, Tasks): `params.task`, and the requests about tasks.
+
+Only what is about tasks is changed: each task has the gateway's handle as its id, in both directions.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+from gateway.calls.conversation import Conversation
+from gateway.calls.exchange import Exchange
+from gateway.calls.live_session import LiveSession
+from gateway.calls.owned_tasks import related_id, with_related
+from gateway.context.facts import trace_meta, with_meta
+from gateway.errors import SESSION_UNKNOWN, unknown_method
+from gateway.identity.request_context import RequestContext
+from gateway.protocol.catalog import cursor_of, next_cursor
+from gateway.protocol.handshake import HandshakeRefused, capabilities_of
+from gateway.protocol.methods import METHODS
+from gateway.protocol.params import text_of
+from gateway.relay.endpoint import Endpoint
+from gateway.relay.intake import Intake, id_of, message_of
+from gateway.relay.replies import ImmediateReply
+from gateway.sessions.attach import Resolved
+from gateway.sessions.resolve import SessionResolver
+from gateway.tasks.handles import TaskHandle, TaskHandles
+from gateway.tasks.refusals import unknown_task
+from gateway.tasks.relayed import RelayedTasks
+from gateway.upstreams.upstream import ConfiguredUpstream
+from transports.era import LEGACY, Era
+from transports.inbound_port import Answer, Refused, Request
+from transports.jsonrpc import INVALID_PARAMS, METHOD_NOT_FOUND, Object, encode, encode_result
+from transports.reply_queue import ReplyQueue
+from transports.upstream_port import LinkClosed, UpstreamUnavailable
+
+__all__ = ["LegacyTasks"]
+
+_LIST_S: Final = 10.0
+"""How long a server may take to list its tasks."""
+
+_MOST_LISTED: Final = 1_024
+"""Tasks of one page of a server that are passed on."""
+
+_UNAVAILABLE: Final = (UpstreamUnavailable, HandshakeRefused, LinkClosed, TimeoutError)
+
+
+class LegacyTasks:
+    """Handles what legacy clients send about tasks."""
+
+    def __init__(
+        self,
+        *,
+        handles: TaskHandles,
+        relayed: RelayedTasks,
+        intake: Intake,
+        resolver: SessionResolver,
+        endpoints: Mapping[str, Endpoint],
+        result_meta: bool,
+    ) -> None:
+        self._handles = handles
+        self._relayed = relayed
+        self._intake = intake
+        self._resolver = resolver
+        self._endpoints = endpoints
+        self._result_meta = result_meta
+
+    def expect(self, exchange: Exchange, endpoint: str) -> None:
+        """Prepare a call that has asked for a task: its result may be one."""
+        exchange.filter_result(lambda made, result: self._relayed.created_legacy(made, result, endpoint))
+
+    async def call(self, request: Request, who: RequestContext, resolved: Resolved) -> Answer:
+        """Answer a request about tasks. `resolved` is the session that the request carries.
+
+        Raises:
+            Refused: the task is unknown, or no server here has tasks.
+            OwnedByPeer: another replica owns the session of the task.
+            StoreUnavailable: the store does not answer.
+        """
+        message = message_of(request)
+        method = str(message.method)
+        if LEGACY not in METHODS[method].eras:
+            raise unknown_method(method, LEGACY)
+        if not METHODS[method].named:
+            await self._intake.count(resolved.live)
+            page = await self._list(request, resolved)
+            return ImmediateReply(encode_result(encode(message.id), encode(page)), session=resolved.live.session)
+        text = text_of(request.params, "taskId")
+        handle = self._handles.read(text)
+        if handle is None or handle.endpoint != request.endpoint or handle.kind != "relayed":
+            raise unknown_task()
+        if handle.session_id != resolved.live.session.id:
+            resolved = await self._session_of(handle, who)
+        upstream = self._endpoints[request.endpoint].server(handle.server, resolved.context)
+        if upstream is None or not self._relayed.is_reachable(upstream, resolved.live, handle):
+            raise unknown_task()
+        return await self._relay(request, who, resolved, handle, text)
+
+    async def _session_of(self, handle: TaskHandle, who: RequestContext) -> Resolved:
+        """Another session of the same principal, such as a child session, or one from before the client started
+        again."""
+        try:
+            return await self._resolver.resume_by_id(handle.session_id, who, Era.LEGACY)
+        except Refused as refused:
+            if refused.code != SESSION_UNKNOWN:
+                raise
+            raise unknown_task() from None
+
+    async def _relay(
+        self, request: Request, who: RequestContext, resolved: Resolved, handle: TaskHandle, text: str
+    ) -> Answer:
+        message, live = message_of(request), resolved.live
+        is_result = message.method == "tasks/result"
+
+        def shape(exchange: Exchange, result: Object) -> Object:
+            if is_result:
+                self._relayed.over(live, handle)
+                return with_related(result, text) if related_id(result) else result
+            if "taskId" in result:
+                self._relayed.note(exchange, handle, text, result, "ttl")
+                result = result | {"taskId": msgspec.Raw(encode(text))}
+            return result
+
+        exchange = Exchange(
+            method=str(message.method),
+            client_id=id_of(message),
+            live=live,
+            replies=ReplyQueue(),
+            shape=shape,
+            context=resolved.context,
+            granted=who.claims,
+        )
+        if self._result_meta:
+            exchange.filter_result(lambda _, result: with_meta(result, trace_meta(live.session, who.correlation)))
+        owned = self._relayed.owned(live, handle) if is_result else None
+        if owned is not None:
+            owned.await_result(exchange)
+        params: Object = request.params | {"taskId": msgspec.Raw(encode(handle.id))}
+        return await self._intake.accept(exchange, request, who, params, [], server=handle.server)
+
+    # -- tasks/list
+
+    async def _list(self, request: Request, resolved: Resolved) -> dict[str, Any]:
+        """A page of the tasks of a session: those of one server after the other. Servers that the session has not
+        used have none of it.
+
+        Raises:
+            Refused: no server lists its tasks, or the cursor is not one of the gateway.
+        """
+        live = resolved.live
+        used = self._listing(request.endpoint, resolved)
+        start = cursor_of(request.params)
+        names = [*used]
+        if start is not None:
+            if start[0] not in names:
+                raise Refused(200, INVALID_PARAMS, "Invalid cursor")
+            names = names[names.index(start[0]) :]
+        tasks: list[Any] = []
+        for name in names:
+            cursor = start[1] if start is not None and start[0] == name else ""
+            page = await self._page(used[name][1], cursor)
+            tasks += self._named(live, *used[name], page, request.endpoint)
+            if isinstance(page.get("nextCursor"), str):
+                return {"tasks": tasks, "nextCursor": next_cursor(name, page["nextCursor"])}
+        return {"tasks": tasks}
+
+    def _listing(self, path: str, resolved: Resolved) -> dict[str, tuple[ConfiguredUpstream, Conversation]]:
+        """The servers that list tasks and that the session has used, by name."""
+        used: dict[str, tuple[ConfiguredUpstream, Conversation]] = {}
+        has_any = False
+        for name, upstream in self._endpoints[path].servers(resolved.context).items():
+            if not _lists_tasks(upstream.handshake):
+                continue
+            has_any = True
+            shared = upstream.settings.shared
+            conversation = upstream.sessionless(Era.LEGACY) if shared else upstream.open_with(resolved.live)
+            if conversation is not None and conversation.is_open and conversation.era is Era.LEGACY:
+                used[name] = (upstream, conversation)
+        if not has_any:
+            raise Refused(200, METHOD_NOT_FOUND, "Method not found: tasks/list")
+        return used
+
+    @staticmethod
+    async def _page(conversation: Conversation, cursor: str) -> dict[str, Any]:
+        try:
+            async with asyncio.timeout(_LIST_S):
+                answer = await conversation.ask("tasks/list", encode({"cursor": cursor} if cursor else {}))
+        except _UNAVAILABLE:
+            return {}
+        page = msgspec.json.decode(answer.result) if isinstance(answer.result, msgspec.Raw) else None
+        return page if isinstance(page, dict) else {}
+
+    def _named(
+        self,
+        live: LiveSession,
+        upstream: ConfiguredUpstream,
+        conversation: Conversation,
+        page: dict[str, Any],
+        endpoint: str,
+    ) -> list[Any]:
+        """The tasks of a page that are the session's, under their handles."""
+        listed = page.get("tasks")
+        named: list[Any] = []
+        is_own = conversation.is_process and not upstream.settings.shared
+        for task in listed[:_MOST_LISTED] if isinstance(listed, list) else ():
+            if isinstance(task, dict) and isinstance(own := task.get("taskId"), str):
+                text = self._relayed.text_of(live, conversation, endpoint, own, is_own=is_own)
+                if text is not None:
+                    named.append(task | {"taskId": text})
+        return named
+
+
+def _lists_tasks(handshake: bytes | None) -> bool:
+    declared = capabilities_of(handshake).get("tasks")
+    return isinstance(declared, dict) and "list" in declared
