@@ -22,6 +22,7 @@ from gateway.config.context import (
     environment_of,
     is_usable_workspace,
 )
+from gateway.config.discovery import ALL_SERVERS, DiscoverySettings
 from gateway.config.faults import ConfigurationError, Note
 from gateway.config.limits import LimitSettings
 from gateway.config.load import Origins, explained, gathered
@@ -106,6 +107,8 @@ class GatewaySettings(Frozen):
     """How long sessions live, and how clients name their session."""
     limits: LimitSettings = LimitSettings()
     """What one client or one server may cost."""
+    discovery: DiscoverySettings = DiscoverySettings()
+    """What clients without a credential may find out ([discovery](configuration.md#discovery))."""
     tasks: TaskSettings = TaskSettings()
     """Tasks made of slow calls ([tasks](tasks.md))."""
 
@@ -222,6 +225,13 @@ class Settings(Frozen):
                 for secret in re.findall(r"\$\{secret:([^}]*)\}", value):
                     if secret not in self.gateway.secrets:
                         raise ValueError(f"{where}: gateway.secrets has no entry {secret!r}")
+        return self
+
+    @model_validator(mode="after")
+    def _cards_are_of_servers(self) -> Self:
+        for name in self.gateway.discovery.cards:
+            if name != ALL_SERVERS and name not in self.mcpServers:
+                raise ValueError(f"gateway.discovery.cards: there is no server {name!r} in mcpServers")
         return self
 
     @model_validator(mode="after")

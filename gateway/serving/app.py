@@ -12,6 +12,7 @@ from gateway.config.settings import Settings
 from gateway.observability.logs import CORRELATION
 from gateway.serving.gateway import Gateway
 from gateway.serving.paths import HEALTH, JWKS, READY
+from gateway.serving.server_cards import Documents, card_routes
 from session_store import Backend
 from transports.inbound.http import Receive, Scope, Send
 from transports.inbound.http_sse import HttpSse
@@ -105,6 +106,7 @@ def create_app(
 
     routes: list[BaseRoute] = [*_health(gateway, names_servers=False), Route(JWKS, jwks)]
     routes += [Route(path, metadata) for path in gateway.metadata.paths]
+    routes += card_routes(Documents(settings.gateway.discovery), gateway.rates, gateway.guard)
     if not settings.gateway.admin.listen:
         routes += gateway.operator_routes
     return GatewayApp(gateway, routes)

@@ -2,12 +2,15 @@
 
 from typing import Final
 
-__all__ = ["ALL", "HEALTH", "JWKS", "READY"]
+__all__ = ["ALL", "CATALOG", "HEALTH", "JWKS", "READY"]
 
 ALL: Final = "/mcp"
 """Serves every upstream; `/servers/NAME/mcp` serves one."""
 
 HEALTH: Final = "/healthz"
 READY: Final = "/readyz"
+CATALOG: Final = "/.well-known/ai-catalog.json"
+"""The servers that have a card (`gateway.discovery`)."""
+
 JWKS: Final = "/.well-known/jwks.json"
 """The public keys that verify assertions (RFC 7517)."""

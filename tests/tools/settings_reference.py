@@ -15,6 +15,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from gateway.config.auth import AuthSettings, ClaimNames, JwtSettings, ProxySettings
+from gateway.config.discovery import CardSettings, DiscoverySettings
 from gateway.config.limits import LimitSettings
 from gateway.config.operators import AdminSettings, AuditSettings
 from gateway.config.policy import PolicySettings, RateSettings, RuleSettings, WorkspaceSettings
@@ -32,6 +33,8 @@ _SECTIONS: list[tuple[str, type[BaseModel]]] = [
     ("gateway.session", SessionSettings),
     ("gateway.limits", LimitSettings),
     ("gateway.tasks", TaskSettings),
+    ("gateway.discovery", DiscoverySettings),
+    ("gateway.discovery.cards.NAME", CardSettings),
     ("gateway.admin", AdminSettings),
     ("gateway.audit", AuditSettings),
     ("gateway.auth", AuthSettings),

@@ -1,0 +1,81 @@
+"""Settings of discovery: which servers the gateway shows to clients that do not know it yet."""
+
+import re
+from typing import Annotated, Final, Self
+from urllib.parse import SplitResult, urlsplit
+
+from pydantic import AfterValidator, Field, model_validator
+
+from gateway.config.addresses import is_loopback
+from gateway.config.model import Frozen
+
+__all__ = ["ALL_SERVERS", "CardSettings", "DiscoverySettings"]
+
+ALL_SERVERS: Final = "*"
+"""The key of the card for `/mcp`, which serves all servers."""
+
+_NAME: Final = r"^[a-zA-Z0-9.-]+/[a-zA-Z0-9._-]+$"
+_DOMAIN: Final = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*")
+
+
+def _has_more(parts: SplitResult) -> bool:
+    """Whether an address has parts that have no place on a card, such as a password."""
+    return bool(parts.query or parts.fragment or parts.username or parts.password)
+
+
+def _web_address(url: str) -> str:
+    parts = urlsplit(url)
+    if url and (parts.scheme not in ("http", "https") or not parts.hostname):
+        raise ValueError(f"{url!r} is no web address: write it as https://example.com/path")
+    return url
+
+
+class CardSettings(Frozen):
+    """The card of one server: what everyone may know of it."""
+
+    name: Annotated[str, Field(min_length=3, max_length=200, pattern=_NAME)]
+    """The name in reverse-DNS form with one slash, for example `com.example/search`."""
+    description: Annotated[str, Field(min_length=1, max_length=100)]
+    """What the server does, in at most 100 characters."""
+    version: Annotated[str, Field(min_length=1, max_length=255)] = "1.0.0"
+    """The version of the server."""
+    title: Annotated[str, Field(max_length=100)] = ""
+    """A name for people."""
+    website: Annotated[str, AfterValidator(_web_address)] = ""
+    """A page about the server."""
+
+
+class DiscoverySettings(Frozen):
+    """What clients without a credential may find out. Nothing, unless there are cards."""
+
+    url: str = ""
+    """The address at which clients reach the gateway, without a path of a server, for example
+    `https://mcp.example.com`. Required if there are cards."""
+    publisher: str = ""
+    """The domain in the identifiers of the catalog. Empty: the host of `url`."""
+    cards: dict[str, CardSettings] = Field(default={})
+    """Name of a server → its card. `*` is the card of `/mcp`, which serves all of them. A server without a card is not
+    listed."""
+
+    @model_validator(mode="after")
+    def _reachable(self) -> Self:
+        if not self.cards:
+            return self
+        parts = urlsplit(self.url)
+        is_local = parts.scheme == "http" and is_loopback(parts.hostname or "")
+        if not parts.hostname or not (parts.scheme == "https" or is_local) or _has_more(parts):
+            raise ValueError(
+                f"discovery.url is {self.url!r}: cards need the address at which clients reach the gateway, with "
+                "https, or http on this machine"
+            )
+        names = [card.name for card in self.cards.values()]
+        if len({*names}) < len(names):
+            raise ValueError("discovery.cards: two cards have the same name, which identifies a server")
+        if not _DOMAIN.fullmatch(self.domain):
+            raise ValueError(f"discovery.publisher: {self.domain!r} is no domain, which identifiers need")
+        return self
+
+    @property
+    def domain(self) -> str:
+        """The domain in the identifiers."""
+        return self.publisher or urlsplit(self.url).hostname or ""

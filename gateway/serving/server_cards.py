@@ -1,0 +1,109 @@
+"""Server cards and the AI catalog: documents by which clients find the servers of a host.
+
+Drafts of 2026-07-24: modelcontextprotocol/experimental-ext-server-card (SEP-2127), docs/discovery.md and schema.ts, and
+the AI Catalog that it refers to. A card stands at its server's address with `/server-card` behind it, the catalog at
+`/.well-known/ai-catalog.json`. The documents have what the operator has written, and nothing that a server or a session
+says: no tools, and no server without a card.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from typing import Any, Final
+
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import BaseRoute, Route
+
+from gateway.config.discovery import ALL_SERVERS, CardSettings, DiscoverySettings
+from gateway.policy.rate_limits import RateLimits
+from gateway.serving.paths import ALL, CATALOG
+from session_store import ANONYMOUS, StoreError
+from transports.inbound.http import Guard
+from transports.inbound_port import Refused
+
+__all__ = ["Documents", "card_routes"]
+
+CARD: Final = "/server-card"
+_SCHEMA: Final = "https://static.modelcontextprotocol.io/schemas/v1/server-card.schema.json"
+_CARD_TYPE: Final = "application/mcp-server-card+json"
+_CATALOG_TYPE: Final = "application/ai-catalog+json"
+_CORS: Final = {
+    "Access-Control-Allow-Origin": "*",
+    "Access-Control-Allow-Methods": "GET",
+    "Access-Control-Allow-Headers": "Content-Type, If-None-Match",
+    "Access-Control-Expose-Headers": "ETag",
+}
+"""The cards are for every page (docs/discovery.md, CORS Requirements)."""
+_CACHED: Final = {"Cache-Control": "public, max-age=3600"}
+
+
+class Documents:
+    """The documents by path: media type and content. Empty if there are no cards."""
+
+    def __init__(self, settings: DiscoverySettings) -> None:
+        self._settings = settings
+        self._base = settings.url.rstrip("/")
+        self.by_path: dict[str, tuple[str, bytes]] = {}
+        entries = []
+        for path, card in self._cards():
+            self.by_path[path + CARD] = (_CARD_TYPE, _json(self._card(path, card)))
+            entries.append(self._entry(path, card))
+        if entries:
+            self.by_path[CATALOG] = (_CATALOG_TYPE, _json({"specVersion": "1.0", "entries": entries}))
+
+    def _cards(self) -> Iterator[tuple[str, CardSettings]]:
+        for server, card in self._settings.cards.items():
+            yield (ALL if server == ALL_SERVERS else f"/servers/{server}{ALL}"), card
+
+    def _card(self, path: str, card: CardSettings) -> dict[str, Any]:
+        more = {"title": card.title, "websiteUrl": card.website}
+        return {
+            "$schema": _SCHEMA,
+            "name": card.name,
+            "version": card.version,
+            "description": card.description,
+            **{key: value for key, value in more.items() if value},
+            "remotes": [{"type": "streamable-http", "url": self._base + path}],
+        }
+
+    def _entry(self, path: str, card: CardSettings) -> dict[str, str]:
+        return {
+            "identifier": f"urn:air:{self._settings.domain}:mcp:{card.name.partition('/')[2]}",
+            "type": _CARD_TYPE,
+            "url": self._base + path + CARD,
+        }
+
+
+def card_routes(documents: Documents, rates: RateLimits, guard: Guard) -> list[BaseRoute]:
+    """The routes of the documents. Requests count as those of a client without a credential: by address."""
+
+    def route(path: str, media_type: str, content: bytes) -> Route:
+        tag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
+        headers = {**_CORS, **_CACHED, "ETag": tag}
+
+        async def document(request: Request) -> Response:
+            if request.method == "OPTIONS":
+                return Response(status_code=204, headers=_CORS)
+            try:
+                await rates.message(ANONYMOUS, guard.client(request.scope, request.headers))
+            except Refused as refused:
+                return PlainTextResponse(f"{refused}\n", refused.status, {**refused.headers, **_CORS})
+            except StoreError as error:
+                return PlainTextResponse(f"{error}\n", 503, {"Retry-After": "5", **_CORS})
+            if _names(request.headers.get("if-none-match", ""), tag):
+                return Response(status_code=304, headers=headers)
+            return Response(content, headers={**headers, "Content-Type": media_type})
+
+        return Route(path, document, methods=["GET", "OPTIONS"])
+
+    return [route(path, *found) for path, found in documents.by_path.items()]
+
+
+def _names(sent: str, tag: str) -> bool:
+    """Whether `If-None-Match` names that tag (RFC 9110 §13.1.2). Proxies make tags weak when they compress."""
+    return any(each.strip().removeprefix("W/") in (tag, "*") for each in sent[:4_096].split(","))
+
+
+def _json(document: dict[str, Any]) -> bytes:
+    return json.dumps(document, indent=2, ensure_ascii=False).encode() + b"\n"
