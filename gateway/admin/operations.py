@@ -202,6 +202,17 @@ class Operations:
     async def task(self, prefix: str) -> TaskRow:
         return await self._tasks.row(prefix)
 
+    async def cancel_task(self, prefix: str, by: str = "") -> str:
+        task = await self._tasks.found(prefix)
+        if task.is_over:
+            raise NoSuch(f"the task is over already: {task.status}")
+        if not await self._replicas.cancel_task(task.name, f"{_operator(by)} cancelled the task"):
+            raise NoSuch(
+                "no replica runs the task: it has just ended, or its replica is gone; look at it again in a while"
+            )
+        self._record(f"{_operator(by)} has cancelled a task of session {redact(task.session_id)}: {task.tool}")
+        return redact(task.id)
+
     # -- events
 
     async def events(self, limit: int = 100, session: str = "") -> list[dict[str, Any]]:

@@ -196,6 +196,10 @@ class Operators(Protocol):
         """One task. `prefix`: how its id begins, at least `SHORTEST_PREFIX` characters."""
         ...
 
+    async def cancel_task(self, prefix: str, by: str = "") -> str:
+        """Cancel the call of a task, on whichever replica runs it. Returns how the id of the task begins."""
+        ...
+
     async def warnings(self) -> list[UnreturningClient]:
         """The clients that open sessions and return to none, on all replicas together, the most sessions first."""
         ...

@@ -58,7 +58,9 @@ class Replica:
         cluster: Cluster | None,
         serving: Serving,
         unreturning: Callable[[], list[UnreturningClient]] = list,
+        cancel_task: Callable[[str, str], bool] = lambda name, reason: False,
     ) -> None:
+        self._cancel_task = cancel_task
         self.name = name
         self.metrics = metrics
         self.upstreams = tuple(upstreams)
@@ -89,6 +91,8 @@ class Replica:
                 await self._serving.drain()
             case "admit":
                 self._serving.admit()
+            case "cancel task":
+                return self._cancel_task(*args)
             case _:
                 raise LookupError(what)
         return True

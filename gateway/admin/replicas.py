@@ -41,6 +41,10 @@ class Replicas(Protocol):
         """Sessions that are `failing`, the latest failure first, or `busy`, the busiest first."""
         ...
 
+    async def cancel_task(self, name: str, reason: str) -> bool:
+        """Cancel a task (`Task.name`). False if no replica runs it."""
+        ...
+
     async def drain(self, prefix: str) -> str:
         """Drain the replica whose name begins like that. Returns its name."""
         ...
@@ -86,6 +90,9 @@ class PeerReplicas:
             return sorted(parts, key=lambda part: -part.failures[0].at)
         return sorted(parts, key=lambda part: -part.in_flight)
 
+    async def cancel_task(self, name: str, reason: str) -> bool:
+        return any((await self._queries.ask("cancel task", [name, reason], await self._names())).values())
+
     async def drain(self, prefix: str) -> str:
         return await self._order("drain", prefix)
 
@@ -126,6 +133,9 @@ class NoReplicas:
 
     async def notable(self, only: Only) -> list[SessionPart]:
         raise UnknownHere("the store does not record which sessions fail or are busy: use --url with a running gateway")
+
+    async def cancel_task(self, name: str, reason: str) -> bool:
+        raise UnknownHere("only a running gateway can cancel a task: use --url")
 
     async def drain(self, prefix: str) -> str:
         raise UnknownHere("only a running gateway can drain a replica: use --url")

@@ -149,6 +149,9 @@ class Rest:
     async def task(self, request: Request, _: str) -> TaskRow:
         return await self.operations.task(request.path_params["task"])
 
+    async def cancel_task(self, request: Request, operator: str) -> dict[str, str]:
+        return {"cancelled": await self.operations.cancel_task(request.path_params["task"], operator)}
+
     async def replicas(self, _: Request, __: str) -> list[ReplicaReport]:
         return await self.operations.replicas()
 
@@ -257,6 +260,14 @@ _OPERATIONS: Final = (
         summary="One task: who made it, what it calls, and what became of it",
         work=Rest.task,
         gives=TaskRow,
+        takes=(_TASK,),
+    ),
+    _Operation(
+        method="DELETE",
+        path="/tasks/{task}",
+        summary="Cancel the call of a task, on whichever replica runs it; its record stays until it expires",
+        work=Rest.cancel_task,
+        gives=dict[str, str],
         takes=(_TASK,),
     ),
     _Operation(

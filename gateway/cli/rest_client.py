@@ -102,9 +102,10 @@ class RestClient:
         return await self._ask("GET", "tasks", TaskPage, {name: value for name, value in params.items() if value})
 
     async def task(self, prefix: str) -> TaskRow:
-        if len(prefix) < SHORTEST_PREFIX:
-            raise NoSuch(f"give at least {SHORTEST_PREFIX} characters of the task's id")
-        return await self._ask("GET", f"tasks/{quote(prefix, safe='')}", TaskRow)
+        return await self._ask("GET", _task_path(prefix), TaskRow)
+
+    async def cancel_task(self, prefix: str, by: str = "") -> str:
+        return (await self._ask("DELETE", _task_path(prefix), dict[str, str]))["cancelled"]
 
     async def replicas(self) -> list[ReplicaReport]:
         return await self._ask("GET", "replicas", list[ReplicaReport])
@@ -147,3 +148,10 @@ class RestClient:
             check = "check that gateway.admin.keys is set there; if gateway.admin.listen is set, give that address"
             detail = f"{self._url} answers {response.status_code}: {check}"
         raise OperatorError(str(detail))
+
+
+def _task_path(prefix: str) -> str:
+    """The path of one task. Raises `NoSuch`: the prefix could not stand in a path."""
+    if len(prefix) < SHORTEST_PREFIX:
+        raise NoSuch(f"give at least {SHORTEST_PREFIX} characters of the task's id")
+    return f"tasks/{quote(prefix, safe='')}"

@@ -1,4 +1,4 @@
-"""`mcp-session-gateway tasks`: list tasks, in a store or at a running gateway."""
+"""`mcp-session-gateway tasks`: list tasks in a store or at a running gateway, and cancel them."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -15,7 +15,7 @@ from gateway.observability.visible import as_json
 
 __all__ = ["app"]
 
-app = typer.Typer(help="List tasks: calls that go on after their clients have left.", no_args_is_help=True)
+app = typer.Typer(help="List and cancel tasks: calls that go on after their clients have left.", no_args_is_help=True)
 _out = Terminal()
 
 IdArgument = Annotated[str, typer.Argument(metavar="ID", help="First characters of the task's id, from `list`.")]
@@ -63,5 +63,17 @@ def show_task(where: Where, task_id: IdArgument, in_json: JsonOption = False) ->
             typer.echo(as_json(facts))
         else:
             _out.print(facts_table(facts))
+
+    run_at(where, work)
+
+
+@app.command("cancel")
+@options
+def cancel_task(where: Where, task_id: IdArgument, in_json: JsonOption = False) -> None:
+    """Cancel the call of a task, on whichever replica runs it. Needs --url."""
+
+    async def work(source: Operators) -> None:
+        cancelled = await source.cancel_task(task_id)
+        typer.echo(as_json({"cancelled": cancelled}) if in_json else f"cancelled {cancelled}")
 
     run_at(where, work)

@@ -32,7 +32,7 @@ from gateway.serving.build_servers import build_servers
 from gateway.serving.build_sessions import build_resolution, build_sessions
 from gateway.serving.drain import Drain
 from gateway.serving.guard import guard_of
-from gateway.serving.parts import Callers, Foundation, Operating, Parts, Servers, SessionParts
+from gateway.serving.parts import Callers, Foundation, Operating, Parts, Servers, SessionParts, TaskParts
 from gateway.serving.readiness import Readiness
 from gateway.serving.state import ServingState
 from gateway.sessions.returns import Returns
@@ -65,7 +65,8 @@ def compose(
     resolution = build_resolution(base, sessions, served)
     http = build_http(base, callers, sessions, served, resolution)
     drain = _drain(base, sessions, served)
-    operating = _operating(base, callers, sessions, served, drain, resolution.returns)
+    replica = _replica(base, served, drain, resolution.returns, http.tasks)
+    operating = _operating(base, callers, sessions, replica)
     return Parts(
         foundation=base,
         callers=callers,
@@ -156,12 +157,9 @@ def _drain(base: Foundation, sessions: SessionParts, servers: Servers) -> Drain:
     )
 
 
-def _operating(
-    base: Foundation, callers: Callers, sessions: SessionParts, servers: Servers, drain: Drain, returns: Returns
-) -> Operating:
-    """What operators see and do."""
-    backend, admin = base.backend, base.settings.gateway.admin
-    replica = Replica(
+def _replica(base: Foundation, servers: Servers, drain: Drain, returns: Returns, tasks: TaskParts) -> Replica:
+    """This process, as operators see it."""
+    return Replica(
         name=secrets.token_hex(6) if base.cluster is None else base.cluster.replica,
         live=base.live,
         upstreams=servers.upstreams,
@@ -169,7 +167,13 @@ def _operating(
         cluster=base.cluster,
         serving=drain,
         unreturning=returns.unreturning,
+        cancel_task=tasks.table.cancel,
     )
+
+
+def _operating(base: Foundation, callers: Callers, sessions: SessionParts, replica: Replica) -> Operating:
+    """What operators see and do."""
+    backend, admin = base.backend, base.settings.gateway.admin
     queries = PeerQueries(backend.bus, replica.name, replica.answer)
     operations = Operations(
         backend=backend,

@@ -59,6 +59,14 @@ class TaskTable:
         self._running[task.name] = running
         return running
 
+    def cancel(self, name: str, reason: str) -> bool:
+        """Cancel a task by order of an operator. False if it is not run here, or is over."""
+        running = self._running.get(name)
+        if running is None or running.task.is_over:
+            return False
+        running.cancel(reason)
+        return True
+
     def reported(self, task: Task, what: str) -> None:
         """Count and publish a change that was written without running the task here."""
         self.counts[what] += 1

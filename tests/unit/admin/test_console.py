@@ -30,6 +30,7 @@ pytestmark = pytest.mark.anyio
 
 HOSTILE = "<script>alert(1)</script>"
 SESSION = "abcdefgh-the-secret-rest"
+TASK = "ijklmnop-the-secret-rest"
 
 
 class Draining(FakeReplicas):
@@ -52,7 +53,7 @@ async def operator(ending: FakeEnding) -> AsyncIterator[httpx.AsyncClient]:
         a_session(clock, id=SESSION, client=ClientFacts(name=HOSTILE), links=(HOSTILE,), metadata={"note": HOSTILE})
     )
     error = msgspec.json.encode({"code": -32603, "message": HOSTILE})
-    task = a_task(clock, session_id=SESSION, server=HOSTILE, tool=HOSTILE, status="failed", error=error)
+    task = a_task(clock, id=TASK, session_id=SESSION, server=HOSTILE, tool=HOSTILE, status="failed", error=error)
     await backend.tasks.create(task)
     event = AuditEvent(
         at=1.0, event="refused", session="abcdefgh", principal=HOSTILE, endpoint="", era="", reason=HOSTILE
@@ -72,7 +73,7 @@ async def operator(ending: FakeEnding) -> AsyncIterator[httpx.AsyncClient]:
 @requirement("ops.console")
 @pytest.mark.parametrize("name", sorted(console_pages()))
 async def test_a_page_is_shown_whole_and_its_live_part_is_sent_again(operator: httpx.AsyncClient, name: str) -> None:
-    path = console_pages()[name].path.replace("{session}", "abcdefgh")
+    path = console_pages()[name].path.replace("{session}", "abcdefgh").replace("{task}", "ijklmnop")
     page = await operator.get(path)
     assert page.status_code == 200 and page.text.startswith("<!doctype html>")
     stream = await operator.get(f"{path}/live")

@@ -12,7 +12,7 @@ from gateway.admin.reports import ReplicaReport, SessionPart
 from gateway.admin.store_only import operations_on
 from session_store import AuditEvent, ClientFacts, Context, MemoryBackend, Principal, Session
 from session_store.session import redact
-from session_store.testing import FakeClock, a_session
+from session_store.testing import FakeClock, a_session, a_task
 from tests.requirements import requirement
 
 pytestmark = pytest.mark.anyio
@@ -26,6 +26,8 @@ class FakeReplicas:
 
     def __init__(self, part: SessionPart | None = None) -> None:
         self._parts = [] if part is None else [part]
+        self.cancelled: list[tuple[str, str]] = []
+        self.runs_tasks = True
 
     async def reports(self) -> list[ReplicaReport]:
         return [ReplicaReport(replica="abc")]
@@ -36,6 +38,10 @@ class FakeReplicas:
 
     async def notable(self, only: Only) -> list[SessionPart]:
         return self._parts
+
+    async def cancel_task(self, name: str, reason: str) -> bool:
+        self.cancelled.append((name, reason))
+        return self.runs_tasks
 
     async def drain(self, prefix: str) -> str:
         return "abc"
@@ -131,6 +137,26 @@ async def test_rows_have_what_replicas_know_where_there_are_any() -> None:
     page = await parts.operations.sessions(SessionQuery(only="busy"))
     assert [(row.session, row.calls, row.in_flight) for row in page.sessions] == [("busy-ses", 3, 2)]
     assert (await parts.operations.session("idle")).calls == 0 and parts.operations.sees_calls
+
+
+@requirement("task.operators")
+async def test_a_task_that_works_is_cancelled_where_it_runs() -> None:
+    replicas = FakeReplicas()
+    parts = Parts(replicas)
+    working = a_task(parts.clock, id="working-task")
+    for task in (working, a_task(parts.clock, id="ended-task", status="completed")):
+        await parts.backend.tasks.create(task)
+    assert await parts.operations.cancel_task("working", "ann") == "working-"
+    assert replicas.cancelled == [(working.name, "the operator ann cancelled the task")]
+    (recorded,) = parts.recorded
+    assert (
+        recorded.startswith("the operator ann has cancelled a task of session ") and working.session_id not in recorded
+    )
+    with pytest.raises(NoSuch, match="over already: completed"):
+        await parts.operations.cancel_task("ended-", "ann")
+    replicas.runs_tasks = False
+    with pytest.raises(NoSuch, match="no replica runs the task"):
+        await parts.operations.cancel_task("working", "ann")
 
 
 async def test_what_only_gateways_know_is_said_to_be_theirs() -> None:

@@ -1,0 +1,37 @@
+"""Operators find and cancel tasks on whatever replica they ask, by REST, command line and console."""
+
+import json
+from typing import Any
+
+import httpx
+
+from tests.operating.conftest import Cli
+from tests.requirements import requirement
+from tests.support.gateway_process import RunningGateway
+from tests.support.task_client import TaskClient
+
+
+@requirement("task.operators")
+def test_a_task_is_found_and_cancelled_from_another_replica(
+    pair: tuple[RunningGateway, RunningGateway], ops: httpx.Client, http: httpx.Client, cli: Cli
+) -> None:
+    here, there = pair
+    client = TaskClient(f"{here.base}/servers/probe/mcp", http)
+    handle, other = client.begin("sleep", seconds=60.0), client.begin("sleep", seconds=60.0)
+    listed: list[Any] = ops.get(f"{there.base}/admin/api/tasks", params={"status": "working"}).json()["tasks"]
+    assert [(row["server"], row["tool"], row["runs"]) for row in listed[:2]] == [("probe", "sleep", 1)] * 2
+    newest = listed[0]["task"]
+    shown = json.loads(cli("tasks", "show", newest, "--json", url=there.base).stdout)
+    assert shown["status"] == "working" and shown["session"] == listed[0]["session"]
+    assert newest in ops.get(f"{there.base}/admin/tasks/{newest}").text
+
+    assert cli("tasks", "cancel", newest, url=there.base).stdout == f"cancelled {newest}\n"
+    done = client.until(other, "cancelled")
+    assert "the operator olga cancelled the task" in done["statusMessage"]
+    assert client.get(handle)["status"] == "working", "the other one goes on"
+    again = ops.delete(f"{there.base}/admin/api/tasks/{newest}")
+    assert again.status_code == 404 and "over already: cancelled" in again.json()["detail"]
+    assert ops.delete(f"{here.base}/admin/api/tasks/{listed[1]['task']}").json() == {"cancelled": listed[1]["task"]}
+    client.until(handle, "cancelled")
+    table = cli("tasks", "list", "--find", "sleep", "--status", "cancelled", url=here.base).stdout
+    assert newest in table and "olga" in table
