@@ -18,9 +18,15 @@ __all__ = [
     "decode_value",
     "disagreement",
     "encode_value",
+    "param_headers",
+    "unknown_headers",
 ]
 
 PREFIX: Final = "Mcp-Param-"
+MAX_HEADERS: Final = 32
+MAX_HEADER_CHARS: Final = 8_192
+"""Of the `Mcp-Param-*` headers that a request may have for the server."""
+_PREFIX: Final = PREFIX.lower()
 ANNOTATION: Final = "x-mcp-header"
 _TYPES: Final = frozenset({"string", "integer", "boolean"})
 """Types of properties that a schema may annotate. Texts of floats differ between languages."""
@@ -83,6 +89,29 @@ def argument_headers(schema: Any, arguments: Mapping[str, Any]) -> dict[str, str
         if text is not None:
             headers[annotated.header] = encode_value(text)
     return headers
+
+
+def param_headers(headers: Mapping[str, str]) -> dict[str, str]:
+    """The `Mcp-Param-*` headers of a request, by lower-case name, whatever they mean.
+
+    Raises:
+        ValueError: they are more than `MAX_HEADERS`, longer than `MAX_HEADER_CHARS` together, or not printable ASCII.
+    """
+    found = {name: value for name, value in headers.items() if name.startswith(_PREFIX)}
+    if not found:
+        return found
+    if len(found) > MAX_HEADERS or sum(len(name) + len(value) for name, value in found.items()) > MAX_HEADER_CHARS:
+        raise ValueError(f"{PREFIX}* headers are limited to {MAX_HEADERS}, and {MAX_HEADER_CHARS} characters together.")
+    for name, value in found.items():
+        if not _PRINTABLE.fullmatch(value):
+            raise ValueError(f"The header {name[:64]} has characters that are not printable ASCII.")
+    return found
+
+
+def unknown_headers(schema: Any, headers: Mapping[str, str]) -> dict[str, str]:
+    """Those of the headers, by lower-case name, that the schema of the tool does not annotate."""
+    known = {annotated.header.lower() for annotated in _annotated(schema)}
+    return {name: value for name, value in headers.items() if name not in known}
 
 
 def disagreement(schema: Any, arguments: Mapping[str, Any], headers: Mapping[str, str]) -> str | None:

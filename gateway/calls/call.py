@@ -1,6 +1,6 @@
 """One request of a client on its way to a server: the exchange, and what is sent for it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -20,7 +20,8 @@ class Call(msgspec.Struct, frozen=True):
     `era` is the client's. `meta` is what the server gets as `_meta`, whatever `params` have under that name.
     `correlation` is the request's correlation id. `server` is the server that the request is for, empty if that is to
     be found by what the request names. `principal` has sent it. `check_mirrored` compares headers with arguments
-    (`transports.inbound_port.Request`), None if the wire has nothing to compare.
+    (`transports.inbound_port.Request`), None if the wire has nothing to compare. `headers` are those of a modern
+    request, by lower-case name.
     """
 
     exchange: Exchange
@@ -31,6 +32,7 @@ class Call(msgspec.Struct, frozen=True):
     check_mirrored: Callable[[Any], None] | None = None
     server: str = ""
     principal: Principal | None = None
+    headers: Mapping[str, str] | None = None
 
     @property
     def method(self) -> str:
@@ -55,6 +57,7 @@ class Call(msgspec.Struct, frozen=True):
             self.check_mirrored,
             self.server,
             self.principal,
+            self.headers,
         )
 
     def asking(self, params: Object, meta: Object) -> "Call":

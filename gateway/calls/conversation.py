@@ -14,6 +14,7 @@ from gateway.calls.deadlines import Deadlines
 from gateway.calls.exchange import Exchange
 from gateway.calls.exchange_state import ExchangeEvent
 from gateway.calls.failed_start import fail_start
+from gateway.calls.forwarded_headers import send_with
 from gateway.calls.in_flight import Calls, CallWatch
 from gateway.calls.link_lifecycle import LinkLifecycle
 from gateway.calls.link_source import LinkSession, LinkSource
@@ -143,7 +144,7 @@ class Conversation(Peer):
         if link is None or not self._links.is_open:
             return LinkClosed("it exited")
         try:
-            link.send(frame)
+            link.send(frame) if exchange.forwarded is None else send_with(link, frame, exchange.forwarded)
         except LinkClosed as error:
             return error
         exchange.sent_as(self, number, request if link.may_forget else None)

@@ -13,6 +13,7 @@ import msgspec
 
 from gateway.calls.deadlines import Deadlines
 from gateway.calls.exchange_state import ANSWER, ASKING, OVER, QUEUED, SEND, ExchangeEvent, ExchangeLife
+from gateway.calls.forwarded_headers import ForwardsHeaders
 from gateway.calls.link_source import LinkSession
 from gateway.calls.listening import Listening
 from gateway.calls.observed import Observed
@@ -103,7 +104,7 @@ class ExchangeConversation(AskingServer, Protocol):
         ...
 
 
-class Exchange(ExchangeLife, Observed, WireUse, Listening):
+class Exchange(ForwardsHeaders, ExchangeLife, Observed, WireUse, Listening):
     """A client's request on its way through one conversation.
 
     `number` is its id on the upstream's side, where ids of many clients must not collide. It is the progress token and

@@ -26,7 +26,9 @@ from gateway.sessions.child_sessions import ChildSessions
 from gateway.upstreams.result_cache import Asked
 from gateway.upstreams.upstream import ConfiguredUpstream
 from transports.era import LEGACY, MODERN
-from transports.jsonrpc import Message, Object, encode
+from transports.inbound_port import Refused
+from transports.jsonrpc import HEADER_MISMATCH, Message, Object, encode
+from transports.mirrored_headers import param_headers
 from transports.turns import is_large, others_first
 
 __all__ = ["Dispatch"]
@@ -59,6 +61,8 @@ class Dispatch:
         if not conversation.is_open_to(live):
             return False
         params = self._admission.admit_now(upstream, conversation, call)
+        if call.headers is not None and upstream.settings.url:
+            _forward_headers(call)
         return params is not None and conversation.start_now(call.exchange, params, call.meta)
 
     async def send(self, upstream: ConfiguredUpstream, call: Call) -> None:
@@ -98,6 +102,8 @@ class Dispatch:
             return
         if asked is not None:
             exchange.use_bridge(KeptResult(upstream.inventory.results, asked))
+        if call.headers is not None and upstream.settings.url and server_era is MODERN:
+            _forward_headers(call)
         params, meta = call.params, call.meta
         if server_era is LEGACY and call.era is MODERN:
             exchange.use_bridge(LegacyServerBridge(conversation))
@@ -165,3 +171,15 @@ class Dispatch:
         bridge = ModernServerBridge(conversation, call.params, meta, list_tools=list_tools)
         exchange.use_bridge(bridge if asked is None else KeptResult(upstream.inventory.results, asked, bridge))
         await conversation.start(exchange, call.params, meta)
+
+
+def _forward_headers(call: Call) -> None:
+    """Have the server get what its client has sent in `Mcp-Param-*` headers.
+
+    Raises:
+        Refused: these headers are too many or too large, or have characters that no header can have.
+    """
+    try:
+        call.exchange.forward(param_headers(call.headers or {}))
+    except ValueError as error:
+        raise Refused(400, HEADER_MISMATCH, str(error)) from None

@@ -88,7 +88,9 @@ class Intake:
         """
         live = live_session_of(exchange)
         reply, meta = await self.begin(exchange, request, who, params, headers)
-        call = Call(exchange, request.era, params, meta, who.correlation, request.check_mirrored, server, who.principal)
+        check, correlation = request.check_mirrored, who.correlation
+        sent = None if request.era is LEGACY else request.headers
+        call = Call(exchange, request.era, params, meta, correlation, check, server, who.principal, sent)
         try:
             forwarded: Forwarded | None = request.forwarded
             endpoint = self.endpoints[request.endpoint]

@@ -15,7 +15,7 @@ import httpx2
 import msgspec
 
 from transports.jsonrpc import Message, Object, decode_exact, decode_id, parse
-from transports.mirrored_headers import argument_headers, encode_value
+from transports.mirrored_headers import argument_headers, encode_value, unknown_headers
 from transports.sse import TooLarge
 from transports.tasks import Tasks
 from transports.upstream.http_replies import ReplyReader, error_text
@@ -118,7 +118,8 @@ class HttpLink:
         """What a later link can resume; empty if the server keeps no session."""
         return msgspec.json.encode([self._version, self._session]).decode() if self._session else ""
 
-    def send(self, frame: bytes) -> None:
+    def send(self, frame: bytes, forwarded: Mapping[str, str] | None = None) -> None:
+        """As `Link.send`. `forwarded`: further headers for a modern request."""
         if not self._takes_messages:
             raise LinkClosed("it is closed")
         message = parse(frame)
@@ -127,8 +128,8 @@ class HttpLink:
         if message.is_request:
             if message.method == "initialize":
                 self._initialize_id = message.id
-            work = self._ask_modern(frame, message, params, version) if version else self._ask(frame, message)
-            self._run(message.id, work)
+            modern = self._ask_modern(frame, message, params, version, forwarded or {}) if version else None
+            self._run(message.id, modern or self._ask(frame, message))
             return
         if message.method == _CANCELLED:
             # Nobody waits for the answer. Closing its stream is what cancels a request of the modern era.
@@ -175,10 +176,12 @@ class HttpLink:
             await asyncio.wait([self._last_post])
         await self._post(frame, message, self._session_headers(), is_resumable=True)
 
-    async def _ask_modern(self, frame: bytes, message: Message, params: Object, version: str) -> None:
+    async def _ask_modern(
+        self, frame: bytes, message: Message, params: Object, version: str, forwarded: Mapping[str, str]
+    ) -> None:
         assert isinstance(message.id, int | str)
         try:
-            headers = self._modern_headers(str(message.method), params, version)
+            headers = _modern_headers(message, params, version, self._given.schemas, forwarded)
         except Exception:  # whatever the client or the schema contains, the call must end
             logger.exception("the headers of a request to server %s could not be made", self._upstream.name)
             reason = f"the headers of the request to server {self._upstream.name!r} could not be made; it was not sent"
@@ -187,19 +190,6 @@ class HttpLink:
         if self._last_post is not None and not self._last_post.done():
             await asyncio.wait([self._last_post])
         await self._post(frame, message, headers, is_resumable=False)
-
-    def _modern_headers(self, method: str, params: Object, version: str) -> Headers:
-        """The headers that repeat parts of a request's body (MCP 2026-07-28, Transports §Streamable HTTP)."""
-        headers = {"mcp-protocol-version": version, "mcp-method": method}
-        source = NAME_SOURCES.get(method)
-        if source in params:
-            headers["mcp-name"] = encode_value(str(msgspec.json.decode(params[source])))
-        if method == "tools/call":
-            schema = self._given.schemas().get(str(msgspec.json.decode(params.get("name", b'""'))))
-            arguments = {} if schema is None else decode_exact(params.get("arguments", b"{}"))
-            if isinstance(arguments, dict):
-                headers |= argument_headers(schema, arguments)
-        return headers
 
     async def _post(self, frame: bytes, message: Message, headers: Headers, *, is_resumable: bool) -> None:
         """Send a request and read its answer. Every failure is reported to `LinkEvents`."""
@@ -331,6 +321,28 @@ class HttpLink:
         with contextlib.suppress(httpx2.HTTPError, OSError, TimeoutError):
             async with asyncio.timeout(_CLOSE_S):
                 await self._upstream.client.delete(self._upstream.url, headers=headers)
+
+
+def _modern_headers(
+    message: Message,
+    params: Object,
+    version: str,
+    schemas: Callable[[], Mapping[str, Any]],
+    forwarded: Mapping[str, str],
+) -> Headers:
+    """The headers that repeat parts of a request's body (MCP 2026-07-28, Transports §Streamable HTTP), and those of
+    `forwarded` that the schema of the tool does not know."""
+    method, schema = str(message.method), None
+    headers = {"mcp-protocol-version": version, "mcp-method": method}
+    source = NAME_SOURCES.get(method)
+    if source in params:
+        headers["mcp-name"] = encode_value(str(msgspec.json.decode(params[source])))
+    if method == "tools/call":
+        schema = schemas().get(str(msgspec.json.decode(params.get("name", b'""'))))
+        arguments = {} if schema is None else decode_exact(params.get("arguments", b"{}"))
+        if isinstance(arguments, dict):
+            headers |= argument_headers(schema, arguments)
+    return headers | unknown_headers(schema, forwarded) if forwarded else headers
 
 
 def _has_no_session(response: httpx2.Response) -> bool:

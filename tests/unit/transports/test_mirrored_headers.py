@@ -14,7 +14,16 @@ from mcp.shared.inbound import (
 )
 
 from tests.requirements import requirement
-from transports.mirrored_headers import argument_headers, decode_value, disagreement, encode_value
+from transports.mirrored_headers import (
+    MAX_HEADER_CHARS,
+    MAX_HEADERS,
+    argument_headers,
+    decode_value,
+    disagreement,
+    encode_value,
+    param_headers,
+    unknown_headers,
+)
 
 SCHEMA = {
     "properties": {
@@ -117,3 +126,29 @@ def test_no_depth_of_a_schema_exhausts_the_stack() -> None:
     for _ in range(10_000):
         schema = {"items": schema}
     assert disagreement(schema, {}, {}) is None and argument_headers(schema, {}) == {}
+
+
+@requirement("ext.relay")
+def test_headers_that_nobody_here_knows_are_those_with_the_prefix_that_no_schema_annotates() -> None:
+    headers = {"mcp-param-region": "a", "mcp-param-tenant": "b", "mcp-name": "c", "cookie": "d", "x-mcp-param-x": "e"}
+    found = param_headers(headers)
+    assert found == {"mcp-param-region": "a", "mcp-param-tenant": "b"}
+    schema = {"type": "object", "properties": {"region": {"type": "string", "x-mcp-header": "Region"}}}
+    assert unknown_headers(schema, found) == {"mcp-param-tenant": "b"} and unknown_headers(None, found) == found
+    assert param_headers({"mcp-name": "x" * MAX_HEADER_CHARS}) == {}
+
+
+@requirement("ext.relay")
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {f"mcp-param-{number}": "" for number in range(MAX_HEADERS + 1)},
+        {"mcp-param-a": "x" * MAX_HEADER_CHARS},
+        {"mcp-param-a": "\u00e9"},
+        {"mcp-param-a": "a\tb"},
+    ],
+    ids=["many", "large", "other characters", "control characters"],
+)
+def test_headers_for_servers_are_bounded(headers: dict[str, str]) -> None:
+    with pytest.raises(ValueError, match=r"(?i)mcp-param-"):
+        param_headers(headers)

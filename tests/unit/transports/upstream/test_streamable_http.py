@@ -225,3 +225,18 @@ async def test_a_cancelled_call_is_not_continued() -> None:
     assert running.cancelled()
     await link.close()
     await server.upstream.close()
+
+
+@requirement("ext.relay")
+@pytest.mark.anyio
+async def test_a_modern_request_has_the_headers_of_its_client_that_its_tool_does_not_annotate() -> None:
+    seen: list[httpx2.Request] = []
+    upstream, events = answers_404(seen), RecordedEvents()
+    schema = {"type": "object", "properties": {"region": {"type": "string", "x-mcp-header": "Region"}}}
+    link = await upstream.connect(ConnectOptions(schemas=lambda: {"count": schema}), events)
+    forwarded = {"mcp-param-tenant": "t", "mcp-param-region": "forged"}
+    link.send(request({VERSION: "2026-07-28"}, {"name": "count", "arguments": {"region": "eu"}}), forwarded)
+    await events.until(lambda: bool(events.failed))
+    assert seen[0].headers.get_list("mcp-param-region") == ["eu"] and seen[0].headers["mcp-param-tenant"] == "t"
+    await link.close()
+    await upstream.close()
