@@ -1,6 +1,7 @@
 """The operators' model on a store: its records, and what the replicas that use the store know beside them."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Callable
 from typing import Any, Final, Protocol
 
@@ -34,6 +35,8 @@ _ENDED_AT_ONCE: Final = 32
 _MOST_CANDIDATES: Final = 10
 _EVENTS_SEARCHED: Final = 2_000
 """Events among which those of one session are looked for."""
+
+_CORRELATION: Final = re.compile(r"[0-9a-f]{32}")
 
 _FOLLOW_EVERY_S: Final = 1.0
 _FOLLOWED_AT_ONCE: Final = 500
@@ -100,6 +103,8 @@ class Operations:
     async def sessions(self, query: SessionQuery) -> Page:
         if query.only != "all":
             return await self._notable(query)
+        if _CORRELATION.fullmatch(query.query) and (of_request := await self._of_request(query.query)):
+            return Page(sessions=await self._rows(of_request[: query.limit]))
         found: list[Session] = []
         # "~" stands behind every character of an id: the page begins behind all that start like that.
         place, looked_at = f"{query.after}~" if query.after else "", 0
@@ -117,8 +122,22 @@ class Operations:
     async def _notable(self, query: SessionQuery) -> Page:
         parts = await self._replicas.notable(query.only)
         peeked = await asyncio.gather(*(self._backend.sessions.peek(part.id) for part in parts))
-        found = [session for session in peeked if session is not None and matches(session, query.query)]
+        found = [
+            session
+            for part, session in zip(parts, peeked, strict=True)
+            if session is not None and (matches(session, query.query) or _has_failed(part, query.query))
+        ]
         return Page(sessions=await self._rows(found[: query.limit]))
+
+    async def _of_request(self, correlation: str) -> list[Session]:
+        """The sessions of a request that has failed, or that is in the audit trail."""
+        parts = await self._replicas.notable("failing") if self._replicas.are_known else []
+        found = [await self._backend.sessions.peek(part.id) for part in parts if _has_failed(part, correlation)]
+        trail = await self._backend.audit.recent(_EVENTS_SEARCHED)
+        for begins in sorted({event.session for event in trail if event.session and event.correlation == correlation}):
+            page = await self._backend.sessions.page(after=begins, limit=_MOST_CANDIDATES)
+            found += [session for session in page if session.id.startswith(begins)]
+        return list({session.id: session for session in found if session is not None}.values())
 
     async def session(self, prefix: str) -> SessionRow:
         session = await self._find(prefix)
@@ -235,6 +254,11 @@ class Operations:
                 seen = set(by_text)
             seen = seen or set()
             await asyncio.sleep(_FOLLOW_EVERY_S)
+
+
+def _has_failed(part: SessionPart, correlation: str) -> bool:
+    """True if one of the last failed calls of a session has that correlation id."""
+    return any(failure.correlation == correlation for failure in part.failures)
 
 
 def _operator(by: str) -> str:

@@ -63,8 +63,9 @@ class UnknownHere(OperatorError):
 class SessionQuery(msgspec.Struct, frozen=True, kw_only=True):
     """Which sessions an operator wants to see.
 
-    `query` holds words to find in id, principal, client, workspace, endpoint, era, trust, owner and servers. `after` is
-    the last session of the page before. `failing` and `busy` sessions come in one page.
+    `query` holds words to find in id, principal, client, workspace, endpoint, era, trust, owner and servers; or the
+    correlation id of a failed call, or of one in the audit trail. `after` is the last session of the page before.
+    `failing` and `busy` sessions come in one page.
     """
 
     query: str = ""

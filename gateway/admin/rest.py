@@ -207,7 +207,11 @@ _OPERATIONS: Final = (
         work=Rest.sessions,
         gives=Page,
         takes=(
-            ("q", "query", "Words to find in id, principal, client, workspace, endpoint, era, trust, owner or servers"),
+            (
+                "q",
+                "query",
+                "Words in id, principal, client, workspace, endpoint, era, trust, owner, servers; or a correlation id",
+            ),
             ("only", "query", "all, failing (the latest failure first) or busy; the last two are one page"),
             ("limit", "query", "Maximum number of items: 50 by default, at most 1000"),
             ("after", "query", "Begin behind this one: `after` of the page before"),

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from gateway.cli.options import JsonOption
+from gateway.cli.options import JsonOption, options
 from gateway.cli.output import complain
 from gateway.cli.terminal import Terminal
 from gateway.config.faults import located
@@ -19,6 +19,7 @@ __all__ = ["check"]
 _err = Terminal(stderr=True)
 
 
+@options
 def check(
     config: Annotated[Path, typer.Option("--config", "-c", help="The configuration file to check.")],
     as_json: JsonOption = False,

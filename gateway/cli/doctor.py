@@ -8,6 +8,7 @@ from typing import Annotated, Final
 import typer
 from rich.text import Text
 
+from gateway.cli.options import options
 from gateway.cli.terminal import Terminal
 from gateway.doctor.findings import Finding
 from gateway.observability.visible import as_json as to_json
@@ -18,6 +19,7 @@ __all__ = ["doctor"]
 _MARKS: Final = {"ok": "green", "warning": "yellow", "error": "red"}
 
 
+@options
 def doctor(
     config: Annotated[
         Path | None, typer.Option("--config", "-c", help="Configuration file of the gateway, as for `run`.")

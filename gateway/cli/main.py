@@ -75,6 +75,7 @@ def run(
 
 
 @app.command()
+@options
 def stdio(
     command: CommandArgument = None,
     config: ConfigOption = None,
@@ -137,6 +138,7 @@ def show_manifest(
 
 
 @app.command()
+@options
 def keygen() -> None:
     """Print a new signing key for MCP_GATEWAY_KEYS."""
     from session_store.tokens import generate_key

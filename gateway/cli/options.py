@@ -152,10 +152,16 @@ def _is_typed(context: typer.Context, name: str) -> bool:
 
 def _refuse_empty(context: typer.Context, typed: Mapping[str, Any]) -> None:
     for parameter in context.command.params:
-        if parameter.name is not None and typed.get(parameter.name) == "":
+        if parameter.name is not None and _is_empty(typed.get(parameter.name), parameter.opts[0]):
             problem = "the value is empty; give one, or leave it out. In a script, check that the variable is set"
             what = parameter.opts[0] if parameter.opts[0].startswith("-") else parameter.metavar
             raise typer.BadParameter(problem, ctx=context, param_hint=f"'{what}'")
+
+
+def _is_empty(value: Any, name: str) -> bool:
+    """True for an empty text, also as a path, and for one among the values of an option that may be repeated. An
+    argument of a server's command may be empty."""
+    return value in ("", Path()) or (isinstance(value, list) and name.startswith("-") and "" in value)
 
 
 def _value(value: Any, typed: Set[str]) -> Any:

@@ -1,16 +1,17 @@
 """What commands print for people: tables of sessions and replicas, lines of events, errors."""
 
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Final
 
 import typer
 from rich.table import Table
 from rich.text import Text
 
-from gateway.admin.formatting import amount, readable, span
+from gateway.admin.formatting import amount, clock, readable, span
 from gateway.admin.reports import ReplicaReport, SessionRow, TaskRow
 from gateway.cli.terminal import Terminal
-from gateway.observability.visible import as_json, visible_line
+from gateway.observability.visible import as_json, visible, visible_line
 
 __all__ = ["complain", "facts_table", "print_event", "replicas_table", "sessions_table", "tasks_table"]
 
@@ -37,16 +38,22 @@ def sessions_table(rows: list[SessionRow], *, with_calls: bool) -> Table:
     if has_calls:
         for name in ("calls", "failed"):
             table.add_column(name, justify="right", no_wrap=True)
-        table.add_column("last failure", no_wrap=True)
+        table.add_column("last failure")
     for row in rows:
         cells: list[str | Text] = [row.session, row.principal, row.endpoint, row.era, row.client]
         cells += [span(seconds) for seconds in (row.age_s, row.idle_s, row.expires_in_s)]
         if has_calls:
             failed = Text(str(row.failed), style="red") if row.failed else "0"
             last = [f"{failure.name}: {failure.why or failure.outcome}" for failure in row.failures[:1]]
-            cells += [str(row.calls), failed, "".join(last)]
+            cells += [str(row.calls), failed, _cut("".join(last))]
         table.add_row(*cells)
     return table
+
+
+def _cut(text: str) -> Text:
+    """The text of a last column. It is cut where the terminal ends, so that the other columns keep their widths: they
+    do not wrap, and a column that may wrap gives way first."""
+    return Text(visible(text), no_wrap=True, overflow="ellipsis")
 
 
 def tasks_table(rows: list[TaskRow]) -> Table:
@@ -56,21 +63,46 @@ def tasks_table(rows: list[TaskRow]) -> Table:
         table.add_column(name, no_wrap=True)
     for name in ("age", "last change", "kept for"):
         table.add_column(name, no_wrap=True, justify="right")
-    table.add_column("message", no_wrap=True)
+    table.add_column("message")
     for row in rows:
         status = Text(row.status, style="red" if row.status == "failed" else "")
         times = [span(seconds) for seconds in (row.age_s, row.idle_s, row.expires_in_s)]
         facts = (row.task, row.session, row.principal, row.server, row.tool)
-        table.add_row(*facts, status, *times, row.error or row.message)
+        table.add_row(*facts, status, *times, _cut(row.error or row.message))
     return table
 
 
 def facts_table(facts: dict[str, Any]) -> Table:
-    """A name and its value in each line."""
+    """A name and its value in each line. A list of objects has a line for each, an object one for each of its keys."""
     table = Table(box=None, show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
     for name, value in facts.items():
-        table.add_row(name, as_json(value) if isinstance(value, list | tuple | dict) else str(value))
+        table.add_row(_unitless(name), _readable(name, value))
     return table
+
+
+def _readable(name: str, value: Any) -> str:
+    """A fact for people: times and sizes with their units, and no brackets of JSON."""
+    if isinstance(value, dict):
+        return "\n".join(f"{_unitless(key)}: {_readable(key, inner)}" for key, inner in value.items())
+    if isinstance(value, list | tuple) and any(isinstance(inner, dict) for inner in value):
+        return "\n".join(_readable(name, inner).replace("\n", "  ") for inner in value)
+    if isinstance(value, list | tuple):
+        return ", ".join(_readable(name, inner) for inner in value)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        for ending, shown in _UNITS.items():
+            if f"_{name}".endswith(ending):
+                return shown(value)
+    return "" if value is None else str(value)
+
+
+def _unitless(name: str) -> str:
+    return next((name.removesuffix(ending) for ending in _UNITS if name.endswith(ending)), name).replace("_", " ")
+
+
+_UNITS: Final[dict[str, Callable[[float], str]]] = {"_s": span, "_bytes": amount, "_at": clock}
+"""Endings of names, and how their values are shown."""
 
 
 def replicas_table(replicas: list[ReplicaReport]) -> Table:

@@ -42,7 +42,7 @@ class Listing:
     limit: Annotated[int, typer.Option(min=1, max=1_000, help="Maximum number of rows.")] = 50
     after: Annotated[str, typer.Option(help="Continue after this session id, the last one of the previous page.")] = ""
     query: Annotated[
-        str, typer.Option("--find", help="Text to find in id, principal, client, workspace, servers …")
+        str, typer.Option("--find", help="Text in id, principal, client, workspace, servers …; or a correlation id.")
     ] = ""
     only: Annotated[str, typer.Option(help="all, failing or busy; the last two need --url.")] = "all"
 

@@ -10,6 +10,7 @@ from gateway.admin.operators import Ambiguous, NoSuch, Only, OperatorError, Sess
 from gateway.admin.replicas import NoReplicas
 from gateway.admin.reports import ReplicaReport, SessionPart
 from gateway.admin.store_only import operations_on
+from gateway.observability.observed import Failure
 from session_store import AuditEvent, ClientFacts, Context, MemoryBackend, Principal, Session
 from session_store.session import redact
 from session_store.testing import FakeClock, a_session, a_task
@@ -235,3 +236,25 @@ def test_all_words_of_a_query_have_to_stand_somewhere() -> None:
     session = a_session(FakeClock(), id="abcd", endpoint="/servers/demo/mcp", links=("files",))
     assert matches(session, "") and matches(session, "ab") and matches(session, "FILES demo")
     assert not matches(session, "files other")
+
+
+@requirement("ops.find-request")
+async def test_a_correlation_id_finds_the_session_of_its_request() -> None:
+    failed, called, other = "a" * 32, "b" * 32, "c" * 32
+    failure = Failure(at=1.0, server="s", name="t", outcome="error", why="", correlation=failed)
+    parts = Parts(FakeReplicas(SessionPart(id="failing-session", failures=[failure])))
+    await parts.holding("failing-session", "calling-session", "other-session")
+    event = AuditEvent(at=1.0, event="called", session="calling-", principal="", endpoint="", correlation=called)
+    await parts.backend.audit.record([event])
+
+    async def found(query: str, only: Only = "all") -> list[str]:
+        page = await parts.operations.sessions(SessionQuery(query=query, only=only))
+        return [row.session for row in page.sessions]
+
+    assert await found(failed) == await found(failed, "failing") == ["failing-"]
+    assert await found(called) == ["calling-"] and await found(other) == await found(called, "failing") == []
+    alone = Parts()
+    await alone.holding("calling-session")
+    await alone.backend.audit.record([event])
+    page = await alone.operations.sessions(SessionQuery(query=called))
+    assert [row.session for row in page.sessions] == ["calling-"], "a store alone has the audit trail"

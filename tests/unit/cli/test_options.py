@@ -1,13 +1,14 @@
 """`gateway.cli.options`: values whose fields are options."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
-from gateway.cli import sessions, source
+from gateway.cli import main, sessions, source
 from gateway.cli.options import AtGateway, Overrides, Where, options
 from tests.requirements import requirement
 
@@ -89,3 +90,21 @@ def test_an_empty_value_is_refused_before_anything_is_done(
     monkeypatch.setattr(source, "source_of", asked.append)
     ran = CliRunner().invoke(sessions.app, [*arguments, "--url", "http://here"], env={"MCP_GATEWAY_STORE": ""})
     assert ran.exit_code == 2 and f"'{empty}'" in ran.output and "is empty" in ran.output and not asked, ran.output
+
+
+@requirement("ops.empty-values")
+def test_every_command_refuses_an_empty_value() -> None:
+    def commands(group: Any, *path: str) -> Iterator[tuple[tuple[str, ...], Any]]:
+        for name, command in sorted(getattr(group, "commands", {}).items()):
+            yield from commands(command, *path, name)
+            if not hasattr(command, "commands"):
+                yield (*path, name), command
+
+    refused = 0
+    for path, command in commands(typer.main.get_command(main.app)):
+        for parameter in command.params:
+            if parameter.opts[0].startswith("-") and not parameter.is_flag:
+                ran = CliRunner().invoke(main.app, [*path, parameter.opts[0], ""], env={"MCP_GATEWAY_STORE": ""})
+                assert ran.exit_code == 2, (path, parameter.opts, ran.output)
+                refused += "is empty" in ran.output
+    assert refused > 30

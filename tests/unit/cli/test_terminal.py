@@ -7,7 +7,7 @@ import msgspec
 from rich.table import Table
 
 from gateway.admin.reports import SessionRow
-from gateway.cli.output import sessions_table
+from gateway.cli.output import facts_table, sessions_table
 from gateway.cli.terminal import Terminal
 from tests.requirements import requirement
 from tests.support.hostile_text import HOSTILE, STEERING, shows_only_text
@@ -30,3 +30,42 @@ def test_tables_and_lines_show_what_they_were_given() -> None:
         assert not any(character in words for character in STEERING) and "\\x1b]0;owned\\x07\\x1b[2J[link=" in words
     out.complain("error", HOSTILE)
     assert shows_only_text(file.getvalue())
+
+
+def _printed(shown: Any, width: int) -> str:
+    out = Terminal()
+    out.width = width
+    out.file = file = io.StringIO()
+    out.print(shown)
+    return file.getvalue()
+
+
+def _row(**more: Any) -> SessionRow:
+    names = ("session", "principal", "endpoint", "era", "client", "workspace", "trust", "owner")
+    facts = {**dict.fromkeys(names, "12345678"), "age_s": 1, "idle_s": 1, "expires_in_s": 90, "permissions": ["a", "b"]}
+    return msgspec.convert(facts | more, SessionRow)
+
+
+@requirement("ops.readable")
+def test_a_long_error_leaves_the_other_columns_their_width() -> None:
+    failure = {"at": 1.0, "server": "s", "name": "t", "why": "long " * 200, "outcome": "", "correlation": ""}
+    for width in (110, 220):
+        text = _printed(sessions_table([_row(calls=3, failed=1, failures=[failure])], with_calls=True), width)
+        head, line = text.splitlines()
+        assert line.split()[:5] == ["12345678"] * 5 and "1 min 30 s" in line and "t: long" in line
+        assert len(line.rstrip()) <= width and head.split()[-1] == "failure"
+
+
+@requirement("ops.readable")
+def test_facts_are_shown_without_json() -> None:
+    failures = [{"at": 0.0, "server": "s", "why": "no route", "took_s": 90}, {"at": 60.0, "server": "t", "why": "gone"}]
+    facts = msgspec.to_builtins(_row(metadata={"plan": "b", "size": "2"}, state_bytes=2_048))
+    text = _printed(facts_table(facts | {"failures": failures, "nothing": None, "is_new": True}), 120)
+    lines = {line.strip() for line in text.splitlines()}
+    assert not any(character in text for character in '[]{}"')
+    assert any(line.startswith("expires in") and line.endswith("1 min 30 s") for line in lines)
+    assert any(line.startswith("state") and line.endswith("2.0 KiB") for line in lines)
+    assert any(line.startswith("permissions") and line.endswith("a, b") for line in lines)
+    assert "size: 2" in lines and "at: 1970-01-01 00:01:00  server: t  why: gone" in lines
+    assert any(line.endswith("why: no route  took: 1 min 30 s") for line in lines)
+    assert any(line.startswith("is new") and line.endswith("True") for line in lines)
