@@ -4,7 +4,7 @@ Pure. Resources have no public names: they keep their URIs.
 """
 
 import base64
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -13,7 +13,7 @@ from gateway.protocol.methods import METHODS
 from transports.inbound_port import Refused
 from transports.jsonrpc import INVALID_PARAMS, Object, encode
 
-__all__ = ["cursor_of", "merge_lists", "named", "owner_of"]
+__all__ = ["cursor_of", "has_more", "merge_lists", "named", "next_cursor", "owner_of"]
 
 SEPARATOR: Final = "__"
 
@@ -36,6 +36,13 @@ def merge_lists(method: str, pages: Iterable[tuple[str, Any]]) -> list[Any]:
     row = METHODS[method]
     items = ((upstream, item) for upstream, page in pages for item in page.get(row.listed, ()))
     return [named(upstream, item) if row.item_key == "name" else item for upstream, item in items]
+
+
+def has_more(page: Mapping[str, Any]) -> bool:
+    """Whether a page of a list has a cursor of the next one. In the modern era an empty cursor is one as well (MCP
+    2026-07-28, Pagination); legacy servers are known that mean the end by it."""
+    cursor = page.get("nextCursor")
+    return cursor is not None and (cursor != "" or "resultType" in page)
 
 
 def next_cursor(upstream: str, cursor: str) -> str:

@@ -20,6 +20,7 @@ from gateway.errors import unknown_method, unknown_prompt, unknown_resource, unk
 from gateway.observability.audit import Audit
 from gateway.policy.decisions import Policy
 from gateway.policy.tool_calls import MAX_LOGGED_NAME, Steps, ToolCalls
+from gateway.protocol.catalog import has_more
 from gateway.protocol.listing import Names, Tools
 from gateway.protocol.methods import METHODS
 from gateway.protocol.params import text_of
@@ -289,7 +290,7 @@ class Admission:
         items = upstream.inventory.reader.items(method, page)
         if row.kind == "tools":
             page[row.listed] = self._calls.shown(server, context, items)
-            if upstream.settings.handles and not page.get("nextCursor"):
+            if upstream.settings.handles and not has_more(page):
                 page[row.listed] = with_handles(page[row.listed])
         elif row.kind in self._policy.restricts(server):
             allows = self._policy.allows_prompt if row.kind == "prompts" else self._policy.allows_listed_uri

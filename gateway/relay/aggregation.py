@@ -10,7 +10,7 @@ import msgspec
 
 from gateway.calls.call import Call
 from gateway.errors import unknown_tool
-from gateway.protocol.catalog import cursor_of, merge_lists, next_cursor, owner_of
+from gateway.protocol.catalog import cursor_of, has_more, merge_lists, next_cursor, owner_of
 from gateway.protocol.listing import Tools, app_of
 from gateway.protocol.methods import LISTS, METHODS
 from gateway.protocol.missing import Missing
@@ -139,10 +139,9 @@ class Aggregation:
         missing: list[Missing] = []
         if start is not None:
             names = names[names.index(start[0]) :]
-            if start[1]:  # only if this was its last page are the others asked
-                params: Object = {"cursor": msgspec.Raw(encode(start[1]))}
-                found, missing = await self._pages([servers[start[0]]], call.with_params(params))
-                pages, names = [*found.items()], names[1:]
+            params: Object = {"cursor": msgspec.Raw(encode(start[1]))}
+            found, missing = await self._pages([servers[start[0]]], call.with_params(params))
+            pages, names = [*found.items()], names[1:]  # only if this was its last page are the others asked
         cursor = _cursor_after(pages)
         if cursor is None and names:
             found, more = await self._pages([servers[name] for name in names], call.with_params({}))
@@ -208,7 +207,7 @@ class Aggregation:
 
 def _cursor_after(pages: list[tuple[str, Any]]) -> str | None:
     """The cursor of the gateway after the last of these pages; None if its server has no more."""
-    if not pages or not pages[-1][1].get("nextCursor"):
+    if not pages or not has_more(pages[-1][1]):
         return None
     name, page = pages[-1]
     return next_cursor(name, page["nextCursor"])

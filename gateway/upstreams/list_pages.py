@@ -6,6 +6,7 @@ from typing import Any, Final
 import msgspec
 
 from gateway.calls.conversation import Conversation
+from gateway.protocol.catalog import has_more
 from gateway.protocol.listing import MOST_BYTES, MOST_TOOLS, items_of
 from gateway.protocol.methods import METHODS
 from gateway.upstreams.result_cache import Asked, ResultCache
@@ -77,7 +78,7 @@ class ListReader:
                 results.keep(asked_by_gateway(method, raw), answer.result, version)
             page = msgspec.json.decode(answer.result)
             items += self.items(method, page)
-            if not isinstance(page, dict) or not page.get("nextCursor"):
+            if not isinstance(page, dict) or not has_more(page):
                 break
             if len(items) > MOST_TOOLS or size > 2 * MOST_BYTES:  # the gateway does not keep later items
                 break

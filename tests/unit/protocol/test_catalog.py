@@ -1,11 +1,14 @@
 """Public names of several upstreams behind one endpoint, their merged lists, and the cursors of these."""
 
+from typing import Any
+
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.protocol.catalog import cursor_of, merge_lists, named, next_cursor, owner_of
+from gateway.protocol.catalog import cursor_of, has_more, merge_lists, named, next_cursor, owner_of
+from tests.requirements import requirement
 from transports.inbound_port import Refused
 from transports.jsonrpc import INVALID_PARAMS, encode
 
@@ -44,6 +47,21 @@ def test_resources_keep_their_uris_in_a_merged_list() -> None:
 def test_a_cursor_says_whose_page_comes_next(upstream: str, cursor: str) -> None:
     params = {"cursor": msgspec.Raw(encode(next_cursor(upstream, cursor)))}
     assert cursor_of(params) == (upstream, cursor)
+
+
+@requirement("spec.letter")
+@pytest.mark.parametrize(
+    ("page", "more"),
+    [
+        ({"nextCursor": "2"}, True),
+        ({}, False),
+        ({"nextCursor": None}, False),
+        ({"nextCursor": "", "resultType": "complete"}, True),
+        ({"nextCursor": ""}, False),
+    ],
+)
+def test_an_empty_cursor_is_one_in_the_modern_era(page: dict[str, Any], more: bool) -> None:
+    assert has_more(page) is more
 
 
 def test_without_a_cursor_a_list_begins_at_the_start() -> None:
