@@ -153,7 +153,9 @@ class Aggregation:
         body: dict[str, Any] = {LISTS[call.method]: merge_lists(call.method, pages)}
         if cursor is not None:
             body["nextCursor"] = cursor
-        is_filtered = any(self._admission.filters(servers[name], call.method) for name, _ in pages)
+        # A later page may be of other servers. All pages of a list have one scope (MCP 2026-07-28, Caching).
+        is_part = start is not None or cursor is not None
+        is_filtered = is_part or any(self._admission.filters(servers[name], call.method) for name, _ in pages)
         result = list_result(call.era, body, [page for _, page in pages], missing, is_filtered=is_filtered)
         call.exchange.finish(Message(jsonrpc="2.0", id=0, result=msgspec.Raw(encode(result))))
 

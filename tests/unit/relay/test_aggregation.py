@@ -7,9 +7,11 @@ import pytest
 
 from gateway.calls.exchange import Exchange
 from gateway.relay.aggregation import Aggregation
+from tests.requirements import requirement
 from tests.support.paged_server import PagedServer as Server
 from tests.support.paged_server import a_call as call
 from tests.support.paged_server import aggregation
+from transports.era import Era
 from transports.inbound_port import Refused
 from transports.jsonrpc import Object, encode
 
@@ -20,10 +22,12 @@ def tools(*names: str, **more: str) -> dict[str, Any]:
     return {"tools": [{"name": name} for name in names], **more}
 
 
-async def listed(parts: Aggregation, method: str = "tools/list", **params: Any) -> dict[str, Any]:
+async def listed(
+    parts: Aggregation, method: str = "tools/list", *, era: Era = Era.LEGACY, **params: Any
+) -> dict[str, Any]:
     """The result of a list."""
     results: list[dict[str, Any]] = []
-    request = call(method, **params)
+    request = msgspec.structs.replace(call(method, **params), era=era)
 
     def keep(_: Exchange, result: Object) -> Object:
         results.append(msgspec.json.decode(encode(result)))
@@ -52,6 +56,21 @@ async def test_a_list_continues_at_the_server_that_has_more_pages() -> None:
     assert names(first) == ["a__x"] and one.asked == [("tools/list", "")]
     rest = await listed(parts, cursor=first["nextCursor"])
     assert names(rest) == ["a__y", "b__z"] and one.asked == [*pages]
+
+
+@requirement("spec.letter")
+async def test_every_page_of_a_list_has_the_same_scope() -> None:
+    public = {"ttlMs": 5, "cacheScope": "public", "resultType": "complete"}
+    two = {("tools/list", ""): tools("x", nextCursor="2") | public, ("tools/list", "2"): tools("y") | public}
+
+    def servers() -> Aggregation:
+        return aggregation(Server("a", {("tools/list", ""): tools("w") | public}), Server("b", two))
+
+    first = await listed(servers(), era=Era.MODERN)
+    rest = await listed(servers(), era=Era.MODERN, cursor=first["nextCursor"])
+    assert first["cacheScope"] == rest["cacheScope"] == "private"
+    whole = await listed(aggregation(Server("a", {("tools/list", ""): tools("w") | public})), era=Era.MODERN)
+    assert whole["cacheScope"] == "public"
 
 
 async def test_a_server_that_is_away_takes_nothing_from_the_others() -> None:
