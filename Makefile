@@ -58,9 +58,10 @@ bench: $(VENV)/.installed-dev ## Measure speed, compared with the limits of the 
 bench-peers: $(VENV)/.installed-dev ## Measure speed compared with other gateways, which are downloaded
 	$(BIN)/python -m bench.run peers
 
-reference: $(VENV)/.installed-dev ## Regenerate docs/settings.md and docs/images
+reference: $(VENV)/.installed-dev ## Regenerate docs/settings.md, docs/conformance.md and docs/images
 	$(BIN)/python -m tests.tools.settings_reference
 	$(BIN)/python -m tests.tools.state_diagrams
+	$(BIN)/python -m tests.tools.conformance_document
 	$(BIN)/python -m tests.operating.trace_picture docs/images/trace.svg
 	$(BIN)/python -m tests.operating.console_picture docs/images/console.png
 

@@ -1,0 +1,169 @@
+"""What servers and clients of 2025-03-26 to 2025-11-25 have to do, and rules of the bridge between the eras."""
+
+import re
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from gateway.bridge.request_state import STATE_TTL_S, Binding, RequestDigest, RequestStateSeal
+from session_store import KeyRing, Principal
+from session_store.testing import FakeClock
+from tests.conformance.letter.conftest import Letter
+from tests.requirements import requirement
+from tests.support.credentials import bearer, sha256
+from tests.support.gateway_process import PROBE, running_gateway, server
+from tests.support.http_probe_server import running_http_probe
+from tests.support.mcp_clients import Legacy, Modern, events, messages, tool_text
+from tests.support.recording_server import messages_of
+from tests.support.waiting import eventually
+from transports.inbound_port import Refused
+from transports.jsonrpc import decode_object
+
+VISIBLE = re.compile(r"[\x21-\x7e]+")
+
+
+@requirement("spec.letter")
+def test_notifications_and_responses_are_accepted_without_a_body(letter: Letter, http: httpx.Client) -> None:
+    client = Legacy(letter.url("old"), http).open()
+    for body in (
+        {"jsonrpc": "2.0", "method": "notifications/roots/list_changed"},
+        {"jsonrpc": "2.0", "id": "nobody asked", "result": {}},
+        {"jsonrpc": "2.0", "id": "nobody asked", "error": {"code": 1, "message": "no"}},
+    ):
+        answer = client.post(body)
+        assert (answer.status_code, answer.content) == (202, b"")
+
+
+@requirement("spec.letter")
+def test_session_ids_are_random_and_visible_ascii(letter: Letter, http: httpx.Client) -> None:
+    ids = {Legacy(letter.url("old"), http).open().session for _ in range(3)}
+    assert len(ids) == 3
+    for session in ids:
+        assert VISIBLE.fullmatch(session) and len(session.partition(".")[0]) >= 22, "128 bits and a signature"
+
+
+@requirement("spec.letter")
+def test_a_stream_that_is_cut_says_when_to_come_back(http: httpx.Client) -> None:
+    with running_gateway({"p": server(PROBE)}, options={"limits": {"poll_after_s": 0.2}}) as gateway:
+        client = Legacy(gateway.url, http).open()
+        params = {"name": "hang", "arguments": {"say": True}}
+        body = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
+        with http.stream("POST", gateway.url, json=body, headers=client.request_headers()) as stream:
+            text = "".join(stream.iter_text())
+        first = text.split("\n\n")[0]
+        assert "retry: " in first and next(events(text))[0], "an id to come back with, and the time"
+        assert not any('"result"' in data for _, data in events(text))
+
+
+@requirement("spec.letter")
+def test_a_modern_client_is_asked_in_answer_to_calls_reads_and_prompts_only(tmp_path: Path, http: httpx.Client) -> None:
+    """A legacy server may ask during any request. What it asks during another one is refused to it."""
+    script = tmp_path / "asking.py"
+    script.write_text(ASKING, encoding="utf-8")
+    with running_gateway({"p": server((sys.executable, str(script)))}) as gateway:
+        client = Modern(gateway.url, http)
+        params = {"ref": {"type": "ref/prompt", "name": "p"}, "argument": {"name": "a", "value": "b"}}
+        completed = messages(client.send("completion/complete", params))[-1]["result"]
+        assert completed["resultType"] == "complete" and "error" in completed["completion"]["values"][0]
+        asked = messages(client.send("prompts/get", {"name": "p"}))[-1]["result"]
+        assert asked["resultType"] == "input_required" and asked["inputRequests"]
+        wrong = {"name": "p", "requestState": asked["requestState"], "inputResponses": 7}
+        refused = client.send("prompts/get", wrong)
+        assert refused.status_code == 400 and refused.json()["error"]["code"] in (-32600, -32602)
+
+
+ASKING = """
+import json, sys
+
+def say(message):
+    sys.stdout.write(json.dumps({"jsonrpc": "2.0", **message}) + "\\n")
+    sys.stdout.flush()
+
+def ask():
+    params = {"message": "?", "requestedSchema": {"type": "object", "properties": {}}}
+    say({"id": "q", "method": "elicitation/create", "params": params})
+    return json.dumps(json.loads(sys.stdin.readline()))
+
+for line in sys.stdin:
+    message = json.loads(line)
+    if "id" not in message:
+        continue
+    method = message.get("method")
+    if method == "initialize":
+        info = {"capabilities": {"completions": {}, "prompts": {}}, "serverInfo": {"name": "a", "version": "1"}}
+        say({"id": message["id"], "result": {"protocolVersion": message["params"]["protocolVersion"], **info}})
+    elif method == "completion/complete":
+        say({"id": message["id"], "result": {"completion": {"values": [ask()]}}})
+    elif method == "prompts/get":
+        ask()
+        say({"id": message["id"], "result": {"messages": []}})
+    else:
+        say({"id": message["id"], "error": {"code": -32601, "message": "Method not found"}})
+"""
+
+
+@requirement("spec.letter")
+def test_answers_that_cannot_be_read_are_an_error(letter: Letter, http: httpx.Client) -> None:
+    client = Modern(letter.url("old"), http)
+    asked = messages(client.tool("ask_once"))[-1]["result"]
+    key = next(iter(asked["inputRequests"]))
+    for wrong in ("no object", [1], 7):
+        params = {"name": "ask_once", "arguments": {}, "requestState": asked["requestState"], "inputResponses": wrong}
+        answer = client.send("tools/call", params)
+        assert answer.status_code == 400 and answer.json()["error"]["code"] in (-32600, -32602)
+    good = {key: {"action": "accept", "content": {}}}
+    params = {"name": "ask_once", "arguments": {}, "requestState": asked["requestState"], "inputResponses": good}
+    assert tool_text(client.send("tools/call", params)), "the state is not used up by them"
+
+
+@requirement("spec.letter")
+def test_a_state_lapses() -> None:
+    clock = FakeClock()
+    seal = RequestStateSeal(KeyRing(["k" * 40]), clock)
+    params = decode_object(b'{"name":"t","arguments":{}}', "params")
+    binding = Binding(Principal(issuer="i", subject="s"), "mcp", RequestDigest("tools/call", params))
+    sealed = seal.seal({}, session_id="s-1", binding=binding)["requestState"]
+    clock.pass_time(STATE_TTL_S - 1)
+    assert seal.open(sealed, binding).session_id == "s-1"
+    clock.pass_time(2)
+    with pytest.raises(Refused):
+        seal.open(sealed, binding)
+
+
+@requirement("spec.letter")
+def test_a_handshake_is_never_cancelled(letter: Letter, http: httpx.Client) -> None:
+    client = Legacy(letter.url("old"), http).open()
+    body = {"jsonrpc": "2.0", "id": 3, "method": "tools/call", "params": {"name": "hang", "arguments": {"own": 1}}}
+    with httpx.Client(timeout=20) as other:
+        thread = threading.Thread(target=lambda: other.post(client.url, json=body, headers=client.request_headers()))
+        thread.start()
+        started = "own"
+        assert eventually(lambda: started in str(messages_of(letter.record("old"))))
+        client.notify("notifications/cancelled", {"requestId": 0})
+        client.notify("notifications/cancelled", {"requestId": 3})
+        thread.join(10)
+    handshakes: dict[Any, set[Any]] = {}
+    for path in letter.folder.glob("old.jsonl.*"):
+        sent = messages_of(path)
+        handshakes[path] = {m["id"] for m in sent if m.get("method") == "initialize"}
+        cancelled = {m["params"]["requestId"] for m in sent if m.get("method") == "notifications/cancelled"}
+        assert not cancelled & handshakes[path]
+    assert any(handshakes.values())
+
+
+@requirement("spec.letter")
+def test_the_token_of_a_client_goes_to_no_server(http: httpx.Client) -> None:
+    with running_http_probe() as remote:
+        options = {"api_keys": {"alice": sha256("a-key-of-alice")}}
+        with running_gateway({"remote": {"url": remote.url}}, options=options) as gateway:
+            for client in (
+                Legacy(gateway.url, http, headers=bearer("a-key-of-alice")).open(),
+                Modern(gateway.url, http, headers=bearer("a-key-of-alice")),
+            ):
+                assert tool_text(client.tool("echo", {"text": "hi"})) == "hi"
+        assert remote.headers and not any("authorization" in headers for headers in remote.headers)
+        assert "a-key-of-alice" not in str(remote.headers)
