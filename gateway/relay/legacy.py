@@ -88,7 +88,6 @@ class LegacyClients:
         if message.method == "ping":
             await self._intake.count(live)
             return ImmediateReply(encode_result(encode(message.id), b"{}"), session=live.session)
-        params = request.params
         if message.method in OF_TASKS:
             return await self._tasks.call(request, who, resolved)
         if message.method in RECORDED:
@@ -108,10 +107,17 @@ class LegacyClients:
             context=resolved.context,
             granted=who.claims,
         )
-        if "task" in params:
-            self._tasks.expect(exchange, request.endpoint)
         if said:
             exchange.filter_result(lambda _, result: with_meta(result, said))
+        return await self._accept(exchange, request, who)
+
+    async def _accept(self, exchange: Exchange, request: Request, who: RequestContext) -> Answer:
+        """Send a call to its server. It may ask for a task, or be one of the gateway's own tools."""
+        params, tools = request.params, self._tasks.tools
+        if "task" in params:
+            self._tasks.expect(exchange, request.endpoint)
+        if tools is not None and tools.takes(exchange, params):
+            return await tools.call(exchange, request, who, params, [])
         return await self._intake.accept(exchange, request, who, params, [])
 
     async def _record(self, resolved: Resolved, request: Request) -> None:

@@ -23,6 +23,7 @@ from gateway.protocol.params import text_of
 from gateway.relay.endpoint import Endpoint
 from gateway.relay.intake import Intake, id_of, message_of
 from gateway.relay.replies import ImmediateReply
+from gateway.relay.task_tools import TaskTools
 from gateway.sessions.attach import Resolved
 from gateway.sessions.resolve import SessionResolver
 from gateway.tasks.handles import TaskHandle, TaskHandles
@@ -47,7 +48,7 @@ _UNAVAILABLE: Final = (UpstreamUnavailable, HandshakeRefused, LinkClosed, Timeou
 
 
 class LegacyTasks:
-    """Handles what legacy clients send about tasks."""
+    """Handles what legacy clients send about tasks. `tools` are None without `gateway.tasks.tools`."""
 
     def __init__(
         self,
@@ -57,8 +58,10 @@ class LegacyTasks:
         intake: Intake,
         resolver: SessionResolver,
         endpoints: Mapping[str, Endpoint],
+        tools: TaskTools | None,
         result_meta: bool,
     ) -> None:
+        self.tools = tools
         self._handles = handles
         self._relayed = relayed
         self._intake = intake

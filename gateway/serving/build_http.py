@@ -93,12 +93,17 @@ def _pipeline(
     handles = TaskHandles(base.ring)
     relayed = RelayedTasks(handles)
     sessions.closed.add(relayed.forget)
+    parts = build_tasks(base, sessions, resolution, intake, handles)
+    tools = None
+    if options.tasks.tools and parts.maker is not None:
+        tools = TaskTools(maker=parts.maker, made=parts.made, handles=handles, intake=intake, endpoints=endpoints)
     legacy_tasks = LegacyTasks(
         handles=handles,
         relayed=relayed,
         intake=intake,
         resolver=resolution.resolver,
         endpoints=endpoints,
+        tools=tools,
         result_meta=options.result_meta,
     )
     legacy = LegacyClients(
@@ -114,7 +119,6 @@ def _pipeline(
     listening = TaskListening(
         handles=handles, relayed=relayed, intake=intake, resolver=resolution.resolver, endpoints=endpoints
     )
-    parts = build_tasks(base, sessions, resolution, intake, handles)
     tasks = TaskRequests(
         handles=handles,
         relayed=relayed,
@@ -125,9 +129,6 @@ def _pipeline(
         listening=listening,
         result_meta=options.result_meta,
     )
-    tools = None
-    if options.tasks.tools and parts.maker is not None:
-        tools = TaskTools(maker=parts.maker, made=parts.made, handles=handles, intake=intake, endpoints=endpoints)
     modern = ModernClients(
         intake=intake,
         resolver=resolution.resolver,

@@ -9,7 +9,7 @@ import pytest
 from tests.requirements import requirement
 from tests.support.credentials import bearer, sha256
 from tests.support.gateway_process import WORK, RunningGateway, running_gateway, server
-from tests.support.mcp_clients import Modern, messages
+from tests.support.mcp_clients import Legacy, Modern, messages
 
 TOOLS = {"start_task", "task_status", "task_result"}
 ERAS = ("legacy", "modern")
@@ -64,6 +64,18 @@ def test_a_started_call_is_fetched_later(model: Model, era: str) -> None:
     assert done["content"][0]["text"] == f"done {era}" and done["resultType"] == "complete"
     assert model.tool("task_result", task=task)["content"] == done["content"], "it stays"
     assert model.tool("task_status", task=task)["structuredContent"]["status"] == "completed"
+
+
+@requirement("task.tools")
+@pytest.mark.parametrize("era", ERAS)
+def test_a_legacy_client_has_the_tools_too(gateway: RunningGateway, http: httpx.Client, era: str) -> None:
+    client = Legacy(gateway.url, http, headers=bearer("alice")).open()
+    listed = [tool["name"] for tool in messages(client.call("tools/list"))[-1]["result"]["tools"]]
+    assert set(listed[-3:]) == TOOLS
+    arguments = {"tool": f"{era}__slow_build", "arguments": {"job": era, "seconds": 0.4}}
+    task = messages(client.tool("start_task", arguments))[-1]["result"]["structuredContent"]["task"]
+    done = messages(client.tool("task_result", {"task": task, "wait_s": 20}))[-1]["result"]
+    assert done["content"][0]["text"] == f"done {era}" and "resultType" not in done
 
 
 @requirement("task.tools")
