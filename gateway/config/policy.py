@@ -92,8 +92,9 @@ class PolicySettings(Frozen):
     fetched). `refuse`: the tool is neither listed nor called. `allow`: it is called without a check."""
     unmatched_patterns: Literal["refuse", "allow"] = "refuse"
     """What to do if a pattern in `tools`, `prompts`, `resource_uris` or `workspaces` matches nothing that the servers
-    list. Such a pattern is probably misspelt, and protects nothing. `refuse`: the gateway does not start; if a server
-    answers only later, its tools are not called. `allow`: log a warning, for servers whose lists depend on the session
+    list. Such a pattern is probably misspelt, and protects nothing. `refuse`: the gateway does not start. It waits 10 s
+    for servers with such patterns; if one answers only later, requests for its tools, prompts or resources are refused
+    where a pattern for these matches nothing. `allow`: log a warning, for servers whose lists depend on the session
     or grow."""
     last_output: Literal["own", "all", "none"] = "own"
     """Whose last line of output errors quote to clients when a server fails: that of the session's own process (`own`),

@@ -4,7 +4,6 @@ The decision uses the names that the server lists and the table of methods (`gat
 cannot list or call what policy hides from it: such names are answered as unknown.
 """
 
-import logging
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final
@@ -26,19 +25,15 @@ from gateway.protocol.methods import METHODS
 from gateway.protocol.params import text_of
 from gateway.protocol.uris import is_of_any
 from gateway.sessions.child_sessions import with_handles
-from gateway.upstreams.review import unmatched
+from gateway.upstreams.review import require_matches
 from gateway.upstreams.upstream import ConfiguredUpstream
 from session_store import Context, Session
 from transports.era import Era
 from transports.inbound_port import Refused
 from transports.jsonrpc import INVALID_PARAMS, Object, encode
 from transports.turns import at_once, in_turns, is_large
-from transports.upstream_port import UpstreamUnavailable
 
 __all__ = ["Admission"]
-
-logger = logging.getLogger(__name__)
-
 
 _NOTHING_ASKED: Final[Mapping[str, Listed]] = MappingProxyType({})
 
@@ -147,6 +142,8 @@ class Admission:
         elif row.kind not in restricted:
             pass
         elif method == "subscriptions/listen":
+            if "resources" in upstream.unreviewed and (missing := self._compare_resources(lists)) is not None:
+                return missing
             return self._listen(upstream.name, call)
         elif row.kind == "tools":
             missing = self._tool(upstream.name, lists, call, text_of(call.params, row.named))
@@ -182,8 +179,8 @@ class Admission:
     def _tool_call(self, upstream: ConfiguredUpstream, tools: Tools, name: str, call: Call) -> Object | Steps:
         exchange = call.exchange
         assert exchange.live is not None
-        if not upstream.is_reviewed:
-            self._compare(upstream, tools)
+        if "tools" in upstream.unreviewed:
+            self._compare(upstream, "tools", tools)
         context = exchange.context
         session = with_context(exchange.live.session, context)
         decision = self._calls.decide(upstream.name, tools, context, session, name)
@@ -205,22 +202,24 @@ class Admission:
             raise unknown_tool(name)
         return None
 
-    def _compare(self, upstream: ConfiguredUpstream, tools: Tools) -> None:
-        """Compare the patterns of a server that could not be asked at the start with its tools, at its first call.
+    def _compare(self, upstream: ConfiguredUpstream, kind: str, listed: Listed | frozenset[str]) -> None:
+        """Compare the patterns of a server that could not be asked at the start with what it lists of a kind of items,
+        at the first request that depends on them. Raises `UpstreamUnavailable`."""
+        if self._refuses_unmatched:
+            require_matches(upstream, kind, listed)
 
-        Raises:
-            UpstreamUnavailable: a pattern matches no tool, so it is unknown which tool it should protect.
-        """
+    def _compare_resources(self, lists: _Lists) -> _Missing | None:
+        """As `_compare`, for resources and their templates. Returns a list that has to be requested first."""
         if not self._refuses_unmatched:
-            return
-        where = f"mcpServers.{upstream.name}.tools"
-        faults = tools.unmatched(lambda names: unmatched(where, upstream.settings.tools, names, "tool"))
-        if faults:
-            logger.error("calls to server %s are refused: %s", upstream.name, "; ".join(faults))
-            raise UpstreamUnavailable(
-                f"server {upstream.name!r} is not served: its policy names tools it does not list"
-            )
-        upstream.mark_reviewed()
+            return None
+        resources = lists.names("resources/list", "")
+        if isinstance(resources, _Missing):
+            return resources
+        templates = lists.names("resources/templates/list", "")
+        if isinstance(templates, _Missing):
+            return templates
+        self._compare(lists.upstream, "resources", frozenset(resources) | frozenset(templates))
+        return None
 
     def _completion(self, server: str, lists: _Lists, call: Call) -> _Missing | None:
         """Decide on a completion as on the prompt or the resource that it belongs to."""
@@ -239,12 +238,16 @@ class Admission:
         prompts = lists.names("prompts/list", name)
         if isinstance(prompts, _Missing):
             return prompts
+        if "prompts" in lists.upstream.unreviewed:
+            self._compare(lists.upstream, "prompts", prompts)
         if name not in prompts or not self._policy.allows_prompt(call.exchange.context, server, name):
             raise unknown_prompt(name)
         return None
 
     def _resource(self, server: str, lists: _Lists, call: Call, uri: str) -> _Missing | None:
         context = call.exchange.context
+        if "resources" in lists.upstream.unreviewed and (missing := self._compare_resources(lists)) is not None:
+            return missing
         resources = lists.names("resources/list", uri)
         if isinstance(resources, _Missing):
             return resources

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from time import time
 from typing import Final
 
@@ -12,7 +12,8 @@ from gateway.observability.otel import flush
 from gateway.serving.own_process import hide, why_in_sight
 from gateway.serving.parts import Parts
 from gateway.sessions.lifecycle import ENDED
-from gateway.upstreams.review import compare
+from gateway.upstreams.facts import ServerFacts
+from gateway.upstreams.review import compare, compare_late
 from session_store import StoreError, StoreUnavailable
 from transports.tasks import Tasks
 
@@ -27,7 +28,7 @@ _TASKS_EVERY_S: Final = 1.0
 _TASKS_STORED_WITHIN_S: Final = 5.0
 
 _PROBED_WITHIN_S: Final = 10.0
-"""How long the start waits for the first answers of servers."""
+"""How long the start waits for the first answers of servers whose lists are compared with the policy."""
 
 
 class Lifecycle:
@@ -70,13 +71,14 @@ class Lifecycle:
             await stack.enter_async_context(servers.fork_server)
             if http.membership is not None:
                 await stack.enter_async_context(http.membership.joined())
-            probes = [upstream.start_probe() for upstream in servers.upstreams if asks_servers]
+            probes = {upstream.name: upstream.start_probe() for upstream in servers.upstreams if asks_servers}
             upkeep = self._start_upkeep()
             try:
-                if probes:  # a client's first discovery finds the answers
-                    await asyncio.wait(probes, timeout=_PROBED_WITHIN_S)
                 if asks_servers:
-                    await compare(servers.upstreams, base.settings.gateway.policy, servers.tool_calls)
+                    await self._first_answers(probes)
+                    policy = base.settings.gateway.policy
+                    await compare(servers.upstreams, policy, servers.tool_calls)
+                    upkeep.spawn(compare_late(servers.upstreams, policy, servers.tool_calls))
                 base.state.start()
                 yield
             finally:
@@ -85,6 +87,18 @@ class Lifecycle:
                 await self._release()
                 if base.request_log.tracing is not None:
                     await flush()
+
+    async def _first_answers(self, probes: Mapping[str, asyncio.Task[ServerFacts]]) -> None:
+        """Wait for the first answers of servers: for those with patterns of the policy, because a pattern that matches
+        nothing stops the start; for the others as long as a client's first discovery would."""
+        options, servers = self._parts.foundation.settings.gateway, self._parts.servers.upstreams
+        soon_s = min(options.limits.list_timeout_s, _PROBED_WITHIN_S)
+        if probes:
+            await asyncio.wait(probes.values(), timeout=soon_s)
+        refuses = options.policy.unmatched_patterns == "refuse"
+        compared = [probes[each.name] for each in servers if refuses and each.unreviewed and each.name in probes]
+        if compared:
+            await asyncio.wait(compared, timeout=_PROBED_WITHIN_S - soon_s)
 
     def _start_upkeep(self) -> Tasks:
         """What runs for as long as the gateway does."""

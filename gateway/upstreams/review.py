@@ -9,10 +9,11 @@ import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
+from gateway.calls.lists import Listed
 from gateway.config.patterns import matches
 from gateway.config.policy import PolicySettings, WorkspaceSettings
 from gateway.config.settings import ConfigurationError, Settings
-from gateway.config.upstreams import ToolSettings
+from gateway.config.upstreams import ToolSettings, UpstreamSettings
 from gateway.policy.tool_calls import ToolCalls
 from gateway.protocol.handshake import HandshakeRefused
 from gateway.protocol.listing import Tools
@@ -21,7 +22,18 @@ from gateway.upstreams.upstream import ConfiguredUpstream
 from transports.era import Era
 from transports.upstream_port import LinkClosed, UpstreamUnavailable
 
-__all__ = ["CORRECT", "MEND", "Reviewed", "asking", "compare", "listed_names", "review", "unmatched"]
+__all__ = [
+    "CORRECT",
+    "MEND",
+    "Reviewed",
+    "asking",
+    "compare",
+    "compare_late",
+    "listed_names",
+    "patterns_of",
+    "review",
+    "unmatched",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -38,12 +50,17 @@ _KINDS: Final = ("tools", "prompts", "resources")
 
 
 class Reviewed:
-    """The findings. `unmatched`: patterns of the configuration that match no name. `unusable`: schemas that cannot be
-    used. `unchecked`: patterns inside the other schemas that are not checked. `unbound`: arguments in `bind` that no
-    tool has. `unasked`: names of servers that could not be asked."""
+    """The findings.
+
+    `unmatched`: patterns of the configuration that match no name. `of_workspaces`: those of them that stand in the
+    settings of workspaces. `unusable`: schemas that cannot be used. `unchecked`: patterns inside the other schemas that
+    are not checked. `unbound`: arguments in `bind` that no tool has. `unasked`: names of servers that could not be
+    asked.
+    """
 
     def __init__(self) -> None:
         self.unmatched: list[str] = []
+        self.of_workspaces: list[str] = []
         self.unusable: list[str] = []
         self.unchecked: list[str] = []
         self.unbound: list[str] = []
@@ -72,10 +89,36 @@ async def compare(upstreams: Sequence[ConfiguredUpstream], settings: PolicySetti
     for fault in found.unbound:
         logger.warning("%s", fault)
     for upstream in reached:
-        upstream.mark_reviewed()
+        if upstream.name not in found.unasked:
+            upstream.mark_reviewed()
     for upstream in upstreams:
-        if not upstream.is_reviewed:
+        if upstream.unreviewed:
             logger.warning("server %s has not answered; its policy patterns are checked once it does", upstream.name)
+
+
+async def compare_late(upstreams: Sequence[ConfiguredUpstream], settings: PolicySettings, calls: ToolCalls) -> None:
+    """Review the servers that have not answered before clients were served, each when it answers, and in the end the
+    patterns of workspaces. What does not fit is logged: `Admission` refuses to serve it."""
+    late = [upstream for upstream in upstreams if not upstream.has_answered]
+    if not late:
+        return
+    async with asyncio.TaskGroup() as group:
+        for upstream in late:
+            group.create_task(_compare_when_up(upstream, calls))
+    found = await review(upstreams, settings.workspaces, calls)
+    for fault in found.of_workspaces:
+        logger.warning("%s", fault)
+
+
+async def _compare_when_up(upstream: ConfiguredUpstream, calls: ToolCalls) -> None:
+    await upstream.answered.wait()
+    found = await review([upstream], {}, calls)
+    for fault in found.unmatched:
+        logger.error("%s", fault, extra={"server": upstream.name})
+    for fault in found.unbound:
+        logger.warning("%s", fault)
+    if not found.unmatched and not found.unasked:
+        upstream.mark_reviewed()
 
 
 async def review(
@@ -84,7 +127,9 @@ async def review(
     """Ask each server what it lists, and compare that with the configuration."""
     found = Reviewed()
     names: dict[str, dict[str, list[str]]] = {}
-    for upstream in upstreams:
+    upstreams = tuple(upstreams)
+    lists = await asyncio.gather(*(_lists_to_compare(upstream, workspaces.values()) for upstream in upstreams))
+    for upstream, listed in zip(upstreams, lists, strict=True):
         server, settings = upstream.name, upstream.settings
         facts = await upstream.facts()
         if not facts.has_answered:
@@ -96,22 +141,33 @@ async def review(
         for tool, patterns in calls.unchecked(tools).items():
             found.unchecked.extend(f"mcpServers.{server}: {_unchecked(tool, pattern)}" for pattern in patterns)
         found.unbound.extend(_unbound(server, settings.tools, facts.tools))
-        wanted = {"prompts": bool(settings.prompts), "resources": bool(settings.resource_uris)}
-        for entry in workspaces.values():
-            wanted = {kind: is_wanted or getattr(entry, kind) != ("*",) for kind, is_wanted in wanted.items()}
-        listed = {kind: await listed_names(upstream, kind) for kind, is_wanted in wanted.items() if is_wanted}
         if None in listed.values():
             found.unasked.append(server)
             continue
         names[server] = {"tools": [tool["name"] for tool in tools]} | {kind: of or [] for kind, of in listed.items()}
         found.unmatched.extend(unmatched(f"mcpServers.{server}.tools", settings.tools, names[server]["tools"], "tool"))
-        for kind, rules in (("prompts", settings.prompts), ("resources", settings.resource_uris)):
-            setting = "resource_uris" if kind == "resources" else kind
+        for kind in ("prompts", "resources"):
+            setting, rules = patterns_of(settings, kind)
             where = f"mcpServers.{server}.{setting}"
             found.unmatched.extend(unmatched(where, rules, listed.get(kind) or [], kind.removesuffix("s")))
     if not found.unasked:
-        found.unmatched.extend(_of_workspaces(workspaces, names))
+        found.of_workspaces.extend(_of_workspaces(workspaces, names))
+        found.unmatched.extend(found.of_workspaces)
     return found
+
+
+async def _lists_to_compare(
+    upstream: ConfiguredUpstream, workspaces: Iterable[WorkspaceSettings]
+) -> dict[str, list[str] | None]:
+    """The names of prompts and the URIs of resources that a server lists, of the kinds for which there are patterns.
+    None in place of a list: the server does not give it."""
+    if not (await upstream.facts()).has_answered:
+        return {}
+    wanted = {"prompts": bool(upstream.settings.prompts), "resources": bool(upstream.settings.resource_uris)}
+    for entry in workspaces:
+        wanted = {kind: is_wanted or getattr(entry, kind) != ("*",) for kind, is_wanted in wanted.items()}
+    kinds = [kind for kind, is_wanted in wanted.items() if is_wanted]
+    return dict(zip(kinds, await asyncio.gather(*(listed_names(upstream, kind) for kind in kinds)), strict=True))
 
 
 def _unbound(server: str, rules: Mapping[str, ToolSettings], tools: Tools) -> Iterable[str]:
@@ -141,6 +197,31 @@ def unmatched(where: str, patterns: Iterable[str], names: Iterable[str], what: s
         for pattern in patterns
         if not matches(pattern, "") and not any(matches(pattern, name) for name in known)
     ]
+
+
+def patterns_of(settings: UpstreamSettings, kind: str) -> tuple[str, Iterable[str]]:
+    """The setting with the patterns of a server for a kind of items, and these patterns."""
+    setting = "resource_uris" if kind == "resources" else kind
+    patterns: Iterable[str] = getattr(settings, setting)
+    return setting, patterns
+
+
+def require_matches(upstream: ConfiguredUpstream, kind: str, listed: Listed | frozenset[str]) -> None:
+    """Compare the patterns of a server for a kind of items with what it lists.
+
+    Raises:
+        UpstreamUnavailable: a pattern matches nothing, so it is unknown what it should protect.
+    """
+    setting, patterns = patterns_of(upstream.settings, kind)
+    where, what = f"mcpServers.{upstream.name}.{setting}", kind.removesuffix("s")
+    if isinstance(listed, Tools):
+        faults = listed.unmatched(lambda names: unmatched(where, patterns, names, what))
+    else:
+        faults = unmatched(where, patterns, listed, what)
+    if faults:
+        logger.error("requests to server %s are refused: %s", upstream.name, "; ".join(faults))
+        raise UpstreamUnavailable(f"server {upstream.name!r} is not served: its policy names {kind} it does not list")
+    upstream.mark_reviewed(kind)
 
 
 def _some(names: Sequence[str]) -> str:

@@ -48,8 +48,10 @@ class ConfiguredUpstream:
         self.name = links.name
         self.settings = settings
         self.inventory = inventory
-        self.is_reviewed = not settings.tools
-        """Whether the patterns of the configuration are known to match what the server lists."""
+        rules = {"tools": settings.tools, "prompts": settings.prompts, "resources": settings.resource_uris}
+        self.unreviewed = {kind for kind, patterns in rules.items() if patterns}
+        """Kinds of items for which the configuration has patterns, and it is not known yet that these match what the
+        server lists."""
         self._upstream = upstream
         self._links = links
         self._known = known
@@ -139,9 +141,9 @@ class ConfiguredUpstream:
         """The capabilities that the server declares."""
         return (await self.facts()).capabilities
 
-    def mark_reviewed(self) -> None:
-        """Record that the patterns of the configuration match what the server lists."""
-        self.is_reviewed = True
+    def mark_reviewed(self, kind: str = "") -> None:
+        """Record that the patterns for that kind of items, or all, match what the server lists."""
+        self.unreviewed -= {kind} if kind else self.unreviewed
 
     # -- conversations
 

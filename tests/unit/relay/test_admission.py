@@ -28,6 +28,7 @@ from transports.era import Era
 from transports.inbound_port import Refused
 from transports.jsonrpc import encode
 from transports.reply_queue import ReplyQueue
+from transports.upstream_port import UpstreamUnavailable
 
 CONVERSATION = cast("Any", object())
 
@@ -55,6 +56,10 @@ class Server:
     def __init__(self, inventory: Inventory) -> None:
         self.inventory = inventory
         self.settings = SimpleNamespace(handles=False)
+        self.unreviewed: set[str] = set()
+
+    def mark_reviewed(self, kind: str) -> None:
+        self.unreviewed.remove(kind)
 
     async def conversation_for(self, call: Call) -> object:
         return CONVERSATION
@@ -115,6 +120,26 @@ def test_a_resource_that_is_not_listed_has_to_be_of_a_listed_template() -> None:
             asyncio.run(rules.admit(server, call("resources/read", uri=uri)))
 
 
+@requirement("wall.decoded", "pol.late-patterns")
+@pytest.mark.parametrize("method", ["resources/read", "resources/subscribe", "subscriptions/listen", "prompts/get"])
+def test_the_patterns_of_a_server_that_came_late_are_compared_before_it_serves_what_they_protect(method: str) -> None:
+    rules = admission(prompts=SECRET, resources={"db://secret/*": ItemSettings(direct_only=True)})
+    inventory = Inventory(
+        prompts=Names({"open"}), resources=Names({"file:///a"}), resources_templates=Names({"db://{table}/{id}"})
+    )
+    late = Server(inventory)
+    late.settings = SimpleNamespace(handles=False, prompts={"secrt*": None}, resource_uris={"db:/secret/*": None})
+    late.unreviewed = {"prompts", "resources"}
+    server = cast("Any", late)
+    wanted = call(method, name="open", uri="file:///a", notifications={"resourceSubscriptions": ["file:///a"]})
+    for _ in range(2):
+        with pytest.raises(UpstreamUnavailable, match="its policy names"):
+            asyncio.run(rules.admit(server, wanted))
+    late.settings = SimpleNamespace(handles=False, prompts={"op*": None}, resource_uris={"db://*": None})
+    asyncio.run(rules.admit(server, wanted))
+    assert late.unreviewed == {"resources" if method == "prompts/get" else "prompts"}, "and compared no more"
+
+
 def test_a_completion_is_decided_on_as_what_it_belongs_to() -> None:
     rules = admission(prompts=SECRET)
     server = cast("Any", Server(Inventory(prompts=Names({"open", "secret"}))))
@@ -130,7 +155,6 @@ def test_bound_arguments_are_facts_of_the_request_and_not_of_another_one_in_the_
     inventory = Inventory()
     inventory.known_lists["tools/list"] = cast("Any", Tools([DROP]))
     server = cast("Any", Server(inventory))
-    server.is_reviewed = True
     live = LiveSession(a_session(FakeClock(), context=Context(workspace="red")), MemoryBackend().events)
     own = Context(workspace="blue")
     exchange = Exchange(method="tools/call", client_id=1, live=live, replies=ReplyQueue(), context=own)

@@ -44,7 +44,7 @@ class Server:
         self.era = era
         self.settings = SimpleNamespace(**({"shared": False, "handles": False} | settings))
         self.inventory = SimpleNamespace(known=lambda method, conversation: TOOLS, results=ResultCache(1 << 20))
-        self.is_reviewed = True
+        self.unreviewed: set[str] = set()
         self.sent: list[tuple[str, Object, Object]] = []
         self._is_open = is_open
         self._takes_now = takes_now

@@ -1,5 +1,7 @@
 """`gateway.upstreams.review`: one pattern that names nothing is enough to stop the start."""
 
+import asyncio
+import logging
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +13,8 @@ from gateway.config.settings import ConfigurationError
 from gateway.config.upstreams import UpstreamSettings
 from gateway.protocol.listing import Tools
 from gateway.upstreams.facts import ServerFacts
-from gateway.upstreams.review import CORRECT, compare, unmatched
+from gateway.upstreams.review import CORRECT, compare, compare_late, unmatched
+from tests.requirements import requirement
 
 pytestmark = pytest.mark.anyio
 
@@ -23,17 +26,18 @@ class Listing:
 
     name = "s"
     has_answered = True
-    is_reviewed = False
 
     def __init__(self, tools: Mapping[str, Any]) -> None:
         self.settings = UpstreamSettings.model_validate({"command": "x", "tools": tools})
+        self.unreviewed = {"tools"}
+        self.answered = asyncio.Event()
 
     async def facts(self) -> ServerFacts:
         listed = [{"name": name, "inputSchema": {"type": "object"}} for name in ("evaluate", "read")]
         return ServerFacts(initialize=b"{}", tools=Tools(listed))
 
     def mark_reviewed(self) -> None:
-        self.is_reviewed = True
+        self.unreviewed = set()
 
 
 @pytest.mark.parametrize(
@@ -52,16 +56,16 @@ async def test_one_pattern_that_names_nothing_is_refused(
     with pytest.raises(ConfigurationError) as refused:
         await compare([server], refusing, NO_SCHEMAS)
     [found, what_to_do] = str(refused.value).splitlines()
-    assert fault in found and what_to_do == CORRECT and not server.is_reviewed
+    assert fault in found and what_to_do == CORRECT and server.unreviewed
     await compare([server], refusing.model_copy(update={"unmatched_patterns": "allow"}), NO_SCHEMAS)
-    assert server.is_reviewed
+    assert not server.unreviewed
 
 
 async def test_patterns_that_name_something_are_taken() -> None:
     server: Any = Listing({"eval*": {"operation": "eval"}, "*": {"slow_s": 1}})
     workspaces = {"w": {"servers": ["s"], "tools": ["s__read", "s__*"]}}
     await compare([server], PolicySettings.model_validate({"workspaces": workspaces}), NO_SCHEMAS)
-    assert server.is_reviewed
+    assert not server.unreviewed
 
 
 @pytest.mark.parametrize(("what", "listed"), [("prompt", "greet"), ("resource", "note://a")])
@@ -70,3 +74,21 @@ def test_the_message_has_the_names_that_there_are(what: str, listed: str) -> Non
     assert message == f"mcpServers.s: 'wrong*' names no {what} that the server lists: {listed!r}"
     assert unmatched("mcpServers.s", ["wrong*"], [], what)[0].endswith("it has none")
     assert unmatched("mcpServers.s", ["*"], [], what) == []
+
+
+@requirement("pol.late-patterns")
+async def test_a_server_that_comes_late_is_compared_when_it_answers(caplog: pytest.LogCaptureFixture) -> None:
+    servers: Any = [Listing({"evalute": {"operation": "eval"}}), Listing({"read": {"slow_s": 1}})]
+    for server in servers:
+        server.has_answered = False
+    settings = PolicySettings.model_validate({"workspaces": {"w": {"tools": ["s__evalute"]}}})
+    await compare(servers, settings, NO_SCHEMAS)
+    comparing = asyncio.create_task(compare_late(servers, settings, NO_SCHEMAS))
+    servers[1].answered.set()
+    servers[0].answered.set()
+    with caplog.at_level(logging.WARNING):
+        async with asyncio.timeout(5.0):
+            await comparing
+    assert servers[0].unreviewed and not servers[1].unreviewed
+    assert "mcpServers.s.tools: 'evalute' names no tool" in caplog.text
+    assert "workspaces.w.tools: 's__evalute' names no tool" in caplog.text, "once all have answered"
