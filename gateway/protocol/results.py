@@ -9,7 +9,15 @@ from gateway.protocol.caching import PRIVATE, most_private, ttl_ms
 from gateway.protocol.methods import CACHEABLE, METHODS
 from gateway.protocol.missing import MISSING_KEY, Missing, missing_meta
 from transports.era import Era
-from transports.jsonrpc import INTERNAL_ERROR, INVALID_PARAMS, Object, decode_object, encode, error_code
+from transports.jsonrpc import (
+    INTERNAL_ERROR,
+    INVALID_PARAMS,
+    MISSING_CAPABILITY,
+    Object,
+    decode_object,
+    encode,
+    error_code,
+)
 
 __all__ = [
     "legacy_error",
@@ -89,9 +97,12 @@ def modern_error(error: msgspec.Raw) -> msgspec.Raw:
     """An error with a code that the modern era permits.
 
     A legacy server was free to use -32020 to -32099 for faults of its own. The modern era has reserved these codes and
-    given them meanings: on -32020 a client sends its call again (MCP 2026-07-28, Error Codes).
+    given them meanings: on -32020 a client sends its call again (MCP 2026-07-28, Error Codes). A -32021 that names the
+    missing capabilities has that meaning already: servers of both eras write it in both.
     """
     code = error_code(error)
+    if code == MISSING_CAPABILITY and _names_capabilities(error):
+        return error
     if code == _RESOURCE_NOT_FOUND:
         permitted = INVALID_PARAMS
     elif code is not None and code in _RESERVED:
@@ -99,6 +110,11 @@ def modern_error(error: msgspec.Raw) -> msgspec.Raw:
     else:
         return error
     return msgspec.Raw(encode(msgspec.json.decode(error, type=Object) | {"code": msgspec.Raw(encode(permitted))}))
+
+
+def _names_capabilities(error: msgspec.Raw) -> bool:
+    data = msgspec.json.decode(error).get("data")
+    return isinstance(data, dict) and isinstance(data.get("requiredCapabilities"), dict)
 
 
 def urls_required(error: msgspec.Raw) -> list[Object] | None:

@@ -67,6 +67,20 @@ def test_a_code_that_the_modern_era_has_reserved_is_not_sent_for_something_else(
     assert json.loads(bytes(modern_error(error))) == {"code": told, "message": "of the server's own", "data": 7}
 
 
+@pytest.mark.parametrize(
+    ("data", "told"),
+    [
+        ({"requiredCapabilities": {"sampling": {}}}, -32021),
+        ({"requiredCapabilities": "sampling"}, -32603),
+        ({}, -32603),
+        (None, -32603),
+    ],
+)
+def test_a_missing_capability_that_is_named_is_told_in_both_eras(data: Any, told: int) -> None:
+    error = msgspec.Raw(encode({"code": -32021, "message": "sampling is needed", "data": data}))
+    assert json.loads(bytes(modern_error(error)))["code"] == told
+
+
 def test_urls_that_a_user_has_to_visit_are_found_in_the_error() -> None:
     error = {"code": -32042, "message": "go", "data": {"elicitations": [{"url": "https://a.example"}, "no object"]}}
     found = urls_required(msgspec.Raw(encode(error)))
