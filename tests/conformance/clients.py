@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -50,9 +51,9 @@ RUNS = (
 
 def compared(run: ClientRun, expected: Mapping[str, Any]) -> Result:
     """What passes without a gateway and not through it; `expected`: scenario → check → its status and the reason."""
-    client = str(sdk_source(version("mcp")) / CLIENT)
-    alone, _ = _checks(run, (client,))
-    through, output = _checks(run, ("-m", "tests.conformance.client_through", client, *filter(None, (run.client,))))
+    alone, _ = _alone(run.revision)
+    spoken = (run.client,) if run.client else ()
+    through, output = _checks(run.revision, ("-m", "tests.conformance.client_through", _client(), *spoken))
     reached = {(check.scenario, check.id): check for check in through}
     found: list[str] = []
     met = 0
@@ -72,17 +73,26 @@ def compared(run: ClientRun, expected: Mapping[str, Any]) -> Result:
     return Result(summary=summary, expected=tuple(reasons), found=tuple(found), output=output)
 
 
-def _checks(run: ClientRun, command: Sequence[str]) -> tuple[list[Check], str]:
+@cache
+def _alone(revision: str) -> tuple[list[Check], str]:
+    return _checks(revision, (_client(),))
+
+
+def _client() -> str:
+    return str(sdk_source(version("mcp")) / CLIENT)
+
+
+def _checks(revision: str, command: Sequence[str]) -> tuple[list[Check], str]:
     """The checks of all scenarios, each once, and what the suite printed."""
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(max_workers=AT_ONCE) as pool:
         typed = " ".join((sys.executable, *command))
         path = f"PYTHONPATH={ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
 
         def one(scenario: str) -> str:
-            to = ("--spec-version", run.revision, "--timeout", "60000", "--output-dir", folder)
+            to = ("--spec-version", revision, "--timeout", "60000", "--output-dir", folder)
             return suite(["client", "--command", f"env {path} {typed}", "--scenario", scenario, *to])
 
-        output = "\n".join(pool.map(one, _scenarios(run.revision)))
+        output = "\n".join(pool.map(one, _scenarios(revision)))
         worst: dict[tuple[str, str], Check] = {}
         for check in checks_in(Path(folder)):  # an id may occur several times in a scenario: what fails counts
             key = (check.scenario, check.id)

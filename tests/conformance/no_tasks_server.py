@@ -65,7 +65,7 @@ class Server:
             return text(f"Hello, {arguments.get('name')}!")
         if name == "test_tool_with_task":
             answers = await self._ask({"user_name": question("Who?", "name", "string")})
-            await asyncio.sleep(1.5)  # longer than the gateway waits before it makes a task
+            await asyncio.sleep(4.0)  # longer than the gateway waits before it makes a task
             return text(f"Hello, {answers['user_name']['content']['name']}!")
         return await TASKS[name](arguments, self._ask)
 

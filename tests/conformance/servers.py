@@ -145,7 +145,7 @@ def _served(run: Run, everything: Mapping[str, Any]) -> Iterator[str]:
     """The URL of one gateway, or of HAProxy before three of them, which takes turns with every message."""
     options: dict[str, Any] = {"limits": {"poll_after_s": 1.0}}
     if run.made:
-        options["tasks"] = {"after_s": 0.5, "at_once": MADE_AT_ONCE, "poll_ms": 100}
+        options["tasks"] = {"after_s": 3.0, "at_once": MADE_AT_ONCE, "poll_ms": 100}
     servers = {"everything": everything}
     if run.balanced:
         with running_topology(servers, options) as topology:
