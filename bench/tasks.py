@@ -111,7 +111,7 @@ def main() -> int:
         place = Place(Path(folder), redis.url)
         subject = place.gateway(servers={"work": server((*WORK, "legacy"))}, options=options)
         with served(subject) as (first, process), served(subject) as (second, other):
-            asyncio.run(make(first, SESSIONS, CALL_S))  # the processes of the sessions are started
+            asyncio.run(make(first, 1_000, CALL_S))  # the processes are started, and what is kept once is there
             memory, stored = uss_kb(process), redis_kb(redis)
             over, rate = asyncio.run(make(first, typed.stored, CALL_S))
             until_over(second, over[-AT_ONCE:])

@@ -26,6 +26,7 @@ from gateway.sessions.attach import Resolved
 from gateway.sessions.resolve import SessionResolver
 from gateway.tasks.handles import TaskHandle, TaskHandles
 from gateway.tasks.listening import TaskStream, task_notification
+from gateway.tasks.notices import TaskNotices
 from gateway.tasks.refusals import tasks_not_declared
 from gateway.tasks.relayed import RelayedTasks
 from gateway.upstreams.upstream import ConfiguredUpstream
@@ -60,12 +61,14 @@ class TaskListening:
         *,
         handles: TaskHandles,
         relayed: RelayedTasks,
+        notices: TaskNotices,
         intake: Intake,
         resolver: SessionResolver,
         endpoints: Mapping[str, Endpoint],
     ) -> None:
         self._handles = handles
         self._relayed = relayed
+        self._notices = notices
         self._intake = intake
         self._resolver = resolver
         self._endpoints = endpoints
@@ -98,7 +101,11 @@ class TaskListening:
         try:
             subscriptions = _TaskSubscriptions(stream, self._relayed, is_all=not wanted)
             stream.when_done(subscriptions.end)
-            stream.accept(await self._subscribe(subscriptions, tasks, request, who))
+            made = {text: handle for text, handle in tasks.items() if handle.kind == "made"}
+            relayed = {text: handle for text, handle in tasks.items() if text not in made}
+            accepted = await self._subscribe(subscriptions, relayed, request, who)
+            accepted += await self._notices.follow(stream, made, who)
+            stream.accept([text for text in tasks if text in accepted])
         except BaseException:
             answer.cancel("the client has left")
             await answer.done()

@@ -117,7 +117,12 @@ def _pipeline(
         result_meta=options.result_meta,
     )
     listening = TaskListening(
-        handles=handles, relayed=relayed, intake=intake, resolver=resolution.resolver, endpoints=endpoints
+        handles=handles,
+        relayed=relayed,
+        notices=parts.notices,
+        intake=intake,
+        resolver=resolution.resolver,
+        endpoints=endpoints,
     )
     tasks = TaskRequests(
         handles=handles,

@@ -6,6 +6,7 @@ from gateway.tasks.changes import TaskChanges
 from gateway.tasks.handles import TaskHandles
 from gateway.tasks.made import MadeTasks
 from gateway.tasks.maker import TaskMaker
+from gateway.tasks.notices import TaskNotices
 from gateway.tasks.quotas import RunningNames, TaskQuotas
 from gateway.tasks.recovery import TaskRecovery
 from gateway.tasks.table import TaskTable
@@ -49,4 +50,5 @@ def build_tasks(
     )
     quotas = TaskQuotas(settings, backend.quotas, backend.tasks)
     maker = TaskMaker(table, quotas, handles) if settings.enabled else None
-    return TaskParts(table=table, recovery=recovery, made=made, maker=maker)
+    notices = TaskNotices(made, backend.tasks, backend.bus)
+    return TaskParts(table=table, recovery=recovery, made=made, notices=notices, maker=maker)

@@ -39,6 +39,7 @@ from gateway.sessions.resolve import SessionResolver
 from gateway.sessions.returns import Returns
 from gateway.tasks.made import MadeTasks
 from gateway.tasks.maker import TaskMaker
+from gateway.tasks.notices import TaskNotices
 from gateway.tasks.recovery import TaskRecovery
 from gateway.tasks.table import TaskTable
 from gateway.upstreams.prestart import PrestartedProcesses, PrestartPool
@@ -139,6 +140,7 @@ class TaskParts:
     table: TaskTable
     recovery: TaskRecovery
     made: MadeTasks
+    notices: TaskNotices
     maker: TaskMaker | None
 
 

@@ -10,7 +10,7 @@ from gateway.protocol.tasks import TASKS
 from session_store import Task
 from transports.jsonrpc import Object, encode
 
-__all__ = ["acknowledgement", "created_result", "declaring_tasks", "task_fields", "task_result"]
+__all__ = ["acknowledgement", "created_result", "declaring_tasks", "task_fields", "task_object", "task_result"]
 
 
 def task_fields(task: Task, handle: str) -> dict[str, Any]:
@@ -33,9 +33,14 @@ def task_fields(task: Task, handle: str) -> dict[str, Any]:
     return fields
 
 
+def task_object(task: Task, handle: str) -> Object:
+    """`DetailedTask`."""
+    return {name: msgspec.Raw(encode(value)) for name, value in task_fields(task, handle).items()}
+
+
 def created_result(task: Task, handle: str) -> Object:
     """`CreateTaskResult`, in place of the result of the call."""
-    return _object({"resultType": "task"} | task_fields(task, handle))
+    return {"resultType": msgspec.Raw(b'"task"')} | task_object(task, handle)
 
 
 def task_result(task: Task, handle: str) -> bytes:
@@ -55,10 +60,6 @@ def declaring_tasks(discovery: bytes) -> bytes:
     extensions = {TASKS: msgspec.Raw(b"{}")} | object_of(capabilities.get("extensions"))
     capabilities |= {"extensions": msgspec.Raw(encode(extensions))}
     return encode(result | {"capabilities": msgspec.Raw(encode(capabilities))})
-
-
-def _object(fields: dict[str, Any]) -> Object:
-    return {name: msgspec.Raw(encode(value)) for name, value in fields.items()}
 
 
 def _time(at: float) -> str:

@@ -60,7 +60,7 @@ class MadeTasks:
 
     async def current(self, handle: TaskHandle, who: RequestContext) -> Task:
         """The record of a task, decided on if its owner is gone. Raises as `get`."""
-        task = await self._find(handle, who)
+        task = await self.find(handle, who)
         if task.is_over:
             return task
         running = self._table.get(task.name)
@@ -70,11 +70,11 @@ class MadeTasks:
         if session is not None and await self._is_run_by_another(session, task):
             return task
         running = await self._here(task, session, who)
-        return running.task if running is not None else await self._find(handle, who)
+        return running.task if running is not None else await self.find(handle, who)
 
     async def stored(self, handle: TaskHandle, who: RequestContext) -> Task:
         """The record of a task as it is. Raises `Refused`: the task is unknown; `StoreUnavailable`."""
-        return await self._find(handle, who)
+        return await self.find(handle, who)
 
     async def update(self, handle: TaskHandle, params: Object, who: RequestContext) -> bytes:
         """Pass on the client's answers (`inputResponses`). Answers to what is not asked are ignored. Raises as
@@ -94,12 +94,13 @@ class MadeTasks:
 
     async def _running(self, handle: TaskHandle, who: RequestContext) -> RunningTask | None:
         """The task, if it still works; this replica runs it."""
-        task = await self._find(handle, who)
+        task = await self.find(handle, who)
         if task.is_over:
             return None
         return self._table.get(task.name) or await self._here(task, await self._sessions.peek(task.session_id), who)
 
-    async def _find(self, handle: TaskHandle, who: RequestContext) -> Task:
+    async def find(self, handle: TaskHandle, who: RequestContext) -> Task:
+        """The record of a task as it stands. Raises as `get`, but never `OwnedByPeer`."""
         await self._rates.of_session(handle.session_id)
         running = self._table.get(f"{handle.session_id}/{handle.id}")
         task = running.task if running is not None else await self._table.store.get(handle.session_id, handle.id)

@@ -64,6 +64,17 @@ def test_tasks_are_answered_and_cancelled_through_another_replica_by_another_pro
     found = client_of(owner, http).get(task)
     heard = json.loads(found["result"]["content"][0]["text"])
     assert [one["content"]["name"] for one in heard] == ["of another process"] * 2
+    client = client_of(other, http)
+    task = client_of(owner, http).begin("ask", job="notifies", seconds=0.6, times=1)
+    with client.listening(task, f"{task[:-4]}AAAA") as stream:
+        assert next(stream)["params"]["notifications"] == {"taskIds": [task]}
+        told = [next(stream)["params"] for _ in range(2)]
+        assert [one["status"] for one in told] == ["working", "input_required"]
+        client.answer(task, told[1]["inputRequests"])
+        while told[-1]["status"] != "completed":
+            told.append(next(stream)["params"])
+    whole = {name: value for name, value in told[-1].items() if name != "_meta"}
+    assert whole | {"resultType": "complete"} == client.get(task)
     task = client_of(owner, http).begin("work", job="cancelled", seconds=60)
     client_of(other, http).cancel(task)
     assert client_of(other, http).until(task, "cancelled")

@@ -1,10 +1,13 @@
 """A client that takes tasks. Each of its requests may come from another process: it carries nothing of the last one."""
 
+import contextlib
+import json
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
 
-from tests.support.mcp_clients import DECLARES_TASKS, Modern, messages
+from tests.support.mcp_clients import DECLARES_TASKS, Modern, messages, modern_body, modern_headers
 from tests.support.waiting import eventually
 
 __all__ = ["ACCEPT", "TaskClient"]
@@ -38,6 +41,15 @@ class TaskClient:
 
     def send(self, method: str, task: str, **more: Any) -> httpx.Response:
         return self.client.send(method, {"taskId": task, **more}, meta=DECLARES_TASKS)
+
+    @contextlib.contextmanager
+    def listening(self, *tasks: str) -> Iterator[Iterator[Any]]:
+        """The messages of a stream that notifies of tasks."""
+        body = modern_body("subscriptions/listen", {"notifications": {"taskIds": tasks}}, meta=DECLARES_TASKS)
+        headers = {**modern_headers(body), **self.client.headers}
+        with self.client.http.stream("POST", self.client.url, json=body, headers=headers) as response:
+            lines = response.iter_lines()
+            yield (json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {"))
 
     def get(self, task: str) -> Any:
         return self.result(self.send("tasks/get", task))
