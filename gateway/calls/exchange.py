@@ -28,6 +28,7 @@ from gateway.errors import CANCELLED_BY_CLIENT, error_of
 from gateway.identity.credential_claims import CredentialClaims
 from gateway.observability.observed import Failure
 from gateway.observability.outcome import INPUT_REQUIRED, TOOL_ERROR, Outcome
+from gateway.protocol.caching import of_one_session
 from gateway.protocol.capabilities import Caller
 from session_store import Context, Session
 from transports.inbound_port import Refused
@@ -355,7 +356,7 @@ def _shaped(exchange: Exchange, result: Object, restarted: str | None) -> Object
     if exchange.shape is not None:
         result = exchange.shape(exchange, result)
     if restarted is not None:
-        result = with_meta(result, {RESTARTED_KEY: msgspec.Raw(encode({"reason": restarted}))})
+        result = with_meta(of_one_session(result), {RESTARTED_KEY: msgspec.Raw(encode({"reason": restarted}))})
     return result
 
 

@@ -11,7 +11,17 @@ import msgspec
 
 from transports.jsonrpc import Object, encode
 
-__all__ = ["PRIVATE", "PUBLIC", "Hints", "hints_of", "is_answer_to_input", "most_private", "ttl_ms", "with_ttl"]
+__all__ = [
+    "PRIVATE",
+    "PUBLIC",
+    "Hints",
+    "hints_of",
+    "is_answer_to_input",
+    "most_private",
+    "of_one_session",
+    "ttl_ms",
+    "with_ttl",
+]
 
 PUBLIC: Final = "public"
 PRIVATE: Final = "private"
@@ -62,6 +72,13 @@ def most_private(pages: Iterable[Mapping[str, Any]]) -> str:
 def with_ttl(result: bytes, left_ms: int) -> bytes:
     """A result that is fresh for so long from now on."""
     return encode(msgspec.json.decode(result, type=Object) | {"ttlMs": msgspec.Raw(encode(left_ms))})
+
+
+def of_one_session(result: Object) -> Object:
+    """A result to which a fact of one session was added: it is for nobody else, and not true for long."""
+    if "cacheScope" not in result:
+        return result
+    return result | {"ttlMs": msgspec.Raw(b"0"), "cacheScope": msgspec.Raw(b'"private"')}
 
 
 def is_answer_to_input(params: Mapping[str, Any]) -> bool:

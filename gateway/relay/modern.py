@@ -21,6 +21,7 @@ from gateway.calls.exchange import Exchange
 from gateway.context.facts import SESSION_KEY, trace_meta, with_context, with_meta
 from gateway.errors import OUTCOME_UNKNOWN, bad_request_state
 from gateway.identity.request_context import RequestContext
+from gateway.protocol.caching import of_one_session
 from gateway.protocol.capabilities import caller_of_meta, capability_for, may_be_asked
 from gateway.protocol.methods import ABOUT_TASKS, CACHEABLE, MAY_ASK, METHODS
 from gateway.protocol.params import meta_of
@@ -124,7 +125,7 @@ class ModernClients:
             granted=who.claims,
         )
         if said:
-            exchange.filter_result(lambda _, result: with_meta(result, said))
+            exchange.filter_result(lambda _, result: with_meta(of_one_session(result), said))
         return await self._accept(exchange, request, who, params, headers)
 
     async def _accept(

@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+import msgspec
 import pytest
 
 from gateway.protocol.caching import (
@@ -12,6 +13,7 @@ from gateway.protocol.caching import (
     hints_of,
     is_answer_to_input,
     most_private,
+    of_one_session,
     ttl_ms,
     with_ttl,
 )
@@ -65,6 +67,17 @@ def test_what_is_made_of_several_is_as_private_as_the_most_private() -> None:
 
 def test_the_time_that_is_left_takes_the_place_of_the_first_and_nothing_else_changes() -> None:
     assert with_ttl(b'{"big": 1e400, "ttlMs":5}', 3) == b'{"big":1e400,"ttlMs":3}'
+
+
+def test_a_result_with_a_fact_of_one_session_is_for_nobody_else() -> None:
+    plain = {"tools": msgspec.Raw(b"[]")}
+    found = of_one_session(plain | {"ttlMs": msgspec.Raw(b"5"), "cacheScope": msgspec.Raw(b'"public"')})
+    assert {key: bytes(raw) for key, raw in found.items()} == {
+        "tools": b"[]",
+        "ttlMs": b"0",
+        "cacheScope": b'"private"',
+    }
+    assert of_one_session(plain) is plain, "results of other methods have no hints"
 
 
 def test_answers_to_questions_are_known() -> None:
