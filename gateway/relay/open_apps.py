@@ -23,8 +23,8 @@ _MOST_TOOLS: Final = 4_096
 class OpenApps:
     """The apps that sessions have opened.
 
-    `contested` has the apps that several servers have under one URI, by server and tool: only for these is the server
-    of the last call remembered.
+    `contested` has the apps that several servers have under one URI, by server and tool. Such an app is opened by a
+    call of its tool. Reading it opens none, because the request does not say which of them it means.
     """
 
     def __init__(self) -> None:
@@ -50,6 +50,7 @@ class OpenApps:
         uri = self.contested.get((server, tool))
         if uri is not None and live is not None:
             self._called.setdefault(live, LRUCache(_MOST_APPS))[uri] = server
+            self.opened(live, server)
 
     def server_of(self, live: LiveSession | None, uri: str) -> str:
         """The server whose tool with that app the session has called last; empty if none is remembered."""
@@ -57,10 +58,10 @@ class OpenApps:
         return "" if called is None else called.get(uri, "")
 
     def opened(self, live: LiveSession | None, server: str) -> None:
-        """The session reads an app of that server."""
+        """The session reads an app that only this server has, or calls a tool whose result the app will show."""
         if live is not None:
             self._opened.setdefault(live, set()).add(server)
 
     def open_in(self, live: LiveSession | None) -> frozenset[str]:
-        """The servers of which the session has read apps."""
+        """The servers of which the session has opened apps."""
         return frozenset() if live is None else frozenset(self._opened.get(live, ()))

@@ -6,7 +6,7 @@ that no server lists is looked for at each server. Servers that the session does
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -79,7 +79,9 @@ class ResourceOwners:
         """
         found = await self._find(uri, call, is_readable=not may_be_template)
         if uri.startswith(APP_SCHEME) and call.method == _READ:
-            self._apps.opened(call.live, found.upstream.name)
+            having = self._known(uri, self._candidates(uri, call), call).keys() | {found.upstream.name}
+            if len(having) == 1:
+                self._apps.opened(call.live, found.upstream.name)
         return found
 
     async def _find(self, uri: str, call: Call, *, is_readable: bool) -> Found:
@@ -110,15 +112,24 @@ class ResourceOwners:
     def known(self, uri: str, call: Call) -> ConfiguredUpstream | None:
         """The server that is known to have the resource, without a request to any server. None if it is not known."""
         servers = self._candidates(uri, call)
-        fitting = {name: 1 for name, server in servers.items() if _is_listed(uri, server, call)}
-        if uri.startswith(APP_SCHEME):
-            fitting |= {name: 1 for name, server in servers.items() if _has_app(uri, server, call)}
+        fitting = self._known(uri, servers, call)
         if not fitting:
             lists = {name: _complete(server, call) for name, server in servers.items()}
             if all(templates is not None for templates in lists.values()):
                 fits = {name: template_fit(uri, templates or ()) for name, templates in lists.items()}
                 fitting = {name: fit for name, fit in fits.items() if fit}
         return self._best(uri, servers, fitting, call) if fitting else None
+
+    def _known(self, uri: str, servers: Servers, call: Call) -> dict[str, int]:
+        """The servers that are known to list the resource, or whose tools name it as their app."""
+        fitting = {name: 1 for name, server in servers.items() if _is_listed(uri, server, call)}
+        if uri.startswith(APP_SCHEME):
+            for name, server in servers.items():
+                for tools in _tools(server, call):
+                    self._apps.listed(name, tools.apps.items())
+                    if uri in tools.apps.values():
+                        fitting[name] = 1
+        return fitting
 
     def lister(self, uri: str, call: Call) -> ConfiguredUpstream | None:
         """The server that is known to list the resource. Costs little: clients subscribe to many at once."""
@@ -217,13 +228,12 @@ def _is_listed(uri: str, upstream: ConfiguredUpstream, call: Call) -> bool:
     return any(uri in names(method, found) for found in conversations for method in (_LIST, _TEMPLATES))
 
 
-def _has_app(uri: str, upstream: ConfiguredUpstream, call: Call) -> bool:
-    """Whether a tool of the server names that app. Servers need not list their apps (MCP Apps 2026-01-26)."""
+def _tools(upstream: ConfiguredUpstream, call: Call) -> Iterator[Tools]:
+    """The tools of a server that are known. Servers need not list the apps of these (MCP Apps 2026-01-26)."""
     for found in (*_conversations(upstream, call), None):
         tools = upstream.inventory.known("tools/list", found)
-        if isinstance(tools, Tools) and uri in tools.apps.values():
-            return True
-    return False
+        if isinstance(tools, Tools):
+            yield tools
 
 
 def _complete(upstream: ConfiguredUpstream, call: Call) -> Names | None:

@@ -3,13 +3,13 @@ import { Client, StreamableHTTPClientTransport } from "@modelcontextprotocol/cli
 import { AppBridge, PostMessageTransport, getToolUiResourceUri } from "@modelcontextprotocol/ext-apps/app-bridge";
 
 const UI = { "io.modelcontextprotocol/ui": { mimeTypes: ["text/html;profile=mcp-app"] } };
-const hosts = {};
+const hosts = (window.hosts = {});
 
 // Connects to a server. Returns the names of its tools.
-window.connectTo = async (url, era) => {
+window.connectTo = async (url, era, key) => {
   const negotiation = era === "modern" ? { versionNegotiation: { mode: { pin: "2026-07-28" } } } : {};
   const client = new Client({ name: "app-host", version: "1" }, { ...negotiation, capabilities: { extensions: UI } });
-  await client.connect(new StreamableHTTPClientTransport(new URL(url)));
+  await client.connect(new StreamableHTTPClientTransport(new URL(url), { requestInit: { headers: { Authorization: `Bearer ${key}` } } }));
   const { tools } = await client.listTools();
   hosts[era] = { client, tools, called: [] };
   return tools.map((tool) => tool.name);

@@ -13,6 +13,7 @@ import pytest
 from playwright.sync_api import Page, expect, sync_playwright
 
 from tests.requirements import requirement
+from tests.support.credentials import KEYS, sha256
 from tests.support.gateway_process import DEMO, RunningGateway, running_gateway, server
 from tests.tools.obtain import node, npm_packages
 from tests.tools.programs import program
@@ -64,9 +65,15 @@ def gateway(packages: Path, page_url: str) -> Iterator[RunningGateway]:
     servers = {
         "demo": server(DEMO),
         "clock": server(program_of(packages, "server-basic-vanillajs")),
+        "again": server(program_of(packages, "server-basic-vanillajs")),
         "monitor": server(program_of(packages, "server-system-monitor")),
     }
-    with running_gateway(servers, options={"allowed_origins": [page_url]}) as running:
+    options = {
+        "allowed_origins": [page_url],
+        "api_keys": {"alice": sha256(KEYS["alice"])},
+        "session": {"default_session_for": ["app-host"]},  # a page cannot be told from other clients
+    }
+    with running_gateway(servers, options=options) as running:
         yield running
 
 
@@ -82,6 +89,12 @@ def page(page_url: str) -> Iterator[Page]:
         page.wait_for_function("window.ready")
         yield page
         browser.close()
+
+
+def connected(page: Page, gateway: RunningGateway, era: str) -> list[str]:
+    """Connect the host, with a key: by it, 2026-07-28 clients meet their session again. Returns the names of tools."""
+    names: list[str] = page.evaluate("([url, era, key]) => connectTo(url, era, key)", [gateway.url, era, KEYS["alice"]])
+    return names
 
 
 def without_gateway(command: tuple[str, ...], *requests: tuple[str, dict[str, Any]]) -> list[Any]:
@@ -110,7 +123,7 @@ def without_gateway(command: tuple[str, ...], *requests: tuple[str, dict[str, An
 @pytest.mark.timeout(180)  # the first run downloads the packages
 @pytest.mark.parametrize("era", ERAS)
 def test_published_apps_are_opened_and_call_their_tools(page: Page, gateway: RunningGateway, era: str) -> None:
-    names = page.evaluate("([url, era]) => connectTo(url, era)", [gateway.url, era])
+    names = connected(page, gateway, era)
     assert {"demo__whoami", "clock__get-time", "monitor__get-system-info", "monitor__poll-system-stats"} <= {*names}
 
     opened = page.evaluate("era => openApp(era, 'clock__get-time', 'clock-' + era)", era)
@@ -137,8 +150,27 @@ def test_tools_and_apps_are_those_of_the_server(packages: Path, page: Page, gate
     (tools, read) = without_gateway(
         program_of(packages, "server-system-monitor"), ("tools/list", {}), ("resources/read", {"uri": MONITOR})
     )
-    page.evaluate("([url, era]) => connectTo(url, era)", [gateway.url, "legacy"])
+    connected(page, gateway, "legacy")
     opened = page.evaluate("() => openApp('legacy', 'monitor__get-system-info', 'again')")
     own = next(tool for tool in tools["tools"] if tool["name"] == "get-system-info")
     assert opened["tool"] == own | {"name": "monitor__get-system-info"}
     assert opened["contents"] == read["contents"], "with its HTML and its `_meta`"
+
+
+@requirement("ext.apps")
+def test_two_servers_with_one_app_both_work_and_none_is_guessed(page: Page, gateway: RunningGateway) -> None:
+    connected(page, gateway, "legacy")
+    opened = page.evaluate("() => openApp('legacy', 'again__get-time', 'second')")
+    shown, button = (
+        page.frame_locator("#second").locator("#server-time"),
+        page.frame_locator("#second").locator("button"),
+    )
+    first = opened["calledByHost"]["structuredContent"]["time"]
+    expect(shown).to_have_text(first)
+    button.first.click()
+    expect(shown).not_to_have_text(first)
+    page.evaluate("() => openApp('legacy', 'clock__get-time', 'first')")
+    refused = page.evaluate(
+        "() => hosts.legacy.client.callTool({ name: 'get-time', arguments: {} }).catch(error => error.message)"
+    )
+    assert "call clock__get-time or again__get-time" in refused

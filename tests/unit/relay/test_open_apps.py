@@ -44,15 +44,28 @@ async def test_an_app_calls_tools_by_the_names_of_its_server() -> None:
             await called(parts, hidden)
 
 
-async def test_of_two_servers_the_one_whose_app_is_open_is_called_and_none_is_guessed() -> None:
+async def test_of_two_servers_with_one_app_the_one_that_was_called_is_meant_and_none_is_guessed() -> None:
     parts, live = aggregation(clock("a"), clock("b", {"name": "more"})), cast("Any", Session())
     assert await called(parts, "more", live) == ("b", b'"more"')
+    await parts.owner(a_call("resources/read", live=live, uri=APP))
     with pytest.raises(Refused, match="call a__tick or b__tick"):
         await called(parts, "tick", live)
-    await parts.owner(a_call("resources/read", live=live, uri=APP))
-    assert await called(parts, "tick", live) == ("a", b'"tick"')
+    await called(parts, "b__show", live)
+    assert await called(parts, "tick", live) == ("b", b'"tick"')
+    await called(parts, "a__show", live)
+    with pytest.raises(Refused, match="call a__tick or b__tick"):
+        await called(parts, "tick", live)
     with pytest.raises(Refused, match="call a__tick or b__tick"):
         await called(parts, "tick", cast("Any", Session()))
+
+
+async def test_of_two_servers_with_different_apps_the_one_whose_app_was_read_is_meant() -> None:
+    other = [{"name": "show", "_meta": {"ui": {"resourceUri": "ui://other"}}}, TICK]
+    parts, live = aggregation(clock("a"), PagedServer("b", {}, probed=other)), cast("Any", Session())
+    with pytest.raises(Refused, match="call a__tick or b__tick"):
+        await called(parts, "tick", live)
+    await parts.owner(a_call("resources/read", live=live, uri="ui://other"))
+    assert await called(parts, "tick", live) == ("b", b'"tick"')
 
 
 async def test_a_tool_that_policy_hides_does_not_make_a_name_ambiguous() -> None:
