@@ -261,3 +261,20 @@ def test_a_stream_that_is_closed_has_nothing_and_takes_nothing(closed: str) -> N
     shell = ["sh", "-c", f'exec "$@" {closed}', "sh", *command(child=PROBE)]
     ran = subprocess.run(shell, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, timeout=30, check=False)
     assert (ran.returncode, ran.stdout) == (0, b"") and b"Traceback" not in ran.stderr, ran.stderr
+
+
+@requirement("ctx.stdio-front", "ext.relay")
+def test_notifications_of_a_vendor_reach_the_server_of_the_connection_before_later_calls() -> None:
+    client = Typed(child=(sys.executable, "-m", "tests.support.vendor_server", "modern", "x"))
+    first = modern_body("com.x/orders/echo", {"payload": 1}, request_id="first")
+    named: Any = {"jsonrpc": "2.0", "method": "notifications/com.x/orders/named"}
+    bare: Any = named | {"method": "notifications/com.x/orders/bare"}
+    named["params"] = {"_meta": first["params"]["_meta"], "v": 1}
+    got = modern_body("com.x/orders/got", request_id="got")
+    for message in (first, named, bare, got):
+        client.write(json.dumps(message).encode())
+    answers = {answer["id"]: answer["result"] for answer in (client.read(), client.read())}
+    assert answers["first"]["echo"] == 1
+    lines = [json.loads(line)["method"].rpartition("/")[2] for line in answers["got"]["got"] if "com.x" in line]
+    assert lines == ["echo", "named", "bare", "got"]
+    assert client.end() == 0

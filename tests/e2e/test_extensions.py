@@ -19,7 +19,7 @@ from tests.support.redis_server import free_port
 from tests.support.vendor_server import running_vendor_server
 from tests.support.waiting import eventually
 
-VENDOR = (sys.executable, str(Path(vendor_server.__file__)))
+VENDOR = (sys.executable, "-m", vendor_server.__name__)
 CAPABILITIES = "io.modelcontextprotocol/clientCapabilities"
 
 

@@ -1,4 +1,4 @@
-"""A vendor's extension in every cell of the era matrix, over stdio and HTTP, alone and among other servers.
+"""A vendor's extension in every cell of the era matrix: servers on stdio, on HTTP and in process, alone and together.
 
 Clients and servers read and write bytes: what is compared is what is on the wire.
 """
@@ -9,7 +9,6 @@ import queue
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -21,8 +20,15 @@ from tests.support.gateway_process import RunningGateway, running_gateway, serve
 from tests.support.redis_server import free_port
 from tests.support.vendor_server import BURST, PAYLOAD, RESOURCE, SETTINGS, TOOL, running_vendor_server
 
-VENDOR = (sys.executable, str(Path(vendor_server.__file__)))
-SERVERS = {"ls": ("legacy", "stdio"), "lh": ("legacy", "http"), "ms": ("modern", "stdio"), "mh": ("modern", "http")}
+VENDOR = (sys.executable, "-m", vendor_server.__name__)
+SERVERS = {
+    "ls": ("legacy", "stdio"),
+    "lh": ("legacy", "http"),
+    "li": ("legacy", "in process"),
+    "ms": ("modern", "stdio"),
+    "mh": ("modern", "http"),
+    "mi": ("modern", "in process"),
+}
 CELLS = [(ours, name, several) for ours in ("legacy", "modern") for name in SERVERS for several in ("one", "several")]
 INFO = rb'{"name":"raw","title":"R\u00e9","version":"1","icons":[{"src":"x:3","y":1.0}],"websiteUrl":"https:\/\/c"}'
 ANSWER = rb'{"yes":1.0,"n":1e2,"t":"\u00fc"}'
@@ -151,6 +157,8 @@ def gateway() -> Iterator[RunningGateway]:
         for name, (era, wire) in SERVERS.items():
             if wire == "stdio":
                 entries[name] = server((*VENDOR, era, name))
+            elif wire == "in process":
+                entries[name] = {"in_process": f"tests.support.vendor_server:{name}"}
             else:
                 port = free_port()
                 stack.enter_context(running_vendor_server(era, name, port))

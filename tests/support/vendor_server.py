@@ -16,6 +16,9 @@ from typing import Any
 
 import msgspec
 
+from transports.jsonrpc import parse
+from transports.upstream_port import ConnectOptions, LinkClosed, LinkEvents
+
 __all__ = ["BURST", "PAYLOAD", "RESOURCE", "SETTINGS", "TOOL", "running_vendor_server"]
 
 PAYLOAD = (
@@ -210,6 +213,49 @@ class _Http:
             server.forget(subscription)
 
 
+class _Link:
+    """A link to a server of its own, in this process."""
+
+    pid = None
+    last_words: list[str] = []  # noqa: RUF012  # a link has no process
+    resume = ""
+    may_forget = False
+
+    def __init__(self, server: VendorServer, events: LinkEvents) -> None:
+        self._server = server
+        self._events = events
+        self._is_closed = False
+        if not server.is_modern:
+            server.listen(b"", self._write)
+
+    def send(self, frame: bytes) -> None:
+        if self._is_closed:
+            raise LinkClosed("the link is closed")
+        asyncio.get_running_loop().call_soon(self._server.handle, frame, self._write)
+
+    async def close(self) -> None:
+        if not self._is_closed:
+            self._is_closed = True
+            self._events.closed("the link was closed")
+
+    def _write(self, frame: bytes) -> None:
+        if not self._is_closed:
+            self._events.message(parse(frame))
+
+
+class InProcess:
+    """The server in the gateway's process, one for each link: an upstream kind of another package."""
+
+    def __init__(self, era: str, name: str) -> None:
+        self._new = functools.partial(VendorServer, era, name)
+
+    async def connect(self, given: ConnectOptions, events: LinkEvents) -> _Link:
+        return _Link(self._new(), events)
+
+    async def close(self) -> None:
+        """Its links share nothing."""
+
+
 async def _gone(receive: Any) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
@@ -249,6 +295,10 @@ def running_vendor_server(era: str, name: str, port: int) -> Iterator[_Http]:
     finally:
         running.should_exit = True
         thread.join(10)
+
+
+li, mi = InProcess("legacy", "li"), InProcess("modern", "mi")
+"""For the setting `in_process`."""
 
 
 def main() -> None:
