@@ -7,11 +7,20 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.protocol.extensions import Declared
+from gateway.protocol.extensions import Declared, object_of
 from gateway.protocol.methods import CHANGES
 from transports.jsonrpc import Object, RequestId, encode, encode_notification, splice
 
-__all__ = ["ACKNOWLEDGED", "ENDED", "MAX_LISTENED_BYTES", "SUBSCRIPTION_ID", "Filter", "SubscriptionFilter", "tagged"]
+__all__ = [
+    "ACKNOWLEDGED",
+    "ENDED",
+    "MAX_LISTENED_BYTES",
+    "SUBSCRIPTION_ID",
+    "Filter",
+    "SubscriptionFilter",
+    "beyond",
+    "tagged",
+]
 
 MAX_LISTENED_BYTES: Final = 64 << 10
 """URIs that all open subscriptions of a session name: they are kept as long as those are open."""
@@ -75,6 +84,12 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
         return wanted | ({"resourceSubscriptions": sorted(self.uris)} if self.uris else {})
 
 
+def beyond(params: Object) -> Object:
+    """The members of the filter of a `subscriptions/listen` that MCP and its tasks do not define."""
+    known = {"resourceSubscriptions", "taskIds", *(row.flag for row in _FLAGGED)}
+    return {key: raw for key, raw in object_of(params.get("notifications")).items() if key not in known}
+
+
 class SubscriptionFilter:
     """One open `subscriptions/listen`: its filter, what its client has declared, and where its frames go."""
 
@@ -84,11 +99,16 @@ class SubscriptionFilter:
         self._client_id = client_id
         self._emit = emit
         self._early: dict[tuple[str, object], Object] | None = {}  # changes before the acknowledgement, each once
+        self._beyond: Object = {}
+
+    def honour(self, more: Object) -> None:
+        """A server gets these members of the filter, which MCP does not define."""
+        self._beyond |= more
 
     def acknowledge(self, honoured: Filter) -> None:
         """Its first frame. Changes since it was asked for follow."""
         self.wanted = honoured
-        params: Object = {"notifications": msgspec.Raw(encode(honoured.as_notifications()))}
+        params: Object = {"notifications": msgspec.Raw(encode(honoured.as_notifications() | self._beyond))}
         self._send(ACKNOWLEDGED, params)
         early, self._early = self._early or {}, None
         for (method, uri), params in early.items():

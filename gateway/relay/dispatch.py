@@ -142,8 +142,10 @@ class Dispatch:
         def filtered(exchange: Exchange, result: Object) -> Object:
             page = msgspec.json.decode(encode(result))
             upstream.inventory.seen(method, conversation, page)
+            listed = page.get(key)
             self._admission.show(upstream, exchange.context, method, page)
-            result = result | {key: msgspec.Raw(encode(page.get(key, [])))}
+            if key not in result or page.get(key) != listed:  # else it stays as the server has written it
+                result = result | {key: msgspec.Raw(encode(page.get(key, [])))}
             if "cacheScope" in result and self._admission.filters(upstream, method):
                 result["cacheScope"] = msgspec.Raw(b'"private"')
             return result

@@ -6,6 +6,7 @@ subscribes to resources one by one.
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import msgspec
 
@@ -17,7 +18,7 @@ from gateway.calls.live_session import LiveSession
 from gateway.errors import UPSTREAM_UNAVAILABLE, record_full
 from gateway.protocol.extensions import Declared
 from gateway.protocol.handshake import HandshakeRefused, capabilities_of
-from gateway.protocol.subscription_filter import ENDED, MAX_LISTENED_BYTES, Filter, SubscriptionFilter
+from gateway.protocol.subscription_filter import ENDED, MAX_LISTENED_BYTES, Filter, SubscriptionFilter, beyond
 from gateway.relay.late_servers import Asker, LateServers
 from gateway.upstreams.upstream import ConfiguredUpstream
 from transports.era import Era
@@ -46,8 +47,9 @@ async def relay_changes(
         if relay.conversation is not None:
             relay.conversation.cancel(relay, "the subscriptions have changed")
     uris = upstream.permits(live.session.context, frozenset(live.session.subscriptions))
-    wanted = everything(uris).honoured(await upstream.capabilities())
-    if not wanted:
+    capabilities = await upstream.capabilities()
+    wanted = everything(uris).honoured(capabilities)
+    if not wanted and not _share_extension(live, capabilities):
         return
     relay = live.subscription_relays[upstream.name] = subscription_relay_for(live, upstream.name)
     try:
@@ -62,6 +64,12 @@ def asks_for_nothing(call: Call) -> bool:
     """Whether the filter of a `subscriptions/listen` is empty, and its client has declared no extension that might have
     notifications of its own: no server has to know of the stream."""
     return bytes(call.params.get("notifications", b"")) == b"{}" and not _declared_in(call).is_open
+
+
+def _share_extension(live: LiveSession, capabilities: Any) -> bool:
+    """Whether a legacy client and a server have declared the same extension: it may have notifications of its own."""
+    client, server = Declared.of(caller_of(live).capabilities), Declared.of(encode(capabilities))
+    return not set(client.names).isdisjoint(server.names)
 
 
 def _declared_in(call: Call) -> Declared:
@@ -96,7 +104,7 @@ async def listen(
     if sum(each.wanted.size for each in (*live.subscriptions, subscription)) > MAX_LISTENED_BYTES:
         raise record_full("params.notifications", MAX_LISTENED_BYTES)
     elsewhere = {} if owner is None else {uri: owner(uri, call) for uri in subscription.wanted.uris}
-    server_subscriptions = _ServerSubscriptions(live, subscription, exchange, elsewhere)
+    server_subscriptions = _ServerSubscriptions(live, subscription, exchange, elsewhere, beyond(call.params))
     exchange.when_done(server_subscriptions.end)
     live.subscriptions.append(subscription)
     honoured = Filter()
@@ -137,11 +145,13 @@ class _ServerSubscriptions:
         subscription: SubscriptionFilter,
         exchange: Exchange,
         owners: Mapping[str, ConfiguredUpstream | None],
+        further: Object,
     ) -> None:
         self._live = live
         self._subscription = subscription
         self._exchange = exchange
         self._asked_for = subscription.wanted
+        self._beyond = further
         self._owners = owners
         self.has_ended = False
         self._awaited: set[str] = set()
@@ -169,13 +179,16 @@ class _ServerSubscriptions:
 
     async def listen(self, upstream: ConfiguredUpstream, conversation: Conversation) -> Filter:
         """Subscribe at a modern server. The result is that of `opened`."""
-        part = self._wanted(upstream).honoured(await upstream.capabilities())
-        if part:
+        capabilities = await upstream.capabilities()
+        part, declared = self._wanted(upstream).honoured(capabilities), Declared.of(encode(capabilities))
+        more = {key: raw for key, raw in self._beyond.items() if declared.takes(key)}
+        if part or more:
+            self._subscription.honour(more)
             child, caller = child_of(self._exchange, self._child_ended), self._exchange.caller
             child.listen_for(part)
             self._children.append(child)
             try:
-                await conversation.start(child, _params(part), caller.meta("") if caller else {})
+                await conversation.start(child, _params(part, more), caller.meta("") if caller else {})
             except BaseException:
                 if child in self._children:
                     self._children.remove(child)
@@ -236,5 +249,5 @@ class _ServerSubscriptions:
                 child.conversation.cancel(child, "the client closed the stream")
 
 
-def _params(wanted: Filter) -> Object:
-    return {"notifications": msgspec.Raw(encode(wanted.as_notifications()))}
+def _params(wanted: Filter, more: Object | None = None) -> Object:
+    return {"notifications": msgspec.Raw(encode({**wanted.as_notifications(), **(more or {})}))}

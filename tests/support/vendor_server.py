@@ -108,16 +108,16 @@ class VendorServer:
         if method == "tools/call":
             self._ask(request_id, params, write, result)
         elif method == "subscriptions/listen":
-            self._listen(request_id, write)
+            self._listen(request_id, params, write)
         elif method in answers:
             result(answers[method])
         else:
             error = b'{"code":-32601,"message":"Method not found"}'
             write(b'{"jsonrpc":"2.0","id":%b,"error":%b}' % (request_id, error))
 
-    def _listen(self, request_id: bytes, write: Write) -> None:
+    def _listen(self, request_id: bytes, params: Object, write: Write) -> None:
         tag = b'"_meta":{"%b":%b}' % (_SUBSCRIPTION, request_id)
-        acknowledged = b'{"notifications":{"toolsListChanged":true},%b}' % tag
+        acknowledged = b'{"notifications":%b,%b}' % (bytes(params["notifications"]), tag)
         write(b'{"jsonrpc":"2.0","method":"notifications/subscriptions/acknowledged","params":%b}' % acknowledged)
         self.listen(request_id, write)
 

@@ -3,7 +3,7 @@
 import msgspec
 
 from gateway.protocol.extensions import Declared
-from gateway.protocol.subscription_filter import MAX_EARLY, Filter, SubscriptionFilter
+from gateway.protocol.subscription_filter import MAX_EARLY, Filter, SubscriptionFilter, beyond
 from tests.requirements import requirement
 from transports.jsonrpc import Object, encode, parse
 
@@ -59,3 +59,14 @@ def test_notifications_of_declared_extensions_wait_for_the_acknowledgement_and_k
         *(msgspec.Raw(encode(number)) for number in range(MAX_EARLY)),
         msgspec.Raw(b"1e2"),
     ]
+
+
+@requirement("ext.relay")
+def test_what_a_filter_has_beyond_mcp_is_acknowledged_once_a_server_gets_it() -> None:
+    params: Object = {"notifications": msgspec.Raw(b'{"toolsListChanged":true,"taskIds":[],"com.acme/a":{"v":1e2}}')}
+    assert beyond(params) == {"com.acme/a": msgspec.Raw(b'{"v":1e2}')} and beyond({}) == {}
+    frames: list[bytes] = []
+    listening = SubscriptionFilter(7, Filter(), frames.append)
+    listening.honour(beyond(params))
+    listening.acknowledge(Filter())
+    assert b'"notifications":{"com.acme/a":{"v":1e2}}' in frames[0]
