@@ -2,12 +2,12 @@
 
 import asyncio
 import functools
-import secrets
 from collections.abc import Awaitable, Callable
 from typing import Final
 
 import msgspec
 
+from gateway.bridge.followed_task import FollowedTask
 from gateway.bridge.request_state import is_input_required
 from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import Exchange
@@ -18,7 +18,9 @@ from gateway.calls.questions import MAX_QUESTIONS_OF_CALL
 from gateway.errors import OUTCOME_UNKNOWN, UPSTREAM_UNAVAILABLE
 from gateway.observability.logs import CORRELATION
 from gateway.protocol.methods import METHODS
+from gateway.protocol.questions import question_of
 from gateway.protocol.results import legacy_error, legacy_result
+from gateway.protocol.tasks import is_task
 from transports.jsonrpc import HEADER_MISMATCH, INTERNAL_ERROR, Message, Object, decode_object, encode, error_code
 
 __all__ = ["ModernServerBridge"]
@@ -54,7 +56,7 @@ class ModernServerBridge:
         self._rounds = 0
 
     def finish(self, exchange: Exchange, message: Message) -> Message | None:
-        """The client's answer to the call. None if the server has asked for input."""
+        """The client's answer to the call. None if the server has asked for input, or made a task of the call."""
         if isinstance(message.error, msgspec.Raw):
             if self._list_tools is not None and error_code(message.error) == HEADER_MISMATCH:
                 list_tools, self._list_tools = self._list_tools, None
@@ -65,6 +67,9 @@ class ModernServerBridge:
         if not isinstance(message.result, msgspec.Raw):
             return message
         result = msgspec.json.decode(message.result, type=Object)
+        if is_task(result) and exchange.method == "tools/call":
+            FollowedTask(self._conversation, exchange, self._params, self._meta).begin(result)
+            return None
         if not is_input_required(result):
             kind = result.get("resultType")
             if exchange.method in METHODS and kind is not None and bytes(kind) != _COMPLETE:
@@ -81,7 +86,7 @@ class ModernServerBridge:
         return None
 
     def _ask(self, exchange: Exchange, result: Object) -> None:
-        requests = {key: _question(raw) for key, raw in _object(result, "inputRequests").items()}
+        requests = {key: question_of(raw) for key, raw in _object(result, "inputRequests").items()}
         if len(requests) > MAX_QUESTIONS_OF_CALL:
             exchange.fail(INTERNAL_ERROR, f"The server asked for more than {MAX_QUESTIONS_OF_CALL} inputs at once.")
             return
@@ -127,18 +132,6 @@ class ModernServerBridge:
             await self._conversation.start(exchange, params, self._meta)
         except Exception as error:  # nobody else would answer the call
             fail_start(self._conversation, exchange, error, OUTCOME_UNKNOWN)
-
-
-def _question(raw: msgspec.Raw) -> tuple[str, Object | None]:
-    """Method and params of an input request, as a request to a legacy client. Raises `ValueError`, `MsgspecError`."""
-    asked = decode_object(raw, "an input request")
-    method = msgspec.json.decode(asked.get("method", b"null"), type=str)
-    if "params" not in asked:
-        return method, None
-    params = _object(asked, "params")
-    if method == "elicitation/create" and bytes(params.get("mode", b"")) == b'"url"':
-        params = params | {"elicitationId": msgspec.Raw(encode(secrets.token_urlsafe(12)))}
-    return method, params
 
 
 def _object(outer: Object, name: str) -> Object:

@@ -123,6 +123,7 @@ class Exchange(ForwardsHeaders, ExchangeLife, Observed, WireUse, Listening):
     deadline_from = 0.0  # by the monotonic clock
     sent: tuple[Object, Object] | None = None  # params and `_meta`, in case the request has to be sent again
     bridge: Bridge | None = None
+    sent_method = ""  # to the server, if it is not the client's
     suspended: SuspendedCall | None = None
     replay: Mapping[str, str] = MappingProxyType({})
     restarted: str | None = None
@@ -184,9 +185,10 @@ class Exchange(ForwardsHeaders, ExchangeLife, Observed, WireUse, Listening):
         later = self.shape
         self.shape = shape if later is None else lambda exchange, result: later(exchange, shape(exchange, result))
 
-    def use_bridge(self, bridge: Bridge) -> None:
-        """Have `bridge` translate the response of a server of the other era."""
-        self.bridge = bridge
+    def use_bridge(self, bridge: Bridge, method: str = "") -> None:
+        """Have `bridge` translate the response of a server of the other era, who gets requests of `method` from now on
+        if it is not that of the client."""
+        self.bridge, self.sent_method = bridge, method
 
     def replay_answers(self, answers: Mapping[str, str]) -> None:
         """Give the server these earlier answers, by the digest of the question, if it asks the same again."""
@@ -214,7 +216,7 @@ class Exchange(ForwardsHeaders, ExchangeLife, Observed, WireUse, Listening):
             meta = meta | {"progressToken": msgspec.Raw(encode(number))}
         body = encode({**params, "_meta": meta} if meta else params) if meta or params else None
         yield
-        request = encode_request(number, self.method, body)
+        request = encode_request(number, self.sent_method or self.method, body)
         yield
         return number, splice(request)
 

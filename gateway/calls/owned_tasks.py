@@ -14,14 +14,24 @@ from gateway.calls.exchange import Exchange, ExchangeSession
 from gateway.protocol.params import meta_of
 from transports.jsonrpc import Message, Object, encode
 
-__all__ = ["RELATED", "OwnedTask", "OwnedTasks", "TaskLink", "related_id", "task_link_of", "with_related"]
+__all__ = [
+    "RELATED",
+    "OwnedTask",
+    "OwnedTasks",
+    "TaskLink",
+    "related_id",
+    "task_link_of",
+    "with_related",
+    "without_related",
+]
 
 RELATED: Final = "io.modelcontextprotocol/related-task"
 """The key in `_meta` under which messages name their task (MCP 2025-11-25, Tasks)."""
 
 
 class OwnedTask:
-    """One task: its session, and the handle under which the session's client knows it.
+    """One task: its session, and the handle under which the session's client knows it; empty if the client does not
+    know of the task, because the gateway follows the task for its call.
 
     `result_call` is the client's `tasks/result` that waits for it. `seen` gets the task whenever
     the server sends it, and `lost` is called when the link is gone.
@@ -52,6 +62,10 @@ class OwnedTask:
                 self.result_call = None
 
         call.when_done(no_more)
+
+    def named(self, params: Object) -> Object:
+        """Params that are related to the task, as its client knows it."""
+        return with_related(params, self.handle) if self.handle else without_related(params)
 
     @property
     def stream(self) -> Exchange | None:
@@ -160,3 +174,13 @@ def with_related(params: Object, task_id: str) -> Object:
     meta = meta_of(params)
     related = msgspec.json.decode(meta.get(RELATED, b"{}"), type=Object) | {"taskId": msgspec.Raw(encode(task_id))}
     return params | {"_meta": msgspec.Raw(encode(meta | {RELATED: msgspec.Raw(encode(related))}))}
+
+
+def without_related(params: Object) -> Object:
+    """Params or a result that are related to no task."""
+    meta = meta_of(params)
+    if RELATED not in meta:
+        return params
+    rest = {key: value for key, value in params.items() if key != "_meta"}
+    meta = {key: value for key, value in meta.items() if key != RELATED}
+    return rest | {"_meta": msgspec.Raw(encode(meta))} if meta else rest

@@ -14,7 +14,7 @@ import msgspec
 from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import Exchange
 from gateway.calls.live_session import LiveSession, live_session_of
-from gateway.calls.owned_tasks import OwnedTask, related_id, with_related
+from gateway.calls.owned_tasks import OwnedTask, related_id
 from gateway.calls.questions import MAX_SERVER_ID_BYTES
 from gateway.calls.shared_server import LEVELS
 from gateway.protocol.extensions import Declared
@@ -95,7 +95,7 @@ class _Router(ABC):
         live, exchange = self._meant(conversation, stream)
         if task.stream is not None or live is not task.live:
             exchange = task.stream
-        params = with_related(message.params_object(), task.handle)
+        params = task.named(message.params_object())
         return _live_of(task), exchange, msgspec.structs.replace(message, params=msgspec.Raw(encode(params)))
 
     def notified(self, conversation: Conversation, message: Message, stream: int | str | None = None) -> None:
@@ -266,25 +266,28 @@ def _progress(conversation: Conversation, params: Object) -> None:
         return
     exchange.restart_deadline()
     if exchange.progress_token is not None:
-        params = params | {"progressToken": exchange.progress_token}
-        exchange.emit(encode_notification("notifications/progress", splice(encode(params))))
+        exchange.emit(_progress_frame(params, exchange.progress_token))
 
 
 def _task_progress(conversation: Conversation, number: object, params: Object) -> None:
-    """Pass on progress of a task: the call that has made the task is answered."""
-    token = conversation.calls.of_task(number)
-    live = None if token is None else token.session()
-    if token is None or not isinstance(live, LiveSession) or live.session.era == Era.MODERN:
-        return
-    params, tasks = params | {"progressToken": token.token}, conversation.known_tasks
+    """Pass on progress of a task: the call that has made the task is answered, or waits for the task."""
+    tasks, token = conversation.known_tasks, conversation.calls.of_task(number)
     task = None if tasks is None else tasks.get(related_id(params))
+    stream, live = None if task is None else task.stream, None if token is None else token.session()
     if task is not None:
-        params = with_related(params, task.handle)
-    frame = encode_notification("notifications/progress", splice(encode(params)))
-    if task is not None and task.stream is not None:
-        task.stream.emit(frame)
-    else:
-        live.send_to_client(frame)
+        params = task.named(params)
+    if stream is not None and task is not None and not task.handle:
+        stream.restart_deadline()
+        if stream.progress_token is not None:
+            stream.emit(_progress_frame(params, stream.progress_token))
+    elif token is not None and isinstance(live, LiveSession) and live.session.era != Era.MODERN:
+        frame = _progress_frame(params, token.token)
+        if stream is None or not stream.emit(frame):
+            live.send_to_client(frame)
+
+
+def _progress_frame(params: Object, token: msgspec.Raw) -> bytes:
+    return encode_notification("notifications/progress", splice(encode(params | {"progressToken": token})))
 
 
 def _task_status(conversation: Conversation, params: Object) -> None:
@@ -294,6 +297,8 @@ def _task_status(conversation: Conversation, params: Object) -> None:
     task = None if tasks is None or not isinstance(own_id, str) else tasks.get(own_id)
     if task is not None:
         task.seen(params)
+        if not task.handle:
+            return
         params = params | {"taskId": msgspec.Raw(encode(task.handle))}
         _tell(task, encode_notification(_TASK_STATUS, splice(encode(params))))
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import msgspec
 
 from gateway.bridge.legacy_server import LegacyServerBridge, legacy_meta, legacy_params
+from gateway.bridge.legacy_task import LegacyTaskBridge, asking_for_task
 from gateway.bridge.modern_server import ModernServerBridge
 from gateway.bridge.request_state import is_input_required
 from gateway.bridge.subscription_relay import caller_of
@@ -16,8 +17,11 @@ from gateway.calls.call import Call
 from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import Exchange
 from gateway.calls.shared_server import params_for_shared
+from gateway.protocol.listing import Tools
 from gateway.protocol.methods import CACHEABLE, LISTS, METHODS, RECORDED
+from gateway.protocol.params import text_of
 from gateway.protocol.results import legacy_result
+from gateway.protocol.tasks import with_tasks
 from gateway.relay.admission import Admission
 from gateway.relay.aggregation import empty_result
 from gateway.relay.asking import Answer, KeptResult, asked_of, fresh
@@ -106,8 +110,12 @@ class Dispatch:
             _forward_headers(call)
         params, meta = call.params, call.meta
         if server_era is LEGACY and call.era is MODERN:
-            exchange.use_bridge(LegacyServerBridge(conversation))
             params, meta = legacy_params(params), legacy_meta(meta)
+            if call.method == "tools/call" and _needs_task(upstream, conversation, params):
+                exchange.use_bridge(LegacyTaskBridge(conversation))
+                params = asking_for_task(params)
+            else:
+                exchange.use_bridge(LegacyServerBridge(conversation))
         if upstream.settings.shared:
             others = [live.session for live in conversation.users if live is not None and live is not exchange.live]
             seen = params_for_shared(call.method, params, others)
@@ -170,6 +178,7 @@ class Dispatch:
         list_tools = None
         if call.method == "tools/call":
             list_tools = functools.partial(upstream.inventory.refresh, "tools/list", conversation)
+            meta = with_tasks(meta)  # a task is followed for the client
         bridge = ModernServerBridge(conversation, call.params, meta, list_tools=list_tools)
         exchange.use_bridge(bridge if asked is None else KeptResult(upstream.inventory.results, asked, bridge))
         await conversation.start(exchange, call.params, meta)
@@ -185,3 +194,9 @@ def _forward_headers(call: Call) -> None:
         call.exchange.forward(param_headers(call.headers or {}))
     except ValueError as error:
         raise Refused(400, HEADER_MISMATCH, str(error)) from None
+
+
+def _needs_task(upstream: ConfiguredUpstream, conversation: Conversation, params: Object) -> bool:
+    """Whether a tool of a legacy server is only to be called as a task."""
+    tools = upstream.inventory.known("tools/list", conversation)
+    return isinstance(tools, Tools) and tools.called(upstream.name, text_of(params, "name")).needs_task
