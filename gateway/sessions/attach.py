@@ -5,6 +5,7 @@ Does not know how the session was found.
 
 import asyncio
 import logging
+from typing import Final
 from weakref import WeakValueDictionary
 
 import msgspec
@@ -18,7 +19,7 @@ from gateway.identity.context_rules import ContextRules, announced_fields_of
 from gateway.identity.credential_claims import CredentialClaims
 from gateway.identity.request_context import RequestContext
 from gateway.observability.audit import Audit
-from session_store import Context, Session, SessionStore
+from session_store import Context, Session, SessionStore, StoreUnavailable
 from session_store.session import redact
 from transports.inbound_port import Request
 from transports.jsonrpc import Object, encode
@@ -26,6 +27,10 @@ from transports.jsonrpc import Object, encode
 __all__ = ["Resolved", "SessionAttacher"]
 
 logger = logging.getLogger(__name__)
+
+_TRIES: Final = 8
+"""How often a context is decided anew because the record has changed meanwhile."""
+_BUSY: Final = "the session's record changes too often"
 
 
 class Resolved(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,16 +130,19 @@ class SessionAttacher:
         async with self._context_lock(live):
             # Of two announcements at once, the second is decided on what the first has written. Memory may hold an
             # older record: another request may have read it before that write, and put it there after the decision.
-            session = await self._store.peek(live.session.id)
-            if session is not None:
-                _use_read(live, session)
+            await self._read(live)
+            is_written = False
+            for _ in range(_TRIES):
                 known = self._rules.renewed(live.session, who.claims)
-            if known.workspace == announced:
-                return msgspec.structs.replace(resolved, context=known), _told(announced, applied=True)
-            if known.workspace and not anew:
-                raise other_workspace(known.workspace, announced)
-            context = self._rules.context(who.principal, who.claims, announced, announced_fields_of(known))
-            await self._write(live, context)
+                if known.workspace == announced:
+                    return msgspec.structs.replace(resolved, context=known), _told(announced, applied=True)
+                if known.workspace and not anew:
+                    raise other_workspace(known.workspace, announced)
+                context = self._rules.context(who.principal, who.claims, announced, announced_fields_of(known))
+                if is_written := await self._write(live, context):
+                    break
+            if not is_written:
+                raise StoreUnavailable(_BUSY)
         await live.renew()
         self._log(live, "a client has announced the workspace of its session %s", "anew" if known.workspace else "late")
         return msgspec.structs.replace(resolved, context=context), _told(announced, applied=True)
@@ -147,9 +155,12 @@ class SessionAttacher:
         """Give the session the context that the credential and the rules say now, and return it. The session's servers
         are restarted: they were started with the old one."""
         async with self._context_lock(live):
-            context = self._rules.renewed(live.session, granted)
-            if context != live.session.context:
-                await self._write(live, context)
+            for _ in range(_TRIES):
+                context = self._rules.renewed(live.session, granted)
+                if context == live.session.context or await self._write(live, context):
+                    break
+            else:
+                raise StoreUnavailable(_BUSY)
         await live.renew()
         return context
 
@@ -157,10 +168,22 @@ class SessionAttacher:
         """Held while a session's context is decided and written: the next decision is made on what was written."""
         return self._changing.setdefault(live.session.id, asyncio.Lock())
 
-    async def _write(self, live: LiveSession, context: Context) -> None:
-        renewed = await self._store.update(live.session.id, context=context)
+    async def _write(self, live: LiveSession, context: Context) -> bool:
+        """Write a context that was decided on the record in memory. False if somebody else has written since: another
+        replica, if this one was paused and has lost the session. The record in memory is read anew then."""
+        renewed = await self._store.update(live.session.id, if_version=live.session.version, context=context)
+        if renewed is None and await self._read(live):
+            return False
         # Set before the next await: no server may start with the old context.
         live.replace_record(msgspec.structs.replace(live.session, context=context) if renewed is None else renewed)
+        return True
+
+    async def _read(self, live: LiveSession) -> bool:
+        """Read the record of a session anew. False if the session has ended."""
+        session = await self._store.peek(live.session.id)
+        if session is not None:
+            _use_read(live, session)
+        return session is not None
 
     def attach_new(self, session: Session) -> Resolved:
         """Make a session live that this replica has just opened: there are no streams to recover."""

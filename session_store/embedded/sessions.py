@@ -61,8 +61,11 @@ class EmbeddedSessionStore:
 
         return await self._transactions.run(work)
 
-    async def update(self, session_id: str, **fields: object) -> Session | None:
-        return await self.change(session_id, lambda session: replace(session, **fields))
+    async def update(self, session_id: str, *, if_version: int | None = None, **fields: object) -> Session | None:
+        def changed(session: Session) -> Session | None:
+            return replace(session, **fields) if if_version in (None, session.version) else None
+
+        return await self.change(session_id, changed)
 
     async def change_set(self, session_id: str, field: SetField, *, add: str = "", remove: str = "") -> Session | None:
         return await self.change(session_id, lambda session: session.with_set(field, add=add, remove=remove))
@@ -77,6 +80,7 @@ class EmbeddedSessionStore:
             session = live(records, session_id, self._clock())
             session = None if session is None else changed(session)
             if session is not None:
+                session = replace(session, version=session.version + 1)
                 records.write(session)
             return session
 

@@ -64,8 +64,9 @@ class SessionStore(Protocol):
         """Restart the idle time; False when the session has ended."""
         ...
 
-    async def update(self, session_id: str, **fields: object) -> Session | None:
-        """Set these fields of the record only. Not for times, metadata, owner and epoch."""
+    async def update(self, session_id: str, *, if_version: int | None = None, **fields: object) -> Session | None:
+        """Set these fields of the record only. Not for times, metadata, owner and epoch. With `if_version` only if the
+        record has that version: None, and nothing changes, if somebody else has written since it was read."""
         ...
 
     async def change_set(

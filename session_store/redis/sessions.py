@@ -149,9 +149,11 @@ class RedisSessionStore:
     async def touch(self, session_id: str) -> bool:
         return bool(await self._commands.call(_TOUCH, keys.of_session(session_id), self.now()))
 
-    async def update(self, session_id: str, **fields: object) -> Session | None:
+    async def update(self, session_id: str, *, if_version: int | None = None, **fields: object) -> Session | None:
         changes = itertools.chain.from_iterable((name, to_field(value)) for name, value in fields.items())
-        return self._record(await self._commands.call(_UPDATE, keys.of_session(session_id)[:1], self.now(), *changes))
+        version = "" if if_version is None else if_version
+        record = keys.of_session(session_id)[:1]
+        return self._record(await self._commands.call(_UPDATE, record, self.now(), version, *changes))
 
     async def change_set(
         self,

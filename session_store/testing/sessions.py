@@ -134,6 +134,21 @@ class SessionStoreContract:
         assert found is not None
         assert (found.log_level, found.initialized, found.subscriptions) == ("debug", True, ("a://b",))
 
+    async def test_an_update_of_a_version_is_refused_after_another_write(
+        self, store: SessionStore, clock: FakeClock
+    ) -> None:
+        session = await store.create(a_session(clock))
+        racing = [store.update(session.id, if_version=session.version, log_level=f"l{n}") for n in range(5)]
+        [written] = [updated for updated in await asyncio.gather(*racing) if updated is not None]
+        assert written.version > session.version and written == await store.peek(session.id)
+        await store.annotate(session.id, {"a": "b"})
+        assert await store.update(session.id, if_version=written.version, log_level="late") is None
+        found = await store.peek(session.id)
+        assert found is not None and found.log_level == written.log_level
+        found = await store.update(session.id, if_version=found.version, log_level="now")
+        assert found is not None and found.log_level == "now"
+        assert await store.update("nobody", if_version=0, log_level="now") is None
+
     async def test_sets_of_names_lose_nothing(self, store: SessionStore, clock: FakeClock) -> None:
         session = await store.create(a_session(clock, subscriptions=("old",)))
         await asyncio.gather(*(store.change_set(session.id, "subscriptions", add=f"a://{n}") for n in range(10)))

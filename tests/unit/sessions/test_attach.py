@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -92,3 +93,28 @@ async def test_a_read_that_was_overtaken_by_a_write_does_not_undo_it() -> None:
     assert (await parts.attacher.attach(old, None)).live.session is new
     newer = structs.replace(new, version=new.version + 1)
     assert (await parts.attacher.attach(newer, None)).live.session is newer
+
+
+@requirement("cluster.context-fence")
+async def test_a_context_that_was_decided_on_an_old_record_is_decided_anew() -> None:
+    parts = Parts()
+    token = await opened(parts)
+    resolved = await parts.resolver.require(request("", token), FOR_ALICE)
+    live, store = resolved.live, parts.backend.sessions
+    # Another replica has taken the session over while this one was paused, and has served an announcement.
+    elsewhere = structs.replace(live.session.context, workspace="red")
+    assert await store.update(live.session.id, context=elsewhere) is not None
+
+    reads = 0
+    peek = store.peek
+
+    async def old_first(session_id: str) -> Session | None:
+        nonlocal reads
+        reads += 1
+        return live.session if reads == 1 else await peek(session_id)
+
+    parts.attacher._store = SimpleNamespace(peek=old_first, update=store.update)
+    with pytest.raises(Refused, match="is for workspace 'red'"):
+        await parts.attacher.apply_announced(request("blue", token), FOR_ALICE, resolved)
+    kept = await peek(live.session.id)
+    assert reads == 2 and kept is not None and kept.context == elsewhere
