@@ -42,6 +42,7 @@ _CAPABILITIES_KEY: Final = "io.modelcontextprotocol/clientCapabilities"
 _LOG_LEVEL_KEY: Final = "io.modelcontextprotocol/logLevel"
 _METHOD_HEADER, _NAME_HEADER = "mcp-method", "mcp-name"
 _ROUTING: Final = frozenset({VERSION_HEADER.encode(), _METHOD_HEADER.encode(), _NAME_HEADER.encode()})
+_MALFORMED: Final = "=?base64?*?="  # agrees with no argument; values in headers are ASCII, or coded
 _ARGUMENT: Final = PREFIX.lower().encode()
 
 _STATUSES: Final = {
@@ -97,7 +98,10 @@ def check_param_headers(params: Object, raw_headers: list[tuple[bytes, bytes]], 
     """Raises `Refused` when an `Mcp-Param-*` header and the argument that it mirrors disagree."""
     _check_unique(raw_headers, lambda name: name.startswith(_ARGUMENT))
     arguments = decode_exact(params.get("arguments", b"null"))
-    headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in raw_headers}
+    headers = {
+        name.decode("latin-1").lower(): value.decode("latin-1") if value.isascii() else _MALFORMED
+        for name, value in raw_headers
+    }
     why = disagreement(schema, arguments if isinstance(arguments, dict) else {}, headers)
     if why is not None:
         raise _mismatch(why)
@@ -118,7 +122,9 @@ def _check_routing(message: Message, params: Object, version: Any, headers: Mapp
     source = NAME_SOURCES.get(str(message.method))
     if source is not None and source in params:
         named = msgspec.json.decode(params[source])
-        if named is not None and decode_value(headers.get(_NAME_HEADER)) != named:
+        name = headers.get(_NAME_HEADER)
+        # A name that is not ASCII has to be coded: not all readers would take the same text for it.
+        if named is not None and (decode_value(name) != named or name is None or not name.isascii()):
             raise _mismatch(f"{_NAME_HEADER} header does not match the request body's {source!r} parameter")
 
 

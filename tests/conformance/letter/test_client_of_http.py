@@ -95,7 +95,7 @@ class Old:
     """What the server of the handshake era answers."""
 
     def __init__(self) -> None:
-        self.session = "first"
+        self.session = "first-7f3a9c"
         self.forgets = self.resumable = False
 
     def __call__(self, seen: Seen) -> Reply:
@@ -275,15 +275,18 @@ def test_a_session_of_the_server_goes_with_every_later_request(
     gateway: RunningGateway, old: ScriptedServer, http: httpx.Client
 ) -> None:
     client = Legacy(at(gateway, "old"), http).open()
-    assert tool_text(client.tool("plain")) == "done"
+    answer = client.tool("plain")
+    assert tool_text(answer) == "done"
     seen = old.seen
+    told = gateway.stderr() + answer.text + str(answer.headers)
+    assert "first-7f3a9c" not in told + client.session, "neither logs nor clients get it"
     for request in seen:
         accepted = {part.strip() for part in request.headers["accept"].split(",")}
         assert accepted >= ({"text/event-stream"} if request.method == "GET" else BOTH)
         if (request.body or {}).get("method") in ("initialize", "server/discover"):
             assert "mcp-session-id" not in request.headers
         else:
-            assert request.headers["mcp-session-id"] == "first"
+            assert request.headers["mcp-session-id"] == "first-7f3a9c"
             assert request.headers["mcp-protocol-version"] == "2025-06-18"
     methods = [(request.method, (request.body or {}).get("method")) for request in seen]
     assert methods.index(("POST", "notifications/initialized")) < methods.index(("POST", "tools/list"))
@@ -306,11 +309,11 @@ def test_a_session_that_the_server_does_not_know_is_begun_anew_without_an_id(
     client = Legacy(at(gateway, "old"), http).open()
     assert tool_text(client.tool("plain")) == "done"
     before = len(old.posted("initialize"))
-    ancient.session = "second"
+    ancient.session = "second-1b2e8d"
     assert tool_text(client.tool("plain")) == "done"
     again = old.posted("initialize")[before:]
     assert len(again) == 1 and "mcp-session-id" not in again[0].headers
     assert client.delete().status_code == 200
     assert eventually(lambda: any(seen.method == "DELETE" for seen in old.seen))
     (deleted,) = [seen for seen in old.seen if seen.method == "DELETE"]
-    assert deleted.headers["mcp-session-id"] == "second"
+    assert deleted.headers["mcp-session-id"] == "second-1b2e8d"

@@ -162,6 +162,26 @@ def test_a_state_goes_back_as_it_came_with_a_new_id_and_with_nothing_else(letter
 
 
 @requirement("spec.letter")
+def test_without_a_state_none_goes_back(letter: Letter, http: httpx.Client) -> None:
+    client = Legacy(letter.url("new"), http).open(capabilities={"elicitation": {}})
+    asked = {"message": "?", "requestedSchema": {"type": "object", "properties": {}}}
+    result = {"resultType": "input_required", "inputRequests": {"q": {"method": "elicitation/create", "params": asked}}}
+    params = {"name": "broken", "arguments": line(id="ID", result=result)}
+    body = {"jsonrpc": "2.0", "id": 3, "method": "tools/call", "params": params}
+    with http.stream("POST", client.url, json=body, headers=client.request_headers()) as stream:
+        text, chunks = "", stream.iter_text()
+        while text.count("elicitation/create") < 2:
+            text += next(chunks)
+            if text.count("elicitation/create") == 1:
+                question = next(json.loads(data) for _, data in events(text) if "elicitation/create" in data)
+                answer = {"jsonrpc": "2.0", "id": question["id"], "result": {"action": "accept", "content": {}}}
+                assert client.post(answer).status_code == 202
+        client.notify("notifications/cancelled", {"requestId": 3})
+    again = [m["params"] for m in called(letter, "new", "broken") if "inputResponses" in m["params"]]
+    assert again and not any("requestState" in params for params in again)
+
+
+@requirement("spec.letter")
 def test_a_subscription_is_made_again_when_its_server_has_restarted(letter: Letter, http: httpx.Client) -> None:
     """For a legacy client, which does not subscribe to lists: the gateway does, at the modern server."""
 

