@@ -88,6 +88,7 @@ class Endpoint:
 
     async def _greet(self, upstream: ConfiguredUpstream, live: LiveSession, correlation: str) -> bytes:
         """The `initialize` result of one server. For a modern server it is made from the `server/discover` result."""
+        await upstream.try_handshake(live, correlation)
         if await upstream.era_for(Era.LEGACY) is Era.MODERN:
             discovery = (await upstream.facts()).discover
             assert discovery is not None

@@ -157,16 +157,32 @@ class Probe:
         both eras chooses one by the first message."""
         trial = self._shared.trial()
         try:
-            await trial.ready()
+            await self._learn_from(trial)
+        finally:
+            await trial.close()
+
+    async def try_with(self, conversation: Conversation, drop: Callable[[], object]) -> None:
+        """As the trial, with a session's own process, so that its client waits for one start only. A conversation that
+        the server does not accept is closed, after `drop`. A caller that is cancelled does not end it."""
+        with contextlib.suppress(TasksClosed):
+            await self._tasks.share((_TRIAL, conversation), lambda: self._learn_from_own(conversation, drop))
+
+    async def _learn_from_own(self, conversation: Conversation, drop: Callable[[], object]) -> None:
+        await self._learn_from(conversation)
+        if self._accepts_handshake is False:
+            drop()
+            await conversation.close("the server has no handshake")
+
+    async def _learn_from(self, conversation: Conversation) -> None:
+        try:
+            await conversation.ready()
             # An answer in no version of this era is that of a server which answers every method.
-            self._accepts_handshake = version_of(trial.initialize_result or b"{}") in HANDSHAKE_VERSIONS
+            self._accepts_handshake = version_of(conversation.initialize_result or b"{}") in HANDSHAKE_VERSIONS
         except UpstreamUnavailable as error:
             logger.warning("the handshake with server %s could not be tried: %s", self._name, error)
         except HandshakeRefused as error:
             # With any other error the server refuses this handshake only.
             self._accepts_handshake = error_code(error.error) not in _NO_HANDSHAKE
-        finally:
-            await trial.close()
 
     # -- asking
 

@@ -31,6 +31,7 @@ __all__ = [
     "compare_late",
     "listed_names",
     "patterns_of",
+    "require_matches",
     "review",
     "unmatched",
 ]

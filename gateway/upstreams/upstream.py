@@ -203,6 +203,15 @@ class ConfiguredUpstream:
             )
         return conversation
 
+    async def try_handshake(self, live: LiveSession, correlation: str) -> None:
+        """Find out with the session's own process whether a modern server accepts a handshake, if that is not known: to
+        try it in another process first would double the wait of the first legacy client."""
+        await self.facts()
+        if self.settings.shared or self.era_now(LEGACY) is not None:
+            return
+        conversation = self.conversation(live, LEGACY, correlation)
+        await self._probe.try_with(conversation, lambda: live.conversations.pop((self.name, LEGACY, b""), None))
+
     async def prestart(self, session: Session) -> PrestartedProcess:
         """Start a process for a session that is not open yet. Raises `UpstreamUnavailable`."""
         # The settings allow prestarted processes for no other upstream.

@@ -82,7 +82,7 @@ def test_calls_in_flight_at_a_crash_get_an_honest_error(probe: RunningGateway, h
     pid = int(tool_text(Legacy.tool(client, "pid")))
     os.kill(pid, signal.SIGKILL)
     thread.join(5)
-    assert waiting and waiting[0].json()["error"]["code"] == -32014
+    assert waiting and messages(waiting[0])[-1]["error"]["code"] == -32014
 
 
 @requirement("proc.idle", "proc.reset-told")
@@ -113,7 +113,7 @@ def test_a_giant_line_fails_its_own_call_only(probe: RunningGateway, http: httpx
 @requirement("proc.noise", "proc.crash")
 def test_a_child_that_closes_its_stdout_is_replaced(probe: RunningGateway, http: httpx.Client) -> None:
     client = Legacy(at(probe, "probe"), http).open()
-    assert client.tool("close").json()["error"]["code"] == -32014
+    assert messages(client.tool("close"))[-1]["error"]["code"] == -32014
     assert restarted(client.tool("pid")) == "crash"
 
 
@@ -122,7 +122,7 @@ def test_a_call_that_is_never_answered_ends_at_its_time(http: httpx.Client) -> N
     options = {"limits": {"call_timeout_s": 0.5}}
     with running_gateway({"p": server(PROBE)}, options=options) as gateway:
         client = Legacy(gateway.url, http).open()
-        error = client.tool("hang").json()["error"]
+        error = messages(client.tool("hang"))[-1]["error"]
         assert error["code"] == -32015 and "0.5 s" in error["message"]
         assert client.tool("pid").status_code == 200
 

@@ -72,7 +72,7 @@ class Talk:
             return Message(jsonrpc="2.0", id=1, error=msgspec.Raw(b'{"code":-32601,"message":"?"}'))
         return Message(jsonrpc="2.0", id=1, result=msgspec.Raw(answer))
 
-    async def close(self) -> None:
+    async def close(self, reason: str = "") -> None:
         self.server.log.append("close")
 
 
@@ -273,3 +273,15 @@ async def test_an_answer_that_may_not_be_kept_is_passed_on_as_before() -> None:
 async def _settle() -> None:
     for _ in range(20):
         await asyncio.sleep(0)
+
+
+@requirement("up.one-start")
+@pytest.mark.parametrize(("fault", "era"), [(None, Era.LEGACY), (NO_METHOD, Era.MODERN)])
+async def test_the_first_session_tries_the_handshake_with_its_own_process(fault: Any, era: Era) -> None:
+    server = Server(discover=DISCOVERED, legacy=fault)
+    probe = probe_of(server)
+    await probe.facts()
+    own: Any = server.of(Era.LEGACY)
+    await probe.try_with(own, lambda: server.log.append("drop"))
+    assert probe.era_now(Era.LEGACY) is era and await probe.era_for(Era.LEGACY) is era
+    assert "trial" not in server.log and server.log[2:] == ([] if fault is None else ["drop", "close"])
