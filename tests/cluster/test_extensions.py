@@ -1,0 +1,42 @@
+"""A vendor's extension through a replica that does not have the session."""
+
+import contextlib
+import json
+import sys
+from typing import Any
+
+import httpx
+
+from tests.requirements import requirement
+from tests.support.gateway_process import running_gateway, server
+from tests.support.mcp_clients import Legacy, Modern, messages, modern_body, modern_headers
+from tests.support.redis_server import RunningRedis
+from tests.support.vendor_server import BURST
+
+KEYS = {"MCP_GATEWAY_KEYS": "k" * 40}
+SENT = "notifications/com.x/orders/sent"
+
+
+@requirement("ext.relay")
+def test_notifications_and_bursts_of_a_vendor_pass_between_replicas(
+    redis_server: RunningRedis, http: httpx.Client
+) -> None:
+    servers = {"x": server((sys.executable, "-m", "tests.support.vendor_server", "legacy", "x"))}
+    options: Any = {"store": redis_server.url}
+    with contextlib.ExitStack() as stack:
+        owner, other = (stack.enter_context(running_gateway(servers, options=options, env=KEYS)).url for _ in range(2))
+        first = Modern(owner, http).send("com.x/orders/echo", {"payload": 1})
+        carried = {"MCP-Gateway-Session": first.headers["mcp-gateway-session"]}
+        body = modern_body(SENT, {"v": 1})
+        del body["id"]
+        assert http.post(other, json=body, headers={**modern_headers(body), **carried}).status_code == 202
+        got = messages(Modern(other, http).send("com.x/orders/got", headers=carried))[-1]["result"]["got"]
+        methods = [json.loads(line)["method"] for line in got if "com.x" in line]
+        assert methods == ["com.x/orders/echo", SENT, "com.x/orders/got"]
+
+        legacy = Legacy(owner, http).open()
+        legacy.url = other
+        assert legacy.notify(SENT, {"v": 2}).status_code == 202
+        assert any('"v":2' in line for line in messages(legacy.call("com.x/orders/got"))[-1]["result"]["got"])
+        *ticks, _ = messages(legacy.call("com.x/orders/burst"))
+        assert [tick["params"]["i"] for tick in ticks] == list(range(BURST))
