@@ -54,6 +54,7 @@ clients: $(VENV)/.installed-dev ## Run the client libraries of docs/clients.md, 
 bench: $(VENV)/.installed-dev ## Measure speed, compared with the limits of the machine (10 minutes)
 	$(BIN)/python -m bench.run
 	$(BIN)/python -m bench.sessions
+	$(BIN)/python -m bench.tasks
 
 bench-peers: $(VENV)/.installed-dev ## Measure speed compared with other gateways, which are downloaded
 	$(BIN)/python -m bench.run peers

@@ -34,7 +34,7 @@ __all__: list[str] = []
 KEY: Final = "bench-tasks-" + secrets.token_hex(16)
 SESSIONS: Final = 20
 AT_ONCE: Final = 32
-CALL_S: Final = 1.0
+CALL_S: Final = 5.0
 
 
 async def make(url: str, count: int, seconds: float) -> tuple[list[str], float]:

@@ -52,6 +52,7 @@ PURE = [
     "gateway/protocol/tasks.py",
     "gateway/tasks/answers.py",
     "gateway/tasks/handles.py",
+    "gateway/tasks/stored_call.py",
     "gateway/tasks/task_state.py",
 ]
 ROOMS = (

@@ -22,20 +22,23 @@ from gateway.tasks.quotas import TaskQuotas
 from gateway.tasks.refusals import too_many_tasks
 from gateway.tasks.reply import Headers, TaskableReply
 from gateway.tasks.running import RunningTask
+from gateway.tasks.stored_call import stored
 from gateway.tasks.table import TaskTable
 from session_store import StoreError, Task
 from session_store.session import redact
 from transports.era import MODERN
 from transports.inbound_port import Answer, Request
-from transports.jsonrpc import encode
 from transports.tasks import Tasks
 
 __all__ = ["TaskMaker", "ToolOf"]
 
 logger = logging.getLogger(__name__)
 
-MAX_REQUEST_BYTES: Final = 256 << 10
-"""Bytes of a call that is stored so that it can run again."""
+_GONE_AFTER_S: Final = 0.05
+"""How long a stored task is kept that has no client."""
+
+_LEAST_TTL_S: Final = 60.0
+"""How long a working task is kept at least without a renewal."""
 
 ToolOf = Callable[[], Called]
 """The tool of a call, as far as it is known now."""
@@ -180,10 +183,8 @@ class TaskMaker:
 
     def _new(self, live: LiveSession, exchange: TaskExchange, request: Request, tool: Called) -> Task:
         now, session = self._table.clock(), live.session
-        may_repeat = tool.is_repeatable and request.era is MODERN and request.body_bytes <= MAX_REQUEST_BYTES
-        stored = encode(request.params) if may_repeat else b""
-        if len(stored) > MAX_REQUEST_BYTES:
-            stored = b""
+        may_repeat = tool.is_repeatable and request.era is MODERN
+        call = stored(request.params, exchange.context) if may_repeat else b""
         return Task(
             id=secrets.token_urlsafe(16),
             session_id=session.id,
@@ -195,14 +196,10 @@ class TaskMaker:
             updated_at=now,
             ttl_s=max(self._settings.ttl_s, _LEAST_TTL_S),
             poll_ms=self._settings.poll_ms,
-            request=stored,
-            is_repeatable=bool(stored),
+            request=call,
+            is_repeatable=bool(call),
             epoch=session.epoch,
         )
-
-
-_GONE_AFTER_S: Final = 0.05
-_LEAST_TTL_S: Final = 60.0
 
 
 async def _accept(reply: TaskableReply, accepting: Coroutine[Any, Any, Answer]) -> None:

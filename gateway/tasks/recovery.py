@@ -23,6 +23,7 @@ from gateway.sessions.attach import SessionAttacher
 from gateway.tasks.exchange import TaskExchange, fail_unsent
 from gateway.tasks.quotas import parts_of
 from gateway.tasks.running import RunningTask
+from gateway.tasks.stored_call import StoredCall
 from gateway.tasks.table import TaskTable
 from gateway.tasks.task_state import TaskEvent, after
 from session_store import Session, SessionStore, Task
@@ -120,10 +121,15 @@ class TaskRecovery:
             self._attacher.take_over(session)
             live = self._live.of(session)
         await live.recover()
-        params = msgspec.json.decode(task.request, type=Object)
-        raw = params.get("_meta", msgspec.Raw(b"{}"))
+        call = StoredCall.read(task.request)
+        params, raw = call.params, call.params.get("_meta", msgspec.Raw(b"{}"))
         exchange = TaskExchange(
-            method="tools/call", client_id=0, live=live, replies=ReplyQueue(), caller=caller_of_meta(raw)
+            method="tools/call",
+            client_id=0,
+            live=live,
+            replies=ReplyQueue(),
+            caller=caller_of_meta(raw),
+            context=call.context,
         )
         again = replace(
             task,

@@ -1,0 +1,202 @@
+"""A slow call becomes a task: the store first, the handle second; and a call that cannot become one stays a call."""
+
+import asyncio
+from collections import Counter
+from typing import Any, cast
+
+import msgspec
+import pytest
+
+from gateway.calls.live_session import LiveSession
+from gateway.config.tasks import TaskSettings
+from gateway.errors import UPSTREAM_UNAVAILABLE, unknown_tool
+from gateway.protocol.listing import Called
+from gateway.tasks.changes import TaskChanges
+from gateway.tasks.exchange import TaskExchange
+from gateway.tasks.handles import TaskHandles
+from gateway.tasks.maker import TaskMaker
+from gateway.tasks.quotas import RunningNames, TaskQuotas
+from gateway.tasks.stored_call import StoredCall
+from gateway.tasks.table import TaskTable
+from session_store import KeyRing, StoreFull, StoreUnavailable, Task
+from session_store.memory import MemoryBackend
+from session_store.testing import FakeClock, a_session
+from tests.requirements import requirement
+from transports.era import Era
+from transports.inbound_port import Answer, Refused, Request
+from transports.jsonrpc import Message, encode
+from transports.reply_queue import ReplyQueue
+
+pytestmark = pytest.mark.anyio
+
+TOOL = Called(server="main", name="build", is_repeatable=True, needs_task=True)
+PARAMS = {"name": msgspec.Raw(b'"build"'), "arguments": msgspec.Raw(b"{}")}
+
+
+class Parts:
+    """A call that becomes a task at once. The store may fail, or wait until it is told to go on."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.clock = FakeClock()
+        self.backend = MemoryBackend(clock=self.clock)
+        self.live = LiveSession(a_session(self.clock), self.backend.events)
+        self.exchange = TaskExchange(method="tools/call", client_id=7, live=self.live, replies=ReplyQueue())
+        self.wire = self.exchange.replies
+        self.ring = KeyRing.ephemeral()
+        self.error: Exception | None = None
+        self.go = asyncio.Event()
+        self.go.set()
+        self.created: list[Task] = []
+        self.is_done = False
+        chosen, quotas = TaskSettings(**settings), self.backend.quotas
+        self.table = TaskTable(
+            chosen,
+            cast("Any", self),
+            RunningNames(quotas, "r1"),
+            TaskChanges(self.backend.bus),
+            counts=Counter(),
+            clock=self.clock,
+        )
+        self.maker = TaskMaker(self.table, TaskQuotas(chosen, quotas, cast("Any", self)), TaskHandles(self.ring))
+        self.request = Request(era=Era.MODERN, endpoint="/mcp", headers={}, params=PARAMS)
+
+    # -- as the store
+
+    async def create(self, task: Task) -> None:
+        assert not self.wire.is_closed, "the handle has not left"
+        self.created.append(task)
+        await self.go.wait()
+        if self.error is not None:
+            raise self.error
+        await self.backend.tasks.create(task)
+
+    async def get(self, session_id: str, task_id: str) -> Task | None:
+        return await self.backend.tasks.get(session_id, task_id)
+
+    async def replace(self, task: Task) -> bool:
+        return await self.backend.tasks.replace(task)
+
+    # -- as the reply of the call
+
+    headers: Any = ()
+    is_doubtful = False
+
+    def cancel(self, reason: str) -> None:
+        self.exchange.fail(UPSTREAM_UNAVAILABLE, reason)
+
+    async def done(self) -> None:
+        self.is_done = True
+
+    # -- the call
+
+    async def answer(self) -> Answer:
+        async def accepting() -> Answer:
+            return cast("Answer", self)
+
+        return await self.maker.answer(self.exchange, self.request, [], accepting(), lambda: TOOL)
+
+    async def first(self, answer: Answer) -> Any:
+        frame = await answer.replies.next()
+        assert frame is not None and frame.final
+        return msgspec.json.decode(frame.data)["result"]
+
+    def finish(self, text: str) -> None:
+        self.exchange.settle(Message(jsonrpc="2.0", id=0, result=msgspec.Raw(encode({"text": text}))))
+
+    async def stored(self) -> Task | None:
+        (task,) = self.created
+        return await self.get(task.session_id, task.id)
+
+
+async def turns() -> None:
+    """Let what was begun come to where it waits."""
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+@requirement("task.make")
+async def test_the_handle_leaves_after_the_task_is_stored_and_the_result_goes_to_the_record() -> None:
+    parts = Parts()
+    answer = await parts.answer()
+    task = await parts.first(answer)
+    handle = TaskHandles(parts.ring).read(task["taskId"])
+    assert task["resultType"] == "task" and handle is not None and handle.kind == "made"
+    await answer.done()
+    assert not parts.is_done, "the session stays in use"
+    parts.finish("done")
+    await parts.table.settled()
+    stored = await parts.stored()
+    assert stored is not None and (stored.status, stored.result) == ("completed", b'{"text":"done"}')
+    assert parts.is_done and len(parts.table) == 0 and parts.table.counts == {"made": 1, "completed": 1}
+    assert StoredCall.read(stored.request) == StoredCall(PARAMS, parts.live.session.context), "it may run again"
+
+
+@requirement("task.make")
+@pytest.mark.parametrize("error", [StoreUnavailable("away"), StoreFull("full")], ids=["away", "full"])
+async def test_a_call_stays_a_call_if_the_store_takes_no_task(error: Exception) -> None:
+    parts = Parts()
+    parts.error = error
+    answer = await parts.answer()
+    await turns()
+    parts.finish("plain")
+    assert await parts.first(answer) == {"text": "plain"}
+    await answer.done()
+    assert parts.is_done and len(parts.table) == 0 and parts.table.counts == {}
+
+
+@requirement("task.make")
+async def test_a_call_that_is_answered_while_its_task_is_stored_gets_its_answer() -> None:
+    parts = Parts()
+    parts.go.clear()
+    answer = await parts.answer()
+    await turns()
+    assert parts.created
+    parts.finish("plain")
+    assert await parts.first(answer) == {"text": "plain"}
+    parts.go.set()
+    await turns()
+    parts.clock.pass_time(1.0)
+    assert await parts.stored() is None, "nobody has its handle"
+
+
+@requirement("task.make")
+async def test_a_client_that_leaves_while_its_task_is_stored_has_no_task() -> None:
+    parts = Parts()
+    parts.go.clear()
+    answer = await parts.answer()
+    await turns()
+    answer.cancel("the client disconnected")
+    await answer.done()
+    parts.go.set()
+    await turns()
+    parts.clock.pass_time(1.0)
+    assert await parts.stored() is None and parts.exchange.work is None and parts.exchange.is_over
+
+
+@requirement("task.make")
+async def test_a_call_that_is_refused_is_refused() -> None:
+    parts = Parts(after_s=60.0)
+
+    async def accepting() -> Answer:
+        raise unknown_tool("build")
+
+    with pytest.raises(Refused):
+        await parts.maker.answer(parts.exchange, parts.request, [], accepting(), Called)
+    assert parts.created == []
+
+
+@requirement("task.make")
+async def test_a_call_that_cannot_be_sent_after_its_handle_has_left_fails_its_task() -> None:
+    parts, begun = Parts(), asyncio.Event()
+
+    async def accepting() -> Answer:
+        await begun.wait()
+        raise unknown_tool("build")
+
+    answer = await parts.maker.answer(parts.exchange, parts.request, [], accepting(), lambda: TOOL)
+    assert (await parts.first(answer))["resultType"] == "task"
+    begun.set()
+    await turns()
+    await parts.table.settled()
+    stored = await parts.stored()
+    assert stored is not None and stored.status == "failed" and "Unknown tool" in stored.message

@@ -1,0 +1,64 @@
+"""How many tasks a session and a principal may have, and the names of the tasks that replicas run."""
+
+import pytest
+from msgspec.structs import replace
+
+from gateway.config.tasks import TaskSettings
+from gateway.tasks.quotas import LEFT, RunningNames, TaskQuotas
+from session_store.memory import MemoryBackend
+from session_store.testing import FakeClock
+from tests.requirements import requirement
+from tests.unit.tasks.test_answers import a_task
+
+pytestmark = pytest.mark.anyio
+
+NOW = 1_700_000_001.0
+
+
+@requirement("task.make")
+async def test_a_session_and_a_principal_have_so_many_tasks_until_they_expire() -> None:
+    clock = FakeClock(NOW)
+    backend = MemoryBackend(clock=clock)
+    quotas = TaskQuotas(TaskSettings(max_per_session=2, max_per_principal=3), backend.quotas, backend.tasks)
+    first = a_task()
+    one, two, three = (replace(first, id=f"t{number}") for number in range(3))
+    elsewhere = [replace(task, session_id="other") for task in (one, two)]
+    for task in (one, two, *elsewhere):
+        await backend.tasks.create(task)
+    assert await quotas.hold(one, "alice") and await quotas.hold(two, "alice")
+    assert not await quotas.hold(three, "alice"), "the session has two"
+    assert await quotas.hold(elsewhere[0], "alice")
+    assert not await quotas.hold(elsewhere[1], "alice"), "alice has three"
+    assert await quotas.hold(elsewhere[1], "bob")
+    await quotas.give_back(two, "alice")
+    assert await quotas.hold(replace(two, id="t9"), "alice"), "one was given back"
+
+
+@requirement("task.make")
+async def test_a_task_that_is_gone_leaves_its_place() -> None:
+    clock = FakeClock(NOW)
+    backend = MemoryBackend(clock=clock)
+    task = a_task()
+    await backend.tasks.create(task)
+    assert await TaskQuotas(TaskSettings(max_per_session=1), backend.quotas, backend.tasks).hold(task, "alice")
+    clock.pass_time(task.ttl_s)
+    quotas = TaskQuotas(TaskSettings(max_per_session=1), backend.quotas, backend.tasks)
+    assert await quotas.hold(replace(task, id="t2", created_at=clock()), "alice")
+
+
+@requirement("task.durable")
+async def test_the_names_of_a_replica_are_found_by_others() -> None:
+    quotas = MemoryBackend().quotas
+    mine, others = RunningNames(quotas, "r1"), RunningNames(quotas, "r2")
+    assert await others.replicas() == []
+    await mine.add("s/t1")
+    await mine.add("s/t2")
+    assert await others.replicas() == ["r1"] and await others.of("r1") == ["s/t1", "s/t2"]
+    await others.remove("s/t1", "r1")
+    await mine.add_left("s/t2")
+    await mine.remove("s/t2")
+    assert await others.of("r1") == [] and await others.of(LEFT) == ["s/t2"]
+    await others.forget("r1")
+    assert await others.replicas() == [LEFT]
+    await others.forget(LEFT)
+    assert await others.replicas() == [LEFT], "it has a task"

@@ -1,0 +1,197 @@
+"""What becomes of tasks whose owner is gone: one replica decides, nothing runs twice silently, an outcome stays."""
+
+import asyncio
+from collections import Counter
+from typing import Any, cast
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from gateway.calls.live_session import LiveSessions
+from gateway.config.tasks import TaskSettings
+from gateway.errors import OUTCOME_UNKNOWN
+from gateway.identity.request_context import RequestContext
+from gateway.tasks.changes import TaskChanges
+from gateway.tasks.exchange import TaskExchange
+from gateway.tasks.quotas import LEFT, RunningNames
+from gateway.tasks.recovery import TaskRecovery
+from gateway.tasks.running import RunningTask
+from gateway.tasks.stored_call import stored
+from gateway.tasks.table import TaskTable
+from session_store import Context, Session, Task
+from session_store.memory import MemoryBackend
+from session_store.testing import FakeClock, a_session
+from tests.requirements import requirement
+from tests.unit.tasks.test_answers import a_task
+from transports.inbound_port import Answer, Request
+from transports.jsonrpc import Message, Object
+from transports.reply_queue import ReplyQueue
+
+pytestmark = pytest.mark.anyio
+
+META = b'{"io.modelcontextprotocol/clientCapabilities":{}}'
+RIGHTS = Context(trust="sandboxed", workspace="of the call")
+REQUEST = stored({"arguments": msgspec.Raw(b'{"n":1}'), "_meta": msgspec.Raw(META)}, RIGHTS)
+
+
+class Store:
+    """A store with one session."""
+
+    def __init__(self) -> None:
+        self.clock = FakeClock(1_700_000_001.0)
+        self.backend = MemoryBackend(clock=self.clock)
+        self.session = a_session(self.clock, epoch=2)
+
+    async def task(self, **fields: Any) -> Task:
+        """A stored task of the session, by an owner of an earlier epoch."""
+        task = replace(a_task(**fields), session_id=self.session.id, epoch=1)
+        await self.backend.tasks.create(task)
+        return task
+
+    async def read(self, task: Task) -> Task:
+        found = await self.backend.tasks.get(task.session_id, task.id)
+        assert found is not None
+        return found
+
+
+class Replica:
+    """One replica, with servers that answer when they are told to."""
+
+    def __init__(self, store: Store, name: str = "r1") -> None:
+        backend = store.backend
+        self.sent: list[tuple[TaskExchange, Object]] = []
+        self.held = 0
+        self.live = LiveSessions(backend.events)
+        self.table = TaskTable(
+            TaskSettings(),
+            backend.tasks,
+            RunningNames(backend.quotas, name),
+            TaskChanges(backend.bus),
+            counts=Counter(),
+            clock=store.clock,
+        )
+        self.recovery = TaskRecovery(
+            self.table,
+            sessions=backend.sessions,
+            live=self.live,
+            attacher=cast("Any", self),
+            cluster=None,
+            start=self.start,
+        )
+
+    def take_over(self, session: Session) -> None:
+        self.live.of(session)
+
+    async def start(self, exchange: TaskExchange, request: Request, who: RequestContext, params: Object) -> Answer:
+        self.sent.append((exchange, params))
+        self.held += 1
+        return cast("Answer", self)
+
+    async def done(self) -> None:
+        self.held -= 1
+
+    def running(self, task: Task, session: Session) -> RunningTask:
+        """A task that this replica runs."""
+        live = self.live.of(session)
+        exchange = TaskExchange(method="tools/call", client_id=1, live=live, replies=ReplyQueue())
+        running = self.table.add(task, exchange)
+        exchange.run_as(running, 0)
+        return running
+
+
+def result(text: str) -> Message:
+    return Message(jsonrpc="2.0", id=0, result=msgspec.Raw(msgspec.json.encode({"text": text})))
+
+
+@requirement("task.durable")
+async def test_of_two_replicas_one_runs_a_task_again() -> None:
+    store = Store()
+    task = await store.task(is_repeatable=True, request=REQUEST, asked=3)
+    replicas = [Replica(store, name) for name in ("r1", "r2")]
+    await asyncio.gather(*(replica.recovery.decide(task, store.session) for replica in replicas for _ in range(2)))
+    for replica in replicas:
+        await replica.recovery.settled()
+    ((exchange, params),) = [sent for replica in replicas for sent in replica.sent]
+    found = await store.read(task)
+    assert (found.runs, found.epoch, found.status) == (2, 2, "working") and "again" in found.message
+    assert msgspec.json.decode(params["arguments"]) == {"n": 1}
+    assert exchange.context == RIGHTS != store.session.context, "those of the request, whatever the session has now"
+    exchange.settle(result("done"))
+    for replica in replicas:
+        await replica.table.settled()
+        assert replica.held == 0 and len(replica.table) == 0
+    found = await store.read(task)
+    assert found.status == "completed" and msgspec.json.decode(found.result) == {"text": "done"}
+
+
+@requirement("task.durable")
+async def test_a_task_that_is_lost_twice_says_that_it_may_have_run_twice() -> None:
+    store, replica = Store(), None
+    task = await store.task(is_repeatable=True, request=REQUEST, runs=2)
+    replica = Replica(store)
+    await replica.recovery.decide(task, store.session)
+    found = await store.read(task)
+    assert found.status == "failed" and "once or twice" in found.message and replica.sent == []
+    assert msgspec.json.decode(found.error)["code"] == OUTCOME_UNKNOWN
+
+
+@requirement("task.durable")
+@pytest.mark.parametrize("has_session", [False, True])
+async def test_a_task_that_may_not_be_repeated_fails(has_session: bool) -> None:
+    store = Store()
+    task = await store.task(is_repeatable=not has_session, request=REQUEST)
+    replica = Replica(store)
+    await replica.recovery.decide(task, store.session if has_session else None)
+    found = await store.read(task)
+    assert found.status == "failed" and replica.sent == []
+    assert msgspec.json.decode(found.error) == {"code": OUTCOME_UNKNOWN, "message": found.message}
+
+
+@requirement("task.durable")
+async def test_an_outcome_that_came_meanwhile_stays() -> None:
+    store = Store()
+    for repeatable in (False, True):
+        task = replace(await store.task(is_repeatable=repeatable, request=REQUEST), id=f"t{repeatable}")
+        await store.backend.tasks.create(task)
+        assert await store.backend.tasks.replace(replace(task, status="completed", result=b"{}"))
+        replica = Replica(store)
+        await replica.recovery.decide(task, store.session)
+        await replica.recovery.settled()
+        assert (await store.read(task)).status == "completed" and replica.sent == []
+
+
+@requirement("task.durable")
+async def test_an_owner_that_leaves_writes_nothing_and_passes_the_task_on() -> None:
+    store = Store()
+    task = await store.task()
+    replica = Replica(store)
+    running = replica.running(task, store.session)
+    await replica.table.names.add(task.name)
+    live = replica.live.get(store.session.id)
+    assert live is not None
+    live.hand_over()
+    running.exchange.fail(OUTCOME_UNKNOWN, "the gateway stops")
+    await replica.table.settled()
+    assert (await store.read(task)) == task and running.is_left
+    assert await replica.table.names.of(LEFT) == [task.name] and await replica.table.names.of("r1") == []
+    later = Replica(store, "r2")
+    await store.backend.sessions.create(store.session)
+    await later.recovery.sweep()
+    assert (await store.read(task)).status == "failed"
+
+
+@requirement("task.durable")
+async def test_the_record_of_a_working_task_does_not_expire() -> None:
+    store = Store()
+    task = await store.task()
+    replica = Replica(store)
+    running = replica.running(task, store.session)
+    for _ in range(10):
+        store.clock.pass_time(task.ttl_s / 2)
+        replica.table.renew()
+        assert await running.record.written()
+    assert (await store.read(task)).status == "working"
+    running.exchange.settle(result("done"))
+    await replica.table.settled()
+    assert (await store.read(task)).expires_at == store.clock() + TaskSettings().ttl_s
