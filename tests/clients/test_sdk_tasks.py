@@ -1,0 +1,79 @@
+"""Tasks between real parts: the example server of the TypeScript SDK 1.x, and a client of that SDK."""
+
+import contextlib
+import json
+import os
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.requirements import requirement
+from tests.support.gateway_process import DEMO, RunningGateway, running_gateway, server
+from tests.support.mcp_clients import Modern, messages, tool_text
+from tests.support.redis_server import free_port
+from tests.support.task_server import RELATED
+from tests.support.waiting import eventually
+from tests.tools.obtain import node, node_environment, npm_packages
+
+HERE = Path(__file__).parent
+SDK = {"@modelcontextprotocol/sdk": "1.32.2", "@modelcontextprotocol/client": "2.4.0"}
+EXAMPLE = "node_modules/@modelcontextprotocol/sdk/dist/esm/examples/server/simpleTaskInteractive.js"
+
+
+def answers(port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+        return True
+    return False
+
+
+@pytest.fixture(scope="module")
+def gateway() -> Iterator[RunningGateway]:
+    folder, port = npm_packages(SDK), free_port()
+    environment = {**os.environ, **node_environment(), "PORT": str(port)}
+    example = subprocess.Popen([str(node()), str(folder / EXAMPLE)], env=environment, stdout=subprocess.DEVNULL)
+    try:
+        assert eventually(lambda: answers(port), within_s=20)
+        servers = {"sdk": {"url": f"http://localhost:{port}/mcp"}, "demo": server(DEMO)}
+        with running_gateway(servers) as running:
+            yield running
+    finally:
+        example.kill()
+        example.wait(10)
+
+
+@requirement("task.relay", "spec.legacy")
+@pytest.mark.timeout(300)
+def test_a_client_of_the_typescript_sdk_runs_tasks_of_a_server_of_that_sdk(
+    gateway: RunningGateway, http: httpx.Client
+) -> None:
+    folder = npm_packages(SDK)
+    script = folder / "tasks_ts.mjs"  # beside node_modules, which is where imports are looked for
+    shutil.copy(HERE / "tasks_ts.mjs", script)
+    for url, prefix in ((gateway.url, "sdk__"), (f"{gateway.base}/servers/sdk/mcp", "")):
+        command = [str(node()), str(script), url, prefix]
+        finished = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert finished.returncode == 0, finished.stdout + finished.stderr
+        told = json.loads(finished.stdout)
+        assert told["deleted"]["text"] == "Deleted 'f.txt'" and "three lines" in told["haiku"]["text"], told
+        assert told["related"] == [told["deleted"]["task"], told["haiku"]["task"]], "both name the gateway's ids"
+        assert told["got"] == "completed"
+
+
+@requirement("task.relay", "spec.bridge")
+def test_a_modern_client_without_tasks_calls_tools_that_are_tasks_only(
+    gateway: RunningGateway, http: httpx.Client
+) -> None:
+    client, arguments = Modern(gateway.url, http), {"filename": "f.txt"}
+    asked = messages(client.tool("sdk__confirm_delete", arguments))[-1]["result"]
+    assert asked["resultType"] == "input_required", asked
+    ((key, question),) = asked["inputRequests"].items()
+    assert question["method"] == "elicitation/create" and RELATED not in question["params"].get("_meta", {})
+    answer = {key: {"action": "accept", "content": {"confirm": True}}}
+    state = {"requestState": asked["requestState"], "inputResponses": answer}
+    done = client.send("tools/call", {"name": "sdk__confirm_delete", "arguments": arguments, **state})
+    assert tool_text(done) == "Deleted 'f.txt'"
