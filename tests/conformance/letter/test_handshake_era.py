@@ -57,6 +57,7 @@ def test_a_stream_that_is_cut_says_when_to_come_back(http: httpx.Client) -> None
         first = text.split("\n\n")[0]
         assert "retry: " in first and next(events(text))[0], "an id to come back with, and the time"
         assert not any('"result"' in data for _, data in events(text))
+        assert client.delete().status_code == 200, "or the gateway would wait for the call when it stops"
 
 
 @requirement("spec.letter")
