@@ -25,7 +25,7 @@ from gateway.calls.peer import Peer
 from gateway.errors import CANCELLED, OUTCOME_UNKNOWN, UPSTREAM_UNAVAILABLE
 from gateway.observability.logs import CORRELATION
 from transports.era import Era
-from transports.jsonrpc import Message, Object, encode
+from transports.jsonrpc import HEADER_MISMATCH, Message, Object, encode, error_code
 from transports.tasks import Tasks
 from transports.turns import at_once, in_turns, is_large
 from transports.upstream_port import Link, LinkClosed, UpstreamUnavailable
@@ -44,6 +44,11 @@ class Router(Protocol):
 
     def notified(self, conversation: "Conversation", message: Message, stream: int | str | None = None) -> None:
         """Pass on a notification of the server. `stream` as in `LinkEvents.message`."""
+        ...
+
+    def tools_changed(self, conversation: "Conversation") -> None:
+        """The server has refused the headers of a call, which follow the schemas in its list of tools: what is known of
+        that list is old (MCP 2026-07-28, Transports §Client Behavior)."""
         ...
 
     def closed(self, conversation: "Conversation") -> None:
@@ -157,8 +162,7 @@ class Conversation(Peer):
         self._watch.begin()
 
     def wait(self, exchange: Exchange, event: ExchangeEvent) -> None:
-        """Keep a call in flight whose server needs more: its client is asked (event `ASK`), or the server is called
-        again (`REQUEUE`)."""
+        """Keep a call in flight: its client is asked (event `ASK`), or the server is called again (`REQUEUE`)."""
         exchange.step(event)
         self.calls.wait(exchange)
         exchange.restart_deadline()
@@ -277,13 +281,14 @@ class Conversation(Peer):
             logger.debug("server %s answered a request that is not pending", self.name)
             return
         restarted = None if message.result is msgspec.UNSET else self.users.take_notice(exchange.live)
+        if isinstance(message.error, msgspec.Raw) and error_code(message.error) == HEADER_MISMATCH:
+            self._router.tools_changed(self)
         try:
             exchange.finish(message, restarted)
         except Exception as error:  # whatever the server has sent, its call must not wait for ever
             if not isinstance(error, msgspec.MsgspecError | ValueError):
-                logger.exception(
-                    "an answer of server %s could not be passed on", self.name, extra=exchange.log_fields()
-                )
+                fields = exchange.log_fields()
+                logger.exception("an answer of server %s could not be passed on", self.name, extra=fields)
             self.end(exchange)
             exchange.fail(OUTCOME_UNKNOWN, f"server {self.name!r} answered with a result that cannot be read")
         self._links.rest()

@@ -41,6 +41,7 @@ logger = logging.getLogger(__name__)
 
 _LOG_MESSAGE: Final = "notifications/message"
 _TASK_STATUS: Final = "notifications/tasks/status"
+_TOOLS_CHANGED: Final = next(row for row in CHANGES.values() if row.kind == "tools")
 
 
 class _Router(ABC):
@@ -104,9 +105,7 @@ class _Router(ABC):
             params = message.params_object()
             change = CHANGES.get(method)
             if change is not None:
-                self._on_change(change)
-                if change.flag:
-                    conversation.lists.forget(change.kind)
+                self._forget(conversation, change)
             if method == "notifications/progress":
                 _progress(conversation, params)
             elif method == "notifications/cancelled":
@@ -133,6 +132,14 @@ class _Router(ABC):
             return
         for live in self._audience(conversation):
             live.questions.withdraw(conversation, params)
+
+    def tools_changed(self, conversation: Conversation) -> None:
+        self._forget(conversation, _TOOLS_CHANGED)
+
+    def _forget(self, conversation: Conversation, change: Method) -> None:
+        self._on_change(change)
+        if change.flag:
+            conversation.lists.forget(change.kind)
 
     def _changed(self, conversation: Conversation, message: Message, params: Object) -> None:
         method, frame = str(message.method), _frame(message)

@@ -39,7 +39,8 @@ class FakeLink:
 
 
 class FakeUpstream:
-    """The source of the links, and the router of the server's messages. `error` is raised when a link is opened."""
+    """The source of the links, and the router of the server's messages. `error` is raised when a link is opened;
+    `refused_headers` counts the calls whose headers the server refused."""
 
     name = "fake"
     quotes_output = False
@@ -48,6 +49,7 @@ class FakeUpstream:
     def __init__(self) -> None:
         self.era = Era.MODERN
         self.error: Exception | None = None
+        self.refused_headers = 0
         self.links: list[FakeLink] = []
         self.conversation = Conversation(
             self, self, Deadlines(start_s=5.0, call_s=30.0, suspended_s=30.0, idle_stop_s=None)
@@ -80,6 +82,9 @@ class FakeUpstream:
     def restarted(self, reason: str) -> None: ...
     def asked(self, conversation: Conversation, message: Message, stream: object = None) -> None: ...
     def notified(self, conversation: Conversation, message: Message, stream: object = None) -> None: ...
+    def tools_changed(self, conversation: Conversation) -> None:
+        self.refused_headers += 1
+
     def closed(self, conversation: Conversation) -> None: ...
 
 

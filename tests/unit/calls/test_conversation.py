@@ -11,6 +11,7 @@ from gateway.errors import CANCELLED, OUTCOME_UNKNOWN, TOO_OFTEN, UPSTREAM_UNAVA
 from session_store import EventLog
 from session_store.testing import FakeClock, a_session
 from tests.support.fake_upstream import FakeUpstream, a_call, answer_of
+from transports.jsonrpc import HEADER_MISMATCH, INVALID_PARAMS, Message, encode
 
 pytestmark = pytest.mark.anyio
 
@@ -22,6 +23,16 @@ async def test_a_call_that_may_not_be_sent_again_is_answered() -> None:
     upstream.conversation.unsent(upstream.links[0], exchange.number, "the server has forgotten the session")
     assert (await answer_of(exchange))["error"]["code"] == TOO_OFTEN
     assert not upstream.conversation.has_calls
+
+
+@pytest.mark.parametrize(("code", "is_old"), [(HEADER_MISMATCH, True), (INVALID_PARAMS, False)])
+async def test_a_call_that_is_refused_for_its_headers_makes_the_list_of_tools_old(code: int, is_old: bool) -> None:
+    upstream, exchange = FakeUpstream(), a_call()
+    await upstream.conversation.start(exchange, {}, {})
+    error = msgspec.Raw(encode({"code": code, "message": "no"}))
+    upstream.conversation.message(Message(jsonrpc="2.0", id=exchange.number, error=error))
+    assert (await answer_of(exchange))["error"]["code"] == code
+    assert upstream.refused_headers == is_old
 
 
 async def test_a_cancellation_answers_a_call_that_is_no_longer_in_flight() -> None:

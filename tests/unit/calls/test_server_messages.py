@@ -17,6 +17,7 @@ from gateway.calls.server_messages import IsolatedRouter, SharedRouter
 from gateway.protocol.capabilities import caller_of_meta
 from gateway.protocol.extensions import Declared
 from gateway.protocol.listing import Tools
+from gateway.protocol.methods import Method
 from gateway.protocol.subscription_filter import Filter, SubscriptionFilter
 from session_store import EventLog, Session
 from session_store.testing import FakeClock, a_session
@@ -203,6 +204,14 @@ async def test_a_changed_list_is_forgotten_and_the_sessions_are_notified() -> No
     IsolatedRouter(live).notified(server.conversation, notification("notifications/tools/list_changed", {}))
     assert "tools/list" not in server.lists.known and "tools/list" in server.lists.changed
     assert [frame["method"] for frame in live.frames] == ["notifications/tools/list_changed"]
+
+
+def test_kept_results_are_dropped_for_tools_whose_headers_the_server_refuses_and_no_client_is_notified() -> None:
+    live, server = live_session(), Server(Era.MODERN)
+    server.lists.known["tools/list"] = Tools([])
+    changes: list[Method] = []
+    IsolatedRouter(live, changes.append).tools_changed(server.conversation)
+    assert [change.kind for change in changes] == ["tools"] and not server.lists.known and not live.frames
 
 
 async def test_an_updated_resource_of_a_shared_process_goes_to_its_subscribers() -> None:
