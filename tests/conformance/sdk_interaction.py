@@ -49,7 +49,7 @@ async def _gateway(url: str = "", server: Any = None) -> AsyncIterator[Any]:
     """The app of a gateway before the server at `url`, or before a server object."""
     settings = Settings.model_validate(
         {
-            "mcpServers": {SERVER: {"url": url}} if url else {},
+            "mcpServers": {SERVER: {"url": url, "methods": {"*": {}}}} if url else {},
             "gateway": {"sse": True},
         }
     )
