@@ -54,6 +54,13 @@ def test_names_of_variables_are_the_codes() -> None:
         assert f"`{name}`" in text, name
 
 
+def test_no_two_decisions_have_one_number() -> None:
+    files = sorted((ROOT / "docs/adr").glob("*.md"))
+    numbers = [file.name[:4] for file in files]
+    assert len(set(numbers)) == len(numbers) > 20
+    assert [file.read_text(encoding="utf-8").split(".")[0] for file in files] == [f"# {int(one)}" for one in numbers]
+
+
 def test_every_link_leads_somewhere() -> None:
     for path in DOCUMENTS:
         for target, anchor in re.findall(r"\]\(([^)#:]*)(#[^)]*)?\)", path.read_text(encoding="utf-8")):
