@@ -143,6 +143,12 @@ class TaskExchange(Exchange):
         if self._progress is not None:
             work.receive(Frame(self._progress))
 
+    def leave(self) -> None:
+        """Forget the task, which is over."""
+        self.work = None
+        if isinstance(self.replies, TaskSink):
+            self.replies.detach()
+
     def run_as(self, work: TaskWork, asked_before: int) -> None:
         """Begin as a task that an earlier owner has left: no request of a client waits."""
         self.replies = TaskSink(work.receive)

@@ -41,7 +41,12 @@ class TaskableReply:
 
     def begin_after(self, seconds: float, begin: Callable[[], None]) -> None:
         """Call `begin` after that time, if the wire is not done by then."""
-        self._timer = asyncio.get_running_loop().call_later(seconds, begin)
+
+        def due() -> None:
+            self._timer = None  # it would keep what `begin` refers to in a circle
+            begin()
+
+        self._timer = asyncio.get_running_loop().call_later(seconds, due)
 
     def accepted(self, inner: Answer) -> None:
         """The call has this reply."""

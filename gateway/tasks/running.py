@@ -50,7 +50,7 @@ class RunningTask:
         """Whether the call was ended here without an outcome, because another replica continues the session."""
         self._settings = settings
         self._ended = ended
-        self._rounds = Rounds(exchange, self)
+        self._rounds: Rounds | None = None
         self._reply: Answer | None = None
         self._has_ended = False
         self._tasks = Tasks("task")
@@ -118,6 +118,8 @@ class RunningTask:
 
     def rounds(self, result: Object) -> None:
         """The server has answered with questions."""
+        if self._rounds is None:
+            self._rounds = Rounds(self.exchange, self)
         self._rounds.ask(result)
 
     def follow(self, created: Object) -> None:
@@ -184,6 +186,8 @@ class RunningTask:
         self._has_ended = True
         await self._release()
         self._ended(self)
+        self._rounds = None
+        self.exchange.leave()  # no circle is left: collections are rare
 
     async def _release(self) -> None:
         reply, self._reply = self._reply, None

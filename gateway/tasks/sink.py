@@ -16,6 +16,11 @@ class TaskSink(ReplyQueue):
         super().__init__()
         self._receive = receive
 
+    def detach(self) -> None:
+        """Take no more frames, and forget who received them."""
+        self.close()
+        self._receive = _nobody
+
     def push(self, frame: Frame) -> bool:
         if self.is_closed:
             return False
@@ -23,3 +28,7 @@ class TaskSink(ReplyQueue):
             self.close()
         self._receive(frame)
         return True
+
+
+def _nobody(_: Frame) -> None:
+    """Receives nothing: the sink is closed."""
