@@ -111,19 +111,20 @@ def main() -> int:
         place = Place(Path(folder), redis.url)
         subject = place.gateway(servers={"work": server((*WORK, "legacy"))}, options=options)
         with served(subject) as (first, process), served(subject) as (second, other):
-            asyncio.run(make(first, 1_000, CALL_S))  # the processes are started, and what is kept once is there
-            memory, stored = uss_kb(process), redis_kb(redis)
-            over, rate = asyncio.run(make(first, typed.stored, CALL_S))
-            until_over(second, over[-AT_ONCE:])
-            table.add_row(f"{typed.stored:,} made", f"{rate:.0f} a second")
-            table.add_row("one that is over, in the gateway", f"{(uss_kb(process) - memory) / typed.stored:.2f} KiB")
-            table.add_row("one that is over, in Redis", f"{(redis_kb(redis) - stored) / typed.stored:.2f} KiB")
+            until_over(first, asyncio.run(make(first, SESSIONS, CALL_S))[0])  # the processes are started
             memory = uss_kb(process)
             working, _ = asyncio.run(make(first, typed.working, 3_600.0))
             table.add_row(
                 f"one of {typed.working:,} that work, in the gateway",
                 f"{(uss_kb(process) - memory) / typed.working:.1f} KiB",
             )
+            asyncio.run(make(first, 1_000, CALL_S))
+            memory, stored = uss_kb(process), redis_kb(redis)
+            over, rate = asyncio.run(make(first, typed.stored, CALL_S))
+            until_over(second, over[-AT_ONCE:])
+            table.add_row(f"{typed.stored:,} made", f"{rate:.0f} a second")
+            table.add_row("one that is over, in the gateway", f"{(uss_kb(process) - memory) / typed.stored:.2f} KiB")
+            table.add_row("one that is over, in Redis", f"{(redis_kb(redis) - stored) / typed.stored:.2f} KiB")
             file, errors = Path(folder, "load.lua"), 0
             for what, handles in (("over", over), ("working", working)):
                 write_load(file, handles)
