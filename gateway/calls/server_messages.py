@@ -23,6 +23,7 @@ from gateway.protocol.params import meta_of
 from gateway.protocol.subscription_filter import ENDED, SUBSCRIPTION_ID, tagged
 from transports.era import Era
 from transports.jsonrpc import (
+    INVALID_PARAMS,
     INVALID_REQUEST,
     METHOD_NOT_FOUND,
     InvalidMessage,
@@ -69,8 +70,9 @@ class _Router(ABC):
             return
         try:
             live, exchange, message = self._place(conversation, message, stream)
-        except (InvalidMessage, msgspec.MsgspecError, ValueError) as error:
-            conversation.refuse(server_id, INVALID_REQUEST, f"The request cannot be read: {error}")
+        except (InvalidMessage, msgspec.MsgspecError, RecursionError) as error:
+            # At once: a request that nobody can answer takes no place among those that wait.
+            conversation.refuse(server_id, INVALID_PARAMS, f"The request cannot be read: {error}")
             return
         if live is None:
             # In a shared process nobody may get another's question.
@@ -118,7 +120,7 @@ class _Router(ABC):
                 self._changed(conversation, message, params)
             else:
                 self._relay(conversation, message, params, stream)
-        except (InvalidMessage, msgspec.MsgspecError):
+        except (InvalidMessage, msgspec.MsgspecError, RecursionError):
             return  # a notification that cannot be read has no sender to be answered
 
     def closed(self, conversation: Conversation) -> None:

@@ -23,7 +23,7 @@ from session_store import EventLog, Session
 from session_store.testing import FakeClock, a_session
 from tests.requirements import requirement
 from transports.era import Era
-from transports.jsonrpc import INVALID_REQUEST, METHOD_NOT_FOUND, Message, encode, parse
+from transports.jsonrpc import INVALID_PARAMS, INVALID_REQUEST, METHOD_NOT_FOUND, Message, encode, parse
 from transports.reply_queue import ReplyQueue
 from transports.upstream_port import STANDALONE
 
@@ -162,6 +162,22 @@ async def test_an_id_that_is_too_long_to_be_kept_is_refused() -> None:
     assert [code for _, code in server.refused] == [INVALID_REQUEST] and not live.frames
 
 
+def deep(depth: int) -> dict[str, Any]:
+    """Params with that many lists, one in the other, where a message names its task."""
+    return {"_meta": {RELATED: msgspec.Raw(b"[" * depth + b"]" * depth)}}
+
+
+@requirement("wall.memory")
+async def test_a_question_that_cannot_be_read_is_refused_at_once() -> None:
+    server, live = Server(), live_session()
+    server.send(live)
+    unreadable = [msgspec.Raw(b"[1]"), {"_meta": 1}, {"_meta": {RELATED: msgspec.Raw(b"1e400")}}, deep(10_000)]
+    for params in unreadable:
+        message = Message(jsonrpc="2.0", id=1, method="roots/list", params=msgspec.Raw(encode(params)))
+        IsolatedRouter(live).asked(server.conversation, message)
+    assert server.refused == [(b"1", INVALID_PARAMS)] * len(unreadable) and not live.frames
+
+
 async def test_progress_goes_to_its_call_under_the_clients_own_token() -> None:
     server, live = Server(), live_session()
     first, second = server.send(live, "theirs"), server.send(live)
@@ -227,6 +243,8 @@ async def test_an_updated_resource_of_a_shared_process_goes_to_its_subscribers()
 async def test_a_notification_that_cannot_be_read_is_dropped() -> None:
     server, live = Server(), live_session()
     IsolatedRouter(live).notified(server.conversation, notification("notifications/resources/updated", [1]))
+    deeply = Message(jsonrpc="2.0", method="notifications/x", params=msgspec.Raw(encode(deep(10_000))))
+    IsolatedRouter(live).notified(server.conversation, deeply)
     assert not live.frames
 
 
