@@ -15,8 +15,8 @@ __all__ = ["MAX_AUDIT_EVENTS", "PARTS", "Part", "by_part", "newest", "part_of"]
 Part = Literal["operators", "sessions", "refusals", "calls", "strangers"]
 
 PARTS: Final[tuple[Part, ...]] = ("operators", "sessions", "refusals", "calls", "strangers")
-"""What operators did · what happened to sessions of named principals · what those were refused · their calls · whatever
-nobody in particular caused."""
+"""What operators did · what happened to sessions of named principals · what those were refused · their calls and
+tasks · whatever nobody in particular caused."""
 
 MAX_AUDIT_EVENTS: Final = 10_000
 """Of each part."""
@@ -30,7 +30,7 @@ def part_of(event: AuditEvent) -> Part:
         return "strangers"
     if event.event == "refused":
         return "refusals"
-    return "calls" if event.event == "called" else "sessions"
+    return "calls" if event.event in ("called", "task") else "sessions"
 
 
 def by_part(events: Iterable[AuditEvent]) -> Mapping[Part, list[AuditEvent]]:

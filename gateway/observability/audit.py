@@ -22,7 +22,7 @@ from gateway.observability.observed import ObservedExchange
 from gateway.observability.outcome import Outcome
 from gateway.observability.repeated import Repeated
 from gateway.observability.visible import visible_json
-from session_store import AuditEvent, AuditTrail, Session, StoreUnavailable
+from session_store import AuditEvent, AuditTrail, Session, StoreUnavailable, Task
 from session_store.audit import part_of
 from session_store.session import redact
 from transports.tasks import Tasks
@@ -124,6 +124,22 @@ class Audit:
             )
         )
 
+    def task(self, task: Task, what: str) -> None:
+        """Record what has become of a task (`gateway.observability.metrics.TASK_EVENTS`)."""
+        self._add_and_log(
+            AuditEvent(
+                at=self._clock(),
+                event="task",
+                session=redact(task.session_id),
+                principal=str(task.principal),
+                endpoint=task.endpoint,
+                reason=f"{redact(task.id)} {task.message}".strip(),
+                correlation=CORRELATION.get(),
+                tool=f"{task.server}/{task.tool}",
+                outcome=what,
+            )
+        )
+
     def _facts(self, session: Session) -> dict[str, Any]:
         """The fields that an event has of the record of its session."""
         return {
@@ -139,6 +155,8 @@ class Audit:
     def _add_and_log(self, event: AuditEvent) -> None:
         self._add(event)
         what = _TITLES.get(event.event, f"session {event.event}")
+        if event.event == "task":
+            what = f"task {event.outcome}"
         shown = {name: value for name in _SHOWN if (value := getattr(event, name)) not in ("", None)}
         level = logging.WARNING if event.event == "warned" else logging.INFO
         logger.log(level, what, extra=shown | ({"lasted_s": event.lasted_s} if event.event in ENDS else {}))

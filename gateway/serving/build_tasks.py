@@ -10,6 +10,7 @@ from gateway.tasks.notices import TaskNotices
 from gateway.tasks.quotas import RunningNames, TaskQuotas
 from gateway.tasks.recovery import TaskRecovery
 from gateway.tasks.table import TaskTable
+from session_store import Task
 
 __all__ = ["build_tasks"]
 
@@ -23,12 +24,17 @@ def build_tasks(
     """The tasks that this gateway makes. Where it makes none (`gateway.tasks.enabled`), earlier ones are still
     answered."""
     settings, backend, cluster = base.settings.gateway.tasks, base.backend, base.cluster
+
+    def noted(task: Task, what: str) -> None:
+        base.metrics.counters["tasks"][what] += 1
+        base.audit.task(task, what)
+
     table = TaskTable(
         settings,
         backend.tasks,
         RunningNames(backend.quotas, ONLY_REPLICA if cluster is None else cluster.replica),
         TaskChanges(backend.bus),
-        counts=base.metrics.counters["tasks"],
+        noted=noted,
         clock=base.clock,
     )
     recovery = TaskRecovery(

@@ -105,7 +105,7 @@ class TaskMaker:
         assert live is not None
         task, counted_as = self._new(live, exchange, request, tool), live.session.counted_as
         if not await self._quotas.hold(task, counted_as):
-            self._table.counts["refused"] += 1
+            self._table.noted(task, "refused")
             raise too_many_tasks()
         running = self._table.add(task, exchange)
         exchange.run_as(running, 0)
@@ -115,7 +115,7 @@ class TaskMaker:
         except BaseException:
             await self._forget(running, counted_as)
             raise
-        self._table.counts["made"] += 1
+        self._table.noted(task, "made")
         return running
 
     async def undo(self, running: RunningTask) -> None:
@@ -142,7 +142,7 @@ class TaskMaker:
         try:
             if not await self._quotas.hold(task, counted_as):
                 logger.info("a slow call becomes no task: there are too many", extra=_fields(task))
-                self._table.counts["refused"] += 1
+                self._table.noted(task, "refused")
                 return
         except StoreError as error:
             logger.info("a slow call becomes no task: %s", error, extra=_fields(task))
@@ -157,7 +157,7 @@ class TaskMaker:
             # No await from here on: the client gets the handle, and all that comes of the call goes to the task.
             exchange.become(running, created_result(task, self.handle_of(task)))
             reply.became_task(running.hold)
-            self._table.counts["made"] += 1
+            self._table.noted(task, "made")
 
     async def _stored(self, task: Task) -> bool:
         try:

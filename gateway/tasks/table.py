@@ -1,7 +1,6 @@
 """The tasks whose calls are in flight on this replica, and what counts and reports them."""
 
 import contextlib
-from collections import Counter
 from collections.abc import Callable, Iterator
 from time import time
 
@@ -20,7 +19,8 @@ __all__ = ["TaskTable"]
 class TaskTable:
     """Runs tasks. A task stands here before the store has it, and until the store has its outcome.
 
-    `counts` are the tasks of this replica by what became of them. `clock` is in seconds since the epoch.
+    `noted` counts and records what becomes of a task: one of `gateway.observability.metrics.TASK_EVENTS`. `clock` is in
+    seconds since the epoch.
     """
 
     def __init__(
@@ -30,14 +30,14 @@ class TaskTable:
         names: RunningNames,
         changes: TaskChanges,
         *,
-        counts: Counter[str],
+        noted: Callable[[Task, str], None],
         clock: Callable[[], float] = time,
     ) -> None:
         self.settings = settings
         self.store = store
         self.names = names
         self.clock = clock
-        self.counts = counts
+        self.noted = noted
         self._changes = changes
         self._running: dict[str, RunningTask] = {}
         self._tasks = Tasks("tasks")
@@ -68,8 +68,8 @@ class TaskTable:
         return True
 
     def reported(self, task: Task, what: str) -> None:
-        """Count and publish a change that was written without running the task here."""
-        self.counts[what] += 1
+        """Note and publish a change that was written without running the task here."""
+        self.noted(task, what)
         self._changes.publish(task)
 
     def discard(self, running: RunningTask) -> None:
@@ -79,7 +79,7 @@ class TaskTable:
         self._tasks.spawn(self._forget_name(running.name))
 
     def _ended(self, running: RunningTask) -> None:
-        self.counts["left" if running.is_left or running.record.is_lost else running.task.status] += 1
+        self.noted(running.task, "left" if running.is_left or running.record.is_lost else running.task.status)
         if self._running.get(running.name) is running:
             del self._running[running.name]
         self._tasks.spawn(self._pass_on(running.name) if running.is_left else self._forget_name(running.name))

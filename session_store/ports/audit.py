@@ -16,11 +16,14 @@ class AuditEvent:
     client. `count` is the number of equal events that this one stands for. A session that has ended has its age
     `lasted_s` and the number of `calls` that its last replica has answered in it, None where that replica is not known.
     `context` has the fields of the session's context that the operator wants in events.
+    `task`: a call became a task, or the task became what `outcome` says; `reason` begins with how the task's id begins.
     `warned`: a client returns to none of the sessions that it opens.
     """
 
     at: float
-    event: Literal["created", "resumed", "expired", "evicted", "ended", "refused", "called", "operated", "warned"]
+    event: Literal[
+        "created", "resumed", "expired", "evicted", "ended", "refused", "called", "operated", "warned", "task"
+    ]
     session: str = ""
     principal: str = ""
     endpoint: str = ""

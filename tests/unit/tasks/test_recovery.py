@@ -63,12 +63,13 @@ class Replica:
         self.sent: list[tuple[TaskExchange, Object]] = []
         self.held = 0
         self.live = LiveSessions(backend.events)
+        self.counts: Counter[str] = Counter()
         self.table = TaskTable(
             TaskSettings(),
             backend.tasks,
             RunningNames(backend.quotas, name),
             TaskChanges(backend.bus),
-            counts=Counter(),
+            noted=lambda _, what: self.counts.update((what,)),
             clock=store.clock,
         )
         self.recovery = TaskRecovery(
