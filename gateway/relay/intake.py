@@ -87,7 +87,9 @@ class Intake:
                 exists.
         """
         live = live_session_of(exchange)
-        reply, meta = await self.begin(exchange, request, who, params, headers)
+        if live is not None:
+            await self._rates.call(live.session)
+        reply, meta = self.begin(exchange, request, who, params, headers)
         check, correlation = request.check_mirrored, who.correlation
         sent = None if request.era is LEGACY else request.headers
         call = Call(exchange, request.era, params, meta, correlation, check, server, who.principal, sent)
@@ -113,10 +115,10 @@ class Intake:
             raise
         return reply
 
-    async def begin(
+    def begin(
         self, exchange: Exchange, request: Request, who: RequestContext, params: Object, headers: Headers
     ) -> tuple[CallReply, Object]:
-        """Count a call, and begin to answer it: its reply, and the `_meta` for its server.
+        """Begin to answer a call that was counted: its reply, and the `_meta` for its server.
 
         Whoever begins a call answers its exchange, or ends the reply.
 
@@ -126,7 +128,6 @@ class Intake:
         live = live_session_of(exchange)
         held = 0
         if live is not None:
-            await self._rates.call(live.session)
             held = self._room_for(live, request.body_bytes)  # no await from here to `CallReply`, which counts as use
         seen = None if live is None else with_context(live.session, exchange.context)
         meta = self._watching.begin(exchange, request, self.meta(params, seen, who.correlation), who.correlation)

@@ -4,6 +4,7 @@ MCP 2025-03-26 to 2025-11-25.
 """
 
 import logging
+from collections.abc import Awaitable
 
 import msgspec
 
@@ -109,16 +110,19 @@ class LegacyClients:
         )
         if said:
             exchange.filter_result(lambda _, result: with_meta(result, said))
-        return await self._accept(exchange, request, who)
+        return await self._accepting(exchange, request, who)
 
-    async def _accept(self, exchange: Exchange, request: Request, who: RequestContext) -> Answer:
-        """Send a call to its server. It may ask for a task, or be one of the gateway's own tools."""
+    def _accepting(self, exchange: Exchange, request: Request, who: RequestContext) -> Awaitable[Answer]:
+        """Send a call to its server. It may ask for a task, or be one of the gateway's own tools.
+
+        Not a coroutine of its own, because each call goes through it.
+        """
         params, tools = request.params, self._tasks.tools
         if "task" in params:
             self._tasks.expect(exchange, request.endpoint)
         if tools is not None and tools.takes(exchange, params):
-            return await tools.call(exchange, request, who, params, [])
-        return await self._intake.accept(exchange, request, who, params, [])
+            return tools.call(exchange, request, who, params, [])
+        return self._intake.accept(exchange, request, who, params, [])
 
     async def _record(self, resolved: Resolved, request: Request) -> None:
         """Record the log level and the subscriptions of a session, which the next link to a server is given again."""

@@ -3,7 +3,7 @@
 MCP 2026-07-28.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -126,19 +126,22 @@ class ModernClients:
         )
         if said:
             exchange.filter_result(lambda _, result: with_meta(of_one_session(result), said))
-        return await self._accept(exchange, request, who, params, headers)
+        return await self._accepting(exchange, request, who, params, headers)
 
-    async def _accept(
+    def _accepting(
         self, exchange: Exchange, request: Request, who: RequestContext, params: Object, headers: Headers
-    ) -> Answer:
-        """Send a call to its server. It may become a task, or be one of the gateway's own tools."""
+    ) -> Awaitable[Answer]:
+        """Send a call to its server. It may become a task, or be one of the gateway's own tools.
+
+        Not a coroutine of its own, because each call goes through it.
+        """
         tools = self._task_calls.tools
         if tools is not None and tools.takes(exchange, params):
-            return await tools.call(exchange, request, who, params, headers)
+            return tools.call(exchange, request, who, params, headers)
         accepting = self._intake.accept(exchange, request, who, params, headers)
         if type(exchange) is Exchange:  # as nearly all calls
-            return await accepting
-        return await self._task_calls.answer(exchange, request, headers, accepting)
+            return accepting
+        return self._task_calls.answer(exchange, request, headers, accepting)
 
     async def notify(self, request: Request, who: RequestContext) -> Headers:
         """Relay a notification that MCP does not define. MCP 2026-07-28 itself has none of clients over HTTP. Returns

@@ -108,7 +108,10 @@ class TaskTools:
         headers: list[tuple[bytes, bytes]],
     ) -> Answer:
         """Answer a call of one of the tools. Raises `Refused`: 429, too many calls."""
-        reply, _ = await self._intake.begin(exchange, request, who, params, headers)
+        live = live_session_of(exchange)
+        assert live is not None
+        await self._intake.count(live)
+        reply, _ = self._intake.begin(exchange, request, who, params, headers)
         try:
             result = await self._result(exchange, request, who, params)
         except (Refused, InvalidMessage, msgspec.MsgspecError) as error:
