@@ -1,6 +1,6 @@
 """The part of an exchange that is about streams of notifications (MCP 2026-07-28, `subscriptions/listen`)."""
 
-from gateway.protocol.subscription_filter import Filter
+from gateway.protocol.subscription_filter import ACKNOWLEDGED, Filter
 
 __all__ = ["Listening"]
 
@@ -11,6 +11,7 @@ class Listening:
     # Class attributes, because most calls never need them.
     method: str
     _wanted: Filter | None = None
+    is_acknowledged_here = False
 
     @property
     def is_subscription(self) -> bool:
@@ -21,6 +22,12 @@ class Listening:
         """Pass on changes of these kinds only."""
         self._wanted = wanted
 
+    def acknowledged_here(self) -> None:
+        """The gateway has acknowledged the stream, so that the client gets no acknowledgement of the server."""
+        self.is_acknowledged_here = True
+
     def listens_for(self, method: str) -> bool:
         """Whether that notification may be on the stream."""
+        if method == ACKNOWLEDGED and self.is_acknowledged_here:
+            return False
         return self.is_subscription and (self._wanted is None or self._wanted.may_have(method))

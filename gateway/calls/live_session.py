@@ -19,7 +19,7 @@ from gateway.calls.questions import Questions
 from gateway.calls.state_table import step
 from gateway.calls.streams import call_of_stream
 from gateway.calls.usage import Usage
-from gateway.errors import OUTCOME_UNKNOWN
+from gateway.errors import CANCELLED, OUTCOME_UNKNOWN
 from gateway.observability.observed import Failure
 from gateway.protocol.subscription_filter import SubscriptionFilter
 from session_store import EventLog, Session, StoreUnavailable
@@ -258,6 +258,8 @@ class LiveSession(Usage):
                 exchange.conversation.fail(exchange, OUTCOME_UNKNOWN, _TAKEN_OVER)
             elif exchange.conversation is not None:
                 exchange.conversation.cancel(exchange, reason)
+            elif exchange.is_subscription:  # of several servers, or of a legacy one
+                exchange.fail(CANCELLED, f"Cancelled: {reason}")
         if self._questions is not None:
             self._questions.end(reason)
         conversations = list(self.conversations.values())

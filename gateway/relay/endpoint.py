@@ -1,6 +1,7 @@
 """Serves one URL: presents the servers behind it as one server, and sends each call to the server it is for."""
 
 import contextlib
+import functools
 import logging
 from collections.abc import Mapping
 
@@ -18,7 +19,14 @@ from gateway.relay.aggregation import Aggregation
 from gateway.relay.dispatch import Dispatch
 from gateway.relay.extensions import ExtensionRelay
 from gateway.relay.late_servers import Asker, Gathered, LateServers
-from gateway.relay.subscriptions import acknowledge_nothing, asks_for_nothing, listen, relay_changes
+from gateway.relay.subscriptions import (
+    acknowledge_nothing,
+    asks_for_nothing,
+    has_to_start,
+    listen,
+    listen_behind,
+    relay_changes,
+)
 from gateway.relay.visible_servers import VisibleServers
 from gateway.upstreams.upstream import ConfiguredUpstream
 from gateway.version import __version__
@@ -179,7 +187,11 @@ class Endpoint:
             await listen(seen.values(), call, self._late, self._aggregation.resources.lister)
         elif only.name in seen and await only.era_for(Era.MODERN) is Era.MODERN:
             call.exchange.listen_for(Filter.of(call.params))
-            await self._dispatch.send(only, call)
+            # A link to a URL needs no start, so that the server's own acknowledgement is as fast.
+            if not only.settings.url and call.live is not None and has_to_start(only, call.live):
+                await listen_behind(only, call, functools.partial(self._dispatch.send, only))
+            else:
+                await self._dispatch.send(only, call)
         else:
             await listen(seen.values(), call, None, None)
 

@@ -94,6 +94,12 @@ class _Follow:
         self.waiting: list[Waiting] = []
         self.failures = Backoff()
         self.is_paused = False
+        self.is_given_up = False
+
+    @property
+    def is_late(self) -> bool:
+        """Whether an answer had to do without the server, or the server has failed."""
+        return self.is_given_up or self.failures.count > 0
 
     def wait(self, waiting: Waiting) -> None:
         """Notify `waiting` too, once the server is up."""
@@ -154,6 +160,7 @@ class LateServers:
                 continue
             error = errors.get(name)
             follow = self._follow(upstream, asker, error)
+            follow.is_given_up = True
             if waiting is not None:
                 follow.wait(waiting)
             if method:
@@ -167,6 +174,11 @@ class LateServers:
                 failures[name] = error or UpstreamUnavailable(entry.reason)
             self._report(name, entry.reason)
         return Gathered(answers, known, tuple(missing), failures)
+
+    def connect(self, upstream: ConfiguredUpstream, asker: Asker, waiting: Waiting) -> None:
+        """Open a server for a session in the background, and notify `waiting` once it is up. Other answers wait for the
+        server as long as for one that nobody has opened."""
+        self._follow(upstream, asker, None).wait(waiting)
 
     async def _ask(self, works: Mapping[str, Coroutine[Any, Any, T]]) -> tuple[dict[str, T], dict[str, Exception]]:
         """The answers that come in time, and the errors of servers that cannot be asked."""
@@ -190,6 +202,8 @@ class LateServers:
     def _is_late(self, upstream: ConfiguredUpstream, live: LiveSession | None) -> bool:
         """Whether a server is known not to answer soon, so that nobody waits for it."""
         follow = self._follows.get((live, upstream.name))
+        if follow is not None and not follow.is_late:
+            follow = None
         if live is None:
             return follow is not None or upstream.is_failing
         if upstream.is_open_to(live):
@@ -247,8 +261,9 @@ class LateServers:
         read: set[str] = set()
         while follow.waiting or follow.given.keys() - read:  # more may come meanwhile
             while follow.waiting:
-                if not (waiting := follow.waiting.pop()).has_ended:
-                    await waiting.arrived(upstream, conversation)
+                if not (waiting := follow.waiting[-1]).has_ended:
+                    await waiting.arrived(upstream, conversation)  # if that fails, it waits for the next attempt
+                follow.waiting = [each for each in follow.waiting if each is not waiting]
             for method in follow.given.keys() - read:
                 async with asyncio.timeout(self._read_s):
                     items = await upstream.inventory.reader.all_items(method, conversation)

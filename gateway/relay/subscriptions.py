@@ -1,11 +1,16 @@
-"""Subscriptions to changes across eras, or to several servers at once.
+"""Subscriptions to changes across eras, to several servers at once, or to a server that has to start first.
 
 A modern client opens a stream (`subscriptions/listen`). A legacy client gets notifications of lists without asking, and
 subscribes to resources one by one.
+
+A stream is acknowledged by what a server has declared to the gateway's probe. A session's own process or connection to
+that server is opened behind the acknowledgement: clients do not wait for a start before they send calls.
 """
 
+import asyncio
+import functools
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -14,8 +19,10 @@ from gateway.bridge.subscription_relay import caller_of, child_of, everything, s
 from gateway.calls.call import Call
 from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import Exchange
+from gateway.calls.failed_start import fail_start
 from gateway.calls.live_session import LiveSession
 from gateway.errors import UPSTREAM_UNAVAILABLE, record_full
+from gateway.observability.logs import CORRELATION
 from gateway.protocol.extensions import Declared
 from gateway.protocol.handshake import HandshakeRefused, capabilities_of
 from gateway.protocol.subscription_filter import ENDED, MAX_LISTENED_BYTES, Filter, SubscriptionFilter, beyond
@@ -26,7 +33,7 @@ from transports.jsonrpc import Message, Object, encode
 from transports.reply_queue import Frame
 from transports.upstream_port import LinkClosed, UpstreamUnavailable
 
-__all__ = ["acknowledge_nothing", "asks_for_nothing", "listen", "relay_changes"]
+__all__ = ["acknowledge_nothing", "asks_for_nothing", "has_to_start", "listen", "listen_behind", "relay_changes"]
 
 logger = logging.getLogger(__name__)
 
@@ -83,6 +90,45 @@ def acknowledge_nothing(call: Call) -> None:
     SubscriptionFilter(call.exchange.client_id, Filter(), call.exchange.emit).acknowledge(Filter())
 
 
+def has_to_start(upstream: ConfiguredUpstream, live: LiveSession) -> bool:
+    """Whether what a server supports is known, and this session has no open link to it."""
+    return upstream.discovery is not None and not upstream.is_open_to(live)
+
+
+async def listen_behind(upstream: ConfiguredUpstream, call: Call, send: Callable[[Call], Awaitable[None]]) -> None:
+    """Acknowledge a `subscriptions/listen` at a modern server that has to start, and have `send` send it to that server
+    behind the acknowledgement. If the server cannot be reached, or refuses, its error ends the stream.
+
+    Raises:
+        UpstreamUnavailable: the session has ended.
+        StoreUnavailable: the store does not answer.
+    """
+    exchange, live = call.exchange, call.live
+    assert live is not None
+    conversation = await upstream.conversation_for(call)
+    await conversation.join(live)  # so that the subscription is sent before any call that follows
+    wanted, declared = Filter.of(call.params), Declared.of(encode(upstream.declared))
+    wanted = msgspec.structs.replace(wanted, uris=upstream.permits(exchange.context, wanted.uris))
+    subscription = SubscriptionFilter(exchange.client_id, Filter(), exchange.emit)
+    subscription.honour({key: raw for key, raw in beyond(call.params).items() if declared.takes(key)})
+    exchange.queue_at(conversation)
+    exchange.acknowledged_here()
+    conversation.in_background(_or_fail(conversation, exchange, functools.partial(send, call)))
+    subscription.acknowledge(wanted.honoured(upstream.declared))
+
+
+async def _or_fail(conversation: Conversation, exchange: Exchange, work: Callable[[], Awaitable[None]]) -> None:
+    """Do what nobody waits for. An error ends the stream of the client."""
+    CORRELATION.set(exchange.correlation)  # of this task
+    try:
+        await work()
+    except asyncio.CancelledError:
+        exchange.fail(UPSTREAM_UNAVAILABLE, f"the connection to server {conversation.name!r} was closed")
+        raise
+    except Exception as error:  # nobody else would end the stream
+        fail_start(conversation, exchange, error, UPSTREAM_UNAVAILABLE)
+
+
 async def listen(
     upstreams: Iterable[ConfiguredUpstream],
     call: Call,
@@ -112,7 +158,7 @@ async def listen(
     if late is None:
         for upstream in upstreams:
             try:
-                honoured |= await server_subscriptions.join(upstream, await upstream.conversation_for(call))
+                honoured |= await server_subscriptions.opened(upstream, call)
             except (UpstreamUnavailable, HandshakeRefused, LinkClosed) as error:
                 logger.warning("the subscription to server %s failed: %s", upstream.name, error)
     else:
@@ -121,7 +167,7 @@ async def listen(
         joined = await late.gather(
             upstreams,
             Asker.of(call),
-            lambda upstream: server_subscriptions.opened(upstream, call),
+            lambda upstream: server_subscriptions.opened(upstream, call, late),
             waiting=server_subscriptions,
         )
         honoured = Filter(kinds=subscription.wanted.kinds)
@@ -161,9 +207,26 @@ class _ServerSubscriptions:
         self._children: list[Exchange] = []
         self._has_child_ended = self._has_child_failed = False
 
-    async def opened(self, upstream: ConfiguredUpstream, call: Call) -> Filter:
-        """Subscribe at a server. Returns the part of the filter that the server supports."""
-        return await self.join(upstream, await upstream.conversation_for(call))
+    async def opened(self, upstream: ConfiguredUpstream, call: Call, late: LateServers | None = None) -> Filter:
+        """Subscribe at a server, or have that done behind the acknowledgement if the server has to start: with `late`,
+        until it succeeds. Returns the part of the filter that the server supports."""
+        conversation = await upstream.conversation_for(call)
+        if not has_to_start(upstream, self._live):
+            return await self.join(upstream, conversation)
+        await conversation.join(self._live)  # so that the subscription is sent before any call that follows
+        self._awaited.add(upstream.name)
+        if late is None:
+            joining = functools.partial(self.arrived, upstream, conversation)
+            conversation.in_background(_or_fail(conversation, self._exchange, joining))
+        else:
+            late.connect(upstream, Asker.of(call), self)
+        return self.expected(upstream)
+
+    def expected(self, upstream: ConfiguredUpstream) -> Filter:
+        """The part of the filter that a server supports by what it has declared to the gateway's probe."""
+        declared = Declared.of(encode(upstream.declared))
+        self._subscription.honour({key: raw for key, raw in self._beyond.items() if declared.takes(key)})
+        return self._wanted(upstream).honoured(upstream.declared)
 
     async def arrived(self, upstream: ConfiguredUpstream, conversation: Conversation) -> None:
         """Subscribe at a server that is up only now."""
@@ -180,6 +243,8 @@ class _ServerSubscriptions:
     async def listen(self, upstream: ConfiguredUpstream, conversation: Conversation) -> Filter:
         """Subscribe at a modern server. The result is that of `opened`."""
         capabilities = await upstream.capabilities()
+        if self.has_ended:
+            return Filter()
         part, declared = self._wanted(upstream).honoured(capabilities), Declared.of(encode(capabilities))
         more = {key: raw for key, raw in self._beyond.items() if declared.takes(key)}
         if part or more:
@@ -198,13 +263,15 @@ class _ServerSubscriptions:
     def _wanted(self, upstream: ConfiguredUpstream) -> Filter:
         wanted = self._asked_for
         uris = frozenset(uri for uri in wanted.uris if self._owners.get(uri) in (None, upstream))
-        return msgspec.structs.replace(wanted, uris=upstream.permits(self._live.session.context, uris))
+        return msgspec.structs.replace(wanted, uris=upstream.permits(self._exchange.context, uris))
 
     async def subscribe(self, upstream: ConfiguredUpstream, conversation: Conversation) -> Filter:
         """Subscribe at a legacy server, which notifies all clients of changed lists. The result is that of
         `opened`."""
         await conversation.join(self._live)
         await conversation.ready()
+        if self.has_ended:
+            return Filter()
         part = self._wanted(upstream).honoured(capabilities_of(conversation.initialize_result))
         self._is_lasting |= bool(part)
         for uri in sorted(part.uris):

@@ -5,11 +5,15 @@ from typing import cast
 
 import pytest
 
+from gateway.calls.exchange import Exchange
 from gateway.calls.live_session import LiveSession, LiveSessions
 from gateway.calls.live_state import GONE, LIVE, LiveEvent, LiveState
 from gateway.calls.state_table import IllegalStep, step
+from gateway.errors import CANCELLED
 from session_store import EventLog, StoreUnavailable
 from session_store.testing import FakeClock, a_session
+from tests.requirements import requirement
+from transports.reply_queue import ReplyQueue
 
 pytestmark = pytest.mark.anyio
 
@@ -94,3 +98,13 @@ async def test_a_closed_session_has_ended_or_lives_elsewhere(over: bool, state: 
     await live.close(over=over)
     assert live.state is state and live.state in GONE and live.ended and live.is_elsewhere is not over
     assert not live.send_to_client(b"{}")
+
+
+@requirement("spec.cold-listen")
+async def test_a_stream_that_no_single_server_has_ends_with_its_session() -> None:
+    live = live_session(Events(), "modern")
+    stream = Exchange(method="subscriptions/listen", client_id=8, live=live, replies=ReplyQueue())
+    live.exchanges.add(stream)
+    await live.close()
+    frame = await stream.replies.next()
+    assert frame is not None and frame.final and frame.error_code == CANCELLED

@@ -42,6 +42,7 @@ class Server:
         self.lists = self.known_lists = Lists()
         self.inventory = SimpleNamespace(reader=ListReader(name_chars=256, uri_chars=256))
         self.asked = 0
+        self.was_asked = asyncio.Event()
         self.failures = Backoff()
 
     @property
@@ -61,6 +62,9 @@ class Server:
     def sessionless(self, era: Era) -> "Server":
         return self
 
+    def conversation(self, *_: Any) -> "Server":
+        return self
+
     def is_open_to(self, live: Any) -> bool:
         return False
 
@@ -72,12 +76,26 @@ class Server:
 
     async def page(self) -> str:
         self.asked += 1
+        self.was_asked.set()
         await self.up.wait()
         return self.name
 
 
 async def listed(late: LateServers, *servers: Server) -> Gathered[str]:
     return await late.gather(cast("Any", servers), NOBODY, lambda u: cast("Server", u).page(), method="tools/list")
+
+
+class Live:
+    """A session of a modern client."""
+
+    ended = False
+    session = SimpleNamespace(era=Era.MODERN)
+    subscriptions = ()
+
+
+def a_session() -> Asker:
+    """On behalf of a session."""
+    return Asker(cast("Any", Live()), Era.MODERN, None, "c")
 
 
 class Gone:
@@ -182,4 +200,46 @@ async def test_a_list_that_came_too_late_is_used_while_the_server_is_too_slow() 
     assert len(listener.frames) == 1, "what the client has is what the server lists"
     slow.lists.forget("tools")
     assert len((await ask()).missing) == 1, "the server has announced a change"
+    await late.close()
+
+
+class Waiter:
+    """What waits for a server. Its first `failures` attempts to use the server fail."""
+
+    has_ended = False
+
+    def __init__(self, failures: int = 0) -> None:
+        self._failures = failures
+        self.attempts = 0
+        self.arrival = asyncio.Event()
+
+    async def arrived(self, upstream: Any, conversation: Any) -> None:
+        self.attempts += 1
+        if self.attempts <= self._failures:
+            raise UpstreamUnavailable("it exited")
+        self.arrival.set()
+
+
+@requirement("spec.cold-listen")
+async def test_a_server_that_is_opened_behind_an_answer_is_not_late_for_lists() -> None:
+    late, slow, waiter, asker = LateServers(wait_s=5, read_s=5), Server("a", is_up=False), Waiter(), a_session()
+    late.connect(cast("Any", slow), asker, waiter)
+    listing = asyncio.create_task(
+        late.gather(cast("Any", [slow]), asker, lambda u: cast("Server", u).page(), method="tools/list")
+    )
+    async with asyncio.timeout(5):
+        await slow.was_asked.wait()
+        slow.up.set()
+        await waiter.arrival.wait()
+    assert (await listing).answers == {"a": "a"}
+    await late.close()
+
+
+@requirement("spec.cold-listen", "proc.late")
+async def test_what_waits_for_a_server_that_fails_again_waits_for_the_next_attempt() -> None:
+    late, bad, waiter = LateServers(wait_s=WAIT_S, read_s=5), Server("a"), Waiter(failures=1)
+    late.connect(cast("Any", bad), a_session(), waiter)
+    async with asyncio.timeout(10):
+        await waiter.arrival.wait()
+    assert waiter.attempts == 2
     await late.close()
