@@ -17,9 +17,11 @@ __all__ = [
     "LISTS",
     "MAY_ASK",
     "METHODS",
+    "NO_REQUESTS",
     "OF_TASKS",
     "RECORDED",
     "REPEATABLE",
+    "REQUESTS",
     "SERVER_METHODS",
     "Kind",
     "Method",
@@ -148,6 +150,15 @@ ROWS: Final = (
 
 METHODS: Final[Mapping[str, Method]] = {row.name: row for row in ROWS if row.sender != "server"}
 """What clients send."""
+
+REQUESTS: Final = frozenset(row.name for row in ROWS if row.is_request)
+"""Requests of clients and of servers. Whoever sends one without an id gets no answer, and no server gets it."""
+
+NO_REQUESTS: Final[Mapping[str, frozenset[str]]] = {
+    era: frozenset(row.name for row in ROWS if not row.is_request or row.sender == "server" or era not in row.eras)
+    for era in sorted(BOTH)
+}
+"""By era: what MCP defines, and is no request of that era's clients."""
 
 SERVER_METHODS: Final[Mapping[str, Method]] = {row.name: row for row in ROWS if row.sender != "client"}
 """What servers send."""

@@ -23,7 +23,7 @@ from gateway.errors import (
     unknown_resource,
 )
 from gateway.identity.request_context import RequestContext
-from gateway.protocol.methods import METHODS, OF_TASKS, RECORDED
+from gateway.protocol.methods import METHODS, OF_TASKS, RECORDED, REQUESTS
 from gateway.protocol.params import text_of
 from gateway.relay.extensions import Notice
 from gateway.relay.intake import Intake, id_of, message_of
@@ -35,6 +35,7 @@ from gateway.sessions.lifecycle import SessionLifecycle
 from gateway.sessions.records import SessionRecords
 from gateway.sessions.resolve import SessionResolver
 from session_store import EventLog, UnknownEvent
+from session_store.session import redact
 from transports.era import LEGACY
 from transports.inbound_port import Answer, EventSource, Refused, Request
 from transports.jsonrpc import (
@@ -151,6 +152,10 @@ class LegacyClients:
         await self._intake.count(live)
         params = request.params
         method = str(message.method)
+        if method in REQUESTS:
+            # Policy decides on requests. A server might execute one that has no id, and nobody would learn of it.
+            logger.info("%s of a client has no id: it is ignored", method, extra={"session": redact(live.session.id)})
+            return
         if method == "notifications/cancelled":
             self._cancel(live, params)
             return

@@ -14,7 +14,7 @@ from gateway.calls.exchange import Exchange
 from gateway.calls.live_session import LiveSession
 from gateway.calls.owned_tasks import related_id, with_related
 from gateway.context.facts import trace_meta, with_meta
-from gateway.errors import SESSION_UNKNOWN, unknown_method
+from gateway.errors import SESSION_UNKNOWN
 from gateway.identity.request_context import RequestContext
 from gateway.protocol.catalog import cursor_of, next_cursor
 from gateway.protocol.handshake import HandshakeRefused, capabilities_of
@@ -30,7 +30,7 @@ from gateway.tasks.handles import TaskHandle, TaskHandles
 from gateway.tasks.refusals import unknown_task
 from gateway.tasks.relayed import RelayedTasks
 from gateway.upstreams.upstream import ConfiguredUpstream
-from transports.era import LEGACY, Era
+from transports.era import Era
 from transports.inbound_port import Answer, Refused, Request
 from transports.jsonrpc import INVALID_PARAMS, METHOD_NOT_FOUND, Object, encode, encode_result
 from transports.reply_queue import ReplyQueue
@@ -83,8 +83,6 @@ class LegacyTasks:
         """
         message = message_of(request)
         method = str(message.method)
-        if LEGACY not in METHODS[method].eras:
-            raise unknown_method(method, LEGACY)
         if not METHODS[method].named:
             await self._intake.count(resolved.live)
             page = await self._list(request, resolved)

@@ -6,11 +6,12 @@ The whole way of a request: wire, pipeline, session, admission, server, reply (`
 import contextlib
 import hashlib
 from collections.abc import Iterator, Mapping
+from typing import Final
 
 from msgspec.structs import replace
 
 from gateway.context.facts import correlation_id
-from gateway.errors import TOO_OFTEN, is_bad_request_state, store_refused
+from gateway.errors import TOO_OFTEN, is_bad_request_state, store_refused, unknown_method
 from gateway.identity.authenticate import Identity
 from gateway.identity.request_context import RequestContext
 from gateway.observability.audit import Audit
@@ -18,6 +19,8 @@ from gateway.observability.logs import CLIENT, CORRELATION
 from gateway.observability.outcome import OK, Outcome
 from gateway.observability.request_log import CORRELATION_HEADER, RequestLog
 from gateway.policy.rate_limits import RateLimits
+from gateway.protocol.methods import NO_REQUESTS
+from gateway.relay.intake import message_of
 from gateway.relay.legacy import LegacyClients
 from gateway.relay.modern import ModernClients
 from gateway.relay.replies import ImmediateReply
@@ -28,6 +31,10 @@ from transports.inbound_port import Answer, Carried, EventSource, Refused, Reque
 from transports.jsonrpc import encode
 
 __all__ = ["Pipeline", "store_errors_refused"]
+
+# What MCP defines, and is no request of clients of that era, reaches no server: policy knows only what it decides on.
+_NOT_LEGACY: Final = NO_REQUESTS["legacy"]
+_NOT_MODERN: Final = NO_REQUESTS["modern"]
 
 
 class Pipeline:
@@ -56,6 +63,8 @@ class Pipeline:
         who = None
         try:
             who = await self._who(request)
+            if message_of(request).method in (_NOT_MODERN if request.era is MODERN else _NOT_LEGACY):
+                raise unknown_method(str(message_of(request).method), request.era)
             clients = self._modern if request.era is MODERN else self._legacy
             answer = await clients.call(request, who)
         except StoreError as error:

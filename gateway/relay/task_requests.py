@@ -11,10 +11,9 @@ import msgspec
 
 from gateway.calls.exchange import Exchange
 from gateway.context.facts import trace_meta, with_meta
-from gateway.errors import SESSION_UNKNOWN, unknown_method
+from gateway.errors import SESSION_UNKNOWN
 from gateway.identity.request_context import RequestContext
 from gateway.protocol.capabilities import caller_of_meta
-from gateway.protocol.methods import METHODS
 from gateway.protocol.params import text_of
 from gateway.protocol.tasks import declares_tasks
 from gateway.relay.endpoint import Endpoint
@@ -68,8 +67,6 @@ class TaskRequests:
             StoreUnavailable: the store does not answer.
         """
         method = str(message_of(request).method)
-        if Era.MODERN not in METHODS[method].eras:
-            raise unknown_method(method)
         if not declares_tasks(request.meta):
             raise tasks_not_declared(f"{method} is about a task")
         text = text_of(request.params, "taskId")

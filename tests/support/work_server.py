@@ -174,6 +174,8 @@ def serve(message: dict[str, Any]) -> None:
     if "id" not in message:
         if message["method"] == "notifications/cancelled":
             note("cancelled", message["params"].get("reason", ""))
+        elif "ANSWERS_NOTIFICATIONS" in os.environ and message["method"] == "tools/call":
+            answer({"id": 0, **message})
         return
     try:
         result = answer(message)
