@@ -23,7 +23,7 @@ def test_each_version_of_the_handshake_era_is_served(demo: RunningGateway, http:
     answer = client.initialize()
     assert answer.json()["result"]["protocolVersion"] == version
     assert client.notify("notifications/initialized").status_code == 202
-    assert client.call("ping").json()["result"] == {}
+    assert messages(client.call("ping"))[-1]["result"] == {}
     assert tool_text(client.tool("count")) == "1"
 
 
@@ -46,7 +46,7 @@ def test_statuses_of_messages_without_a_good_session(demo: RunningGateway, http:
         assert client.call("ping").status_code == client.notify("notifications/initialized").status_code == 404
     client.session = session
     assert client.call("no/such/method").status_code == 200
-    assert client.call("no/such/method").json()["error"]["code"] == -32601
+    assert messages(client.call("no/such/method"))[-1]["error"]["code"] == -32601
     assert client.call("ping", headers={"MCP-Protocol-Version": "1999-01-01"}).status_code == 400
     without = {k: v for k, v in client.request_headers().items() if k != "MCP-Protocol-Version"}
     body = {"jsonrpc": "2.0", "id": 1, "method": "ping"}
@@ -297,9 +297,9 @@ def test_log_level_is_passed_on_and_log_messages_come_back(demo: RunningGateway,
     client = Legacy(demo.url, http).open()
     quiet = {"steps": 1, "interval_s": 0}
     assert '"notifications/message"' in client.tool("slow", quiet).text
-    assert client.call("logging/setLevel", {"level": "error"}).json()["result"] == {}
+    assert messages(client.call("logging/setLevel", {"level": "error"}))[-1]["result"] == {}
     assert '"notifications/message"' not in client.tool("slow", quiet).text
-    assert client.call("logging/setLevel", {"level": 7}).json()["error"]["code"] == -32602
+    assert messages(client.call("logging/setLevel", {"level": 7}))[-1]["error"]["code"] == -32602
 
 
 @requirement("spec.origin")
@@ -341,15 +341,15 @@ def test_several_servers_are_one_endpoint_with_prefixed_names(http: httpx.Client
     servers = {"one": server(DEMO), "two": server(DEMO), "broken": server(("/does/not/exist",))}
     with running_gateway(servers) as gateway:
         client = Legacy(gateway.url, http).open()
-        names = [t["name"] for t in client.call("tools/list").json()["result"]["tools"]]
+        names = [t["name"] for t in messages(client.call("tools/list"))[-1]["result"]["tools"]]
         tools = ("whoami", "count", "ask", "slow", "remember", "recall")
         assert names == [f"{s}__{t}" for s in ("one", "two") for t in tools]
         assert [tool_text(client.tool(f"{s}__count")) for s in ("one", "two", "two")] == ["1", "1", "2"]
-        assert client.tool("count").json()["error"]["code"] == -32602
-        prompt = client.call("prompts/get", {"name": "two__introduce"}).json()["result"]
+        assert messages(client.tool("count"))[-1]["error"]["code"] == -32602
+        prompt = messages(client.call("prompts/get", {"name": "two__introduce"}))[-1]["result"]
         assert prompt["messages"][0]["role"] == "user"
-        assert client.call("resources/read", {"uri": "demo://session"}).json()["result"]["contents"]
-        assert "error" in client.call("resources/read", {"uri": "demo://nothing"}).json()
-        assert "error" in client.call("tools/list", {"cursor": "nonsense"}).json()
+        assert messages(client.call("resources/read", {"uri": "demo://session"}))[-1]["result"]["contents"]
+        assert "error" in messages(client.call("resources/read", {"uri": "demo://nothing"}))[-1]
+        assert "error" in messages(client.call("tools/list", {"cursor": "nonsense"}))[-1]
         single = Legacy(f"{gateway.base}/servers/two/mcp", http).open()
         assert tool_text(single.tool("count")) == "1"

@@ -81,7 +81,7 @@ def test_a_server_gets_the_params_of_its_client_and_the_context(gateway: Running
     for text in ("", ',"params":{}', ',"params":{"_meta":{}}', ',"params":{"a":1.50,"b":{ }}'):
         body = f'{{"jsonrpc":"2.0","id":5,"method":"vendor/thing"{text}}}'
         headers = {**client.request_headers(), "Content-Type": "application/json"}
-        assert http.post(client.url, content=body, headers=headers).json()["error"]["code"] == -32601
+        assert messages(http.post(client.url, content=body, headers=headers))[-1]["error"]["code"] == -32601
     got = [line for line in json.loads(tool_text(client.tool("got"))) if "vendor/thing" in line]
     params = [json.loads(line)["params"] for line in got]
     assert [{**given, "_meta": list(given["_meta"])} for given in params] == [

@@ -13,7 +13,7 @@ from gateway.serving.app import Gateway, create_app
 from session_store import KeyRing
 from tests.requirements import requirement
 from tests.support.gateway_process import DEMO, server
-from tests.support.mcp_clients import ACCEPT
+from tests.support.mcp_clients import ACCEPT, messages
 from transports.reply_queue import ReplyQueue
 from transports.upstream.process import Process
 
@@ -36,7 +36,7 @@ async def use_a_session(http: httpx.AsyncClient) -> None:
         "method": "tools/call",
         "params": {"name": "count", "_meta": {"progressToken": 1}},
     }
-    assert "result" in (await http.post("/mcp", json=call, headers=headers)).json()
+    assert "result" in messages(await http.post("/mcp", json=call, headers=headers))[-1]
     assert (await http.delete("/mcp", headers=headers)).status_code == 200
 
 

@@ -111,7 +111,7 @@ def test_a_read_only_session_has_only_tools_that_read(gateway: RunningGateway, h
         assert tool_text(client.tool("inner__whoami"))
         for hidden in ("inner__remember", "inner__count", "probe__echo"):
             assert error_of(client.tool(hidden, {"key": "k", "value": "v"}))["message"].startswith("Unknown tool")
-        assert client.tool("inner__unlisted").json()["error"]["message"].startswith("Unknown tool")
+        assert messages(client.tool("inner__unlisted"))[-1]["error"]["message"].startswith("Unknown tool")
 
 
 @requirement("ctx.bind")

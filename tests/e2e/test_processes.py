@@ -105,7 +105,7 @@ def test_noise_on_stdout_and_stderr_harms_nobody(probe: RunningGateway, http: ht
 def test_a_giant_line_fails_its_own_call_only(probe: RunningGateway, http: httpx.Client) -> None:
     one, two = Legacy(at(probe, "probe"), http).open(), Legacy(at(probe, "shared"), http).open()
     for client in (one, two):
-        assert "line limit" in client.tool("giant", {"size": 300_000}).json()["error"]["message"]
+        assert "line limit" in messages(client.tool("giant", {"size": 300_000}))[-1]["error"]["message"]
         assert len(tool_text(client.tool("giant", {"size": 150_000}))) == 150_000
     assert tool_text(one.tool("echo", {"a": 1})) == '{"a": 1}'
 
@@ -237,7 +237,7 @@ def test_a_session_ended_while_its_server_starts_leaves_nothing(http: httpx.Clie
             assert eventually(lambda: len(descendants(gateway.pid)) > idle), "the call wakes the server"
             assert client.delete().status_code == 200
             thread.join(10)
-        assert answers[0].status_code == 200 and "ended" in answers[0].json()["error"]["message"]
+        assert answers[0].status_code == 200 and "ended" in messages(answers[0])[-1]["error"]["message"]
         assert eventually(lambda: len(descendants(gateway.pid)) <= idle)
 
 
@@ -250,11 +250,11 @@ def test_sessions_of_a_shared_process_take_nothing_from_each_other(http: httpx.C
         one.tool("pid"), two.tool("pid")
         thing = {"uri": "probe://thing"}
         for client in (one, two):
-            assert client.call("resources/subscribe", thing).json()["result"] == {}
-        assert one.call("resources/unsubscribe", thing).json()["result"] == {}
-        assert one.call("logging/setLevel", {"level": "debug"}).json()["result"] == {}
-        assert two.call("logging/setLevel", {"level": "error"}).json()["result"] == {}
-        assert two.call("resources/unsubscribe", thing).json()["result"] == {}
+            assert messages(client.call("resources/subscribe", thing))[-1]["result"] == {}
+        assert messages(one.call("resources/unsubscribe", thing))[-1]["result"] == {}
+        assert messages(one.call("logging/setLevel", {"level": "debug"}))[-1]["result"] == {}
+        assert messages(two.call("logging/setLevel", {"level": "error"}))[-1]["result"] == {}
+        assert messages(two.call("resources/unsubscribe", thing))[-1]["result"] == {}
         assert json.loads(tool_text(one.tool("set"))) == [
             "resources/subscribe probe://thing",
             "resources/subscribe probe://thing",

@@ -12,7 +12,7 @@ import pytest
 
 from tests.requirements import requirement
 from tests.support.gateway_process import PROBE, RunningGateway, running_gateway, server
-from tests.support.mcp_clients import Legacy, tool_text
+from tests.support.mcp_clients import Legacy, messages, tool_text
 from tests.support.waiting import eventually
 
 SERVERS = {"new": server((*PROBE, "modern-only"))}
@@ -134,7 +134,7 @@ def test_a_server_that_dies_while_its_question_is_open_is_started_again_for_the_
 
 @requirement("spec.bridge")
 def test_a_server_that_asks_for_too_much_at_once_is_refused(client: Legacy) -> None:
-    refused = client.tool("want", {"questions": 33}).json()
+    refused = messages(client.tool("want", {"questions": 33}))[-1]
     assert "more than 32 inputs" in refused["error"]["message"]
 
 

@@ -55,7 +55,7 @@ def test_an_error_about_nothing_in_particular_is_that_of_the_only_call(
 ) -> None:
     client = Legacy(f"{probe.base}/servers/probe/mcp", http).open()
     line = '{"jsonrpc":"2.0","id":null,"error":{"code":-32700,"message":"cannot parse this"}}'
-    assert client.tool("broken", {"line": line}).json()["error"]["message"] == "cannot parse this"
+    assert messages(client.tool("broken", {"line": line}))[-1]["error"]["message"] == "cannot parse this"
 
 
 @requirement("rep.honest", "proc.noise")
@@ -71,9 +71,9 @@ def test_only_calls_that_may_be_meant_fail(probe: RunningGateway, http: httpx.Cl
         assert eventually(functools.partial(is_told, probe, told), 10)
         assert tool_text(client.tool("echo", {"a": 1})) == '{"a": 1}'
         assert noisy.is_alive() and hanging.is_quiet
-    assert failed(client.tool("broken", {"line": NAMED[0]}).json()), "the one that is named, and no other"
+    assert failed(messages(client.tool("broken", {"line": NAMED[0]}))[-1]), "the one that is named, and no other"
     assert tool_text(client.tool("echo", {"a": 1})) == '{"a": 1}'
-    assert failed(client.tool("broken", {"line": NAMELESS[0]}).json())
+    assert failed(messages(client.tool("broken", {"line": NAMELESS[0]}))[-1])
     assert failed(hanging.next()), "which of them it was is not known: both are told so"
 
 
