@@ -6,6 +6,7 @@ opens a new link, and the first result of every session that had used the old on
 
 import logging
 from collections.abc import Coroutine
+from time import monotonic
 from typing import Any, Protocol
 
 import msgspec
@@ -145,14 +146,14 @@ class Conversation(Peer):
         self, exchange: Exchange, number: int, frame: bytes, request: tuple[Object, Object] | None
     ) -> LinkClosed | None:
         """Send a call over the open link. Returns why the link takes no message, if so; then nothing was executed."""
-        link = self._links.link
+        link, written_at = self._links.link, monotonic()  # after the write the server may run before this process
         if link is None or not self._links.is_open:
             return LinkClosed("it exited")
         try:
             link.send(frame) if exchange.forwarded is None else send_with(link, frame, exchange.forwarded)
         except LinkClosed as error:
             return error
-        exchange.sent_as(self, number, request if link.may_forget else None)
+        exchange.sent_as(self, number, request if link.may_forget else None, written_at)
         self.calls.send(exchange)
         self._begin()
         return None

@@ -220,13 +220,16 @@ class Exchange(ForwardsHeaders, ExchangeLife, Observed, WireUse, Listening):
         yield
         return number, splice(request)
 
-    def sent_as(self, conversation: ExchangeConversation, number: int, request: tuple[Object, Object] | None) -> None:
-        """The server has it, under that number. `request`: params and `_meta`, if it may have to be sent again."""
+    def sent_as(
+        self, conversation: ExchangeConversation, number: int, request: tuple[Object, Object] | None, written_at: float
+    ) -> None:
+        """The server has it, under that number, since `written_at` by the monotonic clock. `request`: params and
+        `_meta`, if it may have to be sent again."""
         self.step(SEND)
         self.conversation = conversation
         self.number = number
         self.sent = request
-        self.deadline_from = self.written_at = monotonic()
+        self.deadline_from = self.written_at = written_at
 
     def queue_at(self, conversation: ExchangeConversation) -> None:
         """The conversation will send it, once its link is open."""

@@ -75,7 +75,7 @@ def response(number: int, result: object) -> Message:
 def call(server: Server | None = None) -> Exchange:
     exchange = Exchange(method="tools/call", client_id=7, live=None, replies=ReplyQueue())
     if server is not None:
-        exchange.sent_as(server.conversation, 1, None)
+        exchange.sent_as(server.conversation, 1, None, 1.0)
     return exchange
 
 
@@ -243,7 +243,7 @@ async def test_an_id_that_a_client_uses_again_hides_no_call() -> None:
     live = LiveSession(a_session(FakeClock()), cast("EventLog", _Events()))
     server, first, second = Server(), call(), call()
     for exchange in (first, second):
-        exchange.sent_as(server.conversation, 1, None)
+        exchange.sent_as(server.conversation, 1, None, 1.0)
         live.exchanges.add(exchange)
     assert set(live.in_flight_as(7)) == {first, second} and live.in_flight_as("7") == []
     for exchange in live.in_flight_as(7):

@@ -60,7 +60,7 @@ class Server:
 
     def send(self, live: LiveSession | None, token: object = None) -> Exchange:
         exchange = Exchange(method="tools/call", client_id=7, live=live, replies=ReplyQueue())
-        exchange.sent_as(self.conversation, len(self.calls) + 1, None)
+        exchange.sent_as(self.conversation, len(self.calls) + 1, None, 1.0)
         exchange.progress_token = None if token is None else msgspec.Raw(encode(token))
         self.calls.send(exchange)
         return exchange
@@ -253,7 +253,7 @@ def test_a_modern_server_may_cancel_its_subscriptions_and_nothing_else() -> None
     server, live = Server(Era.MODERN), live_session(era="modern")
     call = server.send(live)
     stream = Exchange(method="subscriptions/listen", client_id=8, live=live, replies=ReplyQueue())
-    stream.sent_as(server.conversation, 2, None)
+    stream.sent_as(server.conversation, 2, None, 1.0)
     server.calls.send(stream)
     router = IsolatedRouter(live)
     for request_id in (call.number, 9, "2", None, [2]):
@@ -304,7 +304,7 @@ async def test_what_belongs_to_no_call_goes_to_the_streams_of_a_modern_client_th
             replies=ReplyQueue(),
             caller=caller_of_meta(meta),
         )
-        exchange.sent_as(server.conversation, client_id, None)
+        exchange.sent_as(server.conversation, client_id, None, 1.0)
         server.calls.send(exchange)
         streams.append(exchange)
     frames.clear()

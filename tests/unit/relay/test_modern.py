@@ -63,7 +63,7 @@ class Parts:
             result_meta=False,
         )
         self.exchange = Exchange(method=METHOD, client_id=1, live=self.live, replies=ReplyQueue())
-        self.exchange.sent_as(cast("Any", self.server), 1, None)
+        self.exchange.sent_as(cast("Any", self.server), 1, None, 1.0)
         question = InputRequest(cast("Any", self.server), b"1", "elicitation/create", {})
         assert self.live.questions.suspend(self.exchange, question)
         suspended = self.exchange.suspendable()

@@ -57,7 +57,7 @@ class Parts:
 
     def exchange(self, method: str = "tools/call") -> Exchange:
         exchange = Exchange(method=method, client_id=1, live=self.live, replies=ReplyQueue())
-        exchange.sent_as(cast("Any", self.server), 1, None)
+        exchange.sent_as(cast("Any", self.server), 1, None, 1.0)
         return exchange
 
     def made(
