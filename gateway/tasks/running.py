@@ -29,6 +29,8 @@ logger = logging.getLogger(__name__)
 MAX_MESSAGE_CHARS: Final = 1_024
 """Characters of a task's message."""
 
+_UNREADABLE: Final = "The call has ended, but the answer of its server cannot be read"
+
 _LEAST_TTL_S: Final = 60.0
 """How long the record of a working task is kept at least without a renewal."""
 
@@ -96,7 +98,7 @@ class RunningTask:
     def receive(self, frame: Frame) -> None:
         """A notification of the call, or its end."""
         if frame.final:
-            self._over(parse(frame.data))
+            self._over(frame)
             return
         try:
             message = parse(frame.data)
@@ -139,16 +141,28 @@ class RunningTask:
             self.exchange.resumed()
             self._step(TaskEvent.RESUME, questions=b"")
 
-    def _over(self, message: Message) -> None:
+    def _over(self, frame: Frame) -> None:
+        """The call has ended, whatever its end looks like: nothing else would end the task."""
+        try:
+            self._decide(parse(frame.data))
+        except Exception as error:
+            logger.warning("a task ends without its outcome: %s", error, extra=self.exchange.log_fields())
+            if not self.task.is_over:
+                self._step(TaskEvent.FAIL, **self._unreadable(), ttl_s=self._ttl_s())
+        finally:
+            self._tasks.spawn(self._end())
+
+    def _decide(self, message: Message) -> None:
         live = live_session_of(self.exchange)
         if live is not None and live.is_elsewhere:
             # Whoever continues the session decides on the task: what its call has come to is unknown here.
             self.is_left = True
         elif isinstance(message.error, msgspec.Raw):
-            error = splice(message.error)
-            text = _text_of(error)
+            error, text = splice(message.error), _text_of(message.error)
             if self.exchange.state is ExchangeState.CANCELLED or (live is not None and live.ended):
-                self._step(TaskEvent.CANCEL, questions=b"", message=text, ttl_s=self._ttl_s())
+                self._step(TaskEvent.CANCEL, questions=b"", message=text or "", ttl_s=self._ttl_s())
+            elif text is None:
+                self._step(TaskEvent.FAIL, **self._unreadable(), ttl_s=self._ttl_s())
             else:
                 self._fail(error, text)
         elif isinstance(message.result, msgspec.Raw):
@@ -162,7 +176,11 @@ class RunningTask:
                 self._fail(encode(error_of(INTERNAL_ERROR, text, self.exchange.correlation)), text)
             else:
                 self._step(TaskEvent.COMPLETE, questions=b"", result=result, ttl_s=self._ttl_s())
-        self._tasks.spawn(self._end())
+
+    def _unreadable(self) -> dict[str, Any]:
+        """The outcome of a call whose server's answer cannot be handed on."""
+        error = encode(error_of(INTERNAL_ERROR, _UNREADABLE, self.exchange.correlation))
+        return {"questions": b"", "error": error, "message": _UNREADABLE}
 
     def _fail(self, error: bytes, text: str) -> None:
         if len(error) > self._settings.result_bytes:
@@ -225,7 +243,16 @@ def _progress_text(params: Object) -> str:
     return f"progress: {steps}" if steps else ""
 
 
-def _text_of(error: bytes) -> str:
-    """The message of an error."""
-    text = msgspec.json.decode(error).get("message", "")
-    return text[:MAX_MESSAGE_CHARS] if isinstance(text, str) else ""
+class _Error(msgspec.Struct):
+    """What a client reads of an error."""
+
+    code: int = INTERNAL_ERROR
+    message: str = ""
+
+
+def _text_of(error: msgspec.Raw) -> str | None:
+    """The message of an error. None: a client could not read the error. What its `data` says is not looked at."""
+    try:
+        return msgspec.json.decode(error, type=_Error).message[:MAX_MESSAGE_CHARS]
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+        return None

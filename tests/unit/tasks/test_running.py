@@ -1,0 +1,55 @@
+"""A task ends when its call ends, whatever the end of the call looks like."""
+
+import msgspec
+import pytest
+
+from gateway.errors import OUTCOME_UNKNOWN
+from tests.requirements import requirement
+from tests.unit.tasks.test_recovery import Replica, Store
+from transports.jsonrpc import INTERNAL_ERROR, Message
+from transports.reply_queue import Frame
+
+pytestmark = pytest.mark.anyio
+
+ERRORS = {
+    b'{"code":-32000,"message":"boom","data":1e400}': (-32000, "boom"),
+    b'{"code":-32000,"message":"boom","data":{"at":[1e400]}}': (-32000, "boom"),
+    b'{"code":1e400,"message":"boom"}': (INTERNAL_ERROR, "cannot be read"),
+    b'{"code":-1,"message":5}': (INTERNAL_ERROR, "cannot be read"),
+    b'{"code":-1,"message":"\\ud800"}': (INTERNAL_ERROR, "cannot be read"),
+    b'"text"': (INTERNAL_ERROR, "cannot be read"),
+    b"null": (INTERNAL_ERROR, "cannot be read"),
+    b"[]": (INTERNAL_ERROR, "cannot be read"),
+}
+
+
+@requirement("task.durable")
+@pytest.mark.parametrize("error", sorted(ERRORS))
+async def test_any_error_of_the_server_ends_the_task(error: bytes) -> None:
+    store = Store()
+    task = await store.task()
+    replica = Replica(store)
+    running = replica.running(task, store.session)
+    running.exchange.settle(Message(jsonrpc="2.0", id=0, error=msgspec.Raw(error)))
+    await replica.table.settled()
+    found = await store.read(task)
+    code, text = ERRORS[error]
+    told = msgspec.json.decode(found.error, type=dict[str, msgspec.Raw])
+    assert (found.status, int(bytes(told["code"]))) == ("failed", code)
+    assert text in found.message and text in msgspec.json.decode(told["message"])
+    assert len(replica.table) == 0
+
+
+@requirement("task.durable")
+async def test_an_end_that_cannot_be_read_ends_the_task() -> None:
+    store = Store()
+    task = await store.task()
+    replica = Replica(store)
+    running = replica.running(task, store.session)
+    deep = b"[" * 3_000 + b"]" * 3_000
+    for final in (b"not JSON", b'{"jsonrpc":"2.0","id":1,"error":{"code":-1,"message":"m","data":' + deep + b"}}"):
+        running.receive(Frame(final, final=True))
+        await replica.table.settled()
+        assert (await store.read(task)).status == "failed" and len(replica.table) == 0
+    running.exchange.fail(OUTCOME_UNKNOWN, "later")
+    assert "cannot be read" in (await store.read(task)).message
