@@ -197,7 +197,7 @@ def _problem(status: int, detail: str, headers: dict[str, str] | None = None) ->
 
 
 _SESSION: Final = ("session", "path", "How its id begins: 4 characters or more, as listed")
-_TASK: Final = ("task", "path", "How its id begins: 4 characters or more, as listed")
+_TASK: Final = ("task", "path", "How its id begins: 4 characters or more, as listed; or the id that its client has")
 _REPLICA: Final = ("replica", "path", "How its name begins")
 _OPERATIONS: Final = (
     _Operation(

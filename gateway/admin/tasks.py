@@ -7,6 +7,7 @@ import msgspec
 
 from gateway.admin.operators import SHORTEST_PREFIX, Ambiguous, NoSuch, TaskPage, TaskQuery
 from gateway.admin.reports import TaskRow
+from gateway.tasks.handles import TaskHandle, claimed
 from session_store import Task, TaskStore
 from session_store.session import redact
 
@@ -26,7 +27,10 @@ class TaskList:
         self._clock = clock
 
     async def page(self, query: TaskQuery) -> TaskPage:
-        """A page of the tasks that match, newest first. Raises `NoSuch`: the page before ended with an unknown task."""
+        """A page of the tasks that match, newest first. Raises `NoSuch`: the page before ended with an unknown task, or
+        the client's id of a task is given, and there is no such task."""
+        if (handle := claimed(query.query)) is not None:
+            return TaskPage(tasks=[task_row(await self._of_client(handle), self._clock())])
         before = (await self.found(query.after)).name if query.after else ""
         matching: list[Task] = []
         async for task in self._newest(before, query.limit + 1 if query.matches_all else _READ_AT_ONCE):
@@ -43,7 +47,13 @@ class TaskList:
         return task_row(await self.found(prefix), self._clock())
 
     async def found(self, prefix: str) -> Task:
-        """The one task that is meant. Never a guess. Raises `NoSuch`, `Ambiguous`."""
+        """The one task that is meant: by how its id begins, or by the id that its client has. Never a guess.
+
+        Raises:
+            NoSuch, Ambiguous: not one task is meant.
+        """
+        if (handle := claimed(prefix)) is not None:
+            return await self._of_client(handle)
         if len(prefix) < SHORTEST_PREFIX:
             raise NoSuch(f"give at least {SHORTEST_PREFIX} characters of the task's id")
         matching = [task async for task in self._newest("", _READ_AT_ONCE) if task.id.startswith(prefix)]
@@ -53,6 +63,14 @@ class TaskList:
             raise NoSuch(f"no task begins with {prefix[:64]!r}: it has expired, or never was")
         # The list has tasks without their questions, which are counted.
         return await self._tasks.get(matching[0].session_id, matching[0].id) or matching[0]
+
+    async def _of_client(self, handle: TaskHandle) -> Task:
+        if handle.kind == "relayed":
+            raise NoSuch(f"server {handle.server!r} has made this task, and only the server knows it")
+        task = await self._tasks.get(handle.session_id, handle.id)
+        if task is None:
+            raise NoSuch("the task has expired, or its session was ended")
+        return task
 
     async def _newest(self, before: str, size: int) -> AsyncIterator[Task]:
         for _ in range(0, SEARCHED, size):

@@ -18,7 +18,10 @@ __all__ = ["app"]
 app = typer.Typer(help="List and cancel tasks: calls that go on after their clients have left.", no_args_is_help=True)
 _out = Terminal()
 
-IdArgument = Annotated[str, typer.Argument(metavar="ID", help="First characters of the task's id, from `list`.")]
+IdArgument = Annotated[
+    str,
+    typer.Argument(metavar="ID", help="First characters of the task's id, from `list`; or the id that its client has."),
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

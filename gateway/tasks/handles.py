@@ -13,7 +13,7 @@ import msgspec
 
 from session_store import KeyRing, Purpose
 
-__all__ = ["MAX_ID_CHARS", "TaskHandle", "TaskHandles"]
+__all__ = ["MAX_ID_CHARS", "TaskHandle", "TaskHandles", "claimed"]
 
 MAX_ID_CHARS: Final = 512
 """Characters of a server's own id. A task with a longer one cannot be named in a header."""
@@ -68,6 +68,17 @@ class TaskHandles:
             return self._decoder.decode(base64.urlsafe_b64decode(content + "=" * (-len(content) % 4)))
         except (msgspec.MsgspecError, ValueError):
             return None  # another version of the gateway has signed it
+
+
+def claimed(text: str) -> TaskHandle | None:
+    """The task that a text claims to name, whoever has made it. For operators, who may see every task."""
+    content = text.partition(".")[0]
+    if len(text) > _MAX_TEXT or not _HANDLE.fullmatch(text):
+        return None
+    try:
+        return msgspec.msgpack.decode(base64.urlsafe_b64decode(content + "=" * (-len(content) % 4)), type=TaskHandle)
+    except (msgspec.MsgspecError, ValueError):
+        return None
 
 
 def _signature(key: bytes, content: str) -> str:

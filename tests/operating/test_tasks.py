@@ -23,6 +23,10 @@ def test_a_task_is_found_and_cancelled_from_another_replica(
     newest = listed[0]["task"]
     shown = json.loads(cli("tasks", "show", newest, "--json", url=there.base).stdout)
     assert shown["status"] == "working" and shown["session"] == listed[0]["session"]
+    named = json.loads(cli("tasks", "show", other, "--json", url=there.base).stdout)
+    assert named["task"] == newest, "the client's own id names the task"
+    [found] = json.loads(cli("tasks", "list", "--find", other, "--json", url=there.base).stdout)["tasks"]
+    assert found["task"] == newest
     assert newest in ops.get(f"{there.base}/admin/tasks/{newest}").text
 
     assert cli("tasks", "cancel", newest, url=there.base).stdout == f"cancelled {newest}\n"

@@ -28,11 +28,13 @@ PAGE: Final = ConsolePage(
 {% block title %}Task {{ task.task }}{% endblock %}
 {% block body %}
 <h1>Task {{ task.task }}</h1>
+{% if task.status in ("working", "input_required") %}
 <details class="end"><summary>Cancel this task…</summary>
 <form method="post" action="{{ root }}/admin/tasks/{{ task.task }}/cancel">
 <p>Its server is told to stop, and its client finds it cancelled. What the call has done until then stays done.</p>
 <button class="danger">Cancel task {{ task.task }}</button>
 </form></details>
+{% endif %}
 {% endblock %}
 {% block live %}
 {% set t = task %}
