@@ -1,5 +1,6 @@
 """Builds what makes tasks of slow calls, and what becomes of them."""
 
+from gateway.identity.standing_rights import StandingRights
 from gateway.relay.intake import Intake
 from gateway.serving.parts import Foundation, Resolution, SessionParts, TaskParts
 from gateway.tasks.changes import TaskChanges
@@ -37,6 +38,10 @@ def build_tasks(
         noted=noted,
         clock=base.clock,
     )
+    options = base.settings.gateway
+    rights = StandingRights(
+        sessions.rules, api_keys=options.api_keys, auth=options.auth, allow_anonymous=options.allows_anonymous
+    )
     recovery = TaskRecovery(
         table,
         sessions=backend.sessions,
@@ -44,6 +49,7 @@ def build_tasks(
         attacher=sessions.attacher,
         cluster=cluster,
         start=lambda exchange, request, who, params: intake.accept(exchange, request, who, params, []),
+        why_lost=rights.why_lost,
     )
     made = MadeTasks(
         table,

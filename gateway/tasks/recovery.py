@@ -1,7 +1,7 @@
 """What becomes of tasks whose owner is gone: nothing runs twice silently, and nothing stays unknown for ever.
 
-A task of a tool that says that calling it twice does no more than calling it once runs again, once. Any other fails:
-its outcome is unknown.
+A task of a tool that says that calling it twice does no more than calling it once runs again, once, if its principal
+has today the rights that the call had. Any other fails: its outcome is unknown.
 """
 
 import logging
@@ -26,7 +26,7 @@ from gateway.tasks.running import RunningTask
 from gateway.tasks.stored_call import StoredCall
 from gateway.tasks.table import TaskTable
 from gateway.tasks.task_state import TaskEvent, after
-from session_store import Session, SessionStore, Task
+from session_store import Context, Principal, Session, SessionStore, Task
 from session_store.session import redact
 from transports.era import Era
 from transports.inbound_port import Answer, Request
@@ -49,14 +49,19 @@ _UNKNOWN_AGAIN: Final = (
     "the call may have taken effect once or twice"
 )
 _NO_SESSION: Final = "Outcome unknown: the session of this task ended without an answer; the call may have taken effect"
+_NO_RIGHTS: Final = f"{_UNKNOWN}. It is not started again: {{why}}"
 _AGAIN: Final = "started again, because the gateway that ran it ended without an answer"
 
 StartCall = Callable[[TaskExchange, Request, RequestContext, Object], Awaitable[Answer]]
 """Sends a call to its server, as if its client had sent it (`gateway.relay.intake`)."""
 
+WhyLost = Callable[[Principal, Context], str]
+"""Why a principal may not do today what a context has granted to it; empty if it may."""
+
 
 class TaskRecovery:
-    """Decides on the tasks that nobody runs. `start` sends the call of a task that runs again."""
+    """Decides on the tasks that nobody runs. `start` sends the call of a task that runs again. No client is
+    there whose credential says what it may do: `why_lost` decides, from the present configuration."""
 
     def __init__(
         self,
@@ -67,6 +72,7 @@ class TaskRecovery:
         attacher: SessionAttacher,
         cluster: Cluster | None,
         start: StartCall,
+        why_lost: WhyLost,
     ) -> None:
         self._table = table
         self._sessions = sessions
@@ -74,6 +80,7 @@ class TaskRecovery:
         self._attacher = attacher
         self._cluster = cluster
         self._start = start
+        self._why_lost = why_lost
         self._tasks = Tasks("recovery of tasks")
 
     def is_here(self, session: Session) -> bool:
@@ -91,10 +98,16 @@ class TaskRecovery:
             await self._tasks.share(task.name, lambda: self._decide(task, session))
 
     async def _decide(self, task: Task, session: Session | None) -> None:
-        if session is not None and task.is_repeatable and task.runs == 1:
-            await self._run_again(task, session)
-        else:
+        if session is None or not task.is_repeatable or task.runs > 1:
             await self._give_up(task, _unknown(task, session))
+            return
+        call = StoredCall.read(task.request)
+        # The server is started with the rights of the session, and the call has its own.
+        why = self._why_lost(task.principal, call.context) or self._why_lost(task.principal, session.context)
+        if why:
+            await self._give_up(task, _NO_RIGHTS.format(why=why))
+        else:
+            await self._run_again(task, session, call)
 
     async def _give_up(self, task: Task, reason: str) -> None:
         now = self._table.clock()
@@ -114,14 +127,13 @@ class TaskRecovery:
 
     # -- running again
 
-    async def _run_again(self, task: Task, session: Session) -> None:
+    async def _run_again(self, task: Task, session: Session, call: StoredCall) -> None:
         """Run a task again. The record says so first: if this replica dies as well, nobody runs it a third time."""
         live = self._live.get(session.id)
         if live is None:
             self._attacher.take_over(session)
             live = self._live.of(session)
         await live.recover()
-        call = StoredCall.read(task.request)
         params, raw = call.params, call.params.get("_meta", msgspec.Raw(b"{}"))
         exchange = TaskExchange(
             method="tools/call",

@@ -62,6 +62,7 @@ class Replica:
         backend = store.backend
         self.sent: list[tuple[TaskExchange, Object]] = []
         self.held = 0
+        self.lost: dict[str, str] = {}  # why rights are lost, by their workspace
         self.live = LiveSessions(backend.events)
         self.counts: Counter[str] = Counter()
         self.table = TaskTable(
@@ -79,6 +80,7 @@ class Replica:
             attacher=cast("Any", self),
             cluster=None,
             start=self.start,
+            why_lost=lambda _, granted: self.lost.get(granted.workspace, ""),
         )
 
     def take_over(self, session: Session) -> None:
@@ -124,6 +126,21 @@ async def test_of_two_replicas_one_runs_a_task_again() -> None:
         assert replica.held == 0 and len(replica.table) == 0
     found = await store.read(task)
     assert found.status == "completed" and msgspec.json.decode(found.result) == {"text": "done"}
+
+
+@requirement("task.rights")
+@pytest.mark.parametrize("of_the_call", [False, True])
+async def test_a_task_whose_rights_are_lost_does_not_run_again_and_says_why(of_the_call: bool) -> None:
+    store = Store()
+    task = await store.task(is_repeatable=True, request=REQUEST)
+    replica = Replica(store)
+    replica.lost[RIGHTS.workspace if of_the_call else store.session.context.workspace] = "the key was removed"
+    await replica.recovery.decide(task, store.session)
+    await replica.recovery.settled()
+    found = await store.read(task)
+    assert (found.status, found.runs, replica.sent) == ("failed", 1, [])
+    assert "unknown" in found.message and "the key was removed" in found.message
+    assert msgspec.json.decode(found.error)["code"] == OUTCOME_UNKNOWN
 
 
 @requirement("task.durable")

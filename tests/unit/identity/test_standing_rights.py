@@ -1,0 +1,75 @@
+"""What a principal that is not here may still do: decided from the present configuration alone."""
+
+from typing import Any
+
+import pytest
+
+from gateway.config.auth import AuthSettings
+from gateway.config.policy import RuleSettings
+from gateway.identity.context_rules import ContextRules
+from gateway.identity.credential_claims import CredentialClaims
+from gateway.identity.standing_rights import StandingRights
+from session_store import ANONYMOUS, Principal
+from tests.requirements import requirement
+
+ALICE = Principal(issuer="api-key", subject="alice")
+ADA = Principal(issuer="https://id.example", subject="ada")
+RULE = RuleSettings(principals=("api-key:alice",), workspace="red", trust="direct", permissions=("deploy", "read"))
+
+
+def jwt(**claims: str) -> AuthSettings:
+    entry: Any = {"issuer": ADA.issuer, "audience": "mcp", "jwks_url": "https://id.example/keys", "claims": claims}
+    return AuthSettings(jwt=(entry,), resource="https://mcp.example/mcp")
+
+
+def why(
+    principal: Principal,
+    now: list[RuleSettings],
+    *,
+    before: tuple[RuleSettings, ...] = (RULE,),
+    claims: CredentialClaims | None = None,
+    keys: tuple[str, ...] = ("alice",),
+    auth: AuthSettings | None = None,
+    read_only: tuple[str, ...] = (),
+) -> str:
+    granted = ContextRules(before, "sandboxed").context(principal, claims, "announced")
+    rules = ContextRules(now, "sandboxed", read_only=read_only)
+    rights = StandingRights(rules, api_keys=keys, auth=auth or AuthSettings(), allow_anonymous=not keys)
+    return rights.why_lost(principal, granted)
+
+
+@requirement("task.rights")
+def test_rights_stand_if_the_rules_give_all_of_them_today() -> None:
+    assert why(ALICE, [RULE]) == ""
+    assert why(ALICE, [RULE, RuleSettings(permissions=("more",))]) == ""
+    assert why(ANONYMOUS, [], keys=()) == "", "with the workspace that it has announced"
+    assert why(ADA, [], auth=jwt()) == "", "no claim has granted anything"
+
+
+@requirement("task.rights")
+@pytest.mark.parametrize(
+    "change",
+    [{"trust": "sandboxed"}, {"permissions": ("read",)}, {"workspace": "blue"}, {"read_only": True}],
+    ids=lambda change: next(iter(change)),
+)
+def test_a_rule_that_grants_less_today_takes_the_rights(change: dict[str, Any]) -> None:
+    assert "fewer or other rights" in why(ALICE, [RULE.model_copy(update=change)])
+    assert "fewer or other rights" in why(ALICE, [])
+    assert "fewer or other rights" in why(ALICE, [RULE], read_only=("direct",))
+
+
+@requirement("task.rights")
+def test_a_principal_that_is_gone_has_no_rights() -> None:
+    assert "no longer configured" in why(ALICE, [RULE], keys=("bob",))
+    assert "no longer configured" in why(ADA, [])
+    assert "no longer configured" in why(ANONYMOUS, [], keys=("bob",))
+
+
+@requirement("task.rights")
+def test_what_a_credential_has_granted_counts_as_not_granted() -> None:
+    assert "not at hand" in why(ADA, [], auth=jwt(trust="trust"))
+    assert "not at hand" in why(ADA, [], auth=jwt(workspace="team"))
+    claimed = CredentialClaims(permissions=("deploy",))
+    assert "fewer or other rights" in why(ADA, [], auth=jwt(), claims=claimed), "the claim of permissions"
+    claimed = CredentialClaims(fields=(("desk", "7"),))
+    assert why(ADA, [], auth=jwt(), claims=claimed) == "", "a field that is not configured is none"
