@@ -44,7 +44,8 @@ def cold(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cold]:
         return server(("/bin/sh", "-c", f". {shlex.quote(str(line))}; exec {shlex.join((*PROBE, *flags))}"))
 
     servers = {"new": slow("modern-only", "notifies"), "old": slow("legacy-only", "notifies")}
-    with running_gateway(servers) as gateway:
+    # Longer than a start takes: what does not wait for one is told apart from what waits as long as it may.
+    with running_gateway(servers, options={"limits": {"list_timeout_s": 20}}) as gateway:
         yield Cold(gateway, line)
 
 
