@@ -13,6 +13,9 @@ LEAST_S: Final = 0.1
 MOST_S: Final = 600.0
 """The longest time, so that a server cannot make the gateway wait for hours."""
 
+_MOST_ID_CHARS: Final = 1024
+"""A longer id of an event would make a header that few servers take."""
+
 _FIRST_S: Final = 1.0
 _MOST_BACKOFF_S: Final = 60.0
 
@@ -32,9 +35,11 @@ class StreamPlace:
         self.events = 0
 
     def read(self, event_id: str) -> None:
-        """An event was read; `event_id` is empty if it has none."""
+        """An event was read; `event_id` is empty if it has none. After an id that no header can hold, the stream is
+        opened without one: after an older id, events would come twice."""
         self.events += 1
-        self.last_id = event_id or self.last_id
+        if event_id:
+            self.last_id = event_id if _is_sendable(event_id) else ""
 
     def retry(self, retry_ms: int | None) -> None:
         """The server has named a reconnection time; None: it has not."""
@@ -53,3 +58,9 @@ def pause_s(place: StreamPlace, failures: int, *, at_once: bool = False) -> floa
     if named_s is None:
         named_s = LEAST_S if at_once else _FIRST_S
     return max(named_s, backoff_s)
+
+
+def _is_sendable(event_id: str) -> bool:
+    """Whether an id can stand in a header, as UTF-8 (HTML, Server-sent events; RFC 9110 §5.5)."""
+    is_short = len(event_id) <= _MOST_ID_CHARS
+    return is_short and event_id.isprintable() and event_id == event_id.strip()

@@ -272,7 +272,8 @@ class HttpLink:
 
     def _get(self, more: Headers) -> contextlib.AbstractAsyncContextManager[httpx2.Response]:
         headers = self._headers(self._session_headers() | more) | {"accept": "text/event-stream"}
-        return self._upstream.client.stream("GET", self._upstream.url, headers=headers)
+        encoded = httpx2.Headers(headers, encoding="utf-8")  # the server's event ids may be more than ASCII
+        return self._upstream.client.stream("GET", self._upstream.url, headers=encoded)
 
     async def _follow(self, after: asyncio.Task[None] | None) -> None:
         """Read the stream of the server's own messages for as long as the link lasts, unless the server offers none."""
@@ -281,7 +282,7 @@ class HttpLink:
         place, failures = StreamPlace(), 0
         while self._takes_messages:
             events, status, began = place.events, 0, monotonic()
-            with contextlib.suppress(httpx2.HTTPError, OSError, TooLarge):
+            try:
                 async with self._get({"last-event-id": place.last_id} if place.last_id else {}) as response:
                     status = response.status_code
                     if _has_no_session(response):
@@ -291,6 +292,11 @@ class HttpLink:
                         return  # the server has no such stream
                     if status == 200:
                         await self._replies.stream(response, None, place)
+            except (httpx2.HTTPError, OSError, TooLarge) as error:
+                logger.debug("the stream of server %s was cut: %s", self._upstream.name, error_text(error))
+            except Exception:  # whatever the server has sent, its later messages are for the client
+                status = 0
+                logger.exception("the stream of server %s could not be read", self._upstream.name)
             is_useful = place.events > events or place.retry_s is not None or monotonic() - began >= _LASTING_S
             failures = 0 if status == 200 and is_useful else failures + 1
             await self._upstream.pause(pause_s(place, failures))

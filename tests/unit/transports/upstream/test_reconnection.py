@@ -33,3 +33,14 @@ def test_the_last_id_stays_where_an_event_has_none() -> None:
     read.read("7")
     read.read("")
     assert (read.last_id, read.events) == ("7", 2)
+
+
+@requirement("up.retry")
+@pytest.mark.parametrize("event_id", ["a\x01", "\x7f", "é\u2028x", " 7 ", "\ud800", "a" * 1025])
+def test_an_id_that_no_header_can_hold_is_not_sent_and_no_older_one_in_its_place(event_id: str) -> None:
+    read = StreamPlace()
+    read.read("7")
+    read.read(event_id)
+    assert (read.last_id, read.events) == ("", 2)
+    read.read("é 8")
+    assert read.last_id == "é 8"

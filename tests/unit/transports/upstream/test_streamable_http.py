@@ -171,6 +171,25 @@ async def test_a_stream_that_was_refused_for_a_while_is_opened_later() -> None:
 
 @requirement("up.retry")
 @pytest.mark.anyio
+async def test_no_event_id_and_no_error_ends_the_stream_of_a_server() -> None:
+    server = Script(
+        stream("id: é\ndata:\n\n"),
+        stream("id: \x01\ndata:\n\n"),
+        RuntimeError("odd"),
+        stream(NOTE),
+        httpx2.Response(405),
+    )
+    events = Notified()
+    link = await server.upstream.connect(ConnectOptions(resume='["2025-11-25","s-1"]'), events)
+    async with asyncio.timeout(5.0):
+        await asyncio.wait([link._running["stream"]])
+    assert server.asked == ["", "é", "", "", ""] and events.methods == ["notifications/x"]
+    await link.close()
+    await server.upstream.close()
+
+
+@requirement("up.retry")
+@pytest.mark.anyio
 async def test_a_stream_is_not_opened_any_more_when_the_link_has_ended() -> None:
     server = Script(httpx2.Response(503))
     link = await server.upstream.connect(ConnectOptions(resume='["2025-11-25","s-1"]'), RecordedEvents())
