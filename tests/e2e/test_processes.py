@@ -196,6 +196,7 @@ def test_nothing_outlives_the_gateway_however_it_ends(http: httpx.Client, end: s
         gateway.process.wait(15)
 
 
+@pytest.mark.timeout(300)  # 500 processes, one after the other, beside other tests on two cores
 @requirement("proc.gone")
 def test_five_hundred_sessions_leave_no_process_descriptor_or_memory(http: httpx.Client) -> None:
     # One client opens 500 sessions here, as fast as the machine can: the default rates would refuse some of them.
