@@ -64,7 +64,7 @@ def compose(
     served = build_servers(base, sessions, servers or {})
     resolution = build_resolution(base, sessions, served)
     http = build_http(base, callers, sessions, served, resolution)
-    drain = _drain(base, sessions, served)
+    drain = _drain(base, sessions, served, http.tasks)
     replica = _replica(base, served, drain, resolution.returns, http.tasks)
     operating = _operating(base, callers, sessions, replica)
     return Parts(
@@ -139,7 +139,7 @@ def _callers(base: Foundation) -> Callers:
     return Callers(identity=identity, metadata=metadata, guard=guard_of(options, identity.proxies))
 
 
-def _drain(base: Foundation, sessions: SessionParts, servers: Servers) -> Drain:
+def _drain(base: Foundation, sessions: SessionParts, servers: Servers, tasks: TaskParts) -> Drain:
     """How this process stops to serve, and starts again. It is ready once a server has answered: one of the
     configured ones if there are any, not the gateway's own tools."""
     configured = [upstream for upstream in servers.upstreams if upstream.name in base.settings.mcpServers]
@@ -154,6 +154,7 @@ def _drain(base: Foundation, sessions: SessionParts, servers: Servers) -> Drain:
         live=base.live,
         lifecycle=sessions.lifecycle,
         cluster=base.cluster,
+        tasks=tasks.table,
     )
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 from typing import Final
 
 import msgspec
@@ -11,13 +12,17 @@ from gateway.cluster.ownership import Cluster
 from gateway.serving.readiness import Readiness
 from gateway.serving.state import ServingState
 from gateway.sessions.lifecycle import SessionLifecycle
+from gateway.tasks.running import RunningTask
+from gateway.tasks.table import TaskTable
 from session_store import StoreUnavailable
 from transports.jsonrpc import Message
 
 __all__ = ["HAND_OVER_S", "Drain"]
 
+logger = logging.getLogger(__name__)
+
 HAND_OVER_S: Final = 10.0
-"""How long a drain waits for sessions whose calls are still being answered."""
+"""How long a drain waits for sessions whose calls are still being answered, and a stop for tasks."""
 
 LINGER_S: Final = 2.0
 """How long a gateway with peers serves requests that still come, until load balancers have seen that it is not ready.
@@ -37,12 +42,15 @@ class Drain:
         live: LiveSessions,
         lifecycle: SessionLifecycle,
         cluster: Cluster | None,
+        tasks: TaskTable,
     ) -> None:
         self._state = state
         self._readiness = readiness
         self._live = live
         self._lifecycle = lifecycle
         self._cluster = cluster
+        self._tasks = tasks
+        self._until = 0.0  # by the loop's clock
 
     @property
     def is_draining(self) -> bool:
@@ -53,11 +61,22 @@ class Drain:
 
     async def drain(self) -> None:
         self._state.start_draining()
+        self._until = asyncio.get_running_loop().time() + HAND_OVER_S
         for live in self._live:
             _end_streams(live)
         if self._cluster is not None:
             linger_s = LINGER_S if await self._has_peers(self._cluster) else 0.0
             await asyncio.gather(self._hand_over(), asyncio.sleep(linger_s))
+
+    async def tasks_end(self) -> None:
+        """Wait for the tasks that work here, as long as the drain waits for calls. No request of a client is open for
+        them, so the server that serves HTTP does not. One that has asked its client waits in vain: nothing is received
+        any more."""
+        loop = asyncio.get_running_loop()
+        if any(_works(running) for running in self._tasks) and loop.time() < self._until:
+            logger.info("%d tasks still work: the gateway waits for them", len(self._tasks))
+        while loop.time() < self._until and any(_works(running) for running in self._tasks):  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
 
     def admit(self) -> None:
         self._state.stop_draining()
@@ -77,6 +96,10 @@ class Drain:
             # Calls end in many places: polling for some seconds is simpler than a notification from each.
             while not await self._lifecycle.release_idle() and loop.time() < until:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
+
+
+def _works(running: RunningTask) -> bool:
+    return running.task.status != "input_required"
 
 
 def _end_streams(live: LiveSession) -> None:

@@ -82,6 +82,7 @@ class Lifecycle:
                 base.state.start()
                 yield
             finally:
+                await self._parts.drain.tasks_end()
                 base.state.stop()
                 await upkeep.close()
                 await self._release()

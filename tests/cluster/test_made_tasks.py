@@ -146,3 +146,18 @@ def test_a_gateway_alone_decides_on_its_tasks_when_it_is_started_again(
         assert failed["error"]["code"] == UNKNOWN and "unknown" in failed["error"]["message"].lower()
         assert client.until(again, "completed")["result"]["content"][0]["text"] == "done again"
         assert ledger.read_text().count("began lost") == 1 and ledger.read_text().count("began again") == 2
+
+
+@requirement("task.durable")
+def test_a_gateway_alone_that_stops_waits_for_its_tasks(http: httpx.Client, tmp_path: Path, ledger: Path) -> None:
+    servers = {"work": server((*WORK, "legacy"), env={"LEDGER": str(ledger)})}
+    options: dict[str, Any] = {"store": f"sqlite:///{tmp_path}/sessions.db", "tasks": {"after_s": 0.3, "poll_ms": 100}}
+    with contextlib.ExitStack() as stack:
+        first = stack.enter_context(running_gateway(servers, options=options, must_stop=False))
+        task = TaskClient(first.url, http).begin("work", job="stopped", seconds=4)
+        assert first.stop() in (0, -signal.SIGTERM)
+        assert "tasks still work" in first.stderr()
+        second = stack.enter_context(running_gateway(servers, options=options, must_stop=False))
+        found = TaskClient(second.url, http).get(task)
+        assert found["status"] == "completed" and found["result"]["content"][0]["text"] == "done stopped"
+        assert ledger.read_text().split() == ["began", "stopped", "ended", "stopped"]

@@ -1,5 +1,6 @@
 """`gateway.serving.drain`: it is not ready at once, and its sessions are released."""
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -10,6 +11,8 @@ from gateway.serving.drain import Drain
 from gateway.serving.readiness import Readiness
 from gateway.serving.state import ServingState
 from session_store import MemoryBackend, StoreUnavailable
+from tests.requirements import requirement
+from tests.unit.tasks.test_answers import a_task
 
 pytestmark = pytest.mark.anyio
 
@@ -36,7 +39,14 @@ class FakeLive:
         self.drained += 1
 
 
-def draining(cluster: Cluster | None, sessions: FakeSessions, *lives: FakeLive) -> Drain:
+class FakeTask:
+    """A task with that status."""
+
+    def __init__(self, status: str = "working") -> None:
+        self.task = a_task(status=status)
+
+
+def draining(cluster: Cluster | None, sessions: FakeSessions, *lives: FakeLive, tasks: Any = ()) -> Drain:
     state = ServingState(cluster)
     state.start()
 
@@ -51,6 +61,7 @@ def draining(cluster: Cluster | None, sessions: FakeSessions, *lives: FakeLive) 
         live=live,
         lifecycle=lifecycle,
         cluster=cluster,
+        tasks=tasks,
     )
 
 
@@ -79,3 +90,20 @@ async def test_sessions_are_released_as_their_calls_end(answers: bool, monkeypat
     sessions = FakeSessions(rounds=3)
     await draining(cluster, sessions).drain()
     assert sessions.rounds == 0
+
+
+@requirement("task.durable")
+async def test_a_stop_waits_for_tasks_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    tasks = [FakeTask(), FakeTask("input_required")]
+    drain = draining(None, FakeSessions(rounds=1), tasks=tasks)
+    await drain.tasks_end()  # it was not told to drain
+    await drain.drain()
+    ending = asyncio.ensure_future(drain.tasks_end())
+    assert (await asyncio.wait((ending,), timeout=0.15))[1], "a task works"
+    del tasks[0]
+    await asyncio.wait_for(ending, 1)  # nobody could answer the other
+    monkeypatch.setattr(module, "HAND_OVER_S", 0.1)
+    tasks.append(FakeTask())
+    await drain.drain()
+    await asyncio.wait_for(drain.tasks_end(), 1)
+    assert len(tasks) == 2
