@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from time import time
 from typing import Final
 
@@ -104,7 +104,7 @@ class Lifecycle:
     def _start_upkeep(self) -> Tasks:
         """What runs for as long as the gateway does."""
         tasks, membership = Tasks("gateway"), self._parts.http.membership
-        work = [self._sweep(), self._sweep_tasks(), self._follow_ends(), self._end_seconds()]
+        work = [self._sweep(), self._renew_tasks(), self._sweep_tasks(), self._follow_ends(), self._end_seconds()]
         if membership is not None:
             work += [*membership.upkeep(), self._parts.operating.queries.listen()]
         for one in work:
@@ -150,12 +150,20 @@ class Lifecycle:
                     logger.warning("the session store does not answer: %s", error)
                 is_silent = True
 
-    async def _sweep_tasks(self) -> None:
-        """Keep the records of tasks that work, and decide on those that replicas have left that are gone."""
+    async def _renew_tasks(self) -> None:
+        """Keep the records of tasks that work, whatever becomes of those of others."""
+        failures = _Failures("the records of working tasks cannot be renewed")
         while True:
             await asyncio.sleep(_TASKS_EVERY_S)
-            self._parts.http.tasks.table.renew()
-            with contextlib.suppress(StoreUnavailable):  # `_sweep` logs it
+            with failures.logged():
+                self._parts.http.tasks.table.renew()
+
+    async def _sweep_tasks(self) -> None:
+        """Decide on the tasks of replicas that are gone."""
+        failures = _Failures("the tasks of replicas that are gone cannot be decided on")
+        while True:
+            await asyncio.sleep(_TASKS_EVERY_S)
+            with failures.logged(), contextlib.suppress(StoreUnavailable):  # `_sweep` logs it
                 await self._parts.http.tasks.recovery.sweep()
 
     async def _settle_tasks(self) -> None:
@@ -184,3 +192,23 @@ class Lifecycle:
                     await asyncio.Event().wait()
             except StoreUnavailable:
                 await asyncio.sleep(self._sweep_every_s)
+
+
+class _Failures:
+    """Logs the failures of what is tried again and again, each kind once in a row."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._last = ""
+
+    @contextlib.contextmanager
+    def logged(self) -> Iterator[None]:
+        """Log what is raised inside, and go on."""
+        try:
+            yield
+        except Exception as error:
+            if self._last != (told := repr(error)):
+                logger.exception(self._what)
+            self._last = told
+        else:
+            self._last = ""

@@ -26,7 +26,7 @@ from gateway.tasks.running import RunningTask
 from gateway.tasks.stored_call import StoredCall
 from gateway.tasks.table import TaskTable
 from gateway.tasks.task_state import TaskEvent, after
-from session_store import Context, Principal, Session, SessionStore, Task
+from session_store import Context, Principal, Session, SessionStore, StoreUnavailable, Task
 from session_store.session import redact
 from transports.era import Era
 from transports.inbound_port import Answer, Request
@@ -40,6 +40,9 @@ logger = logging.getLogger(__name__)
 
 AT_ONCE: Final = 32
 """How many tasks of lost owners one `sweep` looks at."""
+
+_UNDECIDED: Final = 1_000
+"""How many tasks are remembered whose failure was logged."""
 
 _UNKNOWN: Final = (
     "Outcome unknown: the gateway that ran this task ended without an answer; the call may have taken effect"
@@ -81,6 +84,7 @@ class TaskRecovery:
         self._cluster = cluster
         self._start = start
         self._why_lost = why_lost
+        self._undecided: dict[str, None] = {}  # names of tasks whose failure was logged
         self._tasks = Tasks("recovery of tasks")
 
     def is_here(self, session: Session) -> bool:
@@ -98,10 +102,10 @@ class TaskRecovery:
             await self._tasks.share(task.name, lambda: self._decide(task, session))
 
     async def _decide(self, task: Task, session: Session | None) -> None:
-        if session is None or not task.is_repeatable or task.runs > 1:
+        call = _call_of(task) if task.is_repeatable and task.runs == 1 else None
+        if session is None or call is None:
             await self._give_up(task, _unknown(task, session))
             return
-        call = StoredCall.read(task.request)
         # The server is started with the rights of the session, and the call has its own.
         why = self._why_lost(task.principal, call.context) or self._why_lost(task.principal, session.context)
         if why:
@@ -205,8 +209,25 @@ class TaskRecovery:
                 await names.forget(replica)
             for name in random.sample(running, min(left, len(running))):
                 left -= 1
-                if await self._is_settled(name, alive):
+                if await self._try_to_settle(name, alive):
                     await names.remove(name, replica)
+
+    async def _try_to_settle(self, name: str, alive: set[str]) -> bool:
+        """As `_is_settled`. A task that cannot be decided on, such as one of another version, keeps no other from
+        being decided on, and its failure is logged once."""
+        try:
+            is_settled = await self._is_settled(name, alive)
+        except StoreUnavailable:
+            raise
+        except Exception:
+            if name not in self._undecided:
+                logger.exception("a task whose gateway is gone cannot be decided on", extra={"task": redact(name)})
+            self._undecided[name] = None
+            if len(self._undecided) > _UNDECIDED:
+                del self._undecided[next(iter(self._undecided))]
+            return False
+        self._undecided.pop(name, None)
+        return is_settled
 
     async def _is_settled(self, name: str, alive: set[str]) -> bool:
         """Decide on one task, if this replica may. False if another one has to."""
@@ -231,6 +252,14 @@ class TaskRecovery:
     async def settled(self) -> None:
         """Wait until what was begun is done."""
         await self._tasks.settled()
+
+
+def _call_of(task: Task) -> StoredCall | None:
+    """The call of a task. None: it was stored by another version, and cannot run again."""
+    try:
+        return StoredCall.read(task.request)
+    except msgspec.MsgspecError:
+        return None
 
 
 def _unknown(task: Task, session: Session | None) -> str:

@@ -213,3 +213,38 @@ async def test_the_record_of_a_working_task_does_not_expire() -> None:
     running.exchange.settle(result("done"))
     await replica.table.settled()
     assert (await store.read(task)).expires_at == store.clock() + TaskSettings().ttl_s
+
+
+@requirement("task.durable")
+async def test_a_call_stored_by_another_version_does_not_run_again() -> None:
+    store = Store()
+    task = await store.task(is_repeatable=True, request=b'{"of":"another version"}')
+    replica = Replica(store)
+    await replica.recovery.decide(task, store.session)
+    assert (await store.read(task)).status == "failed" and replica.sent == []
+
+
+@requirement("task.durable")
+async def test_a_record_that_cannot_be_read_keeps_no_other_from_being_decided(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = Store()
+    task = await store.task()
+    await store.backend.sessions.create(store.session)
+    replica = Replica(store)
+    names, read = replica.table.names, store.backend.tasks.get
+    unreadable = [f"{task.session_id}/another version {number}" for number in range(3)]
+    for name in (*unreadable, task.name):
+        await names.add(name)
+
+    async def get(session_id: str, task_id: str) -> Task | None:
+        if "another version" in task_id:
+            raise msgspec.ValidationError("Object missing required field `added`")
+        return await read(session_id, task_id)
+
+    monkeypatch.setattr(store.backend.tasks, "get", get)
+    for _ in range(2):
+        await replica.recovery.sweep()
+    assert (await read(task.session_id, task.id)).status == "failed"  # type: ignore[union-attr]
+    assert set(await names.of("r1")) == set(unreadable), "a replica of their version may read them"
+    assert len([record for record in caplog.records if "cannot be decided on" in record.message]) == 3
