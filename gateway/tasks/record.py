@@ -25,6 +25,9 @@ EVERY_S: Final = 1.0
 _AGAIN_S: Final = 0.5
 """How long after a failure of the store a change is written again."""
 
+_FAILURES: Final = 5
+"""How often a change is written again that the store answers with a failure. An unreachable store is tried for ever."""
+
 
 class TaskRecord:
     """A task whose owner is this replica.
@@ -38,7 +41,7 @@ class TaskRecord:
     ) -> None:
         self.task = task
         self.is_lost = False
-        """Whether another replica has taken the task over, or the task was deleted."""
+        """Whether another replica has taken the task over, or the task was deleted, or the store does not take it."""
         self._stored = task
         self._store = store
         self._changed = changed
@@ -65,11 +68,11 @@ class TaskRecord:
         self._tasks.start("write", self._write)
 
     async def written(self) -> bool:
-        """Wait until the store has every change. False if the task is lost."""
+        """Wait until the store has every change. False if the task is lost, or the store does not take it."""
         self._urgent.set()
         while (writing := self._tasks.running("write")) is not None:
             await asyncio.wait((writing,))
-        return not self.is_lost
+        return not self.is_lost and not self._waiting
 
     async def close(self) -> None:
         """Write nothing more."""
@@ -77,6 +80,7 @@ class TaskRecord:
         await self._tasks.close()
 
     async def _write(self) -> None:
+        failures = 0
         while self._waiting and not self.is_lost:
             if not self._urgent.is_set():
                 await self._until_due()
@@ -84,11 +88,19 @@ class TaskRecord:
             self._urgent.clear()
             try:
                 written = await self._replace(fields)
-            except StoreUnavailable:
+            except BaseException as error:
                 self._waiting = fields | self._waiting
+                failures += not isinstance(error, StoreUnavailable)
+                if not isinstance(error, Exception):
+                    raise
+                if failures > _FAILURES:
+                    logger.exception("a task is lost: the store does not take its record")
+                    self.is_lost = True
+                    return
                 await asyncio.sleep(_AGAIN_S)
                 self._urgent.set()
                 continue
+            failures = 0
             if written is None:
                 self.is_lost = True
                 return
@@ -113,6 +125,8 @@ class TaskRecord:
                 return replace(after, version=after.version + 1)
             # Either it is another owner's, or an earlier write was executed although the store did not answer.
             found = await self._store.get(after.session_id, after.id)
+            if found is not None and replace(found, version=after.version) == after:
+                return found
             if found is None or found.is_over or (found.epoch, found.runs) != (after.epoch, after.runs):
                 return None
             self._stored = found

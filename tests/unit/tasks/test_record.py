@@ -23,6 +23,7 @@ class Store:
         self.writes = 0
         self.is_away = False
         self.is_silent = False
+        self.failures = 0  # so many writes fail
 
     async def get(self, session_id: str, task_id: str) -> Task | None:
         return await self.tasks.get(session_id, task_id)
@@ -31,6 +32,9 @@ class Store:
         if self.is_away:
             raise StoreUnavailable("away")
         self.writes += 1
+        if self.failures:
+            self.failures -= 1
+            raise ValueError("the store has a fault")
         written = await self.tasks.replace(task)
         if self.is_silent:
             self.is_silent = False
@@ -108,3 +112,33 @@ async def test_nothing_is_written_over_another_owner() -> None:
     assert not await record.written() and record.is_lost
     stored = await parts.stored()
     assert (stored.status, stored.epoch, stored.result) == ("working", 7, b"")
+
+
+@requirement("task.durable")
+async def test_an_outcome_that_the_store_did_not_confirm_is_published() -> None:
+    parts = Parts()
+    record = await parts.record()
+    parts.store.is_silent = True
+    record.change(status="completed", result=b"{}")
+    assert await record.written(), "the retry finds that the record is over: by this write"
+    (told,) = parts.changed
+    assert told == await parts.stored() and told.status == "completed"
+
+
+@requirement("task.durable")
+async def test_a_change_is_kept_when_the_store_fails(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("gateway.tasks.record._AGAIN_S", 0.0)
+    parts = Parts()
+    record = await parts.record()
+    parts.store.failures = 3
+    record.change(status="completed", result=b"{}")
+    assert await record.written() and (await parts.stored()).status == "completed"
+
+    parts = Parts()
+    record = await parts.record()
+    parts.store.failures = 1_000
+    record.change(status="completed", result=b"{}")
+    assert not await record.written() and record.is_lost, "never told as stored"
+    assert (await parts.stored()).status == "working" and parts.changed == [] and "is lost" in caplog.text
