@@ -141,7 +141,14 @@ class TaskExchange(Exchange):
         self.shape = None  # the outcome is stored, and no token of a session may be
         answered.push(Frame(encode_result(encode(self.client_id), data), final=True))
         if self._progress is not None:
-            work.receive(Frame(self._progress))
+            self._report(work, self._progress)
+
+    def _report(self, work: TaskWork, progress: bytes) -> None:
+        """Tell the task its progress so far. The client has the handle: nothing may undo the task from here on."""
+        try:
+            work.receive(Frame(progress))
+        except Exception as error:
+            logger.error("progress could not become the message of a task", exc_info=error, extra=self.log_fields())
 
     def leave(self) -> None:
         """Forget the task, which is over."""

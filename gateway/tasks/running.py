@@ -105,7 +105,7 @@ class RunningTask:
             if message.method == "notifications/progress":
                 text = _progress_text(message.params_object())
                 self.record.change(can_wait=True, message=text[:MAX_MESSAGE_CHARS])
-        except (InvalidMessage, msgspec.MsgspecError):
+        except (InvalidMessage, msgspec.MsgspecError, ValueError, RecursionError):
             return  # a notification that cannot be read says nothing about the task
 
     def asks(self) -> None:
@@ -235,9 +235,9 @@ def _progress_text(params: Object) -> str:
     """A progress notification as the message of a task."""
     decoded = {key: msgspec.json.decode(params[key]) for key in ("message", "progress", "total") if key in params}
     text, progress, total = decoded.get("message"), decoded.get("progress"), decoded.get("total")
-    steps = "" if not isinstance(progress, (int, float)) else f"{progress:g}"
-    if steps and isinstance(total, (int, float)):
-        steps += f" of {total:g}"
+    steps = _number_text(progress)
+    if steps and (of := _number_text(total)):
+        steps += f" of {of}"
     if isinstance(text, str) and text:
         return f"{text} ({steps})" if steps else text
     return f"progress: {steps}" if steps else ""
@@ -248,6 +248,14 @@ class _Error(msgspec.Struct):
 
     code: int = INTERNAL_ERROR
     message: str = ""
+
+
+def _number_text(number: object) -> str:
+    """A number for people; empty if there is none, or one that is too large for any."""
+    try:
+        return f"{number:g}" if isinstance(number, (int, float)) else ""
+    except OverflowError:  # an integer has any number of digits
+        return ""
 
 
 def _text_of(error: msgspec.Raw) -> str | None:

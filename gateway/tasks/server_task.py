@@ -5,6 +5,7 @@ The client has one handle already. Whatever the server's task comes to is the ou
 
 import asyncio
 import contextlib
+import logging
 from time import monotonic
 from typing import Final
 
@@ -24,6 +25,8 @@ from transports.jsonrpc import INTERNAL_ERROR, InvalidMessage, Message, Object, 
 from transports.upstream_port import LinkClosed, UpstreamUnavailable
 
 __all__ = ["ServerTask"]
+
+logger = logging.getLogger(__name__)
 
 POLL_S: Final = 1.0
 """How often the server is asked, if it does not say."""
@@ -70,8 +73,11 @@ class ServerTask:
                 if not exchange.is_over:
                     exchange.restart_deadline()
                     self._take(answer)
-        except (InvalidMessage, msgspec.MsgspecError, ValueError) as error:
+        except (InvalidMessage, msgspec.MsgspecError, ValueError, RecursionError) as error:
             self._fail(INTERNAL_ERROR, f"The server's task cannot be read: {error}")
+        except Exception as error:  # nobody else would end the call
+            logger.error("a task of a server cannot be followed", exc_info=error, extra=exchange.log_fields())
+            self._fail(OUTCOME_UNKNOWN, "The server's task cannot be followed; whether the call took effect is unknown")
         finally:
             conversation.free_link()
         if bytes(self._state.get("status", b"")) in _UNFINISHED:
@@ -87,9 +93,13 @@ class ServerTask:
         self._state = decode_object(answer.result.copy(), "a task")
         match msgspec.json.decode(self._state.get("status", b"null")):
             case "completed":
-                self._end(Message(jsonrpc="2.0", id=0, result=self._state.get("result", msgspec.Raw(b"{}"))))
+                result = self._state.get("result", msgspec.Raw(b"{}"))
+                decode_object(result, "its result")
+                self._end(Message(jsonrpc="2.0", id=0, result=result))
             case "failed":
-                self._end(Message(jsonrpc="2.0", id=0, error=self._state["error"]))
+                error = self._state.get("error", msgspec.Raw(b"null"))
+                decode_object(error, "its error")
+                self._end(Message(jsonrpc="2.0", id=0, error=error))
             case "cancelled":
                 self._fail(CANCELLED, "Cancelled: the server has cancelled the task")
             case "input_required":

@@ -16,6 +16,7 @@ from gateway.tasks.exchange import TaskExchange
 from gateway.tasks.handles import TaskHandles
 from gateway.tasks.maker import TaskMaker
 from gateway.tasks.quotas import RunningNames, TaskQuotas
+from gateway.tasks.running import RunningTask
 from gateway.tasks.stored_call import StoredCall
 from gateway.tasks.table import TaskTable
 from session_store import KeyRing, StoreFull, StoreUnavailable, Task
@@ -201,3 +202,48 @@ async def test_a_call_that_cannot_be_sent_after_its_handle_has_left_fails_its_ta
     await parts.table.settled()
     stored = await parts.stored()
     assert stored is not None and stored.status == "failed" and "Unknown tool" in stored.message
+
+
+@requirement("task.make")
+async def test_progress_that_no_number_can_hold_leaves_the_task_as_it_is() -> None:
+    parts = Parts()
+    [*parts.exchange.frame(1, PARAMS, {})]  # the client has asked for no progress
+    huge = encode_progress("1" + "0" * 400)
+    parts.exchange.emit(huge)
+    answer = await parts.answer()
+    assert (await parts.first(answer))["resultType"] == "task"
+    parts.exchange.emit(huge)
+    parts.exchange.emit(encode_progress("2"))
+    await turns()
+    (running,) = parts.table
+    assert running.task.message == "progress: 2"
+    parts.finish("done")
+    await parts.table.settled()
+    stored = await parts.stored()
+    assert stored is not None and stored.status == "completed" and len(parts.table) == 0
+
+
+@requirement("task.make")
+async def test_a_failure_after_the_handle_has_left_undoes_no_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = Parts()
+    [*parts.exchange.frame(1, PARAMS, {})]  # the client has asked for no progress
+    parts.exchange.emit(encode_progress("1"))
+    receive, failures = RunningTask.receive, [ZeroDivisionError()]
+
+    def fails_once(running: RunningTask, frame: Any) -> None:
+        if failures:
+            raise failures.pop()
+        receive(running, frame)
+
+    monkeypatch.setattr(RunningTask, "receive", fails_once)
+    answer = await parts.answer()
+    assert (await parts.first(answer))["resultType"] == "task" and not failures
+    await turns()
+    parts.finish("done")
+    await parts.table.settled()
+    stored = await parts.stored()
+    assert stored is not None and stored.status == "completed" and parts.counts == {"made": 1, "completed": 1}
+
+
+def encode_progress(number: str) -> bytes:
+    return f'{{"jsonrpc":"2.0","method":"notifications/progress","params":{{"progress":{number}}}}}'.encode()
