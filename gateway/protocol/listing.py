@@ -129,13 +129,14 @@ class Called(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of the tool of a call: its server, its name there, and what it says of itself.
 
     `is_repeatable`: calling it twice does no more than calling it once (ToolAnnotations). `needs_task`: it is only to
-    be called as a task (MCP 2025-11-25, Tasks).
+    be called as a task (MCP 2025-11-25, Tasks). `operation`: see `operation_of`.
     """
 
     server: str = ""
     name: str = ""
     is_repeatable: bool = False
     needs_task: bool = False
+    operation: str = WRITE
 
 
 class Tools:
@@ -186,7 +187,11 @@ class Tools:
     def called(self, server: str, name: str) -> Called:
         """The tool of that name of `server`. A tool that is not listed says nothing of itself."""
         return Called(
-            server=server, name=name, is_repeatable=name in self._repeatable, needs_task=name in self._as_tasks
+            server=server,
+            name=name,
+            is_repeatable=name in self._repeatable,
+            needs_task=name in self._as_tasks,
+            operation=self.operation(name),
         )
 
     def __contains__(self, name: object) -> bool:

@@ -93,7 +93,7 @@ def _pipeline(
     handles = TaskHandles(base.ring)
     relayed = RelayedTasks(handles)
     sessions.closed.add(relayed.forget)
-    parts = build_tasks(base, sessions, resolution, intake, handles)
+    parts = build_tasks(base, sessions, servers, resolution, intake, handles)
     tools = None
     if options.tasks.tools and parts.maker is not None:
         tools = TaskTools(maker=parts.maker, made=parts.made, handles=handles, intake=intake, endpoints=endpoints)

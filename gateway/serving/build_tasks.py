@@ -2,7 +2,8 @@
 
 from gateway.identity.standing_rights import StandingRights
 from gateway.relay.intake import Intake
-from gateway.serving.parts import Foundation, Resolution, SessionParts, TaskParts
+from gateway.relay.task_sight import TaskSight
+from gateway.serving.parts import Foundation, Resolution, Servers, SessionParts, TaskParts
 from gateway.tasks.changes import TaskChanges
 from gateway.tasks.handles import TaskHandles
 from gateway.tasks.made import MadeTasks
@@ -20,7 +21,12 @@ ONLY_REPLICA = "only"
 
 
 def build_tasks(
-    base: Foundation, sessions: SessionParts, resolution: Resolution, intake: Intake, handles: TaskHandles
+    base: Foundation,
+    sessions: SessionParts,
+    servers: Servers,
+    resolution: Resolution,
+    intake: Intake,
+    handles: TaskHandles,
 ) -> TaskParts:
     """The tasks that this gateway makes. Where it makes none (`gateway.tasks.enabled`), earlier ones are still
     answered."""
@@ -59,6 +65,7 @@ def build_tasks(
         cluster=cluster,
         rates=base.rates,
         audit=base.audit,
+        may_see=TaskSight(sessions.rules, servers.endpoints, servers.policy).may_see,
     )
     quotas = TaskQuotas(settings, backend.quotas, backend.tasks)
     maker = TaskMaker(table, quotas, handles) if settings.enabled else None

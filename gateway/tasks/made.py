@@ -4,6 +4,8 @@ A task that is over is answered by any replica, from the store alone. What needs
 it: the owner of the session, or the one that takes the session over from an owner that is gone.
 """
 
+from collections.abc import Callable
+
 import msgspec
 
 from gateway.cluster.ownership import Cluster
@@ -23,11 +25,16 @@ from transports.era import Era
 from transports.inbound_port import Refused
 from transports.jsonrpc import Object, decode_object
 
-__all__ = ["MadeTasks"]
+__all__ = ["MadeTasks", "MaySee"]
+
+MaySee = Callable[[Task, Session | None, RequestContext], bool]
+"""Whether the credential of a request may use the tool of a task today. The session is that of the task; None if it has
+ended."""
 
 
 class MadeTasks:
-    """Answers for the tasks of all sessions. A handle that is not the principal's names an unknown task."""
+    """Answers for the tasks of all sessions. A handle that is not the principal's names an unknown task, and so does
+    one whose tool the request's credential may not use."""
 
     def __init__(
         self,
@@ -39,6 +46,7 @@ class MadeTasks:
         cluster: Cluster | None,
         rates: RateLimits,
         audit: Audit,
+        may_see: MaySee,
     ) -> None:
         self._table = table
         self._recovery = recovery
@@ -47,6 +55,7 @@ class MadeTasks:
         self._cluster = cluster
         self._rates = rates
         self._audit = audit
+        self._may_see = may_see
 
     async def get(self, handle: TaskHandle, text: str, who: RequestContext) -> bytes:
         """The task, as the result of `tasks/get`. `text` is the handle that the client has sent.
@@ -104,9 +113,11 @@ class MadeTasks:
         await self._rates.of_session(handle.session_id)
         running = self._table.get(f"{handle.session_id}/{handle.id}")
         task = running.task if running is not None else await self._table.store.get(handle.session_id, handle.id)
-        if task is not None and (task.principal, task.endpoint) == (who.principal, handle.endpoint):
-            return task
         reason = "unknown task" if task is None else "task of another principal"
+        if task is not None and (task.principal, task.endpoint) == (who.principal, handle.endpoint):
+            if self._may_see(task, await self._sessions.peek(task.session_id), who):
+                return task
+            reason = "task of a tool that this credential may not use"
         self._audit.record("refused", session=handle.session_id, principal=str(who.principal), reason=reason)
         raise unknown_task()
 

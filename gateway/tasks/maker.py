@@ -192,6 +192,7 @@ class TaskMaker:
             endpoint=request.endpoint,
             server=tool.server,
             tool=tool.name,
+            operation=tool.operation,
             created_at=now,
             updated_at=now,
             ttl_s=max(self._settings.ttl_s, _LEAST_TTL_S),

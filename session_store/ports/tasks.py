@@ -18,7 +18,8 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     """One task. Times are in seconds since the epoch; `ttl_s` counts from `created_at`.
 
     `session_id` and `id` name it together. `principal` is the one that made the call: nobody else learns of the task.
-    `server` and `tool` are what was called, at the endpoint of that name. `request` has the params and the `_meta` of
+    `server` and `tool` are what was called, at the endpoint of that name; `operation` is what the tool's annotations
+    say that it does, `read` or `write`. `request` has the params and the `_meta` of
     the call as a JSON object if the call may run again, and is empty otherwise. `epoch` is the session's epoch of the
     owner that runs it, and `runs` how often it was started. `upstream_id` is the server's own id of the task, if the
     server has made one.
@@ -34,6 +35,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     endpoint: str
     server: str
     tool: str
+    operation: str = "write"
     created_at: float
     updated_at: float
     ttl_s: float
