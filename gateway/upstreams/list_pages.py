@@ -61,6 +61,7 @@ class ListReader:
         are the same for every caller.
 
         Raises:
+            UpstreamUnavailable: the server refused with an HTTP status, or cannot be reached.
             LinkClosed: the server ended before it answered.
             msgspec.MsgspecError: the answer is not JSON.
         """

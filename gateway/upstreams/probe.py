@@ -190,7 +190,7 @@ class Probe:
         self._cancel_timer()
         began = self.began_at = self._clock()
         try:
-            facts = await self._ask()
+            facts = await self._asked()
             self._known.learn(facts)
         finally:
             self.began_at = None
@@ -222,6 +222,17 @@ class Probe:
         if self._again is not None:
             self._again.cancel()
             self._again = None
+
+    async def _asked(self) -> ServerFacts:
+        """The facts. An error that nobody foresaw counts as a failed attempt: without facts, and without another
+        attempt, no client could use the server any more."""
+        try:
+            return await self._ask()
+        except Exception as error:
+            reason = f"the gateway could not ask it ({type(error).__name__})"
+            if reason != self.failures.reason:
+                logger.exception("the probe of server %s failed", self._name, extra={"server": self._name})
+            return self._guessed or ServerFacts(failure=reason)
 
     async def _ask(self) -> ServerFacts:
         began = self._clock()
@@ -273,8 +284,8 @@ class Probe:
         return ServerFacts(initialize=conversation.initialize_result, tools=tools, is_certain=is_certain)
 
     async def _tools(self, conversation: Conversation) -> Tools:
-        """The tools that the server lists; none if it does not list them in time."""
-        with contextlib.suppress(LinkClosed, TimeoutError, msgspec.MsgspecError):
+        """The tools that the server lists; none if it cannot list them now, or not in time."""
+        with contextlib.suppress(UpstreamUnavailable, LinkClosed, TimeoutError, msgspec.MsgspecError):
             async with asyncio.timeout(self._start_s):
                 return Tools(await self._reader.all_items("tools/list", conversation, self._results))
         return Tools()

@@ -20,6 +20,7 @@ from transports.upstream_port import LinkClosed, UpstreamUnavailable
 pytestmark = pytest.mark.anyio
 
 DISCOVERED = b'{"capabilities":{}}'
+TOOLS = b'{"tools":[{"name":"t"}]}'
 NO_METHOD = HandshakeRefused(msgspec.Raw(b'{"code":-32601,"message":"no such method"}'))
 NO_HEADER = HandshakeRefused(msgspec.Raw(b'{"code":-32020,"message":"no MCP-Protocol-Version"}'))
 BAD_CLIENT = HandshakeRefused(msgspec.Raw(b'{"code":-32602,"message":"who are you"}'))
@@ -28,8 +29,11 @@ BAD_CLIENT = HandshakeRefused(msgspec.Raw(b'{"code":-32602,"message":"who are yo
 class Server:
     """What a server answers; stands for its conversations as well."""
 
-    def __init__(self, *, discover: Any = None, ready: Any = None, legacy: Any = None, trial: Any = None) -> None:
+    def __init__(
+        self, *, discover: Any = None, ready: Any = None, legacy: Any = None, trial: Any = None, tools: Any = TOOLS
+    ) -> None:
         self.discover = discover
+        self.tools = tools
         self.unavailable = {Era.MODERN: ready, Era.LEGACY: legacy, None: trial}
         self.log: list[str] = []
         self.gate: asyncio.Event | None = None
@@ -65,7 +69,7 @@ class Talk:
             raise fault
 
     async def ask(self, method: str, _: Any) -> Message:
-        answer = self.server.discover if method == "server/discover" else b'{"tools":[{"name":"t"}]}'
+        answer = self.server.discover if method == "server/discover" else self.server.tools
         if isinstance(answer, Exception):
             raise answer
         if answer is None:
@@ -99,6 +103,30 @@ async def test_a_server_that_knows_no_discovery_is_asked_for_a_handshake(discove
 async def test_a_server_that_refuses_both_speaks_neither_era() -> None:
     facts = await probe_of(Server(legacy=BAD_CLIENT)).facts()
     assert not facts.has_answered and not facts.failure
+
+
+@pytest.mark.parametrize("discover", [None, DISCOVERED])
+@requirement("upstream.probe-survives")
+async def test_a_server_that_cannot_list_its_tools_now_can_be_used(discover: Any) -> None:
+    busy = UpstreamUnavailable("server 'demo' answered 503", status=503)
+    facts = await probe_of(Server(discover=discover, tools=busy), is_url=True).facts()
+    assert facts.has_answered and not facts.tools.listed
+
+
+@requirement("upstream.probe-survives")
+async def test_an_error_that_nobody_foresaw_is_a_failed_attempt_and_the_next_one_succeeds(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    clock, server = FakeClock(), Server(ready=RuntimeError("secret detail"))
+    probe = probe_of(server, clock)
+    facts = await probe.facts()
+    assert facts.failure == "the gateway could not ask it (RuntimeError)" and probe.failures.count == 1
+    await probe.start()
+    assert probe.failures.count == 2 and caplog.text.count("the probe of server demo failed") == 1
+    server.unavailable[Era.MODERN], server.discover = None, DISCOVERED
+    await probe.start()
+    assert (await probe.facts()).discover == DISCOVERED
+    await probe.close()
 
 
 async def test_concurrent_callers_share_one_probe() -> None:
