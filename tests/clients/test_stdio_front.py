@@ -121,9 +121,11 @@ async def test_calls_that_come_at_once_are_of_one_session() -> None:
     assert sorted(counts) == list(range(1, 9))
 
 
-@requirement("ctx.stdio-front", "proc.noise", "proc.gone")
+@requirement("ctx.stdio-front", "proc.noise", "proc.gone", "wire.connection-survives")
 def test_nothing_but_protocol_comes_out_and_nothing_is_left() -> None:
     client = Typed()
+    client.write(json.dumps(modern_body("tools/call", {"name": "@"})).encode().replace(b'"@"', b"1e400"))
+    assert client.read()["error"]["code"] == -32602
     client.write(b"this is no JSON")
     assert client.read()["error"]["code"] == -32700
     client.write(b"[]")

@@ -98,9 +98,16 @@ class Connected:
         self, line: bytes, headers: dict[str, str] | None = None, peer: str = "", session: str = ""
     ) -> None:
         """Handle a message of the client. `headers` and `peer`, if given, are those that it came with. `session` is the
-        token of another session that it names."""
+        token of another session that it names. One that cannot be handled does not end the connection."""
         if not line.strip():
             return
+        try:
+            await self._receive(line, headers, peer, session)
+        except Exception:
+            logger.exception("a message of the client could not be handled")
+            await _write_failure(line, self._write)
+
+    async def _receive(self, line: bytes, headers: dict[str, str] | None, peer: str, session: str) -> None:
         if session and session == self._given:
             self.may_return, session = not self._outlives, ""
         if headers is not None:
@@ -109,13 +116,15 @@ class Connected:
             message = parse(line)
             params = message.params_object()
             meta = msgspec.json.decode(params["_meta"]) if "_meta" in params else {}
-        except (InvalidMessage, msgspec.MsgspecError):
+        except (InvalidMessage, msgspec.MsgspecError, RecursionError):
             if line.lstrip()[:1] == b"[" and (session or self._session):
                 # A batch (MCP 2025-03-26). Its servers may ask the client, whose answers come while it is handled.
-                self._due.spawn(self._pass_on(self._ask("POST", self._session_headers(session or self._session), line)))
+                batch = self._ask("POST", self._session_headers(session or self._session), line)
+                self._due.spawn(_pass_on(batch, self._write))
                 return
             # The endpoint refuses it by the same rules, with an error that says where to find it in the log.
-            await self._pass_on(self._ask("POST", {**self._headers, "mcp-protocol-version": self._version}, line))
+            headers = {**self._headers, "mcp-protocol-version": self._version}
+            await _pass_on(self._ask("POST", headers, line), self._write)
             return
         version = str(meta[VERSION_KEY]) if names_version(meta) else ""
         if message.is_notification and not self._session and message.method != _CANCELLED:
@@ -216,7 +225,7 @@ class Connected:
         if message.method == "notifications/initialized":
             await self._last_post
             self._stream = self._ask("GET", headers)
-            self._tasks.spawn(self._pass_on(self._stream))
+            self._tasks.spawn(_pass_on(self._stream, self._write))
 
     def _cancel_modern(self, message: Message) -> bool:
         """Cancel a modern call by closing its request. True if the notification is about modern calls; one that names
@@ -243,9 +252,7 @@ class Connected:
             if isinstance(answer.result, msgspec.Raw):
                 self._version = str(msgspec.json.decode(answer.result).get("protocolVersion", _LATEST))
                 if self._session_key and self._session:
-                    frame = encode_result(
-                        encode(answer.id), _with_token(answer.result, self._session_key, self._session)
-                    )
+                    frame = _with_token(frame, self._session_key, self._session)
             await self._write(splice(frame))
 
     def _session_headers(self, session: str) -> dict[str, str]:
@@ -256,7 +263,7 @@ class Connected:
 
     async def _open(self) -> None:
         """Open a session for a client that does not begin with `initialize`."""
-        headers = {**self._headers, **({"mcp-session-id": self._token} if self._token else {})}
+        headers = self._headers | ({"mcp-session-id": self._token} if self._token else {})
         reply = self._ask("POST", headers, _first_request())
         async for _ in reply.frames():
             self._session = reply.headers.get("mcp-session-id", "")
@@ -276,10 +283,6 @@ class Connected:
         await self._learn_token(reply)
         await _write_answer(message, reply, self._write, self._cancelled)
 
-    async def _pass_on(self, reply: Reply) -> None:
-        async for frame in reply.frames():
-            await self._write(splice(frame))
-
     async def close(self, *, answering: bool = True) -> None:
         """The client has closed its side: finish the answers in progress if it still reads, and end the session."""
         if answering:
@@ -295,6 +298,11 @@ class Connected:
         await asyncio.gather(self._due.close(), self._tasks.close())
 
 
+async def _pass_on(reply: Reply, write: Callable[[bytes], Awaitable[None]]) -> None:
+    async for frame in reply.frames():
+        await write(splice(frame))
+
+
 async def _sent_in_order(reply: Reply, before: "asyncio.Task[None] | None") -> None:
     """Wait until a message that has no answer is handled, after the one before."""
     if before is not None:
@@ -303,12 +311,23 @@ async def _sent_in_order(reply: Reply, before: "asyncio.Task[None] | None") -> N
         logger.warning("a message of the client was refused with status %d", reply.status)
 
 
+async def _write_failure(line: bytes, write: Callable[[bytes], Awaitable[None]]) -> None:
+    """Answer a message that could not be handled, if it is a request."""
+    with contextlib.suppress(InvalidMessage):
+        message = parse(line)
+        if message.is_request:
+            error = {"code": INTERNAL_ERROR, "message": "The gateway could not handle the message."}
+            await write(encode_error(encode(message.id), error))
+
+
 def _modern_headers(method: str, version: str, params: Object) -> dict[str, str]:
     """The headers that repeat parts of a message (MCP 2026-07-28, Streamable HTTP §Request Metadata)."""
     headers = {"mcp-protocol-version": version, "mcp-method": method}
     source = NAME_SOURCES.get(method)
     if source in params:
-        headers["mcp-name"] = encode_value(str(msgspec.json.decode(params[source])))
+        # Without the header, the endpoint refuses a name that cannot be decoded, such as 1e400.
+        with contextlib.suppress(msgspec.MsgspecError, RecursionError):
+            headers["mcp-name"] = encode_value(str(msgspec.json.decode(params[source])))
     return headers
 
 
@@ -317,12 +336,14 @@ def _cancelled_id(message: Message) -> object:
     return decode_id(message.params_object().get("requestId", msgspec.Raw(b"null")))
 
 
-def _with_token(result: msgspec.Raw, key: str, token: str) -> bytes:
-    """The result of `initialize` for a client that sees no headers."""
-    found = decode_object(result, "result")
+def _with_token(frame: bytes, key: str, token: str) -> bytes:
+    """The answer to `initialize` for a client that sees no headers."""
+    answer = parse(frame)
+    assert isinstance(answer.result, msgspec.Raw)
+    found = decode_object(answer.result, "result")
     meta = decode_object(found.get("_meta", b"{}"), "_meta")
     meta[key] = msgspec.Raw(encode(token))
-    return encode(found | {"_meta": msgspec.Raw(encode(meta))})
+    return encode_result(encode(answer.id), encode(found | {"_meta": msgspec.Raw(encode(meta))}))
 
 
 async def _write_answer(

@@ -121,7 +121,10 @@ def _check_routing(message: Message, params: Object, version: Any, headers: Mapp
         raise _mismatch(f"{_METHOD_HEADER} header does not match the request body's method")
     source = NAME_SOURCES.get(str(message.method))
     if source is not None and source in params:
-        named = msgspec.json.decode(params[source])
+        try:
+            named = msgspec.json.decode(params[source])
+        except (msgspec.MsgspecError, RecursionError) as error:
+            raise Refused(400, INVALID_PARAMS, f"params.{source} cannot be read: {error}") from None
         name = headers.get(_NAME_HEADER)
         # A name that is not ASCII has to be coded: not all readers would take the same text for it.
         if named is not None and (decode_value(name) != named or name is None or not name.isascii()):

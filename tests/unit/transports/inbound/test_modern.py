@@ -72,6 +72,16 @@ def test_requests_about_a_task_name_the_task_in_their_headers(method: str) -> No
         assert (refused.value.status, refused.value.code) == (400, HEADER_MISMATCH)
 
 
+@requirement("spec.modern", "wire.connection-survives")
+def test_a_name_that_cannot_be_read_is_refused_as_invalid_params() -> None:
+    message = parse(json.dumps(CALL).replace('"echo"', "1e400").encode())
+    params = message.params_object()
+    headers = {"mcp-protocol-version": "2026-07-28", "mcp-method": "tools/call"}
+    with pytest.raises(Refused, match="cannot be read") as refused:
+        check_request(message, params, json.loads(bytes(params["_meta"])), headers, [])
+    assert refused.value.code == INVALID_PARAMS
+
+
 @requirement("spec.modern")
 def test_a_header_that_stands_twice_is_refused() -> None:
     with pytest.raises(Refused, match="more than once") as refused:

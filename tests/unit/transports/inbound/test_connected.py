@@ -1,0 +1,73 @@
+"""What a connected client's messages may do to its connection."""
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any, cast
+
+import pytest
+
+from tests.requirements import requirement
+from tests.support.mcp_clients import modern_body
+from transports.inbound.connected import Connected
+
+pytestmark = pytest.mark.anyio
+
+
+class Endpoint:
+    """Answers each request with its `Mcp-Name`; a body with `explode` raises."""
+
+    def ask(self, method: str, headers: dict[str, str], body: bytes = b"", peer: str = "") -> "Answered":
+        if b"explode" in body:
+            raise RuntimeError("nobody foresaw this")
+        return Answered(json.loads(body)["id"], headers.get("mcp-name"))
+
+
+class Answered:
+    """An answer of the endpoint."""
+
+    status = 200
+
+    def __init__(self, number: int, name: str | None) -> None:
+        self.headers: dict[str, str] = {"mcp-session-id": "s", "mcp-gateway-session": "s"}
+        self._frame = {"jsonrpc": "2.0", "id": number, "result": {"name": name}}
+
+    async def begun(self) -> None:
+        """It has."""
+
+    async def frames(self) -> AsyncIterator[bytes]:
+        yield json.dumps(self._frame).encode()
+
+    async def leave(self, wait_s: float = 0.0) -> None:
+        """Nothing to leave."""
+
+
+@requirement("wire.connection-survives")
+async def test_a_name_that_cannot_be_read_is_left_to_the_endpoint() -> None:
+    written: list[Any] = []
+
+    async def write(data: bytes) -> None:
+        written.append(json.loads(data))
+
+    connected = Connected(cast("Any", Endpoint()), write)
+    for number, named in enumerate((b"1e400", b'"echo"')):
+        body = json.dumps(modern_body("tools/call", {"name": "@"}, request_id=number)).encode()
+        await connected.receive(body.replace(b'"@"', named))
+    await connected.close()
+    assert sorted(str(each["result"]["name"]) for each in written) == ["None", "echo"]
+
+
+@requirement("wire.connection-survives")
+async def test_an_error_that_nobody_foresaw_answers_its_request_and_the_next_is_served(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    written: list[Any] = []
+
+    async def write(data: bytes) -> None:
+        written.append(json.loads(data))
+
+    connected = Connected(cast("Any", Endpoint()), write, token="t")
+    await connected.receive(b'{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"a":"explode"}}')
+    await connected.receive(b'{"jsonrpc":"2.0","method":"notifications/x","params":{"a":"explode"}}')
+    await connected.receive(b'{"jsonrpc":"2.0","id":2,"method":"initialize","params":{}}')
+    assert [(each["id"], each.get("error", {}).get("code")) for each in written] == [(1, -32603), (2, None)]
+    assert "foresaw" not in json.dumps(written) and "could not be handled" in caplog.text
