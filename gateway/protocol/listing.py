@@ -129,7 +129,8 @@ class Called(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of the tool of a call: its server, its name there, and what it says of itself.
 
     `is_repeatable`: calling it twice does no more than calling it once (ToolAnnotations). `needs_task`: it is only to
-    be called as a task (MCP 2025-11-25, Tasks). `operation`: see `operation_of`.
+    be called as a task (MCP 2025-11-25, Tasks). `operation`: see `operation_of`. `is_unlisted`: the list of the server
+    does not have it.
     """
 
     server: str = ""
@@ -137,6 +138,7 @@ class Called(msgspec.Struct, frozen=True, kw_only=True):
     is_repeatable: bool = False
     needs_task: bool = False
     operation: str = WRITE
+    is_unlisted: bool = False
 
 
 class Tools:
@@ -192,6 +194,7 @@ class Tools:
             is_repeatable=name in self._repeatable,
             needs_task=name in self._as_tasks,
             operation=self.operation(name),
+            is_unlisted=name not in self,
         )
 
     def __contains__(self, name: object) -> bool:

@@ -13,6 +13,7 @@ import msgspec
 
 from gateway.calls.exchange import Exchange
 from gateway.calls.live_session import live_session_of
+from gateway.errors import unknown_tool
 from gateway.identity.request_context import RequestContext
 from gateway.protocol.params import text_of
 from gateway.protocol.results import tool_error, tool_result
@@ -165,6 +166,8 @@ class TaskTools:
         if _name(inner) in _NAMES:
             raise Refused(200, INVALID_PARAMS, f"{_name(inner)} is itself a tool of tasks: name another one")
         tool = self._endpoints[request.endpoint].called(live, exchange.context, inner)
+        if tool.is_unlisted:
+            raise unknown_tool(_name(inner))
         running = await self._maker.begin(started, call, tool)
         try:
             running.hold(await self._intake.accept(started, call, who, inner, []))

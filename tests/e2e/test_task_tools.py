@@ -87,6 +87,8 @@ def test_what_cannot_be_started_is_told_at_once(model: Model) -> None:
     ]:
         refused = model.tool("start_task", tool=tool)
         assert refused["isError"] and why in refused["content"][0]["text"], refused
+    refused = model.tool("start_task", tool="legacy__nothing")
+    assert refused["content"][0]["text"] == "Unknown tool: legacy__nothing", "under the name that the model used"
     assert model.tool("task_status")["isError"]
 
 
