@@ -1,7 +1,7 @@
 """The entries of `mcpServers`: what to start or reach, and what holds for the items that a server lists."""
 
 import re
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from gateway.config.context import EnvironmentMap
 from gateway.config.model import Frozen, Pattern
 from gateway.config.patterns import expression
+from gateway.protocol.methods import METHODS, SERVER_METHODS
 
 __all__ = [
     "ItemSettings",
@@ -17,6 +18,10 @@ __all__ = [
     "ToolSettings",
     "UpstreamSettings",
 ]
+
+
+_SETTING_OF: Final = {"tools": "tools", "prompts": "prompts", "resources": "resource_uris"}
+"""The setting that restricts MCP's own methods, by the kind of what they are about."""
 
 
 def _text(value: Any) -> Any:
@@ -178,6 +183,16 @@ class UpstreamSettings(BaseModel):
         if parts.username or parts.password:
             raise ValueError("must not contain credentials: use headers")
         return url
+
+    @field_validator("methods")
+    @classmethod
+    def _not_of_mcp(cls, methods: dict[str, MethodSettings]) -> dict[str, MethodSettings]:
+        for name in methods:
+            row = METHODS.get(name) or SERVER_METHODS.get(name)
+            if row is not None:
+                others = _SETTING_OF.get(row.kind) or "tools, prompts and resource_uris"
+                raise ValueError(f"{name!r} is MCP's, and has no effect here: restrict MCP's methods by {others}")
+        return methods
 
     @field_validator("in_process")
     @classmethod

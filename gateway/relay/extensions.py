@@ -3,6 +3,9 @@
 docs/adr/0023-extensions.md. Policy decides in `gateway.relay.admission`, as about everything that a server gets.
 """
 
+import logging
+from typing import Final
+
 import msgspec
 
 from gateway.bridge.legacy_server import legacy_meta, legacy_params
@@ -29,6 +32,12 @@ from transports.upstream_port import LinkClosed, UpstreamUnavailable
 __all__ = ["ExtensionRelay", "Notice"]
 
 
+logger = logging.getLogger(__name__)
+
+_MOST_TOLD: Final = 64
+"""Sets of servers for which the log says that a method is none's. Whoever repeats such requests fills no log."""
+
+
 class Notice(msgspec.Struct, frozen=True, kw_only=True):
     """A notification of a client. `era` is the client's, `caller` a modern client. `meta` is what servers get as
     `_meta`, whatever `params` have under that name."""
@@ -50,6 +59,7 @@ class ExtensionRelay:
         self._servers = servers
         self._dispatch = dispatch
         self._admission = admission
+        self._told: set[frozenset[str]] = set()
 
     async def relay(self, call: Call) -> None:
         """Send a request to the server that has declared its method, or that is configured for it.
@@ -116,6 +126,13 @@ class ExtensionRelay:
             names = [*servers]
         if len(names) == 1:
             return [servers[names[0]]]
+        if names and len(self._told) < _MOST_TOLD and (among := frozenset(names)) not in self._told:
+            self._told.add(among)
+            logger.warning(
+                "%r reaches no server, because several may have it: %s. Name it under mcpServers.SERVER.methods of one",
+                method[:128],
+                ", ".join(names),
+            )
         raise unknown_method(method, asker.era, among=names)
 
 

@@ -61,7 +61,7 @@ class Lifecycle:
         base, servers, http = self._parts.foundation, self._parts.servers, self._parts.http
         hide()  # an app that embeds the gateway has not closed its process to the servers yet
         if any(entry.settings.command for entry in servers.upstreams) and (why := why_in_sight()):
-            logger.warning("servers without a sandbox can read this process's memory and environment: %s", why)
+            logger.warning("%s", why)
         await self._open_store()
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(base.backend.close)

@@ -26,13 +26,13 @@ def hide() -> bool:
 
 
 def why_in_sight() -> str:
-    """Why servers without a sandbox can read this process's memory despite the protection; empty if they cannot."""
+    """The warning that servers without a sandbox can read this process's memory; empty if they cannot."""
     if sys.platform != "linux":
-        return "only Linux can close a process to others of its user"
+        return "Servers can read the gateway's memory. Only Linux can close a process to others of its user."
     if _prctl(_PR_GET_DUMPABLE) != 0:
-        return "the kernel does not close it to others of its user (prctl PR_SET_DUMPABLE)"
+        return "Servers can read the gateway's memory. The kernel does not close the process (prctl PR_SET_DUMPABLE)."
     if os.geteuid() == 0:
-        return "it runs as root, and so do its servers: nothing is closed to them. Give it a user of its own"
+        return "Running as root: servers can read the gateway's memory. Use a dedicated user."
     return ""
 
 

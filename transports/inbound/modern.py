@@ -126,8 +126,10 @@ def _check_routing(message: Message, params: Object, version: Any, headers: Mapp
         except (msgspec.MsgspecError, RecursionError) as error:
             raise Refused(400, INVALID_PARAMS, f"params.{source} cannot be read: {error}") from None
         name = headers.get(_NAME_HEADER)
+        if named is not None and name is None:
+            raise _mismatch(f"{_NAME_HEADER} header is missing: it must be the request body's {source!r} parameter")
         # A name that is not ASCII has to be coded: not all readers would take the same text for it.
-        if named is not None and (decode_value(name) != named or name is None or not name.isascii()):
+        if name is not None and named is not None and (decode_value(name) != named or not name.isascii()):
             raise _mismatch(f"{_NAME_HEADER} header does not match the request body's {source!r} parameter")
 
 

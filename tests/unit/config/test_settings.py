@@ -170,6 +170,22 @@ def test_headers_of_proxies_make_sense(proxies: dict[str, str], words: str) -> N
         Settings.model_validate({"gateway": {"auth": {"proxies": {"networks": ["10.0.0.0/8"], **proxies}}}})
 
 
+@requirement("ops.config", "ext.relay")
+@pytest.mark.parametrize(
+    ("method", "setting"),
+    [
+        ("tools/call", "by tools"),
+        ("resources/read", "by resource_uris"),
+        ("ping", "by tools, prompts and resource_uris"),
+    ],
+)
+def test_a_method_of_mcp_is_none_beyond_it(method: str, setting: str) -> None:
+    entry: dict[str, Any] = {"command": "demo", "methods": {method: {"allowed": False}}}
+    with pytest.raises(ValueError, match=f"'{method}' is MCP's, .* methods {setting}"):
+        Settings.model_validate({"mcpServers": {"demo": entry}})
+    assert Settings.model_validate({"mcpServers": {"demo": entry | {"methods": {"vendor/*": {}, "*": {}}}}})
+
+
 @requirement("wall.bystander")
 def test_limits_have_defaults_and_are_switched_off_by_0() -> None:
     policy = Settings().gateway.policy

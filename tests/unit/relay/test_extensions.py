@@ -118,10 +118,13 @@ async def test_the_configuration_counts_before_declarations() -> None:
 
 
 @requirement("ext.relay")
-async def test_a_method_with_any_name_goes_to_the_only_server_that_has_declared_something_of_its_own() -> None:
+async def test_a_method_with_any_name_goes_to_the_only_server_that_has_declared_something_of_its_own(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     assert await takers("strange", Server("acme", ACME), Server("plain")) == ["acme"]
     with pytest.raises(Refused, match=r"Several servers may have it \(acme, other\)"):
         await takers("strange", Server("acme", ACME), Server("other", OTHER))
+    assert "'strange'" in caplog.text and "acme, other" in caplog.text and "mcpServers.SERVER.methods" in caplog.text
 
 
 @requirement("ext.relay")

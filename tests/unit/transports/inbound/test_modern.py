@@ -66,8 +66,8 @@ def test_a_header_that_disagrees_with_the_body_is_refused(changed: dict[str, str
 def test_requests_about_a_task_name_the_task_in_their_headers(method: str) -> None:
     body = modern_body(method, {"taskId": "t-1"})
     check(body)
-    for named in ("t-2", None):
-        with pytest.raises(Refused) as refused:
+    for named, words in (("t-2", "does not match"), (None, "is missing: it must be the request body's 'taskId'")):
+        with pytest.raises(Refused, match=words) as refused:
             check(body, mcp_name=named)
         assert (refused.value.status, refused.value.code) == (400, HEADER_MISMATCH)
 
