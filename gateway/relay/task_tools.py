@@ -131,7 +131,8 @@ class TaskTools:
             return tool_result(request.era, f"Started. The task is {handle}", {"task": handle})
         text = text_of(arguments, "task")
         wait_s = msgspec.json.decode(arguments.get("wait_s", b"10"), type=float) if name == RESULT else 0.0
-        task = await self._current(text, request, who, min(max(wait_s, 0.0), MAX_WAIT_S))
+        session_id = "" if exchange.session is None else exchange.session.id
+        task = await self._current(text, request, who, session_id, min(max(wait_s, 0.0), MAX_WAIT_S))
         if name == RESULT and task.status == "completed":
             return _outcome(request, task)
         facts = {"task": text, "status": task.status} | ({"message": task.message} if task.message else {})
@@ -174,21 +175,22 @@ class TaskTools:
         except BaseException:
             await self._maker.undo(running)
             raise
-        started.refuse_questions()
         return self._maker.handle_of(running.task)
 
-    async def _current(self, text: str, request: Request, who: RequestContext, wait_s: float) -> Task:
+    async def _current(self, text: str, request: Request, who: RequestContext, session_id: str, wait_s: float) -> Task:
         """The task, once it is over or the time has passed. Raises `Refused`: it is unknown."""
         handle = self._handles.read(text)
         if handle is None or handle.kind != "made" or handle.endpoint != request.endpoint:
             raise unknown_task()
+        if handle.session_id != session_id:  # that of this call is counted
+            await self._made.count(handle.session_id)
         until = monotonic() + wait_s
         while True:
             try:
                 task = await self._made.current(handle, who)
             except OwnedByPeer:
                 # A request is forwarded once, and this one belongs to another session. The record is current enough.
-                task = await self._made.stored(handle, who)
+                task = await self._made.find(handle, who)
             if task.is_over or monotonic() >= until:
                 return task
             await asyncio.sleep(min(_LOOK_EVERY_S, max(0.0, until - monotonic())))
@@ -202,12 +204,28 @@ def _name(params: Object) -> str:
         return ""
 
 
+class _Named(msgspec.Struct):
+    name: str = ""
+
+
+def _is_ours(tool: msgspec.Raw) -> bool:
+    """Whether a tool of a server has the name of one of the three."""
+    try:
+        return msgspec.json.decode(tool, type=_Named).name in _NAMES
+    except msgspec.MsgspecError:
+        return False
+
+
 def _with_tools(_: Exchange, result: Object) -> Object:
-    """The last page of a list of tools, with the three tools."""
-    if "tools" not in result or "nextCursor" in result:
+    """A page of a list of tools, without servers' tools that have the names of the three; on the last page, these
+    follow."""
+    if "tools" not in result:
         return result
     listed = msgspec.json.decode(result["tools"], type=list[msgspec.Raw])
-    return result | {"tools": msgspec.Raw(encode([*listed, *_TOOLS]))}
+    others = [tool for tool in listed if not _is_ours(tool)]
+    if "nextCursor" in result:
+        return result if len(others) == len(listed) else result | {"tools": msgspec.Raw(encode(others))}
+    return result | {"tools": msgspec.Raw(encode([*others, *_TOOLS]))}
 
 
 def _without_token(meta: msgspec.Raw) -> msgspec.Raw:
@@ -227,7 +245,13 @@ def _outcome(request: Request, task: Task) -> bytes:
     return encode(result)
 
 
+class _Told(msgspec.Struct):
+    message: str = "no reason was given"
+
+
 def _message_of(task: Task) -> str:
     """What the error of a task says."""
-    found = msgspec.json.decode(task.error or b"{}")
-    return str(found.get("message", "no reason was given")) if isinstance(found, dict) else ""
+    try:
+        return msgspec.json.decode(task.error or b"{}", type=_Told).message
+    except msgspec.MsgspecError:
+        return _Told().message

@@ -11,7 +11,7 @@ from typing import Protocol
 import msgspec
 from msgspec.structs import replace
 
-from gateway.calls.exchange import Exchange
+from gateway.calls.exchange import Exchange, ExchangeConversation
 from gateway.calls.exchange_state import ExchangeEvent
 from gateway.calls.live_session import live_session_of
 from gateway.calls.suspended_call import AskingServer, SuspendedCall
@@ -176,8 +176,16 @@ class StartedExchange(TaskExchange):
             return live.send_to_client(frame)
         return super().emit(frame)
 
-    def refuse_questions(self) -> None:
-        """The call is sent. From now on its modern client has declared nothing that it could be asked."""
+    def sent_as(
+        self,
+        conversation: ExchangeConversation,
+        number: int,
+        request: tuple[Object, Object] | None,
+        written_at: float,
+    ) -> None:
+        """From now on its modern client has declared nothing that it could be asked. Not before: the link of the
+        session is opened with what the client has declared, for its other calls as well."""
+        super().sent_as(conversation, number, request, written_at)
         if self.caller is not None:
             self.caller = replace(self.caller, capabilities=b"{}")
 

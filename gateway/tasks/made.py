@@ -65,10 +65,15 @@ class MadeTasks:
             OwnedByPeer: another replica has to answer.
             StoreUnavailable: the store does not answer.
         """
+        await self.count(handle.session_id)
         return task_result(await self.current(handle, who), text)
 
+    async def count(self, session_id: str) -> None:
+        """Count a request about tasks of a session, once, however often it looks at them. Raises `Refused`: 429."""
+        await self._rates.of_session(session_id)
+
     async def current(self, handle: TaskHandle, who: RequestContext) -> Task:
-        """The record of a task, decided on if its owner is gone. Raises as `get`."""
+        """The record of a task, decided on if its owner is gone. Not counted. Raises as `get`."""
         task = await self.find(handle, who)
         if task.is_over:
             return task
@@ -80,10 +85,6 @@ class MadeTasks:
             return task
         running = await self._here(task, session, who)
         return running.task if running is not None else await self.find(handle, who)
-
-    async def stored(self, handle: TaskHandle, who: RequestContext) -> Task:
-        """The record of a task as it is. Raises `Refused`: the task is unknown; `StoreUnavailable`."""
-        return await self.find(handle, who)
 
     async def update(self, handle: TaskHandle, params: Object, who: RequestContext) -> bytes:
         """Pass on the client's answers (`inputResponses`). Answers to what is not asked are ignored. Raises as
@@ -103,14 +104,14 @@ class MadeTasks:
 
     async def _running(self, handle: TaskHandle, who: RequestContext) -> RunningTask | None:
         """The task, if it still works; this replica runs it."""
+        await self.count(handle.session_id)
         task = await self.find(handle, who)
         if task.is_over:
             return None
         return self._table.get(task.name) or await self._here(task, await self._sessions.peek(task.session_id), who)
 
     async def find(self, handle: TaskHandle, who: RequestContext) -> Task:
-        """The record of a task as it stands. Raises as `get`, but never `OwnedByPeer`."""
-        await self._rates.of_session(handle.session_id)
+        """The record of a task as it stands. Not counted. Raises as `get`, but never `OwnedByPeer`."""
         running = self._table.get(f"{handle.session_id}/{handle.id}")
         task = running.task if running is not None else await self._table.store.get(handle.session_id, handle.id)
         reason = "unknown task" if task is None else "task of another principal"

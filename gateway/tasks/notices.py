@@ -44,6 +44,8 @@ class TaskNotices:
             Refused: 429, the sessions of the tasks get too many requests.
             StoreUnavailable: the store does not answer.
         """
+        for session_id in sorted({handle.session_id for handle in tasks.values()}):
+            await self._made.count(session_id)
         sessions: dict[str, dict[str, str]] = {}
         for text, handle in tasks.items():
             try:

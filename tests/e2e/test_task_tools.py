@@ -1,6 +1,7 @@
 """`start_task`, `task_status` and `task_result`: any model starts a call, goes on, and fetches the result later."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -117,3 +118,18 @@ def test_there_are_not_more_tasks_than_a_session_may_have(gateway: RunningGatewa
     for number in range(8):
         model.start("legacy__slow_build", job=str(number), seconds=0.0)
     assert "Too many tasks" in model.tool("start_task", tool="legacy__slow_build")["content"][0]["text"]
+
+
+@requirement("task.tools", "pol.limits")
+def test_a_wait_for_a_result_counts_as_one_call(tmp_path: Path, http: httpx.Client) -> None:
+    options = {
+        "tasks": {"tools": True},
+        "policy": {"session_rate": {"burst": 5, "per_s": 0.01}},
+        "api_keys": {"alice": sha256("alice")},
+    }
+    ledger = {"LEDGER": str(tmp_path / "ledger")}
+    with running_gateway({"legacy": server((*WORK, "legacy"), env=ledger)}, options=options) as gateway:
+        model = Model(gateway, http)
+        task = model.start("slow_build", job="long", seconds=2.5)
+        done = model.tool("task_result", task=task, wait_s=20)  # looks ten times
+        assert not done.get("isError") and done["content"][0]["text"] == "done long"
