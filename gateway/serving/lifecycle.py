@@ -114,6 +114,7 @@ class Lifecycle:
     async def _release(self) -> None:
         """End the servers and release the sessions, which live on in a store that outlives this process."""
         base, sessions = self._parts.foundation, self._parts.sessions.lifecycle
+        self._parts.http.tasks.table.stop()
         with contextlib.suppress(StoreUnavailable):
             await sessions.keep_alive()
             await base.audit.flush()
@@ -126,6 +127,8 @@ class Lifecycle:
             return_exceptions=True,
         )
         await self._settle_tasks()
+        with contextlib.suppress(StoreUnavailable):
+            await base.audit.flush()  # what has become of the tasks
         base.request_log.another_second(time())
         await self._parts.resolution.prestart.close()
         await base.quotas.settled()

@@ -10,7 +10,7 @@ from gateway.bridge.suspended_calls import answer_suspended
 from gateway.calls.exchange_state import ExchangeState
 from gateway.calls.live_session import live_session_of
 from gateway.config.tasks import TaskSettings
-from gateway.errors import CANCELLED, error_of
+from gateway.errors import CANCELLED, OUTCOME_UNKNOWN, error_of
 from gateway.tasks.exchange import TaskExchange, TaskQuestions
 from gateway.tasks.record import TaskRecord
 from gateway.tasks.rounds import Rounds, conversation_of
@@ -31,6 +31,9 @@ MAX_MESSAGE_CHARS: Final = 1_024
 
 _UNREADABLE: Final = "The call has ended, but the answer of its server cannot be read"
 
+_STOPPED: Final = "the gateway was stopped before the call ended. Outcome unknown: the call may have taken effect"
+_UNSENT: Final = "the gateway was stopped before the call was sent to its server"
+
 _LEAST_TTL_S: Final = 60.0
 """How long the record of a working task is kept at least without a renewal."""
 
@@ -50,6 +53,8 @@ class RunningTask:
         self.record = record
         self.is_left = False
         """Whether the call was ended here without an outcome, because another replica continues the session."""
+        self.is_unknown = False
+        """Whether the gateway has stopped before its call ended."""
         self._settings = settings
         self._ended = ended
         self._rounds: Rounds | None = None
@@ -229,6 +234,17 @@ class RunningTask:
             self.exchange.cancel(reason)
         else:
             self.exchange.fail(CANCELLED, f"Cancelled: {reason}")
+
+    def stop(self) -> bool:
+        """End the task, because the gateway stops. False: it runs again elsewhere or later, and its record stays."""
+        if (self.task.is_repeatable and self.task.runs == 1) or self.exchange.work is not self:
+            return False
+        if self.exchange.conversation is None or not self.exchange.number:
+            self.cancel(_UNSENT)
+        else:
+            self.is_unknown = True
+            self.exchange.cancel(_STOPPED, OUTCOME_UNKNOWN)
+        return True
 
 
 def _progress_text(params: Object) -> str:

@@ -1,6 +1,7 @@
 """The tasks whose calls are in flight on this replica, and what counts and reports them."""
 
 import contextlib
+import logging
 from collections.abc import Callable, Iterator
 from time import time
 
@@ -14,6 +15,8 @@ from session_store import StoreUnavailable, Task, TaskStore
 from transports.tasks import Tasks
 
 __all__ = ["TaskTable"]
+
+logger = logging.getLogger(__name__)
 
 
 class TaskTable:
@@ -67,6 +70,18 @@ class TaskTable:
         running.cancel(reason)
         return True
 
+    def stop(self) -> None:
+        """End the tasks that still work, because the gateway stops: their records say at once what is known."""
+        left = [running for running in self if not running.task.is_over]
+        if left:
+            ended = sum(running.stop() for running in left)
+            logger.warning(
+                "the gateway stops with %d tasks that work: %d end with it, and %d repeatable ones run again",
+                len(left),
+                ended,
+                len(left) - ended,
+            )
+
     def reported(self, task: Task, what: str) -> None:
         """Note and publish a change that was written without running the task here."""
         self.noted(task, what)
@@ -79,7 +94,8 @@ class TaskTable:
         self._tasks.spawn(self._forget_name(running.name))
 
     def _ended(self, running: RunningTask) -> None:
-        self.noted(running.task, "left" if running.is_left or running.record.is_lost else running.task.status)
+        is_left = running.is_left or running.record.is_lost
+        self.noted(running.task, "left" if is_left else "unknown" if running.is_unknown else running.task.status)
         if self._running.get(running.name) is running:
             del self._running[running.name]
         self._tasks.spawn(self._pass_on(running.name) if running.is_left else self._forget_name(running.name))

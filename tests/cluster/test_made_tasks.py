@@ -155,9 +155,12 @@ def test_a_gateway_alone_that_stops_waits_for_its_tasks(http: httpx.Client, tmp_
     with contextlib.ExitStack() as stack:
         first = stack.enter_context(running_gateway(servers, options=options, must_stop=False))
         task = TaskClient(first.url, http).begin("work", job="stopped", seconds=4)
+        lost = TaskClient(first.url, http).begin("work", job="lost", seconds=60)
         assert first.stop() in (0, -signal.SIGTERM)
-        assert "tasks still work" in first.stderr()
+        assert "2 tasks still work" in first.stderr() and "stops with 1 tasks" in first.stderr()
         second = stack.enter_context(running_gateway(servers, options=options, must_stop=False))
         found = TaskClient(second.url, http).get(task)
         assert found["status"] == "completed" and found["result"]["content"][0]["text"] == "done stopped"
-        assert ledger.read_text().split() == ["began", "stopped", "ended", "stopped"]
+        assert ledger.read_text().count("ended stopped") == 1
+        failed = TaskClient(second.url, http).get(lost)
+        assert failed["error"]["code"] == UNKNOWN and "the gateway was stopped" in failed["error"]["message"]

@@ -1,9 +1,13 @@
 """A task ends when its call ends, whatever the end of the call looks like."""
 
+from typing import Any, cast
+
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from gateway.errors import OUTCOME_UNKNOWN
+from gateway.tasks.exchange import TaskExchange
 from tests.requirements import requirement
 from tests.unit.tasks.test_recovery import Replica, Store
 from transports.jsonrpc import INTERNAL_ERROR, Message
@@ -53,3 +57,38 @@ async def test_an_end_that_cannot_be_read_ends_the_task() -> None:
         assert (await store.read(task)).status == "failed" and len(replica.table) == 0
     running.exchange.fail(OUTCOME_UNKNOWN, "later")
     assert "cannot be read" in (await store.read(task)).message
+
+
+class Conversation:
+    """What has the call of a task. Notes what the server is told."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def cancel(self, exchange: TaskExchange, reason: str, code: int) -> None:
+        self.told.append(reason)
+        exchange.fail(code, f"Cancelled: {reason}")
+
+
+@requirement("task.durable")
+async def test_a_stop_says_at_once_what_is_known(caplog: pytest.LogCaptureFixture) -> None:
+    store, conversation = Store(), Conversation()
+    replica = Replica(store)
+    first = await store.task()
+    tasks = [replace(first, id=name, is_repeatable=name == "again") for name in ("again", "sent", "unsent")]
+    for task in tasks:
+        await store.backend.tasks.create(task)
+    for task in tasks:
+        running = replica.running(task, store.session)
+        running.exchange.conversation = cast("Any", conversation)
+        running.exchange.number = int(task.id != "unsent")
+    replica.table.stop()
+    await replica.table.settled()
+    again, sent, unsent = [await store.read(task) for task in tasks]
+    assert (again.status, sent.status, unsent.status) == ("working", "failed", "cancelled")
+    assert "Outcome unknown" in sent.message and str(OUTCOME_UNKNOWN).encode() in sent.error
+    assert len(conversation.told) == 2 and "before the call was sent" in unsent.message
+    assert replica.counts["unknown"] == 1 and replica.counts["cancelled"] == 1
+    assert [record.getMessage() for record in caplog.records] == [
+        "the gateway stops with 3 tasks that work: 2 end with it, and 1 repeatable ones run again"
+    ]
