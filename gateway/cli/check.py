@@ -88,7 +88,7 @@ async def _compared(settings: Settings) -> tuple[list[str], list[str]]:
     gateway = Gateway(asking(settings), store=MemoryBackend(), ring=KeyRing.ephemeral())
     async with gateway.running():
         policy = settings.gateway.policy
-        found = await review(gateway.upstreams, policy.workspaces, gateway.calls)
+        found = await review(gateway.upstreams, settings.gateway, gateway.calls)
     refused = [*found.unmatched, CORRECT] if found.unmatched and policy.unmatched_patterns == "refuse" else []
     if found.unusable and policy.hides_unusable:
         refused += [*found.unusable, MEND]
@@ -98,4 +98,6 @@ async def _compared(settings: Settings) -> tuple[list[str], list[str]]:
         f"server {name} did not answer, so its lists were not checked; run `mcp-session-gateway doctor`"
         for name in found.unasked
     ]
-    return found.unasked, warnings + found.unbound + (found.unchecked if policy.check_arguments else [])
+    return found.unasked, warnings + found.unbound + found.no_tasks + (
+        found.unchecked if policy.check_arguments else []
+    )

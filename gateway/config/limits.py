@@ -1,13 +1,18 @@
 """What one client or one server may cost, as an operator sets it: units in the names, reasons beside the defaults."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from gateway.config.model import Frozen, Seconds
 from transports.inbound.limits import Limits, room_for_connections
 
 __all__ = ["LimitSettings"]
+
+
+def _null(value: Any) -> Any:
+    """Variables are text, and have no other null."""
+    return None if value == "null" else value
 
 
 class LimitSettings(Frozen):
@@ -40,11 +45,11 @@ class LimitSettings(Frozen):
     call_timeout_s: Seconds = 600.0
     """Maximum time for a call without an answer or a progress message from the server. SDK clients give up after 300
     s."""
-    priming_after_s: Annotated[float, Field(ge=0, le=86_400)] | None = 1.0
-    """Begin the event stream of a call that has sent nothing for this long. A client of 2025-11-25 whose connection is
-    cut can then fetch the result with `Last-Event-ID`, from any replica. 0: at once, for every call. Null: not before
-    the first message of the server, or after 15 s. Python SDK clients refuse results above 1 MiB on event streams; they
-    take them from calls that are faster than this."""
+    priming_after_s: Annotated[Annotated[float, Field(ge=0, le=86_400)] | None, BeforeValidator(_null)] = 1.0
+    """For clients with a handshake: begin the event stream of a call that has sent nothing for this long. A client of
+    2025-11-25 whose connection is cut can then fetch the result with `Last-Event-ID`, from any replica. 0: at once, for
+    every call. Null: not before the first message of the server, or after 15 s. Python SDK clients refuse results above
+    1 MiB on event streams; they take them from calls that are faster than this."""
     poll_after_s: Annotated[float, Field(ge=0, le=86_400)] = 0.0
     """Close the event stream of a call after this long, for load balancers that cut long responses. Clients of
     2025-11-25 continue with `Last-Event-ID`. 0: never."""

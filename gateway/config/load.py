@@ -185,8 +185,24 @@ def explained(error: ValidationError, origins: Origins, model: type[BaseModel]) 
         what = fault["msg"].removeprefix("Value error, ")
         if fault["type"] == "extra_forbidden":
             what = f"no such setting{did_you_mean(str(fault['loc'][-1]), _names_at(model, fault['loc'][:-1]))}"
-        lines.append(": ".join(part for part in (origins.of_fault(fault["loc"]), where, what) if part))
+        place = origins.of_fault(fault["loc"])
+        if fault["type"] in _LIST_FAULTS:
+            what = (
+                'must be a JSON list, for example ["a", "b"]' if place.startswith("the variable ") else "must be a list"
+            )
+        elif fault["type"] in _NUMBER_FAULTS:
+            what = f"must be a number{_unit(str(fault['loc'][-1]))}"
+        lines.append(": ".join(part for part in (place, where, what) if part))
     return "\n".join(lines)
+
+
+_LIST_FAULTS: Final = frozenset({"tuple_type", "list_type", "set_type", "frozen_set_type"})
+_NUMBER_FAULTS: Final = frozenset({"float_type", "float_parsing"})
+_UNITS: Final = {"_s": " of seconds", "_ms": " of milliseconds"}
+
+
+def _unit(setting: str) -> str:
+    return next((unit for end, unit in _UNITS.items() if setting.endswith(end)), "")
 
 
 def _names_at(model: type[BaseModel], loc: tuple[int | str, ...]) -> list[str]:

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
 
 from gateway.config.model import Frozen, Pattern, Seconds, Trust
 
@@ -75,6 +75,13 @@ Rate = Annotated[RateSettings | None, BeforeValidator(_off)]
 Quota = Annotated[Annotated[int, Field(ge=1, le=10_000)] | None, BeforeValidator(_off)]
 
 
+def _lenient_or_not(value: Any, known: ValidatorFunctionWrapHandler) -> Any:
+    try:
+        return known(value)
+    except ValidationError:
+        raise ValueError("must be lenient, true or false") from None
+
+
 class PolicySettings(Frozen):
     """What sessions may do, and what they are given."""
 
@@ -83,7 +90,7 @@ class PolicySettings(Frozen):
     read_only: frozenset[Trust] = frozenset()
     """Trust levels whose sessions are read-only: tools whose operation is `write` or `eval` do not exist for them. Both
     levels make all sessions read-only."""
-    check_arguments: Literal["lenient"] | bool = "lenient"
+    check_arguments: Annotated[Literal["lenient"] | bool, WrapValidator(_lenient_or_not)] = "lenient"
     """Check the arguments of a call against the tool's input schema before the call is sent to the server. `lenient`
     leaves it to the server to read a number or truth value that is written as text, and `null` for an argument that is
     not required: many servers take them. `true` refuses these too, `false` checks nothing."""

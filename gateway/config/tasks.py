@@ -5,6 +5,7 @@ from typing import Annotated
 from pydantic import Field
 
 from gateway.config.model import Frozen, Pattern, Seconds
+from gateway.config.patterns import any_matches
 
 __all__ = ["TaskSettings"]
 
@@ -19,8 +20,8 @@ class TaskSettings(Frozen):
     """A tool call without an answer becomes a task after this long. Shorter than what proxies wait, and longer than
     most calls take."""
     at_once: tuple[Pattern, ...] = ()
-    """Tools whose calls become tasks at once: patterns for `server/tool`, for example `builds/*`. A tool whose
-    `execution.taskSupport` is `required` needs no pattern."""
+    """Tools whose calls become tasks at once: patterns for `server/tool` or `server__tool`, for example `builds/*`. A
+    pattern that matches no tool is a warning. A tool whose `execution.taskSupport` is `required` needs no pattern."""
     ttl_s: Seconds = 3_600.0
     """How long the outcome of a task is kept. While a task works, its record is kept in any case."""
     poll_ms: Annotated[int, Field(ge=100, le=3_600_000)] = 2_000
@@ -40,3 +41,7 @@ class TaskSettings(Frozen):
     tools: bool = False
     """Whether clients get three more tools: `start_task`, `task_status` and `task_result`. With them any model can
     start a call, go on, and fetch the result later. They are for clients that do not declare the extension."""
+
+    def is_at_once(self, server: str, tool: str) -> bool:
+        """Whether each call of the tool becomes a task at once."""
+        return any(any_matches(self.at_once, name) for name in (f"{server}/{tool}", f"{server}__{tool}"))

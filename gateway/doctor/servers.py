@@ -65,7 +65,7 @@ def _finding(upstream: ConfiguredUpstream) -> Finding:
 
 async def _policy(gateway: Gateway, settings: Settings) -> AsyncIterator[Finding]:
     policy = settings.gateway.policy
-    found = await review(gateway.upstreams, policy.workspaces, gateway.calls)
+    found = await review(gateway.upstreams, settings.gateway, gateway.calls)
     for fault in found.unmatched:
         yield failure("policy", fault, "correct the pattern: it matches nothing, so it protects nothing")
     for fault in found.unusable:
@@ -81,6 +81,8 @@ async def _policy(gateway: Gateway, settings: Settings) -> AsyncIterator[Finding
             )
     for fault in found.unbound:
         yield warning("policy", fault, "name the argument as the tools' input schemas do, or remove it from bind")
+    for fault in found.no_tasks:
+        yield warning("tasks", fault, "correct the pattern: no call becomes a task at once by it")
     for fault in found.unchecked if policy.check_arguments else ():
         yield warning(
             "policy",

@@ -76,9 +76,9 @@ class Lifecycle:
             try:
                 if asks_servers:
                     await self._first_answers(probes)
-                    policy = base.settings.gateway.policy
-                    await compare(servers.upstreams, policy, servers.tool_calls)
-                    upkeep.spawn(compare_late(servers.upstreams, policy, servers.tool_calls))
+                    options = base.settings.gateway
+                    await compare(servers.upstreams, options, servers.tool_calls)
+                    upkeep.spawn(compare_late(servers.upstreams, options, servers.tool_calls))
                 base.state.start()
                 yield
             finally:

@@ -13,7 +13,6 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from gateway.calls.live_session import LiveSession, live_session_of
-from gateway.config.patterns import any_matches
 from gateway.protocol.listing import Called
 from gateway.tasks.answers import created_result
 from gateway.tasks.exchange import TaskExchange
@@ -87,7 +86,7 @@ class TaskMaker:
     def _begin(self, exchange: TaskExchange, request: Request, headers: Headers, tool_of: ToolOf) -> TaskableReply:
         reply = TaskableReply(exchange, headers)
         tool = tool_of()
-        is_at_once = tool.needs_task or any_matches(self._settings.at_once, f"{tool.server}/{tool.name}")
+        is_at_once = tool.needs_task or self._settings.is_at_once(tool.server, tool.name)
         reply.begin_after(
             0.0 if is_at_once else self._settings.after_s,
             lambda: self._make_soon(exchange, request, reply, tool_of),

@@ -11,8 +11,9 @@ from typing import Final
 
 from gateway.calls.lists import Listed
 from gateway.config.patterns import matches
-from gateway.config.policy import PolicySettings, WorkspaceSettings
-from gateway.config.settings import ConfigurationError, Settings
+from gateway.config.policy import WorkspaceSettings
+from gateway.config.settings import ConfigurationError, GatewaySettings, Settings
+from gateway.config.tasks import TaskSettings
 from gateway.config.upstreams import ToolSettings, UpstreamSettings
 from gateway.policy.tool_calls import ToolCalls
 from gateway.protocol.handshake import HandshakeRefused
@@ -55,8 +56,8 @@ class Reviewed:
 
     `unmatched`: patterns of the configuration that match no name. `of_workspaces`: those of them that stand in the
     settings of workspaces. `unusable`: schemas that cannot be used. `unchecked`: patterns inside the other schemas that
-    are not checked. `unbound`: arguments in `bind` that no tool has. `unasked`: names of servers that could not be
-    asked.
+    are not checked. `unbound`: arguments in `bind` that no tool has. `no_tasks`: patterns of tools whose calls become
+    tasks at once, and that match no tool. `unasked`: names of servers that could not be asked.
     """
 
     def __init__(self) -> None:
@@ -65,6 +66,7 @@ class Reviewed:
         self.unusable: list[str] = []
         self.unchecked: list[str] = []
         self.unbound: list[str] = []
+        self.no_tasks: list[str] = []
         self.unasked: list[str] = []
 
 
@@ -75,19 +77,19 @@ def asking(settings: Settings) -> Settings:
     return settings.model_copy(update={"gateway": options})
 
 
-async def compare(upstreams: Sequence[ConfiguredUpstream], settings: PolicySettings, calls: ToolCalls) -> None:
+async def compare(upstreams: Sequence[ConfiguredUpstream], settings: GatewaySettings, calls: ToolCalls) -> None:
     """Review all servers that have answered, before clients are served.
 
     Raises:
         ConfigurationError: a pattern matches nothing, and the policy refuses that.
     """
     reached = [upstream for upstream in upstreams if upstream.has_answered]
-    found = await review(reached, settings.workspaces if len(reached) == len(upstreams) else {}, calls)
-    if found.unmatched and settings.unmatched_patterns == "refuse":
+    found = await review(reached, settings if len(reached) == len(upstreams) else None, calls)
+    if found.unmatched and settings.policy.unmatched_patterns == "refuse":
         raise ConfigurationError("\n".join([*found.unmatched, CORRECT]))
     for fault in found.unmatched:
         logger.warning("%s", fault)
-    for fault in found.unbound:
+    for fault in (*found.unbound, *found.no_tasks):
         logger.warning("%s", fault)
     for upstream in reached:
         if upstream.name not in found.unasked:
@@ -97,23 +99,23 @@ async def compare(upstreams: Sequence[ConfiguredUpstream], settings: PolicySetti
             logger.warning("server %s has not answered; its policy patterns are checked once it does", upstream.name)
 
 
-async def compare_late(upstreams: Sequence[ConfiguredUpstream], settings: PolicySettings, calls: ToolCalls) -> None:
+async def compare_late(upstreams: Sequence[ConfiguredUpstream], settings: GatewaySettings, calls: ToolCalls) -> None:
     """Review the servers that have not answered before clients were served, each when it answers, and in the end the
-    patterns of workspaces. What does not fit is logged: `Admission` refuses to serve it."""
+    patterns of workspaces and of tasks. What does not fit is logged: `Admission` refuses to serve it."""
     late = [upstream for upstream in upstreams if not upstream.has_answered]
     if not late:
         return
     async with asyncio.TaskGroup() as group:
         for upstream in late:
             group.create_task(_compare_when_up(upstream, calls))
-    found = await review(upstreams, settings.workspaces, calls)
-    for fault in found.of_workspaces:
+    found = await review(upstreams, settings, calls)
+    for fault in (*found.of_workspaces, *found.no_tasks):
         logger.warning("%s", fault)
 
 
 async def _compare_when_up(upstream: ConfiguredUpstream, calls: ToolCalls) -> None:
     await upstream.answered.wait()
-    found = await review([upstream], {}, calls)
+    found = await review([upstream], None, calls)
     for fault in found.unmatched:
         logger.error("%s", fault, extra={"server": upstream.name})
     for fault in found.unbound:
@@ -123,15 +125,17 @@ async def _compare_when_up(upstream: ConfiguredUpstream, calls: ToolCalls) -> No
 
 
 async def review(
-    upstreams: Iterable[ConfiguredUpstream], workspaces: Mapping[str, WorkspaceSettings], calls: ToolCalls
+    upstreams: Iterable[ConfiguredUpstream], settings: GatewaySettings | None, calls: ToolCalls
 ) -> Reviewed:
-    """Ask each server what it lists, and compare that with the configuration."""
+    """Ask each server what it lists, and compare that with its settings; with `settings`, which are about all servers,
+    if all have answered."""
     found = Reviewed()
+    workspaces = {} if settings is None else settings.policy.workspaces
     names: dict[str, dict[str, list[str]]] = {}
     upstreams = tuple(upstreams)
     lists = await asyncio.gather(*(_lists_to_compare(upstream, workspaces.values()) for upstream in upstreams))
     for upstream, listed in zip(upstreams, lists, strict=True):
-        server, settings = upstream.name, upstream.settings
+        server, entry = upstream.name, upstream.settings
         facts = await upstream.facts()
         if not facts.has_answered:
             found.unasked.append(server)
@@ -141,19 +145,21 @@ async def review(
             found.unusable.append(f"mcpServers.{server}: the input schema of tool {tool!r} is invalid: {fault}")
         for tool, patterns in calls.unchecked(tools).items():
             found.unchecked.extend(f"mcpServers.{server}: {_unchecked(tool, pattern)}" for pattern in patterns)
-        found.unbound.extend(_unbound(server, settings.tools, facts.tools))
+        found.unbound.extend(_unbound(server, entry.tools, facts.tools))
         if None in listed.values():
             found.unasked.append(server)
             continue
         names[server] = {"tools": [tool["name"] for tool in tools]} | {kind: of or [] for kind, of in listed.items()}
-        found.unmatched.extend(unmatched(f"mcpServers.{server}.tools", settings.tools, names[server]["tools"], "tool"))
+        found.unmatched.extend(unmatched(f"mcpServers.{server}.tools", entry.tools, names[server]["tools"], "tool"))
         for kind in ("prompts", "resources"):
-            setting, rules = patterns_of(settings, kind)
+            setting, rules = patterns_of(entry, kind)
             where = f"mcpServers.{server}.{setting}"
             found.unmatched.extend(unmatched(where, rules, listed.get(kind) or [], kind.removesuffix("s")))
     if not found.unasked:
         found.of_workspaces.extend(_of_workspaces(workspaces, names))
         found.unmatched.extend(found.of_workspaces)
+        if settings is not None:
+            found.no_tasks.extend(_no_tasks(settings.tasks.at_once, names))
     return found
 
 
@@ -245,6 +251,14 @@ def _of_workspaces(
             for pattern in getattr(entry, kind):
                 if not any(matches(pattern, name) for name in known):
                     yield f"{where}.{kind}: {pattern!r} names no {kind.removesuffix('s')} that a server lists"
+
+
+def _no_tasks(patterns: Iterable[str], names: Mapping[str, Mapping[str, list[str]]]) -> Iterable[str]:
+    for pattern in patterns:
+        only = TaskSettings(at_once=(pattern,))
+        # With an empty name, as with workspaces.
+        if not any(only.is_at_once(server, tool) for server, lists in names.items() for tool in ("", *lists["tools"])):
+            yield f"gateway.tasks.at_once: {pattern!r} names no tool that a server lists (server/tool)"
 
 
 async def listed_names(upstream: ConfiguredUpstream, kind: str) -> list[str] | None:

@@ -11,7 +11,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import annotated_types
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, BeforeValidator, ValidationError
 from pydantic.fields import FieldInfo
 
 from gateway.config.auth import AuthSettings, ClaimNames, JwtSettings, ProxySettings
@@ -68,7 +68,7 @@ def reference() -> str:
 def _section(path: str, model: type[BaseModel]) -> list[str]:
     words = _words(model)
     rows = [
-        f"| `{name}` | {_kind(field)}{_or_zero(model, name)} | {_default(field)} | {words[name]} |"
+        f"| `{name}` | {_kind(field)}{_or_zero(model, name)}{_or_null(field)} | {_default(field)} | {words[name]} |"
         for name, field in model.model_fields.items()
     ]
     intro = (inspect.getdoc(model) or "").partition("\n\n")[0].replace("\n", " ")
@@ -97,6 +97,12 @@ def _or_zero(model: type[BaseModel], name: str) -> str:
         return " or 0" if getattr(model.model_validate({name: 0}), name) is None else ""
     except ValidationError:
         return ""
+
+
+def _or_null(field: FieldInfo) -> str:
+    """A note for a setting whose null is not its default, and so means something of its own. 0 has a note already."""
+    is_off = any(isinstance(meta, BeforeValidator) and meta.func.__name__ == "_off" for meta in field.metadata)
+    return " or null" if NoneType in get_args(field.annotation) and field.default is not None and not is_off else ""
 
 
 def _limits(meta: Any) -> list[str]:

@@ -58,7 +58,7 @@ def test_toml_says_the_same_and_the_environment_wins(tmp_path: Path, monkeypatch
         ({"mcpServers": {"a": {"url": "ftp://x.example/mcp"}}}, "mcpServers.a.url", "http:// or https://"),
         ({"mcpServers": {"a": {"url": "https://u:p@x.example/mcp"}}}, "mcpServers.a.url", "use headers"),
         ({"mcpServers": {"a__b": {"command": "x"}}}, "mcpServers.a__b", "server name"),
-        ({"mcpServers": {"a": {"command": "x", "args": "y"}}}, "mcpServers.a.args", "tuple"),
+        ({"mcpServers": {"a": {"command": "x", "args": "y"}}}, "mcpServers.a.args", "must be a list"),
         ({"mcpServers": {"a": {"command": "x", "context_env": {"X": "nope"}}}}, "context_env.X", "session_id"),
         ({"gateway": {"prot": 1}}, "gateway.prot", "no such setting"),
         ({"gateway": {"port": 99999}}, "gateway.port", "65535"),
@@ -184,6 +184,35 @@ def test_a_method_of_mcp_is_none_beyond_it(method: str, setting: str) -> None:
     with pytest.raises(ValueError, match=f"'{method}' is MCP's, .* methods {setting}"):
         Settings.model_validate({"mcpServers": {"demo": entry}})
     assert Settings.model_validate({"mcpServers": {"demo": entry | {"methods": {"vendor/*": {}, "*": {}}}}})
+
+
+@requirement("ops.config")
+@pytest.mark.parametrize(
+    ("setting", "value", "words"),
+    [
+        ("policy.check_arguments", "strict", "must be lenient, true or false"),
+        ("tasks.at_once", "a/*", 'must be a JSON list, for example ["a", "b"]'),
+        ("tasks.ttl_s", "1h", "must be a number of seconds"),
+    ],
+)
+def test_a_value_of_another_kind_is_told_in_words_of_the_configuration(
+    setting: str, value: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    variable = f"MCP_GATEWAY_{setting.upper().replace('.', '__')}"
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(ConfigurationError) as caught:
+        load(None)
+    assert str(caught.value) == f"the variable {variable}: gateway.{setting}: {words}"
+
+
+@requirement("ops.config")
+def test_a_list_in_a_file_and_a_null_in_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigurationError, match=r"gateway\.tasks\.at_once: must be a list$"):
+        load(None, {"tasks": {"at_once": "a/*"}})
+    monkeypatch.setenv("MCP_GATEWAY_LIMITS__PRIMING_AFTER_S", "null")
+    assert load(None).settings.gateway.limits.priming_after_s is None
+    monkeypatch.setenv("MCP_GATEWAY_POLICY__CHECK_ARGUMENTS", "false")
+    assert load(None).settings.gateway.policy.check_arguments is False
 
 
 @requirement("wall.bystander")

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from gateway.config.policy import PolicySettings
-from gateway.config.settings import ConfigurationError
+from gateway.config.settings import ConfigurationError, GatewaySettings
 from gateway.config.upstreams import UpstreamSettings
 from gateway.protocol.listing import Tools
 from gateway.upstreams.facts import ServerFacts
@@ -40,6 +39,16 @@ class Listing:
         self.unreviewed = set()
 
 
+@requirement("task.make")
+async def test_a_pattern_of_tasks_that_names_no_tool_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    server: Any = Listing({})
+    patterns = ["s/read", "s__evaluate", "s/*", "*/read", "s__*", "*", "s/raed", "read", "t/read"]
+    await compare([server], GatewaySettings.model_validate({"tasks": {"at_once": patterns}}), NO_SCHEMAS)
+    told = [record.getMessage() for record in caplog.records]
+    assert [text.split("'")[1] for text in told] == ["s/raed", "read", "t/read"], told
+    assert all(text.startswith("gateway.tasks.at_once: ") for text in told)
+
+
 @pytest.mark.parametrize(
     ("tools", "workspaces", "fault"),
     [
@@ -52,19 +61,20 @@ async def test_one_pattern_that_names_nothing_is_refused(
     tools: dict[str, Any], workspaces: dict[str, Any], fault: str
 ) -> None:
     server: Any = Listing(tools)
-    refusing = PolicySettings.model_validate({"workspaces": workspaces})
+    refusing = GatewaySettings.model_validate({"policy": {"workspaces": workspaces}})
+    policy = {"workspaces": workspaces, "unmatched_patterns": "allow"}
     with pytest.raises(ConfigurationError) as refused:
         await compare([server], refusing, NO_SCHEMAS)
     [found, what_to_do] = str(refused.value).splitlines()
     assert fault in found and what_to_do == CORRECT and server.unreviewed
-    await compare([server], refusing.model_copy(update={"unmatched_patterns": "allow"}), NO_SCHEMAS)
+    await compare([server], GatewaySettings.model_validate({"policy": policy}), NO_SCHEMAS)
     assert not server.unreviewed
 
 
 async def test_patterns_that_name_something_are_taken() -> None:
     server: Any = Listing({"eval*": {"operation": "eval"}, "*": {"slow_s": 1}})
     workspaces = {"w": {"servers": ["s"], "tools": ["s__read", "s__*"]}}
-    await compare([server], PolicySettings.model_validate({"workspaces": workspaces}), NO_SCHEMAS)
+    await compare([server], GatewaySettings.model_validate({"policy": {"workspaces": workspaces}}), NO_SCHEMAS)
     assert not server.unreviewed
 
 
@@ -81,7 +91,7 @@ async def test_a_server_that_comes_late_is_compared_when_it_answers(caplog: pyte
     servers: Any = [Listing({"evalute": {"operation": "eval"}}), Listing({"read": {"slow_s": 1}})]
     for server in servers:
         server.has_answered = False
-    settings = PolicySettings.model_validate({"workspaces": {"w": {"tools": ["s__evalute"]}}})
+    settings = GatewaySettings.model_validate({"policy": {"workspaces": {"w": {"tools": ["s__evalute"]}}}})
     await compare(servers, settings, NO_SCHEMAS)
     comparing = asyncio.create_task(compare_late(servers, settings, NO_SCHEMAS))
     servers[1].answered.set()
