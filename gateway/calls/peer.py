@@ -5,6 +5,7 @@ Knows nothing of clients and their calls.
 
 import contextlib
 import logging
+from typing import Final
 
 import msgspec
 
@@ -15,6 +16,8 @@ from gateway.calls.log_level import is_lower
 from gateway.calls.owned_tasks import OwnedTask, OwnedTasks
 from gateway.calls.patience import Patience
 from gateway.calls.pending import PendingRequests
+from gateway.protocol.extensions import Declared
+from gateway.protocol.handshake import capabilities_json
 from transports.era import Era
 from transports.jsonrpc import (
     Message,
@@ -31,12 +34,26 @@ __all__ = ["Peer"]
 
 logger = logging.getLogger(__name__)
 
+_NOTHING: Final[tuple[bytes | None, Declared]] = (None, Declared())
+"""No handshake, and nothing declared."""
+
 
 class Peer:
     """Sends messages to one server, and waits for the answers to the gateway's own requests."""
 
     # Without a dictionary each: there are as many as there are sessions.
-    __slots__ = ("_holds", "_last_number", "_links", "_own", "_source", "_task_link", "_tasks", "era", "name")
+    __slots__ = (
+        "_declared",
+        "_holds",
+        "_last_number",
+        "_links",
+        "_own",
+        "_source",
+        "_task_link",
+        "_tasks",
+        "era",
+        "name",
+    )
 
     def __init__(self, source: LinkSource, links: LinkLifecycle) -> None:
         self.name = source.name  # the server's
@@ -45,6 +62,7 @@ class Peer:
         self._links = links
         self._own = PendingRequests()
         self._last_number = 0
+        self._declared = _NOTHING
         self._holds = 0
         self._tasks: OwnedTasks | None = None
         self._task_link: Link | None = None  # whose tasks these are
@@ -58,6 +76,14 @@ class Peer:
     def initialize_result(self) -> bytes | None:
         """The server's answer to the last handshake."""
         return self._links.initialize_result
+
+    @property
+    def declared(self) -> Declared:
+        """The extensions that the server declared in the last handshake. They are read once for each handshake."""
+        result = self._links.initialize_result
+        if self._declared[0] is not result:
+            self._declared = (result, Declared.of(capabilities_json(result)))
+        return self._declared[1]
 
     @property
     def is_open(self) -> bool:

@@ -17,7 +17,6 @@ from gateway.calls.live_session import LiveSession, live_session_of
 from gateway.calls.owned_tasks import OwnedTask, related_id
 from gateway.calls.questions import MAX_SERVER_ID_BYTES
 from gateway.calls.shared_server import LEVELS
-from gateway.protocol.extensions import Declared
 from gateway.protocol.methods import CHANGES, SERVER_METHODS, Method
 from gateway.protocol.params import meta_of
 from gateway.protocol.subscription_filter import ENDED, SUBSCRIPTION_ID, tagged
@@ -252,7 +251,7 @@ def _to_subscriptions(conversation: Conversation, live: LiveSession, method: str
         subscription.pass_on(method, params)
     for exchange in tuple(conversation.calls.sent.values()):
         caller = exchange.caller if exchange.is_subscription else None
-        if caller is not None and Declared.of(caller.capabilities).takes(method):
+        if caller is not None and caller.declared.takes(method):
             exchange.emit(encode_notification(method, splice(encode(tagged(params, exchange.client_id)))))
 
 

@@ -28,7 +28,7 @@ _CACHED: Final = 1_024
 _MAX_CACHED_BYTES: Final = 2_048
 
 
-class Caller(msgspec.Struct, frozen=True):
+class Caller(msgspec.Struct, frozen=True, dict=True):
     """A client's identity and capabilities, for servers of the other era.
 
     `info` and `capabilities` are JSON, as the client has written them, but for what the other era has not.
@@ -43,6 +43,11 @@ class Caller(msgspec.Struct, frozen=True):
     def is_declared(self) -> bool:
         """Whether the client has declared any capability."""
         return self.capabilities != b"{}"
+
+    @functools.cached_property
+    def declared(self) -> Declared:
+        """The extensions that the client has declared. `dict=True` holds them, as many messages ask for them."""
+        return Declared.of(self.capabilities)
 
     @property
     def key(self) -> bytes:

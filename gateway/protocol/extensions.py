@@ -11,7 +11,18 @@ import msgspec
 
 from transports.jsonrpc import Object
 
-__all__ = ["HANDLED", "HANDLED_CAPABILITIES", "Declared", "closest", "match", "method_forms", "object_of", "passed_on"]
+__all__ = [
+    "HANDLED",
+    "HANDLED_CAPABILITIES",
+    "MOST_NAMES",
+    "MOST_NAME_CHARS",
+    "Declared",
+    "closest",
+    "match",
+    "method_forms",
+    "object_of",
+    "passed_on",
+]
 
 HANDLED: Final = frozenset({"io.modelcontextprotocol/tasks"})
 """Extensions that the gateway handles itself where client and server are of different eras. Their declarations do not
@@ -26,6 +37,10 @@ _CORE: Final = frozenset(
     """completions elicitation experimental extensions logging prompts resources roots sampling tasks tools""".split()
 )
 """Capabilities of the core protocol, of clients and servers."""
+
+MOST_NAMES: Final = 256
+MOST_NAME_CHARS: Final = 256
+"""Declared names that count. Each one costs time whenever somebody sends a method that MCP does not define."""
 
 _objects = msgspec.json.Decoder(Object)
 
@@ -76,19 +91,25 @@ def match(method: str, declared: str) -> int:
 
 class Declared(msgspec.Struct, frozen=True):
     """The names that one party declares: of extensions, of experimental capabilities, and of capabilities that the core
-    protocol does not have. `is_open`: one of them is no official extension, so that methods may have any name."""
+    protocol does not have. `is_open`: one of them is no official extension, so that methods may have any name.
+
+    Only the first `MOST_NAMES` of at most `MOST_NAME_CHARS` count. `left_off`: how many names do not count.
+    """
 
     names: tuple[str, ...] = ()
     is_open: bool = False
+    left_off: int = 0
 
     @classmethod
     def of(cls, capabilities: msgspec.Raw | bytes | None) -> "Declared":
         """From capabilities, as JSON."""
         declared = object_of(capabilities)
+        extensions = object_of(declared.get("extensions"))
         own = (*object_of(declared.get("experimental")), *(name for name in declared if name not in _CORE))
-        extensions = tuple(object_of(declared.get("extensions")))
-        vendors = any(not name.startswith(_OFFICIAL) for name in extensions)
-        return cls((*extensions, *own), is_open=vendors or bool(own))
+        short = [name for name in (*extensions, *own) if len(name) <= MOST_NAME_CHARS]
+        names = tuple(short[:MOST_NAMES])
+        is_open = any(name not in extensions or not name.startswith(_OFFICIAL) for name in names)
+        return cls(names, is_open=is_open, left_off=len(extensions) + len(own) - len(names))
 
     def match(self, method: str) -> int:
         """How closely the method belongs to one of these names (`match`)."""

@@ -17,7 +17,7 @@ from gateway.config.patterns import any_matches
 from gateway.errors import UPSTREAM_UNAVAILABLE, unknown_method
 from gateway.protocol.capabilities import Caller
 from gateway.protocol.extensions import Declared, closest, method_forms
-from gateway.protocol.handshake import HandshakeRefused, capabilities_json
+from gateway.protocol.handshake import HandshakeRefused
 from gateway.relay.admission import Admission
 from gateway.relay.dispatch import Dispatch
 from gateway.relay.late_servers import Asker
@@ -146,8 +146,8 @@ async def _declared_by(upstream: ConfiguredUpstream, live: LiveSession | None) -
     """What a server has declared to the session, or else to the gateway."""
     conversation = None if live is None else upstream.open_with(live)
     if conversation is not None and conversation.initialize_result is not None:
-        return Declared.of(capabilities_json(conversation.initialize_result))
-    return Declared.of(capabilities_json((await upstream.facts()).discovery))
+        return conversation.declared
+    return (await upstream.facts()).declared
 
 
 def _declared_of(asker: Asker) -> Declared:
@@ -155,4 +155,4 @@ def _declared_of(asker: Asker) -> Declared:
     caller = asker.caller
     if caller is None and asker.live is not None:
         caller = caller_of(asker.live)
-    return Declared() if caller is None else Declared.of(caller.capabilities)
+    return Declared() if caller is None else caller.declared

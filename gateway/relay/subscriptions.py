@@ -11,7 +11,6 @@ import asyncio
 import functools
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import Any
 
 import msgspec
 
@@ -56,7 +55,7 @@ async def relay_changes(
     uris = upstream.permits(live.session.context, frozenset(live.session.subscriptions))
     capabilities = await upstream.capabilities()
     wanted = everything(uris).honoured(capabilities)
-    if not wanted and not _share_extension(live, capabilities):
+    if not wanted and not _share_extension(live, upstream.extensions):
         return
     relay = live.subscription_relays[upstream.name] = subscription_relay_for(live, upstream.name)
     try:
@@ -73,16 +72,15 @@ def asks_for_nothing(call: Call) -> bool:
     return bytes(call.params.get("notifications", b"")) == b"{}" and not _declared_in(call).is_open
 
 
-def _share_extension(live: LiveSession, capabilities: Any) -> bool:
+def _share_extension(live: LiveSession, server: Declared) -> bool:
     """Whether a legacy client and a server have declared the same extension: it may have notifications of its own."""
-    client, server = Declared.of(caller_of(live).capabilities), Declared.of(encode(capabilities))
-    return not set(client.names).isdisjoint(server.names)
+    return not set(caller_of(live).declared.names).isdisjoint(server.names)
 
 
 def _declared_in(call: Call) -> Declared:
     """What the client has declared in a request."""
     caller = call.exchange.caller
-    return Declared() if caller is None else Declared.of(caller.capabilities)
+    return Declared() if caller is None else caller.declared
 
 
 def acknowledge_nothing(call: Call) -> None:
@@ -107,7 +105,7 @@ async def listen_behind(upstream: ConfiguredUpstream, call: Call, send: Callable
     assert live is not None
     conversation = await upstream.conversation_for(call)
     await conversation.join(live)  # so that the subscription is sent before any call that follows
-    wanted, declared = Filter.of(call.params), Declared.of(encode(upstream.declared))
+    wanted, declared = Filter.of(call.params), upstream.extensions
     wanted = msgspec.structs.replace(wanted, uris=upstream.permits(exchange.context, wanted.uris))
     subscription = SubscriptionFilter(exchange.client_id, Filter(), exchange.emit)
     subscription.honour({key: raw for key, raw in beyond(call.params).items() if declared.takes(key)})
@@ -224,7 +222,7 @@ class _ServerSubscriptions:
 
     def expected(self, upstream: ConfiguredUpstream) -> Filter:
         """The part of the filter that a server supports by what it has declared to the gateway's probe."""
-        declared = Declared.of(encode(upstream.declared))
+        declared = upstream.extensions
         self._subscription.honour({key: raw for key, raw in self._beyond.items() if declared.takes(key)})
         return self._wanted(upstream).honoured(upstream.declared)
 
@@ -245,7 +243,7 @@ class _ServerSubscriptions:
         capabilities = await upstream.capabilities()
         if self.has_ended:
             return Filter()
-        part, declared = self._wanted(upstream).honoured(capabilities), Declared.of(encode(capabilities))
+        part, declared = self._wanted(upstream).honoured(capabilities), upstream.extensions
         more = {key: raw for key, raw in self._beyond.items() if declared.takes(key)}
         if part or more:
             self._subscription.honour(more)

@@ -2,11 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Final, Literal
 
 import msgspec
 
-from gateway.protocol.handshake import discovery_of
+from gateway.protocol.extensions import Declared
+from gateway.protocol.handshake import capabilities_json, discovery_of
 from gateway.protocol.listing import Tools
 from transports.era import LEGACY, MODERN, Era
 
@@ -16,7 +18,7 @@ STARTING: Final = "it has not answered yet"
 """The reason why a server cannot be used that has not failed."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ServerFacts:
     """The findings of one probe: the result of `server/discover` (a modern server), or else that of `initialize`.
 
@@ -43,6 +45,12 @@ class ServerFacts:
     def has_answered(self) -> bool:
         """Whether the server speaks one of the eras."""
         return not self.failure and self.discovery is not None
+
+    @cached_property
+    def declared(self) -> Declared:
+        """The extensions of the server. They are read once, because every method that MCP does not define asks for
+        them."""
+        return Declared.of(capabilities_json(self.discovery))
 
     @property
     def capabilities(self) -> dict[str, Any]:

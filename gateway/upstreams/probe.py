@@ -14,6 +14,7 @@ from gateway.calls.backoff import Backoff
 from gateway.calls.conversation import Conversation
 from gateway.calls.last_words import with_last_words
 from gateway.protocol.caching import hints_of, with_ttl
+from gateway.protocol.extensions import MOST_NAME_CHARS, MOST_NAMES
 from gateway.protocol.handshake import HANDSHAKE_VERSIONS, HandshakeRefused, version_of
 from gateway.protocol.listing import Tools
 from gateway.upstreams.discovery import Discovery, ask_discovery
@@ -33,6 +34,11 @@ logger = logging.getLogger(__name__)
 _NO_HANDSHAKE: Final = frozenset({METHOD_NOT_FOUND, INVALID_REQUEST, UNSUPPORTED_VERSION, HEADER_MISMATCH})
 """Error codes of servers that have no `initialize`: unknown method, invalid request, unsupported version, and a missing
 header of 2026-07-28, which a server may check before it looks at the method."""
+
+_TOO_MANY: Final = (
+    "server %s declares too many or too long extensions: %d names do not count when methods are sent to servers. "
+    "The first %d names of at most %d characters do"
+)
 
 WAIT_S: Final = 9.0
 """How long after its beginning the probe is waited for. SDK clients wait 10 s for the answer to `server/discover`."""
@@ -191,7 +197,7 @@ class Probe:
         began = self.began_at = self._clock()
         try:
             facts = await self._asked()
-            self._known.learn(facts)
+            _learn(self._name, self._known, facts)
         finally:
             self.began_at = None
             self.took_s = self._clock() - began
@@ -294,3 +300,10 @@ class Probe:
         """Cancel a running probe."""
         self._cancel_timer()
         await self._tasks.close()
+
+
+def _learn(name: str, known: KnownFacts, facts: ServerFacts) -> None:
+    """Keep what a probe has found, and tell the operator of extensions that do not count."""
+    known.learn(facts)
+    if facts.has_answered and facts.declared.left_off:
+        logger.warning(_TOO_MANY, name, facts.declared.left_off, MOST_NAMES, MOST_NAME_CHARS)

@@ -12,6 +12,7 @@ from gateway.calls.live_session import LiveSession
 from gateway.calls.server_messages import IsolatedRouter
 from gateway.config.upstreams import UpstreamSettings
 from gateway.protocol.capabilities import Caller
+from gateway.protocol.extensions import Declared
 from gateway.protocol.listing import Tools
 from gateway.upstreams.facts import STARTING, KnownFacts, ServerState
 from gateway.upstreams.inventory import Inventory
@@ -136,6 +137,11 @@ class ConfiguredUpstream:
     def declared(self) -> dict[str, Any]:
         """The capabilities that the server has declared to the last probe; empty if it has not answered."""
         return {} if self._known.latest is None else self._known.latest.capabilities
+
+    @property
+    def extensions(self) -> Declared:
+        """The extensions that the server has declared to the last probe."""
+        return Declared() if self._known.latest is None else self._known.latest.declared
 
     async def capabilities(self) -> dict[str, Any]:
         """The capabilities that the server declares."""

@@ -1,8 +1,10 @@
 """Which extension a method belongs to."""
 
+from typing import Any
+
 import pytest
 
-from gateway.protocol.extensions import Declared, closest, match
+from gateway.protocol.extensions import MOST_NAME_CHARS, MOST_NAMES, Declared, closest, match
 from tests.requirements import requirement
 from transports.jsonrpc import encode
 
@@ -58,3 +60,13 @@ def test_the_closest_declaration_counts() -> None:
     assert closest("com.acme/c", parties.items()) == ["vendor", "exact", "exact too"]
     assert closest("a/do", parties.items()) == ["name", "exact", "exact too"]
     assert closest("q/do", parties.items()) == []
+
+
+@requirement("ext.relay")
+def test_so_many_names_count_and_no_longer_ones() -> None:
+    long = "com.acme/" + "a" * MOST_NAME_CHARS
+    many: dict[str, Any] = {"extensions": {long: {}} | {f"com.a{number}/x": {} for number in range(MOST_NAMES + 10)}}
+    found = Declared.of(encode(many | {"own": {}}))
+    assert len(found.names) == MOST_NAMES and found.left_off == 12
+    assert found.match("com.a0/do") == 2 and found.match(f"com.a{MOST_NAMES}/do") == found.match(long) == 0
+    assert not Declared.of(encode({"extensions": {long: {}}})).is_open

@@ -11,6 +11,8 @@ from gateway.calls.live_session import LiveSession
 from gateway.config.upstreams import MethodSettings
 from gateway.errors import unknown_method
 from gateway.protocol.capabilities import Caller
+from gateway.protocol.extensions import Declared
+from gateway.protocol.handshake import capabilities_json
 from gateway.relay.extensions import ExtensionRelay, Notice
 from gateway.relay.late_servers import Asker
 from gateway.upstreams.facts import ServerFacts
@@ -60,6 +62,10 @@ class Server:
         return self
 
     # as conversation
+
+    @property
+    def declared(self) -> Declared:
+        return Declared.of(capabilities_json(self.initialize_result))
 
     async def join(self, live: LiveSession) -> None:
         """Nothing to record."""
@@ -206,3 +212,20 @@ async def test_a_notification_that_cannot_be_passed_on_is_refused() -> None:
     with pytest.raises(Refused, match="not found"):
         await relay(well, hidden="two").notify(notice(LEGACY, None))
     assert well.sent == []
+
+
+@requirement("ext.relay")
+async def test_the_declarations_of_a_server_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[object] = []
+    of = Declared.of
+
+    def noted(raw: Any) -> Declared:
+        read.append(raw)
+        return of(raw)
+
+    monkeypatch.setattr(Declared, "of", noted)
+    server = Server("one", {"extensions": {f"com.a{number}/x": {} for number in range(10_000)}})
+    asking = relay(server, Server("two"))
+    for _ in range(3):
+        assert [each.name for each in await asking.takers("com.a7/do", ANYONE, asker(ACME))] == ["one"]
+    assert len(read) == 2, "one for each server, and the client's are not asked for"
