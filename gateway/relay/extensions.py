@@ -18,6 +18,7 @@ from gateway.errors import UPSTREAM_UNAVAILABLE, unknown_method
 from gateway.protocol.capabilities import Caller
 from gateway.protocol.extensions import Declared, closest, method_forms
 from gateway.protocol.handshake import HandshakeRefused
+from gateway.protocol.method_names import may_be_relayed
 from gateway.relay.admission import Admission
 from gateway.relay.dispatch import Dispatch
 from gateway.relay.late_servers import Asker
@@ -68,6 +69,8 @@ class ExtensionRelay:
             Refused: -32601, there is no such server, or policy hides the method.
             UpstreamUnavailable, HandshakeRefused, LinkClosed: the server cannot be reached.
         """
+        if not may_be_relayed(call.method, is_request=True):
+            raise unknown_method(call.method, call.era)
         takers = await self.takers(call.method, call.exchange.context, Asker.of(call))
         await self._dispatch.send(takers[0], call)
 
@@ -112,8 +115,10 @@ class ExtensionRelay:
         has declared, too.
 
         Raises:
-            Refused: -32601, there is none, or it is not clear which.
+            Refused: -32601, there is none, or it is not clear which, or the name can be no method's.
         """
+        if not may_be_relayed(method, is_request=False):
+            raise unknown_method(method, asker.era)
         servers = self._servers.to(context)
         configured = [upstream for upstream in servers.values() if is_configured(upstream, method)]
         if configured:

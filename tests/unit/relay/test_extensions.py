@@ -229,3 +229,21 @@ async def test_the_declarations_of_a_server_are_read_once(monkeypatch: pytest.Mo
     for _ in range(3):
         assert [each.name for each in await asking.takers("com.a7/do", ANYONE, asker(ACME))] == ["one"]
     assert len(read) == 2, "one for each server, and the client's are not asked for"
+
+
+@requirement("ext.relay")
+@pytest.mark.parametrize("method", ["", "Tools/Call", "sampling/createMessage", "tools/call\n"])
+async def test_neither_a_declaration_nor_the_configuration_sends_a_look_alike_to_a_server(method: str) -> None:
+    server = Server("one", ACME, methods={"*": {}, method: {}})
+    with pytest.raises(Refused, match="not found"):
+        await takers(method, server, declared=ACME)
+    with pytest.raises(Refused, match="not found"):
+        await relay(server).notify(msgspec.structs.replace(notice(LEGACY, None), method=method))
+    assert server.sent == []
+
+
+@requirement("ext.relay")
+async def test_a_request_named_like_a_notification_reaches_no_server() -> None:
+    call = SimpleNamespace(method="notifications/com.acme/changed", era=LEGACY)
+    with pytest.raises(Refused, match="not found"):
+        await relay(Server("one", ACME)).relay(cast("Any", call))

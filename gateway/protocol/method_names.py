@@ -1,0 +1,34 @@
+"""Which names can be those of methods that MCP does not define. Pure.
+
+A name that a person, or a lenient server, takes for a method of MCP must not pass: policy decides on the names of MCP.
+"""
+
+from typing import Final
+
+from gateway.protocol.methods import ROWS
+
+__all__ = ["MOST_METHOD_CHARS", "may_be_relayed"]
+
+MOST_METHOD_CHARS: Final = 512
+"""Twice as long as a declared name that counts (`gateway.protocol.extensions`)."""
+
+_NOTIFICATIONS: Final = "notifications/"
+
+
+def _folded(method: str) -> str:
+    return method.lower().strip("/")
+
+
+_KNOWN: Final = frozenset(_folded(row.name) for row in ROWS)
+
+
+def may_be_relayed(method: str, *, is_request: bool) -> bool:
+    """Whether a client's method that MCP does not define can pass to servers.
+
+    It consists of visible ASCII, so that no letter looks like another one and no space is overlooked. In whatever case,
+    it is no method of MCP, of clients or servers, and no request is named like a notification.
+    """
+    if not 0 < len(method) <= MOST_METHOD_CHARS or not method.isascii() or not method.isprintable() or " " in method:
+        return False
+    folded = _folded(method)
+    return bool(folded) and folded not in _KNOWN and not (is_request and folded.startswith(_NOTIFICATIONS))
