@@ -7,10 +7,7 @@ from typing import Final
 
 from gateway.protocol.methods import ROWS
 
-__all__ = ["MOST_METHOD_CHARS", "may_be_relayed"]
-
-MOST_METHOD_CHARS: Final = 512
-"""Twice as long as a declared name that counts (`gateway.protocol.extensions`)."""
+__all__ = ["may_be_relayed"]
 
 _NOTIFICATIONS: Final = "notifications/"
 
@@ -27,8 +24,9 @@ def may_be_relayed(method: str, *, is_request: bool) -> bool:
 
     It consists of visible ASCII, so that no letter looks like another one and no space is overlooked. In whatever case,
     it is no method of MCP, of clients or servers, and no request is named like a notification.
+    The wire bounds its length.
     """
-    if not 0 < len(method) <= MOST_METHOD_CHARS or not method.isascii() or not method.isprintable() or " " in method:
+    if not (method.isascii() and method.isprintable()) or " " in method:
         return False
     folded = _folded(method)
     return bool(folded) and folded not in _KNOWN and not (is_request and folded.startswith(_NOTIFICATIONS))

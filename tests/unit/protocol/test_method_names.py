@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.protocol.method_names import MOST_METHOD_CHARS, may_be_relayed
+from gateway.protocol.method_names import may_be_relayed
 from gateway.protocol.methods import ROWS
 from tests.requirements import requirement
 
@@ -22,7 +22,6 @@ LOOK_ALIKES = [
     "tools/c\u0430ll",
     "tools\u2044call",
     "\uff54ools/call",
-    "x" * (MOST_METHOD_CHARS + 1),
 ]
 
 

@@ -92,6 +92,16 @@ async def test_a_modern_server_is_discovered_and_no_handshake_is_made() -> None:
     assert server.log == [f"ready {Era.MODERN}"]
 
 
+@requirement("ext.relay")
+async def test_extensions_that_do_not_count_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    many: dict[str, Any] = {"capabilities": {"extensions": {f"com.acme/x{number}": {} for number in range(300)}}}
+    probe = probe_of(Server(discover=msgspec.json.encode(many)))
+    for _ in range(3):
+        assert (await probe.facts()).declared.left_off == 44
+    (line,) = [record.getMessage() for record in caplog.records if "extensions" in record.getMessage()]
+    assert line.startswith("server demo declares too many or too long extensions: 44 names do not count")
+
+
 @pytest.mark.parametrize("discover", [None, LinkClosed("it exited"), TimeoutError()])
 async def test_a_server_that_knows_no_discovery_is_asked_for_a_handshake(discover: Any) -> None:
     server = Server(discover=discover)
