@@ -12,7 +12,9 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from session_store import StoreUnavailable, Task, TaskStore
+from gateway.errors import error_of
+from session_store import StoreFull, StoreUnavailable, Task, TaskStore
+from transports.jsonrpc import INTERNAL_ERROR, encode
 from transports.tasks import Tasks
 
 __all__ = ["TaskRecord"]
@@ -27,6 +29,19 @@ _AGAIN_S: Final = 0.5
 
 _FAILURES: Final = 5
 """How often a change is written again that the store answers with a failure. An unreachable store is tried for ever."""
+
+_FULL: Final = "The store of tasks is full: what the server has sent is not kept. The call may have taken effect."
+
+_NOT_KEPT: Final[dict[str, Any]] = {
+    "status": "failed",
+    "message": _FULL,
+    "error": encode(error_of(INTERNAL_ERROR, _FULL, "")),
+    "request": b"",
+    "questions": b"",
+    "answers": b"",
+    "result": b"",
+}
+"""What a full store keeps in place of an outcome. It always has room for that."""
 
 
 class TaskRecord:
@@ -88,6 +103,13 @@ class TaskRecord:
             self._urgent.clear()
             try:
                 written = await self._replace(fields)
+            except StoreFull:
+                cut = _NOT_KEPT if self.task.is_over else {"questions": b"", "message": _FULL}
+                self.task = replace(self.task, **cut)
+                self._waiting = fields | self._waiting | cut
+                await asyncio.sleep(_AGAIN_S)
+                self._urgent.set()
+                continue
             except BaseException as error:
                 self._waiting = fields | self._waiting
                 failures += not isinstance(error, StoreUnavailable)

@@ -14,23 +14,31 @@ from session_store.task_record import without_body
 __all__ = ["MemoryTasks"]
 
 MAX_TASKS: Final = 10_000
-"""Tasks that one process keeps: a task with a result may take a megabyte."""
+"""Tasks that one process keeps."""
+
+MAX_BYTES: Final = 256 << 20
+"""Bytes that they take together, about. Anonymous clients get half of both at most: nobody has to name them all."""
+
+_OVERHEAD: Final = 2_048
+"""Bytes that a task takes beside its texts, about."""
+
+_LEAST: Final = 4_096
+"""Bytes that are counted for each task: so there is room to say of any that its outcome is not kept."""
 
 
 class MemoryTasks:
     """Tasks by their names, oldest first. They are lost with the process."""
 
-    def __init__(self, clock: Callable[[], float], max_tasks: int = MAX_TASKS) -> None:
+    def __init__(self, clock: Callable[[], float], max_tasks: int = MAX_TASKS, *, max_bytes: int = MAX_BYTES) -> None:
         self._clock = clock
         self._max = max_tasks
+        self._max_bytes = max_bytes
         self._tasks: OrderedDict[str, Task] = OrderedDict()
+        self._held = {True: _Held(), False: _Held()}  # of anonymous clients, and of others
 
     async def create(self, task: Task) -> None:
-        if len(self._tasks) >= self._max:
-            self._forget_expired()
-        if len(self._tasks) >= self._max:
-            raise StoreFull(f"{self._max} tasks are stored already")
-        self._tasks[task.name] = task
+        self._make_room(task, 1, _size(task))
+        self._put(task)
 
     async def get(self, session_id: str, task_id: str) -> Task | None:
         return self._live(f"{session_id}/{task_id}")
@@ -39,7 +47,13 @@ class MemoryTasks:
         stored = self._live(task.name)
         if stored is None or stored.version != task.version:
             return False
-        self._tasks[task.name] = replace(task, version=task.version + 1)
+        grown = _size(task) - _size(stored)
+        if grown > 0:
+            self._make_room(task, 0, grown)
+            if task.name not in self._tasks:
+                return False  # expired just now
+        self._remove(task.name, keeps_place=True)
+        self._put(replace(task, version=task.version + 1))
         return True
 
     async def of_session(self, session_id: str) -> list[Task]:
@@ -57,16 +71,62 @@ class MemoryTasks:
 
     async def drop_session(self, session_id: str) -> None:
         for task in await self.of_session(session_id):
-            del self._tasks[task.name]
+            self._remove(task.name)
+
+    def _make_room(self, task: Task, tasks: int, size: int) -> None:
+        """Raises `StoreFull`: there is no room for so many more tasks and bytes."""
+        if self._has_room(task, tasks, size):
+            return
+        self._forget_expired()
+        if not self._has_room(task, tasks, size):
+            raise StoreFull(f"{self._max} tasks or {self._max_bytes} bytes of tasks are stored already")
+
+    def _has_room(self, task: Task, tasks: int, size: int) -> bool:
+        all_tasks = sum(held.tasks for held in self._held.values()) + tasks
+        all_bytes = sum(held.bytes for held in self._held.values()) + size
+        if all_tasks > self._max or all_bytes > self._max_bytes:
+            return False
+        held = self._held[True]
+        return not task.principal.is_anonymous or (
+            held.tasks + tasks <= max(self._max // 2, 1) and held.bytes + size <= self._max_bytes // 2
+        )
+
+    def _put(self, task: Task) -> None:
+        held = self._held[task.principal.is_anonymous]
+        held.tasks += 1
+        held.bytes += _size(task)
+        self._tasks[task.name] = task
+
+    def _remove(self, name: str, *, keeps_place: bool = False) -> None:
+        task = self._tasks[name]
+        held = self._held[task.principal.is_anonymous]
+        held.tasks -= 1
+        held.bytes -= _size(task)
+        if not keeps_place:  # among the oldest
+            del self._tasks[name]
 
     def _live(self, name: str) -> Task | None:
         task = self._tasks.get(name)
         if task is not None and self._clock() >= task.expires_at:
-            del self._tasks[name]
+            self._remove(name)
             return None
         return task
 
     def _forget_expired(self) -> None:
         now = self._clock()
         for name in [name for name, task in self._tasks.items() if now >= task.expires_at]:
-            del self._tasks[name]
+            self._remove(name)
+
+
+class _Held:
+    """What is stored."""
+
+    __slots__ = ("bytes", "tasks")
+
+    def __init__(self) -> None:
+        self.tasks = self.bytes = 0
+
+
+def _size(task: Task) -> int:
+    texts = (task.request, task.questions, task.answers, task.result, task.error, task.message)
+    return max(_LEAST, _OVERHEAD + sum(map(len, texts)))

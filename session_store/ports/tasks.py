@@ -81,7 +81,7 @@ class TaskStore(Protocol):
         """Store a new task. It is found by `get` when this returns, on every replica.
 
         Raises:
-            StoreFull: the store is bounded, and holds its maximum of tasks.
+            StoreFull: the store is bounded, and holds its maximum of tasks or of their bytes.
         """
         ...
 
@@ -91,7 +91,11 @@ class TaskStore(Protocol):
 
     async def replace(self, task: Task) -> bool:
         """Store a changed copy of a task under the next version. False, and no change, if the stored version is another
-        than that of `task`, or the task is unknown. `created_at` and `principal` stay as they are."""
+        than that of `task`, or the task is unknown. `created_at` and `principal` stay as they are.
+
+        Raises:
+            StoreFull: the store is bounded, and has no room for what the copy has more.
+        """
         ...
 
     async def of_session(self, session_id: str) -> list[Task]:
