@@ -22,7 +22,7 @@ CLIENT: Final[ContextVar[str]] = ContextVar("client", default="")
 """The network address that request comes from: for lines and events of what was refused, never for a decision."""
 
 _KEPT = (
-    *("session", "era", "reason", "principal", "client", "server", "tool", "outcome", "took_s", "took_ms"),
+    *("session", "era", "reason", "principal", "client", "server", "tool", "task", "outcome", "took_s", "took_ms"),
     *("pid", "workspace", "trust", "calls", "lasted_s", "in_flight", "correlations"),
     "context",  # fields of the session's context
     "correlation",  # of a call that ends, which need not be in the task that its request came with

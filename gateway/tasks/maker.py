@@ -156,6 +156,7 @@ class TaskMaker:
             # No await from here on: the client gets the handle, and all that comes of the call goes to the task.
             exchange.become(running, created_result(task, self.handle_of(task)))
             reply.became_task(running.hold)
+            logger.info("a call has become a task", extra=_fields(task))
             self._table.noted(task, "made")
 
     async def _stored(self, task: Task) -> bool:
@@ -217,4 +218,4 @@ def _is_settled(exchange: TaskExchange, reply: TaskableReply) -> bool:
 
 
 def _fields(task: Task) -> dict[str, str]:
-    return {"session": redact(task.session_id), "server": task.server, "tool": task.tool}
+    return {"session": redact(task.session_id), "task": redact(task.id), "server": task.server, "tool": task.tool}

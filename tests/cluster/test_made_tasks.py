@@ -157,6 +157,8 @@ def test_a_gateway_alone_that_stops_waits_for_its_tasks(http: httpx.Client, tmp_
         task = TaskClient(first.url, http).begin("work", job="stopped", seconds=4)
         lost = TaskClient(first.url, http).begin("work", job="lost", seconds=60)
         assert first.stop() in (0, -signal.SIGTERM)
+        became = [line for line in first.stderr().splitlines() if "a call has become a task" in line]
+        assert len(became) == 2 and all(" task=" in line and " tool=work" in line for line in became)
         assert "2 tasks still work" in first.stderr() and "stops with 1 tasks" in first.stderr()
         second = stack.enter_context(running_gateway(servers, options=options, must_stop=False))
         found = TaskClient(second.url, http).get(task)
