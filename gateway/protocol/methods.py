@@ -72,16 +72,6 @@ class Method(msgspec.Struct, frozen=True):
     is_counted: bool = True
     has_mcp_name: bool = False
 
-    @property
-    def needs_session(self) -> bool:
-        """Whether a modern request of this method opens a session; legacy ones all belong to a session."""
-        return not self.listed and self.name != "server/discover"
-
-    @property
-    def mcp_name(self) -> str:
-        """The key of the params that the header `Mcp-Name` repeats; empty where there is no such header."""
-        return self.named if self.has_mcp_name else ""
-
 
 def _list(name: str, kind: Kind, listed: str, item_key: str = "name") -> Method:
     return Method(name, BOTH, kind, listed=listed, item_key=item_key, is_cacheable=True, is_repeatable=True)

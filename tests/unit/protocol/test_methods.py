@@ -126,8 +126,10 @@ def test_the_columns_agree_with_the_protocol() -> None:
     assert set(CACHEABLE_METHODS) == CACHEABLE
     assert set(INPUT_REQUIRED_METHODS) == MAY_ASK
     tasks = dict.fromkeys(("tasks/get", "tasks/update", "tasks/cancel"), "taskId")  # an extension, so not the SDK's
-    assert {row.name: row.mcp_name for row in ROWS if row.mcp_name} == NAME_SOURCES == {**NAME_BEARING_METHODS, **tasks}
-    assert {row.name for row in ROWS if not row.needs_session} == SESSIONLESS
+    assert (
+        {row.name: row.named for row in ROWS if row.has_mcp_name} == NAME_SOURCES == {**NAME_BEARING_METHODS, **tasks}
+    )
+    assert {"server/discover", *LISTS} == SESSIONLESS
     of_era = {
         versions: {method for method, version in CLIENT_REQUESTS if version in versions}
         for versions in (HANDSHAKE_VERSIONS, MODERN_VERSIONS)
@@ -144,7 +146,6 @@ def test_the_columns_are_read_by_name() -> None:
     assert LISTS["resources/templates/list"] == "resourceTemplates"
     assert [row.item_key for row in lists_of("resources")] == ["uri", "uriTemplate"]
     assert RECORDED == {"logging/setLevel", "resources/subscribe", "resources/unsubscribe"}
-    assert not METHODS["tools/list"].needs_session and METHODS["resources/read"].needs_session
     assert CHANGES["notifications/tools/list_changed"].flag == "toolsListChanged"
     assert not CHANGES["notifications/resources/updated"].flag
 
