@@ -14,7 +14,6 @@ from gateway.calls.exchange import Exchange
 from gateway.calls.live_session import LiveSession
 from gateway.calls.owned_tasks import related_id, with_related
 from gateway.context.facts import trace_meta, with_meta
-from gateway.errors import SESSION_UNKNOWN
 from gateway.identity.request_context import RequestContext
 from gateway.protocol.catalog import cursor_of, next_cursor
 from gateway.protocol.handshake import HandshakeRefused, capabilities_of
@@ -23,6 +22,7 @@ from gateway.protocol.params import text_of
 from gateway.relay.endpoint import Endpoint
 from gateway.relay.intake import Intake, id_of, message_of
 from gateway.relay.replies import ImmediateReply
+from gateway.relay.task_sessions import session_of
 from gateway.relay.task_tools import TaskTools
 from gateway.sessions.attach import Resolved
 from gateway.sessions.resolve import SessionResolver
@@ -92,21 +92,13 @@ class LegacyTasks:
         if handle is None or handle.endpoint != request.endpoint or handle.kind != "relayed":
             raise unknown_task()
         if handle.session_id != resolved.live.session.id:
-            resolved = await self._session_of(handle, who)
+            # Another session of the same principal, such as a child session, or one from before the client started
+            # again.
+            resolved = await session_of(handle, who, self._resolver, Era.LEGACY)
         upstream = self._endpoints[request.endpoint].server(handle.server, resolved.context)
         if upstream is None or not self._relayed.is_reachable(upstream, resolved.live, handle):
             raise unknown_task()
         return await self._relay(request, who, resolved, handle, text)
-
-    async def _session_of(self, handle: TaskHandle, who: RequestContext) -> Resolved:
-        """Another session of the same principal, such as a child session, or one from before the client started
-        again."""
-        try:
-            return await self._resolver.resume_by_id(handle.session_id, who, Era.LEGACY)
-        except Refused as refused:
-            if refused.code != SESSION_UNKNOWN:
-                raise
-            raise unknown_task() from None
 
     async def _relay(
         self, request: Request, who: RequestContext, resolved: Resolved, handle: TaskHandle, text: str

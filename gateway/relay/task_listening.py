@@ -22,6 +22,7 @@ from gateway.protocol.subscription_filter import ACKNOWLEDGED, ENDED, SUBSCRIPTI
 from gateway.protocol.tasks import declares_tasks, with_tasks
 from gateway.relay.endpoint import Endpoint
 from gateway.relay.intake import Intake, id_of, message_of
+from gateway.relay.task_sessions import found_session
 from gateway.sessions.attach import Resolved
 from gateway.sessions.resolve import SessionResolver
 from gateway.tasks.handles import TaskHandle, TaskHandles
@@ -132,10 +133,8 @@ class TaskListening:
         return resolved or await self._resolver.resume_or_open(request, who)
 
     async def _session_of(self, handle: TaskHandle, who: RequestContext) -> Resolved | None:
-        try:
-            return await self._resolver.resume_by_id(handle.session_id, who, Era.MODERN)
-        except Refused:
-            return None
+        """None if it has ended."""
+        return await found_session(handle, who, self._resolver, Era.MODERN)
 
     async def _subscribe(
         self,

@@ -11,7 +11,6 @@ import msgspec
 
 from gateway.calls.exchange import Exchange
 from gateway.context.facts import trace_meta, with_meta
-from gateway.errors import SESSION_UNKNOWN
 from gateway.identity.request_context import RequestContext
 from gateway.protocol.capabilities import caller_of_meta
 from gateway.protocol.params import text_of
@@ -20,14 +19,14 @@ from gateway.relay.endpoint import Endpoint
 from gateway.relay.intake import Intake, id_of, message_of
 from gateway.relay.replies import ImmediateReply
 from gateway.relay.task_listening import TaskListening
-from gateway.sessions.attach import Resolved
+from gateway.relay.task_sessions import session_of
 from gateway.sessions.resolve import SessionResolver
 from gateway.tasks.handles import TaskHandle, TaskHandles
 from gateway.tasks.made import MadeTasks
 from gateway.tasks.refusals import tasks_not_declared, unknown_task
 from gateway.tasks.relayed import RelayedTasks
 from transports.era import Era
-from transports.inbound_port import Answer, Refused, Request
+from transports.inbound_port import Answer, Request
 from transports.jsonrpc import Object, encode, encode_result
 from transports.reply_queue import ReplyQueue
 
@@ -89,7 +88,7 @@ class TaskRequests:
 
     async def _relay(self, request: Request, who: RequestContext, handle: TaskHandle, text: str) -> Answer:
         """Send the request to the server that has made the task."""
-        resolved, message = await self._session_of(handle, who), message_of(request)
+        resolved, message = await session_of(handle, who, self._resolver, Era.MODERN), message_of(request)
         upstream = self._endpoints[request.endpoint].server(handle.server, resolved.context)
         if upstream is None or not self._relayed.is_reachable(upstream, resolved.live, handle):
             raise unknown_task()
@@ -108,11 +107,3 @@ class TaskRequests:
             exchange.filter_result(lambda _, result: with_meta(result, trace_meta(live.session, who.correlation)))
         params: Object = request.params | {"taskId": msgspec.Raw(encode(handle.id))}
         return await self._intake.accept(exchange, request, who, params, [], server=handle.server)
-
-    async def _session_of(self, handle: TaskHandle, who: RequestContext) -> Resolved:
-        try:
-            return await self._resolver.resume_by_id(handle.session_id, who, Era.MODERN)
-        except Refused as refused:
-            if refused.code != SESSION_UNKNOWN:
-                raise
-            raise unknown_task() from None

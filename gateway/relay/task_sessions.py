@@ -1,0 +1,38 @@
+"""The session that has made a task: the task's handle names it."""
+
+from gateway.errors import SESSION_UNKNOWN
+from gateway.identity.request_context import RequestContext
+from gateway.sessions.attach import Resolved
+from gateway.sessions.resolve import SessionResolver
+from gateway.tasks.handles import TaskHandle
+from gateway.tasks.refusals import unknown_task
+from transports.era import Era
+from transports.inbound_port import Refused
+
+__all__ = ["found_session", "session_of"]
+
+
+async def session_of(handle: TaskHandle, who: RequestContext, resolver: SessionResolver, era: Era) -> Resolved:
+    """The session of a task, for a request of a client of that era.
+
+    Raises:
+        Refused: the task is unknown, because its session is, or the session cannot be used now.
+        OwnedByPeer: another replica owns the session.
+        StoreUnavailable: the store does not answer.
+    """
+    found = await found_session(handle, who, resolver, era)
+    if found is None:
+        raise unknown_task()
+    return found
+
+
+async def found_session(
+    handle: TaskHandle, who: RequestContext, resolver: SessionResolver, era: Era
+) -> Resolved | None:
+    """As `session_of`; None if there is no such session, or it is of another principal."""
+    try:
+        return await resolver.resume_by_id(handle.session_id, who, era)
+    except Refused as refused:
+        if refused.code != SESSION_UNKNOWN:
+            raise
+        return None
