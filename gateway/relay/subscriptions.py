@@ -52,18 +52,24 @@ async def relay_changes(
         del live.subscription_relays[upstream.name]
         if relay.conversation is not None:
             relay.conversation.cancel(relay, "the subscriptions have changed")
-    uris = upstream.permits(live.session.context, frozenset(live.session.subscriptions))
-    capabilities = await upstream.capabilities()
-    wanted = everything(uris).honoured(capabilities)
-    if not wanted and not _share_extension(live, upstream.extensions):
-        return
+    # Taken before anything is awaited, so that of several calls at the same time one subscribes.
     relay = live.subscription_relays[upstream.name] = subscription_relay_for(live, upstream.name)
+    is_sent = False
     try:
-        conversation = upstream.conversation(live, Era.MODERN, correlation)
-        await conversation.start(relay, _params(wanted), caller_of(live).meta(""))
-    except BaseException:
-        live.subscription_relays.pop(upstream.name, None)
-        raise
+        capabilities = await upstream.capabilities()
+        if live.subscription_relays.get(upstream.name) is not relay:
+            return  # the subscriptions have changed meanwhile
+        wanted = everything(upstream.permits(live.session.context, frozenset(live.session.subscriptions)))
+        wanted = wanted.honoured(capabilities)
+        if wanted or _share_extension(live, upstream.extensions):
+            conversation = upstream.conversation(live, Era.MODERN, correlation)
+            await conversation.start(relay, _params(wanted), caller_of(live).meta(""))
+            is_sent = True
+            if live.subscription_relays.get(upstream.name) is not relay:
+                conversation.cancel(relay, "the subscriptions have changed")
+    finally:
+        if not is_sent and live.subscription_relays.get(upstream.name) is relay:
+            del live.subscription_relays[upstream.name]
 
 
 def asks_for_nothing(call: Call) -> bool:
