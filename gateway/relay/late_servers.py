@@ -122,8 +122,8 @@ class LateServers:
     """
 
     def __init__(self, *, wait_s: float, read_s: float) -> None:
-        self._wait_s = wait_s
-        self._read_s = read_s
+        self.wait_s = wait_s
+        self.read_s = read_s
         self._follows: dict[tuple[LiveSession | None, str], _Follow] = {}
         self._subscriptions: set[SubscriptionFilter] = set()
         self._reported: dict[str, set[str]] = {}
@@ -186,7 +186,7 @@ class LateServers:
             return {}, {}
         tasks = {name: asyncio.create_task(work) for name, work in works.items()}
         try:
-            await asyncio.wait(tasks.values(), timeout=self._wait_s)
+            await asyncio.wait(tasks.values(), timeout=self.wait_s)
         finally:
             for task in tasks.values():
                 task.cancel()
@@ -208,7 +208,7 @@ class LateServers:
             return follow is not None or upstream.is_failing
         if upstream.is_open_to(live):
             return follow is not None and not follow.is_paused
-        return follow is not None or upstream.hangs_for_s >= self._wait_s
+        return follow is not None or upstream.hangs_for_s >= self.wait_s
 
     def _report(self, server: str, reason: str) -> None:
         """Log that a server is missing, once for each reason until it is up, whatever the processes of sessions say."""
@@ -265,7 +265,7 @@ class LateServers:
                     await waiting.arrived(upstream, conversation)  # if that fails, it waits for the next attempt
                 follow.waiting = [each for each in follow.waiting if each is not waiting]
             for method in follow.given.keys() - read:
-                async with asyncio.timeout(self._read_s):
+                async with asyncio.timeout(self.read_s):
                     items = await upstream.inventory.reader.all_items(method, conversation)
                 conversation.lists.keep_late(method, items)
                 read.add(method)

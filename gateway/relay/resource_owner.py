@@ -4,7 +4,6 @@ What is known already is looked at first, so that reading a listed resource cost
 that no server lists is looked for at each server. Servers that the session does not see are never asked.
 """
 
-import asyncio
 import hashlib
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -21,7 +20,8 @@ from gateway.protocol.listing import APP_SCHEME, Names, Tools
 from gateway.protocol.uris import closeness, template_fit
 from gateway.relay.admission import Admission
 from gateway.relay.asking import Answer, ask
-from gateway.relay.late_servers import UNAVAILABLE, Asker, LateServers
+from gateway.relay.in_turn import InTurn
+from gateway.relay.late_servers import Asker, LateServers
 from gateway.relay.open_apps import OpenApps
 from gateway.relay.visible_servers import VisibleServers
 from gateway.upstreams.upstream import ConfiguredUpstream
@@ -56,16 +56,13 @@ class Found:
 
 
 class ResourceOwners:
-    """Finds owners of resources. `read_s` is how long a server may take to send a resource that nobody lists."""
+    """Finds owners of resources. Looking for one that nobody lists takes `late.read_s` at most."""
 
-    def __init__(
-        self, servers: VisibleServers, admission: Admission, late: LateServers, apps: OpenApps, *, read_s: float = 30.0
-    ) -> None:
+    def __init__(self, servers: VisibleServers, admission: Admission, late: LateServers, apps: OpenApps) -> None:
         self._servers = servers
         self._admission = admission
         self._late = late
         self._apps = apps
-        self._read_s = read_s
         # Servers of unlisted resources, by session and URI. Digests: URIs are long, and clients choose them.
         self._remembered: TTLCache[bytes, str] = TTLCache(_REMEMBERED, _REMEMBERED_S)
 
@@ -172,8 +169,8 @@ class ResourceOwners:
         return await self._gather(servers.values(), call, names)
 
     async def _ask_each(self, uri: str, servers: Servers, call: Call, late: set[str]) -> Found | None:
-        """Read the resource at one server after the other, until one has it. Servers that list similar URIs come first,
-        and then the order is that of the configuration."""
+        """Read the resource at servers until one has it. Servers that list similar URIs come first, and then the order
+        is that of the configuration."""
 
         async def ready(upstream: ConfiguredUpstream) -> int:
             if "resources" not in await upstream.capabilities() or self._admission.needs_listing(upstream):
@@ -186,17 +183,15 @@ class ResourceOwners:
         near, missing = await self._gather(servers.values(), call, ready)
         late |= missing
         order = sorted((name for name in near if near[name] >= 0), key=lambda name: -near[name])
-        for name in order[:_MOST_ASKED]:
-            try:
-                async with asyncio.timeout(self._read_s):
-                    answer = await ask(servers[name], call, _READ, _read_params(uri, servers[name], call))
-            except UNAVAILABLE:
-                late.add(name)
-                continue
-            error = answer.message.error
-            if not isinstance(error, msgspec.Raw) or error_code(error) not in _NOT_FOUND:
-                return Found(servers[name], answer if call.method == _READ else None)
-        return None
+        search = InTurn(
+            lambda name: ask(servers[name], call, _READ, _read_params(uri, servers[name], call)),
+            _is_answer,
+            wait_s=self._late.wait_s,
+            within_s=self._late.read_s,
+        )
+        found = await search.first(order[:_MOST_ASKED])
+        late |= search.late
+        return None if found is None else Found(servers[found[0]], found[1] if call.method == _READ else None)
 
     async def _gather(
         self,
@@ -206,6 +201,12 @@ class ResourceOwners:
     ) -> tuple[dict[str, Any], set[str]]:
         gathered = await self._late.gather(upstreams, Asker.of(call), work)
         return dict(gathered.answers), {entry.server for entry in gathered.missing}
+
+
+def _is_answer(answer: Answer) -> bool:
+    """Whether a server has not answered that it does not have the resource."""
+    error = answer.message.error
+    return not isinstance(error, msgspec.Raw) or error_code(error) not in _NOT_FOUND
 
 
 def _lists(uri: str, names: Names) -> int:

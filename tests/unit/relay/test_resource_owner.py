@@ -70,11 +70,12 @@ async def test_a_list_that_has_changed_is_asked_for_again() -> None:
 
 
 @pytest.mark.parametrize("method", ["resources/read", "resources/subscribe", "resources/unsubscribe"])
-async def test_a_resource_that_nobody_lists_is_looked_for_at_one_server_after_the_other(method: str) -> None:
-    one, two, three = (PagedServer(name, pages(reads=("z://1",) if name != "a" else ())) for name in "abc")
-    parts = aggregation(one, two, three)
+async def test_a_resource_that_nobody_lists_is_looked_for_at_a_few_servers_at_a_time(method: str) -> None:
+    servers = [PagedServer(name, pages(reads=("z://1",) if name != "a" else ())) for name in "abcdef"]
+    one, *_, six = servers
+    parts = aggregation(*servers)
     found = await parts.resources.owner("z://1", call := a_call(method, uri="z://1"))
-    assert found.upstream.name == "b" and (READ, "z://1") in one.asked and (READ, "z://1") not in three.asked
+    assert found.upstream.name == "b" and (READ, "z://1") in one.asked and (READ, "z://1") not in six.asked
     if method == READ:
         assert found.answer is not None and found.answer.message.result is not msgspec.UNSET
     else:
