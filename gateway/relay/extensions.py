@@ -3,6 +3,8 @@
 docs/adr/0023-extensions.md. Policy decides in `gateway.relay.admission`, as about everything that a server gets.
 """
 
+import asyncio
+import contextlib
 import logging
 from typing import Final
 
@@ -54,13 +56,15 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ExtensionRelay:
-    """Relays the methods that the table of methods does not have, for one endpoint."""
+    """Relays the methods that the table of methods does not have, for one endpoint. `wait_s` is how long a message
+    waits for servers that have not answered the gateway yet."""
 
-    def __init__(self, servers: VisibleServers, dispatch: Dispatch, admission: Admission) -> None:
+    def __init__(self, servers: VisibleServers, dispatch: Dispatch, admission: Admission, *, wait_s: float) -> None:
         self._servers = servers
         self._dispatch = dispatch
         self._admission = admission
         self._told: set[frozenset[str]] = set()
+        self._wait_s = wait_s
 
     async def relay(self, call: Call) -> None:
         """Send a request to the server that has declared its method, or that is configured for it.
@@ -112,7 +116,8 @@ class ExtensionRelay:
 
         Those whose configuration names the method. Else those to whose declarations it belongs most closely. Else the
         only server whose declarations allow any name. Where one server is all that there is, it gets what the client
-        has declared, too.
+        has declared, too. Servers that have not answered the gateway yet are waited for only where none of the others
+        takes the method.
 
         Raises:
             Refused: -32601, there is none, or it is not clear which, or the name can be no method's.
@@ -123,8 +128,15 @@ class ExtensionRelay:
         configured = [upstream for upstream in servers.values() if is_configured(upstream, method)]
         if configured:
             return configured
-        declared = {name: await _declared_by(upstream, asker.live) for name, upstream in servers.items()}
-        if names := closest(method, declared.items()):
+        known = {name: _known_of(upstream, asker.live) for name, upstream in servers.items()}
+        declared = {name: found for name, found in known.items() if found is not None}
+        if not (names := closest(method, declared.items())) and len(declared) < len(servers):
+            # One server alone may take its time: no other has to wait for it.
+            within_s = None if len(servers) == 1 else self._wait_s
+            found = await asyncio.gather(*(_declared_by(servers[name], known[name], within_s) for name in servers))
+            declared = dict(zip(servers, found, strict=True))
+            names = closest(method, declared.items())
+        if names:
             return [servers[name] for name in names]
         names = [name for name, found in declared.items() if found.is_open]
         if len(servers) == 1 and not names and _declared_of(asker).takes(method):
@@ -147,12 +159,22 @@ def is_configured(upstream: ConfiguredUpstream, method: str) -> bool:
     return bool(patterns) and any(any_matches(patterns, form) for form in method_forms(method))
 
 
-async def _declared_by(upstream: ConfiguredUpstream, live: LiveSession | None) -> Declared:
-    """What a server has declared to the session, or else to the gateway."""
+def _known_of(upstream: ConfiguredUpstream, live: LiveSession | None) -> Declared | None:
+    """What a server has declared to the session, or else to the gateway; None if it has not answered yet."""
     conversation = None if live is None else upstream.open_with(live)
     if conversation is not None and conversation.initialize_result is not None:
         return conversation.declared
-    return (await upstream.facts()).declared
+    return None if upstream.discovery is None else upstream.extensions
+
+
+async def _declared_by(upstream: ConfiguredUpstream, known: Declared | None, within_s: float | None) -> Declared:
+    """What a server has declared; nothing if it does not answer in time."""
+    if known is not None:
+        return known
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(within_s):
+            return (await upstream.facts()).declared
+    return Declared()
 
 
 def _declared_of(asker: Asker) -> Declared:

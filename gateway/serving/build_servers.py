@@ -123,7 +123,7 @@ def _endpoints(
             dispatch=dispatch,
             aggregation=aggregation,
             late=late,
-            extensions=ExtensionRelay(visible, dispatch, admission),
+            extensions=ExtensionRelay(visible, dispatch, admission, wait_s=late.wait_s),
         )
 
     return {ALL: serving(upstreams)} | {f"/servers/{one.name}/mcp": serving([one]) for one in upstreams}

@@ -1,5 +1,6 @@
 """Which of the servers of an endpoint get a method that MCP does not define."""
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -42,13 +43,21 @@ class Server:
         self._facts = ServerFacts(initialize=encode({"capabilities": capabilities or {}}))
         self.initialize_result: bytes | None = None
         self.is_known = False
+        self.is_starting = self.is_awaited = False
         self.is_down = False
         self.opened_with: list[Caller | None] = []
         self.sent: list[tuple[str, Any]] = []
 
     # as upstream
 
+    @property
+    def discovery(self) -> bytes | None:
+        return None if self.is_starting else self._facts.discovery
+
     async def facts(self) -> ServerFacts:
+        if self.is_starting:
+            self.is_awaited = True
+            await asyncio.Event().wait()
         return self._facts
 
     async def era_for(self, client: Era) -> Era:
@@ -91,7 +100,7 @@ class Admits:
 
 def relay(*servers: Server, hidden: str = "") -> ExtensionRelay:
     visible = SimpleNamespace(to=lambda context: {server.name: server for server in servers})
-    return ExtensionRelay(cast("Any", visible), cast("Any", None), cast("Any", Admits(hidden)))
+    return ExtensionRelay(cast("Any", visible), cast("Any", None), cast("Any", Admits(hidden)), wait_s=0.05)
 
 
 def asker(capabilities: Any = None, era: Era = MODERN) -> Asker:
@@ -113,6 +122,22 @@ async def test_a_method_goes_to_the_server_that_has_declared_its_extension() -> 
 @requirement("ext.relay")
 async def test_of_servers_that_have_declared_the_same_the_first_gets_requests_and_all_get_notifications() -> None:
     assert await takers("com.acme/a/do", Server("one", ACME), Server("two", ACME), Server("three")) == ["one", "two"]
+
+
+@requirement("ext.relay")
+async def test_servers_that_start_hold_up_no_message_for_another_and_are_waited_for_together() -> None:
+    starting = [Server(name, OTHER) for name in ("one", "two", "three")]
+    for each in starting:
+        each.is_starting = True
+    assert await takers("com.acme/a/do", *starting, Server("acme", ACME)) == ["acme"]
+    assert not any(each.is_awaited for each in starting)
+    asked = asyncio.create_task(takers("b/do", *starting, Server("plain")))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert all(each.is_awaited for each in starting) and not asked.done()
+    with pytest.raises(Refused) as refused:
+        await asked
+    assert refused.value.code == METHOD_NOT_FOUND
 
 
 @requirement("ext.relay")
