@@ -1,8 +1,8 @@
 """Settings of tasks: which calls become tasks, and what the tasks of one client may cost."""
 
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from gateway.config.model import Frozen, Pattern, Seconds
 from gateway.config.patterns import any_matches
@@ -30,7 +30,7 @@ class TaskSettings(Frozen):
     """Maximum time for a task without an answer or a progress message from the server, in place of
     `limits.call_timeout_s`. Then the call is cancelled."""
     answer_s: Seconds = 600.0
-    """How long a task waits for the answers of its client to a question of the server. Then it is cancelled."""
+    """How long a task waits for the answers of its client to a question of the server. Then the task fails."""
     result_bytes: Annotated[int, Field(ge=1_024, le=64 << 20)] = 1 << 20
     """Maximum size of a task's result. A task with a larger one fails, and its error says so."""
     max_per_session: Annotated[int, Field(ge=1)] = 100
@@ -40,7 +40,14 @@ class TaskSettings(Frozen):
     """The same for one principal; anonymous clients are counted by their network."""
     tools: bool = False
     """Whether clients get three more tools: `start_task`, `task_status` and `task_result`. With them any model can
-    start a call, go on, and fetch the result later. They are for clients that do not declare the extension."""
+    start a call, go on, and fetch the result later. They are for clients that do not declare the extension. They
+    need `enabled`."""
+
+    @model_validator(mode="after")
+    def _tools_have_tasks(self) -> Self:
+        if self.tools and not self.enabled:
+            raise ValueError("tools needs enabled: the tools start tasks, and with enabled: false there are none")
+        return self
 
     def is_at_once(self, server: str, tool: str) -> bool:
         """Whether each call of the tool becomes a task at once."""
