@@ -132,7 +132,7 @@ class RunningTask:
     def follow(self, created: Object) -> None:
         """The server has made a task of its own of the call."""
         try:
-            ServerTask(self.exchange, self, conversation_of(self.exchange), created).begin()
+            ServerTask(self.exchange, self, conversation_of(self.exchange)).begin(created)
         except msgspec.MsgspecError:
             self.exchange.fail(INTERNAL_ERROR, "The server has made a task without an id of the call.")
 

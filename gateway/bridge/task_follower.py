@@ -1,0 +1,232 @@
+"""Follows the task that a modern server has made of a call: polls it, sends answers to its questions, and cancels it
+once nobody waits for it.
+
+Subclasses say where the outcome, the messages and the questions of the task go.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Mapping, Set
+from typing import Any, Final
+
+import msgspec
+
+from gateway.calls.conversation import Conversation
+from gateway.calls.exchange import Exchange
+from gateway.calls.exchange_state import ExchangeEvent
+from gateway.calls.failed_start import fail_start
+from gateway.calls.questions import MAX_QUESTIONS_OF_CALL
+from gateway.errors import CANCELLED, OUTCOME_UNKNOWN
+from gateway.observability.logs import CORRELATION
+from gateway.protocol.handshake import HandshakeRefused
+from session_store import StoreUnavailable
+from transports.inbound_port import Refused
+from transports.jsonrpc import INTERNAL_ERROR, INVALID_PARAMS, InvalidMessage, Message, Object, decode_object, encode
+from transports.upstream_port import Link, LinkClosed, UpstreamUnavailable
+
+__all__ = ["MAX_ASKED", "TaskFollower"]
+
+_DEFAULT_POLL_S: Final = 1.0
+"""How often the server is asked, if it does not say."""
+
+_LEAST_POLL_S, _MOST_POLL_S = 0.1, 60.0
+
+MAX_ASKED: Final = 10 * MAX_QUESTIONS_OF_CALL
+"""Questions of one task to its client, as many as a call may ask in all its rounds."""
+
+_MOST_FAILURES: Final = 5
+"""How often in a row a server behind a URL may be unavailable."""
+
+_UNAVAILABLE: Final = (LinkClosed, UpstreamUnavailable, HandshakeRefused)
+
+
+class TaskFollower:
+    """The server's task of one call. `meta` is what the server gets with every request about the task."""
+
+    def __init__(self, conversation: Conversation, exchange: Exchange, meta: Object) -> None:
+        self._conversation = conversation
+        self._exchange = exchange
+        self._meta = meta
+        self._own_id = ""
+        self._poll_s = _DEFAULT_POLL_S
+        self._process: Link | None = None  # the link to the process that has the task
+        self._running: asyncio.Task[Any] | None = None
+        self._is_over = False  # the server's task is over, or has been cancelled
+        self._seen: tuple[Any, Any] = ("", "")  # the last status and message
+        self._asked: Set[str] = frozenset()  # questions that the server lists, and the client has got
+        self._count = 0
+        self._unsent: Object = {}  # answers of the client that the server does not have
+        self._sent: Object = {}  # answers that the server has acknowledged, until it no longer lists their questions
+        self._wake = asyncio.Event()
+
+    def begin(self, created: Object) -> None:
+        """Follow the task in the background, as the server has just made it. Raises `msgspec.MsgspecError`: it has no
+        id."""
+        self._own_id = msgspec.json.decode(created.get("taskId", b"null"), type=str)
+        self._poll_s = _interval(created)
+        if self._conversation.is_process:
+            self._process = self._conversation.link
+        self._exchange.when_done(self._done)
+        self._conversation.wait(self._exchange, ExchangeEvent.REQUEUE)
+        self._exchange.step(ExchangeEvent.SEND)  # the server has the call, as its task: its deadline counts
+        self._conversation.in_background(self._follow())
+
+    # -- where the task goes
+
+    def _complete(self, result: Object) -> None:
+        """End the call with the result of the task."""
+        raise NotImplementedError
+
+    def _end_with(self, error: msgspec.Raw) -> None:
+        """End the call with an error of the server."""
+        raise NotImplementedError
+
+    def _tell(self, message: object) -> None:
+        """The task has another message."""
+
+    def _ask(self, requests: Object) -> None:
+        """Ask the client these questions. The answers come to `_answered`."""
+        raise NotImplementedError
+
+    def _withdraw(self, keys: Set[str]) -> None:
+        """The server no longer lists these questions: the client, if it still has them, need not answer."""
+
+    # -- following
+
+    @property
+    def _is_ended(self) -> bool:
+        return self._is_over or self._exchange.is_over
+
+    async def _follow(self) -> None:
+        CORRELATION.set(self._exchange.correlation)  # of this task
+        self._running = asyncio.current_task()
+        self._conversation.hold_link()
+        try:
+            await self._poll()
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+            self._fail(OUTCOME_UNKNOWN, f"server {self._conversation.name!r} sent a task that cannot be read: {error}")
+        except _UNAVAILABLE as error:
+            self._fail(OUTCOME_UNKNOWN, f"{error}; whether the call took effect is unknown")
+        except Exception as error:  # nobody else would answer the call
+            fail_start(self._conversation, self._exchange, error, OUTCOME_UNKNOWN)
+        finally:
+            self._running = None
+            self._conversation.free_link()
+        self._cancel()
+
+    async def _poll(self) -> None:
+        failures = 0
+        while not self._is_ended:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), self._poll_s)
+            self._wake.clear()
+            if self._is_ended:
+                return
+            try:
+                await self._request_once()
+                failures = 0
+            except (*_UNAVAILABLE, Refused, StoreUnavailable):
+                failures += 1
+                if self._process is not None or failures == _MOST_FAILURES:
+                    raise
+
+    async def _request_once(self) -> None:
+        """Send the server the answers that it does not have, or else ask for the task."""
+        if self._process is not None and self._conversation.link is not self._process:
+            self._is_over = True  # a later process may give the same id to another task
+            raise LinkClosed(f"the process of server {self._conversation.name!r} has ended")
+        await self._conversation.ready()
+        if not self._unsent:
+            self._take(await self._conversation.ask("tasks/get", self._request()))
+            return
+        answers = dict(self._unsent)
+        await self._conversation.ask("tasks/update", self._request({"inputResponses": answers}))
+        self._sent |= answers
+        self._unsent = {key: answer for key, answer in self._unsent.items() if key not in answers}
+
+    def _request(self, more: Mapping[str, Any] | None = None) -> bytes:
+        return encode({"taskId": self._own_id, **(more or {}), "_meta": self._meta})
+
+    def _take(self, answer: Message) -> None:
+        """Act on the answer to `tasks/get`."""
+        if self._is_ended:
+            return
+        if not isinstance(answer.result, msgspec.Raw):
+            self._is_over = True
+            assert isinstance(answer.error, msgspec.Raw)
+            self._end_with(answer.error)
+            return
+        task = decode_object(answer.result.copy(), "a task")
+        self._poll_s = _interval(task)
+        match msgspec.json.decode(task.get("status", b"null")):
+            case "completed":
+                self._is_over = True
+                if "result" not in task:
+                    raise InvalidMessage(INVALID_PARAMS, "it is completed, and has no result")
+                self._complete(decode_object(task["result"], "result"))
+            case "failed":
+                self._is_over = True
+                if bytes(task.get("error", b"null")) == b"null":
+                    self._fail(INTERNAL_ERROR, "The server's task has failed, and the server does not say why.")
+                else:
+                    decode_object(task["error"], "its error")
+                    self._end_with(task["error"])
+            case "cancelled":
+                self._is_over = True
+                self._fail(CANCELLED, "Cancelled: the server has cancelled the task")
+            case status:
+                self._goes_on(task, status)
+
+    def _fail(self, code: int, reason: str) -> None:
+        self._conversation.fail(self._exchange, code, reason)
+
+    def _goes_on(self, task: Object, status: object) -> None:
+        message = msgspec.json.decode(task.get("statusMessage", b'""'))
+        if (status, message) != self._seen:
+            self._seen = (status, message)
+            self._exchange.restart_deadline()
+            self._tell(message)
+        requests: Object = {}
+        if status == "input_required":
+            requests = decode_object(task.get("inputRequests", b"{}"), "inputRequests")
+        gone, new = self._asked - requests.keys(), requests.keys() - self._asked
+        # An answer has not arrived as long as its question is listed.
+        self._unsent = {key: answer for key, answer in (self._sent | self._unsent).items() if key in requests}
+        self._sent = {}
+        self._asked = self._asked & requests.keys()
+        if gone:
+            self._withdraw(gone)
+        self._count += len(new)
+        if self._count > MAX_ASKED:
+            self._fail(INTERNAL_ERROR, f"The server's task asked its client more than {MAX_ASKED} times.")
+        elif new:
+            self._asked = self._asked | new
+            self._ask({key: raw for key, raw in requests.items() if key in new})
+
+    def _answered(self, key: str, answer: msgspec.Raw) -> None:
+        """The client has answered a question of the task."""
+        if not self._is_ended:
+            self._unsent[key] = answer.copy()  # a slice would keep the whole message in memory
+            self._wake.set()
+
+    # -- its end
+
+    def _done(self) -> None:
+        """The call is over."""
+        if self._running is not None and self._running is not asyncio.current_task():
+            self._running.cancel()  # it may wait for an answer of the server
+        self._cancel()
+
+    def _cancel(self) -> None:
+        """Cancel the server's task, if it works still: nobody waits for it."""
+        if not self._is_over:
+            self._is_over = True
+            self._conversation.request("tasks/cancel", self._request())
+
+
+def _interval(task: Object) -> float:
+    """How long to wait before the next poll, in seconds, as the server suggests it."""
+    with contextlib.suppress(msgspec.MsgspecError):
+        suggested = msgspec.json.decode(task.get("pollIntervalMs", b"null"), type=float)
+        return min(max(suggested / 1_000, _LEAST_POLL_S), _MOST_POLL_S)
+    return _DEFAULT_POLL_S

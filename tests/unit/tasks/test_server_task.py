@@ -1,0 +1,204 @@
+"""The gateway follows a task that a server has made: it always ends, no answer is lost, no healthy task is ended."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any, cast
+
+import msgspec
+import pytest
+
+from gateway.bridge.suspended_calls import answer_suspended
+from gateway.calls.exchange_state import ExchangeEvent, ExchangeState
+from gateway.calls.live_session import LiveSession
+from gateway.errors import OUTCOME_UNKNOWN
+from gateway.protocol.capabilities import caller_of_meta
+from gateway.tasks.exchange import TaskExchange
+from gateway.tasks.server_task import ServerTask
+from session_store.memory import MemoryBackend
+from session_store.testing import FakeClock, a_session
+from tests.requirements import requirement
+from transports.jsonrpc import Message, encode
+from transports.reply_queue import Frame, ReplyQueue
+from transports.upstream_port import LinkClosed
+
+pytestmark = pytest.mark.anyio
+WORKING = {"status": "working", "pollIntervalMs": 100}
+ASKS = {
+    "status": "input_required",
+    "pollIntervalMs": 100,
+    "inputRequests": {"k": {"method": "elicitation/create", "params": {"message": "?", "requestedSchema": {}}}},
+}
+CALLER = caller_of_meta(b'{"io.modelcontextprotocol/clientCapabilities":{"elicitation":{}}}')
+
+
+class Work:
+    """The task of the client."""
+
+    answer_s, call_s = 600.0, 3600.0
+
+    def __init__(self, exchange: TaskExchange) -> None:
+        self.exchange = exchange
+        self.asked = 0
+        self.outcome: Any = None
+
+    def receive(self, frame: Frame) -> None:
+        if frame.final:
+            self.outcome = msgspec.json.decode(frame.data)
+            asyncio.get_running_loop().call_soon(self.exchange.done)
+
+    def asks(self) -> None:
+        self.asked += 1
+
+    def withdrawn(self) -> None:
+        if not self.exchange.suspendable().questions:
+            self.exchange.resumed()
+
+    def rounds(self, result: object) -> None: ...
+    def follow(self, created: object) -> None: ...
+
+
+class Server:
+    """A conversation with a server that answers polls with `task`, and updates with `update`."""
+
+    name, is_process = "server", False
+
+    def __init__(self) -> None:
+        self.task: Any = WORKING
+        self.update: Callable[[], None] = lambda: None
+        self.sent: list[str] = []
+        self.polled = asyncio.Condition()
+        self.background: list[asyncio.Task[None]] = []
+
+    def wait(self, exchange: TaskExchange, event: ExchangeEvent) -> None:
+        exchange.step(event)
+
+    def in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        self.background.append(asyncio.create_task(work))
+
+    def hold_link(self) -> None: ...
+    def free_link(self) -> None: ...
+    async def ready(self) -> None: ...
+
+    async def ask(self, method: str, params: bytes) -> Message:
+        self.sent.append(method)
+        async with self.polled:
+            self.polled.notify_all()
+        if method == "tasks/update":
+            self.update()
+            return _result({})
+        if isinstance(self.task, Exception):
+            raise self.task
+        return _result(self.task)
+
+    async def until(self, count: int, method: str = "tasks/get") -> None:
+        """Wait for that many more requests."""
+        wanted = self.sent.count(method) + count
+        async with asyncio.timeout(5), self.polled:
+            await self.polled.wait_for(lambda: self.sent.count(method) >= wanted)
+
+    def request(self, method: str, params: bytes) -> None:
+        self.sent.append(method)
+
+    def end(self, exchange: TaskExchange) -> bool:
+        return True
+
+    def fail(self, exchange: TaskExchange, code: int, reason: str) -> None:
+        exchange.fail(code, reason)
+
+    def cancel(self, exchange: TaskExchange, reason: str, code: int = -32800) -> None:
+        exchange.fail(code, reason)
+
+
+def _result(value: object) -> Message:
+    return Message(jsonrpc="2.0", id=1, result=msgspec.Raw(encode(value)))
+
+
+@asynccontextmanager
+async def followed(poll_ms: int = 100) -> AsyncIterator[tuple[Server, TaskExchange, Work]]:
+    live = LiveSession(a_session(FakeClock(), era="modern"), MemoryBackend().events)
+    exchange = TaskExchange(method="tools/call", client_id=1, live=live, replies=ReplyQueue(), caller=CALLER)
+    work, server = Work(exchange), Server()
+    exchange.run_as(work, 0)
+    exchange.sent_as(cast("Any", server), 1, None, 0.0)
+    created = {"taskId": msgspec.Raw(b'"t"'), "pollIntervalMs": msgspec.Raw(encode(poll_ms))}
+    ServerTask(exchange, work, cast("Any", server)).begin(created)
+    await asyncio.sleep(0)
+    yield server, exchange, work
+    for task in server.background:
+        task.cancel()
+
+
+@requirement("task.durable")
+@pytest.mark.parametrize(
+    ("task", "code"),
+    [
+        ({"status": "failed"}, -32603),
+        ({"status": "failed", "error": None}, -32603),
+        ({"status": "failed", "error": "text"}, OUTCOME_UNKNOWN),
+        ({"status": "completed"}, OUTCOME_UNKNOWN),
+        ({"status": "working", "inputRequests": [], "statusMessage": 1, "pollIntervalMs": "x"}, None),
+        ({"status": "input_required", "inputRequests": []}, OUTCOME_UNKNOWN),
+        (RuntimeError("unexpected"), OUTCOME_UNKNOWN),
+        (RecursionError("too deep"), OUTCOME_UNKNOWN),
+    ],
+)
+async def test_whatever_the_server_answers_no_task_waits_for_ever(task: Any, code: int | None) -> None:
+    async with followed() as (server, exchange, work):
+        server.task = task
+        await server.until(1)
+        if code is None:
+            await server.until(1)
+            assert not exchange.is_over
+            return
+        await asyncio.wait_for(server.background[0], 5)
+        assert work.outcome["error"]["code"] == code
+        is_over = isinstance(task, dict) and task["status"] in ("failed", "completed")
+        assert ("tasks/cancel" in server.sent) is not is_over, "a task that cannot be read is cancelled"
+
+
+@requirement("task.durable")
+async def test_a_lost_answer_is_sent_again_while_the_server_asks() -> None:
+    async with followed() as (server, exchange, work):
+        server.task = ASKS
+
+        def lost() -> None:
+            raise LinkClosed("it exited")
+
+        server.update = lost
+        await server.until(2)
+        answer_suspended(exchange, {key: msgspec.Raw(b"{}") for key in exchange.suspendable().requests()})
+        await server.until(2, "tasks/update")
+        server.update = lambda: None
+        since = exchange.deadline_from
+        await server.until(2, "tasks/update")  # it still asks: it has forgotten the answer
+        assert exchange.deadline_from == since, "nothing has changed: the deadline counts"
+        assert work.asked == 1
+        server.task = WORKING
+        await server.until(2)
+        before = server.sent.count("tasks/update")
+        await server.until(2)
+        assert server.sent.count("tasks/update") == before
+        assert exchange.deadline_from > since
+
+
+@requirement("task.durable")
+async def test_questions_that_the_server_no_longer_lists_are_withdrawn() -> None:
+    async with followed() as (server, exchange, work):
+        server.task = ASKS
+        await server.until(2)
+        assert exchange.is_suspended
+        server.task = WORKING
+        await server.until(2)
+        assert exchange.state is ExchangeState.SENT and not exchange.suspendable().questions
+        server.task = ASKS
+        await server.until(2)
+        assert exchange.is_suspended and work.asked == 2
+
+
+@requirement("task.durable")
+async def test_a_cancelled_call_cancels_the_servers_task_at_once() -> None:
+    async with followed(poll_ms=60_000) as (server, exchange, _):
+        exchange.cancel("the client has cancelled the task")
+        await asyncio.wait(server.background, timeout=5)
+        assert server.sent == ["tasks/cancel"]
