@@ -18,7 +18,7 @@ from gateway.context.facts import with_meta
 from gateway.identity.request_context import RequestContext
 from gateway.protocol.capabilities import caller_of_meta
 from gateway.protocol.handshake import HandshakeRefused
-from gateway.protocol.subscription_filter import ACKNOWLEDGED, ENDED, SUBSCRIPTION_ID
+from gateway.protocol.subscription_filter import ACKNOWLEDGED, SUBSCRIPTION_ID
 from gateway.protocol.tasks import declares_tasks, with_tasks
 from gateway.relay.endpoint import Endpoint
 from gateway.relay.intake import Intake, id_of, message_of
@@ -34,7 +34,7 @@ from gateway.upstreams.upstream import ConfiguredUpstream
 from session_store import StoreUnavailable
 from transports.era import Era
 from transports.inbound_port import Answer, OwnedByPeer, Refused, Request
-from transports.jsonrpc import INVALID_PARAMS, Message, Object, decode_object, encode, parse
+from transports.jsonrpc import INVALID_PARAMS, Object, decode_object, encode, parse
 from transports.reply_queue import Frame, ReplyQueue
 from transports.upstream_port import LinkClosed, UpstreamUnavailable
 
@@ -100,8 +100,10 @@ class TaskListening:
         params = request.params | {"notifications": msgspec.Raw(encode(wanted))}
         answer = await self._intake.accept(stream, request, who, params, [])
         try:
-            subscriptions = _TaskSubscriptions(stream, self._relayed, is_all=not wanted)
+            subscriptions = _TaskSubscriptions(stream, self._relayed)
             stream.when_done(subscriptions.end)
+            if not wanted:
+                stream.about_nothing_else()
             made = {text: handle for text, handle in tasks.items() if handle.kind == "made"}
             relayed = {text: handle for text, handle in tasks.items() if text not in made}
             accepted = await self._subscribe(subscriptions, relayed, request, who)
@@ -165,14 +167,13 @@ class TaskListening:
 
 
 class _TaskSubscriptions:
-    """The subscriptions at servers for one stream. They end with it. `is_all`: the stream is about nothing else, so
-    that it ends with the last of them."""
+    """The subscriptions at servers for one stream. They end with it."""
 
-    def __init__(self, stream: TaskStream, relayed: RelayedTasks, *, is_all: bool) -> None:
+    def __init__(self, stream: TaskStream, relayed: RelayedTasks) -> None:
         self._stream = stream
         self._relayed = relayed
-        self._is_all = is_all
         self._open: list[Exchange] = []
+        self._notifying: set[Exchange] = set()
         self._is_ended = False
 
     async def join(self, live: LiveSession, upstream: ConfiguredUpstream, tasks: Named, correlation: str) -> list[str]:
@@ -189,7 +190,7 @@ class _TaskSubscriptions:
             params = message.params_object()
             if message.method == ACKNOWLEDGED:
                 if not honoured.done():
-                    honoured.set_result([tasks[own][1] for own in _honoured(params) if own in tasks])
+                    honoured.set_result(self._accepted(part, tasks, params))
             elif (found := tasks.get(_own_id(params))) is not None:
                 self._relayed.note(part, *found, params)
                 self._stream.emit(task_notification(params, found[1], self._stream.client_id))
@@ -215,12 +216,21 @@ class _TaskSubscriptions:
         self._left(part)
         return []
 
+    def _accepted(self, part: Exchange, tasks: Named, params: Object) -> list[str]:
+        """The handles of the tasks that a server will notify of, as it acknowledges them."""
+        handles = [tasks[own][1] for own in _honoured(params) if own in tasks]
+        if handles and part not in self._notifying:
+            self._notifying.add(part)
+            self._stream.followed()
+        return handles
+
     def _left(self, part: Exchange) -> None:
         """A server notifies no more."""
         if part in self._open:
             self._open.remove(part)
-            if self._is_all and not self._open and not self._is_ended and self._stream.is_acknowledged:
-                self._stream.finish(Message(jsonrpc="2.0", id=0, result=msgspec.Raw(ENDED)))
+        if part in self._notifying and not self._is_ended:
+            self._notifying.discard(part)
+            self._stream.unfollowed()
 
     def end(self) -> None:
         """The client's stream is over."""

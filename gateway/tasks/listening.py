@@ -7,8 +7,8 @@ import msgspec
 
 from gateway.calls.exchange import Exchange
 from gateway.protocol.params import meta_of
-from gateway.protocol.subscription_filter import ACKNOWLEDGED, SUBSCRIPTION_ID
-from transports.jsonrpc import Object, decode_object, encode, encode_notification, parse, splice
+from gateway.protocol.subscription_filter import ACKNOWLEDGED, ENDED, SUBSCRIPTION_ID
+from transports.jsonrpc import Message, Object, decode_object, encode, encode_notification, parse, splice
 
 __all__ = ["TaskStream", "task_notification"]
 
@@ -20,8 +20,13 @@ class TaskStream(Exchange):
     """A `subscriptions/listen` that names tasks.
 
     Its first frame names the tasks that the client will be notified of, beside what the servers honour of the rest.
-    Frames that come before both are known wait. `is_acknowledged`: the client has the first frame.
+    Frames that come before both are known wait. `is_acknowledged`: the client has the first frame. A stream about
+    nothing but tasks ends once nobody notifies of them any more.
     """
+
+    is_all_tasks = False
+    _followers = 0  # servers and sessions that still notify of tasks
+    _was_followed = False
 
     _accepted: Sequence[str] | None = None
     is_acknowledged = False
@@ -40,6 +45,24 @@ class TaskStream(Exchange):
         self._accepted = handles
         self._acknowledge()
 
+    def followed(self) -> None:
+        """A server, or the store, notifies of tasks from now on, until `unfollowed` is called."""
+        self._followers += 1
+        self._was_followed = True
+
+    def unfollowed(self) -> None:
+        """One of those notifies no more."""
+        self._followers -= 1
+        self._end_if_silent()
+
+    def about_nothing_else(self) -> None:
+        """The client wants no notifications but those of tasks."""
+        self.is_all_tasks = True
+
+    def _end_if_silent(self) -> None:
+        if self.is_all_tasks and self._was_followed and not self._followers and self.is_acknowledged:
+            self.finish(Message(jsonrpc="2.0", id=0, result=msgspec.Raw(ENDED)))
+
     def _acknowledge(self) -> bool:
         first = next((frame for frame in self._early if parse(frame).method == ACKNOWLEDGED), None)
         if first is None or self._accepted is None:
@@ -47,7 +70,9 @@ class TaskStream(Exchange):
         self.is_acknowledged = True
         early, self._early = self._early, ()
         took = super().emit(_with_tasks(first, self._accepted))
-        return all([took, *(super(TaskStream, self).emit(frame) for frame in early if frame is not first)])
+        took = all([took, *(super(TaskStream, self).emit(frame) for frame in early if frame is not first)])
+        self._end_if_silent()
+        return took
 
 
 def _with_tasks(acknowledgement: bytes, handles: Sequence[str]) -> bytes:

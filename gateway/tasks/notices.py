@@ -56,6 +56,7 @@ class TaskNotices:
                 continue
             sessions.setdefault(handle.session_id, {})[handle.id] = text
         for session_id, texts in sessions.items():
+            stream.followed()
             following = self._tasks.spawn(_Following(stream, session_id, texts).run(self._store, self._bus))
             stream.when_done(lambda following=following: _cancel(following))  # type: ignore[misc]  # of this round
         return [text for texts in sessions.values() for text in texts.values()]
@@ -78,6 +79,10 @@ class _Following:
 
     async def run(self, store: TaskStore, bus: Bus) -> None:
         """Notify until all tasks are over or gone."""
+        await self._run(store, bus)
+        self._stream.unfollowed()
+
+    async def _run(self, store: TaskStore, bus: Bus) -> None:
         while self._texts:
             try:
                 async with bus.subscribed(topic_of(self._session_id), self._receive):

@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import msgspec
+import pytest
 
 from gateway.calls.exchange import Exchange
 from gateway.tasks.listening import TaskStream, task_notification
@@ -52,6 +53,35 @@ def test_the_first_frame_says_what_servers_honour_and_which_tasks_are_followed()
         assert second["params"]["taskId"] == "early"
         client.emit(frame("notifications/tasks", taskId="late"))
         assert replies.got()[-1]["params"]["taskId"] == "late"
+
+
+@requirement("task.relay")
+@pytest.mark.parametrize("is_all", [False, True])
+def test_a_stream_about_tasks_alone_ends_once_nobody_notifies_of_them(is_all: bool) -> None:
+    client, _ = stream()
+    if is_all:
+        client.about_nothing_else()
+    client.followed()  # a made task
+    client.followed()  # the server of a relayed one
+    client.accept(["made", "relayed"])
+    client.emit(ACK)
+    client.unfollowed()
+    assert not client.is_over
+    client.unfollowed()
+    assert client.is_over is is_all
+
+
+@requirement("task.relay")
+def test_a_stream_about_tasks_that_are_over_ends_after_its_first_frame() -> None:
+    client, replies = stream()
+    client.about_nothing_else()
+    client.followed()
+    client.emit(frame("notifications/tasks", taskId="early"))
+    client.unfollowed()
+    client.accept(["early"])
+    assert not client.is_over
+    client.emit(ACK)
+    assert [message.get("method") for message in replies.got()] == [ACKNOWLEDGED, "notifications/tasks", None]
 
 
 @requirement("wall.memory")
