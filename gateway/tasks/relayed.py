@@ -92,11 +92,14 @@ class RelayedTasks:
         link = task_link_of(exchange)
         assert link is not None
         own_id = _text(result, "taskId")
+        cancellation = self._cancellation(exchange, own_id)
         if not is_declared or exchange.method != "tools/call":
             if own_id:
-                link.request("tasks/cancel", self._cancellation(exchange, own_id))
+                link.request("tasks/cancel", cancellation)
             raise tasks_not_declared(f"Server {link.name!r} has made a task of this call")
-        return result | {"taskId": msgspec.Raw(encode(self._named(exchange, result, endpoint, state_of(result))))}
+        return result | {
+            "taskId": msgspec.Raw(encode(self._named(exchange, result, endpoint, state_of(result), cancellation)))
+        }
 
     def created_legacy(self, exchange: Exchange, result: Object, endpoint: str) -> Object:
         """As `created`, for the task that a legacy server has made of a call that has asked for a task (MCP 2025-11-25,
@@ -104,18 +107,24 @@ class RelayedTasks:
         if "task" not in result:
             return result
         task = decode_object(result["task"], "task")
-        text = self._named(exchange, task, endpoint, state_of(task, "ttl"))
+        cancellation = encode({"taskId": _text(task, "taskId")})
+        text = self._named(exchange, task, endpoint, state_of(task, "ttl"), cancellation)
         result = result | {"task": msgspec.Raw(encode(task | {"taskId": msgspec.Raw(encode(text))}))}
         return with_related(result, text) if related_id(result) else result
 
-    def _named(self, exchange: Exchange, task: Object, endpoint: str, state: TaskState | None) -> str:
-        """The handle of a task that the server of that exchange has just made."""
+    def _named(
+        self, exchange: Exchange, task: Object, endpoint: str, state: TaskState | None, cancellation: bytes
+    ) -> str:
+        """The handle of a task that the server of that exchange has just made. `cancellation`: the params that cancel
+        it, if it cannot have a handle."""
         live, link = live_session_of(exchange), task_link_of(exchange)
         assert live is not None and link is not None
         handle = TaskHandle("relayed", live.session.id, endpoint, link.name, _text(task, "taskId"))
         try:
             text = self._handles.sign(handle)
         except ValueError:
+            if handle.id:  # nobody can name it to cancel it
+                link.request("tasks/cancel", cancellation)
             raise unreadable_task(link.name) from None
         self._note(live, link, handle, text, state, is_new=True)
         return text
