@@ -3,6 +3,7 @@
 import asyncio
 import functools
 from collections.abc import Awaitable, Callable
+from time import monotonic
 from typing import Final
 
 import msgspec
@@ -15,7 +16,7 @@ from gateway.calls.exchange_state import ExchangeEvent
 from gateway.calls.failed_start import fail_start
 from gateway.calls.live_session import live_session_of
 from gateway.calls.questions import MAX_QUESTIONS_OF_CALL
-from gateway.errors import OUTCOME_UNKNOWN, UPSTREAM_UNAVAILABLE
+from gateway.errors import CALL_TIMED_OUT, OUTCOME_UNKNOWN, UPSTREAM_UNAVAILABLE
 from gateway.observability.logs import CORRELATION
 from gateway.protocol.methods import METHODS
 from gateway.protocol.questions import question_of
@@ -54,6 +55,7 @@ class ModernServerBridge:
         self._params = params
         self._meta = meta
         self._rounds = 0
+        self._since = monotonic()  # when the call was made, or its client has answered
 
     def finish(self, exchange: Exchange, message: Message) -> Message | None:
         """The client's answer to the call. None if the server has asked for input, or made a task of the call."""
@@ -78,10 +80,6 @@ class ModernServerBridge:
                 exchange.fail(OUTCOME_UNKNOWN, reason)
                 return None
             return Message(jsonrpc="2.0", id=0, result=msgspec.Raw(encode(legacy_result(exchange.method, result))))
-        self._rounds += 1
-        if self._rounds > MAX_ROUNDS:
-            exchange.fail(INTERNAL_ERROR, f"The server asked for input more than {MAX_ROUNDS} times.")
-            return None
         self._ask(exchange, result)
         return None
 
@@ -92,6 +90,14 @@ class ModernServerBridge:
             return
         live = live_session_of(exchange)
         asks = bool(requests) and live is not None
+        self._rounds += asks
+        if self._rounds > MAX_ROUNDS:
+            exchange.fail(INTERNAL_ERROR, f"The server asked for input more than {MAX_ROUNDS} times.")
+            return
+        limit_s = self._conversation.deadlines.call_s
+        if not asks and monotonic() - self._since > limit_s:  # each repetition begins the call's own deadline anew
+            exchange.fail(CALL_TIMED_OUT, f"The server did not complete the call within {limit_s:g} s.")
+            return
         self._conversation.wait(exchange, ExchangeEvent.ASK if asks else ExchangeEvent.REQUEUE)
         more: Object = {"requestState": result["requestState"].copy()} if "requestState" in result else {}
         if not requests or live is None:
@@ -108,6 +114,7 @@ class ModernServerBridge:
             elif isinstance(message.result, msgspec.Raw):
                 responses[key] = message.result.copy()
                 if len(responses) == wanted:
+                    self._since = monotonic()
                     self._again(exchange, more | {"inputResponses": msgspec.Raw(encode(responses))})
 
         for key, (method, params) in requests.items():

@@ -16,7 +16,7 @@ from gateway.calls.exchange_state import ExchangeEvent
 from gateway.calls.failed_start import fail_start
 from gateway.calls.live_session import live_session_of
 from gateway.calls.suspended_call import InputRequest
-from gateway.errors import OUTCOME_UNKNOWN
+from gateway.errors import CALL_TIMED_OUT, OUTCOME_UNKNOWN
 from gateway.observability.logs import CORRELATION
 from gateway.protocol.capabilities import may_be_asked
 from gateway.tasks.exchange import TaskExchange, TaskWork
@@ -39,6 +39,7 @@ class Rounds:
         self._exchange = exchange
         self._work = work
         self._count = 0
+        self._since = monotonic()  # when the client was last asked, or has answered
         self._more: Object = {}
         self._answers: Object = {}
         self._wanted = 0
@@ -54,11 +55,16 @@ class Rounds:
         exchange = self._exchange
         live = live_session_of(exchange)
         assert live is not None and exchange.caller is not None
-        self._count += 1
+        questions = [self._question(key, raw) for key, raw in _object(result, "inputRequests").items()]
+        if questions:
+            self._count += 1
+            self._since = monotonic()
         if self._count > MAX_ROUNDS:
             exchange.fail(INTERNAL_ERROR, f"The server asked for input more than {MAX_ROUNDS} times.")
             return
-        questions = [self._question(key, raw) for key, raw in _object(result, "inputRequests").items()]
+        if monotonic() - self._since > self._work.call_s:  # each repetition begins the call's own deadline anew
+            exchange.fail(CALL_TIMED_OUT, f"The server did not complete the call within {self._work.call_s:g} s.")
+            return
         for question in questions:
             if not may_be_asked(exchange.caller.capabilities, question.method, question.params or {}):
                 exchange.fail(
@@ -108,6 +114,7 @@ class Rounds:
 
     def _repeat(self) -> None:
         if not self._exchange.is_over:
+            self._since = monotonic()
             self._wait(ExchangeEvent.REQUEUE)
             self._again()
 

@@ -1,5 +1,6 @@
 """A server without a process: a conversation with it, and what it was sent."""
 
+import asyncio
 from typing import Any
 
 import msgspec
@@ -26,9 +27,11 @@ class FakeLink:
         self.last_words: list[str] = []
         self.sent: list[Any] = []
         self.events = events
+        self.was_sent = asyncio.Event()
 
     def send(self, frame: bytes) -> None:
         self.sent.append(msgspec.json.decode(frame))
+        self.was_sent.set()
 
     def answer(self, result: object) -> None:
         """Answer the last request."""

@@ -151,6 +151,8 @@ async def test_a_task_whose_id_cannot_be_used_is_an_error(task_id: object) -> No
     with pytest.raises(Refused, match="an id that cannot be used"):
         parts.made(task_id)
     assert parts.live.busy == 0
+    named = [("tasks/cancel", task_id)] if isinstance(task_id, str) and task_id else []
+    assert parts.server.sent == named, "nobody else could cancel it"
 
 
 @requirement("task.relay", "wall.memory")

@@ -1,0 +1,48 @@
+"""What bounds the rounds of a task: its questions by their number, repetitions without questions by time."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+
+import msgspec
+import pytest
+
+from gateway.calls.live_session import LiveSession
+from gateway.errors import CALL_TIMED_OUT
+from gateway.protocol.capabilities import caller_of_meta
+from gateway.tasks import rounds
+from gateway.tasks.exchange import TaskExchange
+from gateway.tasks.rounds import MAX_ROUNDS, Rounds
+from session_store.memory import MemoryBackend
+from session_store.testing import FakeClock, a_session
+from tests.requirements import requirement
+from tests.support.fake_upstream import FakeUpstream, answer_of
+from transports.reply_queue import ReplyQueue
+
+pytestmark = pytest.mark.anyio
+STATE = {"requestState": msgspec.Raw(b'"s"')}
+
+
+@requirement("task.durable")
+async def test_a_healthy_task_may_only_give_states_for_as_long_as_its_call_may_take(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(rounds, "monotonic", lambda: now[0])
+    monkeypatch.setattr(rounds, "_POLL_S", 0.0)
+    live = LiveSession(a_session(FakeClock(), era="modern"), MemoryBackend().events)
+    exchange = TaskExchange(
+        method="tools/call", client_id=1, live=live, replies=ReplyQueue(), caller=caller_of_meta(b"{}")
+    )
+    upstream = FakeUpstream()
+    await upstream.conversation.start(exchange, {}, {})
+    link = upstream.links[0]
+    asked = Rounds(exchange, cast("Any", SimpleNamespace(call_s=3600.0, answer_s=600.0)))
+    for _ in range(MAX_ROUNDS + 5):
+        link.was_sent.clear()
+        asked.ask(STATE)
+        await asyncio.wait_for(link.was_sent.wait(), 5)
+    assert not exchange.is_over
+    now[0] = 3601.0
+    asked.ask(STATE)
+    assert (await answer_of(exchange))["error"]["code"] == CALL_TIMED_OUT
