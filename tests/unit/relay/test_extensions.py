@@ -54,6 +54,10 @@ class Server:
     def discovery(self) -> bytes | None:
         return None if self.is_starting else self._facts.discovery
 
+    @property
+    def extensions(self) -> Declared:
+        return self._facts.declared
+
     async def facts(self) -> ServerFacts:
         if self.is_starting:
             self.is_awaited = True
