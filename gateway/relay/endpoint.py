@@ -187,8 +187,8 @@ class Endpoint:
             await listen(seen.values(), call, self._late, self._aggregation.resources.lister)
         elif only.name in seen and await only.era_for(Era.MODERN) is Era.MODERN:
             call.exchange.listen_for(Filter.of(call.params))
-            # A link to a URL needs no start, so that the server's own acknowledgement is as fast.
-            if not only.settings.url and call.live is not None and has_to_start(only, call.live):
+            # Only a process has to be started: the acknowledgement of any other server comes as fast.
+            if only.settings.command and call.live is not None and has_to_start(only, call.live):
                 await listen_behind(only, call, functools.partial(self._dispatch.send, only))
             else:
                 await self._dispatch.send(only, call)
