@@ -9,6 +9,7 @@ from tests.operating.conftest import Cli
 from tests.requirements import requirement
 from tests.support.gateway_process import RunningGateway
 from tests.support.task_client import TaskClient
+from tests.support.waiting import eventually
 
 
 @requirement("task.operators")
@@ -37,8 +38,13 @@ def test_a_task_is_found_and_cancelled_from_another_replica(
     assert again.status_code == 404 and "over already: cancelled" in again.json()["detail"]
     assert ops.delete(f"{here.base}/admin/api/tasks/{listed[1]['task']}").json() == {"cancelled": listed[1]["task"]}
     client.until(handle, "cancelled")
-    events = ops.get(f"{here.base}/admin/api/events", params={"limit": 1_000}).json()
-    outcomes = [one["outcome"] for one in events if one["event"] == "task" and one["reason"].startswith(newest)]
-    assert outcomes == ["cancelled", "made"], "newest first"
+
+    def outcomes() -> list[str]:
+        events = ops.get(f"{here.base}/admin/api/events", params={"limit": 1_000}).json()
+        return [one["outcome"] for one in events if one["event"] == "task" and one["reason"].startswith(newest)]
+
+    assert eventually(lambda: outcomes() == ["cancelled", "made"]), (
+        "newest first; replicas write their events each second"
+    )
     table = cli("tasks", "list", "--find", "sleep", "--status", "cancelled", url=here.base).stdout
     assert newest in table and "olga" in table
