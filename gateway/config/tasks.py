@@ -1,6 +1,6 @@
 """Settings of tasks: which calls become tasks, and what the tasks of one client may cost."""
 
-from typing import Annotated, Self
+from typing import Annotated, Final, Self
 
 from pydantic import Field, model_validator
 
@@ -8,6 +8,9 @@ from gateway.config.model import Frozen, Pattern, Seconds
 from gateway.config.patterns import any_matches
 
 __all__ = ["TaskSettings"]
+
+_LEAST_WORKING_TTL_S: Final = 60.0
+"""How long the record of a working task is kept at least without a renewal, however short outcomes are kept."""
 
 
 class TaskSettings(Frozen):
@@ -48,6 +51,11 @@ class TaskSettings(Frozen):
         if self.tools and not self.enabled:
             raise ValueError("tools needs enabled: the tools start tasks, and with enabled: false there are none")
         return self
+
+    @property
+    def working_ttl_s(self) -> float:
+        """How long the record of a working task is kept without a renewal, in seconds."""
+        return max(self.ttl_s, _LEAST_WORKING_TTL_S)
 
     def is_at_once(self, server: str, tool: str) -> bool:
         """Whether each call of the tool becomes a task at once."""

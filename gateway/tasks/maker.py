@@ -36,9 +36,6 @@ logger = logging.getLogger(__name__)
 _GONE_AFTER_S: Final = 0.05
 """How long a stored task is kept that has no client."""
 
-_LEAST_TTL_S: Final = 60.0
-"""How long a working task is kept at least without a renewal."""
-
 ToolOf = Callable[[], Called]
 """The tool of a call, as far as it is known now."""
 
@@ -195,7 +192,7 @@ class TaskMaker:
             operation=tool.operation,
             created_at=now,
             updated_at=now,
-            ttl_s=max(self._settings.ttl_s, _LEAST_TTL_S),
+            ttl_s=self._settings.working_ttl_s,
             poll_ms=self._settings.poll_ms,
             request=call,
             is_repeatable=bool(call),

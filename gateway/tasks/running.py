@@ -34,9 +34,6 @@ _UNREADABLE: Final = "The call has ended, but the answer of its server cannot be
 _STOPPED: Final = "the gateway was stopped before the call ended. Outcome unknown: the call may have taken effect"
 _UNSENT: Final = "the gateway was stopped before the call was sent to its server"
 
-_LEAST_TTL_S: Final = 60.0
-"""How long the record of a working task is kept at least without a renewal."""
-
 
 class RunningTask:
     """One task and its call. `ended` is called once the outcome is stored, or the task is left to another owner."""
@@ -90,7 +87,7 @@ class RunningTask:
 
     def renew(self, now: float) -> None:
         """Keep the record of a task that still works for another while. `now` is in seconds since the epoch."""
-        kept_s = max(self._settings.ttl_s, _LEAST_TTL_S)
+        kept_s = self._settings.working_ttl_s
         if not self.task.is_over and self.task.expires_at - now < kept_s / 2:
             self.record.change(can_wait=True, ttl_s=now - self.task.created_at + kept_s)
 
