@@ -22,13 +22,13 @@ from gateway.protocol.params import text_of
 from gateway.relay.endpoint import Endpoint
 from gateway.relay.intake import Intake, id_of, message_of
 from gateway.relay.replies import ImmediateReply
-from gateway.relay.task_sessions import session_of
 from gateway.relay.task_tools import TaskTools
 from gateway.sessions.attach import Resolved
 from gateway.sessions.resolve import SessionResolver
 from gateway.tasks.handles import TaskHandle, TaskHandles
 from gateway.tasks.refusals import unknown_task
 from gateway.tasks.relayed import RelayedTasks
+from gateway.tasks.task_session import session_of
 from gateway.upstreams.upstream import ConfiguredUpstream
 from transports.era import Era
 from transports.inbound_port import Answer, Refused, Request

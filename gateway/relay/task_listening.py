@@ -22,7 +22,6 @@ from gateway.protocol.subscription_filter import ACKNOWLEDGED, SUBSCRIPTION_ID
 from gateway.protocol.tasks import declares_tasks, with_tasks
 from gateway.relay.endpoint import Endpoint
 from gateway.relay.intake import Intake, id_of, message_of
-from gateway.relay.task_sessions import found_session
 from gateway.sessions.attach import Resolved
 from gateway.sessions.resolve import SessionResolver
 from gateway.tasks.handles import TaskHandle, TaskHandles
@@ -30,6 +29,7 @@ from gateway.tasks.listening import TaskStream, task_notification
 from gateway.tasks.notices import TaskNotices
 from gateway.tasks.refusals import tasks_not_declared
 from gateway.tasks.relayed import RelayedTasks
+from gateway.tasks.task_session import found_session
 from gateway.upstreams.upstream import ConfiguredUpstream
 from session_store import StoreUnavailable
 from transports.era import Era
@@ -136,7 +136,7 @@ class TaskListening:
 
     async def _session_of(self, handle: TaskHandle, who: RequestContext) -> Resolved | None:
         """None if it has ended."""
-        return await found_session(handle, who, self._resolver, Era.MODERN)
+        return await found_session(handle.session_id, who, self._resolver, Era.MODERN)
 
     async def _subscribe(
         self,

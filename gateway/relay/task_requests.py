@@ -19,12 +19,12 @@ from gateway.relay.endpoint import Endpoint
 from gateway.relay.intake import Intake, id_of, message_of
 from gateway.relay.replies import ImmediateReply
 from gateway.relay.task_listening import TaskListening
-from gateway.relay.task_sessions import session_of
 from gateway.sessions.resolve import SessionResolver
 from gateway.tasks.handles import TaskHandle, TaskHandles
 from gateway.tasks.made import MadeTasks
 from gateway.tasks.refusals import tasks_not_declared, unknown_task
 from gateway.tasks.relayed import RelayedTasks
+from gateway.tasks.task_session import session_of
 from transports.era import Era
 from transports.inbound_port import Answer, Request
 from transports.jsonrpc import Object, encode, encode_result

@@ -9,7 +9,6 @@ from collections.abc import Callable
 import msgspec
 
 from gateway.cluster.ownership import Cluster
-from gateway.errors import SESSION_UNKNOWN
 from gateway.identity.request_context import RequestContext
 from gateway.observability.audit import Audit
 from gateway.policy.rate_limits import RateLimits
@@ -20,9 +19,9 @@ from gateway.tasks.recovery import TaskRecovery
 from gateway.tasks.refusals import unknown_task
 from gateway.tasks.running import RunningTask
 from gateway.tasks.table import TaskTable
+from gateway.tasks.task_session import found_session
 from session_store import Session, SessionStore, Task
 from transports.era import Era
-from transports.inbound_port import Refused
 from transports.jsonrpc import Object, decode_object
 
 __all__ = ["MadeTasks", "MaySee"]
@@ -133,12 +132,8 @@ class MadeTasks:
     async def _here(self, task: Task, session: Session | None, who: RequestContext) -> RunningTask | None:
         """Make this replica the one that runs a task, or decide on the task if nobody runs it."""
         if session is not None and not self._recovery.is_here(session):
-            try:
-                session = (await self._resolver.resume_by_id(session.id, who, Era(session.era))).live.session
-            except Refused as refused:
-                if refused.code != SESSION_UNKNOWN:
-                    raise
-                session = None
+            found = await found_session(session.id, who, self._resolver, Era(session.era))
+            session = None if found is None else found.live.session
         if self._table.get(task.name) is None:
             await self._recovery.decide(task, session)
         return self._table.get(task.name)

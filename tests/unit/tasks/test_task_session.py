@@ -6,7 +6,7 @@ from typing import Any, cast
 import pytest
 
 from gateway.errors import SESSION_UNKNOWN, TOO_OFTEN
-from gateway.relay.task_sessions import found_session, session_of
+from gateway.tasks.task_session import found_session, session_of
 from tests.requirements import requirement
 from transports.era import Era
 from transports.inbound_port import Refused
@@ -35,7 +35,7 @@ async def test_only_an_unknown_session_makes_its_task_unknown(code: int, told: i
         await session_of(HANDLE, WHO, resolver, Era.MODERN)
     assert refused.value.code == told
     if code == SESSION_UNKNOWN:
-        assert await found_session(HANDLE, WHO, resolver, Era.MODERN) is None
+        assert await found_session("s", WHO, resolver, Era.MODERN) is None
     else:
         with pytest.raises(Refused):
-            await found_session(HANDLE, WHO, resolver, Era.MODERN)
+            await found_session("s", WHO, resolver, Era.MODERN)

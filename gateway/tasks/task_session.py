@@ -20,18 +20,17 @@ async def session_of(handle: TaskHandle, who: RequestContext, resolver: SessionR
         OwnedByPeer: another replica owns the session.
         StoreUnavailable: the store does not answer.
     """
-    found = await found_session(handle, who, resolver, era)
+    found = await found_session(handle.session_id, who, resolver, era)
     if found is None:
         raise unknown_task()
     return found
 
 
-async def found_session(
-    handle: TaskHandle, who: RequestContext, resolver: SessionResolver, era: Era
-) -> Resolved | None:
-    """As `session_of`; None if there is no such session, or it is of another principal."""
+async def found_session(session_id: str, who: RequestContext, resolver: SessionResolver, era: Era) -> Resolved | None:
+    """The session of that id. Raises as `session_of`; None if there is no such session, or it is of another
+    principal."""
     try:
-        return await resolver.resume_by_id(handle.session_id, who, era)
+        return await resolver.resume_by_id(session_id, who, era)
     except Refused as refused:
         if refused.code != SESSION_UNKNOWN:
             raise
