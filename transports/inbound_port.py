@@ -8,6 +8,7 @@ import msgspec
 from transports.era import Era
 from transports.jsonrpc import Message, Object
 from transports.reply_queue import Frame, ReplyQueue
+from transports.soon import Soon
 
 __all__ = [
     "CORRELATION_KEY",
@@ -143,8 +144,8 @@ class Answer(Protocol):
         """Store a frame for replay and return its event id; None if the wire has no replay."""
         ...
 
-    async def done(self) -> None:
-        """The wire is finished with the answer. Called exactly once."""
+    def done(self) -> Soon[None]:
+        """The wire is finished with the answer. Called exactly once. A coroutine if the store has to be told."""
         ...
 
 
@@ -188,8 +189,8 @@ class Handler(Protocol):
         """Called before a refusal is sent, whoever made it: gives it its correlation id, and logs it."""
         ...
 
-    async def call(self, request: Request) -> Answer:
-        """A client's request."""
+    def call(self, request: Request) -> Soon[Answer]:
+        """A client's request. The answer is there at once if nothing has to be awaited before it."""
         ...
 
     async def admit(self, request: Request) -> str:

@@ -111,7 +111,7 @@ class Intake:
             if isinstance(error, Refused) and live is not None:
                 error.of_session(redact(live.session.id))
             self._watching.forget(exchange)
-            await reply.done()
+            reply.release()
             raise
         return reply
 

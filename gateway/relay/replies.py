@@ -13,6 +13,7 @@ from session_store import EventLog, Session, StoreUnavailable
 from session_store.embedded.events import MAX_LOG_BYTES
 from transports.jsonrpc import encode, encode_error
 from transports.reply_queue import Frame, ReplyQueue
+from transports.soon import Soon
 
 __all__ = ["CallReply", "ImmediateReply", "StreamReply"]
 
@@ -49,7 +50,7 @@ class ImmediateReply:
     async def record(self, frame: Frame) -> str | None:
         return None
 
-    async def done(self) -> None:
+    def done(self) -> None:
         """Do nothing: the reply holds nothing."""
 
 
@@ -131,7 +132,15 @@ class CallReply:
         )
         return self._unknown(reason)
 
-    async def done(self) -> None:
+    def done(self) -> Soon[None]:
+        self.release()
+        live = self._live
+        if not self._stream or self._events is None or live is None or live.ended:
+            return None
+        return self._finish(self._events, live.session.id)
+
+    def release(self) -> None:
+        """End the reply of a call without any frame on the wire: what `done` does, but for the record of the frames."""
         live = self._live
         if live is None or self._use is None:
             if self._exchange.watchers:
@@ -143,9 +152,10 @@ class CallReply:
                 self._exchange.left()
             self._exchange.done()
         live.exchanges.discard(self._exchange)
-        if self._stream and self._events is not None and not live.ended:
-            with contextlib.suppress(StoreUnavailable):
-                await self._events.finish(live.session.id, self._stream)
+
+    async def _finish(self, events: EventLog, session_id: str) -> None:
+        with contextlib.suppress(StoreUnavailable):
+            await events.finish(session_id, self._stream)
 
     def _stream_name(self, live: LiveSession) -> str:
         exchange = self._exchange

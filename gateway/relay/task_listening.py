@@ -36,6 +36,7 @@ from transports.era import Era
 from transports.inbound_port import Answer, OwnedByPeer, Refused, Request
 from transports.jsonrpc import INVALID_PARAMS, Object, decode_object, encode, parse
 from transports.reply_queue import Frame, ReplyQueue
+from transports.soon import arrived
 from transports.upstream_port import LinkClosed, UpstreamUnavailable
 
 __all__ = ["MAX_LISTENED", "TaskListening"]
@@ -111,7 +112,7 @@ class TaskListening:
             stream.accept([text for text in tasks if text in accepted])
         except BaseException:
             answer.cancel("the client has left")
-            await answer.done()
+            await arrived(answer.done())
             raise
         return answer
 

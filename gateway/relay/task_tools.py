@@ -118,7 +118,7 @@ class TaskTools:
         except (Refused, InvalidMessage, msgspec.MsgspecError) as error:
             result = tool_error(request.era, str(error))
         except BaseException:
-            await reply.done()
+            reply.release()
             raise
         exchange.settle(Message(jsonrpc="2.0", id=0, result=msgspec.Raw(result)))
         return reply

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from gateway.tasks.exchange import TaskExchange, fail_unsent
 from transports.inbound_port import Answer
 from transports.reply_queue import Frame
+from transports.soon import arrived
 
 __all__ = ["TaskableReply"]
 
@@ -99,4 +100,4 @@ class TaskableReply:
         if self._timer is not None:
             self._timer.cancel()
         if self._inner is not None and not self.is_task:
-            await self._inner.done()
+            await arrived(self._inner.done())

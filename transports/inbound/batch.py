@@ -24,6 +24,7 @@ from transports.jsonrpc import (
     encode,
     encode_error,
 )
+from transports.soon import arrived
 
 __all__ = ["BATCHES", "BatchClient", "Batches"]
 
@@ -132,7 +133,7 @@ class Batches:
         if message.is_response:
             await self._handler.respond(request)
             return None
-        answer = await self._handler.call(request)
+        answer = await arrived(self._handler.call(request))
         try:
             while (frame := await answer.replies.next()) is not None:
                 if answer.is_doubtful:
@@ -141,7 +142,7 @@ class Batches:
                     return frame.data
                 await client.emit(frame.data)
         finally:
-            await answer.done()
+            await arrived(answer.done())
         raise Refused(500, INTERNAL_ERROR, "The call ended without an answer.")
 
 

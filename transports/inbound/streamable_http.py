@@ -51,6 +51,7 @@ from transports.jsonrpc import (
     Object,
     encode,
 )
+from transports.soon import arrived
 from transports.turns import LARGE_BYTES, others_first
 
 __all__ = ["StreamableHttp"]
@@ -257,25 +258,25 @@ class StreamableHttp:
         if message.method == "tools/call":
             check = functools.partial(check_param_headers, params, raw_headers)
             request = msgspec.structs.replace(request, check_mirrored=check)
-        answer = await self._handler.call(request)
+        answer = await arrived(self._handler.call(request))
         # In the modern era, a disconnect cancels the call (MCP 2026-07-28, Cancellation).
         watch = ClientWatch(receive, lambda: answer.cancel("the client disconnected"))
         try:
             await _send_answer(send, answer, status_of=status_of)
         finally:
             watch.stop()
-            await answer.done()
+            await arrived(answer.done())
 
     async def _legacy(self, request: Request, send: Send) -> None:
         message = request.message
         assert message is not None
         if message.is_request:
-            answer = await self._handler.call(request)
+            answer = await arrived(self._handler.call(request))
             try:
                 times = self._times if request.protocol_version >= _PRIMING else None
                 await _send_answer(send, answer, times=times)
             finally:
-                await answer.done()
+                await arrived(answer.done())
             return
         if message.is_notification:
             await self._handler.notify(request)

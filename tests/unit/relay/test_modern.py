@@ -23,6 +23,7 @@ from transports.era import Era
 from transports.inbound_port import Answer, Refused, Request
 from transports.jsonrpc import Message, encode
 from transports.reply_queue import ReplyQueue
+from transports.soon import arrived
 
 pytestmark = pytest.mark.anyio
 
@@ -136,7 +137,7 @@ async def test_of_two_forwarded_answers_to_one_round_the_first_counts() -> None:
     parts.exchange.finish(Message(jsonrpc="2.0", id=1, result=msgspec.Raw(b"{}")))
     frame = await first.replies.next()
     assert frame is not None and msgspec.json.decode(frame.data)["id"] == 10
-    await first.done()
+    await arrived(first.done())
     assert not parts.live.is_busy
 
 

@@ -27,6 +27,7 @@ from transports.era import Era
 from transports.inbound_port import Answer, Refused, Request
 from transports.jsonrpc import Message, encode
 from transports.reply_queue import ReplyQueue
+from transports.soon import arrived
 
 pytestmark = pytest.mark.anyio
 
@@ -123,7 +124,7 @@ async def test_the_handle_leaves_after_the_task_is_stored_and_the_result_goes_to
     task = await parts.first(answer)
     handle = TaskHandles(parts.ring).read(task["taskId"])
     assert task["resultType"] == "task" and handle is not None and handle.kind == "made"
-    await answer.done()
+    await arrived(answer.done())
     assert not parts.is_done, "the session stays in use"
     parts.finish("done")
     await parts.table.settled()
@@ -142,7 +143,7 @@ async def test_a_call_stays_a_call_if_the_store_takes_no_task(error: Exception) 
     await turns()
     parts.finish("plain")
     assert await parts.first(answer) == {"text": "plain"}
-    await answer.done()
+    await arrived(answer.done())
     assert parts.is_done and len(parts.table) == 0 and parts.counts == {}
 
 
@@ -168,7 +169,7 @@ async def test_a_client_that_leaves_while_its_task_is_stored_has_no_task() -> No
     answer = await parts.answer()
     await turns()
     answer.cancel("the client disconnected")
-    await answer.done()
+    await arrived(answer.done())
     parts.go.set()
     await turns()
     parts.clock.pass_time(1.0)

@@ -1,0 +1,45 @@
+"""Results that are there at once, or come later."""
+
+from collections.abc import Callable
+
+import pytest
+
+from transports.soon import Soon, arrived, is_there, then
+
+
+async def coming(value: str) -> str:
+    return value
+
+
+def shouted(value: str, mark: str) -> Soon[str]:
+    return value.upper() + mark
+
+
+async def shouted_later(value: str, mark: str) -> str:
+    return value.upper() + mark
+
+
+def test_nothing_is_awaited_for_a_result_that_is_there() -> None:
+    assert is_there("now") and then("now", shouted, "!") == "NOW!"
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("go_on", (shouted, shouted_later))
+@pytest.mark.parametrize("is_now", (True, False))
+async def test_a_result_may_come_at_each_step(go_on: Callable[[str, str], Soon[str]], is_now: bool) -> None:
+    first: Soon[str] = "it" if is_now else coming("it")
+    result = then(first, go_on, "!")
+    assert is_there(result) is (is_now and go_on is shouted)
+    assert await arrived(result) == "IT!"
+
+
+@pytest.mark.anyio
+async def test_what_is_raised_comes_from_the_call_or_from_the_coroutine() -> None:
+    def failing(value: str) -> Soon[str]:
+        raise ValueError(value)
+
+    with pytest.raises(ValueError, match="now"):
+        then("now", failing)
+    later = then(coming("later"), failing)
+    with pytest.raises(ValueError, match="later"):
+        await arrived(later)
