@@ -21,6 +21,7 @@ from gateway.observability.logs import CORRELATION
 from gateway.protocol.capabilities import caller_of_meta
 from gateway.sessions.attach import SessionAttacher
 from gateway.tasks.exchange import TaskExchange, fail_unsent
+from gateway.tasks.messages import message_of
 from gateway.tasks.quotas import parts_of
 from gateway.tasks.running import RunningTask
 from gateway.tasks.stored_call import StoredCall
@@ -53,7 +54,6 @@ _UNKNOWN_AGAIN: Final = (
 )
 _NO_SESSION: Final = "Outcome unknown: the session of this task ended without an answer; the call may have taken effect"
 _NO_RIGHTS: Final = f"{_UNKNOWN}. It is not started again: {{why}}"
-_AGAIN: Final = "started again, because the gateway that ran it ended without an answer"
 
 StartCall = Callable[[TaskExchange, Request, RequestContext, Object], Awaitable[Answer]]
 """Sends a call to its server, as if its client had sent it (`gateway.relay.intake`)."""
@@ -153,7 +153,7 @@ class TaskRecovery:
             epoch=session.epoch,
             status=after(task.status, TaskEvent.RUN_AGAIN),
             questions=b"",
-            message=_AGAIN,
+            message=message_of(task.runs + 1),
             updated_at=self._table.clock(),
         )
         running = self._table.add(replace(again, version=again.version + 1), exchange)

@@ -12,6 +12,7 @@ from gateway.calls.live_session import live_session_of
 from gateway.config.tasks import TaskSettings
 from gateway.errors import CANCELLED, OUTCOME_UNKNOWN, error_of
 from gateway.tasks.exchange import TaskExchange, TaskQuestions
+from gateway.tasks.messages import MAX_MESSAGE_CHARS, message_of, progress_text
 from gateway.tasks.record import TaskRecord
 from gateway.tasks.rounds import Rounds, conversation_of
 from gateway.tasks.server_task import ServerTask
@@ -26,9 +27,6 @@ from transports.tasks import Tasks
 __all__ = ["RunningTask"]
 
 logger = logging.getLogger(__name__)
-
-MAX_MESSAGE_CHARS: Final = 1_024
-"""Characters of a task's message."""
 
 _UNREADABLE: Final = "The call has ended, but the answer of its server cannot be read"
 
@@ -106,8 +104,8 @@ class RunningTask:
         try:
             message = parse(frame.data)
             if message.method == "notifications/progress":
-                text = _progress_text(message.params_object())
-                self.record.change(can_wait=True, message=text[:MAX_MESSAGE_CHARS])
+                text = progress_text(message.params_object())
+                self.record.change(can_wait=True, message=message_of(self.task.runs, text))
         except (InvalidMessage, msgspec.MsgspecError, ValueError, RecursionError):
             return  # a notification that cannot be read says nothing about the task
 
@@ -151,7 +149,7 @@ class RunningTask:
         except Exception as error:
             logger.warning("a task ends without its outcome: %s", error, extra=self.exchange.log_fields())
             if not self.task.is_over:
-                self._step(TaskEvent.FAIL, **self._unreadable(), ttl_s=self._ttl_s())
+                self._end_as(TaskEvent.FAIL, _UNREADABLE, error=self._unreadable())
         finally:
             self._tasks.spawn(self._end())
 
@@ -163,9 +161,9 @@ class RunningTask:
         elif isinstance(message.error, msgspec.Raw):
             error, text = splice(message.error), _text_of(message.error)
             if self.exchange.state is ExchangeState.CANCELLED or (live is not None and live.ended):
-                self._step(TaskEvent.CANCEL, questions=b"", message=text or "", ttl_s=self._ttl_s())
+                self._end_as(TaskEvent.CANCEL, text or "")
             elif text is None:
-                self._step(TaskEvent.FAIL, **self._unreadable(), ttl_s=self._ttl_s())
+                self._end_as(TaskEvent.FAIL, _UNREADABLE, error=self._unreadable())
             else:
                 self._fail(error, text)
         elif isinstance(message.result, msgspec.Raw):
@@ -178,21 +176,21 @@ class RunningTask:
                 )
                 self._fail(encode(error_of(INTERNAL_ERROR, text, self.exchange.correlation)), text)
             else:
-                self._step(TaskEvent.COMPLETE, questions=b"", result=result, ttl_s=self._ttl_s())
+                self._end_as(TaskEvent.COMPLETE, result=result)
 
-    def _unreadable(self) -> dict[str, Any]:
-        """The outcome of a call whose server's answer cannot be handed on."""
-        error = encode(error_of(INTERNAL_ERROR, _UNREADABLE, self.exchange.correlation))
-        return {"questions": b"", "error": error, "message": _UNREADABLE}
+    def _unreadable(self) -> bytes:
+        """The error of a call whose server's answer cannot be handed on."""
+        return encode(error_of(INTERNAL_ERROR, _UNREADABLE, self.exchange.correlation))
 
     def _fail(self, error: bytes, text: str) -> None:
         if len(error) > self._settings.result_bytes:
             error = encode(error_of(error_code(error), text, self.exchange.correlation))
-        self._step(TaskEvent.FAIL, questions=b"", error=error, message=text, ttl_s=self._ttl_s())
+        self._end_as(TaskEvent.FAIL, text, error=error)
 
-    def _ttl_s(self) -> float:
-        """The life of the record, from its creation, if the outcome is kept from now on."""
-        return self.record.now - self.task.created_at + self._settings.ttl_s
+    def _end_as(self, event: TaskEvent, text: str = "", **outcome: Any) -> None:
+        """The task is over. Its message is about the outcome: the last progress says nothing of it."""
+        ttl_s = self.record.now - self.task.created_at + self._settings.ttl_s  # from its creation
+        self._step(event, questions=b"", message=message_of(self.task.runs, text), ttl_s=ttl_s, **outcome)
 
     def _step(self, event: TaskEvent, **fields: Any) -> None:
         self.record.change(status=after(self.task.status, event), **fields)
@@ -245,31 +243,11 @@ class RunningTask:
         return True
 
 
-def _progress_text(params: Object) -> str:
-    """A progress notification as the message of a task."""
-    decoded = {key: msgspec.json.decode(params[key]) for key in ("message", "progress", "total") if key in params}
-    text, progress, total = decoded.get("message"), decoded.get("progress"), decoded.get("total")
-    steps = _number_text(progress)
-    if steps and (of := _number_text(total)):
-        steps += f" of {of}"
-    if isinstance(text, str) and text:
-        return f"{text} ({steps})" if steps else text
-    return f"progress: {steps}" if steps else ""
-
-
 class _Error(msgspec.Struct):
     """What a client reads of an error."""
 
     code: int = INTERNAL_ERROR
     message: str = ""
-
-
-def _number_text(number: object) -> str:
-    """A number for people; empty if there is none, or one that is too large for any."""
-    try:
-        return f"{number:g}" if isinstance(number, (int, float)) else ""
-    except OverflowError:  # an integer has any number of digits
-        return ""
 
 
 def _text_of(error: msgspec.Raw) -> str | None:

@@ -95,7 +95,9 @@ def test_progress_is_the_message_of_the_task(client: TaskClient) -> None:
     task = client.begin("legacy__steps", seconds=0.6)
     assert client.get(task)["statusMessage"] == "step 1 (1 of 3)"
     assert eventually(lambda: client.get(task)["statusMessage"] == "step 2 (2 of 3)")
-    assert client.until(task, "completed")["result"]["content"][0]["text"] == "all steps"
+    done = client.until(task, "completed")
+    assert done["result"]["content"][0]["text"] == "all steps"
+    assert "statusMessage" not in done, "the last progress says nothing of the outcome"
 
 
 @requirement("task.make")

@@ -8,9 +8,10 @@ from msgspec.structs import replace
 
 from gateway.errors import OUTCOME_UNKNOWN
 from gateway.tasks.exchange import TaskExchange
+from gateway.tasks.messages import AGAIN
 from tests.requirements import requirement
 from tests.unit.tasks.test_recovery import Replica, Store
-from transports.jsonrpc import INTERNAL_ERROR, Message
+from transports.jsonrpc import INTERNAL_ERROR, Message, encode_notification
 from transports.reply_queue import Frame
 
 pytestmark = pytest.mark.anyio
@@ -57,6 +58,32 @@ async def test_an_end_that_cannot_be_read_ends_the_task() -> None:
         assert (await store.read(task)).status == "failed" and len(replica.table) == 0
     running.exchange.fail(OUTCOME_UNKNOWN, "later")
     assert "cannot be read" in (await store.read(task)).message
+
+
+def progress(text: str) -> Frame:
+    return Frame(encode_notification("notifications/progress", msgspec.json.encode({"progress": 1, "message": text})))
+
+
+@requirement("task.make")
+@pytest.mark.parametrize("runs", [1, 2])
+async def test_the_last_message_of_a_task_is_about_its_outcome(runs: int) -> None:
+    store = Store()
+    replica = Replica(store)
+    ends: list[tuple[str, dict[str, Any]]] = [
+        ("", {"result": msgspec.Raw(b'{"content":[]}')}),
+        ("no disk", {"error": msgspec.Raw(b'{"code":1,"message":"no disk"}')}),
+    ]
+    first = await store.task(runs=runs)
+    for number, (text, end) in enumerate(ends):
+        task = replace(first, id=f"task-{number}")
+        await store.backend.tasks.create(task)
+        running = replica.running(task, store.session)
+        running.receive(progress("step 1"))
+        again = AGAIN if runs > 1 else ""
+        assert running.task.message == (f"{AGAIN}: step 1 (1)" if again else "step 1 (1)")
+        running.exchange.settle(Message(jsonrpc="2.0", id=0, **end))
+        await replica.table.settled()
+        assert (await store.read(task)).message == ": ".join(part for part in (again, text) if part)
 
 
 class Conversation:
