@@ -33,8 +33,8 @@ __all__ = [
 SHORTEST_PREFIX: Final = 4
 """The fewest characters of a session's id that name it."""
 
-TASK_STATUSES: Final = get_args(TaskStatus)
-"""What becomes of a task."""
+TASK_STATUSES: Final[tuple[str, ...]] = (*get_args(TaskStatus), "tool_error")
+"""What becomes of a task. `tool_error`: it is completed, and its tool has reported an error."""
 
 Only = Literal["all", "failing", "busy"]
 ONLY: Final[dict[str, Only]] = {"all": "all", "failing": "failing", "busy": "busy"}
@@ -97,7 +97,7 @@ class TaskQuery(msgspec.Struct, frozen=True, kw_only=True):
 
     def matches(self, task: Task) -> bool:
         """True if the task has that status, and all words of the query occur in its facts."""
-        if self.status not in ("", task.status):
+        if self.status not in ("", task.status) and not (self.status == "tool_error" and task.is_tool_error):
             return False
         facts = (str(task.principal), task.endpoint, task.server, task.tool, task.message)
         text = "\n".join(facts).lower()

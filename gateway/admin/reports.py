@@ -111,7 +111,7 @@ class TaskRow(msgspec.Struct, frozen=True, kw_only=True):
     """A task as operators see it; `task` and `session` are how their ids begin.
 
     `runs`: how often it was started. `asked`: how many questions its client was asked. `error_code` and `error`: the
-    JSON-RPC error of a task that failed.
+    JSON-RPC error of a task that failed. `tool_error`: the task is completed, and its tool has reported an error.
     """
 
     task: str
@@ -129,6 +129,17 @@ class TaskRow(msgspec.Struct, frozen=True, kw_only=True):
     asked: int = 0
     error_code: int = 0
     error: str = ""
+    tool_error: bool = False
+
+    @property
+    def outcome(self) -> str:
+        """The status for people."""
+        return "tool error" if self.tool_error else self.status.replace("_", " ")
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the call has come to nothing good."""
+        return self.tool_error or self.status == "failed"
 
 
 def row_of(session: Session, part: SessionPart | None, now: float, *, state_bytes: int = 0) -> SessionRow:

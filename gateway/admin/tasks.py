@@ -101,6 +101,7 @@ def task_row(task: Task, now: float) -> TaskRow:
         asked=task.asked,
         error_code=error.code,
         error=error.message,
+        tool_error=task.is_tool_error,
     )
 
 

@@ -65,7 +65,7 @@ def tasks_table(rows: list[TaskRow]) -> Table:
         table.add_column(name, no_wrap=True, justify="right")
     table.add_column("message")
     for row in rows:
-        status = Text(row.status, style="red" if row.status == "failed" else "")
+        status = Text(row.outcome, style="red" if row.has_failed else "")
         times = [span(seconds) for seconds in (row.age_s, row.idle_s, row.expires_in_s)]
         facts = (row.task, row.session, row.principal, row.server, row.tool)
         table.add_row(*facts, status, *times, _cut(row.error or row.message))

@@ -48,9 +48,12 @@ class CounterRow(msgspec.Struct, frozen=True):
     known: tuple[str, ...] = ()
 
 
-TASK_EVENTS: Final = ("made", "completed", "failed", "cancelled", "unknown", "run again", "left", "refused")
-"""What becomes of tasks. `unknown`: failed, because the gateway that ran it is gone; `left`: its gateway has stopped,
-and another one decides; `refused`: a slow call became no task, because its client has as many as it may have."""
+TASK_EVENTS: Final = (
+    *("made", "completed", "tool error", "failed", "cancelled", "unknown", "run again", "left", "refused"),
+)
+"""What becomes of tasks. `tool error`: completed, and the tool says that it has failed; `unknown`: failed, because the
+gateway that ran it is gone; `left`: its gateway has stopped, and another one decides; `refused`: a slow call became no
+task, because its client has as many as it may have."""
 
 COUNTERS: Final[Mapping[str, CounterRow]] = {
     "argument_errors": CounterRow(

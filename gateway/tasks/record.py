@@ -40,6 +40,7 @@ _NOT_KEPT: Final[dict[str, Any]] = {
     "questions": b"",
     "answers": b"",
     "result": b"",
+    "is_tool_error": False,
 }
 """What a full store keeps in place of an outcome. It always has room for that."""
 

@@ -9,8 +9,10 @@ import msgspec
 from gateway.bridge.suspended_calls import answer_suspended
 from gateway.calls.exchange_state import ExchangeState
 from gateway.calls.live_session import live_session_of
+from gateway.calls.result_outcome import outcome_of
 from gateway.config.tasks import TaskSettings
 from gateway.errors import CANCELLED, OUTCOME_UNKNOWN, error_of
+from gateway.observability.outcome import TOOL_ERROR
 from gateway.tasks.exchange import TaskExchange, TaskQuestions
 from gateway.tasks.messages import MAX_MESSAGE_CHARS, message_of, progress_text
 from gateway.tasks.record import TaskRecord
@@ -29,6 +31,8 @@ __all__ = ["RunningTask"]
 logger = logging.getLogger(__name__)
 
 _UNREADABLE: Final = "The call has ended, but the answer of its server cannot be read"
+
+_TOOL_ERROR: Final = "the tool has reported an error"
 
 _STOPPED: Final = "the gateway was stopped before the call ended. Outcome unknown: the call may have taken effect"
 _UNSENT: Final = "the gateway was stopped before the call was sent to its server"
@@ -176,7 +180,9 @@ class RunningTask:
                 )
                 self._fail(encode(error_of(INTERNAL_ERROR, text, self.exchange.correlation)), text)
             else:
-                self._end_as(TaskEvent.COMPLETE, result=result)
+                is_error = outcome_of(result) is TOOL_ERROR  # the status stays `completed` (ext-tasks, Task Status)
+                text = _TOOL_ERROR if is_error else ""
+                self._end_as(TaskEvent.COMPLETE, text, result=result, is_tool_error=is_error)
 
     def _unreadable(self) -> bytes:
         """The error of a call whose server's answer cannot be handed on."""

@@ -94,8 +94,7 @@ class TaskTable:
         self._tasks.spawn(self._forget_name(running.name))
 
     def _ended(self, running: RunningTask) -> None:
-        is_left = running.is_left or running.record.is_lost
-        self.noted(running.task, "left" if is_left else "unknown" if running.is_unknown else running.task.status)
+        self.noted(running.task, _what_became_of(running))
         if self._running.get(running.name) is running:
             del self._running[running.name]
         self._tasks.spawn(self._pass_on(running.name) if running.is_left else self._forget_name(running.name))
@@ -120,3 +119,12 @@ class TaskTable:
         for running in self:
             await running.settled()
         await self._tasks.settled()
+
+
+def _what_became_of(running: RunningTask) -> str:
+    """One of `gateway.observability.metrics.TASK_EVENTS`."""
+    if running.is_left or running.record.is_lost:
+        return "left"
+    if running.is_unknown:
+        return "unknown"
+    return "tool error" if running.task.is_tool_error else running.task.status

@@ -26,7 +26,8 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
 
     `questions` has the open questions to the client as a JSON object (`inputRequests`), `asked` how many were asked so
     far. `answers` has the answers that the owner has not taken yet, as a JSON object by key. `result` and `error` have
-    the outcome as JSON. `version` counts the changes.
+    the outcome as JSON. `is_tool_error`: the result says that the tool has failed (MCP, `isError`), and the task is
+    completed. `version` counts the changes.
     """
 
     id: str
@@ -52,6 +53,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     answers: bytes = b""
     result: bytes = b""
     error: bytes = b""
+    is_tool_error: bool = False
     version: int = 1
 
     @property

@@ -29,7 +29,7 @@ def own_redis() -> Iterator[RunningRedis]:
 
 @contextlib.contextmanager
 def replica(redis: RunningRedis, **options: object) -> Iterator[RunningGateway]:
-    tasks = {"at_once": ["probe/sleep"]}
+    tasks = {"at_once": ["probe/sleep", "probe/fail"]}
     settings = {"store": redis.url, "admin": ADMIN, "audit": {"calls": True}, "tasks": tasks, **options}
     with running_gateway(SERVERS, options=settings, env=KEYS, must_stop=False) as gateway:
         yield gateway

@@ -12,6 +12,12 @@ from tests.support.task_client import TaskClient
 from tests.support.waiting import eventually
 
 
+def outcomes(ops: httpx.Client, gateway: RunningGateway, task: str) -> list[str]:
+    """What the audit trail says of a task, newest first."""
+    events = ops.get(f"{gateway.base}/admin/api/events", params={"limit": 1_000}).json()
+    return [one["outcome"] for one in events if one["event"] == "task" and one["reason"].startswith(task)]
+
+
 @requirement("task.operators")
 def test_a_task_is_found_and_cancelled_from_another_replica(
     pair: tuple[RunningGateway, RunningGateway], ops: httpx.Client, http: httpx.Client, cli: Cli
@@ -39,12 +45,27 @@ def test_a_task_is_found_and_cancelled_from_another_replica(
     assert ops.delete(f"{here.base}/admin/api/tasks/{listed[1]['task']}").json() == {"cancelled": listed[1]["task"]}
     client.until(handle, "cancelled")
 
-    def outcomes() -> list[str]:
-        events = ops.get(f"{here.base}/admin/api/events", params={"limit": 1_000}).json()
-        return [one["outcome"] for one in events if one["event"] == "task" and one["reason"].startswith(newest)]
-
-    assert eventually(lambda: outcomes() == ["cancelled", "made"]), (
+    assert eventually(lambda: outcomes(ops, here, newest) == ["cancelled", "made"]), (
         "newest first; replicas write their events each second"
     )
     table = cli("tasks", "list", "--find", "sleep", "--status", "cancelled", url=here.base).stdout
     assert newest in table and "olga" in table
+
+
+@requirement("task.operators")
+def test_operators_see_that_the_tool_of_a_completed_task_has_failed(
+    pair: tuple[RunningGateway, RunningGateway], ops: httpx.Client, http: httpx.Client, cli: Cli
+) -> None:
+    here, there = pair
+    client = TaskClient(f"{here.base}/servers/probe/mcp", http)
+    handle = client.begin("fail")
+    done = client.until(handle, "completed")
+    assert done["result"]["isError"] and done["statusMessage"] == "the tool has reported an error"
+    row = ops.get(f"{there.base}/admin/api/tasks/{handle}").json()
+    assert (row["status"], row["tool_error"], row["error_code"]) == ("completed", True, 0)
+    shown = cli("tasks", "list", "--status", "tool_error", url=there.base).stdout
+    assert row["task"] in shown and "tool error" in shown
+    for page in (f"tasks/{row['task']}", "tasks?status=tool_error"):
+        assert ">tool error</" in ops.get(f"{there.base}/admin/{page}").text, page
+    assert 'mcp_gateway_tasks_total{event="tool error"} 1' in ops.get(f"{here.base}/metrics").text
+    assert eventually(lambda: ["tool error", "made"] == outcomes(ops, here, row["task"]))

@@ -41,12 +41,12 @@ PAGE: Final = ConsolePage(
 <dl class="facts">
 <div><dt>Session</dt><dd><a href="{{ root }}/admin/sessions/{{ t.session }}">{{ t.session }}</a></dd></div>
 {% for name, value in [
-    ("Status", t.status | replace("_", " ")), ("Message", t.message or "none"), ("Principal", t.principal),
+    ("Status", t.outcome), ("Message", t.message or "none"), ("Principal", t.principal),
     ("Server", t.server), ("Tool", t.tool), ("Endpoint", t.endpoint), ("Age", t.age_s | span),
     ("Last change", (t.idle_s | span) ~ " ago"), ("Kept for", t.expires_in_s | span), ("Runs", t.runs),
     ("Questions to its client", t.asked),
 ] %}
-<div><dt>{{ name }}</dt><dd{% if value == "failed" %} class="bad"{% endif %}>{{ value }}</dd></div>
+<div><dt>{{ name }}</dt><dd{% if name == "Status" and t.has_failed %} class="bad"{% endif %}>{{ value }}</dd></div>
 {% endfor %}
 {% if t.error %}<div><dt>Error {{ t.error_code }}</dt><dd class="bad">{{ t.error }}</dd></div>{% endif %}
 </dl>

@@ -6,6 +6,8 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
+from gateway.admin.operators import TaskQuery
+from gateway.admin.tasks import task_row
 from gateway.errors import OUTCOME_UNKNOWN
 from gateway.tasks.exchange import TaskExchange
 from gateway.tasks.messages import AGAIN
@@ -84,6 +86,23 @@ async def test_the_last_message_of_a_task_is_about_its_outcome(runs: int) -> Non
         running.exchange.settle(Message(jsonrpc="2.0", id=0, **end))
         await replica.table.settled()
         assert (await store.read(task)).message == ": ".join(part for part in (again, text) if part)
+
+
+@requirement("task.operators")
+async def test_an_error_that_the_tool_reports_is_told_to_operators_and_completes_the_task() -> None:
+    store = Store()
+    replica = Replica(store)
+    task = await store.task()
+    result = b'{"content":[{"type":"text","text":"no such file"}],"isError":true}'
+    replica.running(task, store.session).exchange.settle(Message(jsonrpc="2.0", id=0, result=msgspec.Raw(result)))
+    await replica.table.settled()
+    found = await store.read(task)
+    assert (found.status, found.is_tool_error, found.message) == ("completed", True, "the tool has reported an error")
+    assert replica.counts["tool error"] == 1 and not replica.counts["completed"]
+    row = task_row(found, store.clock())
+    assert (row.status, row.outcome, row.has_failed) == ("completed", "tool error", True)
+    wanted = [TaskQuery(status=status).matches(found) for status in ("tool_error", "completed", "failed")]
+    assert wanted == [True, True, False]
 
 
 class Conversation:
