@@ -12,6 +12,7 @@ from typing import Final
 from gateway.config.policy import PolicySettings, RateSettings
 from gateway.errors import too_often
 from session_store import Principal, Rates, Session, StoreUnavailable
+from transports.soon import Soon
 from transports.tasks import Tasks
 
 __all__ = ["RateLimits"]
@@ -71,37 +72,41 @@ class RateLimits:
         self._accounts: OrderedDict[Key, _Account] = OrderedDict()
         self._tasks = Tasks("rate limits")
 
-    async def message(self, principal: Principal, client: str) -> None:
+    def message(self, principal: Principal, client: str) -> Soon[None]:
         """Count a message of a client. `client` is the network that it comes from.
 
         Raises:
             Refused: 429, with the time to wait.
         """
-        if self._principal is not None:
-            if principal.is_anonymous:
-                await self._count(("address", client), self._principal, "requests of this address")
-            else:
-                await self._count(("principal", principal), self._principal, "requests of this principal")
+        if self._principal is None:
+            return None
+        if principal.is_anonymous:
+            return self._count(("address", client), self._principal, "requests of this address")
+        return self._count(("principal", principal), self._principal, "requests of this principal")
 
-    async def call(self, session: Session) -> None:
+    def call(self, session: Session) -> Soon[None]:
         """Count a request of a session. Raises as `message`."""
-        if self._session is not None:
-            await self._count(("session", session.id), self._session, "requests of this session")
+        return self.of_session(session.id)
 
-    async def of_session(self, session_id: str) -> None:
+    def of_session(self, session_id: str) -> Soon[None]:
         """As `call`, for a request about a session whose record is not at hand."""
-        if self._session is not None:
-            await self._count(("session", session_id), self._session, "requests of this session")
+        if self._session is None:
+            return None
+        return self._count(("session", session_id), self._session, "requests of this session")
 
-    async def opening(self, session: Session) -> None:
+    def opening(self, session: Session) -> Soon[None]:
         """Count a session that is about to be opened. Raises as `message`."""
-        if self._opening is not None:
-            key = ("opening", session.counted_as)
-            await self._count(key, self._opening, "sessions opened: keep one for many calls")
+        if self._opening is None:
+            return None
+        key = ("opening", session.counted_as)
+        return self._count(key, self._opening, "sessions opened: keep one for many calls")
 
-    async def _count(self, key: Key, rate: RateSettings, what: str) -> None:
+    def _count(self, key: Key, rate: RateSettings, what: str) -> Soon[None]:
         account = self._accounts.get(key) or self._account(key, rate)
-        if not account.spend(monotonic()) and (wait := await self._ask(account, rate)):
+        return None if account.spend(monotonic()) else self._count_in_store(account, rate, what)
+
+    async def _count_in_store(self, account: _Account, rate: RateSettings, what: str) -> None:
+        if wait := await self._ask(account, rate):
             raise too_often(what, math.ceil(wait))
 
     def _account(self, key: Key, rate: RateSettings) -> _Account:

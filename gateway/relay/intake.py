@@ -34,6 +34,7 @@ from transports.inbound.bodies import SMALL_BODY_BYTES
 from transports.inbound.limits import Limited
 from transports.inbound_port import Answer, Refused, Request
 from transports.jsonrpc import Message, Object, RequestId
+from transports.soon import Soon, arrived
 from transports.turns import LARGE_BYTES, is_large
 from transports.upstream_port import LinkClosed, UpstreamUnavailable
 
@@ -88,7 +89,7 @@ class Intake:
         """
         live = live_session_of(exchange)
         if live is not None:
-            await self._rates.call(live.session)
+            await arrived(self._rates.call(live.session))
         reply, meta = self.begin(exchange, request, who, params, headers)
         check, correlation = request.check_mirrored, who.correlation
         sent = None if request.era is LEGACY else request.headers
@@ -167,9 +168,9 @@ class Intake:
             raise too_much_in_flight("this session")
         return size
 
-    async def count(self, live: LiveSession) -> None:
+    def count(self, live: LiveSession) -> Soon[None]:
         """Count a message of a session that is no call. Raises `Refused`: 429."""
-        await self._rates.call(live.session)
+        return self._rates.call(live.session)
 
     def attach(self, exchange: Exchange, headers: Headers, request: Request, correlation: str) -> Answer:
         """The reply to a client that resumes a suspended call."""

@@ -46,6 +46,7 @@ from transports.jsonrpc import (
     encode_result,
 )
 from transports.reply_queue import ReplyQueue
+from transports.soon import arrived
 
 __all__ = ["LegacyClients"]
 
@@ -82,13 +83,13 @@ class LegacyClients:
         message = message_of(request)
         if message.method == "initialize":
             return await self._handshake.initialize(request, who)
-        resolved = await self._resolver.require(request, who)
+        resolved = await arrived(self._resolver.require(request, who))
         said: Object = {}
         if self._resolver.announces_other(request, resolved):
             resolved, said = await self._resolver.apply_announced(request, who, resolved)
         live = resolved.live
         if message.method == "ping":
-            await self._intake.count(live)
+            await arrived(self._intake.count(live))
             return ImmediateReply(encode_result(encode(message.id), b"{}"), session=live.session)
         if message.method in OF_TASKS:
             return await self._tasks.call(request, who, resolved)
@@ -142,14 +143,14 @@ class LegacyClients:
 
     async def negotiated(self, request: Request, who: RequestContext) -> str:
         """The protocol version of the session that a request names. Raises `Refused`: it names none."""
-        return (await self._resolver.require(request, who)).live.session.client.protocol_version
+        return (await arrived(self._resolver.require(request, who))).live.session.client.protocol_version
 
     async def notify(self, request: Request, who: RequestContext) -> None:
         """Handle a notification, or pass it on to the servers."""
         message = message_of(request)
-        resolved = await self._resolver.require(request, who)
+        resolved = await arrived(self._resolver.require(request, who))
         live = resolved.live
-        await self._intake.count(live)
+        await arrived(self._intake.count(live))
         params = request.params
         method = str(message.method)
         if method in REQUESTS:
@@ -194,14 +195,14 @@ class LegacyClients:
 
     async def respond(self, request: Request, who: RequestContext) -> None:
         """Pass a client's answer on to the server that asked."""
-        live = (await self._resolver.require(request, who)).live
+        live = (await arrived(self._resolver.require(request, who))).live
         if not live.questions.answered(message_of(request)):
             logger.info("a client answered a request that is not pending")
 
     async def stream(self, request: Request, who: RequestContext, last_event_id: str | None) -> EventSource:
         """The standalone stream of a session, or the rest of a broken stream."""
-        live = (await self._resolver.require(request, who)).live
-        await self._intake.count(live)
+        live = (await arrived(self._resolver.require(request, who))).live
+        await arrived(self._intake.count(live))
         stream = STANDALONE
         if last_event_id is not None:
             try:
@@ -214,7 +215,7 @@ class LegacyClients:
 
     async def end(self, request: Request, who: RequestContext) -> None:
         """End the session. Raises `Refused`: 405, the client has named the session by a key, so that it lasts."""
-        live = (await self._resolver.require(request, who)).live
+        live = (await arrived(self._resolver.require(request, who))).live
         if await self._resolver.is_named_by_key(live, request, who):
             raise keyed_session_stays()
         if not await self._lifecycle.end(live.session.id, "the client ended it"):

@@ -34,6 +34,7 @@ from transports.era import Era
 from transports.inbound_port import Answer, Refused, Request
 from transports.jsonrpc import INVALID_PARAMS, METHOD_NOT_FOUND, Object, encode, encode_result
 from transports.reply_queue import ReplyQueue
+from transports.soon import arrived
 from transports.upstream_port import LinkClosed, UpstreamUnavailable
 
 __all__ = ["LegacyTasks"]
@@ -84,7 +85,7 @@ class LegacyTasks:
         message = message_of(request)
         method = str(message.method)
         if not METHODS[method].named:
-            await self._intake.count(resolved.live)
+            await arrived(self._intake.count(resolved.live))
             page = await self._list(request, resolved)
             return ImmediateReply(encode_result(encode(message.id), encode(page)), session=resolved.live.session)
         text = text_of(request.params, "taskId")

@@ -51,6 +51,7 @@ from transports.jsonrpc import (
     encode_result,
 )
 from transports.reply_queue import ReplyQueue
+from transports.soon import arrived
 from transports.wire_methods import SESSIONLESS
 
 __all__ = ["ModernClients"]
@@ -98,15 +99,15 @@ class ModernClients:
             return await self._tasks.listening.call(request, who)
         if binding is not None and "requestState" in params and bytes(params["requestState"]) != b"null":
             opened = self._seal.open(params["requestState"], binding)
-            found = await self._resolver.resume_by_id(opened.session_id, who, Era.MODERN)
+            found = await arrived(self._resolver.resume_by_id(opened.session_id, who, Era.MODERN))
             if opened.call:
                 return await self._resume(request, who, found, opened, binding)
             resolved: Resolved | None = found
             params = with_inner_state(params, opened)
         elif method in SESSIONLESS:
-            resolved = await self._resolver.resume(request, who)
+            resolved = await arrived(self._resolver.resume(request, who))
         else:
-            resolved = await self._resolver.resume_or_open(request, who)
+            resolved = await arrived(self._resolver.resume_or_open(request, who))
         said: Object = {}
         if resolved is not None and self._resolver.announces_other(request, resolved):
             resolved, said = await self._resolver.apply_announced(request, who, resolved)
@@ -154,15 +155,15 @@ class ModernClients:
         method, caller = str(message.method), caller_of_meta(request.params.get("_meta", b"{}"))
         if method in METHODS:
             return []
-        resolved = await self._resolver.resume(request, who)
+        resolved = await arrived(self._resolver.resume(request, who))
         if resolved is None:
             # A notification that nobody gets opens no session.
             asker = Asker(None, MODERN, caller, who.correlation)
             await extensions.takers(method, self._resolver.context_of(request, who), asker)
-            resolved = await self._resolver.resume_or_open(request, who)
+            resolved = await arrived(self._resolver.resume_or_open(request, who))
         live = resolved.live
         with live.in_use():
-            await self._intake.count(live)
+            await arrived(self._intake.count(live))
             meta = self._intake.meta(request.params, with_context(live.session, resolved.context), who.correlation)
             notice = Notice(
                 method=method,

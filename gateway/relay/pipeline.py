@@ -29,6 +29,7 @@ from session_store import Principal, StoreError
 from transports.era import MODERN
 from transports.inbound_port import Answer, Carried, EventSource, Refused, Request
 from transports.jsonrpc import encode
+from transports.soon import arrived
 
 __all__ = ["Pipeline", "store_errors_refused"]
 
@@ -151,7 +152,7 @@ class Pipeline:
                 raise
         if request.forwarded is None:  # a forwarded request was counted by its sender
             try:
-                await self._rates.message(who.principal, request.client)
+                await arrived(self._rates.message(who.principal, request.client))
             except Refused as refused:
                 self._audit.record("refused", era=request.era, principal=str(who.principal), reason=str(refused))
                 raise

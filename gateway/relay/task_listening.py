@@ -129,11 +129,13 @@ class TaskListening:
 
     async def _session(self, tasks: Mapping[str, TaskHandle], request: Request, who: RequestContext) -> Resolved:
         """The session that the request carries, or else that of the first task."""
-        resolved = await self._resolver.resume(request, who)
+        resolved = await arrived(self._resolver.resume(request, who))
         for handle in tasks.values() if resolved is None else ():
             if (resolved := await self._session_of(handle, who)) is not None:
                 break
-        return resolved or await self._resolver.resume_or_open(request, who)
+        if resolved is None:
+            resolved = await arrived(self._resolver.resume_or_open(request, who))
+        return resolved
 
     async def _session_of(self, handle: TaskHandle, who: RequestContext) -> Resolved | None:
         """None if it has ended."""

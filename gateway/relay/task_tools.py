@@ -29,6 +29,7 @@ from transports.era import LEGACY
 from transports.inbound_port import Answer, OwnedByPeer, Refused, Request
 from transports.jsonrpc import INVALID_PARAMS, InvalidMessage, Message, Object, decode_object, encode
 from transports.reply_queue import ReplyQueue
+from transports.soon import arrived
 
 __all__ = ["TaskTools"]
 
@@ -111,7 +112,7 @@ class TaskTools:
         """Answer a call of one of the tools. Raises `Refused`: 429, too many calls."""
         live = live_session_of(exchange)
         assert live is not None
-        await self._intake.count(live)
+        await arrived(self._intake.count(live))
         reply, _ = self._intake.begin(exchange, request, who, params, headers)
         try:
             result = await self._result(exchange, request, who, params)

@@ -23,6 +23,7 @@ from session_store import Context, Session, SessionStore, StoreUnavailable
 from session_store.session import redact
 from transports.inbound_port import Request
 from transports.jsonrpc import Object, encode
+from transports.soon import Soon, then
 
 __all__ = ["Resolved", "SessionAttacher"]
 
@@ -67,7 +68,7 @@ class SessionAttacher:
         self._audit = audit
         self._changing: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
-    async def attach(self, session: Session, granted: CredentialClaims | None) -> Resolved:
+    def attach(self, session: Session, granted: CredentialClaims | None) -> Soon[Resolved]:
         """Make a session live on this replica, from the record that the store has just returned.
 
         Raises:
@@ -75,13 +76,19 @@ class SessionAttacher:
         """
         live = self._live.get(session.id)
         if live is None or not live.recovered or session.owner != self._replica:
-            live = await self._attach_again(session, granted)
-        else:
-            _use_read(live, session)
+            return then(self._attach_again(session, granted), self._in_context, granted)
+        _use_read(live, session)
+        return self._in_context(live, granted)
+
+    def _in_context(self, live: LiveSession, granted: CredentialClaims | None) -> Soon[Resolved]:
+        """The session, with the context that the credential gives it now."""
         context = self._rules.renewed(live.session, granted)
         if context == live.session.context:
             # The record's own: what compares the two by identity later need not copy the record.
             return Resolved(live=live, context=live.session.context)
+        return self._with_context(live, granted)
+
+    async def _with_context(self, live: LiveSession, granted: CredentialClaims | None) -> Resolved:
         context = await self._renew(live, granted)
         return Resolved(live=live, context=context)  # another request may have changed the session's meanwhile
 

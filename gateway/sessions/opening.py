@@ -18,6 +18,7 @@ from gateway.upstreams.prestart import PrestartPool
 from session_store import ClientFacts, Context, Session
 from session_store.session import new_session_id, origin_of, token_hash_of
 from transports.inbound_port import Request
+from transports.soon import arrived
 
 __all__ = ["SessionOpener"]
 
@@ -72,7 +73,7 @@ class SessionOpener:
         with self._prestart.beginning(session) as session:
             kept = await self._lifecycle.create(session, None if alias is None else alias.name)
             if kept.id != session.id:
-                return await self._attacher.attach(kept, who.claims)
+                return await arrived(self._attacher.attach(kept, who.claims))
             self._prestart.opened(session)
         self._lifecycle.created(kept)
         return self._attacher.attach_new(kept)

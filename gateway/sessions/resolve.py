@@ -1,5 +1,8 @@
 """Resolves a request to its session: from its carriers, and the cached record or the store."""
 
+from collections.abc import Coroutine
+from typing import Any
+
 from gateway.calls.live_session import LiveSession, LiveSessions
 from gateway.errors import no_session
 from gateway.identity.request_context import RequestContext
@@ -13,6 +16,7 @@ from gateway.sessions.returns import Returns
 from session_store import ClientFacts, SessionStore, StoreUnavailable
 from transports.era import Era
 from transports.inbound_port import Request
+from transports.soon import Soon, arrived, then
 
 __all__ = ["SessionResolver"]
 
@@ -44,7 +48,7 @@ class SessionResolver:
         self.announces_other = attacher.announces_other
         self.apply_announced = attacher.apply_announced
 
-    async def resume(self, request: Request, who: RequestContext) -> Resolved | None:
+    def resume(self, request: Request, who: RequestContext) -> Soon[Resolved | None]:
         """The session the request carries, in the order of carriers: header, `_meta`, session key, cookie, default
         session.
 
@@ -56,30 +60,35 @@ class SessionResolver:
         """
         token = explicit_token(request) if request.forwarded is None else None
         if token is None:
-            resolved = await self._resume_without_token(request, who)
-        else:
-            session_id = self._lookup.id_of_token(token, request.era, who.principal)
-            resolved = await self.resume_by_id(session_id, who, request.era)
-        if resolved is not None and resolved.live.return_watch is not None:
-            await self._returns.came_back(resolved.live, request)
-        return resolved
+            return then(self._resume_without_token(request, who), self._returned, request)
+        session_id = self._lookup.id_of_token(token, request.era, who.principal)
+        return then(self.resume_by_id(session_id, who, request.era), self._returned, request)
 
-    async def _resume_without_token(self, request: Request, who: RequestContext) -> Resolved | None:
+    def _returned(self, resolved: Resolved | None, request: Request) -> Soon[Resolved | None]:
+        """Record that the client of a session has come back to it."""
+        if resolved is None or resolved.live.return_watch is None:
+            return resolved
+        learning = self._returns.came_back(resolved.live, request)
+        return resolved if learning is None else _after(learning, resolved)
+
+    def _resume_without_token(self, request: Request, who: RequestContext) -> Soon[Resolved | None]:
         if (forwarded := request.forwarded) is not None:
             live = self._live.get(forwarded.session_id)
             if live is not None and self._cached.is_confirmed_by(forwarded, live, who):
                 return Resolved(live=live, context=live.session.context)
-            return await self.resume_by_id(forwarded.session_id, who, request.era)
+            return self.resume_by_id(forwarded.session_id, who, request.era)
         if (alias := self._aliases.of_key(request, who.principal)) is not None:
-            return await self.resume_by_alias(alias, who)
-        if asks_for_new(request):
-            return None
+            return self.resume_by_alias(alias, who)
+        return None if asks_for_new(request) else self._resume_unnamed(request, who)
+
+    async def _resume_unnamed(self, request: Request, who: RequestContext) -> Resolved | None:
+        """The session of a request that names none of its own accord: by its cookie, or the default session."""
         if (resolved := await self.resume_by_cookie(request, who)) is not None:
             return resolved
         alias = await self._aliases.of_default(request, who.principal)
-        return None if alias is None else await self.resume_by_alias(alias, who)
+        return None if alias is None else await arrived(self.resume_by_alias(alias, who))
 
-    async def resume_by_id(self, session_id: str, who: RequestContext, era: Era) -> Resolved:
+    def resume_by_id(self, session_id: str, who: RequestContext, era: Era) -> Soon[Resolved]:
         """The session of an id that a token or a sealed `requestState` names.
 
         Raises:
@@ -88,23 +97,28 @@ class SessionResolver:
         live = self._live.get(session_id)
         if live is not None and self._cached.is_recent(live, who):
             return Resolved(live=live, context=live.session.context)
+        return self._resume_stored(session_id, live, who, era)
+
+    async def _resume_stored(
+        self, session_id: str, live: LiveSession | None, who: RequestContext, era: Era
+    ) -> Resolved:
         try:
             session = await self._lookup.by_id(session_id, era, who.principal, None if live is None else live.session)
         except StoreUnavailable:
             if live is None or not self._cached.serves_outage(live, who):
                 raise
             return Resolved(live=live, context=live.session.context)
-        return await self._attacher.attach(session, who.claims)
+        return await arrived(self._attacher.attach(session, who.claims))
 
     async def resume_by_cookie(self, request: Request, who: RequestContext) -> Resolved | None:
         """The session that a cookie of the request names, if cookies are switched on."""
         session = await self._lookup.by_cookie(request, who)
         if session is None:
             return None
-        resolved = await self._attacher.attach(session, who.claims)
+        resolved = await arrived(self._attacher.attach(session, who.claims))
         return Resolved(live=resolved.live, context=resolved.context, cookie_held=True)
 
-    async def resume_by_alias(self, alias: Alias, who: RequestContext) -> Resolved | None:
+    def resume_by_alias(self, alias: Alias, who: RequestContext) -> Soon[Resolved | None]:
         """The live session of that alias, if there is one.
 
         Raises:
@@ -113,6 +127,11 @@ class SessionResolver:
         live = self._live.named(alias.name)
         if live is not None and self._cached.is_recent(live, who):
             return Resolved(live=live, context=live.session.context)
+        return self._resume_stored_alias(alias, live, who)
+
+    async def _resume_stored_alias(
+        self, alias: Alias, live: LiveSession | None, who: RequestContext
+    ) -> Resolved | None:
         try:
             found = await self._store.resume_alias(alias.name)
         except StoreUnavailable:
@@ -121,7 +140,7 @@ class SessionResolver:
             return Resolved(live=live, context=live.session.context)
         if found is None:
             return None
-        resolved = await self._attacher.attach(found, who.claims)
+        resolved = await arrived(self._attacher.attach(found, who.claims))
         self._live.note_alias(resolved.live, alias.name)
         return resolved
 
@@ -131,29 +150,29 @@ class SessionResolver:
         named = None if alias is None else await self._store.named(alias.name)
         return named is not None and named.id == live.session.id
 
-    async def require(self, request: Request, who: RequestContext) -> Resolved:
+    def require(self, request: Request, who: RequestContext) -> Soon[Resolved]:
         """As `resume`, for a legacy message, which has to name its session.
 
         Raises:
             Refused: 400, the request names no session.
         """
-        resolved = await self.resume(request, who)
-        if resolved is None:
-            raise no_session()
-        return resolved
+        return then(self.resume(request, who), _named)
 
-    async def resume_or_open(self, request: Request, who: RequestContext) -> Resolved:
+    def resume_or_open(self, request: Request, who: RequestContext) -> Soon[Resolved]:
         """As `resume`; a modern client without a session gets one."""
-        resolved = await self.resume(request, who)
-        if resolved is not None:
-            return resolved
+        return then(self.resume(request, who), self._or_open, request, who)
+
+    def _or_open(self, resolved: Resolved | None, request: Request, who: RequestContext) -> Soon[Resolved]:
+        return self._open(request, who) if resolved is None else resolved
+
+    async def _open(self, request: Request, who: RequestContext) -> Resolved:
         principal = who.principal
         alias = self._aliases.of_key(request, principal) or await self._aliases.of_default(request, principal)
         resolved = await self.open(request, who, modern_client(request), alias)
         if resolved.opened:
             self._watch(resolved.live, request, who, alias)
         elif resolved.live.return_watch is not None:
-            await self._returns.came_back(resolved.live, request)
+            await arrived(self._returns.came_back(resolved.live, request))
         return resolved
 
     async def open(self, request: Request, who: RequestContext, client: ClientFacts, alias: Alias | None) -> Resolved:
@@ -166,3 +185,15 @@ class SessionResolver:
     def _watch(self, live: LiveSession, request: Request, who: RequestContext, alias: Alias | None) -> None:
         is_key = alias is not None and alias.is_key
         self._returns.opened(live, request, who, has_key=is_key, alias="" if alias is None else alias.name)
+
+
+def _named(resolved: Resolved | None) -> Resolved:
+    """The session of a request that has to name one."""
+    if resolved is None:
+        raise no_session()
+    return resolved
+
+
+async def _after(work: Coroutine[Any, Any, None], resolved: Resolved) -> Resolved:
+    await work
+    return resolved

@@ -24,6 +24,7 @@ from gateway.sessions.carriers import brings_token, modern_client
 from gateway.sessions.known_clients import agent_of, mending_line
 from session_store import Marks, Principal, StoreUnavailable
 from transports.inbound_port import Request
+from transports.soon import Soon
 
 __all__ = ["ADVICE", "ClientKey", "Returns", "UnreturningClient", "client_key", "together"]
 
@@ -176,11 +177,11 @@ class Returns:
             openings.opened(self._clock(), self._wall())
         live.watch_return(_Watch(openings, client if alias and not has_key else None))
 
-    async def came_back(self, live: LiveSession, request: Request) -> None:
+    def came_back(self, live: LiveSession, request: Request) -> Soon[None]:
         """Record that a request has come for a watched session."""
         watch = live.return_watch
         if not isinstance(watch, _Watch):
-            return
+            return None
         if watch.is_waiting:
             watch.returned()
             live.client_returned()
@@ -189,7 +190,8 @@ class Returns:
             live.watch_return(None)
         elif brings_token(request) and client == client_key(request, client.principal):
             live.watch_return(None)
-            await self._learn(client)
+            return self._learn(client)
+        return None
 
     # -- what is learnt
 

@@ -23,6 +23,7 @@ from gateway.tasks.task_session import found_session
 from session_store import Session, SessionStore, Task
 from transports.era import Era
 from transports.jsonrpc import Object, decode_object
+from transports.soon import arrived
 
 __all__ = ["MadeTasks", "MaySee"]
 
@@ -69,7 +70,7 @@ class MadeTasks:
 
     async def count(self, session_id: str) -> None:
         """Count a request about tasks of a session, once, however often it looks at them. Raises `Refused`: 429."""
-        await self._rates.of_session(session_id)
+        await arrived(self._rates.of_session(session_id))
 
     async def current(self, handle: TaskHandle, who: RequestContext) -> Task:
         """The record of a task, decided on if its owner is gone. Not counted. Raises as `get`."""

@@ -8,6 +8,7 @@ from gateway.tasks.handles import TaskHandle
 from gateway.tasks.refusals import unknown_task
 from transports.era import Era
 from transports.inbound_port import Refused
+from transports.soon import arrived
 
 __all__ = ["found_session", "session_of"]
 
@@ -30,7 +31,7 @@ async def found_session(session_id: str, who: RequestContext, resolver: SessionR
     """The session of that id. Raises as `session_of`; None if there is no such session, or it is of another
     principal."""
     try:
-        return await resolver.resume_by_id(session_id, who, era)
+        return await arrived(resolver.resume_by_id(session_id, who, era))
     except Refused as refused:
         if refused.code != SESSION_UNKNOWN:
             raise

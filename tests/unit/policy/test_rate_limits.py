@@ -9,6 +9,7 @@ from session_store.embedded.rates import MemoryRates
 from session_store.testing import FakeClock, a_session
 from tests.requirements import requirement
 from transports.inbound_port import Refused
+from transports.soon import arrived
 
 
 @pytest.mark.anyio
@@ -26,11 +27,11 @@ async def test_a_replica_asks_the_store_for_few_calls_and_lets_no_more_through()
     rates = RateLimits(own, Counted(clock))
     alike = a_session(clock, principal=Principal(issuer="api-key", subject="alice"))
     for _ in range(100):
-        await rates.call(alike)
+        await arrived(rates.call(alike))
     assert asked <= 10
     through = 100
     with pytest.raises(Refused) as refusal:
         for _ in range(2_000):
-            await rates.call(alike)
+            await arrived(rates.call(alike))
             through += 1
     assert refusal.value.status == 429 and 1_000 <= through <= 1_020  # the burst, and what is settled afterwards

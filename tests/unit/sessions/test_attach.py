@@ -17,6 +17,7 @@ from tests.unit.sessions.parts import Parts
 from transports.era import Era
 from transports.inbound_port import Refused, Request
 from transports.jsonrpc import encode
+from transports.soon import arrived
 
 FOR_ALICE = RequestContext(ALICE, None, "")
 
@@ -49,7 +50,7 @@ def request(workspace: str, token: str = "") -> Request:
 
 async def opened(parts: Parts) -> str:
     """The token of a session without a workspace."""
-    return parts.carriers.token((await parts.resolver.resume_or_open(request(""), FOR_ALICE)).live.session)
+    return parts.carriers.token((await arrived(parts.resolver.resume_or_open(request(""), FOR_ALICE))).live.session)
 
 
 @requirement("ctx.announce-late")
@@ -60,13 +61,13 @@ async def test_of_two_announcements_at_once_the_first_stands(second: str) -> Non
     store = SlowToWrite(backend.sessions)
     parts = Parts(backend=backend, store=store, clock=clock)
     token = await opened(parts)
-    first = await parts.resolver.require(request("red", token), FOR_ALICE)
+    first = await arrived(parts.resolver.require(request("red", token), FOR_ALICE))
     one = asyncio.create_task(parts.resolver.apply_announced(request("red", token), FOR_ALICE, first))
     await store.is_writing.wait()
     session = await backend.sessions.peek(first.live.session.id)
     assert session is not None and not session.context.workspace
-    await parts.attacher.attach(session, None)  # a third request puts the old record into memory again
-    later = await parts.resolver.require(request(second, token), FOR_ALICE)
+    await arrived(parts.attacher.attach(session, None))  # a third request puts the old record into memory again
+    later = await arrived(parts.resolver.require(request(second, token), FOR_ALICE))
     assert parts.resolver.announces_other(request(second, token), later)
     other = asyncio.create_task(parts.resolver.apply_announced(request(second, token), FOR_ALICE, later))
     await asyncio.sleep(0)
@@ -87,19 +88,19 @@ async def test_of_two_announcements_at_once_the_first_stands(second: str) -> Non
 async def test_a_read_that_was_overtaken_by_a_write_does_not_undo_it() -> None:
     parts = Parts()
     token = await opened(parts)
-    live = (await parts.resolver.require(request("", token), FOR_ALICE)).live
+    live = (await arrived(parts.resolver.require(request("", token), FOR_ALICE))).live
     old, new = live.session, structs.replace(live.session, version=live.session.version + 1, log_level="error")
     live.replace_record(new)
-    assert (await parts.attacher.attach(old, None)).live.session is new
+    assert (await arrived(parts.attacher.attach(old, None))).live.session is new
     newer = structs.replace(new, version=new.version + 1)
-    assert (await parts.attacher.attach(newer, None)).live.session is newer
+    assert (await arrived(parts.attacher.attach(newer, None))).live.session is newer
 
 
 @requirement("cluster.context-fence")
 async def test_a_context_that_was_decided_on_an_old_record_is_decided_anew() -> None:
     parts = Parts()
     token = await opened(parts)
-    resolved = await parts.resolver.require(request("", token), FOR_ALICE)
+    resolved = await arrived(parts.resolver.require(request("", token), FOR_ALICE))
     live, store = resolved.live, parts.backend.sessions
     # Another replica has taken the session over while this one was paused, and has served an announcement.
     elsewhere = structs.replace(live.session.context, workspace="red")

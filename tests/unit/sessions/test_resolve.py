@@ -16,6 +16,7 @@ from tests.requirements import requirement
 from tests.unit.sessions.parts import Parts
 from transports.era import Era
 from transports.inbound_port import OwnedByPeer, Refused, Request
+from transports.soon import arrived
 
 NOBODY = RequestContext(ANONYMOUS, None, "")
 FOR_ALICE = RequestContext(ALICE, None, "")
@@ -70,11 +71,11 @@ async def test_a_forged_token_is_refused_before_any_store_access() -> None:
     stranger = TokenCodec(KeyRing.ephemeral(), Purpose.TOKEN).sign(new_session_id())
     for token in (stranger, "nonsense", TokenCodec(ring, Purpose.COOKIE).sign(new_session_id())):
         with pytest.raises(Refused) as refused:
-            await Parts(store=store, ring=ring).resolver.resume(request(mcp_session_id=token), NOBODY)
+            await arrived(Parts(store=store, ring=ring).resolver.resume(request(mcp_session_id=token), NOBODY))
         assert refused.value.status == 404
     assert store.asked == 0
     forged_cookie = request(cookie=f"mcp_session_id={stranger}")
-    assert await Parts(store=store, ring=ring).resolver.resume(forged_cookie, NOBODY) is None
+    assert await arrived(Parts(store=store, ring=ring).resolver.resume(forged_cookie, NOBODY)) is None
     assert store.asked == 0
 
 
@@ -83,50 +84,52 @@ async def test_a_store_that_does_not_answer_is_503_and_never_404() -> None:
     good = TokenCodec(ring, Purpose.TOKEN).sign(new_session_id())
     with pytest.raises(Refused) as refused:
         with store_errors_refused():
-            await Parts(store=store, ring=ring).resolver.resume(request(mcp_session_id=good), NOBODY)
+            await arrived(Parts(store=store, ring=ring).resolver.resume(request(mcp_session_id=good), NOBODY))
     assert (refused.value.status, refused.value.headers["Retry-After"]) == (503, "1")
     assert store.asked == 1
 
 
 async def test_a_token_names_one_session_and_only_for_its_own_principal() -> None:
     parts = Parts()
-    opened = await parts.resolver.resume_or_open(request(Era.MODERN), FOR_ALICE)
+    opened = await arrived(parts.resolver.resume_or_open(request(Era.MODERN), FOR_ALICE))
     assert opened.opened
     token = parts.carriers.token(opened.live.session)
-    found = await parts.resolver.require(request(mcp_session_id=token), FOR_ALICE)
+    found = await arrived(parts.resolver.require(request(mcp_session_id=token), FOR_ALICE))
     assert found.live is opened.live and not found.opened
     for stranger in (FOR_BOB, NOBODY):
         with pytest.raises(Refused) as refused:
-            await parts.resolver.resume(request(mcp_session_id=token), stranger)
+            await arrived(parts.resolver.resume(request(mcp_session_id=token), stranger))
         assert refused.value.status == 404
 
 
 async def test_an_explicit_token_comes_before_a_cookie_and_a_cookie_before_the_default_session() -> None:
     parts = Parts()
-    by_default = (await parts.resolver.resume_or_open(request(Era.MODERN), FOR_ALICE)).live
+    by_default = (await arrived(parts.resolver.resume_or_open(request(Era.MODERN), FOR_ALICE))).live
     others = []
     for _ in range(2):
         client = Request(era=Era.MODERN, endpoint="/mcp", headers={"user-agent": "curl/8.5.0"}, meta={})
-        await parts.store.end((await parts.resolver.resume_or_open(client, NOBODY)).live.session.id)
-        others.append((await parts.resolver.resume_or_open(client, FOR_BOB)).live)
+        await parts.store.end((await arrived(parts.resolver.resume_or_open(client, NOBODY))).live.session.id)
+        others.append((await arrived(parts.resolver.resume_or_open(client, FOR_BOB))).live)
     assert others[0] is others[1], "the same client of the same principal"
-    mine = (await parts.resolver.resume_or_open(Request(era=Era.MODERN, endpoint="/mcp", headers={}), FOR_ALICE)).live
+    mine = (
+        await arrived(parts.resolver.resume_or_open(Request(era=Era.MODERN, endpoint="/mcp", headers={}), FOR_ALICE))
+    ).live
     assert mine is not by_default, "another client"
     cookie = f"mcp_session_id={parts.carriers.cookies.sign(mine.session.id)}"
-    found = await parts.resolver.resume(request(Era.MODERN, cookie=cookie), FOR_ALICE)
+    found = await arrived(parts.resolver.resume(request(Era.MODERN, cookie=cookie), FOR_ALICE))
     assert found is not None and found.live is mine and found.cookie_held
     token = parts.carriers.token(by_default.session)
-    found = await parts.resolver.resume(
-        request(Era.MODERN, cookie=cookie, mcp_gateway_session=token, user_agent="-"), FOR_ALICE
+    found = await arrived(
+        parts.resolver.resume(request(Era.MODERN, cookie=cookie, mcp_gateway_session=token, user_agent="-"), FOR_ALICE)
     )
     assert found is not None and found.live is by_default and not found.cookie_held
-    found = await parts.resolver.resume(request(Era.MODERN), FOR_ALICE)
+    found = await arrived(parts.resolver.resume(request(Era.MODERN), FOR_ALICE))
     assert found is not None and found.live is by_default
 
 
 async def test_a_legacy_message_without_a_session_is_refused() -> None:
     with pytest.raises(Refused) as refused:
-        await Parts().resolver.require(request(), FOR_ALICE)
+        await arrived(Parts().resolver.require(request(), FOR_ALICE))
     assert refused.value.status == 400
 
 
@@ -135,9 +138,9 @@ async def test_the_session_of_another_replica_is_not_served_here() -> None:
     backend = MemoryBackend(clock=clock)
     owner = Parts(backend=backend, clock=clock, clustered=True)
     other = Parts(backend=backend, clock=clock, clustered=True)
-    session = (await owner.resolver.resume_or_open(request(Era.MODERN), FOR_ALICE)).live.session
+    session = (await arrived(owner.resolver.resume_or_open(request(Era.MODERN), FOR_ALICE))).live.session
     with pytest.raises(OwnedByPeer) as elsewhere:
-        await other.resolver.resume_by_id(session.id, FOR_ALICE, Era.MODERN)
+        await arrived(other.resolver.resume_by_id(session.id, FOR_ALICE, Era.MODERN))
     assert isinstance(owner.cluster, Cluster) and elsewhere.value.route.session.owner == owner.cluster.replica
     assert other.live.get(session.id) is None
 
@@ -148,19 +151,19 @@ async def test_an_owner_serves_its_sessions_by_id_and_by_alias_while_the_store_i
     store = Switched(backend.sessions)
     parts = Parts(backend=backend, store=store, clock=clock, clustered=True)
     assert parts.cluster is not None
-    live = (await parts.resolver.resume_or_open(request(Era.MODERN), FOR_ALICE)).live
-    await parts.resolver.resume(request(Era.MODERN), FOR_ALICE)
+    live = (await arrived(parts.resolver.resume_or_open(request(Era.MODERN), FOR_ALICE))).live
+    await arrived(parts.resolver.resume(request(Era.MODERN), FOR_ALICE))
     store.is_off = True
     token = parts.carriers.token(live.session)
     for asked in (request(mcp_session_id=token), request(Era.MODERN)):
         with pytest.raises(StoreUnavailable):
-            await parts.resolver.resume(asked, FOR_ALICE)  # no lease: another replica may own it by now
+            await arrived(parts.resolver.resume(asked, FOR_ALICE))  # no lease: another replica may own it by now
     await parts.cluster.beat()
     for asked in (request(mcp_session_id=token), request(Era.MODERN)):
-        found = await parts.resolver.resume(asked, FOR_ALICE)
+        found = await arrived(parts.resolver.resume(asked, FOR_ALICE))
         assert found is not None and found.live is live
         with pytest.raises(StoreUnavailable):
-            await parts.resolver.resume(asked, FOR_BOB)
+            await arrived(parts.resolver.resume(asked, FOR_BOB))
 
 
 async def test_the_store_is_asked_once_for_requests_that_come_together() -> None:
@@ -168,18 +171,18 @@ async def test_the_store_is_asked_once_for_requests_that_come_together() -> None
     backend = MemoryBackend(clock=clock)
     store = Switched(backend.sessions)
     parts = Parts(backend=backend, store=store, clock=clock)
-    live = (await parts.resolver.resume_or_open(request(Era.MODERN), FOR_ALICE)).live
+    live = (await arrived(parts.resolver.resume_or_open(request(Era.MODERN), FOR_ALICE))).live
     token = parts.carriers.token(live.session)
-    await parts.resolver.resume(request(mcp_session_id=token), FOR_ALICE)
+    await arrived(parts.resolver.resume(request(mcp_session_id=token), FOR_ALICE))
     live.read_at += 60.0  # as if no time passed
     store.asked = 0
     for _ in range(3):
-        assert await parts.resolver.resume(request(mcp_session_id=token), FOR_ALICE) is not None
+        assert await arrived(parts.resolver.resume(request(mcp_session_id=token), FOR_ALICE)) is not None
     assert store.asked == 0
     with pytest.raises(Refused):
-        await parts.resolver.resume(request(mcp_session_id=token), FOR_BOB)
+        await arrived(parts.resolver.resume(request(mcp_session_id=token), FOR_BOB))
     live.read_at -= 120.0
-    await parts.resolver.resume(request(mcp_session_id=token), FOR_ALICE)
+    await arrived(parts.resolver.resume(request(mcp_session_id=token), FOR_ALICE))
     assert store.asked > 0
 
 
@@ -189,38 +192,40 @@ KEYED = {"mcp_gateway_session_key": "agent-1"}
 @requirement("cli.session-key")
 async def test_a_session_key_comes_after_a_token_and_before_the_cookie() -> None:
     parts = Parts()
-    keyed = (await parts.resolver.resume_or_open(request(Era.MODERN, **KEYED), FOR_ALICE)).live
-    own = (await parts.resolver.resume_or_open(request(Era.MODERN, mcp_gateway_session="new"), FOR_ALICE)).live
+    keyed = (await arrived(parts.resolver.resume_or_open(request(Era.MODERN, **KEYED), FOR_ALICE))).live
+    own = (await arrived(parts.resolver.resume_or_open(request(Era.MODERN, mcp_gateway_session="new"), FOR_ALICE))).live
     cookie = f"mcp_session_id={parts.carriers.cookies.sign(own.session.id)}"
     token = parts.carriers.token(own.session)
     for era in (Era.MODERN, Era.LEGACY):
-        found = await parts.resolver.resume(request(era, cookie=cookie, **KEYED), FOR_ALICE)
+        found = await arrived(parts.resolver.resume(request(era, cookie=cookie, **KEYED), FOR_ALICE))
         assert found is not None and found.live is keyed and not found.opened
-        found = await parts.resolver.resume(request(era, mcp_gateway_session=token, **KEYED), FOR_ALICE)
+        found = await arrived(parts.resolver.resume(request(era, mcp_gateway_session=token, **KEYED), FOR_ALICE))
         assert found is not None and found.live is own, "the token wins"
     with pytest.raises(Refused) as refused:
-        await parts.resolver.resume(request(Era.MODERN, mcp_gateway_session="forged", **KEYED), FOR_ALICE)
+        await arrived(parts.resolver.resume(request(Era.MODERN, mcp_gateway_session="forged", **KEYED), FOR_ALICE))
     assert refused.value.status == 404, "an invalid token is not replaced by a key"
 
 
 @requirement("cli.session-key", "cli.session-key-bound")
 async def test_a_session_key_names_one_session_of_one_principal_at_one_endpoint() -> None:
     parts = Parts()
-    first = await parts.resolver.resume_or_open(request(Era.MODERN, **KEYED), FOR_ALICE)
-    again = await parts.resolver.resume_or_open(request(Era.MODERN, **KEYED), FOR_ALICE)
-    theirs = await parts.resolver.resume_or_open(request(Era.MODERN, **KEYED), FOR_BOB)
+    first = await arrived(parts.resolver.resume_or_open(request(Era.MODERN, **KEYED), FOR_ALICE))
+    again = await arrived(parts.resolver.resume_or_open(request(Era.MODERN, **KEYED), FOR_ALICE))
+    theirs = await arrived(parts.resolver.resume_or_open(request(Era.MODERN, **KEYED), FOR_BOB))
     elsewhere = Request(era=Era.MODERN, endpoint="/servers/a/mcp", headers={"mcp-gateway-session-key": "agent-1"})
-    other = await parts.resolver.resume_or_open(elsewhere, FOR_ALICE)
+    other = await arrived(parts.resolver.resume_or_open(elsewhere, FOR_ALICE))
     assert first.live is again.live and (first.opened, again.opened, theirs.opened, other.opened) == (
         True,
         False,
         True,
         True,
     )
-    assert await parts.resolver.resume(request(Era.MODERN, mcp_gateway_session_key="agent-2"), FOR_ALICE) is None
+    assert (
+        await arrived(parts.resolver.resume(request(Era.MODERN, mcp_gateway_session_key="agent-2"), FOR_ALICE)) is None
+    )
     await parts.store.end(first.live.session.id)
     await parts.lifecycle.close(first.live.session.id)
-    assert (await parts.resolver.resume_or_open(request(Era.MODERN, **KEYED), FOR_ALICE)).opened, (
+    assert (await arrived(parts.resolver.resume_or_open(request(Era.MODERN, **KEYED), FOR_ALICE))).opened, (
         "the key is free again"
     )
 
@@ -229,10 +234,10 @@ async def test_a_session_key_names_one_session_of_one_principal_at_one_endpoint(
 async def test_an_anonymous_session_with_a_key_waits_for_its_client_as_long_as_any_other() -> None:
     parts = Parts()
     with pytest.raises(Refused) as refused:
-        await parts.resolver.resume_or_open(request(Era.MODERN, **KEYED), NOBODY)
+        await arrived(parts.resolver.resume_or_open(request(Era.MODERN, **KEYED), NOBODY))
     assert refused.value.status == 400
     asked = request(Era.MODERN, mcp_gateway_session_key="5f2c9a7be01d4368b7f0a1926ce3d854")
-    session = (await parts.resolver.resume_or_open(asked, NOBODY)).live.session
+    session = (await arrived(parts.resolver.resume_or_open(asked, NOBODY))).live.session
     assert session.confirmed
     headers = dict(parts.carriers.headers(session, asked, cookie_held=False))
     assert b"mcp-gateway-session" in headers and b"set-cookie" not in headers, "a jar may serve several keys"
@@ -244,7 +249,9 @@ async def test_first_requests_with_one_key_at_two_replicas_open_one_session() ->
     backend = MemoryBackend(clock=clock)
     replicas = [Parts(backend=backend, clock=clock, clustered=True) for _ in range(2)]
     asked = [
-        parts.resolver.resume_or_open(request(Era.MODERN, **KEYED), FOR_ALICE) for parts in replicas for _ in range(10)
+        arrived(parts.resolver.resume_or_open(request(Era.MODERN, **KEYED), FOR_ALICE))
+        for parts in replicas
+        for _ in range(10)
     ]
     outcomes = await asyncio.gather(*asked, return_exceptions=True)
     sessions = {
@@ -261,10 +268,10 @@ async def test_an_owner_serves_a_keyed_session_while_the_store_is_away() -> None
     store = Switched(backend.sessions)
     parts = Parts(backend=backend, store=store, clock=clock, clustered=True)
     assert parts.cluster is not None
-    live = (await parts.resolver.resume_or_open(request(Era.MODERN, **KEYED), FOR_ALICE)).live
+    live = (await arrived(parts.resolver.resume_or_open(request(Era.MODERN, **KEYED), FOR_ALICE))).live
     await parts.cluster.beat()
     store.is_off = True
-    found = await parts.resolver.resume(request(Era.MODERN, **KEYED), FOR_ALICE)
+    found = await arrived(parts.resolver.resume(request(Era.MODERN, **KEYED), FOR_ALICE))
     assert found is not None and found.live is live
     with pytest.raises(StoreUnavailable):
-        await parts.resolver.resume(request(Era.MODERN, mcp_gateway_session_key="agent-2"), FOR_ALICE)
+        await arrived(parts.resolver.resume(request(Era.MODERN, mcp_gateway_session_key="agent-2"), FOR_ALICE))

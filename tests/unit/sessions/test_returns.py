@@ -14,6 +14,7 @@ from tests.requirements import requirement
 from tests.unit.sessions.parts import Parts
 from transports.era import Era
 from transports.inbound_port import Request
+from transports.soon import arrived
 
 NOBODY = RequestContext(ANONYMOUS, None, "")
 FOR_ALICE = RequestContext(ALICE, None, "")
@@ -28,7 +29,7 @@ def request(agent: str = "node", **headers: str) -> Request:
 
 
 async def opened(parts: Parts, who: RequestContext, asked: Request) -> Resolved:
-    return await parts.resolver.resume_or_open(asked, who)
+    return await arrived(parts.resolver.resume_or_open(asked, who))
 
 
 async def told(parts: Parts) -> list[dict[str, Any]]:
@@ -60,7 +61,7 @@ async def test_one_return_is_enough_not_to_be_told_of() -> None:
         resolved = await opened(parts, NOBODY, request())
     token = parts.carriers.token(resolved.live.session)
     parts.clock.pass_time(GRACE_S)
-    assert await parts.resolver.resume(request(mcp_gateway_session=token), NOBODY) is not None
+    assert await arrived(parts.resolver.resume(request(mcp_gateway_session=token), NOBODY)) is not None
     assert await told(parts) == [] and parts.returns.unreturning() == []
 
 
