@@ -50,7 +50,7 @@ class Drain:
         self._lifecycle = lifecycle
         self._cluster = cluster
         self._tasks = tasks
-        self._until = 0.0  # by the loop's clock
+        self._until = 0.0  # by the loop's clock; 0 before the drain
 
     @property
     def is_draining(self) -> bool:
@@ -69,17 +69,27 @@ class Drain:
             await asyncio.gather(self._hand_over(), asyncio.sleep(linger_s))
 
     async def tasks_end(self) -> None:
-        """Wait for the tasks that work here, as long as the drain waits for calls. No request of a client is open for
-        them, so the server that serves HTTP does not. One that has asked its client waits in vain: nothing is received
-        any more."""
+        """Wait for the tasks that work here, as long as the drain waits for calls; this begins the drain where nobody
+        has. No request of a client is open for them, so the server that serves HTTP does not wait. One that has asked
+        its client waits in vain: nothing is received any more."""
         loop = asyncio.get_running_loop()
-        if any(_works(running) for running in self._tasks) and loop.time() < self._until:
+        if not any(_works(running) for running in self._tasks):
+            return
+        if not self._until:
+            self._state.start_draining()
+            self._until = loop.time() + HAND_OVER_S
+        if loop.time() < self._until:
             logger.info("%d tasks still work: the gateway waits for them", len(self._tasks))
         while loop.time() < self._until and any(_works(running) for running in self._tasks):  # noqa: ASYNC110
             await asyncio.sleep(0.05)
 
+    def hurry(self) -> None:
+        """Wait no longer."""
+        self._until = asyncio.get_running_loop().time()
+
     def admit(self) -> None:
         self._state.stop_draining()
+        self._until = 0.0
 
     @staticmethod
     async def _has_peers(cluster: Cluster) -> bool:

@@ -83,8 +83,9 @@ class Gateway:
 
     @contextlib.asynccontextmanager
     async def running(self, *, asks_servers: bool = True) -> AsyncIterator[None]:
-        """Serve inside the block. At its end every server that was started has ended. `asks_servers` is False if the
-        caller starts the probes of the servers itself."""
+        """Serve inside the block. At its end every server that was started has ended; if no exception ends the block,
+        tasks that work have up to 10 s until then. `asks_servers` is False if the caller starts the probes of the
+        servers itself."""
         async with self._lifecycle.running(asks_servers=asks_servers):
             yield
 
@@ -97,3 +98,7 @@ class Gateway:
     async def drain(self) -> None:
         """End open streams and hand the sessions to other replicas. It is not ready from now on."""
         await self.parts.drain.drain()
+
+    def hurry(self) -> None:
+        """Wait no longer for tasks that work: they end with the gateway, and their records say what is known."""
+        self.parts.drain.hurry()

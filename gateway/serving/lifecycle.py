@@ -51,8 +51,8 @@ class Lifecycle:
 
     @contextlib.asynccontextmanager
     async def running(self, *, asks_servers: bool = True) -> AsyncIterator[None]:
-        """Serve inside the block. At its end every server that was started has ended. `asks_servers`: ask them at the
-        start what they speak and list.
+        """Serve inside the block. At its end every server that was started has ended. An orderly end waits for the
+        tasks that work. `asks_servers`: ask them at the start what they speak and list.
 
         Raises:
             ConfigurationError: the store or the advertised address cannot be used, or the policy does not fit what
@@ -81,8 +81,8 @@ class Lifecycle:
                     upkeep.spawn(compare_late(servers.upstreams, options, servers.tool_calls))
                 base.state.start()
                 yield
-            finally:
                 await self._parts.drain.tasks_end()
+            finally:
                 base.state.stop()
                 await upkeep.close()
                 await self._release()

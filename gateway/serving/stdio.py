@@ -43,9 +43,15 @@ async def _serve(settings: Settings) -> None:
     settings = settings.model_copy(update={"gateway": local})
     gateway = Gateway(settings)
     stop = asyncio.Event()
+
+    def signalled() -> None:
+        if stop.is_set():  # a host that has closed stdin kills soon after its first signal
+            gateway.hurry()
+        stop.set()
+
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+        loop.add_signal_handler(number, signalled)
     next_line = await _lines_of(sys.stdin)
     lines = asyncio.Lock()
 
@@ -70,6 +76,7 @@ async def _serve(settings: Settings) -> None:
         tasks = Tasks("stdio")
         waiting = (tasks.spawn(_read(next_line, front)), tasks.spawn(stop.wait()))
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        stop.set()
         await tasks.close()
         await front.close()
 

@@ -96,7 +96,6 @@ async def test_sessions_are_released_as_their_calls_end(answers: bool, monkeypat
 async def test_a_stop_waits_for_tasks_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     tasks = [FakeTask(), FakeTask("input_required")]
     drain = draining(None, FakeSessions(rounds=1), tasks=tasks)
-    await drain.tasks_end()  # it was not told to drain
     await drain.drain()
     ending = asyncio.ensure_future(drain.tasks_end())
     assert (await asyncio.wait((ending,), timeout=0.15))[1], "a task works"
@@ -107,3 +106,17 @@ async def test_a_stop_waits_for_tasks_but_not_for_ever(monkeypatch: pytest.Monke
     await drain.drain()
     await asyncio.wait_for(drain.tasks_end(), 1)
     assert len(tasks) == 2
+
+
+@requirement("task.durable")
+async def test_an_end_without_a_drain_waits_as_well_unless_it_is_hurried() -> None:
+    """As of a gateway in another program, and of one on stdin."""
+    tasks: list[FakeTask] = []
+    drain = draining(None, FakeSessions(rounds=1), tasks=tasks)
+    await drain.tasks_end()
+    assert not drain.is_draining, "nothing works"
+    tasks.append(FakeTask())
+    ending = asyncio.ensure_future(drain.tasks_end())
+    assert (await asyncio.wait((ending,), timeout=0.15))[1] and not await drain.is_ready()
+    drain.hurry()
+    await asyncio.wait_for(ending, 1)
