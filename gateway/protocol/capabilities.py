@@ -113,10 +113,10 @@ def caller_of_params(initialize_params: bytes) -> Caller:
 
 def may_be_asked(capabilities: bytes, method: str, params: Object) -> bool:
     """Whether the client has declared the capability that a server's request needs, or the extension that the request
-    belongs to."""
+    belongs to. Raises `MsgspecError`: the mode of an elicitation is no text."""
     declared = object_of(capabilities)
     if method == "elicitation/create":
-        mode = msgspec.json.decode(params.get("mode", b'"form"'))
+        mode = msgspec.json.decode(params.get("mode", b'"form"'), type=str)
         return mode in object_of(declared.get("elicitation"))
     return method.partition("/")[0] in declared or Declared.of(capabilities).match(method) > 0
 

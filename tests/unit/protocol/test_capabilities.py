@@ -116,6 +116,12 @@ def test_a_client_is_asked_for_what_it_has_declared(
     assert may_be_asked(capabilities, method, raw) is may
 
 
+@pytest.mark.parametrize("mode", [b"[]", b"{}", b"1", b"null"])
+def test_a_mode_that_is_no_text_is_an_error_of_the_server(mode: bytes) -> None:
+    with pytest.raises(msgspec.MsgspecError):
+        may_be_asked(b'{"elicitation":{}}', "elicitation/create", {"mode": msgspec.Raw(mode)})
+
+
 def test_a_caller_introduces_itself_to_servers_of_both_eras() -> None:
     caller = modern({"roots": {}})
     shaken = json.loads(caller.initialize_params())
