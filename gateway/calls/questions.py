@@ -160,7 +160,7 @@ class Questions:
     def suspend(self, exchange: Exchange, question: InputRequest) -> bool:
         """Add a question to those of its call. False if no more may wait."""
         # Calls that have ended are in the table as well, only to be found by their clients.
-        waiting = sum(1 for other in self.suspended.values() if other.is_suspended)
+        waiting = sum(1 for other in self.suspended.values() if other.is_suspended and other is not exchange)
         held = sum(other.suspended.size for other in self.suspended.values() if other.suspended is not None)
         asked = 0 if exchange.suspended is None else len(exchange.suspended.questions)
         if waiting >= MAX_SUSPENDED or asked >= MAX_QUESTIONS_OF_CALL or held + question.size > MAX_QUEUED_BYTES:
