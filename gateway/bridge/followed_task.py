@@ -3,17 +3,17 @@
 Questions of the task reach the client as requests on the call's stream, and its messages as progress.
 """
 
-import functools
-from collections.abc import Set
+from collections.abc import Mapping, Set
 
 import msgspec
 
+from gateway.bridge.legacy_client import ask_legacy_client
 from gateway.bridge.task_follower import TaskFollower
 from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import Exchange
 from gateway.calls.live_session import live_session_of
 from gateway.errors import OUTCOME_UNKNOWN
-from gateway.protocol.questions import question_of
+from gateway.protocol.questions import Question
 from gateway.protocol.results import legacy_error, legacy_result
 from transports.jsonrpc import Message, Object, encode, encode_notification, splice
 
@@ -26,7 +26,7 @@ class FollowedTask(TaskFollower):
     def __init__(self, conversation: Conversation, exchange: Exchange, params: Object, meta: Object) -> None:
         super().__init__(conversation, exchange, {key: value for key, value in meta.items() if key != "progressToken"})
         self._params = params
-        self._told = 0
+        self._sent_progress = 0
 
     def _complete(self, result: Object) -> None:
         plain = encode(legacy_result(self._exchange.method, result))
@@ -40,28 +40,21 @@ class FollowedTask(TaskFollower):
         self._conversation.end(self._exchange)
         self._exchange.settle(message)
 
-    def _tell(self, message: object) -> None:
-        """Tell the client the message of the task as progress, if it wants progress."""
+    def _progress(self, message: object) -> None:
+        """Send the client the message of the task as progress, if it wants progress."""
         token = self._exchange.progress_token
         if token is not None and isinstance(message, str) and message:
-            self._told += 1
-            params = {"progressToken": token, "progress": self._told, "message": message}
+            self._sent_progress += 1
+            params = {"progressToken": token, "progress": self._sent_progress, "message": message}
             self._exchange.emit(encode_notification("notifications/progress", splice(encode(params))))
 
-    def _ask(self, requests: Object) -> None:
+    def _ask(self, questions: Mapping[str, Question]) -> None:
         live = live_session_of(self._exchange)
         if live is None:
             self._fail(OUTCOME_UNKNOWN, "the task asked its client, which has no session")
             return
-        for key, (method, params) in {key: question_of(raw) for key, raw in requests.items()}.items():
-            live.questions.ask_for_result(self._exchange, method, params, functools.partial(self._receive, key))
-
-    def _receive(self, key: str, message: Message) -> None:
-        if isinstance(message.error, msgspec.Raw):
-            # No error can be passed to the server: the call ends with the client's error, and the task is cancelled.
-            self._settle(message)
-        elif isinstance(message.result, msgspec.Raw):
-            self._answered(key, message.result)
+        # An error of the client ends the call, and so cancels the task.
+        ask_legacy_client(live.questions, self._conversation, self._exchange, questions, self._answered)
 
     def _withdraw(self, keys: Set[str]) -> None:
         live = live_session_of(self._exchange)

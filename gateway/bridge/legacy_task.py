@@ -7,13 +7,12 @@ reach the client as with any call. The client learns nothing of the task.
 import msgspec
 
 from gateway.bridge.legacy_server import LegacyServerBridge
+from gateway.calls.background_start import start_in_background
 from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import Exchange
 from gateway.calls.exchange_state import ExchangeEvent
-from gateway.calls.failed_start import fail_start
 from gateway.calls.owned_tasks import OwnedTask, without_related
 from gateway.errors import OUTCOME_UNKNOWN
-from gateway.observability.logs import CORRELATION
 from transports.jsonrpc import Message, Object, encode
 
 __all__ = ["LegacyTaskBridge", "asking_for_task"]
@@ -53,17 +52,8 @@ class LegacyTaskBridge(LegacyServerBridge):
         exchange.when_done(self._done)
         exchange.use_bridge(self, "tasks/result")
         self._conversation.wait(exchange, ExchangeEvent.REQUEUE)
-        self._conversation.in_background(self._ask_for_result(exchange))
+        start_in_background(self._conversation, exchange, {"taskId": msgspec.Raw(encode(self._own_id))}, {})
         return None
-
-    async def _ask_for_result(self, exchange: Exchange) -> None:
-        if exchange.is_over:
-            return  # the client has cancelled it meanwhile
-        CORRELATION.set(exchange.correlation)  # of this task
-        try:
-            await self._conversation.start(exchange, {"taskId": msgspec.Raw(encode(self._own_id))}, {})
-        except Exception as error:  # nobody else would answer the call
-            fail_start(self._conversation, exchange, error, OUTCOME_UNKNOWN)
 
     def _over(self) -> None:
         self._is_over = True

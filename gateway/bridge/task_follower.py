@@ -1,11 +1,13 @@
 """Follows the task that a modern server has made of a call: polls it, sends answers to its questions, and cancels it
 once nobody waits for it.
 
-Subclasses say where the outcome, the messages and the questions of the task go.
+Its two kinds say where the outcome, the messages and the questions of the task go: to the call of a legacy client
+(`gateway.bridge.followed_task`), or to a task of the gateway (`gateway.tasks.server_task`).
 """
 
 import asyncio
 import contextlib
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Set
 from typing import Any, Final
 
@@ -19,6 +21,7 @@ from gateway.calls.questions import MAX_QUESTIONS_OF_CALL
 from gateway.errors import CANCELLED, OUTCOME_UNKNOWN
 from gateway.observability.logs import CORRELATION
 from gateway.protocol.handshake import HandshakeRefused
+from gateway.protocol.questions import Question, question_of
 from session_store import StoreUnavailable
 from transports.inbound_port import Refused
 from transports.jsonrpc import INTERNAL_ERROR, INVALID_PARAMS, InvalidMessage, Message, Object, decode_object, encode
@@ -40,7 +43,7 @@ _MOST_FAILURES: Final = 5
 _UNAVAILABLE: Final = (LinkClosed, UpstreamUnavailable, HandshakeRefused)
 
 
-class TaskFollower:
+class TaskFollower(ABC):
     """The server's task of one call. `meta` is what the server gets with every request about the task."""
 
     def __init__(self, conversation: Conversation, exchange: Exchange, meta: Object) -> None:
@@ -73,21 +76,23 @@ class TaskFollower:
 
     # -- where the task goes
 
+    @abstractmethod
     def _complete(self, result: Object) -> None:
         """End the call with the result of the task."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _end_with(self, error: msgspec.Raw) -> None:
         """End the call with an error of the server."""
-        raise NotImplementedError
 
-    def _tell(self, message: object) -> None:
+    @abstractmethod
+    def _ask(self, questions: Mapping[str, Question]) -> None:
+        """Ask the client these questions. The answers come to `_answered`."""
+
+    @abstractmethod
+    def _progress(self, message: object) -> None:
         """The task has another message."""
 
-    def _ask(self, requests: Object) -> None:
-        """Ask the client these questions. The answers come to `_answered`."""
-        raise NotImplementedError
-
+    @abstractmethod
     def _withdraw(self, keys: Set[str]) -> None:
         """The server no longer lists these questions: the client, if it still has them, need not answer."""
 
@@ -185,7 +190,7 @@ class TaskFollower:
         if (status, message) != self._seen:
             self._seen = (status, message)
             self._exchange.restart_deadline()
-            self._tell(message)
+            self._progress(message)
         requests: Object = {}
         if status == "input_required":
             requests = decode_object(task.get("inputRequests", b"{}"), "inputRequests")
@@ -201,7 +206,7 @@ class TaskFollower:
             self._fail(INTERNAL_ERROR, f"The server's task asked its client more than {MAX_ASKED} times.")
         elif new:
             self._asked = self._asked | new
-            self._ask({key: raw for key, raw in requests.items() if key in new})
+            self._ask({key: question_of(raw) for key, raw in requests.items() if key in new})
 
     def _answered(self, key: str, answer: msgspec.Raw) -> None:
         """The client has answered a question of the task."""

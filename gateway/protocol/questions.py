@@ -1,21 +1,49 @@
-"""Input requests of modern servers as requests to legacy clients. Pure but for random ids."""
+"""The input requests of modern servers (MCP 2026-07-28, Multi Round-Trip Requests): everything reads them here.
+
+Pure, but for random ids. How many of them a client may have is decided in `gateway.calls.questions`.
+"""
 
 import secrets
+from collections.abc import Mapping
+from typing import NamedTuple
 
 import msgspec
 
-from transports.jsonrpc import Object, decode_object, encode
+from transports.jsonrpc import INVALID_PARAMS, InvalidMessage, Object, decode_object, encode
 
-__all__ = ["question_of"]
+__all__ = ["Question", "for_legacy_client", "question_of", "questions_of"]
 
 
-def question_of(raw: msgspec.Raw) -> tuple[str, Object | None]:
-    """Method and params of an input request, as a request to a legacy client. Raises `ValueError`, `MsgspecError`."""
+class Question(NamedTuple):
+    """What a server asks. `params` is None if the input request has none."""
+
+    method: str
+    params: Object | None
+
+
+def questions_of(outer: Object) -> Mapping[str, Question]:
+    """The `inputRequests` of a result or of a task, by their keys. Empty if there are none.
+
+    Raises:
+        InvalidMessage: they cannot be read.
+    """
+    requests = decode_object(outer.get("inputRequests", b"{}"), "inputRequests")
+    return {key: question_of(raw) for key, raw in requests.items()}
+
+
+def question_of(raw: msgspec.Raw) -> Question:
+    """One input request. Raises as `questions_of`."""
     asked = decode_object(raw, "an input request")
-    method = msgspec.json.decode(asked.get("method", b"null"), type=str)
-    if "params" not in asked:
-        return method, None
-    params = decode_object(asked["params"], "params")
-    if method == "elicitation/create" and bytes(params.get("mode", b"")) == b'"url"':
-        params = params | {"elicitationId": msgspec.Raw(encode(secrets.token_urlsafe(12)))}
-    return method, params
+    try:
+        method = msgspec.json.decode(asked.get("method", b"null"), type=str)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise InvalidMessage(INVALID_PARAMS, f"the method of an input request must be a text: {error}") from None
+    return Question(method, decode_object(asked["params"], "params") if "params" in asked else None)
+
+
+def for_legacy_client(question: Question) -> Question:
+    """A question as a request to a legacy client: the elicitation of a URL has an id there."""
+    method, params = question
+    if params is None or method != "elicitation/create" or bytes(params.get("mode", b"")) != b'"url"':
+        return question
+    return Question(method, params | {"elicitationId": msgspec.Raw(encode(secrets.token_urlsafe(12)))})

@@ -25,6 +25,7 @@ from gateway.protocol.caching import of_one_session
 from gateway.protocol.capabilities import caller_of_meta, capability_for, may_be_asked
 from gateway.protocol.methods import ABOUT_TASKS, CACHEABLE, MAY_ASK, METHODS
 from gateway.protocol.params import meta_of
+from gateway.protocol.questions import questions_of
 from gateway.protocol.subscription_filter import SUBSCRIPTION_ID
 from gateway.protocol.tasks import declares_tasks, is_task, names_tasks
 from gateway.relay.endpoint import Endpoint
@@ -291,12 +292,9 @@ def _check_declared(exchange: Exchange, result: Object) -> None:
         return
     missing: dict[str, Any] = {}
     try:
-        for raw in decode_object(result["inputRequests"], "inputRequests").values():
-            asked = decode_object(raw, "an input request")
-            method = msgspec.json.decode(asked.get("method", b"null"), type=str)
-            params = decode_object(asked.get("params", msgspec.Raw(b"{}")), "params")
-            if not may_be_asked(exchange.caller.capabilities, method, params):
-                for name, kinds in capability_for(method, params).items():
+        for method, params in questions_of(result).values():
+            if not may_be_asked(exchange.caller.capabilities, method, params or {}):
+                for name, kinds in capability_for(method, params or {}).items():
                     missing[name] = missing.get(name, {}) | kinds
     except (InvalidMessage, msgspec.MsgspecError, RecursionError) as error:
         raise Refused(200, OUTCOME_UNKNOWN, f"Server {exchange.server!r} asks what cannot be read: {error}") from None

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from gateway.protocol.questions import question_of
+from gateway.protocol.questions import for_legacy_client, question_of
 from tests.requirements import requirement
 
 
@@ -19,11 +19,13 @@ def test_an_input_request_keeps_its_method_and_params() -> None:
 def test_a_url_gets_the_id_that_the_legacy_era_wants_and_a_form_gets_none() -> None:
     ids = []
     for _ in range(2):
-        _, params = question_of(msgspec.Raw(b'{"method":"elicitation/create","params":{"mode":"url","url":"u"}}'))
+        raw = msgspec.Raw(b'{"method":"elicitation/create","params":{"mode":"url","url":"u"}}')
+        _, params = for_legacy_client(question_of(raw))
         assert params is not None
         ids.append(msgspec.json.decode(params["elicitationId"]))
     assert len({*ids}) == 2
-    _, params = question_of(msgspec.Raw(b'{"method":"elicitation/create","params":{"mode":"form"}}'))
+    form = question_of(msgspec.Raw(b'{"method":"elicitation/create","params":{"mode":"form"}}'))
+    _, params = for_legacy_client(form)
     assert params is not None and "elicitationId" not in params
 
 

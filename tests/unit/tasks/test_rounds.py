@@ -1,16 +1,17 @@
 """What bounds the rounds of a task: its questions by their number, repetitions without questions by time."""
 
 import asyncio
+from time import monotonic
 from types import SimpleNamespace
 from typing import Any, cast
 
 import msgspec
 import pytest
 
+from gateway.bridge import round_trips
 from gateway.calls.live_session import LiveSession
 from gateway.errors import CALL_TIMED_OUT
 from gateway.protocol.capabilities import caller_of_meta
-from gateway.tasks import rounds
 from gateway.tasks.exchange import TaskExchange
 from gateway.tasks.rounds import MAX_ROUNDS, Rounds
 from session_store.memory import MemoryBackend
@@ -27,9 +28,9 @@ STATE = {"requestState": msgspec.Raw(b'"s"')}
 async def test_a_healthy_task_may_only_give_states_for_as_long_as_its_call_may_take(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    now = [0.0]
-    monkeypatch.setattr(rounds, "monotonic", lambda: now[0])
-    monkeypatch.setattr(rounds, "_POLL_S", 0.0)
+    now = [monotonic()]
+    monkeypatch.setattr(round_trips, "monotonic", lambda: now[0])
+    monkeypatch.setattr(Rounds, "poll_s", 0.0)
     live = LiveSession(a_session(FakeClock(), era="modern"), MemoryBackend().events)
     exchange = TaskExchange(
         method="tools/call", client_id=1, live=live, replies=ReplyQueue(), caller=caller_of_meta(b"{}")
@@ -43,6 +44,6 @@ async def test_a_healthy_task_may_only_give_states_for_as_long_as_its_call_may_t
         asked.ask(STATE)
         await asyncio.wait_for(link.was_sent.wait(), 5)
     assert not exchange.is_over
-    now[0] = 3601.0
+    now[0] += 3601.0
     asked.ask(STATE)
     assert (await answer_of(exchange))["error"]["code"] == CALL_TIMED_OUT
