@@ -1,0 +1,76 @@
+"""A head and a body become a request, or break a rule of their era."""
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from transports.era import LEGACY, MODERN
+from transports.inbound.http import Guard, header_map
+from transports.inbound.limits import Limits, Refusals
+from transports.inbound.posts import Head, Posts, is_batch
+from transports.inbound.sizes import Sizes
+from transports.inbound_port import Refused, Request
+from transports.jsonrpc import HEADER_MISMATCH, INVALID_REQUEST, PARSE_ERROR, InvalidMessage
+
+VERSION = "io.modelcontextprotocol/protocolVersion"
+MODERN_META = {VERSION: "2026-07-28", "io.modelcontextprotocol/clientCapabilities": {}}
+
+
+def posts() -> Posts:
+    return Posts("/mcp", Guard(), Sizes(Limits(), Refusals()))
+
+
+def head(**headers: str) -> Head:
+    raw = [
+        (name.replace("_", "-").encode(), value.encode()) for name, value in {"host": "localhost", **headers}.items()
+    ]
+    scope = {"headers": raw, "client": ("192.0.2.1", 1), "scheme": "http"}
+    return posts().head(scope, header_map(raw))
+
+
+def request(head: Head, message: Any) -> Request:
+    body = json.dumps({"jsonrpc": "2.0", **message}).encode()
+    return posts().request(head, posts().read(body), len(body))
+
+
+def test_a_legacy_call_has_the_facts_of_its_head() -> None:
+    found = request(head(mcp_protocol_version="2025-11-25"), {"id": 1, "method": "tools/call", "params": {"name": "a"}})
+    assert (found.era, found.endpoint, found.protocol_version) == (LEGACY, "/mcp", "2025-11-25")
+    assert (found.peer, found.client, found.secure, found.same_site) == ("192.0.2.1", "192.0.2.1", False, True)
+    assert found.check_mirrored is None and found.body_bytes > 0 and found.arrived_at > 0
+
+
+def test_the_meta_of_a_message_makes_it_modern_whatever_its_head() -> None:
+    call = {"id": 1, "method": "tools/call", "params": {"name": "a", "_meta": MODERN_META}}
+    with pytest.raises(Refused) as refused:
+        request(head(mcp_protocol_version="2025-11-25"), call)
+    assert refused.value.code == HEADER_MISMATCH
+    named = head(mcp_protocol_version="2026-07-28", mcp_method="tools/call", mcp_name="a")
+    found = request(named, call)
+    assert found.era is MODERN and found.check_mirrored is not None
+
+
+def test_a_body_cannot_have_the_name_of_another_head() -> None:
+    named = head(mcp_protocol_version="2026-07-28", mcp_method="tools/call", mcp_name="a")
+    with pytest.raises(Refused) as refused:
+        request(named, {"id": 1, "method": "tools/call", "params": {"name": "b", "_meta": MODERN_META}})
+    assert refused.value.code == HEADER_MISMATCH
+
+
+def test_modern_responses_and_unreadable_bodies_are_refused() -> None:
+    with pytest.raises(Refused) as refused:
+        request(head(mcp_protocol_version="2026-07-28"), {"id": 1, "result": {}})
+    assert refused.value.code == INVALID_REQUEST
+    with pytest.raises(Refused) as refused:
+        posts().read(b"{")
+    assert (refused.value.status, refused.value.code) == (400, PARSE_ERROR)
+    with pytest.raises(InvalidMessage):
+        request(head(), {"id": 1, "method": "ping", "params": [1]})
+    with pytest.raises(msgspec.MsgspecError):
+        posts().request(head(), posts().read(b'{"jsonrpc":"2.0","id":1,"method":"x","params":{"_meta":1e999}}'), 1)
+
+
+def test_a_batch_is_known_by_its_first_byte() -> None:
+    assert is_batch(b" \r\n[") and not is_batch(b"{[") and not is_batch(b"")
