@@ -1,12 +1,14 @@
 """Session id ↔ signed token, with a key ring that can be rotated.
 
 Every use has a key of its own, derived from the ring with the purpose as salt, so a value made for one purpose never
-verifies as another. Signed with HMAC-SHA256 through itsdangerous; the first key signs, all verify.
+verifies as another. The first key signs, all verify. Tokens are signed with HMAC-SHA256 through itsdangerous, which
+derives its key once more. Values with more in them than an id have the bare HMAC-SHA256 of their bytes (`Macs`).
 """
 
 import base64
 import functools
 import hashlib
+import hmac
 import re
 import secrets
 from collections import OrderedDict
@@ -16,7 +18,16 @@ from typing import Final
 
 from itsdangerous import BadSignature, Signer
 
-__all__ = ["MIN_KEY_CHARS", "InvalidKeyRing", "KeyRing", "Purpose", "TokenCodec", "generate_key", "is_canonical"]
+__all__ = [
+    "MIN_KEY_CHARS",
+    "InvalidKeyRing",
+    "KeyRing",
+    "Macs",
+    "Purpose",
+    "TokenCodec",
+    "generate_key",
+    "is_canonical",
+]
 
 MIN_KEY_CHARS: Final = 32
 _VERIFIED_HELD: Final = 4_096
@@ -89,6 +100,24 @@ class KeyRing:
         """One 32-byte key per ring key for `purpose`, newest first."""
         salt = b"mcp-session-gateway/v1/" + purpose.value.encode()
         return [hashlib.blake2b(key.encode(), key=salt[:64], digest_size=32).digest() for key in self._keys]
+
+
+class Macs:
+    """HMAC-SHA256 for one purpose: under the first key of a ring for new values, under any for those that come back."""
+
+    SIZE: Final = 32
+    """Bytes of a MAC."""
+
+    def __init__(self, ring: KeyRing, purpose: Purpose) -> None:
+        self._keys = ring.derive(purpose)
+
+    def of(self, data: bytes) -> bytes:
+        """The MAC of new data."""
+        return hmac.digest(self._keys[0], data, "sha256")
+
+    def verify(self, data: bytes, mac: bytes) -> bool:
+        """True if a key of the ring has made this MAC of these data."""
+        return any(hmac.compare_digest(hmac.digest(key, data, "sha256"), mac) for key in self._keys)
 
 
 class TokenCodec:

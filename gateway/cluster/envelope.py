@@ -2,7 +2,6 @@
 
 import enum
 import hashlib
-import hmac
 import secrets
 import time
 from collections.abc import Callable
@@ -13,11 +12,11 @@ import msgspec
 from gateway.cluster.ownership import Route
 from gateway.identity.credential_claims import CredentialClaims
 from session_store import KeyRing, Purpose
+from session_store.tokens import Macs
 
 __all__ = ["GREETING", "Envelope", "Envelopes", "ForwardedRequest", "Headers", "Opened", "Refusal"]
 
 VALID_S: Final = 10.0
-_MAC_BYTES: Final = 32
 _NONCE_S: Final = 2 * VALID_S
 """How long a nonce is remembered at least: a copy may be sealed some seconds after the first envelope."""
 
@@ -87,7 +86,7 @@ class Envelopes:
     """Seals and opens envelopes with an HMAC under keys of their own (`Purpose.FORWARD`)."""
 
     def __init__(self, ring: KeyRing, clock: Callable[[], float] = time.time) -> None:
-        self._keys = [key.encode() if isinstance(key, str) else key for key in ring.derive(Purpose.FORWARD)]
+        self._macs = Macs(ring, Purpose.FORWARD)
         self._clock = clock
         # Nonces, in two generations: the older one is dropped whole when all of its envelopes have expired.
         self._seen: set[str] = set()
@@ -142,16 +141,14 @@ class Envelopes:
 
     def _sealed(self, envelope: Envelope, packed: bytes) -> bytes:
         data = msgspec.msgpack.encode(msgspec.structs.replace(envelope, expires=self._clock() + VALID_S))
-        mac = hmac.digest(self._keys[0], data, "sha256")
-        return b"".join((mac, len(data).to_bytes(4, "big"), data, packed))
+        return b"".join((self._macs.of(data), len(data).to_bytes(4, "big"), data, packed))
 
     def open(self, replica: str, head: bytes) -> Opened | Refusal:
         """The envelope in a head, if a replica of this store has sealed it, for `replica`, and it is fresh. Headers and
         body are not verified yet: `take` does that."""
-        size = int.from_bytes(head[_MAC_BYTES : _MAC_BYTES + 4], "big")
-        data, packed = head[_MAC_BYTES + 4 :][:size], head[_MAC_BYTES + 4 + size :]
-        macs = (hmac.digest(key, data, "sha256") for key in self._keys)
-        if not any(hmac.compare_digest(mac, head[:_MAC_BYTES]) for mac in macs):
+        size = int.from_bytes(head[Macs.SIZE : Macs.SIZE + 4], "big")
+        data, packed = head[Macs.SIZE + 4 :][:size], head[Macs.SIZE + 4 + size :]
+        if not self._macs.verify(data, head[: Macs.SIZE]):
             return Refusal.INVALID
         try:
             envelope = msgspec.msgpack.decode(data, type=Envelope)

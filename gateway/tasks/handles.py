@@ -4,14 +4,13 @@ A handle shows what it names, and nobody else can make one. Who holds it is chec
 """
 
 import base64
-import hashlib
-import hmac
 import re
 from typing import Final, Literal
 
 import msgspec
 
 from session_store import KeyRing, Purpose
+from session_store.tokens import Macs, is_canonical
 
 __all__ = ["MAX_ID_CHARS", "TaskHandle", "TaskHandles", "claimed"]
 
@@ -38,6 +37,9 @@ class TaskHandle(msgspec.Struct, frozen=True, array_like=True):
     id: str
 
 
+_decoder: Final = msgspec.msgpack.Decoder(TaskHandle)
+
+
 class TaskHandles:
     """Signs handles with the first key of a ring, and reads those of all its keys.
 
@@ -46,43 +48,39 @@ class TaskHandles:
     """
 
     def __init__(self, ring: KeyRing) -> None:
-        self._keys = ring.derive(Purpose.TASK)
-        self._decoder = msgspec.msgpack.Decoder(TaskHandle)
+        self._macs = Macs(ring, Purpose.TASK)
 
     def sign(self, handle: TaskHandle) -> str:
         """The handle for clients. Raises `ValueError`: the server's id is longer than `MAX_ID_CHARS`, or empty."""
         if not 0 < len(handle.id) <= MAX_ID_CHARS:
             raise ValueError(f"the id of a task must have 1 to {MAX_ID_CHARS} characters")
         content = _base64url(msgspec.msgpack.encode(handle))
-        return f"{content}.{_signature(self._keys[0], content)}"
+        return f"{content}.{_base64url(self._macs.of(content.encode()))}"
 
     def read(self, text: str) -> TaskHandle | None:
         """The task that a handle names; None if the text is none that `sign` made with a key of this ring."""
-        if len(text) > _MAX_TEXT or not _HANDLE.fullmatch(text):
+        if len(text) > _MAX_TEXT or not _HANDLE.fullmatch(text) or not is_canonical(text):
             return None
         content, _, signature = text.partition(".")
-        # The texts are compared, so each handle has one spelling.
-        if not any(hmac.compare_digest(_signature(key, content), signature) for key in self._keys):
+        if not self._macs.verify(content.encode(), _bytes(signature)):
             return None
-        try:
-            return self._decoder.decode(base64.urlsafe_b64decode(content + "=" * (-len(content) % 4)))
-        except (msgspec.MsgspecError, ValueError):
-            return None  # another version of the gateway has signed it
+        return _decoded(content)  # None: another version of the gateway has signed it
 
 
 def claimed(text: str) -> TaskHandle | None:
     """The task that a text claims to name, whoever has made it. For operators, who may see every task."""
-    content = text.partition(".")[0]
-    if len(text) > _MAX_TEXT or not _HANDLE.fullmatch(text):
-        return None
+    return None if len(text) > _MAX_TEXT or not _HANDLE.fullmatch(text) else _decoded(text.partition(".")[0])
+
+
+def _decoded(content: str) -> TaskHandle | None:
     try:
-        return msgspec.msgpack.decode(base64.urlsafe_b64decode(content + "=" * (-len(content) % 4)), type=TaskHandle)
+        return _decoder.decode(_bytes(content))
     except (msgspec.MsgspecError, ValueError):
         return None
 
 
-def _signature(key: bytes, content: str) -> str:
-    return _base64url(hmac.digest(key, content.encode(), hashlib.sha256))
+def _bytes(coded: str) -> bytes:
+    return base64.urlsafe_b64decode(coded + "=" * (-len(coded) % 4))
 
 
 def _base64url(raw: bytes) -> str:

@@ -1,7 +1,7 @@
 """Addresses of event streams of HTTP+SSE: random, signed, and valid only for the caller who opened the stream.
 
 Does not know streams, nor who a caller is. Signed with HMAC-SHA256 through itsdangerous, so that any process that has
-the keys can check an address by itself.
+the keys can check an address by itself. Not a `TokenCodec`: its salt is the caller, and transports import no store.
 """
 
 import hashlib

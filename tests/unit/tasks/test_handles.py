@@ -32,6 +32,13 @@ def test_a_handle_is_read_as_it_was_signed_and_is_always_the_same_text(task: Tas
 
 
 @requirement("task.relay")
+def test_a_handle_of_earlier_versions_is_read_and_is_signed_the_same_way() -> None:
+    earlier = "laRtYWRlp3Nlc3Npb26kL21jcKZzZXJ2ZXKkdGFzaw.D9HHgfWcfbaVvBElFEFteB44mogG_HfuewnkMlOuMKY"
+    handles, task = TaskHandles(KeyRing(["k" * 32])), TaskHandle("made", "session", "/mcp", "server", "task")
+    assert handles.sign(task) == earlier and handles.read(earlier) == task
+
+
+@requirement("task.relay")
 def test_a_handle_is_safe_in_headers_and_urls_and_bounded() -> None:
     widest = TaskHandle("relayed", new_session_id(), "/mcp", "s" * 64, "\U0001f600" * MAX_ID_CHARS)
     text = HANDLES.sign(widest)
