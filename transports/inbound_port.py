@@ -1,6 +1,7 @@
 """The interface between an inbound wire and the gateway: requests in, answers and refusals out. No I/O."""
 
 from collections.abc import AsyncIterator, Callable, Mapping
+from types import MappingProxyType
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -30,11 +31,12 @@ CORRELATION_KEY: Final = "correlation_id"
 class Refused(Exception):
     """A request is refused: the answer, as an HTTP status and as a JSON-RPC error. The message is for the client.
 
-    `correlation` and `session` (its id as logs may show it) are those of the request, once they are known.
+    `correlation` is that of the request, once it is known. `log_facts` are fields of the log line about the refusal,
+    such as the session: ids as logs may show them.
     """
 
     correlation = ""
-    session = ""
+    log_facts: Mapping[str, str] = MappingProxyType({})
 
     def __init__(
         self, status: int, code: int, message: str, *, data: Any = None, headers: Mapping[str, str] | None = None
@@ -49,9 +51,9 @@ class Refused(Exception):
         """Record the correlation id of the request that is refused."""
         self.correlation = correlation
 
-    def of_session(self, session: str) -> None:
-        """Record the session of the request that is refused."""
-        self.session = session
+    def about(self, facts: Mapping[str, str]) -> None:
+        """Add fields to the log line about the refusal."""
+        self.log_facts = {**self.log_facts, **facts}
 
     def error(self) -> dict[str, Any]:
         """The JSON-RPC error object."""

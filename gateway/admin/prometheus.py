@@ -18,6 +18,7 @@ from gateway.admin.replica import Replica
 from gateway.calls.link_state import LOSSES
 from gateway.observability.audit import Audit
 from gateway.observability.metrics import BUCKETS_S, COUNTERS, LIFETIMES_S
+from gateway.protocol.methods import CACHEABLE
 from gateway.upstreams.link_source import Start
 from gateway.version import __version__
 
@@ -133,6 +134,15 @@ class PrometheusExporter:
             for outcome in get_args(Start):
                 starts.add_metric([upstream.name, outcome], upstream.starts[outcome])
         yield starts
+        hits = CounterMetricFamily(
+            "mcp_gateway_cache_hits",
+            "Lists and resources that clients got from results kept within their ttlMs",
+            labels=["server", "method"],
+        )
+        for upstream in self._replica.upstreams:
+            for method in sorted(CACHEABLE):
+                hits.add_metric([upstream.name, method], upstream.inventory.results.hits[method])
+        yield hits
 
     def _store(self) -> Iterator[Metric]:
         is_up = self._store_s is not None

@@ -3,9 +3,10 @@
 import logging
 import math
 from time import monotonic
+from types import MappingProxyType
 from typing import Any
 
-from gateway.observability.observed import Watcher
+from gateway.observability.observed import LogFacts, Watcher
 from gateway.observability.outcome import CANCELLED, Outcome
 from gateway.observability.spans import CallSpan
 from session_store import Session
@@ -29,6 +30,7 @@ class Observed:
     is_audited = False
     watchers: tuple[Watcher, ...] = ()
     hung_since = 0.0  # `written_at`, once it was logged as slow before it had an answer
+    log_facts: LogFacts = MappingProxyType({})  # of its log lines, beside what every call has
 
     @property
     def session(self) -> Session | None:
@@ -47,7 +49,16 @@ class Observed:
             "tool": self.tool,
             "session": "" if self.session is None else redact(self.session.id),
             "correlation": self.correlation,
+            **{name: value for name, value in self.log_facts.items() if value},
         }
+
+    def add_log_facts(self, facts: LogFacts) -> None:
+        """Add fields to its log lines, by the names that `gateway.observability.logs` knows."""
+        self.log_facts = {**self.log_facts, **facts}
+
+    def answered_from(self, *, cache: bool) -> None:
+        """Its answer, or a part of the answer, was kept from an earlier request (`cache`), or comes from a server."""
+        self.add_log_facts({"cached": cache and self.log_facts.get("cached") is not False})
 
     def calls_tool(self, tool: str, slow_s: float) -> None:
         """This is a call of that tool, as logs name it. A call that takes longer than `slow_s` is logged as slow."""

@@ -23,7 +23,7 @@ CLIENT: Final[ContextVar[str]] = ContextVar("client", default="")
 
 _KEPT = (
     *("session", "era", "reason", "principal", "client", "server", "tool", "task", "outcome", "took_s", "took_ms"),
-    *("pid", "workspace", "trust", "calls", "lasted_s", "in_flight", "correlations"),
+    *("cached", "pid", "workspace", "trust", "calls", "lasted_s", "in_flight", "correlations"),
     "context",  # fields of the session's context
     "correlation",  # of a call that ends, which need not be in the task that its request came with
 )

@@ -1,6 +1,6 @@
 """The interface of a call in flight that observability uses. `gateway.calls` implements it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import msgspec
@@ -9,7 +9,10 @@ from gateway.observability.outcome import Outcome
 from gateway.observability.spans import CallSpan
 from session_store import Session
 
-__all__ = ["Failure", "ObservedExchange", "Watcher"]
+__all__ = ["Failure", "LogFacts", "ObservedExchange", "Watcher"]
+
+LogFacts = Mapping[str, str | bool]
+"""Fields of a log line, by name. Empty and false ones are left out."""
 
 
 class Failure(msgspec.Struct, frozen=True):
@@ -46,6 +49,11 @@ class ObservedExchange(Protocol):
 
     @property
     def session(self) -> Session | None: ...
+
+    @property
+    def log_facts(self) -> LogFacts:
+        """Fields of its log lines, beside what every call has; empty for most calls."""
+        ...
 
     @property
     def began(self) -> float:

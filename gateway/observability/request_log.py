@@ -5,13 +5,14 @@ import logging
 import re
 from collections.abc import Callable, Iterator, Mapping
 from time import monotonic, time
+from types import MappingProxyType
 from typing import Any, Final
 
 import msgspec
 
 from gateway.observability.logs import CORRELATION
 from gateway.observability.metrics import Metrics
-from gateway.observability.observed import Failure, ObservedExchange
+from gateway.observability.observed import Failure, LogFacts, ObservedExchange
 from gateway.observability.outcome import OK, Outcome
 from gateway.observability.spans import CallSpan, Tracing, carried_on, request_span
 from session_store import Principal, Session
@@ -28,6 +29,7 @@ CORRELATION_HEADER: Final = "mcp-gateway-correlation"
 """The correlation id of a forwarded request. Believed only in what another replica has sealed."""
 
 _MAX_MESSAGE_CHARS: Final = 300
+_NONE: Final[LogFacts] = MappingProxyType({})
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]+")
 
 
@@ -109,6 +111,7 @@ class RequestLog:
             correlation=exchange.correlation,
             reason=why,
             context={} if session is None else self._fields(session),
+            about=exchange.log_facts,
         )
 
     @contextlib.contextmanager
@@ -121,16 +124,14 @@ class RequestLog:
         with self.tracing.forwarding(session, replica) as headers:
             yield [*correlated, *((name.encode(), value.encode()) for name, value in headers.items())]
 
-    def answered(
-        self, request: Request, principal: Principal, outcome: Outcome, session: Session | None, why: str
-    ) -> None:
-        """A request was answered without a call. `session`: the one that it belongs to, if it does to one. `why`: the
+    def answered(self, request: Request, principal: Principal, outcome: Outcome, about: LogFacts, why: str) -> None:
+        """A request was answered without a call. `about`: fields of its log line, such as its session. `why`: the
         message of an error."""
-        self._record(request, principal, outcome, why, "" if session is None else redact(session.id))
+        self._record(request, principal, outcome, why, about)
 
     def refused(self, request: Request, principal: Principal | None, refused: Refused) -> None:
         """A request was refused before it became a call."""
-        self._record(request, principal, Outcome.refused(refused.code), str(refused), refused.session)
+        self._record(request, principal, Outcome.refused(refused.code), str(refused), refused.log_facts)
 
     def refused_by_wire(self, refused: Refused) -> None:
         """A request was refused that is no call, or not readable as one."""
@@ -141,7 +142,9 @@ class RequestLog:
         else:
             self._left_out += 1
 
-    def _record(self, request: Request, principal: Principal | None, outcome: Outcome, why: str, session: str) -> None:
+    def _record(
+        self, request: Request, principal: Principal | None, outcome: Outcome, why: str, about: LogFacts
+    ) -> None:
         method = "" if request.message is None else str(request.message.method)
         took_s = monotonic() - request.arrived_at if request.arrived_at else 0.0
         self.metrics.answered("", method, request.era, outcome.kind, took_s)
@@ -152,8 +155,8 @@ class RequestLog:
             self._left -= 1
             who = "" if principal is None else str(principal)
             correlation = CORRELATION.get()
-            facts = {"principal": who, "session": session, "reason": why, "correlation": correlation}
-            self._line(method, outcome, took_s, era=request.era, **facts)
+            facts = {"principal": who, "reason": why, "correlation": correlation}
+            self._line(method, outcome, took_s, era=request.era, about=about, **facts)
         else:
             self._left_out += 1
 
@@ -165,8 +168,12 @@ class RequestLog:
         self._left, self._left_out = self._lines_per_s, 0
 
     @staticmethod
-    def _line(method: str, outcome: Outcome, took_s: float, **more: str | Mapping[str, str]) -> None:
-        facts = {name: value for name, value in more.items() if value}
+    def _line(
+        method: str, outcome: Outcome, took_s: float, *, about: LogFacts = _NONE, **more: str | Mapping[str, str]
+    ) -> None:
+        facts: dict[str, Any] = {name: value for name, value in more.items() if value}
+        if about:
+            facts |= {name: value for name, value in about.items() if value}
         known = _CONTROL.sub(" ", method)[:64]
         logger.info(known, extra={"outcome": str(outcome), "took_ms": round(took_s * 1_000, 2), **facts})
 

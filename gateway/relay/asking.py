@@ -50,7 +50,10 @@ async def ask(upstream: ConfiguredUpstream, call: Call, method: str, params: Obj
     """
     results = upstream.inventory.results
     asked = asked_of(upstream, call, method, params)
-    if asked is not None and (kept := fresh(results, asked)) is not None:
+    kept = None if asked is None else fresh(results, asked)
+    if method == call.method:
+        call.exchange.answered_from(cache=kept is not None)
+    if kept is not None:
         return Answer(kept, None)
     conversation = await upstream.conversation_for(call)
     await conversation.ready()
@@ -80,6 +83,8 @@ def _meta_for(conversation: Conversation, call: Call) -> Object:
 def fresh(results: ResultCache, asked: Asked) -> Message | None:
     """The answer of an earlier request, if it is fresh."""
     kept = results.find(asked)
+    if kept is not None:
+        results.hits[asked.method] += 1
     return None if kept is None else Message(jsonrpc="2.0", id=0, result=msgspec.Raw(kept))
 
 

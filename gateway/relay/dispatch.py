@@ -92,6 +92,7 @@ class Dispatch:
         if self._admission.shapes(upstream, call.method):
             exchange.filter_result(self._list_filter(upstream, conversation, call.method))
         if kept is not None:
+            exchange.answered_from(cache=True)
             self.answer(call, Answer(kept, None))
         elif conversation is not None:
             await self._send(upstream, conversation, call, asked)

@@ -110,7 +110,7 @@ class Intake:
             self._answer_failure(call, error)
         except BaseException as error:
             if isinstance(error, Refused) and live is not None:
-                error.of_session(redact(live.session.id))
+                error.about({"session": redact(live.session.id)})
             self._watching.forget(exchange)
             reply.release()
             raise

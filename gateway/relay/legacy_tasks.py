@@ -125,6 +125,7 @@ class LegacyTasks:
             context=resolved.context,
             granted=who.claims,
         )
+        exchange.add_log_facts(handle.log_facts)
         if self._result_meta:
             exchange.filter_result(lambda _, result: with_meta(result, trace_meta(live.session, who.correlation)))
         owned = self._relayed.owned(live, handle) if is_result else None

@@ -81,7 +81,7 @@ class Pipeline:
             raise
         if isinstance(answer, ImmediateReply):
             outcome = OK if answer.error_code is None else Outcome.error(answer.error_code)
-            self._watching.answered(request, who.principal, outcome, answer.session, answer.why)
+            self._watching.answered(request, who.principal, outcome, answer.log_facts, answer.why)
         return answer
 
     def refused(self, headers: Mapping[str, str], refused: Refused) -> None:

@@ -9,8 +9,10 @@ from gateway.calls.live_session import LiveSession
 from gateway.calls.streams import STANDALONE, stream_of_call
 from gateway.cluster.ownership import Cluster
 from gateway.errors import OUTCOME_UNKNOWN, error_of
+from gateway.observability.observed import LogFacts
 from session_store import EventLog, Session, StoreUnavailable
 from session_store.embedded.events import MAX_LOG_BYTES
+from session_store.session import redact
 from transports.jsonrpc import encode, encode_error
 from transports.reply_queue import Frame, ReplyQueue
 from transports.soon import Soon
@@ -21,8 +23,8 @@ Headers = list[tuple[bytes, bytes]]
 
 
 class ImmediateReply:
-    """An answer that is complete already and belongs to no stream. For the log: `session` is that of
-    the request, if it has one, and `why` the message of an error."""
+    """An answer that is complete already and belongs to no stream. For the log: `session` is that of the request, if it
+    has one, `log_facts` are further fields of its line, and `why` is the message of an error."""
 
     def __init__(
         self,
@@ -31,9 +33,10 @@ class ImmediateReply:
         error_code: int | None = None,
         session: Session | None = None,
         why: str = "",
+        log_facts: LogFacts | None = None,
     ) -> None:
         self.headers: Headers = headers or []
-        self.session = session
+        self.log_facts: LogFacts = log_facts or ({} if session is None else {"session": redact(session.id)})
         self.why = why
         self.error_code = error_code
         self.replies = ReplyQueue()

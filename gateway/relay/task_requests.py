@@ -26,7 +26,7 @@ from gateway.tasks.refusals import tasks_not_declared, unknown_task
 from gateway.tasks.relayed import RelayedTasks
 from gateway.tasks.task_session import session_of
 from transports.era import Era
-from transports.inbound_port import Answer, Request
+from transports.inbound_port import Answer, Refused, Request
 from transports.jsonrpc import Object, encode, encode_result
 from transports.reply_queue import ReplyQueue
 
@@ -70,11 +70,18 @@ class TaskRequests:
             raise tasks_not_declared(f"{method} is about a task")
         text = text_of(request.params, "taskId")
         handle = self._handles.read(text)
-        if handle is None or handle.endpoint != request.endpoint:
+        if handle is None:
             raise unknown_task()
-        if handle.kind == "relayed":
-            return await self._relay(request, who, handle, text)
-        return ImmediateReply(encode_result(encode(id_of(message_of(request))), await self._ask(request, who, handle)))
+        try:
+            if handle.endpoint != request.endpoint:
+                raise unknown_task()
+            if handle.kind == "relayed":
+                return await self._relay(request, who, handle, text)
+            result = await self._ask(request, who, handle)
+        except Refused as refused:
+            refused.about(handle.log_facts)
+            raise
+        return ImmediateReply(encode_result(encode(id_of(message_of(request))), result), log_facts=handle.log_facts)
 
     async def _ask(self, request: Request, who: RequestContext, handle: TaskHandle) -> bytes:
         """The result of a request about a task that the gateway has made."""
@@ -103,6 +110,7 @@ class TaskRequests:
             context=resolved.context,
             granted=who.claims,
         )
+        exchange.add_log_facts(handle.log_facts)
         if self._result_meta:
             exchange.filter_result(lambda _, result: with_meta(result, trace_meta(live.session, who.correlation)))
         params: Object = request.params | {"taskId": msgspec.Raw(encode(handle.id))}

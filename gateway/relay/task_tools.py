@@ -5,6 +5,7 @@ every call: policy, rates and quotas apply to it.
 """
 
 import asyncio
+import math
 from collections.abc import Mapping
 from time import monotonic
 from typing import Any, Final
@@ -25,6 +26,7 @@ from gateway.tasks.made import MadeTasks
 from gateway.tasks.maker import TaskMaker
 from gateway.tasks.refusals import unknown_task
 from session_store import Task
+from session_store.session import redact
 from transports.era import LEGACY
 from transports.inbound_port import Answer, OwnedByPeer, Refused, Request
 from transports.jsonrpc import INVALID_PARAMS, InvalidMessage, Message, Object, decode_object, encode
@@ -114,6 +116,7 @@ class TaskTools:
         assert live is not None
         await arrived(self._intake.count(live))
         reply, _ = self._intake.begin(exchange, request, who, params, headers)
+        exchange.calls_tool(_name(params), math.inf)
         try:
             result = await self._result(exchange, request, who, params)
         except (Refused, InvalidMessage, msgspec.MsgspecError) as error:
@@ -128,9 +131,13 @@ class TaskTools:
         name = _name(params)
         arguments = decode_object(params.get("arguments", msgspec.Raw(b"{}")), "arguments")
         if name == START:
-            handle = await self._start(exchange, request, who, params, arguments)
+            task = await self._start(exchange, request, who, params, arguments)
+            handle = self._maker.handle_of(task)
+            exchange.add_log_facts({"server": task.server, "task": redact(task.id)})
             return tool_result(request.era, f"Started. The task is {handle}", {"task": handle})
         text = text_of(arguments, "task")
+        if (named := self._handles.read(text)) is not None:
+            exchange.add_log_facts({"server": named.server, "task": redact(named.id)})
         wait_s = msgspec.json.decode(arguments.get("wait_s", b"10"), type=float) if name == RESULT else 0.0
         session_id = "" if exchange.session is None else exchange.session.id
         task = await self._current(text, request, who, session_id, min(max(wait_s, 0.0), MAX_WAIT_S))
@@ -143,8 +150,8 @@ class TaskTools:
 
     async def _start(
         self, exchange: Exchange, request: Request, who: RequestContext, params: Object, arguments: Object
-    ) -> str:
-        """Start the call of a tool. The handle of its task.
+    ) -> Task:
+        """Start the call of a tool. Its task.
 
         Raises:
             Refused: the tool is unknown or not allowed, or there are too many tasks.
@@ -176,7 +183,7 @@ class TaskTools:
         except BaseException:
             await self._maker.undo(running)
             raise
-        return self._maker.handle_of(running.task)
+        return running.task
 
     async def _current(self, text: str, request: Request, who: RequestContext, session_id: str, wait_s: float) -> Task:
         """The task, once it is over or the time has passed. Raises `Refused`: it is unknown."""

@@ -16,6 +16,7 @@ from gateway.calls.exchange_state import ExchangeEvent
 from gateway.calls.live_session import live_session_of
 from gateway.calls.suspended_call import AskingServer, SuspendedCall
 from gateway.errors import UPSTREAM_UNAVAILABLE, store_refused
+from gateway.observability.observed import LogFacts
 from gateway.protocol.tasks import is_task
 from gateway.tasks.sink import TaskSink
 from session_store import StoreError
@@ -30,6 +31,11 @@ logger = logging.getLogger(__name__)
 
 class TaskWork(Protocol):
     """The task that a call has become."""
+
+    @property
+    def log_facts(self) -> LogFacts:
+        """The fields by which log lines name it."""
+        ...
 
     @property
     def answer_s(self) -> float:
@@ -135,7 +141,7 @@ class TaskExchange(Exchange):
     def become(self, work: TaskWork, result: Object) -> None:
         """Answer the client's present request with `result`, the handle of the task. What comes of the call from now on
         goes to the task."""
-        self.work, self.call_s = work, work.call_s
+        self._work_as(work)
         data = encode(result if self.shape is None else self.shape(self, result))
         answered, self.replies = self.replies, TaskSink(work.receive)
         self.shape = None  # the outcome is stored, and no token of a session may be
@@ -159,8 +165,12 @@ class TaskExchange(Exchange):
     def run_as(self, work: TaskWork, asked_before: int) -> None:
         """Begin as a task that an earlier owner has left: no request of a client waits."""
         self.replies = TaskSink(work.receive)
-        self.work, self.call_s = work, work.call_s
+        self._work_as(work)
         self.asked_before = asked_before
+
+    def _work_as(self, work: TaskWork) -> None:
+        self.work, self.call_s = work, work.call_s
+        self.add_log_facts(work.log_facts)
 
 
 class StartedExchange(TaskExchange):

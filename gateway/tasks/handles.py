@@ -10,6 +10,7 @@ from typing import Final, Literal
 import msgspec
 
 from session_store import KeyRing, Purpose
+from session_store.session import redact
 from session_store.tokens import Macs, is_canonical
 
 __all__ = ["MAX_ID_CHARS", "TaskHandle", "TaskHandles", "claimed"]
@@ -35,6 +36,11 @@ class TaskHandle(msgspec.Struct, frozen=True, array_like=True):
     endpoint: str
     server: str
     id: str
+
+    @property
+    def log_facts(self) -> dict[str, str]:
+        """The fields of a log line about the task."""
+        return {"session": redact(self.session_id), "server": self.server, "task": redact(self.id)}
 
 
 _decoder: Final = msgspec.msgpack.Decoder(TaskHandle)

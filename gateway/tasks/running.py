@@ -12,6 +12,7 @@ from gateway.calls.live_session import live_session_of
 from gateway.calls.result_outcome import outcome_of
 from gateway.config.tasks import TaskSettings
 from gateway.errors import CANCELLED, OUTCOME_UNKNOWN, error_of
+from gateway.observability.observed import LogFacts
 from gateway.observability.outcome import TOOL_ERROR
 from gateway.tasks.exchange import TaskExchange, TaskQuestions
 from gateway.tasks.messages import MAX_MESSAGE_CHARS, message_of, progress_text
@@ -20,6 +21,7 @@ from gateway.tasks.rounds import Rounds, conversation_of
 from gateway.tasks.server_task import ServerTask
 from gateway.tasks.task_state import TaskEvent, after
 from session_store import Task
+from session_store.session import redact
 from transports.inbound_port import Answer
 from transports.jsonrpc import INTERNAL_ERROR, InvalidMessage, Message, Object, encode, error_code, parse, splice
 from transports.reply_queue import Frame
@@ -71,6 +73,11 @@ class RunningTask:
     def name(self) -> str:
         """Names it among the tasks of all sessions."""
         return self.record.task.name
+
+    @property
+    def log_facts(self) -> LogFacts:
+        """The fields by which log lines name it."""
+        return {"server": self.task.server, "task": redact(self.task.id)}
 
     @property
     def answer_s(self) -> float:

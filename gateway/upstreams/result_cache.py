@@ -64,7 +64,10 @@ class _Kept(msgspec.Struct, frozen=True):
 
 
 class ResultCache:
-    """Results of one server. `most_bytes` bounds them together; 0: none are kept. `clock` is monotonic."""
+    """Results of one server. `most_bytes` bounds them together; 0: none are kept. `clock` is monotonic.
+
+    `hits`: how often a client was answered from it, by method.
+    """
 
     def __init__(self, most_bytes: int, clock: Callable[[], float] = monotonic) -> None:
         self._most_bytes = most_bytes
@@ -72,6 +75,7 @@ class ResultCache:
         self._kept: LRUCache[bytes, _Kept] = LRUCache(
             max(1, most_bytes), getsizeof=lambda kept: _OVERHEAD + len(kept.result)
         )
+        self.hits: Counter[str] = Counter()
         self._versions: Counter[str] = Counter()
         self._sessions: set[str] = set()
 

@@ -38,6 +38,7 @@ class Work:
     answer_s, call_s = 600.0, 3600.0
 
     def __init__(self, exchange: TaskExchange) -> None:
+        self.log_facts = {"task": "the-task"}
         self.exchange = exchange
         self.asked = 0
         self.outcome: Any = None
