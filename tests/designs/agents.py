@@ -12,6 +12,7 @@ from typing import Any, Protocol, Self
 
 import httpx
 
+from tests.support.commands import start_command
 from tests.support.gateway_process import ROOT, RunningGateway
 from tests.support.mcp_clients import Legacy, messages
 
@@ -80,8 +81,8 @@ def tools_of(agent: Agent) -> dict[str, Message]:
 @contextlib.contextmanager
 def serving(config: Path, *arguments: str, **env: str) -> Iterator[RunningGateway]:
     """The gateway with that configuration on HTTP."""
-    command = [sys.executable, "-m", "gateway", "run", "--config", str(config), "--port", "0", *arguments]
-    process = subprocess.Popen(command, cwd=ROOT, env=environment(**env), stderr=subprocess.PIPE, text=True)
+    command = ["run", "--config", str(config), "--port", "0", *arguments]
+    process = start_command(command, env=environment(**env))
     gateway = RunningGateway(process)
     try:
         gateway.wait_ready()

@@ -1,13 +1,13 @@
 """Gateways that several test files share, started once for each process of a run."""
 
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 
 import pytest
 
+from tests.support.commands import run_command
 from tests.support.credentials import KEYS, sha256
-from tests.support.gateway_process import DEMO, PROBE, ROOT, RunningGateway, running_gateway, server
+from tests.support.gateway_process import DEMO, PROBE, RunningGateway, running_gateway, server
 
 
 @pytest.fixture(scope="session")
@@ -59,7 +59,6 @@ def cli() -> Callable[..., subprocess.CompletedProcess[str]]:
     """`mcp-session-gateway sessions ARGUMENTS --store URL`, as typed."""
 
     def run(*arguments: str, store: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "gateway", "sessions", *arguments, "--store", store]
-        return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False, cwd=ROOT)
+        return run_command("sessions", *arguments, "--store", store, timeout=30)
 
     return run

@@ -1,8 +1,6 @@
 """One structured event for what happens to sessions, for each refusal and each tool call."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +8,9 @@ import httpx
 import pytest
 
 from tests.requirements import requirement
+from tests.support.commands import run_command
 from tests.support.credentials import KEYS, bearer, sha256
-from tests.support.gateway_process import DEMO, PROBE, ROOT, running_gateway, server
+from tests.support.gateway_process import DEMO, PROBE, running_gateway, server
 from tests.support.mcp_clients import Legacy, Modern, failed_text, messages, tool_text
 from tests.support.redis_server import RunningRedis
 from tests.support.waiting import eventually
@@ -67,9 +66,9 @@ def test_calls_and_refusals_are_told_to_a_file_and_the_store(
         assert "secret" not in everything and KEYS["alice"] not in everything and "not-a-key" not in everything
         assert eventually(lambda: '"event":"called"' in gateway.stderr()), "each sink has a writer of its own"
     if store == "redis":
-        command = [sys.executable, "-m", "gateway", "sessions", "events", "--store", url, "--json"]
-        printed = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60, check=True).stdout
-        kept = [json.loads(line) for line in printed.splitlines()]
+        printed = run_command("sessions", "events", "--store", url, "--json")
+        assert printed.returncode == 0, printed.stderr
+        kept = [json.loads(line) for line in printed.stdout.splitlines()]
         assert {"created", "called", "refused"} <= {event["event"] for event in kept}
 
 

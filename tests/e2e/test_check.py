@@ -2,12 +2,11 @@
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 from tests.requirements import requirement
+from tests.support.commands import run_command
 from tests.support.gateway_process import DEMO, ROOT, server
 
 DEMO_ENTRY = server(DEMO)
@@ -17,15 +16,8 @@ def ran(folder: Path, document: Any, *arguments: str, **env: str) -> tuple[int, 
     """Exit code and words of a command with that configuration."""
     config = folder / "mcp.json"
     config.write_text(json.dumps(document), encoding="utf-8")
-    finished = subprocess.run(
-        [sys.executable, "-m", "gateway", *arguments, "--config", str(config)],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT), **env},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    given = {**os.environ, "PYTHONPATH": str(ROOT), **env}
+    finished = run_command(*arguments, "--config", str(config), env=given, cwd=folder)
     return finished.returncode, " ".join((finished.stdout + finished.stderr).split())
 
 

@@ -4,13 +4,13 @@ import json
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import httpx
 import pytest
 
 from tests.requirements import requirement
+from tests.support.commands import run_command
 from tests.support.credentials import KEYS, bearer, sha256
 from tests.support.gateway_process import DEMO, ROOT, running_gateway, server
 from tests.support.mcp_clients import Modern, modern_body, modern_headers, tool_text
@@ -27,10 +27,7 @@ def image() -> tuple[dict[str, str], list[str]]:
 
 
 def command(*arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    typed = [sys.executable, "-m", "gateway", *arguments]
-    return subprocess.run(
-        typed, capture_output=True, text=True, timeout=30, check=False, cwd=ROOT, env={**os.environ, **(env or {})}
-    )
+    return run_command(*arguments, env={**os.environ, **(env or {})}, timeout=30)
 
 
 @requirement("wall.defaults", "ops.deploy")

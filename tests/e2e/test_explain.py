@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from gateway.cli.explanation import explanation
 from gateway.cli.options import Caller
 from gateway.config.settings import ConfigurationError, Settings
 from tests.requirements import requirement
+from tests.support.commands import run_command
 from tests.support.credentials import KEYS, bearer, sha256
 from tests.support.gateway_process import DEMO, PROBE, running_gateway, server
 from tests.support.mcp_clients import Legacy, messages
@@ -156,9 +156,8 @@ def test_the_commands_take_a_credential_from_the_environment(tmp_path: Path) -> 
     config.write_text(json.dumps({"mcpServers": {"inner": SERVERS["inner"]}, "gateway": OPTIONS}))
 
     def ran(*arguments: str, who: str = "") -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "gateway", *arguments, "--config", str(config)]
         environment = {**os.environ, "MCP_GATEWAY_CREDENTIAL": KEYS.get(who, "")}
-        return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60, check=False)
+        return run_command(*arguments, "--config", str(config), env=environment)
 
     printed = ran("explain", "--tool", "recall", who="alice-new")
     assert printed.returncode == 0, printed.stderr

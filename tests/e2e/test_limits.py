@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from tests.requirements import requirement
+from tests.support.commands import run_command
 from tests.support.credentials import KEYS, bearer, sha256
 from tests.support.gateway_process import DEMO, PROBE, ROOT, running_gateway, server
 from tests.support.mcp_clients import Legacy, Modern, messages, tool_text, without_id
@@ -242,8 +243,8 @@ def test_the_manifest_prints_without_a_gateway(tmp_path: Path) -> None:
     tools = {"recall": {"operation": "eval"}}
     entries = {"demo": server(DEMO, tools=tools), "probe": server(PROBE), "gone": server(("/does/not/exist",))}
     config.write_text(json.dumps({"mcpServers": entries}))
-    command = [sys.executable, "-m", "gateway", "manifest", "--config", str(config)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60, check=True)
+    done = run_command("manifest", "--config", str(config))
+    assert done.returncode == 0, done.stderr
     printed = json.loads(done.stdout)
     by_name = {tool["name"]: tool for tool in printed["tools"]}
     assert by_name["demo__whoami"]["operation"] == "read" and by_name["demo__remember"]["operation"] == "write"

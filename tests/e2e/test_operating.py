@@ -13,6 +13,7 @@ import httpx
 
 from gateway.config.settings import load
 from tests.requirements import requirement
+from tests.support.commands import run_command
 from tests.support.gateway_process import DEMO, ROOT, RunningGateway, running_gateway, server
 from tests.support.mcp_clients import Legacy, tool_text
 from tests.support.waiting import eventually
@@ -33,15 +34,7 @@ DESKTOP = {
 
 
 def command(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "gateway", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=30,
-        cwd=ROOT,
-        env={**os.environ, **env},
-        check=False,
-    )
+    return run_command(*arguments, env={**os.environ, **env}, timeout=30)
 
 
 @requirement("ops.config")

@@ -1,7 +1,6 @@
 """A policy that does not fit what servers list is told before anybody is served."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,8 @@ from typing import Any
 import httpx
 
 from tests.requirements import requirement
-from tests.support.gateway_process import LISTING, ROOT, running_gateway, server
+from tests.support.commands import run_command
+from tests.support.gateway_process import LISTING, running_gateway, server
 from tests.support.mcp_clients import Legacy, messages
 
 TOOLS = [{"name": "evaluate", "inputSchema": {"type": "object"}}, {"name": "read", "inputSchema": {"type": "object"}}]
@@ -27,8 +27,7 @@ def told(tmp_path: Path, arguments: list[str], entry: dict[str, Any], policy: di
         lists.write_text(json.dumps(LISTS))
     servers = {"s": server((*LISTING, str(lists)), **entry)}
     file.write_text(json.dumps({"mcpServers": servers, "gateway": {"port": 0, "policy": policy}}))
-    command = [sys.executable, "-m", "gateway", *arguments, "--config", str(file)]
-    finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    finished = run_command(*arguments, "--config", str(file))
     return finished.returncode, " ".join((finished.stdout + finished.stderr).split())
 
 

@@ -1,8 +1,6 @@
 """Where the facts of a session come from: what a client announces selects and fills in, and never grants."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +8,9 @@ import httpx
 import pytest
 
 from tests.requirements import requirement
+from tests.support.commands import run_command
 from tests.support.credentials import KEYS, bearer, sha256
-from tests.support.gateway_process import DEMO, PROBE, ROOT, RunningGateway, running_gateway, server
+from tests.support.gateway_process import DEMO, PROBE, RunningGateway, running_gateway, server
 from tests.support.issuer import running_issuer
 from tests.support.mcp_clients import Legacy, messages, tool_text
 
@@ -116,6 +115,5 @@ def test_check_and_doctor_warn_of_trust_in_announced_workspaces(asked: str, tmp_
     config = tmp_path / "mcp.json"
     policy = {"trust_announced_workspace": True}
     config.write_text(json.dumps({"mcpServers": {"demo": server(DEMO)}, "gateway": {"policy": policy}}), "utf-8")
-    typed = [sys.executable, "-m", "gateway", asked, "--config", str(config)]
-    done = subprocess.run(typed, capture_output=True, text=True, timeout=60, check=False, cwd=ROOT)
+    done = run_command(asked, "--config", str(config))
     assert done.returncode == 0 and "any client may take any workspace" in done.stdout + done.stderr

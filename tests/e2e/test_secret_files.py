@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,7 +11,8 @@ from gateway.config.secrets import SecretSettings
 from gateway.context.secrets import PrincipalSecrets
 from session_store import Principal
 from tests.requirements import requirement
-from tests.support.gateway_process import DEMO, ROOT, server
+from tests.support.commands import run_command
+from tests.support.gateway_process import DEMO, server
 
 KEY = "k" * 40
 
@@ -29,11 +29,10 @@ def test_the_doctor_looks_at_the_files_modes(secret: Path, tmp_path: Path) -> No
     secret.write_text(KEY, encoding="utf-8")
     config = tmp_path / "mcp.json"
     config.write_text(json.dumps({"mcpServers": {"demo": server(DEMO)}}), encoding="utf-8")
-    command = [sys.executable, "-m", "gateway", "doctor", "--json", "--config", str(config)]
     env = {**os.environ, "MCP_GATEWAY_KEYS_FILE": str(secret)}
     for mode, found in ((0o600, []), (0o644, ["secrets"])):
         secret.chmod(mode)
-        ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=ROOT, env=env)
+        ran = run_command("doctor", "--json", "--config", str(config), env=env)
         assert [one["check"] for one in json.loads(ran.stdout) if one["state"] != "ok"] == found, ran.stdout
 
 

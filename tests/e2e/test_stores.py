@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +10,8 @@ import pytest
 
 from session_store.session import redact
 from tests.requirements import requirement
-from tests.support.gateway_process import DEMO, ROOT, running_gateway, server
+from tests.support.commands import run_command
+from tests.support.gateway_process import DEMO, running_gateway, server
 from tests.support.mcp_clients import Legacy
 from tests.support.redis_server import RunningRedis
 
@@ -21,9 +20,8 @@ KEYS = {"MCP_GATEWAY_KEYS": "k" * 40}
 
 def refused(*arguments: str, **env: str) -> str:
     """What a gateway that does not start says."""
-    command = [sys.executable, "-m", "gateway", *arguments]
     given = {name: value for name, value in os.environ.items() if not name.startswith("MCP_GATEWAY_")} | env
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False, cwd=ROOT, env=given)
+    ran = run_command(*arguments, env=given, timeout=30)
     assert ran.returncode != 0 and "Traceback" not in ran.stderr, ran.stderr
     return ran.stderr
 

@@ -2,14 +2,14 @@
 
 import contextlib
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 
 import httpx
 import pytest
 
+from tests.support.commands import run_command
 from tests.support.credentials import sha256
-from tests.support.gateway_process import DEMO, PROBE, ROOT, RunningGateway, running_gateway, server
+from tests.support.gateway_process import DEMO, PROBE, RunningGateway, running_gateway, server
 from tests.support.redis_server import RunningRedis, running_redis
 
 OPERATOR = "operator-key-of-the-tests"
@@ -53,8 +53,7 @@ def cli() -> Cli:
     """`mcp-session-gateway ARGUMENTS`, as typed, with an operator's key in the environment."""
 
     def run(*arguments: str, url: str = "", key: str = OPERATOR) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "gateway", *arguments, *(["--url", url] if url else [])]
-        env = {"MCP_GATEWAY_ADMIN_KEY": key}
-        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=ROOT, env=env)
+        more = ("--url", url) if url else ()
+        return run_command(*arguments, *more, env={"MCP_GATEWAY_ADMIN_KEY": key})
 
     return run

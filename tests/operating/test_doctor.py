@@ -19,6 +19,7 @@ import pytest
 
 from session_store import backend_for
 from tests.requirements import requirement
+from tests.support.commands import run_command
 from tests.support.compose_topology import running_topology
 from tests.support.gateway_process import DEMO, ROOT, running_gateway, server
 from tests.support.redis_server import RunningRedis, free_port, running_redis
@@ -41,15 +42,18 @@ class Doctor:
 
     def run(self, form: str = "--json") -> subprocess.CompletedProcess[str]:
         self.config.write_text(json.dumps({"mcpServers": self.servers, "gateway": self.gateway}), encoding="utf-8")
-        typed = [*self.before, sys.executable, "-m", "gateway", "doctor", "--config", str(self.config), *self.arguments]
+        typed = ["doctor", "--config", str(self.config), *self.arguments, *([form] if form else [])]
+        env = {**os.environ, **self.env}
+        if not self.before and not self.limit:
+            return run_command(*typed, env=env)
         return subprocess.run(
-            [*typed, form] if form else typed,
+            [*self.before, sys.executable, "-m", "gateway", *typed],
             capture_output=True,
             text=True,
             timeout=60,
             check=False,
             cwd=ROOT,
-            env={**os.environ, **self.env},
+            env=env,
             preexec_fn=self.limit,
         )
 

@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +10,8 @@ import pytest
 
 from tests.operating.conftest import ADMIN, KEYS, OPERATOR
 from tests.requirements import requirement
-from tests.support.gateway_process import DEMO, ROOT, UNLIMITED, running_gateway, server
+from tests.support.commands import run_command
+from tests.support.gateway_process import DEMO, UNLIMITED, running_gateway, server
 from tests.support.mcp_clients import Modern
 from tests.support.waiting import eventually
 
@@ -27,9 +26,8 @@ def test_a_client_that_returns_to_no_session_is_told_of(tmp_path: Path, http: ht
     config.write_text(json.dumps({"mcpServers": {"main": server(DEMO)}, "gateway": {"store": store}}))
 
     def doctor(*arguments: str) -> list[dict[str, str]]:
-        command = [sys.executable, "-m", "gateway", "doctor", "--json", *arguments]
         env = {**os.environ, **KEYS, "MCP_GATEWAY_ADMIN_KEY": OPERATOR}
-        ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=ROOT, env=env)
+        ran = run_command("doctor", "--json", *arguments, env=env)
         return [finding for finding in json.loads(ran.stdout) if finding["check"] == "clients"]
 
     options: Any = {"store": store, "admin": ADMIN, "policy": UNLIMITED}

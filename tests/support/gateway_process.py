@@ -1,4 +1,4 @@
-"""A gateway started as a user starts it: `mcp-session-gateway run` in a process of its own."""
+"""A gateway as a user has it: `mcp-session-gateway run` in a process of its own."""
 
 import contextlib
 import json
@@ -12,11 +12,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.support.commands import ROOT, CommandProcess, start_command
+
 __all__ = [
     "BAD",
     "DEMO",
     "LISTING",
     "PROBE",
+    "ROOT",
     "SCRIPTED",
     "TASKS",
     "TOOL",
@@ -38,7 +41,6 @@ LISTING = (sys.executable, str(Path(__file__).with_name("listing_server.py")))
 SCRIPTED = (sys.executable, str(Path(__file__).with_name("scripted_server.py")))
 WORK = (sys.executable, str(Path(__file__).with_name("work_server.py")))
 """Serves the era that follows as an argument."""
-ROOT = Path(__file__).parents[2]
 UNLIMITED = dict.fromkeys(
     ("session_rate", "principal_rate", "opening_rate", "principal_sessions", "principal_processes"), 0
 )
@@ -53,7 +55,7 @@ def server(command: Sequence[str], **more: Any) -> dict[str, Any]:
 class RunningGateway:
     """A gateway process, its URL and its stderr."""
 
-    def __init__(self, process: subprocess.Popen[str]) -> None:
+    def __init__(self, process: subprocess.Popen[str] | CommandProcess) -> None:
         self.process = process
         self.url = ""
         self._lines: list[str] = []
@@ -126,7 +128,7 @@ def running_gateway(
         port: to listen on; 0 for a free one.
     """
     with tempfile.TemporaryDirectory() as folder:
-        typed = [sys.executable, "-m", "gateway", "run", "--port", str(port), *arguments]
+        typed = ["run", "--port", str(port), *arguments]
         if servers is None and options is None:
             typed += ["--", *command]
         else:
@@ -134,9 +136,7 @@ def running_gateway(
             entries = {"main": server(command)} if servers is None else servers
             config.write_text(json.dumps({"mcpServers": entries, "gateway": options or {}}), encoding="utf-8")
             typed += ["--config", str(config)]
-        process = subprocess.Popen(
-            typed, stderr=subprocess.PIPE, text=True, env={**os.environ, **(env or {})}, cwd=ROOT
-        )
+        process = start_command(typed, env={**os.environ, **(env or {})})
         gateway = RunningGateway(process)
         try:
             gateway.wait_ready()

@@ -1,0 +1,42 @@
+"""A command that a preloaded process runs for the tests behaves as one that a user types."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.commands import ROOT, run_command, start_command
+from tests.support.gateway_process import DEMO, RunningGateway
+
+
+@pytest.mark.parametrize(
+    "arguments", [("sessions", "--help"), ("check", "--config", "mcp.json"), ("run", "--port", "0")], ids=" ".join
+)
+def test_it_says_and_returns_the_same(arguments: tuple[str, ...], tmp_path: Path) -> None:
+    config = tmp_path / "mcp.json"
+    config.write_text('{"gatway": {}, "mcpServers": {"a": {"command": "${UNSET_PROGRAM}", "arg": [1]}}}')
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "MCP_GATEWAY_LOG_FORMAT": "json"}
+    typed = [sys.executable, "-m", "gateway", *arguments]
+    cold = subprocess.run(typed, capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path, env=env)
+    warm = run_command(*arguments, env=env, cwd=tmp_path)
+    assert (warm.returncode, warm.stdout, warm.stderr) == (cold.returncode, cold.stdout, cold.stderr)
+    assert warm.stdout + warm.stderr, "the comparison is of something"
+
+
+def test_it_has_its_own_environment_directory_and_end(tmp_path: Path) -> None:
+    entry = {"command": "${PROGRAM_OF_THE_TEST}", "args": [*DEMO[1:]]}
+    (tmp_path / "mcp.json").write_text(json.dumps({"mcpServers": {"demo": entry}}))
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "PROGRAM_OF_THE_TEST": DEMO[0]}
+    process = start_command(["run", "--port", "0", "--config", "mcp.json"], env=env, cwd=tmp_path)
+    gateway = RunningGateway(process)
+    gateway.wait_ready()
+    assert process.poll() is None
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(0.01)
+    gateway.kill()
+    assert process.returncode == process.wait() == process.poll() == -signal.SIGKILL
+    process.send_signal(signal.SIGTERM)  # the id may be another process's by now: nothing is sent

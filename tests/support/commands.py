@@ -1,0 +1,149 @@
+"""`mcp-session-gateway ARGUMENTS` in a process of its own, without the second that each process takes to load it.
+
+Processes are forked from one that has loaded the gateway, `preloaded_gateway.py`. Tests of the start itself (the
+examples, the documents' commands, hosts, workers, the wheel) start `python` instead.
+"""
+
+import atexit
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, Final
+
+from tests.support.preloaded_gateway import NUMBER
+
+__all__ = ["ROOT", "CommandProcess", "run_command", "start_command"]
+
+ROOT: Final = Path(__file__).parents[2]
+STARTED_WITHIN_S: Final = 30.0
+
+
+class CommandProcess:
+    """A started process, with the methods of `subprocess.Popen` that tests use."""
+
+    def __init__(self, arguments: Sequence[str], reports: socket.socket, stderr: IO[str] | None) -> None:
+        self.arguments = tuple(arguments)
+        self.stderr = stderr
+        self.returncode: int | None = None
+        self._reports = reports
+        self._lock = threading.Lock()
+        self._reports.settimeout(STARTED_WITHIN_S)
+        self.pid = self._number()
+
+    def poll(self) -> int | None:
+        """The exit code; None while the process runs."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.wait(0)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for the end, and return the exit code.
+
+        Raises:
+            subprocess.TimeoutExpired: after `timeout` seconds.
+        """
+        with self._lock:
+            if self.returncode is None:
+                self._reports.settimeout(timeout)
+                try:
+                    self.returncode = self._number()
+                except (BlockingIOError, TimeoutError):
+                    raise subprocess.TimeoutExpired(list(self.arguments), timeout or 0.0) from None
+                self._reports.close()
+            return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        """Nothing happens if the process has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def _number(self) -> int:
+        read = self._reports.recv(NUMBER.size)
+        assert len(read) == NUMBER.size, "the program that starts gateways for tests has ended"
+        return int(NUMBER.unpack(read)[0])
+
+
+class _Preloaded:
+    """The program `preloaded_gateway.py`. Starts with the first command, and ends with this process."""
+
+    def __init__(self) -> None:
+        self._requests: socket.socket | None = None
+        self._lock = threading.Lock()
+
+    def start(self, asked: Mapping[str, object], stdout: int, stderr: int) -> socket.socket:
+        """Start a process; the socket that reports its id and its end."""
+        ours, theirs = socket.socketpair()
+        with theirs, self._lock:
+            socket.send_fds(self._connected(), [b"s"], [theirs.fileno(), stdout, stderr])
+        ours.sendall(json.dumps(asked).encode() + b"\n")
+        return ours
+
+    def _connected(self) -> socket.socket:
+        if self._requests is None:
+            self._requests, theirs = socket.socketpair()
+            with theirs:
+                program = [sys.executable, "-m", "tests.support.preloaded_gateway", str(theirs.fileno())]
+                process = subprocess.Popen(program, cwd=ROOT, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()])
+            atexit.register(process.wait, 10)
+            atexit.register(self._requests.close)
+        return self._requests
+
+
+_preloaded: Final = _Preloaded()
+
+
+def start_command(arguments: Sequence[str], *, env: Mapping[str, str], cwd: Path | str = ROOT) -> CommandProcess:
+    """Start a command whose stderr is a pipe, and whose stdout is that of the tests.
+
+    Args:
+        arguments: of `mcp-session-gateway`.
+        env: all variables of the process.
+        cwd: its working directory.
+    """
+    read, write = os.pipe()
+    try:
+        reports = _preloaded.start({"arguments": list(arguments), "env": dict(env), "cwd": str(cwd)}, 1, write)
+    finally:
+        os.close(write)
+    return CommandProcess(arguments, reports, os.fdopen(read, encoding="utf-8"))
+
+
+def run_command(
+    *arguments: str, env: Mapping[str, str] | None = None, cwd: Path | str = ROOT, timeout: float = 60.0
+) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end, as `subprocess.run(capture_output=True, text=True)` does. Stdin is empty.
+
+    Args:
+        arguments: of `mcp-session-gateway`.
+        env: all variables of the process; None for those of the tests.
+        cwd: its working directory.
+        timeout: in seconds, after which the command is killed.
+
+    Raises:
+        subprocess.TimeoutExpired: the command took longer.
+    """
+    asked = {"arguments": list(arguments), "env": dict(os.environ if env is None else env), "cwd": str(cwd)}
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as out, tempfile.TemporaryFile("w+", encoding="utf-8") as err:
+        process = CommandProcess(arguments, _preloaded.start(asked, out.fileno(), err.fileno()), None)
+        try:
+            code = process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait(10)
+            raise
+        texts = []
+        for file in (out, err):
+            file.seek(0)
+            texts.append(file.read())
+    return subprocess.CompletedProcess(list(arguments), code, *texts)

@@ -1,0 +1,102 @@
+"""The program that starts gateways and commands for tests: it has loaded the gateway's modules, and forks.
+
+`python -m tests.support.preloaded_gateway FD`, from the project's root. On the Unix stream socket FD it receives one
+byte per process to start, with three descriptors attached: a socket of that process, its stdout and its stderr. On the
+socket it reads one JSON object, `{"arguments": [...], "env": {...}, "cwd": "..."}`, and writes the process id and later
+the exit code (minus the signal number if one ended it), each as four bytes. In the new process runs what
+`python -m gateway ARGUMENTS` runs, with that environment; only the modules are there already.
+"""
+
+import json
+import os
+import runpy
+import selectors
+import signal
+import socket
+import struct
+import sys
+import threading
+from typing import Any, Final
+
+NUMBER: Final = struct.Struct("!i")
+
+
+def main(requests: socket.socket) -> None:
+    """Serve until the other end is closed. Returns in a started process only once its command has ended."""
+    _load()
+    running: dict[int, socket.socket] = {}
+    woken, wakes = socket.socketpair()
+    for end in (woken, wakes):
+        end.setblocking(False)
+    as_before = signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wakes.fileno(), warn_on_full_buffer=False)
+    with selectors.DefaultSelector() as ready:
+        ready.register(requests, selectors.EVENT_READ)
+        ready.register(woken, selectors.EVENT_READ)
+        while True:
+            for key, _ in ready.select():
+                if key.fileobj is woken:
+                    woken.recv(4096)
+                    _report(running)
+                    continue
+                byte, fds, _, _ = socket.recv_fds(requests, 1, 3)
+                if not byte:
+                    return
+                reports = socket.socket(fileno=fds[0])
+                process = os.fork()
+                if process == 0:
+                    break
+                for fd in fds[1:]:
+                    os.close(fd)
+                reports.sendall(NUMBER.pack(process))
+                running[process] = reports
+            else:
+                continue
+            break
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, as_before)
+    for ours in (requests, woken, wakes, *running.values()):
+        ours.close()
+    _become(reports, *fds[1:])
+
+
+def _load() -> None:
+    """Import what the commands import when they run."""
+    import gateway.cli.main
+    import gateway.cli.manifest
+    import gateway.serving.uvicorn_server
+    import gateway.serving.workers  # noqa: F401
+
+    assert threading.active_count() == 1, "a process with threads cannot be forked safely"
+
+
+def _report(running: dict[int, socket.socket]) -> None:
+    """Tell of each process that has ended."""
+    while running:
+        process, status = os.waitpid(-1, os.WNOHANG)
+        if process == 0:
+            return
+        with running.pop(process) as reports:
+            try:
+                reports.sendall(NUMBER.pack(os.waitstatus_to_exitcode(status)))
+            except OSError:
+                pass  # nobody waits for it any more
+
+
+def _become(reports: socket.socket, stdout: int, stderr: int) -> None:
+    """Run the command in this process, which was just forked."""
+    with reports, reports.makefile("rb") as file:
+        asked: dict[str, Any] = json.loads(file.readline())
+    for given, standard in ((stdout, 1), (stderr, 2)):
+        os.dup2(given, standard)
+        os.close(given)
+    os.environ.clear()
+    os.environ.update(asked["env"])
+    os.chdir(asked["cwd"])
+    sys.path[0] = asked["cwd"]
+    sys.argv[1:] = asked["arguments"]
+    runpy.run_module("gateway", run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main(socket.socket(fileno=int(sys.argv[1])))
