@@ -97,7 +97,7 @@ class LegacyTasks:
             # again.
             resolved = await session_of(handle, who, self._resolver, Era.LEGACY)
         upstream = self._endpoints[request.endpoint].server(handle.server, resolved.context)
-        if upstream is None or not self._relayed.is_reachable(upstream, resolved.live, handle):
+        if upstream is None or not self._relayed.known.is_reachable(upstream, resolved.live, handle):
             raise unknown_task()
         return await self._relay(request, who, resolved, handle, text)
 
@@ -109,7 +109,7 @@ class LegacyTasks:
 
         def shape(exchange: Exchange, result: Object) -> Object:
             if is_result:
-                self._relayed.over(live, handle)
+                self._relayed.known.over(live, handle)
                 return with_related(result, text) if related_id(result) else result
             if "taskId" in result:
                 self._relayed.note(exchange, handle, text, result, "ttl")
@@ -128,7 +128,7 @@ class LegacyTasks:
         exchange.add_log_facts(handle.log_facts)
         if self._result_meta:
             exchange.filter_result(lambda _, result: with_meta(result, trace_meta(live.session, who.correlation)))
-        owned = self._relayed.owned(live, handle) if is_result else None
+        owned = self._relayed.known.owned(live, handle) if is_result else None
         if owned is not None:
             owned.await_result(exchange)
         params: Object = request.params | {"taskId": msgspec.Raw(encode(handle.id))}

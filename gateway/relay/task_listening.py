@@ -160,7 +160,7 @@ class TaskListening:
                 upstream = self._endpoints[request.endpoint].server(handle.server, resolved.context)
             if resolved is None or upstream is None:
                 continue
-            if self._relayed.is_reachable(upstream, resolved.live, handle):
+            if self._relayed.known.is_reachable(upstream, resolved.live, handle):
                 places.setdefault((resolved.live, upstream), {})[handle.id] = (handle, text)
         joined = await asyncio.gather(
             *(subscriptions.join(live, upstream, named, who.correlation) for (live, upstream), named in places.items())

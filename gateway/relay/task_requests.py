@@ -97,7 +97,7 @@ class TaskRequests:
         """Send the request to the server that has made the task."""
         resolved, message = await session_of(handle, who, self._resolver, Era.MODERN), message_of(request)
         upstream = self._endpoints[request.endpoint].server(handle.server, resolved.context)
-        if upstream is None or not self._relayed.is_reachable(upstream, resolved.live, handle):
+        if upstream is None or not self._relayed.known.is_reachable(upstream, resolved.live, handle):
             raise unknown_task()
         live = resolved.live
         exchange = Exchange(

@@ -92,7 +92,7 @@ def _pipeline(
     )
     handles = TaskHandles(base.ring)
     relayed = RelayedTasks(handles)
-    sessions.closed.add(relayed.forget)
+    sessions.closed.add(relayed.known.forget)
     parts = build_tasks(base, sessions, servers, resolution, intake, handles)
     tools = None
     if options.tasks.tools and parts.maker is not None:

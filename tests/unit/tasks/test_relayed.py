@@ -11,7 +11,8 @@ from gateway.calls.exchange import Exchange
 from gateway.calls.live_session import LiveSession
 from gateway.calls.owned_tasks import RELATED, OwnedTask, OwnedTasks
 from gateway.tasks.handles import TaskHandles
-from gateway.tasks.relayed import MAX_KEPT, MAX_KNOWN, RelayedTasks
+from gateway.tasks.known_tasks import MAX_KEPT, MAX_KNOWN
+from gateway.tasks.relayed import RelayedTasks
 from session_store import KeyRing
 from session_store.memory import MemoryBackend
 from session_store.testing import FakeClock, a_session
@@ -121,7 +122,7 @@ async def test_the_tasks_of_a_closed_session_are_forgotten() -> None:
     parts = Parts()
     handle = parts.made("1")
     await parts.live.close()
-    parts.tasks.forget(parts.live)
+    parts.tasks.known.forget(parts.live)
     parts.told(handle, "working")
     assert (parts.live.busy, parts.server.holds) == (0, 0)
 
@@ -170,15 +171,15 @@ async def test_an_id_that_a_shared_server_gives_again_leads_its_first_session_no
     parts, other = Parts(), Parts()
     shared = cast("Any", SimpleNamespace(settings=SimpleNamespace(shared=True)))
     first = HANDLES.read(parts.made("1"))
-    assert first is not None and parts.tasks.is_reachable(shared, parts.live, first)
+    assert first is not None and parts.tasks.known.is_reachable(shared, parts.live, first)
     other.tasks, other.server = parts.tasks, parts.server
     second = HANDLES.read(other.made("1"))
-    assert second is not None and parts.tasks.is_reachable(shared, other.live, second)
-    assert not parts.tasks.is_reachable(shared, parts.live, first)
+    assert second is not None and parts.tasks.known.is_reachable(shared, other.live, second)
+    assert not parts.tasks.known.is_reachable(shared, parts.live, first)
     parts.server.known_tasks = None
-    assert not parts.tasks.is_reachable(shared, other.live, second)
+    assert not parts.tasks.known.is_reachable(shared, other.live, second)
     own = cast("Any", SimpleNamespace(settings=SimpleNamespace(shared=False)))
-    assert parts.tasks.is_reachable(own, other.live, second)
+    assert parts.tasks.known.is_reachable(own, other.live, second)
 
 
 @requirement("task.relay")
