@@ -1,7 +1,8 @@
 """Accepts the calls of clients: applies limits, adds the context of the session, and sends them to their endpoint."""
 
-from collections.abc import Mapping
-from typing import Final
+import functools
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, Final
 
 import msgspec
 
@@ -70,7 +71,7 @@ class Intake:
         self._max_exchanges = limits.exchanges
         self._max_bytes = limits.in_flight_bytes
 
-    async def accept(
+    def accept(
         self,
         exchange: Exchange,
         request: Request,
@@ -79,7 +80,7 @@ class Intake:
         headers: Headers,
         *,
         server: str = "",
-    ) -> Answer:
+    ) -> Soon[Answer]:
         """Send a call to its server. The outcome comes through the answer. `headers` are sent to the client. `server`
         is that of the call, empty if it is to be found by what the call names.
 
@@ -88,33 +89,63 @@ class Intake:
                 exists.
         """
         live = live_session_of(exchange)
-        if live is not None:
-            await arrived(self._rates.call(live.session))
+        counting = None if live is None else self._rates.call(live.session)
+        if counting is None:
+            return self._accept(exchange, request, who, params, headers, server)
+        return _after(counting, functools.partial(self._accept, exchange, request, who, params, headers, server))
+
+    def _accept(
+        self, exchange: Exchange, request: Request, who: RequestContext, params: Object, headers: Headers, server: str
+    ) -> Soon[Answer]:
+        """As `accept`, for a call that was counted."""
         reply, meta = self.begin(exchange, request, who, params, headers)
         check, correlation = request.check_mirrored, who.correlation
         sent = None if request.era is LEGACY else request.headers
         call = Call(exchange, request.era, params, meta, correlation, check, server, who.principal, sent)
         try:
-            forwarded: Forwarded | None = request.forwarded
-            endpoint = self.endpoints[request.endpoint]
-            if request.again and not await _may_repeat(endpoint, call):
-                exchange.fail(OUTCOME_UNKNOWN, _UNKNOWN)
-                return reply
-            if forwarded is not None:
-                await forwarded.started()
-            # No value is larger than the body. 0: the wire does not say how large the body was.
-            may_be_large = request.body_bytes > LARGE_BYTES or not request.body_bytes
-            if (may_be_large and is_large(params)) or not endpoint.relay_now(call):
-                await endpoint.relay(call)
-        except (UpstreamUnavailable, HandshakeRefused, LinkClosed, InvalidArguments) as error:
-            self._answer_failure(call, error)
+            is_new = request.forwarded is None and not request.again
+            relaying = self._relay(request, call) if is_new else self._relay_forwarded(request, call)
         except BaseException as error:
-            if isinstance(error, Refused) and live is not None:
-                error.about({"session": redact(live.session.id)})
-            self._watching.forget(exchange)
-            reply.release()
-            raise
+            return self._not_sent(call, reply, error)
+        return reply if relaying is None else self._relayed(call, reply, relaying)
+
+    async def _relayed(self, call: Call, reply: CallReply, relaying: Coroutine[Any, Any, None]) -> Answer:
+        """The reply to a call that cannot be sent at once."""
+        try:
+            await relaying
+        except BaseException as error:
+            return self._not_sent(call, reply, error)
         return reply
+
+    def _relay(self, request: Request, call: Call) -> Soon[None]:
+        """Send a call to its server. Raises as `Endpoint.relay`."""
+        endpoint = self.endpoints[request.endpoint]
+        # No value is larger than the body. 0: the wire does not say how large the body was.
+        may_be_large = request.body_bytes > LARGE_BYTES or not request.body_bytes
+        if (may_be_large and is_large(call.params)) or not endpoint.relay_now(call):
+            return endpoint.relay(call)
+        return None
+
+    async def _relay_forwarded(self, request: Request, call: Call) -> None:
+        """As `_relay`, for a call that another replica has sent, or that is repeated."""
+        if request.again and not await _may_repeat(self.endpoints[request.endpoint], call):
+            call.exchange.fail(OUTCOME_UNKNOWN, _UNKNOWN)
+            return
+        forwarded: Forwarded | None = request.forwarded
+        if forwarded is not None:
+            await forwarded.started()
+        await arrived(self._relay(request, call))
+
+    def _not_sent(self, call: Call, reply: CallReply, error: BaseException) -> Answer:
+        """The reply to a call that could not be sent. Raises what is no answer to a call."""
+        if isinstance(error, UpstreamUnavailable | HandshakeRefused | LinkClosed | InvalidArguments):
+            self._answer_failure(call, error)
+            return reply
+        if isinstance(error, Refused) and reply.live is not None:
+            error.about({"session": redact(reply.live.session.id)})
+        self._watching.forget(call.exchange)
+        reply.release()
+        raise error
 
     def begin(
         self, exchange: Exchange, request: Request, who: RequestContext, params: Object, headers: Headers
@@ -176,6 +207,11 @@ class Intake:
         """The reply to a client that resumes a suspended call."""
         self._watching.begin_again(exchange, request, correlation)
         return CallReply(exchange, live_session_of(exchange), headers, events=None, cluster=self._cluster)
+
+
+async def _after(counting: Coroutine[Any, Any, None], accept: Callable[[], Soon[Answer]]) -> Answer:
+    await counting
+    return await arrived(accept())
 
 
 async def _may_repeat(endpoint: Endpoint, call: Call) -> bool:

@@ -4,7 +4,6 @@ MCP 2025-03-26 to 2025-11-25.
 """
 
 import logging
-from collections.abc import Awaitable
 
 import msgspec
 
@@ -46,7 +45,7 @@ from transports.jsonrpc import (
     encode_result,
 )
 from transports.reply_queue import ReplyQueue
-from transports.soon import arrived
+from transports.soon import Soon, arrived, then
 
 __all__ = ["LegacyClients"]
 
@@ -78,23 +77,40 @@ class LegacyClients:
         self._tasks = tasks
         self._events = events
 
-    async def call(self, request: Request, who: RequestContext) -> Answer:
+    def call(self, request: Request, who: RequestContext) -> Soon[Answer]:
         """Answer a request."""
-        message = message_of(request)
-        if message.method == "initialize":
-            return await self._handshake.initialize(request, who)
-        resolved = await arrived(self._resolver.require(request, who))
-        said: Object = {}
+        if message_of(request).method == "initialize":
+            return self._handshake.initialize(request, who)
+        return then(self._resolver.require(request, who), self._in_session, request, who)
+
+    def _in_session(self, resolved: Resolved, request: Request, who: RequestContext) -> Soon[Answer]:
         if self._resolver.announces_other(request, resolved):
-            resolved, said = await self._resolver.apply_announced(request, who, resolved)
-        live = resolved.live
-        if message.method == "ping":
-            await arrived(self._intake.count(live))
-            return ImmediateReply(encode_result(encode(message.id), b"{}"), session=live.session)
-        if message.method in OF_TASKS:
-            return await self._tasks.call(request, who, resolved)
-        if message.method in RECORDED:
-            await self._record(resolved, request)
+            return self._announced(resolved, request, who)
+        return self._answer(resolved, request, who, {})
+
+    async def _announced(self, resolved: Resolved, request: Request, who: RequestContext) -> Answer:
+        """Answer a request that announces another workspace than its session has."""
+        resolved, said = await self._resolver.apply_announced(request, who, resolved)
+        return await arrived(self._answer(resolved, request, who, said))
+
+    def _answer(self, resolved: Resolved, request: Request, who: RequestContext, said: Object) -> Soon[Answer]:
+        """Answer a request of a session. `said` is for the `_meta` of the result."""
+        method = message_of(request).method
+        if method == "ping":
+            return then(self._intake.count(resolved.live), self._pong, request, resolved.live)
+        if method in OF_TASKS:
+            return self._tasks.call(request, who, resolved)
+        if method in RECORDED:
+            return then(self._record(resolved, request), self._send, resolved, request, who, said)
+        return self._send(None, resolved, request, who, said)
+
+    @staticmethod
+    def _pong(_: None, request: Request, live: LiveSession) -> Answer:
+        return ImmediateReply(encode_result(encode(message_of(request).id), b"{}"), session=live.session)
+
+    def _send(self, _: None, resolved: Resolved, request: Request, who: RequestContext, said: Object) -> Soon[Answer]:
+        """Send a call to its server."""
+        message, live = message_of(request), resolved.live
         shape = None
         if self._result_meta:
 
@@ -112,13 +128,10 @@ class LegacyClients:
         )
         if said:
             exchange.filter_result(lambda _, result: with_meta(result, said))
-        return await self._accepting(exchange, request, who)
+        return self._accepting(exchange, request, who)
 
-    def _accepting(self, exchange: Exchange, request: Request, who: RequestContext) -> Awaitable[Answer]:
-        """Send a call to its server. It may ask for a task, or be one of the gateway's own tools.
-
-        Not a coroutine of its own, because each call goes through it.
-        """
+    def _accepting(self, exchange: Exchange, request: Request, who: RequestContext) -> Soon[Answer]:
+        """Send a call to its server. It may ask for a task, or be one of the gateway's own tools."""
         params, tools = request.params, self._tasks.tools
         if "task" in params:
             self._tasks.expect(exchange, request.endpoint)

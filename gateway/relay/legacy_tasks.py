@@ -132,7 +132,7 @@ class LegacyTasks:
         if owned is not None:
             owned.await_result(exchange)
         params: Object = request.params | {"taskId": msgspec.Raw(encode(handle.id))}
-        return await self._intake.accept(exchange, request, who, params, [], server=handle.server)
+        return await arrived(self._intake.accept(exchange, request, who, params, [], server=handle.server))
 
     # -- tasks/list
 

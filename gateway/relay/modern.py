@@ -3,7 +3,7 @@
 MCP 2026-07-28.
 """
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -52,7 +52,7 @@ from transports.jsonrpc import (
     encode_result,
 )
 from transports.reply_queue import ReplyQueue
-from transports.soon import arrived
+from transports.soon import Soon, arrived, then
 from transports.wire_methods import SESSIONLESS
 
 __all__ = ["ModernClients"]
@@ -84,35 +84,61 @@ class ModernClients:
         self._endpoints = endpoints
         self._seal = seal
 
-    async def call(self, request: Request, who: RequestContext) -> Answer:
+    def call(self, request: Request, who: RequestContext) -> Soon[Answer]:
         """Answer a request."""
-        message, endpoint = message_of(request), self._endpoints[request.endpoint]
+        message, params = message_of(request), request.params
         method = str(message.method)
         if method == "server/discover":
-            return await self._discover(message, endpoint, self._resolver.context_of(request, who))
-        params = request.params
+            endpoint = self._endpoints[request.endpoint]
+            return self._discover(message, endpoint, self._resolver.context_of(request, who))
         binding: Binding | None = None
         if method in MAY_ASK:
             binding = Binding(who.principal, request.endpoint, RequestDigest(method, params))
+            if "requestState" in params and bytes(params["requestState"]) != b"null":
+                return self._call_with_state(request, who, binding)
         elif method in ABOUT_TASKS:
-            return await self._tasks.call(request, who)
+            return self._tasks.call(request, who)
         elif names_tasks(method, params):
-            return await self._tasks.listening.call(request, who)
-        if binding is not None and "requestState" in params and bytes(params["requestState"]) != b"null":
-            opened = self._seal.open(params["requestState"], binding)
-            found = await arrived(self._resolver.resume_by_id(opened.session_id, who, Era.MODERN))
-            if opened.call:
-                return await self._resume(request, who, found, opened, binding)
-            resolved: Resolved | None = found
-            params = with_inner_state(params, opened)
-        elif method in SESSIONLESS:
-            resolved = await arrived(self._resolver.resume(request, who))
-        else:
-            resolved = await arrived(self._resolver.resume_or_open(request, who))
-        said: Object = {}
+            return self._tasks.listening.call(request, who)
+        if method in SESSIONLESS:
+            return then(self._resolver.resume(request, who), self._in_session, request, who, binding, params)
+        return then(self._resolver.resume_or_open(request, who), self._in_session, request, who, binding, params)
+
+    async def _call_with_state(self, request: Request, who: RequestContext, binding: Binding) -> Answer:
+        """Answer a request with the `requestState` of an earlier answer, which names the session."""
+        opened = self._seal.open(request.params["requestState"], binding)
+        found = await arrived(self._resolver.resume_by_id(opened.session_id, who, Era.MODERN))
+        if opened.call:
+            return await self._resume(request, who, found, opened, binding)
+        params = with_inner_state(request.params, opened)
+        return await arrived(self._in_session(found, request, who, binding, params))
+
+    def _in_session(
+        self, resolved: Resolved | None, request: Request, who: RequestContext, binding: Binding | None, params: Object
+    ) -> Soon[Answer]:
         if resolved is not None and self._resolver.announces_other(request, resolved):
-            resolved, said = await self._resolver.apply_announced(request, who, resolved)
-        live = None if resolved is None else resolved.live
+            return self._announced(resolved, request, who, binding, params)
+        return self._send(resolved, request, who, binding, params)
+
+    async def _announced(
+        self, resolved: Resolved, request: Request, who: RequestContext, binding: Binding | None, params: Object
+    ) -> Answer:
+        """Answer a request that announces another workspace than its session has."""
+        resolved, said = await self._resolver.apply_announced(request, who, resolved)
+        return await arrived(self._send(resolved, request, who, binding, params, said))
+
+    def _send(
+        self,
+        resolved: Resolved | None,
+        request: Request,
+        who: RequestContext,
+        binding: Binding | None,
+        params: Object,
+        said: Object | None = None,
+    ) -> Soon[Answer]:
+        """Send a call to its server. `said` is for the `_meta` of the result."""
+        message = message_of(request)
+        method, live = str(message.method), None if resolved is None else resolved.live
         headers = [] if resolved is None else self._headers(resolved, request)
 
         takes_tasks = method == "tools/call" and declares_tasks(request.meta)
@@ -128,15 +154,12 @@ class ModernClients:
         )
         if said:
             exchange.filter_result(lambda _, result: with_meta(of_one_session(result), said))
-        return await self._accepting(exchange, request, who, params, headers)
+        return self._accepting(exchange, request, who, params, headers)
 
     def _accepting(
         self, exchange: Exchange, request: Request, who: RequestContext, params: Object, headers: Headers
-    ) -> Awaitable[Answer]:
-        """Send a call to its server. It may become a task, or be one of the gateway's own tools.
-
-        Not a coroutine of its own, because each call goes through it.
-        """
+    ) -> Soon[Answer]:
+        """Send a call to its server. It may become a task, or be one of the gateway's own tools."""
         tools = self._task_calls.tools
         if tools is not None and tools.takes(exchange, params):
             return tools.call(exchange, request, who, params, headers)
@@ -216,7 +239,9 @@ class ModernClients:
             again = msgspec.structs.replace(request, again=True)
             params = {k: v for k, v in request.params.items() if k not in ("requestState", "inputResponses")}
             accepting = self._intake.accept(exchange, again, who, params, headers)
-            return await (self._task_calls.answer(exchange, again, headers, accepting) if takes_tasks else accepting)
+            if takes_tasks:
+                accepting = self._task_calls.answer(exchange, again, headers, accepting)
+            return await arrived(accepting)
         if opened.turn != exchange.suspended.turn:
             raise bad_request_state()
         token = meta_of(request.params).get("progressToken")

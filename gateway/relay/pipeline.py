@@ -67,7 +67,7 @@ class Pipeline:
             if message_of(request).method in (_NOT_MODERN if request.era is MODERN else _NOT_LEGACY):
                 raise unknown_method(str(message_of(request).method), request.era)
             clients = self._modern if request.era is MODERN else self._legacy
-            answer = await clients.call(request, who)
+            answer = await arrived(clients.call(request, who))
         except StoreError as error:
             refused = store_refused(error)
             refused.of_request(CORRELATION.get())

@@ -80,7 +80,7 @@ class CallReply:
         self._events = events
         self._stream = ""
         self._cluster = cluster
-        self._live = live  # the call may move to a session within it
+        self.live = live  # of the request: the call may move to a session within it
         self._use = None if live is None else live.in_use(held=held)
         if live is not None:
             live.exchanges.add(exchange)
@@ -111,7 +111,7 @@ class CallReply:
         return encode_error(encode(self._exchange.client_id), error)
 
     async def record(self, frame: Frame) -> str | None:
-        live = self._live
+        live = self.live
         if self._events is None or live is None or live.ended:
             return None
         # The name is kept: the exchange gets another number after each question of a modern server.
@@ -137,14 +137,14 @@ class CallReply:
 
     def done(self) -> Soon[None]:
         self.release()
-        live = self._live
+        live = self.live
         if not self._stream or self._events is None or live is None or live.ended:
             return None
         return self._finish(self._events, live.session.id)
 
     def release(self) -> None:
         """End the reply of a call without any frame on the wire: what `done` does, but for the record of the frames."""
-        live = self._live
+        live = self.live
         if live is None or self._use is None:
             if self._exchange.watchers:
                 self._exchange.left()

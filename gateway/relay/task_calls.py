@@ -3,8 +3,7 @@
 Knows who may have a task. What a task is, and what becomes of it, is in `gateway.tasks`.
 """
 
-from collections.abc import Coroutine, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 from gateway.calls.exchange import Exchange
 from gateway.calls.live_session import live_session_of
@@ -17,6 +16,7 @@ from gateway.tasks.maker import TaskMaker
 from gateway.tasks.relayed import RelayedTasks
 from transports.inbound_port import Answer, Request
 from transports.jsonrpc import Object
+from transports.soon import Soon
 
 __all__ = ["TaskCalls"]
 
@@ -59,14 +59,12 @@ class TaskCalls:
         """A `server/discover` result that says that calls may become tasks, if they may."""
         return discovery if self._maker is None else declaring_tasks(discovery)
 
-    async def answer(
-        self, exchange: Exchange, request: Request, headers: Headers, accepting: Coroutine[Any, Any, Answer]
-    ) -> Answer:
+    def answer(self, exchange: Exchange, request: Request, headers: Headers, accepting: Soon[Answer]) -> Soon[Answer]:
         """The reply to a call of a client that takes tasks. `accepting` sends it to its server. Raises as `accepting`
         does."""
         if self._maker is None or not isinstance(exchange, TaskExchange):
-            return await accepting
-        return await self._maker.answer(exchange, request, headers, accepting, lambda: self._tool(exchange, request))
+            return accepting
+        return self._maker.answer(exchange, request, headers, accepting, lambda: self._tool(exchange, request))
 
     def resumed(self, exchange: Exchange, request: Request, reply: Answer) -> Answer:
         """The reply to a client that takes tasks, and is back with answers to what its call has asked."""

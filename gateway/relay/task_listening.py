@@ -99,7 +99,7 @@ class TaskListening:
             granted=who.claims,
         )
         params = request.params | {"notifications": msgspec.Raw(encode(wanted))}
-        answer = await self._intake.accept(stream, request, who, params, [])
+        answer = await arrived(self._intake.accept(stream, request, who, params, []))
         try:
             subscriptions = _TaskSubscriptions(stream, self._relayed)
             stream.when_done(subscriptions.end)

@@ -29,6 +29,7 @@ from transports.era import Era
 from transports.inbound_port import Answer, Refused, Request
 from transports.jsonrpc import Object, encode, encode_result
 from transports.reply_queue import ReplyQueue
+from transports.soon import arrived
 
 __all__ = ["TaskRequests"]
 
@@ -114,4 +115,4 @@ class TaskRequests:
         if self._result_meta:
             exchange.filter_result(lambda _, result: with_meta(result, trace_meta(live.session, who.correlation)))
         params: Object = request.params | {"taskId": msgspec.Raw(encode(handle.id))}
-        return await self._intake.accept(exchange, request, who, params, [], server=handle.server)
+        return await arrived(self._intake.accept(exchange, request, who, params, [], server=handle.server))

@@ -179,7 +179,7 @@ class TaskTools:
             raise unknown_tool(_name(inner))
         running = await self._maker.begin(started, call, tool)
         try:
-            running.hold(await self._intake.accept(started, call, who, inner, []))
+            running.hold(await arrived(self._intake.accept(started, call, who, inner, [])))
         except BaseException:
             await self._maker.undo(running)
             raise

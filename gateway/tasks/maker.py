@@ -7,8 +7,8 @@ has as many tasks as it may have, the call stays an ordinary call.
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Coroutine
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -27,6 +27,7 @@ from session_store import StoreError, Task
 from session_store.session import redact
 from transports.era import MODERN
 from transports.inbound_port import Answer, Request
+from transports.soon import Soon, arrived, is_there
 from transports.tasks import Tasks
 
 __all__ = ["TaskMaker", "ToolOf"]
@@ -50,20 +51,22 @@ class TaskMaker:
         self._handles = handles
         self._tasks = Tasks("making of tasks")
 
-    async def answer(
-        self,
-        exchange: TaskExchange,
-        request: Request,
-        headers: Headers,
-        accepting: Coroutine[Any, Any, Answer],
-        tool_of: ToolOf,
-    ) -> Answer:
+    def answer(
+        self, exchange: TaskExchange, request: Request, headers: Headers, accepting: Soon[Answer], tool_of: ToolOf
+    ) -> Soon[Answer]:
         """The reply to a call. `accepting` sends the call to its server, and returns the reply that the client gets if
         the call becomes no task.
 
         Raises: as `accepting` does.
         """
         reply = self._begin(exchange, request, headers, tool_of)
+        if not is_there(accepting):
+            return self._answered(reply, accepting)
+        reply.accepted(accepting)
+        return reply
+
+    async def _answered(self, reply: TaskableReply, accepting: Soon[Answer]) -> Answer:
+        """The reply, once the call was sent or has become a task."""
         sending = self._tasks.spawn(_accept(reply, accepting))
         try:
             await reply.answered
@@ -200,9 +203,9 @@ class TaskMaker:
         )
 
 
-async def _accept(reply: TaskableReply, accepting: Coroutine[Any, Any, Answer]) -> None:
+async def _accept(reply: TaskableReply, accepting: Soon[Answer]) -> None:
     try:
-        reply.accepted(await accepting)
+        reply.accepted(await arrived(accepting))
     except BaseException as error:
         reply.refused(error)
         if isinstance(error, asyncio.CancelledError):

@@ -6,7 +6,7 @@ has today the rights that the call had. Any other fails: its outcome is unknown.
 
 import logging
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
@@ -33,6 +33,7 @@ from transports.era import Era
 from transports.inbound_port import Answer, Request
 from transports.jsonrpc import Object, encode
 from transports.reply_queue import ReplyQueue
+from transports.soon import Soon, arrived
 from transports.tasks import Tasks
 
 __all__ = ["StartCall", "TaskRecovery"]
@@ -55,7 +56,7 @@ _UNKNOWN_AGAIN: Final = (
 _NO_SESSION: Final = "Outcome unknown: the session of this task ended without an answer; the call may have taken effect"
 _NO_RIGHTS: Final = f"{_UNKNOWN}. It is not started again: {{why}}"
 
-StartCall = Callable[[TaskExchange, Request, RequestContext, Object], Awaitable[Answer]]
+StartCall = Callable[[TaskExchange, Request, RequestContext, Object], Soon[Answer]]
 """Sends a call to its server, as if its client had sent it (`gateway.relay.intake`)."""
 
 WhyLost = Callable[[Principal, Context], str]
@@ -179,7 +180,7 @@ class TaskRecovery:
         CORRELATION.set(who.correlation)  # of this task
         exchange = running.exchange
         try:
-            running.hold(await self._start(exchange, request, who, params))
+            running.hold(await arrived(self._start(exchange, request, who, params)))
         except Exception as error:  # nobody else would end the task
             fail_unsent(exchange, error)
 

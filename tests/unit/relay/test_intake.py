@@ -21,6 +21,7 @@ from transports.era import Era
 from transports.inbound_port import Request
 from transports.jsonrpc import Object
 from transports.reply_queue import ReplyQueue
+from transports.soon import arrived
 
 pytestmark = pytest.mark.anyio
 
@@ -57,7 +58,7 @@ async def test_a_server_gets_the_context_of_the_request_and_not_of_another_one_i
     intake = Intake(endpoints=rooms, events=events, limits=limits, rates=parts, watching=parts, facts=FACTS)
     exchange = Exchange(method="tools/call", client_id=1, live=live, replies=ReplyQueue(), context=WEAK)
     who = RequestContext(live.session.principal, None, "c")
-    await intake.accept(exchange, Request(era=Era.LEGACY, endpoint="/mcp", headers={}), who, {}, [])
+    await arrived(intake.accept(exchange, Request(era=Era.LEGACY, endpoint="/mcp", headers={}), who, {}, []))
     (call,) = server.calls
     facts = msgspec.json.decode(call.meta[CONTEXT_KEY])
     assert live.session.context is STRONG

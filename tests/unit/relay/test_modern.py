@@ -122,7 +122,7 @@ class Forwarded:
 async def test_of_two_forwarded_answers_to_one_round_the_first_counts() -> None:
     parts, peers = Parts(), [Forwarded(), Forwarded()]
     retries = [
-        asyncio.create_task(parts.clients.call(parts.retry(number, peer), parts.who))
+        asyncio.create_task(arrived(parts.clients.call(parts.retry(number, peer), parts.who)))
         for number, peer in enumerate(peers, start=10)
     ]
     await asyncio.gather(*(peer.begun.wait() for peer in peers))
@@ -143,7 +143,7 @@ async def test_of_two_forwarded_answers_to_one_round_the_first_counts() -> None:
 
 async def test_a_reply_that_is_cancelled_after_its_question_ends_without_the_call() -> None:
     parts = Parts()
-    reply = await parts.clients.call(parts.retry(10, None), parts.who)
+    reply = await arrived(parts.clients.call(parts.retry(10, None), parts.who))
     parts.exchange.suspend({})
     assert await reply.replies.next() is not None
     reply.cancel("the client disconnected")

@@ -96,7 +96,7 @@ class Parts:
         async def accepting() -> Answer:
             return cast("Answer", self)
 
-        return await self.maker.answer(self.exchange, self.request, [], accepting(), lambda: TOOL)
+        return await arrived(self.maker.answer(self.exchange, self.request, [], accepting(), lambda: TOOL))
 
     async def first(self, answer: Answer) -> Any:
         frame = await answer.replies.next()
@@ -184,7 +184,7 @@ async def test_a_call_that_is_refused_is_refused() -> None:
         raise unknown_tool("build")
 
     with pytest.raises(Refused):
-        await parts.maker.answer(parts.exchange, parts.request, [], accepting(), Called)
+        await arrived(parts.maker.answer(parts.exchange, parts.request, [], accepting(), Called))
     assert parts.created == []
 
 
@@ -196,7 +196,7 @@ async def test_a_call_that_cannot_be_sent_after_its_handle_has_left_fails_its_ta
         await begun.wait()
         raise unknown_tool("build")
 
-    answer = await parts.maker.answer(parts.exchange, parts.request, [], accepting(), lambda: TOOL)
+    answer = await arrived(parts.maker.answer(parts.exchange, parts.request, [], accepting(), lambda: TOOL))
     assert (await parts.first(answer))["resultType"] == "task"
     begun.set()
     await turns()
