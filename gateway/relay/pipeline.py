@@ -5,14 +5,14 @@ The whole way of a request: wire, pipeline, session, admission, server, reply (`
 
 import contextlib
 import hashlib
-from collections.abc import Iterator, Mapping
-from typing import Final
+from collections.abc import Coroutine, Iterator, Mapping
+from typing import Any, Final
 
 from msgspec.structs import replace
 
 from gateway.context.facts import correlation_id
 from gateway.errors import TOO_OFTEN, is_bad_request_state, store_refused, unknown_method
-from gateway.identity.authenticate import Identity
+from gateway.identity.authenticate import Authenticated, Identity
 from gateway.identity.request_context import RequestContext
 from gateway.observability.audit import Audit
 from gateway.observability.logs import CLIENT, CORRELATION
@@ -29,7 +29,7 @@ from session_store import Principal, StoreError
 from transports.era import MODERN
 from transports.inbound_port import Answer, Carried, EventSource, Refused, Request
 from transports.jsonrpc import encode
-from transports.soon import arrived
+from transports.soon import Soon, arrived, is_there
 
 __all__ = ["Pipeline", "store_errors_refused"]
 
@@ -60,29 +60,54 @@ class Pipeline:
         self._watching = watching
         self._rates = rates
 
-    async def call(self, request: Request) -> Answer:
-        who = None
+    def call(self, request: Request) -> Soon[Answer]:
         try:
-            who = await self._who(request)
+            who = self._who(request)
+        except (StoreError, Refused) as error:
+            raise self._refusal(request, None, error) from None
+        return self._answer(request, who) if is_there(who) else self._answer_unknown(request, who)
+
+    async def _answer_unknown(self, request: Request, identifying: Soon[RequestContext]) -> Answer:
+        """As `call`, for a caller who is not known yet."""
+        try:
+            who = await arrived(identifying)
+        except (StoreError, Refused) as error:
+            raise self._refusal(request, None, error) from None
+        return await arrived(self._answer(request, who))
+
+    def _answer(self, request: Request, who: RequestContext) -> Soon[Answer]:
+        """As `call`, for a caller who is known."""
+        try:
             if message_of(request).method in (_NOT_MODERN if request.era is MODERN else _NOT_LEGACY):
                 raise unknown_method(str(message_of(request).method), request.era)
             clients = self._modern if request.era is MODERN else self._legacy
-            answer = await arrived(clients.call(request, who))
-        except StoreError as error:
-            refused = store_refused(error)
-            refused.of_request(CORRELATION.get())
-            self._watching.refused(request, None if who is None else who.principal, refused)
-            raise refused from None
-        except Refused as refused:
-            if who is not None and (refused.code == TOO_OFTEN or is_bad_request_state(refused)):
-                self._audit.record("refused", era=request.era, principal=str(who.principal), reason=str(refused))
-            refused.of_request(CORRELATION.get())
-            self._watching.refused(request, None if who is None else who.principal, refused)
-            raise
+            answer = clients.call(request, who)
+        except (StoreError, Refused) as error:
+            raise self._refusal(request, who, error) from None
+        return self._answered(request, who, answer) if is_there(answer) else self._answer_later(request, who, answer)
+
+    async def _answer_later(self, request: Request, who: RequestContext, answering: Soon[Answer]) -> Answer:
+        try:
+            answer = await arrived(answering)
+        except (StoreError, Refused) as error:
+            raise self._refusal(request, who, error) from None
+        return self._answered(request, who, answer)
+
+    def _answered(self, request: Request, who: RequestContext, answer: Answer) -> Answer:
+        """Record an answer that is no call."""
         if isinstance(answer, ImmediateReply):
             outcome = OK if answer.error_code is None else Outcome.error(answer.error_code)
             self._watching.answered(request, who.principal, outcome, answer.log_facts, answer.why)
         return answer
+
+    def _refusal(self, request: Request, who: RequestContext | None, error: StoreError | Refused) -> Refused:
+        """Record that a call is refused, and return the refusal."""
+        refused = store_refused(error) if isinstance(error, StoreError) else error
+        if error is refused and who is not None and (refused.code == TOO_OFTEN or is_bad_request_state(refused)):
+            self._audit.record("refused", era=request.era, principal=str(who.principal), reason=str(refused))
+        refused.of_request(CORRELATION.get())
+        self._watching.refused(request, None if who is None else who.principal, refused)
+        return refused
 
     def refused(self, headers: Mapping[str, str], refused: Refused) -> None:
         if refused.correlation:
@@ -92,15 +117,15 @@ class Pipeline:
         self._watching.refused_by_wire(refused)
 
     async def admit(self, request: Request) -> str:
-        return _name_of((await self._who(request)).principal)
+        return _name_of((await arrived(self._who(request))).principal)
 
     async def join(self, request: Request) -> Carried:
-        who = await self._who(request)
+        who = await arrived(self._who(request))
         with store_errors_refused():
             return replace(await self._streams.join(request, who), caller=_name_of(who.principal))
 
     async def carried(self, request: Request) -> Carried:
-        who = await self._who(request)
+        who = await arrived(self._who(request))
         with store_errors_refused():
             return replace(await self._streams.carried(request, who), caller=_name_of(who.principal))
 
@@ -109,10 +134,10 @@ class Pipeline:
 
     async def negotiated(self, request: Request) -> str:
         with store_errors_refused():
-            return await self._legacy.negotiated(request, await self._who(request))
+            return await self._legacy.negotiated(request, await arrived(self._who(request)))
 
     async def notify(self, request: Request) -> list[tuple[bytes, bytes]]:
-        who = await self._who(request)
+        who = await arrived(self._who(request))
         with store_errors_refused():
             if request.era is MODERN:
                 return await self._modern.notify(request, who)
@@ -121,18 +146,18 @@ class Pipeline:
 
     async def respond(self, request: Request) -> None:
         with store_errors_refused():
-            await self._legacy.respond(request, await self._who(request))
+            await self._legacy.respond(request, await arrived(self._who(request)))
 
     async def stream(self, request: Request, last_event_id: str | None) -> EventSource:
         with store_errors_refused():
-            who = await self._who(request)
+            who = await arrived(self._who(request))
             return await self._legacy.stream(request, who, last_event_id)
 
     async def end(self, request: Request) -> None:
         with store_errors_refused():
-            await self._legacy.end(request, await self._who(request))
+            await self._legacy.end(request, await arrived(self._who(request)))
 
-    async def _who(self, request: Request) -> RequestContext:
+    def _who(self, request: Request) -> Soon[RequestContext]:
         """Authenticate a request, or take over the principal that another replica has authenticated. From now on log
         lines have the correlation id of the request and the address of its client."""
         CLIENT.set(request.client)
@@ -142,21 +167,44 @@ class Pipeline:
             correlation = self._watching.tracing.arrived(request).correlation
         CORRELATION.set(correlation)
         who = request.forwarded
-        if who is None:
-            try:
-                who = self._identity.known(request.headers, request.peer)
-                if who is None:
-                    who = await self._identity.verify(request.headers, request.peer)
-            except Refused as refused:
-                self._audit.record("refused", era=request.era, reason=str(refused))
-                raise
-        if request.forwarded is None:  # a forwarded request was counted by its sender
-            try:
-                await arrived(self._rates.message(who.principal, request.client))
-            except Refused as refused:
-                self._audit.record("refused", era=request.era, principal=str(who.principal), reason=str(refused))
-                raise
+        if who is not None:  # its sender has counted it
+            return RequestContext(who.principal, who.granted, correlation)
+        try:
+            who = self._identity.known(request.headers, request.peer)
+            if who is None:
+                return self._verified(request, correlation)
+            counting = self._rates.message(who.principal, request.client)
+        except Refused as refused:
+            self._audit_refused(request, who, refused)
+            raise
+        found = RequestContext(who.principal, who.granted, correlation)
+        return found if counting is None else self._counted(request, found, counting)
+
+    async def _verified(self, request: Request, correlation: str) -> RequestContext:
+        """As `_who`, for a caller with an access token that has to be verified first."""
+        who = None
+        try:
+            who = await self._identity.verify(request.headers, request.peer)
+            await arrived(self._rates.message(who.principal, request.client))
+        except Refused as refused:
+            self._audit_refused(request, who, refused)
+            raise
         return RequestContext(who.principal, who.granted, correlation)
+
+    async def _counted(
+        self, request: Request, who: RequestContext, counting: Coroutine[Any, Any, None]
+    ) -> RequestContext:
+        """As `_who`, for a message that the store has to count."""
+        try:
+            await counting
+        except Refused as refused:
+            self._audit_refused(request, who, refused)
+            raise
+        return who
+
+    def _audit_refused(self, request: Request, who: Authenticated | RequestContext | None, refused: Refused) -> None:
+        principal = "" if who is None else str(who.principal)
+        self._audit.record("refused", era=request.era, principal=principal, reason=str(refused))
 
 
 def _name_of(principal: Principal) -> str:
