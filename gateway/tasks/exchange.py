@@ -18,6 +18,7 @@ from gateway.calls.suspended_call import AskingServer, SuspendedCall
 from gateway.errors import UPSTREAM_UNAVAILABLE, store_refused
 from gateway.observability.observed import LogFacts
 from gateway.protocol.tasks import is_task
+from gateway.tasks.recorded_answers import RecordedAnswers
 from gateway.tasks.sink import TaskSink
 from session_store import StoreError
 from transports.inbound_port import Refused
@@ -95,6 +96,7 @@ class TaskExchange(Exchange):
     work: TaskWork | None = None
     request: tuple[Object, Object] | None = None  # params and `_meta` as the server got them first
     asked_before = 0  # questions of earlier runs
+    _recorded: RecordedAnswers | None = None  # what the client has answered in an earlier run
     _is_quiet = False  # the client has asked for no progress
     _progress: bytes | None = None  # the last notification before it became a task
 
@@ -162,8 +164,14 @@ class TaskExchange(Exchange):
         if isinstance(self.replies, TaskSink):
             self.replies.detach()
 
-    def run_as(self, work: TaskWork, asked_before: int) -> None:
-        """Begin as a task that an earlier owner has left: no request of a client waits."""
+    def take_replay(self, digest: str) -> str | None:
+        known = None if self._recorded is None else self._recorded.take(digest)
+        return super().take_replay(digest) if known is None else known
+
+    def run_as(self, work: TaskWork, asked_before: int, recorded: RecordedAnswers | None = None) -> None:
+        """Begin as a task that an earlier owner may have left: no request of a client waits. Questions that are
+        `recorded` are not asked again."""
+        self._recorded = recorded
         self.replies = TaskSink(work.receive)
         self._work_as(work)
         self.asked_before = asked_before

@@ -18,6 +18,7 @@ from gateway.tasks.answers import created_result
 from gateway.tasks.exchange import TaskExchange
 from gateway.tasks.handles import TaskHandle, TaskHandles
 from gateway.tasks.quotas import TaskQuotas
+from gateway.tasks.recorded_answers import RecordedAnswers
 from gateway.tasks.refusals import too_many_tasks
 from gateway.tasks.reply import Headers, TaskableReply
 from gateway.tasks.running import RunningTask
@@ -185,6 +186,7 @@ class TaskMaker:
         now, session = self._table.clock(), live.session
         may_repeat = tool.is_repeatable and request.era is MODERN
         call = stored(request.params, exchange.context) if may_repeat else b""
+        answered = {} if exchange.suspended is None else exchange.suspended.answers  # before it was a task
         return Task(
             id=secrets.token_urlsafe(16),
             session_id=session.id,
@@ -199,6 +201,7 @@ class TaskMaker:
             poll_ms=self._settings.poll_ms,
             request=call,
             is_repeatable=bool(call),
+            answers=RecordedAnswers.of(answered).encoded(self._settings.result_bytes) if call else b"",
             epoch=session.epoch,
         )
 

@@ -23,6 +23,7 @@ from gateway.sessions.attach import SessionAttacher
 from gateway.tasks.exchange import TaskExchange, fail_unsent
 from gateway.tasks.messages import message_of
 from gateway.tasks.quotas import parts_of
+from gateway.tasks.recorded_answers import RecordedAnswers
 from gateway.tasks.running import RunningTask
 from gateway.tasks.stored_call import StoredCall
 from gateway.tasks.table import TaskTable
@@ -121,6 +122,7 @@ class TaskRecovery:
             task,
             status=after(task.status, TaskEvent.FAIL),
             questions=b"",
+            answers=b"",
             error=error,
             message=reason,
             updated_at=now,
@@ -154,6 +156,7 @@ class TaskRecovery:
             epoch=session.epoch,
             status=after(task.status, TaskEvent.RUN_AGAIN),
             questions=b"",
+            answers=b"",
             message=message_of(task.runs + 1),
             updated_at=self._table.clock(),
         )
@@ -169,7 +172,7 @@ class TaskRecovery:
             return
         self._table.reported(again, "run again")
         logger.warning("a task runs again: its gateway is gone", extra=_fields(task))
-        exchange.run_as(running, task.asked)
+        exchange.run_as(running, task.asked, RecordedAnswers(task.answers))
         request = Request(
             era=Era.MODERN, endpoint=task.endpoint, headers={}, params=params, meta=msgspec.json.decode(raw)
         )

@@ -1,7 +1,7 @@
 """A task while its call is in flight here: what happens to the call becomes the state of the task's record."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -10,6 +10,7 @@ from gateway.bridge.suspended_calls import answer_suspended
 from gateway.calls.exchange_state import ExchangeState
 from gateway.calls.live_session import live_session_of
 from gateway.calls.result_outcome import outcome_of
+from gateway.calls.suspended_call import InputRequest
 from gateway.config.tasks import TaskSettings
 from gateway.errors import CANCELLED, OUTCOME_UNKNOWN, error_of
 from gateway.observability.observed import LogFacts
@@ -17,6 +18,7 @@ from gateway.observability.outcome import TOOL_ERROR
 from gateway.tasks.exchange import TaskExchange, TaskQuestions
 from gateway.tasks.messages import MAX_MESSAGE_CHARS, message_of, progress_text
 from gateway.tasks.record import TaskRecord
+from gateway.tasks.recorded_answers import RecordedAnswers
 from gateway.tasks.rounds import Rounds, conversation_of
 from gateway.tasks.server_task import ServerTask
 from gateway.tasks.task_state import TaskEvent, after
@@ -203,7 +205,7 @@ class RunningTask:
     def _end_as(self, event: TaskEvent, text: str = "", **outcome: Any) -> None:
         """The task is over. Its message is about the outcome: the last progress says nothing of it."""
         ttl_s = self.record.now - self.task.created_at + self._settings.ttl_s  # from its creation
-        self._step(event, questions=b"", message=message_of(self.task.runs, text), ttl_s=ttl_s, **outcome)
+        self._step(event, questions=b"", answers=b"", message=message_of(self.task.runs, text), ttl_s=ttl_s, **outcome)
 
     def _step(self, event: TaskEvent, **fields: Any) -> None:
         self.record.change(status=after(self.task.status, event), **fields)
@@ -233,9 +235,28 @@ class RunningTask:
         suspended = self.exchange.suspended
         if not self.exchange.is_suspended or suspended is None or not responses.keys() & suspended.questions.keys():
             return
+        answers = self._recorded(suspended.questions, responses)
         answer_suspended(self.exchange, responses)  # which asks again for what is missing
-        if not self.exchange.is_suspended and not self.task.is_over:
-            self._step(TaskEvent.RESUME, questions=b"")
+        if self.task.is_over:
+            return
+        if not self.exchange.is_suspended:
+            self._step(TaskEvent.RESUME, questions=b"", **answers)
+        elif answers:
+            self.record.change(**answers)
+
+    def _recorded(self, questions: Mapping[str, InputRequest], responses: Object) -> dict[str, Any]:
+        """The answers of a task that may run again, with these; its server would ask the same then."""
+        if not self._may_run_again:
+            return {}
+        recorded = RecordedAnswers(self.task.answers)
+        for key, question in questions.items():
+            if key in responses:
+                recorded.add(question.digest, responses[key])
+        return {"answers": recorded.encoded(self._settings.result_bytes)}
+
+    @property
+    def _may_run_again(self) -> bool:
+        return self.task.is_repeatable and self.task.runs == 1
 
     def cancel(self, reason: str) -> None:
         """Cancel the call: the server is notified, and the task ends."""
@@ -246,7 +267,7 @@ class RunningTask:
 
     def stop(self) -> bool:
         """End the task, because the gateway stops. False: it runs again elsewhere or later, and its record stays."""
-        if (self.task.is_repeatable and self.task.runs == 1) or self.exchange.work is not self:
+        if self._may_run_again or self.exchange.work is not self:
             return False
         if self.exchange.conversation is None or not self.exchange.number:
             self.cancel(_UNSENT)

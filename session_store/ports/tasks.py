@@ -25,9 +25,9 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     server has made one.
 
     `questions` has the open questions to the client as a JSON object (`inputRequests`), `asked` how many were asked so
-    far. `answers` has the answers that the owner has not taken yet, as a JSON object by key. `result` and `error` have
-    the outcome as JSON. `is_tool_error`: the result says that the tool has failed (MCP, `isError`), and the task is
-    completed. `version` counts the changes.
+    far. `answers` has what the client has answered so far, as a JSON object by the content of the questions, if the
+    call may run again. `result` and `error` have the outcome as JSON. `is_tool_error`: the task is completed, and its
+    result says that the tool has failed (MCP, `isError`). `version` counts the changes.
     """
 
     id: str

@@ -1,5 +1,6 @@
 """A task ends when its call ends, whatever the end of the call looks like."""
 
+from types import SimpleNamespace
 from typing import Any, cast
 
 import msgspec
@@ -8,9 +9,12 @@ from msgspec.structs import replace
 
 from gateway.admin.operators import TaskQuery
 from gateway.admin.tasks import task_row
+from gateway.calls.exchange_state import ExchangeEvent
+from gateway.calls.suspended_call import InputRequest, question_digest
 from gateway.errors import OUTCOME_UNKNOWN
 from gateway.tasks.exchange import TaskExchange
 from gateway.tasks.messages import AGAIN
+from gateway.tasks.recorded_answers import RecordedAnswers
 from tests.requirements import requirement
 from tests.unit.tasks.test_recovery import Replica, Store
 from transports.jsonrpc import INTERNAL_ERROR, Message, encode_notification
@@ -114,6 +118,34 @@ class Conversation:
     def cancel(self, exchange: TaskExchange, reason: str, code: int) -> None:
         self.told.append(reason)
         exchange.fail(code, f"Cancelled: {reason}")
+
+
+@requirement("task.durable")
+@pytest.mark.parametrize("may_repeat", [False, True])
+async def test_answers_are_recorded_while_the_call_may_run_again(may_repeat: bool) -> None:
+    store = Store()
+    replica = Replica(store)
+    task = await store.task(is_repeatable=may_repeat)
+    running = replica.running(task, store.session)
+    exchange, heard = running.exchange, list[bytes]()
+    server: Any = SimpleNamespace(
+        answer=lambda number, _: heard.append(number), deadlines=SimpleNamespace(suspended_s=9)
+    )
+    exchange.sent_as(server, 1, None, 0.0)
+    exchange.step(ExchangeEvent.ASK)
+    params = {"message": msgspec.Raw(b'"?"')}
+    for number in (b"1", b"2"):
+        exchange.suspendable().add(InputRequest(server, number, "elicitation/create", params))
+    running.asks()
+    for key in ("q1", "q2"):
+        running.answer({key: msgspec.Raw(f'"{key}"'.encode()), "q3": msgspec.Raw(b"{}")})
+    assert heard == [b"1", b"2"] and await running.record.written()
+    digest = question_digest("elicitation/create", params)
+    recorded = RecordedAnswers((await store.read(task)).answers)
+    assert [recorded.take(digest) for _ in range(2)] == (['"q1"', '"q2"'] if may_repeat else [None, None])
+    exchange.settle(Message(jsonrpc="2.0", id=0, result=msgspec.Raw(b"{}")))
+    await replica.table.settled()
+    assert (await store.read(task)).answers == b"", "an outcome needs none"
 
 
 @requirement("task.durable")

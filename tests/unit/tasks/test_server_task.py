@@ -11,9 +11,11 @@ import pytest
 from gateway.bridge.suspended_calls import answer_suspended
 from gateway.calls.exchange_state import ExchangeEvent, ExchangeState
 from gateway.calls.live_session import LiveSession
+from gateway.calls.suspended_call import question_digest
 from gateway.errors import OUTCOME_UNKNOWN
 from gateway.protocol.capabilities import caller_of_meta
 from gateway.tasks.exchange import TaskExchange
+from gateway.tasks.recorded_answers import RecordedAnswers
 from gateway.tasks.server_task import ServerTask
 from session_store.memory import MemoryBackend
 from session_store.testing import FakeClock, a_session
@@ -29,6 +31,7 @@ ASKS = {
     "pollIntervalMs": 100,
     "inputRequests": {"k": {"method": "elicitation/create", "params": {"message": "?", "requestedSchema": {}}}},
 }
+ELICITATION = {"message": msgspec.Raw(b'"?"'), "requestedSchema": msgspec.Raw(b"{}")}
 CALLER = caller_of_meta(b'{"io.modelcontextprotocol/clientCapabilities":{"elicitation":{}}}')
 
 
@@ -116,11 +119,13 @@ def _result(value: object) -> Message:
 
 
 @asynccontextmanager
-async def followed(poll_ms: int = 100) -> AsyncIterator[tuple[Server, TaskExchange, Work]]:
+async def followed(
+    poll_ms: int = 100, recorded: RecordedAnswers | None = None
+) -> AsyncIterator[tuple[Server, TaskExchange, Work]]:
     live = LiveSession(a_session(FakeClock(), era="modern"), MemoryBackend().events)
     exchange = TaskExchange(method="tools/call", client_id=1, live=live, replies=ReplyQueue(), caller=CALLER)
     work, server = Work(exchange), Server()
-    exchange.run_as(work, 0)
+    exchange.run_as(work, 0, recorded)
     exchange.sent_as(cast("Any", server), 1, None, 0.0)
     created = {"taskId": msgspec.Raw(b'"t"'), "pollIntervalMs": msgspec.Raw(encode(poll_ms))}
     ServerTask(exchange, work, cast("Any", server)).begin(created)
@@ -195,6 +200,21 @@ async def test_questions_that_the_server_no_longer_lists_are_withdrawn() -> None
         server.task = ASKS
         await server.until(2)
         assert exchange.is_suspended and work.asked == 2
+
+
+@requirement("task.durable")
+async def test_what_an_earlier_run_was_answered_is_not_asked_again() -> None:
+    answer = '{"action":"accept","content":{}}'
+    recorded = RecordedAnswers.of({question_digest("elicitation/create", ELICITATION): answer})
+    async with followed(recorded=recorded) as (server, exchange, work):
+        server.task = ASKS
+        await server.until(1, "tasks/update")
+        assert (work.asked, exchange.state) == (0, ExchangeState.SENT) and not exchange.suspendable().questions
+        server.task = WORKING
+        await server.until(2)
+        server.task = ASKS
+        await server.until(2)
+        assert work.asked == 1 and exchange.is_suspended, "an answer is given once"
 
 
 @requirement("task.durable")
