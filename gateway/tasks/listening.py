@@ -20,30 +20,38 @@ class TaskStream(Exchange):
     """A `subscriptions/listen` that names tasks.
 
     Its first frame names the tasks that the client will be notified of, beside what the servers honour of the rest.
-    Frames that come before both are known wait. `is_acknowledged`: the client has the first frame. A stream about
-    nothing but tasks ends once nobody notifies of them any more.
+    Frames that come before both are known wait. A stream about nothing but tasks ends once nobody notifies of them any
+    more.
     """
 
-    is_all_tasks = False
+    _is_all_tasks = False
     _followers = 0  # servers and sessions that still notify of tasks
     _was_followed = False
 
-    _accepted: Sequence[str] | None = None
-    is_acknowledged = False
+    _acknowledgement: bytes | None = None  # of the servers
+    _accepted: Sequence[str] | None = None  # the handles of the tasks
     _early: tuple[bytes, ...] = ()
+
+    @property
+    def is_acknowledged(self) -> bool:
+        """Whether the client has the first frame."""
+        return self._acknowledgement is not None and self._accepted is not None
 
     def emit(self, frame: bytes) -> bool:
         if self.is_acknowledged:
             return super().emit(frame)
+        if self._acknowledgement is None and parse(frame).method == ACKNOWLEDGED:
+            self._acknowledgement = frame
+            return self._begin()
         if len(self._early) >= _MAX_EARLY:
             return False
         self._early = (*self._early, frame)
-        return self._acknowledge()
+        return True
 
     def accept(self, handles: Sequence[str]) -> None:
         """The client will be notified of these tasks."""
         self._accepted = handles
-        self._acknowledge()
+        self._begin()
 
     def followed(self) -> None:
         """A server, or the store, notifies of tasks from now on, until `unfollowed` is called."""
@@ -57,22 +65,20 @@ class TaskStream(Exchange):
 
     def about_nothing_else(self) -> None:
         """The client wants no notifications but those of tasks."""
-        self.is_all_tasks = True
+        self._is_all_tasks = True
 
     def _end_if_silent(self) -> None:
-        if self.is_all_tasks and self._was_followed and not self._followers and self.is_acknowledged:
+        if self._is_all_tasks and self._was_followed and not self._followers and self.is_acknowledged:
             self.finish(Message(jsonrpc="2.0", id=0, result=msgspec.Raw(ENDED)))
 
-    def _acknowledge(self) -> bool:
-        first = next((frame for frame in self._early if parse(frame).method == ACKNOWLEDGED), None)
-        if first is None or self._accepted is None:
+    def _begin(self) -> bool:
+        """Send the first frame, and those that came before, once all is known. False if the client does not read."""
+        if self._acknowledgement is None or self._accepted is None:
             return True
-        self.is_acknowledged = True
         early, self._early = self._early, ()
-        took = super().emit(_with_tasks(first, self._accepted))
-        took = all([took, *(super(TaskStream, self).emit(frame) for frame in early if frame is not first)])
+        took = [self.emit(frame) for frame in (_with_tasks(self._acknowledgement, self._accepted), *early)]
         self._end_if_silent()
-        return took
+        return all(took)
 
 
 def _with_tasks(acknowledgement: bytes, handles: Sequence[str]) -> bytes:
