@@ -13,6 +13,7 @@ from gateway.calls.exchange_state import EXCHANGE, OVER, ExchangeState
 from gateway.calls.link_state import LINK, LinkState
 from gateway.calls.live_state import GONE, LIVE, LiveState
 from gateway.tasks.known_tasks import KNOWN, KnownState
+from gateway.tasks.reply import REPLY, ReplyState
 from gateway.tasks.task_state import TASK, TaskState
 
 __all__ = ["DIAGRAMS", "DOCUMENT", "diagram", "drawn"]
@@ -39,6 +40,7 @@ DIAGRAMS: Final = {
     "exchange": diagram(EXCHANGE, ExchangeState.QUEUED, frozenset(OVER)),  # type: ignore[arg-type]
     "link": diagram(LINK, LinkState.ABSENT, frozenset({LinkState.ENDED})),  # type: ignore[arg-type]
     "task": diagram(TASK, TaskState.WORKING, frozenset(state for state in TASK if not TASK[state])),  # type: ignore[arg-type]
+    "reply": diagram(REPLY, ReplyState.SENDING, frozenset(REPLY) - {ReplyState.SENDING}),  # type: ignore[arg-type]
     "known": diagram(KNOWN, KnownState.FOUND, frozenset({KnownState.FORGOTTEN})),  # type: ignore[arg-type]
     "session": diagram(LIVE, LiveState.OPENING, frozenset(GONE)),  # type: ignore[arg-type]
 }

@@ -248,3 +248,24 @@ async def test_a_failure_after_the_handle_has_left_undoes_no_task(monkeypatch: p
 
 def encode_progress(number: str) -> bytes:
     return f'{{"jsonrpc":"2.0","method":"notifications/progress","params":{{"progress":{number}}}}}'.encode()
+
+
+@requirement("task.make")
+async def test_a_call_that_is_refused_while_its_task_is_stored_becomes_no_task() -> None:
+    parts, refuse = Parts(), asyncio.Event()
+    parts.go.clear()
+
+    async def accepting() -> Answer:
+        await refuse.wait()
+        raise unknown_tool("build")
+
+    answered = arrived(parts.maker.answer(parts.exchange, parts.request, [], accepting(), lambda: TOOL))
+    waiting = asyncio.ensure_future(answered)
+    await turns()
+    assert parts.created
+    refuse.set()
+    parts.go.set()  # both go on in the same turn of the loop, the refusal first
+    with pytest.raises(Refused):
+        await waiting
+    await turns()
+    assert parts.counts["made"] == 0 and len(parts.table) == 0
