@@ -1,7 +1,9 @@
-"""A stdio server for tests with many resources: `noteshelf_server.py LOG NAME COUNT [modern]`.
+"""A stdio server for tests with many resources: `noteshelf_server.py LOG NAME COUNT [modern] [apps]`.
 
 It lists COUNT resources `NAME://1` …, two on each page, and one template. It can be read at these, at what the template
 matches, and at `NAME-hidden://…`, which nothing lists; anything else is not found. Each request is appended to LOG.
+With `apps`, its tool `show` names the app `ui://NAME/board`, which nothing else lists, nor `ui://NAME/part`; the app
+may call `turn`.
 """
 
 import json
@@ -10,6 +12,10 @@ from pathlib import Path
 from typing import Any
 
 LOG, NAME, COUNT, MODERN = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), "modern" in sys.argv
+APPS = [
+    {"name": "show", "inputSchema": {"type": "object"}, "_meta": {"ui": {"resourceUri": f"ui://{NAME}/board"}}},
+    {"name": "turn", "inputSchema": {"type": "object"}, "_meta": {"ui": {"visibility": ["app"]}}},
+]
 INFO = {"name": NAME, "version": "1"}
 CAPABILITIES = {"resources": {"subscribe": True}, "tools": {}}
 
@@ -20,7 +26,9 @@ def result(method: str, params: dict[str, Any]) -> dict[str, Any] | None:
     if method == "server/discover" and MODERN:
         return {"supportedVersions": ["2026-07-28"], "capabilities": CAPABILITIES, "serverInfo": INFO}
     if method == "tools/list":
-        return {"tools": []}
+        return {"tools": APPS if "apps" in sys.argv else []}
+    if method == "tools/call":
+        return {"content": [{"type": "text", "text": f"{params['name']} at {NAME}"}]}
     if method == "resources/list":
         first = int(params.get("cursor", 1))
         page = [{"uri": f"{NAME}://{n}", "name": str(n)} for n in range(first, min(first + 2, COUNT + 1))]
@@ -29,7 +37,7 @@ def result(method: str, params: dict[str, Any]) -> dict[str, Any] | None:
         return {"resourceTemplates": [{"uriTemplate": f"{NAME}-row://{{id}}", "name": "row"}]}
     if method in ("resources/subscribe", "resources/unsubscribe"):
         return {}
-    known = (f"{NAME}://", f"{NAME}-row://", f"{NAME}-hidden://")
+    known = (f"{NAME}://", f"{NAME}-row://", f"{NAME}-hidden://", f"ui://{NAME}/")
     if method == "resources/read" and params["uri"].startswith(known):
         return {"contents": [{"uri": params["uri"], "text": f"of {NAME}"}]}
     return None
