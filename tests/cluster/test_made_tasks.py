@@ -5,6 +5,7 @@ import json
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from tests.support.gateway_process import ROOT, WORK, RunningGateway, running_ga
 from tests.support.mcp_clients import Legacy
 from tests.support.redis_server import RunningRedis
 from tests.support.task_client import TaskClient
-from tests.support.waiting import eventually
+from tests.support.waiting import descendants, eventually, gone
 
 HEADERS = {"Authorization": f"Bearer {KEY}"}
 WORKING_S = 4.0
@@ -114,6 +115,35 @@ def test_a_gateway_that_drains_waits_for_its_tasks(two: list[RunningGateway], ht
     assert owner.stop() in (0, -signal.SIGTERM)
     found = client_of(other, http).get(task)
     assert found["status"] == "completed" and found["result"]["content"][0]["text"] == "done drained"
+
+
+@requirement("task.durable", "rep.drain", "proc.gone")
+def test_tasks_that_outlast_a_drain_are_decided_on_elsewhere(
+    two: list[RunningGateway], http: httpx.Client, ledger: Path
+) -> None:
+    owner, other = two
+    working = client_of(owner, http).begin("work", job="outlasts", seconds=60)
+    repeatable = client_of(owner, http).begin("look", job="moves", seconds=14)
+    # In a session of its own: a legacy server's question does not say which call it belongs to.
+    alone = TaskClient(owner.url, http, headers={**HEADERS, "MCP-Gateway-Session-Key": "alone"})
+    asking = alone.begin("ask", job="asks", seconds=0.6)
+    client = client_of(other, http)
+    client.until(asking, "input_required")
+    children = descendants(owner.pid)
+    began = time.monotonic()
+    assert owner.stop() in (0, -signal.SIGTERM)
+    assert 9.0 < time.monotonic() - began < 25.0, "it waits for tasks, and not for ever"
+    assert gone(children, within_s=5)
+    failed = client.until(working, "failed", within_s=20)
+    assert failed["error"]["code"] == UNKNOWN and "unknown" in failed["error"]["message"].lower()
+    found = client.until(repeatable, "completed", within_s=40)
+    assert found["result"]["content"][0]["text"] == "done moves" and "again" in found["statusMessage"]
+    for _ in range(2):
+        client.answer(asking, client.until(asking, "input_required", within_s=20)["inputRequests"])
+        eventually(lambda: client.get(asking)["status"] != "input_required", within_s=1)
+    client.until(asking, "completed", within_s=20)
+    text = ledger.read_text()
+    assert (text.count("began outlasts"), text.count("began moves")) == (1, 2)
 
 
 @requirement("task.durable")
