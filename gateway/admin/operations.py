@@ -16,6 +16,8 @@ from gateway.admin.operators import (
     SessionQuery,
     TaskPage,
     TaskQuery,
+    TooLate,
+    TooShort,
 )
 from gateway.admin.replicas import Replicas
 from gateway.admin.reports import ReplicaReport, SessionPart, SessionRow, TaskRow, row_of
@@ -180,7 +182,7 @@ class Operations:
     async def _find(self, prefix: str) -> Session:
         """The one session that is meant. Never a guess. Raises `NoSuch`, `Ambiguous`."""
         if prefix and len(prefix) < SHORTEST_PREFIX:
-            raise NoSuch(f"give at least {SHORTEST_PREFIX} characters of the session's id")
+            raise TooShort("session")
         exact = await self._backend.sessions.peek(prefix) if prefix else None
         if exact is not None:
             return exact
@@ -224,9 +226,9 @@ class Operations:
     async def cancel_task(self, prefix: str, by: str = "") -> str:
         task = await self._tasks.found(prefix)
         if task.is_over:
-            raise NoSuch(f"the task is over already: {task.status}")
+            raise TooLate(f"the task is over already: {task.status}")
         if not await self._replicas.cancel_task(task.name, f"{_operator(by)} cancelled the task"):
-            raise NoSuch(
+            raise TooLate(
                 "no replica runs the task: it has just ended, or its replica is gone; look at it again in a while"
             )
         self._record(f"{_operator(by)} has cancelled a task of session {redact(task.session_id)}: {task.tool}")

@@ -27,6 +27,8 @@ __all__ = [
     "SessionQuery",
     "TaskPage",
     "TaskQuery",
+    "TooLate",
+    "TooShort",
     "UnknownHere",
 ]
 
@@ -54,6 +56,17 @@ class Ambiguous(OperatorError):
     def __init__(self, message: str, candidates: tuple[SessionRow, ...] = ()) -> None:
         super().__init__(message)
         self.candidates = candidates
+
+
+class TooLate(OperatorError):
+    """What has that name is not in a state in which this can be done."""
+
+
+class TooShort(OperatorError):
+    """The beginning of an id that is too short to name anything. `what` is the kind of thing."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"give at least {SHORTEST_PREFIX} characters of the {what}'s id")
 
 
 class UnknownHere(OperatorError):
@@ -157,7 +170,8 @@ class Operators(Protocol):
     """The model. A session is named by how its id begins (`SHORTEST_PREFIX` characters or more, or nothing where only
     one is live), a replica by how its name begins. `by` is the operator's name, empty where it is not known.
 
-    Every method may raise `StoreUnavailable` or an `OperatorError`: `NoSuch` or `Ambiguous` where not one has the name.
+    Every method may raise `StoreUnavailable` or an `OperatorError`: `NoSuch`, `Ambiguous` or `TooShort` where not one
+    has the name.
     """
 
     @property
@@ -198,7 +212,8 @@ class Operators(Protocol):
         ...
 
     async def cancel_task(self, prefix: str, by: str = "") -> str:
-        """Cancel the call of a task, on whichever replica runs it. Returns how the id of the task begins."""
+        """Cancel the call of a task, on whichever replica runs it. Returns how the id of the task begins. Raises
+        `TooLate`: the task is over, or no replica runs it now."""
         ...
 
     async def warnings(self) -> list[UnreturningClient]:

@@ -22,6 +22,7 @@ from gateway.admin.operators import (
     SessionQuery,
     TaskPage,
     TaskQuery,
+    TooLate,
 )
 from gateway.admin.reports import ReplicaReport, SessionRow, TaskRow
 from gateway.admin.sign_in_attempts import TooManyAttempts
@@ -91,8 +92,10 @@ class Rest:
                 return _problem(problem.status, str(problem))
             except NoSuch as error:
                 return _problem(404, str(error))
-            except Ambiguous as error:
+            except (Ambiguous, TooLate) as error:
                 return _problem(409, str(error))
+            except OperatorError as error:
+                return _problem(400, str(error))
             except TooManyAttempts as error:
                 return _problem(429, str(error), {"Retry-After": f"{error.wait_s:.0f}"})
             except StoreUnavailable:
@@ -269,7 +272,7 @@ _OPERATIONS: Final = (
     _Operation(
         method="DELETE",
         path="/tasks/{task}",
-        summary="Cancel the call of a task, on whichever replica runs it; its record stays until it expires",
+        summary="Cancel the call of a task on whichever replica runs it (409: it is over); its record stays",
         work=Rest.cancel_task,
         gives=dict[str, str],
         takes=(_TASK,),

@@ -5,7 +5,7 @@ from typing import Final
 
 import msgspec
 
-from gateway.admin.operators import SHORTEST_PREFIX, Ambiguous, NoSuch, TaskPage, TaskQuery
+from gateway.admin.operators import SHORTEST_PREFIX, Ambiguous, NoSuch, TaskPage, TaskQuery, TooShort
 from gateway.admin.reports import TaskRow
 from gateway.tasks.handles import TaskHandle, claimed
 from session_store import Task, TaskStore
@@ -43,19 +43,19 @@ class TaskList:
         return TaskPage(tasks=[task_row(task, now) for task in rows], after=after)
 
     async def row(self, prefix: str) -> TaskRow:
-        """The task whose id begins like that. Raises `NoSuch`, `Ambiguous`."""
+        """The task whose id begins like that. Raises as `found`."""
         return task_row(await self.found(prefix), self._clock())
 
     async def found(self, prefix: str) -> Task:
         """The one task that is meant: by how its id begins, or by the id that its client has. Never a guess.
 
         Raises:
-            NoSuch, Ambiguous: not one task is meant.
+            NoSuch, Ambiguous, TooShort: not one task is meant.
         """
         if (handle := claimed(prefix)) is not None:
             return await self._of_client(handle)
         if len(prefix) < SHORTEST_PREFIX:
-            raise NoSuch(f"give at least {SHORTEST_PREFIX} characters of the task's id")
+            raise TooShort("task")
         matching = [task async for task in self._newest("", _READ_AT_ONCE) if task.id.startswith(prefix)]
         if len(matching) > 1:
             raise Ambiguous(f"more than one task begins with {prefix!r}: give more characters of the id")

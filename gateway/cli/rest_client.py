@@ -19,6 +19,7 @@ from gateway.admin.operators import (
     SessionQuery,
     TaskPage,
     TaskQuery,
+    TooShort,
 )
 from gateway.admin.reports import ReplicaReport, SessionRow, TaskRow
 from gateway.sessions.returns import UnreturningClient
@@ -70,7 +71,7 @@ class RestClient:
         """A prefix that can stand in a path: that of the only session where none is given."""
         if prefix:
             if len(prefix) < SHORTEST_PREFIX:
-                raise NoSuch(f"give at least {SHORTEST_PREFIX} characters of the session's id")
+                raise TooShort("session")
             return quote(prefix, safe="")
         found = (await self.sessions(SessionQuery(limit=_MOST_CANDIDATES + 1))).sessions
         if not found:
@@ -151,7 +152,7 @@ class RestClient:
 
 
 def _task_path(prefix: str) -> str:
-    """The path of one task. Raises `NoSuch`: the prefix could not stand in a path."""
+    """The path of one task. Raises `TooShort`: the prefix could not stand in a path."""
     if len(prefix) < SHORTEST_PREFIX:
-        raise NoSuch(f"give at least {SHORTEST_PREFIX} characters of the task's id")
+        raise TooShort("task")
     return f"tasks/{quote(prefix, safe='')}"

@@ -153,7 +153,9 @@ def test_bad_questions_are_answered_with_what_to_do(pair: Pair, ops: httpx.Clien
         ("sessions?limit=0", 400, "1 to 1000"),
         ("sessions?limit=many", 400, "1 to 1000"),
         ("sessions?only=good", 400, "failing"),
-        ("sessions/abc", 404, "4 characters"),
+        ("sessions/abc", 400, "4 characters"),
+        ("tasks/abc", 400, "4 characters"),
+        ("tasks/neverthere", 404, "expired, or never was"),
         ("sessions/neverthere", 404, "ended, or never was"),
     ):
         answer = ops.get(f"{api}/{path}")

@@ -41,7 +41,7 @@ def test_a_task_is_found_and_cancelled_from_another_replica(
     assert "the operator olga cancelled the task" in done["statusMessage"]
     assert client.get(handle)["status"] == "working", "the other one goes on"
     again = ops.delete(f"{there.base}/admin/api/tasks/{newest}")
-    assert again.status_code == 404 and "over already: cancelled" in again.json()["detail"]
+    assert again.status_code == 409 and "over already: cancelled" in again.json()["detail"]
     assert ops.delete(f"{here.base}/admin/api/tasks/{listed[1]['task']}").json() == {"cancelled": listed[1]["task"]}
     client.until(handle, "cancelled")
 

@@ -96,7 +96,7 @@ async def test_the_navigation_has_the_pages_in_their_order_and_marks_the_present
 
 
 @requirement("ops.console")
-@pytest.mark.parametrize(("session", "status", "why"), [("zzzzzzzz", 404, "No session"), ("a", 404, "Give at least 4")])
+@pytest.mark.parametrize(("session", "status", "why"), [("zzzzzzzz", 404, "No session"), ("a", 400, "Give at least 4")])
 async def test_a_page_that_cannot_be_shown_says_why_once(
     operator: httpx.AsyncClient, session: str, status: int, why: str
 ) -> None:

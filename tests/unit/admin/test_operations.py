@@ -6,7 +6,17 @@ from typing import Any
 import pytest
 
 from gateway.admin.operations import Operations, matches
-from gateway.admin.operators import Ambiguous, NoSuch, Only, OperatorError, SessionFilter, SessionQuery, UnknownHere
+from gateway.admin.operators import (
+    Ambiguous,
+    NoSuch,
+    Only,
+    OperatorError,
+    SessionFilter,
+    SessionQuery,
+    TooLate,
+    TooShort,
+    UnknownHere,
+)
 from gateway.admin.replicas import NoReplicas
 from gateway.admin.reports import ReplicaReport, SessionPart
 from gateway.admin.store_only import operations_on
@@ -100,7 +110,7 @@ async def test_pages_follow_each_other_in_order_of_id() -> None:
 @pytest.mark.parametrize(
     ("prefix", "kind", "message"),
     [
-        ("abc", NoSuch, "give at least 4 characters of the session's id"),
+        ("abc", TooShort, "give at least 4 characters of the session's id"),
         ("nothing", NoSuch, "no session begins with 'nothing': it has ended, or never was"),
         ("same", Ambiguous, "more than one session begins with 'same': give more characters of the id"),
         ("", Ambiguous, "more than one session is live: give more characters of the id"),
@@ -153,10 +163,10 @@ async def test_a_task_that_works_is_cancelled_where_it_runs() -> None:
     assert (
         recorded.startswith("the operator ann has cancelled a task of session ") and working.session_id not in recorded
     )
-    with pytest.raises(NoSuch, match="over already: completed"):
+    with pytest.raises(TooLate, match="over already: completed"):
         await parts.operations.cancel_task("ended-", "ann")
     replicas.runs_tasks = False
-    with pytest.raises(NoSuch, match="no replica runs the task"):
+    with pytest.raises(TooLate, match="no replica runs the task"):
         await parts.operations.cancel_task("working", "ann")
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.admin.operators import Ambiguous, NoSuch, OperatorError, TaskQuery
+from gateway.admin.operators import Ambiguous, NoSuch, OperatorError, TaskQuery, TooShort
 from gateway.admin.tasks import TaskList, task_row
 from session_store import MemoryBackend, Task
 from session_store.testing import BOB, FakeClock, a_task
@@ -64,7 +64,7 @@ async def test_tasks_are_found_by_status_and_by_their_facts() -> None:
 async def test_a_task_is_never_guessed() -> None:
     parts = Parts()
     await parts.holding("same-one", "same-two", "different")
-    for prefix, kind in [("sam", NoSuch), ("none", NoSuch), ("same", Ambiguous)]:
+    for prefix, kind in [("sam", TooShort), ("none", NoSuch), ("same", Ambiguous)]:
         with pytest.raises(kind):
             await parts.list.row(prefix)
     assert (await parts.list.row("same-o")).task == "same-one"
