@@ -64,7 +64,7 @@ def _inside(server: dict[str, Any]) -> Iterator[str]:
         bound = "".join(f" · {argument} = {field}" for argument, field in tool.get("bind", {}).items())
         operation = f"{tool['operation']} ({tool['operation_from']})"
         yield f"  tool {tool['name']}: {_seen(tool)} · {operation}{bound}"
-    for kind in ("prompts", "resources"):
+    for kind in ("prompts", "resources", "methods"):
         for item in server.get(kind, ()):
             yield f"  {kind.removesuffix('s')} {item['name']}: {_seen(item)}"
     for variable, source in server.get("environment", {}).items():

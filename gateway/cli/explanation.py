@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from gateway.cli.options import Caller
 from gateway.config.context import CORRELATION_ID, TEMP_DIR
+from gateway.config.patterns import sample_of
 from gateway.config.settings import ConfigurationError, Settings
 from gateway.context.announced import Announced, Announcements
 from gateway.identity.authenticate import Authenticated, Identity
@@ -112,7 +113,8 @@ def _claims(file: Path | None) -> Mapping[str, Any]:
 
 async def explanation(settings: Settings, caller: Caller, *, tool: str = "", offline: bool = False) -> dict[str, Any]:
     """What the caller sees, as JSON: context, fields, and for each server whether and why it is visible, its tools,
-    prompts and resources, and the variables that it gets. `tool` limits it to one tool, `server__name`.
+    prompts, resources and patterns of methods, and the variables that it gets. `tool` limits it to one tool,
+    `server__name`.
 
     Raises:
         ConfigurationError: as `context_of`; there is no such tool; the settings cannot be served.
@@ -192,6 +194,8 @@ class _Servers:
         """Whether and why it is visible, and its variables. The servers are not asked what they list."""
         hidden = self._gateway.policy.hides(self._context, upstream.name)
         found: dict[str, Any] = {"visible": not hidden} | ({"why": hidden} if hidden else {})
+        if not self._tool and (methods := self._methods(upstream)):
+            found["methods"] = methods
         if upstream.settings.command and not upstream.settings.shared:
             found["environment"] = self._environment(upstream)
         if self._tool and (name := self._named(upstream)):
@@ -222,6 +226,14 @@ class _Servers:
                 reasons = {name: hides(self._context, upstream.name, name) for name in names}
                 found[kind] = [{"name": name, "visible": not why, "why": why} for name, why in reasons.items()]
         return found
+
+    def _methods(self, upstream: ConfiguredUpstream) -> list[dict[str, Any]]:
+        """Each pattern of `methods`: servers list no methods."""
+        hides = self._gateway.policy.hides_method
+        reasons = {
+            pattern: hides(self._context, upstream.name, sample_of(pattern)) for pattern in upstream.settings.methods
+        }
+        return [{"name": pattern, "visible": not why, "why": why} for pattern, why in reasons.items()]
 
     def _named(self, upstream: ConfiguredUpstream) -> str:
         """The tool that is asked for, if it is of that server."""

@@ -6,11 +6,12 @@ Pure. RE2 runs both, in time linear in the text whatever the pattern; it has no 
 import functools
 import re
 from collections.abc import Iterable
+from string import ascii_letters
 from typing import Any, Final
 
 import re2
 
-__all__ = ["any_matches", "expression", "matches", "usable", "whole"]
+__all__ = ["any_matches", "expression", "matches", "sample_of", "usable", "whole"]
 
 _MEMORY: Final = 8 << 20
 """Of one expression at work; with less than it would like, RE2 is slower, and still linear."""
@@ -50,6 +51,14 @@ def matches(pattern: str, name: str) -> bool:
 def any_matches(patterns: Iterable[str], name: str) -> bool:
     """True if one of the patterns matches."""
     return any(matches(pattern, name) for pattern in patterns)
+
+
+def sample_of(pattern: str) -> str:
+    """A name that the pattern matches. `*` and `?` stand for themselves, so that wider patterns match the name too."""
+    return "".join(
+        piece if len(piece) == 1 else next((one for one in piece[1:-1] + ascii_letters if matches(piece, one)), "_")
+        for piece in _pieces(pattern)
+    )
 
 
 def usable(pattern: str) -> str:

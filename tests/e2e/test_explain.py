@@ -100,6 +100,25 @@ def test_each_fact_and_each_hidden_thing_names_its_setting() -> None:
 
 
 @requirement("pol.explain")
+def test_it_explains_the_methods_that_mcp_does_not_define() -> None:
+    methods = {"acme/*": {"permissions": ["orders"]}, "acme/old[12]": {"allowed": False}, "acme/open": {}}
+    servers = {"shop": server(DEMO, methods=methods)}
+    rules = [{"workspaces": ["team"], "permissions": ["orders"]}]
+    settings = Settings.model_validate({"mcpServers": servers, "gateway": {"policy": {"rules": rules}}})
+    found = asyncio.run(explanation(settings, Caller(), offline=True))
+    shown = {one["name"]: one["why"] for one in found["servers"]["shop"]["methods"]}
+    where = "mcpServers.shop.methods.acme/"
+    assert shown == {
+        "acme/*": f"it needs orders ({where}*.permissions)",
+        "acme/old[12]": f"it is allowed to nobody ({where}old[12].allowed)",
+        "acme/open": f"it needs orders ({where}*.permissions)",
+    }, "of all patterns that match, each has to permit it"
+    granted = asyncio.run(explanation(settings, Caller(workspace="team"), offline=True))["servers"]["shop"]["methods"]
+    assert [one["visible"] for one in granted] == [False, False, False], "an announced workspace grants nothing"
+    assert "  method acme/*: hidden: " in "\n".join(lines_of(found))
+
+
+@requirement("pol.explain")
 def test_claims_and_headers_count_as_in_requests(tmp_path: Path) -> None:
     entry = {
         "issuer": "https://id",

@@ -1,22 +1,24 @@
-"""One session: its facts, failures, processes and events, and the form that ends it."""
+"""One session: its facts, failures, processes, tasks and events, and the form that ends it."""
 
 import asyncio
 from typing import Any, Final
 
 from starlette.requests import Request
 
-from gateway.admin.operators import Operators
+from gateway.admin.operators import Operators, TaskQuery
 from gateway.admin.page import ConsolePage
 
 __all__ = ["PAGE"]
 
 _LATEST_EVENTS: Final = 20
+_LATEST_TASKS: Final = 20
 
 
 async def _facts(operators: Operators, request: Request) -> dict[str, Any]:
     session = request.path_params["session"]
     row, events = await asyncio.gather(operators.session(session), operators.events(_LATEST_EVENTS, session))
-    return {"session": row, "events": events}
+    page = await operators.tasks(TaskQuery(query=row.session, limit=_LATEST_TASKS))
+    return {"session": row, "events": events, "tasks": page.tasks, "has_more_tasks": bool(page.after)}
 
 
 async def _end(operators: Operators, request: Request, operator: str) -> str:
@@ -97,6 +99,13 @@ PAGE: Final = ConsolePage(
 {% for name, value in s.metadata.items() %}<div><dt>{{ name }}</dt><dd>{{ value }}</dd></div>{% endfor %}
 {% if s.state_keys %}<div><dt>Keys of its state</dt><dd>{{ s.state_keys | join(", ") }}</dd></div>{% endif %}
 </dl>
+</section>
+{% endif %}
+{% if tasks %}
+<section aria-labelledby="tasks">
+<h2 id="tasks">Tasks</h2>
+{{ tables.tasks_table(tasks) }}
+{% if has_more_tasks %}<p><a href="{{ root }}/admin/tasks?q={{ s.session | urlencode }}">All tasks</a></p>{% endif %}
 </section>
 {% endif %}
 <section aria-labelledby="events">

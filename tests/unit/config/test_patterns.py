@@ -6,7 +6,7 @@ import time
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.config.patterns import matches
+from gateway.config.patterns import matches, sample_of
 from tests.requirements import requirement
 
 
@@ -26,3 +26,13 @@ def test_patterns_of_names_mean_what_they_mean_in_shells(pattern: str, name: str
     except ValueError:
         return  # a range that ends before it begins: said when the configuration is read
     assert found == fnmatch.fnmatchcase(name, pattern)
+
+
+@requirement("pol.explain")
+@settings(max_examples=300)
+@given(pattern=st.text("ab*?[]!-", max_size=7))
+def test_a_pattern_matches_its_sample(pattern: str) -> None:
+    try:
+        assert matches(pattern, sample_of(pattern))
+    except ValueError:
+        return  # a range that ends before it begins
