@@ -71,16 +71,23 @@ def subscription_relay_for(live: LiveSession, upstream: str) -> Exchange:
     return exchange
 
 
-def child_of(parent: Exchange, ended: Callable[[Exchange, Frame], None]) -> Exchange:
-    """The part of a client's `subscriptions/listen` that goes to one of several servers. `ended` gets this part and its
-    last frame: a result if the server has ended it, an error if the server is gone."""
+def child_of(
+    parent: Exchange,
+    emit: Callable[[bytes], None],
+    acknowledged: Callable[[], None],
+    ended: Callable[[Exchange, Frame], None],
+) -> Exchange:
+    """The part of a client's `subscriptions/listen` that goes to one of several servers. `emit` gets its notifications.
+    `acknowledged` is called when the server has the subscription. `ended` gets this part and its last frame: a result
+    if the server has ended it, an error if the server is gone."""
 
     def receive(frame: Frame) -> None:
         if frame.final:
             ended(child, frame)
-        elif parse(frame.data).method != ACKNOWLEDGED:
-            parent.emit(frame.data)
+        else:
+            emit(frame.data)
 
     replies = RelayedReplies(receive, parent.replies)
     child = Exchange(method=_LISTEN, client_id=parent.client_id, live=parent.live, replies=replies)
+    child.acknowledged_here(acknowledged)
     return child

@@ -1,6 +1,8 @@
 """The part of an exchange that is about streams of notifications (MCP 2026-07-28, `subscriptions/listen`)."""
 
-from gateway.protocol.subscription_filter import ACKNOWLEDGED, Filter
+from collections.abc import Callable
+
+from gateway.protocol.subscription_filter import Filter
 
 __all__ = ["Listening"]
 
@@ -11,7 +13,7 @@ class Listening:
     # Class attributes, because most calls never need them.
     method: str
     _wanted: Filter | None = None
-    is_acknowledged_here = False
+    _on_acknowledged: Callable[[], None] | None = None
 
     @property
     def is_subscription(self) -> bool:
@@ -22,12 +24,18 @@ class Listening:
         """Pass on changes of these kinds only."""
         self._wanted = wanted
 
-    def acknowledged_here(self) -> None:
-        """The gateway has acknowledged the stream, so that the client gets no acknowledgement of the server."""
-        self.is_acknowledged_here = True
+    def acknowledged_here(self, then: Callable[[], None]) -> None:
+        """The gateway acknowledges the stream, so that the client gets no acknowledgement of the server. `then` is
+        called when that comes: the server has the subscription."""
+        self._on_acknowledged = then
+
+    def takes_acknowledgement(self) -> bool:
+        """The server has acknowledged the stream. False if that is for the client."""
+        if self._on_acknowledged is None:
+            return False
+        self._on_acknowledged()
+        return True
 
     def listens_for(self, method: str) -> bool:
         """Whether that notification may be on the stream."""
-        if method == ACKNOWLEDGED and self.is_acknowledged_here:
-            return False
         return self.is_subscription and (self._wanted is None or self._wanted.may_have(method))

@@ -3,6 +3,7 @@
 Knows nothing of clients and their calls.
 """
 
+import asyncio
 import contextlib
 import logging
 from typing import Final
@@ -164,6 +165,11 @@ class Peer:
 
     async def ask(self, method: str, params: bytes | None) -> Message:
         """Send a request of the gateway's own, and return the answer. Raises `LinkClosed` if the link ends first."""
+        return await self.answer_to(method, params)
+
+    def answer_to(self, method: str, params: bytes | None) -> asyncio.Future[Message]:
+        """Send a request of the gateway's own at once. The future gets the answer, or `LinkClosed` if the link ends
+        first. Raises `LinkClosed`."""
         link, number = self._links.require(), self._next_number()
         answer = self._own.expect(number)
         try:
@@ -171,7 +177,7 @@ class Peer:
         except BaseException:
             answer.cancel()
             raise
-        return await answer
+        return answer
 
     def request(self, method: str, params: bytes) -> None:
         """Send a request of the gateway's own without waiting for its answer."""

@@ -19,7 +19,7 @@ from gateway.calls.questions import MAX_SERVER_ID_BYTES
 from gateway.calls.shared_server import LEVELS
 from gateway.protocol.methods import CHANGES, SERVER_METHODS, Method
 from gateway.protocol.params import meta_of
-from gateway.protocol.subscription_filter import ENDED, SUBSCRIPTION_ID, tagged
+from gateway.protocol.subscription_filter import ACKNOWLEDGED, ENDED, SUBSCRIPTION_ID, tagged
 from transports.era import Era
 from transports.jsonrpc import (
     INVALID_PARAMS,
@@ -343,6 +343,8 @@ def _relay_subscribed(conversation: Conversation, method: str, params: Object) -
         return False
     number = decode_id(meta[SUBSCRIPTION_ID])
     exchange = conversation.calls.sent.get(number) if isinstance(number, int) else None
-    if exchange is not None and exchange.listens_for(method):
+    if exchange is None or (method == ACKNOWLEDGED and exchange.takes_acknowledgement()):
+        return True
+    if exchange.listens_for(method):
         exchange.emit(encode_notification(method, splice(encode(tagged(params, exchange.client_id)))))
     return True

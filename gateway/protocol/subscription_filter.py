@@ -9,7 +9,7 @@ import msgspec
 
 from gateway.protocol.extensions import Declared, object_of
 from gateway.protocol.methods import CHANGES
-from transports.jsonrpc import Object, RequestId, encode, encode_notification, splice
+from transports.jsonrpc import Object, RequestId, encode, encode_notification, parse, splice
 
 __all__ = [
     "ACKNOWLEDGED",
@@ -34,6 +34,7 @@ ENDED: Final = b'{"resultType":"complete"}'
 """The result of a `subscriptions/listen` that its server has ended (MCP 2026-07-28, Subscriptions)."""
 _NOTHING: Final = Declared()
 _FLAGGED: Final = tuple(row for row in CHANGES.values() if row.flag)
+_UPDATED: Final = next(row.name for row in CHANGES.values() if not row.flag)
 
 
 class Filter(msgspec.Struct, frozen=True, kw_only=True):
@@ -129,6 +130,28 @@ class SubscriptionFilter:
             self._early[method, uri] = params
         else:
             self._send(method, params)
+
+    def notify_all(self, part: Filter) -> None:
+        """Notify of each kind and resource of `part`: changes of them may have been missed."""
+        for row in _FLAGGED:
+            if row.flag in part.kinds:
+                self.notify(row.name, {}, None)
+        for uri in sorted(part.uris):
+            self.notify(_UPDATED, {"uri": msgspec.Raw(encode(uri))}, uri)
+
+    def relay(self, frame: bytes) -> None:
+        """Pass on a notification of a server that has the subscription, as it is. Before the acknowledgement only the
+        kind of a change is kept: a change of any resource counts as one of all that were named."""
+        if self._early is None:
+            self._emit(frame)
+            return
+        message = parse(frame)
+        row = CHANGES.get(str(message.method))
+        if row is not None:
+            changed = Filter(kinds=frozenset({row.flag})) if row.flag else Filter(uris=self.wanted.uris)
+            self.notify_all(changed)
+        elif len(self._early) < MAX_EARLY:
+            self._early[str(message.method), len(self._early)] = message.params_object()
 
     def pass_on(self, method: str, params: Object) -> None:
         """Pass on a notification that MCP does not define, if the client has declared its extension."""

@@ -19,10 +19,10 @@ from gateway.relay.aggregation import Aggregation
 from gateway.relay.dispatch import Dispatch
 from gateway.relay.extensions import ExtensionRelay
 from gateway.relay.late_servers import Asker, Gathered, LateServers
+from gateway.relay.server_subscriptions import has_to_start
 from gateway.relay.subscriptions import (
     acknowledge_nothing,
     asks_for_nothing,
-    has_to_start,
     listen,
     listen_behind,
     relay_changes,

@@ -1,8 +1,8 @@
 """A stdio server for tests: reports what it receives and misbehaves on request. Speaks both eras, validates nothing.
 
 Standard library only, so that it starts fast. `argv[1:]` may hold `refuse` (the handshake), `ignore-term`,
-`legacy-only`, `modern-only`, `notifies` (the modern era declares `listChanged`), or `mirror` (an argument in a
-header).
+`legacy-only`, `modern-only`, `notifies` (the modern era declares `listChanged`), `listens-late` (later calls
+overtake a subscription), or `mirror` (an argument in a header).
 """
 
 import json
@@ -240,6 +240,14 @@ def result(message: dict[str, Any]) -> dict[str, Any] | None:
     return {}
 
 
+def listen(message: dict[str, Any]) -> None:
+    if "listens-late" in sys.argv:
+        time.sleep(0.4)
+    _listening.append(message["id"])
+    acknowledged = {"notifications": message["params"]["notifications"], "_meta": {SUBSCRIPTION: message["id"]}}
+    send({"method": "notifications/subscriptions/acknowledged", "params": acknowledged})
+
+
 def serve(message: dict[str, Any]) -> None:
     if "method" not in message:
         with _answered:
@@ -251,9 +259,7 @@ def serve(message: dict[str, Any]) -> None:
             _cancelled.append(message["params"].get("reason"))
         return
     if message["method"] == "subscriptions/listen":
-        _listening.append(message["id"])
-        acknowledged = {"notifications": message["params"]["notifications"], "_meta": {SUBSCRIPTION: message["id"]}}
-        send({"method": "notifications/subscriptions/acknowledged", "params": acknowledged})
+        listen(message)
         return
     if message["method"] == "server/discover" and "legacy-only" in sys.argv:
         send({"id": message["id"], "error": {"code": -32601, "message": "Method not found"}})

@@ -110,6 +110,10 @@ def modern(method: str, params: Any, request_id: Any, **meta: Any) -> bytes:
 def typed() -> Iterator[Typed]:
     """A modern client of the gateway's stdin and stdout."""
     client = Typed(child=(*PROBE, "modern-only", "notifies"))
+    client.write(
+        modern("tools/call", {"name": "echo", "arguments": {}}, "up")
+    )  # it has started: see `spec.cold-listen`
+    assert client.read()["id"] == "up"
     yield client
     assert client.end() == 0
 

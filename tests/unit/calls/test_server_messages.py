@@ -263,6 +263,24 @@ def test_a_modern_server_may_cancel_its_subscriptions_and_nothing_else() -> None
     assert [message.id for message in server.settled] == [2]
 
 
+@requirement("spec.cold-listen")
+async def test_the_acknowledgement_of_a_server_is_the_clients_unless_the_gateway_has_acknowledged() -> None:
+    server, live = Server(Era.MODERN), live_session(era="modern")
+    known: list[str] = []
+    streams = []
+    for number in (1, 2):
+        stream = Exchange(method="subscriptions/listen", client_id=number, live=live, replies=ReplyQueue())
+        stream.sent_as(server.conversation, number, None, 1.0)
+        server.calls.send(stream)
+        streams.append(stream)
+    streams[1].acknowledged_here(lambda: known.append("the server has it"))
+    for number in (1, 2, 3):
+        tag = {"io.modelcontextprotocol/subscriptionId": number}
+        acknowledged = notification("notifications/subscriptions/acknowledged", {"notifications": {}, "_meta": tag})
+        IsolatedRouter(live).notified(server.conversation, acknowledged)
+    assert [len(await frames_of(stream)) for stream in streams] == [1, 0] and known == ["the server has it"]
+
+
 VENDOR = "notifications/com.acme/changed"
 ACME = b'{"io.modelcontextprotocol/clientCapabilities":{"extensions":{"com.acme/a":{}}}}'
 

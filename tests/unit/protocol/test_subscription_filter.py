@@ -5,7 +5,7 @@ import msgspec
 from gateway.protocol.extensions import Declared
 from gateway.protocol.subscription_filter import MAX_EARLY, Filter, SubscriptionFilter, beyond
 from tests.requirements import requirement
-from transports.jsonrpc import Object, encode, parse
+from transports.jsonrpc import Object, encode, encode_notification, parse
 
 WANTED: Object = {
     "notifications": msgspec.Raw(b'{"toolsListChanged":true,"promptsListChanged":false,"resourceSubscriptions":["a"]}')
@@ -42,6 +42,41 @@ def test_only_what_was_asked_for_is_sent_and_under_the_clients_id() -> None:
     ]
     metas = [msgspec.json.decode(parse(frame).params_object()["_meta"]) for frame in frames]
     assert metas == [{"io.modelcontextprotocol/subscriptionId": 7}] * 3
+
+
+@requirement("spec.cold-listen")
+def test_all_of_a_part_is_notified_of_if_changes_of_it_may_have_been_missed() -> None:
+    frames: list[bytes] = []
+    listening = SubscriptionFilter(7, Filter.of(WANTED), frames.append)
+    listening.acknowledge(listening.wanted)
+    listening.notify_all(Filter.of(WANTED) | Filter(kinds=frozenset({"promptsListChanged"}), uris=frozenset({"b"})))
+    sent = [parse(frame) for frame in frames[1:]]
+    assert [message.method for message in sent] == [
+        "notifications/tools/list_changed",
+        "notifications/resources/updated",
+    ]
+    assert sent[1].params_object()["uri"] == msgspec.Raw(b'"a"')
+
+
+@requirement("spec.cold-listen")
+def test_the_acknowledgement_is_first_whatever_a_server_sends_on_its_part_of_the_stream() -> None:
+    frames: list[bytes] = []
+    listening = SubscriptionFilter(7, Filter.of(WANTED), frames.append)
+    changed = encode_notification("notifications/tools/list_changed", b"{}")
+    below = encode_notification("notifications/resources/updated", b'{"uri":"a/b"}')
+    of_extension = encode_notification("notifications/com.acme/a", b'{"n":1}')
+    for frame in (changed, below, of_extension, changed, below):
+        listening.relay(frame)
+    assert frames == []
+    listening.acknowledge(listening.wanted)
+    assert [parse(frame).method for frame in frames] == [
+        "notifications/subscriptions/acknowledged",
+        "notifications/tools/list_changed",
+        "notifications/resources/updated",
+        "notifications/com.acme/a",
+    ]
+    listening.relay(below)
+    assert frames[-1] == below, "as it is"
 
 
 @requirement("ext.relay")

@@ -1,0 +1,248 @@
+"""The subscriptions at servers for one `subscriptions/listen` of a client to several servers, or to a legacy one.
+
+A server confirms that it has its part of the subscription: a modern one by its acknowledgement, a legacy one by its
+answers to `resources/subscribe`. What it may have changed before that, and after the client got the acknowledgement of
+the gateway, the client is notified of.
+"""
+
+import asyncio
+import contextlib
+import functools
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Final
+
+import msgspec
+
+from gateway.bridge.subscription_relay import child_of
+from gateway.calls.call import Call
+from gateway.calls.conversation import Conversation
+from gateway.calls.exchange import Exchange
+from gateway.calls.failed_start import fail_start
+from gateway.calls.live_session import LiveSession
+from gateway.errors import UPSTREAM_UNAVAILABLE
+from gateway.observability.logs import CORRELATION
+from gateway.protocol.handshake import capabilities_of
+from gateway.protocol.subscription_filter import ENDED, Filter, SubscriptionFilter
+from gateway.relay.late_servers import Asker, LateServers
+from gateway.upstreams.upstream import ConfiguredUpstream
+from transports.era import Era
+from transports.jsonrpc import Message, Object, encode
+from transports.reply_queue import Frame
+from transports.upstream_port import LinkClosed
+
+__all__ = ["ServerSubscriptions", "has_to_start", "listen_params", "or_fail"]
+
+CONFIRM_S: Final = 1.0
+"""How long an acknowledgement waits until the servers that do not have to start have confirmed their subscriptions."""
+
+
+def has_to_start(upstream: ConfiguredUpstream, live: LiveSession) -> bool:
+    """Whether what a server supports is known, and this session has no open link to it."""
+    return upstream.discovery is not None and not upstream.is_open_to(live)
+
+
+async def or_fail(conversation: Conversation, exchange: Exchange, work: Callable[[], Awaitable[None]]) -> None:
+    """Do what nobody waits for. An error ends the stream of the client."""
+    CORRELATION.set(exchange.correlation)  # of this task
+    try:
+        await work()
+    except asyncio.CancelledError:
+        exchange.fail(UPSTREAM_UNAVAILABLE, f"the connection to server {conversation.name!r} was closed")
+        raise
+    except Exception as error:  # nobody else would end the stream
+        fail_start(conversation, exchange, error, UPSTREAM_UNAVAILABLE)
+
+
+class ServerSubscriptions:
+    """The subscriptions at servers for one `subscriptions/listen` of a client. They end with it.
+
+    It ends when the last server has ended its part, unless a server may still notify: legacy servers do for as long as
+    they run, and those that are late have yet to come.
+    """
+
+    def __init__(
+        self,
+        live: LiveSession,
+        subscription: SubscriptionFilter,
+        exchange: Exchange,
+        owners: Mapping[str, ConfiguredUpstream | None],
+        further: Object,
+    ) -> None:
+        self._live = live
+        self._subscription = subscription
+        self._exchange = exchange
+        self._asked_for = subscription.wanted
+        self._beyond = further
+        self._owners = owners
+        self.has_ended = False
+        self._awaited: set[str] = set()
+        self._is_acknowledged = False
+        self._is_lasting = False  # a legacy server notifies
+        self._subscribed: list[tuple[Conversation, str]] = []
+        self._children: list[Exchange] = []
+        self._has_child_ended = self._has_child_failed = False
+        self._unconfirmed: dict[str, asyncio.Future[None]] = {}  # subscriptions, by the name of the server
+        self._answers: set[asyncio.Future[Message]] = set()  # to `resources/subscribe`
+
+    async def opened(self, upstream: ConfiguredUpstream, call: Call, late: LateServers | None = None) -> Filter:
+        """Subscribe at a server, or have that done behind the acknowledgement if the server has to start: with `late`,
+        until it succeeds. Returns the part of the filter that the server supports."""
+        conversation = await upstream.conversation_for(call)
+        if not has_to_start(upstream, self._live):
+            return await self.join(upstream, conversation)
+        await conversation.join(self._live)  # so that the subscription is sent before any call that follows
+        self._awaited.add(upstream.name)
+        if not upstream.settings.command:
+            self._ask_for(upstream)  # a connection takes no longer than an answer
+        if late is None:
+            joining = functools.partial(self.arrived, upstream, conversation)
+            conversation.in_background(or_fail(conversation, self._exchange, joining))
+        else:
+            late.connect(upstream, Asker.of(call), self)
+        return self.expected(upstream)
+
+    def expected(self, upstream: ConfiguredUpstream) -> Filter:
+        """The part of the filter that a server supports by what it has declared to the gateway's probe."""
+        declared = upstream.extensions
+        self._subscription.honour({key: raw for key, raw in self._beyond.items() if declared.takes(key)})
+        return self._wanted(upstream).honoured(upstream.declared)
+
+    async def arrived(self, upstream: ConfiguredUpstream, conversation: Conversation) -> None:
+        """Subscribe at a server that is up only now."""
+        self._subscription.extend(await self.join(upstream, conversation))
+        self._awaited.discard(upstream.name)
+        self._end_with_the_last()
+
+    async def join(self, upstream: ConfiguredUpstream, conversation: Conversation) -> Filter:
+        """Subscribe in a conversation. The result is that of `opened`."""
+        if conversation.era is Era.MODERN:
+            return await self.listen(upstream, conversation)
+        return await self.subscribe(upstream, conversation)
+
+    async def listen(self, upstream: ConfiguredUpstream, conversation: Conversation) -> Filter:
+        """Subscribe at a modern server. The result is that of `opened`."""
+        capabilities = await upstream.capabilities()
+        if self.has_ended:
+            return Filter()
+        part, declared = self._wanted(upstream).honoured(capabilities), upstream.extensions
+        more = {key: raw for key, raw in self._beyond.items() if declared.takes(key)}
+        if part or more:
+            self._subscription.honour(more)
+            caller, has_it = self._exchange.caller, functools.partial(self._confirm, upstream, part)
+            child = child_of(
+                self._exchange,
+                self._subscription.relay,
+                has_it,
+                lambda child, last: self._child_ended(upstream, child, last),
+            )
+            child.listen_for(part)
+            self._children.append(child)
+            self._ask_for(upstream)
+            try:
+                await conversation.start(child, listen_params(part, more), caller.meta("") if caller else {})
+            except BaseException:
+                if child in self._children:
+                    self._children.remove(child)
+                self._confirm(upstream)
+                raise
+        else:
+            self._confirm(upstream, part)
+        return part
+
+    def _wanted(self, upstream: ConfiguredUpstream) -> Filter:
+        wanted = self._asked_for
+        uris = frozenset(uri for uri in wanted.uris if self._owners.get(uri) in (None, upstream))
+        return msgspec.structs.replace(wanted, uris=upstream.permits(self._exchange.context, uris))
+
+    async def subscribe(self, upstream: ConfiguredUpstream, conversation: Conversation) -> Filter:
+        """Subscribe at a legacy server, which notifies all clients of changed lists. The result is that of
+        `opened`."""
+        await conversation.join(self._live)
+        await conversation.ready()
+        if self.has_ended:
+            return Filter()
+        part = self._wanted(upstream).honoured(capabilities_of(conversation.initialize_result))
+        self._is_lasting |= bool(part)
+        answers: set[asyncio.Future[Message]] = set()
+        for uri in sorted(part.uris):
+            self._subscribed.append((conversation, uri))
+            with contextlib.suppress(LinkClosed):
+                answers.add(conversation.answer_to("resources/subscribe", encode({"uri": uri})))
+        self._ask_for(upstream)
+        self._answers |= answers
+
+        def answered(answer: asyncio.Future[Message]) -> None:
+            if not answer.cancelled():
+                answer.exception()  # marks it as retrieved: without an answer nothing is known to be missed
+            answers.discard(answer)
+            self._answers.discard(answer)
+            if not answers:
+                self._confirm(upstream, part)
+
+        for answer in tuple(answers):
+            answer.add_done_callback(answered)
+        if not answers:
+            self._confirm(upstream, part)
+        return part
+
+    def _ask_for(self, upstream: ConfiguredUpstream) -> None:
+        """A server is about to get the subscription."""
+        if not self._is_acknowledged and upstream.name not in self._unconfirmed:
+            self._unconfirmed[upstream.name] = asyncio.get_running_loop().create_future()
+
+    def _confirm(self, upstream: ConfiguredUpstream, part: Filter | None = None) -> None:
+        """A server has the subscription to that part of the filter. None: it will not have it."""
+        waiting = self._unconfirmed.pop(upstream.name, None)
+        if waiting is not None and not waiting.done():
+            waiting.set_result(None)
+        if self._is_acknowledged and part is not None and not self.has_ended:
+            self._subscription.extend(part)
+            self._subscription.notify_all(part)
+
+    async def confirmed(self) -> None:
+        """Wait for a while until all servers have the subscription, except those that have to start."""
+        if self._unconfirmed:
+            await asyncio.wait(tuple(self._unconfirmed.values()), timeout=CONFIRM_S)
+
+    def acknowledged(self, awaited: Iterable[str]) -> None:
+        """The client knows that the stream is open: it may end. The servers `awaited` are late."""
+        self._is_acknowledged = True
+        self._awaited.update(awaited)
+        self._end_with_the_last()
+
+    def _child_ended(self, upstream: ConfiguredUpstream, child: Exchange, last: Frame) -> None:
+        self._confirm(upstream)
+        if child in self._children:
+            self._children.remove(child)
+            self._has_child_ended = True
+            self._has_child_failed |= last.error_code is not None
+        self._end_with_the_last()
+
+    def _end_with_the_last(self) -> None:
+        """End the stream of the client once no server is left that could notify."""
+        is_open = self._children or self._awaited or self._is_lasting
+        if not (self._has_child_ended and self._is_acknowledged) or is_open or self.has_ended:
+            return
+        if self._has_child_failed:
+            self._exchange.fail(UPSTREAM_UNAVAILABLE, "the servers with the subscriptions of this stream are gone")
+        else:
+            self._exchange.finish(Message(jsonrpc="2.0", id=0, result=msgspec.Raw(ENDED)))
+
+    def end(self) -> None:
+        """End the subscriptions at the servers, except to resources that other subscriptions of the session name."""
+        self.has_ended = True
+        for answer in tuple(self._answers):
+            answer.cancel()
+        if self._subscription in self._live.subscriptions:
+            self._live.subscriptions.remove(self._subscription)
+        still = set().union(*(other.wanted.uris for other in self._live.subscriptions))
+        for conversation, uri in self._subscribed:
+            if uri not in still:
+                conversation.request("resources/unsubscribe", encode({"uri": uri}))
+        for child in tuple(self._children):
+            if child.conversation is not None:
+                child.conversation.cancel(child, "the client closed the stream")
+
+
+def listen_params(wanted: Filter, more: Object | None = None) -> Object:
+    return {"notifications": msgspec.Raw(encode({**wanted.as_notifications(), **(more or {})}))}
