@@ -27,6 +27,16 @@ def test_it_says_and_returns_the_same(arguments: tuple[str, ...], tmp_path: Path
     assert warm.stdout + warm.stderr, "the comparison is of something"
 
 
+def test_it_finds_modules_where_its_environment_says(tmp_path: Path) -> None:
+    (tmp_path / "only_here.py").write_text("server = 1")
+    config = tmp_path / "mcp.json"
+    config.write_text('{"mcpServers": {"a": {"in_process": "only_here:server"}}}')
+    for folder, words in ((str(tmp_path), "not a server object"), ("", "No module named 'only_here'")):
+        env = {**os.environ, "PYTHONPATH": folder}
+        ran = run_command("run", "--port", "0", "--config", str(config), env=env)
+        assert ran.returncode and words in " ".join((ran.stdout + ran.stderr).split())
+
+
 def test_it_has_its_own_environment_directory_and_end(tmp_path: Path) -> None:
     entry = {"command": "${PROGRAM_OF_THE_TEST}", "args": [*DEMO[1:]]}
     (tmp_path / "mcp.json").write_text(json.dumps({"mcpServers": {"demo": entry}}))

@@ -93,7 +93,8 @@ def _become(reports: socket.socket, stdout: int, stderr: int) -> None:
     os.environ.clear()
     os.environ.update(asked["env"])
     os.chdir(asked["cwd"])
-    sys.path[0] = asked["cwd"]
+    more = asked["env"].get("PYTHONPATH", "").split(os.pathsep)
+    sys.path[:1] = [asked["cwd"], *(path for path in more if path and path not in sys.path[1:])]
     sys.argv[1:] = asked["arguments"]
     runpy.run_module("gateway", run_name="__main__", alter_sys=True)
 
