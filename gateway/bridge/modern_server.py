@@ -63,6 +63,8 @@ class ModernServerBridge:
         if not isinstance(message.result, msgspec.Raw):
             return message
         result = msgspec.json.decode(message.result, type=Object)
+        if exchange.takes_rounds and (is_task(result) or is_input_required(result)):
+            return message
         if is_task(result) and exchange.method == "tools/call":
             FollowedTask(self._conversation, exchange, self._params, self._meta).begin(result)
             return None

@@ -14,14 +14,14 @@ import msgspec
 from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import Exchange
 from gateway.calls.live_session import LiveSession
-from gateway.calls.suspended_call import InputRequest
+from gateway.calls.suspended_call import InputRequest, SuspendedCall
 from gateway.errors import UNREAD
 from gateway.protocol.capabilities import may_be_asked
 from gateway.protocol.methods import MAY_ASK
 from transports.era import Era
 from transports.jsonrpc import INVALID_PARAMS, METHOD_NOT_FOUND, InvalidMessage, Message, Object, encode
 
-__all__ = ["answer_suspended", "ask_modern", "without_modern_gaps"]
+__all__ = ["answer_suspended", "ask_modern", "refuse_suspended", "without_modern_gaps"]
 
 _UNCLEAR_FOR_S: Final = 0.5
 """On stdio a question does not name its call. A question that may belong to several calls waits this long for all
@@ -59,7 +59,10 @@ def _ask(live: LiveSession, conversation: Conversation, message: Message, *, unc
         live.questions.ask(conversation, message, exchange)
         return
     has_params = message.params is not msgspec.UNSET
-    params = without_modern_gaps(method, message.params_object()) if has_params else None
+    params = message.params_object() if has_params else None
+    if params is not None:
+        # The client of a task can be of the server's era.
+        params = without_modern_gaps(method, params) if exchange.era == "modern" else without_task(params)
     question = InputRequest(conversation, server_id, method, params)
     if exchange.caller is None or not may_be_asked(exchange.caller.capabilities, method, question.params or {}):
         conversation.refuse(server_id, METHOD_NOT_FOUND, f"The client has not declared that it answers {method}.")
@@ -95,8 +98,15 @@ def _gathered(conversation: Conversation, exchange: Exchange) -> None:
 
 def without_modern_gaps(method: str, params: Object) -> Object:
     """The params of a question without what the modern era does not know: the id of an elicitation, and tasks."""
-    drop = {"elicitationId", "task"} if method == "elicitation/create" else {"task"}
-    return {key: value for key, value in params.items() if key not in drop}
+    plain = without_task(params)
+    if method == "elicitation/create":
+        plain.pop("elicitationId", None)
+    return plain
+
+
+def without_task(params: Object) -> Object:
+    """The params of a question that is no task of the client's."""
+    return {key: value for key, value in params.items() if key != "task"}
 
 
 def _suspend(exchange: Exchange) -> None:
@@ -118,6 +128,19 @@ def answer_suspended(exchange: Exchange, responses: Object) -> None:
     assert suspended is not None
     exchange.resumed()
     suspended.take_answers(responses)
+    _go_on(exchange, suspended)
+
+
+def refuse_suspended(exchange: Exchange, key: str, error: Message) -> None:
+    """As `answer_suspended`, for one question that the client answers with an error."""
+    suspended = exchange.suspended
+    assert suspended is not None
+    exchange.resumed()
+    suspended.take_error(key, error)
+    _go_on(exchange, suspended)
+
+
+def _go_on(exchange: Exchange, suspended: SuspendedCall) -> None:
     exchange.restart_deadline()
     if suspended.questions and exchange.conversation is not None and not exchange.is_over:
         _suspend(exchange)

@@ -123,6 +123,7 @@ class Exchange(ForwardsHeaders, ExchangeLife, Observed, WireUse, Listening):
     deadline_from = 0.0  # by the monotonic clock
     sent: tuple[Object, Object] | None = None  # params and `_meta`, in case the request has to be sent again
     bridge: Bridge | None = None
+    takes_rounds = False  # whether `settle` takes questions and tasks of a modern server, whatever the client's era
     sent_method = ""  # to the server, if it is not the client's
     suspended: SuspendedCall | None = None
     replay: Mapping[str, str] = MappingProxyType({})

@@ -158,7 +158,7 @@ class _Router(ABC):
         live, exchange, message = self._place(conversation, message, stream)
         method, frame = str(message.method), _frame(message)
         is_extension, is_modern = method not in SERVER_METHODS, live is not None and live.session.era == Era.MODERN
-        if method == _LOG_MESSAGE and exchange is not None and exchange.caller is not None:
+        if method == _LOG_MESSAGE and exchange is not None and exchange.era == "modern":
             # On stdio a log message does not name its call. It can only be one of those that have asked for messages.
             calls = _calls(conversation) if exchange.number != stream else [exchange]
             wanting = [call for call in calls if call.live is exchange.live and _is_wanted(call, params)]

@@ -120,6 +120,13 @@ class SuspendedCall:
                 self.answers[question.digest] = bytes(responses[key]).decode()
                 question.answer(responses[key])
 
+    def take_error(self, key: str, error: Message) -> None:
+        """As `take_answers`, for a client that answers one question with an error."""
+        question = self.questions.pop(key, None)
+        if question is not None:
+            self.turn += 1
+            question.server.answer(question.server_id, error)
+
     def withdraw(self, server: AskingServer, server_id: bytes | None) -> None:
         """Drop the server's request with that id, as JSON, or all of its requests if `server_id` is None."""
         for key, question in list(self.questions.items()):

@@ -25,6 +25,11 @@ class TaskSettings(Frozen):
     at_once: tuple[Pattern, ...] = ()
     """Tools whose calls become tasks at once: patterns for `server/tool` or `server__tool`, for example `builds/*`. A
     pattern that matches no tool is a warning. A tool whose `execution.taskSupport` is `required` needs no pattern."""
+    offered: tuple[Pattern, ...] = ()
+    """Tools of which clients of 2025-11-25 are told that they may be called as tasks (`execution.taskSupport:
+    optional` in `tools/list`): patterns as in `at_once`. Some clients then make a task of each call. A tool that says
+    something itself is listed as its server lists it. Every tool that does not forbid it becomes a task if a client
+    asks for one (`params.task`), whether it is offered or not."""
     ttl_s: Seconds = 3_600.0
     """How long the outcome of a task is kept. While a task works, its record is kept in any case."""
     poll_ms: Annotated[int, Field(ge=100, le=3_600_000)] = 2_000
@@ -52,11 +57,19 @@ class TaskSettings(Frozen):
             raise ValueError("tools needs enabled: the tools start tasks, and with enabled: false there are none")
         return self
 
-    @property
-    def working_ttl_s(self) -> float:
-        """How long the record of a working task is kept without a renewal, in seconds."""
-        return max(self.ttl_s, _LEAST_WORKING_TTL_S)
+    def working_ttl_s(self, kept_s: float) -> float:
+        """How long the record of a working task is kept without a renewal, in seconds, if its outcome is kept for
+        `kept_s`."""
+        return max(kept_s, _LEAST_WORKING_TTL_S)
 
     def is_at_once(self, server: str, tool: str) -> bool:
         """Whether each call of the tool becomes a task at once."""
-        return any(any_matches(self.at_once, name) for name in (f"{server}/{tool}", f"{server}__{tool}"))
+        return _names(self.at_once, server, tool)
+
+    def is_offered(self, server: str, tool: str) -> bool:
+        """Whether clients of 2025-11-25 are told that the tool may be called as a task."""
+        return _names(self.offered, server, tool)
+
+
+def _names(patterns: tuple[Pattern, ...], server: str, tool: str) -> bool:
+    return any(any_matches(patterns, name) for name in (f"{server}/{tool}", f"{server}__{tool}"))

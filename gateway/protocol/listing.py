@@ -24,14 +24,15 @@ __all__ = [
     "is_mirrored",
     "is_repeatable",
     "items_of",
-    "needs_task",
     "operation_of",
+    "task_support",
 ]
 
 APP_SCHEME: Final = "ui://"
 """The scheme of the resources that are apps (MCP Apps)."""
 
 _ANNOTATION: Final = f'"{ANNOTATION}"'.encode()
+_TASK_SUPPORT: Final = frozenset({"required", "optional", "forbidden"})
 READ: Final = "read"
 WRITE: Final = "write"
 
@@ -119,26 +120,32 @@ def is_repeatable(tool: Mapping[str, Any]) -> bool:
     return isinstance(hints, dict) and (hints.get("readOnlyHint") is True or hints.get("idempotentHint") is True)
 
 
-def needs_task(tool: Mapping[str, Any]) -> bool:
-    """Whether a tool is only to be called as a task (MCP 2025-11-25, `execution.taskSupport`)."""
+def task_support(tool: Mapping[str, Any]) -> str:
+    """What a tool says of being called as a task: `required`, `optional` or `forbidden` (MCP 2025-11-25,
+    `execution.taskSupport`). Empty if it says nothing that the specification knows."""
     execution = tool.get("execution")
-    return isinstance(execution, dict) and execution.get("taskSupport") == "required"
+    support = execution.get("taskSupport") if isinstance(execution, dict) else None
+    return support if isinstance(support, str) and support in _TASK_SUPPORT else ""
 
 
 class Called(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of the tool of a call: its server, its name there, and what it says of itself.
 
-    `is_repeatable`: calling it twice does no more than calling it once (ToolAnnotations). `needs_task`: it is only to
-    be called as a task (MCP 2025-11-25, Tasks). `operation`: see `operation_of`. `is_unlisted`: the list of the server
-    does not have it.
+    `is_repeatable`: calling it twice does no more than calling it once (ToolAnnotations). `task_support`: see
+    `task_support`. `operation`: see `operation_of`. `is_unlisted`: the list of the server does not have it.
     """
 
     server: str = ""
     name: str = ""
     is_repeatable: bool = False
-    needs_task: bool = False
+    task_support: str = ""
     operation: str = WRITE
     is_unlisted: bool = False
+
+    @property
+    def needs_task(self) -> bool:
+        """Whether it is only to be called as a task."""
+        return self.task_support == "required"
 
 
 class Tools:
@@ -152,7 +159,7 @@ class Tools:
         self.for_models: set[str] = set()  # tools that no app may call
         self._reading: set[str] = set()
         self._repeatable: set[str] = set()
-        self._as_tasks: set[str] = set()  # only
+        self._task_support: dict[str, str] = {}
         self._arguments: dict[str, Mapping[str, Any]] = {}
         self._unmatched: list[str] | None = None
         self.size = 0
@@ -173,8 +180,8 @@ class Tools:
                 self.for_models.add(tool["name"])
             if is_repeatable(tool):
                 self._repeatable.add(tool["name"])
-            if needs_task(tool):
-                self._as_tasks.add(tool["name"])
+            if support := task_support(tool):
+                self._task_support[tool["name"]] = support
             if is_mirrored(schema):
                 self.mirrored[tool["name"]] = tool["inputSchema"]
 
@@ -192,7 +199,7 @@ class Tools:
             server=server,
             name=name,
             is_repeatable=name in self._repeatable,
-            needs_task=name in self._as_tasks,
+            task_support=self._task_support.get(name, ""),
             operation=self.operation(name),
             is_unlisted=name not in self,
         )

@@ -46,4 +46,4 @@ def for_legacy_client(question: Question) -> Question:
     method, params = question
     if params is None or method != "elicitation/create" or bytes(params.get("mode", b"")) != b'"url"':
         return question
-    return Question(method, params | {"elicitationId": msgspec.Raw(encode(secrets.token_urlsafe(12)))})
+    return Question(method, {"elicitationId": msgspec.Raw(encode(secrets.token_urlsafe(12)))} | params)

@@ -133,10 +133,12 @@ class LegacyClients:
     def _accepting(self, exchange: Exchange, request: Request, who: RequestContext) -> Soon[Answer]:
         """Send a call to its server. It may ask for a task, or be one of the gateway's own tools."""
         params, tools = request.params, self._tasks.tools
-        if "task" in params:
-            self._tasks.expect(exchange, request.endpoint)
         if tools is not None and tools.takes(exchange, params):
             return tools.call(exchange, request, who, params, [])
+        if "task" in params:
+            return self._tasks.begin(exchange, request, who)
+        if self._tasks.asked.has_offers and exchange.method == "tools/list":
+            self._tasks.asked.offer(exchange, request.endpoint)
         return self._intake.accept(exchange, request, who, params, [])
 
     async def _record(self, resolved: Resolved, request: Request) -> None:

@@ -12,6 +12,7 @@ from gateway.errors import UPSTREAM_UNAVAILABLE, error_of
 from gateway.identity.request_context import RequestContext
 from gateway.protocol.handshake import HandshakeRefused, at_most, negotiable, version_of
 from gateway.protocol.params import meta_of
+from gateway.relay.asked_tasks import AskedTasks
 from gateway.relay.endpoint import Endpoint
 from gateway.relay.intake import message_of
 from gateway.relay.replies import ImmediateReply
@@ -38,12 +39,14 @@ class LegacyHandshake:
         lifecycle: SessionLifecycle,
         carriers: Carriers,
         endpoints: Mapping[str, Endpoint],
+        asked: AskedTasks,
     ) -> None:
         self._initializer = initializer
         self._records = records
         self._lifecycle = lifecycle
         self._carriers = carriers
         self._endpoints = endpoints
+        self._asked = asked
 
     async def initialize(self, request: Request, who: RequestContext) -> Answer:
         """Answer `initialize`: open the session, or find it again, and its servers with it."""
@@ -61,7 +64,7 @@ class LegacyHandshake:
             await self._records.update(live, client=facts)
         with live.in_use():
             try:
-                result = at_most(await endpoint.initialize(live, who.correlation), version)
+                result = self._asked.declared(at_most(await endpoint.initialize(live, who.correlation), version))
                 if (negotiated := version_of(result)) != version:
                     await self._records.update(live, client=msgspec.structs.replace(facts, protocol_version=negotiated))
             except HandshakeRefused as error:

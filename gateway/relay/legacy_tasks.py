@@ -1,6 +1,7 @@
-"""The tasks of legacy servers for legacy clients (MCP 2025-11-25, Tasks): `params.task`, and the requests about tasks.
+"""Tasks for legacy clients (MCP 2025-11-25, Tasks): `params.task`, and the requests about tasks.
 
-Only what is about tasks is changed: each task has the gateway's handle as its id, in both directions.
+The tasks of servers are here: only what is about tasks is changed, each task has the gateway's handle as its id, in
+both directions. Those that the gateway makes are in `gateway.relay.asked_tasks`.
 """
 
 import asyncio
@@ -19,6 +20,7 @@ from gateway.protocol.catalog import cursor_of, next_cursor
 from gateway.protocol.handshake import HandshakeRefused, capabilities_of
 from gateway.protocol.methods import METHODS
 from gateway.protocol.params import text_of
+from gateway.relay.asked_tasks import AskedTasks
 from gateway.relay.endpoint import Endpoint
 from gateway.relay.intake import Intake, id_of, message_of
 from gateway.relay.replies import ImmediateReply
@@ -42,6 +44,9 @@ __all__ = ["LegacyTasks"]
 _LIST_S: Final = 10.0
 """How long a server may take to list its tasks."""
 
+_MADE: Final = ""
+"""In place of a server's name, in cursors: the tasks that the gateway has made."""
+
 _MOST_LISTED: Final = 1_024
 """Tasks of one page of a server that are passed on."""
 
@@ -59,10 +64,12 @@ class LegacyTasks:
         intake: Intake,
         resolver: SessionResolver,
         endpoints: Mapping[str, Endpoint],
+        asked: AskedTasks,
         tools: TaskTools | None,
         result_meta: bool,
     ) -> None:
         self.tools = tools
+        self.asked = asked
         self._handles = handles
         self._relayed = relayed
         self._intake = intake
@@ -70,9 +77,14 @@ class LegacyTasks:
         self._endpoints = endpoints
         self._result_meta = result_meta
 
-    def expect(self, exchange: Exchange, endpoint: str) -> None:
-        """Prepare a call that has asked for a task: its result may be one."""
-        exchange.filter_result(lambda made, result: self._relayed.created_legacy(made, result, endpoint))
+    async def begin(self, exchange: Exchange, request: Request, who: RequestContext) -> Answer:
+        """Answer a request that asks for a task: the gateway makes it, or its server does. A server without tasks may
+        answer as always. Raises as `Intake.accept` and `AskedTasks.begin`."""
+        made = await self.asked.begin(exchange, request, who)
+        if made is not None:
+            return made
+        exchange.filter_result(lambda created, result: self._relayed.created_legacy(created, result, request.endpoint))
+        return await arrived(self._intake.accept(exchange, request, who, request.params, []))
 
     async def call(self, request: Request, who: RequestContext, resolved: Resolved) -> Answer:
         """Answer a request about tasks. `resolved` is the session that the request carries.
@@ -86,12 +98,14 @@ class LegacyTasks:
         method = str(message.method)
         if not METHODS[method].named:
             await arrived(self._intake.count(resolved.live))
-            page = await self._list(request, resolved)
+            page = await self._list(request, who, resolved)
             return ImmediateReply(encode_result(encode(message.id), encode(page)), session=resolved.live.session)
         text = text_of(request.params, "taskId")
         handle = self._handles.read(text)
-        if handle is None or handle.endpoint != request.endpoint or handle.kind != "relayed":
+        if handle is None or handle.endpoint != request.endpoint:
             raise unknown_task()
+        if handle.kind == "made":
+            return await self.asked.call(request, who, resolved, handle, text)
         if handle.session_id != resolved.live.session.id:
             # Another session of the same principal, such as a child session, or one from before the client started
             # again.
@@ -136,28 +150,30 @@ class LegacyTasks:
 
     # -- tasks/list
 
-    async def _list(self, request: Request, resolved: Resolved) -> dict[str, Any]:
-        """A page of the tasks of a session: those of one server after the other. Servers that the session has not
-        used have none of it.
+    async def _list(self, request: Request, who: RequestContext, resolved: Resolved) -> dict[str, Any]:
+        """A page of the tasks of a session: those that the gateway has made, and then those of one server after the
+        other. Servers that the session has not used have none of it.
 
         Raises:
             Refused: no server lists its tasks, or the cursor is not one of the gateway.
         """
-        live = resolved.live
-        used = self._listing(request.endpoint, resolved)
-        start = cursor_of(request.params)
-        names = [*used]
-        if start is not None:
-            if start[0] not in names:
-                raise Refused(200, INVALID_PARAMS, "Invalid cursor")
-            names = names[names.index(start[0]) :]
+        live, used = resolved.live, self._listing(request.endpoint, resolved)
+        name, cursor = cursor_of(request.params) or (_MADE, "")
+        names = [_MADE, *used]
+        if name not in names:
+            raise Refused(200, INVALID_PARAMS, "Invalid cursor")
         tasks: list[Any] = []
-        for name in names:
-            cursor = start[1] if start is not None and start[0] == name else ""
-            page = await self._page(used[name][1], cursor)
-            tasks += self._named(live, *used[name], page, request.endpoint)
-            if isinstance(page.get("nextCursor"), str):
-                return {"tasks": tasks, "nextCursor": next_cursor(name, page["nextCursor"])}
+        for each in names[names.index(name) :]:
+            after = cursor if each == name else ""
+            if each == _MADE:
+                page, more = await self.asked.listed(live, request.endpoint, who, after)
+                tasks += page
+            else:
+                told = await self._page(used[each][1], after)
+                tasks += self._named(live, *used[each], told, request.endpoint)
+                more = told["nextCursor"] if isinstance(told.get("nextCursor"), str) else ""
+            if more:
+                return {"tasks": tasks, "nextCursor": next_cursor(each, more)}
         return {"tasks": tasks}
 
     def _listing(self, path: str, resolved: Resolved) -> dict[str, tuple[ConfiguredUpstream, Conversation]]:
@@ -172,7 +188,7 @@ class LegacyTasks:
             conversation = upstream.sessionless(Era.LEGACY) if shared else upstream.open_with(resolved.live)
             if conversation is not None and conversation.is_open and conversation.era is Era.LEGACY:
                 used[name] = (upstream, conversation)
-        if not has_any:
+        if not has_any and not self.asked.is_for(resolved.live):
             raise Refused(200, METHOD_NOT_FOUND, "Method not found: tasks/list")
         return used
 

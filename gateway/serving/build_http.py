@@ -12,6 +12,7 @@ from gateway.cluster.peer_requests import PeerRequests
 from gateway.cluster.reachability import Reachability
 from gateway.context.facts import SESSION_KEY
 from gateway.errors import too_much_in_flight
+from gateway.relay.asked_tasks import AskedTasks
 from gateway.relay.intake import Intake
 from gateway.relay.legacy import LegacyClients
 from gateway.relay.legacy_handshake import LegacyHandshake
@@ -26,6 +27,7 @@ from gateway.serving.build_tasks import build_tasks
 from gateway.serving.parts import Callers, Foundation, Http, Resolution, Servers, SessionParts, TaskParts
 from gateway.tasks.handles import TaskHandles
 from gateway.tasks.relayed import RelayedTasks
+from gateway.tasks.result_call import ResultCalls
 from session_store import Purpose
 from transports.inbound.addresses import Addresses
 from transports.inbound.bodies import Bodies
@@ -83,17 +85,27 @@ def _pipeline(
         watching=base.request_log,
         facts=base.facts,
     )
+    handles = TaskHandles(base.ring)
+    relayed = RelayedTasks(handles)
+    sessions.closed.add(relayed.known.forget)
+    parts = build_tasks(base, sessions, servers, resolution, intake, handles)
+    asked = AskedTasks(
+        settings=options.tasks,
+        maker=parts.maker,
+        made=parts.made,
+        results=ResultCalls(parts.table, base.backend.bus),
+        handles=handles,
+        intake=intake,
+        endpoints=endpoints,
+    )
     handshake = LegacyHandshake(
         initializer=resolution.initializer,
         records=sessions.records,
         lifecycle=sessions.lifecycle,
         carriers=resolution.carriers,
         endpoints=endpoints,
+        asked=asked,
     )
-    handles = TaskHandles(base.ring)
-    relayed = RelayedTasks(handles)
-    sessions.closed.add(relayed.known.forget)
-    parts = build_tasks(base, sessions, servers, resolution, intake, handles)
     tools = None
     if options.tasks.tools and parts.maker is not None:
         tools = TaskTools(maker=parts.maker, made=parts.made, handles=handles, intake=intake, endpoints=endpoints)
@@ -103,6 +115,7 @@ def _pipeline(
         intake=intake,
         resolver=resolution.resolver,
         endpoints=endpoints,
+        asked=asked,
         tools=tools,
         result_meta=options.result_meta,
     )

@@ -56,6 +56,7 @@ def build_tasks(
         cluster=cluster,
         start=lambda exchange, request, who, params: intake.accept(exchange, request, who, params, []),
         why_lost=rights.why_lost,
+        handle_of=handles.of_record,
     )
     made = MadeTasks(
         table,

@@ -10,7 +10,15 @@ from gateway.protocol.tasks import TASKS
 from session_store import Task
 from transports.jsonrpc import Object, encode
 
-__all__ = ["acknowledgement", "created_result", "declaring_tasks", "task_fields", "task_object", "task_result"]
+__all__ = [
+    "acknowledgement",
+    "created_result",
+    "declaring_tasks",
+    "iso_time",
+    "task_fields",
+    "task_object",
+    "task_result",
+]
 
 
 def task_fields(task: Task, handle: str) -> dict[str, Any]:
@@ -19,15 +27,15 @@ def task_fields(task: Task, handle: str) -> dict[str, Any]:
     if task.message:
         fields["statusMessage"] = task.message
     fields |= {
-        "createdAt": _time(task.created_at),
-        "lastUpdatedAt": _time(task.updated_at),
+        "createdAt": iso_time(task.created_at),
+        "lastUpdatedAt": iso_time(task.updated_at),
         "ttlMs": int(task.ttl_s * 1_000),
         "pollIntervalMs": task.poll_ms,
     }
     if task.status == "input_required":
         fields["inputRequests"] = msgspec.Raw(task.questions or b"{}")
     elif task.status == "completed":
-        fields["result"] = msgspec.Raw(task.result)
+        fields["result"] = msgspec.Raw(_modern(task.result))
     elif task.status == "failed":
         fields["error"] = msgspec.Raw(task.error)
     return fields
@@ -62,6 +70,11 @@ def declaring_tasks(discovery: bytes) -> bytes:
     return encode(result | {"capabilities": msgspec.Raw(encode(capabilities))})
 
 
-def _time(at: float) -> str:
-    """ISO 8601, in UTC, to the millisecond."""
+def _modern(result: bytes) -> bytes:
+    """The result of a call, with the type that one of a legacy client does not have."""
+    return result if b'"resultType"' in result else encode({"resultType": "complete"} | object_of(msgspec.Raw(result)))
+
+
+def iso_time(at: float) -> str:
+    """A time in seconds since the epoch as ISO 8601, in UTC, to the millisecond."""
     return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

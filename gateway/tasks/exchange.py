@@ -20,7 +20,7 @@ from gateway.observability.observed import LogFacts
 from gateway.protocol.tasks import is_task
 from gateway.tasks.recorded_answers import RecordedAnswers
 from gateway.tasks.sink import TaskSink
-from session_store import StoreError
+from session_store import StoreError, Task
 from transports.inbound_port import Refused
 from transports.jsonrpc import Message, Object, encode, encode_result, parse
 from transports.reply_queue import Frame
@@ -96,6 +96,7 @@ class TaskExchange(Exchange):
     work: TaskWork | None = None
     request: tuple[Object, Object] | None = None  # params and `_meta` as the server got them first
     asked_before = 0  # questions of earlier runs
+    kept_s: float | None = None  # how long the outcome is kept, if its client has said
     _recorded: RecordedAnswers | None = None  # what the client has answered in an earlier run
     _is_quiet = False  # the client has asked for no progress
     _progress: bytes | None = None  # the last notification before it became a task
@@ -157,6 +158,13 @@ class TaskExchange(Exchange):
             work.receive(Frame(progress))
         except Exception as error:
             logger.error("progress could not become the message of a task", exc_info=error, extra=self.log_fields())
+
+    def open_questions(self) -> Object:
+        """The questions that wait for its client (`inputRequests`)."""
+        return {} if self.suspended is None or not self.is_suspended else self.suspended.requests()
+
+    def stored(self, task: Task) -> None:
+        """The store has this version of its task."""
 
     def leave(self) -> None:
         """Forget the task, which is over."""

@@ -9,7 +9,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from session_store import KeyRing, Purpose
+from session_store import KeyRing, Purpose, Task
 from session_store.session import redact
 from session_store.tokens import Macs, is_canonical
 
@@ -62,6 +62,10 @@ class TaskHandles:
             raise ValueError(f"the id of a task must have 1 to {MAX_ID_CHARS} characters")
         content = _base64url(msgspec.msgpack.encode(handle))
         return f"{content}.{_base64url(self._macs.of(content.encode()))}"
+
+    def of_record(self, task: Task) -> str:
+        """The handle of a task that the gateway has made."""
+        return self.sign(TaskHandle("made", task.session_id, task.endpoint, task.server, task.id))
 
     def read(self, text: str) -> TaskHandle | None:
         """The task that a handle names; None if the text is none that `sign` made with a key of this ring."""

@@ -16,7 +16,7 @@ from gateway.sessions.resolve import SessionResolver
 from gateway.tasks.answers import acknowledgement, task_result
 from gateway.tasks.handles import TaskHandle
 from gateway.tasks.recovery import TaskRecovery
-from gateway.tasks.refusals import unknown_task
+from gateway.tasks.refusals import task_is_over, unknown_task
 from gateway.tasks.running import RunningTask
 from gateway.tasks.table import TaskTable
 from gateway.tasks.task_session import found_session
@@ -101,6 +101,30 @@ class MadeTasks:
         if running is not None:
             running.cancel("the client has cancelled the task")
         return acknowledgement()
+
+    async def cancelled(self, handle: TaskHandle, who: RequestContext) -> Task:
+        """As `cancel`; returns the task, which is cancelled.
+
+        Raises:
+            Refused: also, the task is over already.
+        """
+        running = await self._running(handle, who)
+        if running is None or running.task.is_over:
+            raise task_is_over((await self.find(handle, who)).status)
+        running.cancel("the client has cancelled the task")
+        await running.settled()
+        return running.task
+
+    async def of_session(self, session: Session, endpoint: str, who: RequestContext) -> list[Task]:
+        """The tasks of a session that were made at that endpoint, oldest first, as far as this request may see them.
+        Not counted. Raises `StoreUnavailable`."""
+        tasks = await self._table.store.of_session(session.id)
+        current = [running.task if (running := self._table.get(task.name)) else task for task in tasks]
+        return [
+            task
+            for task in current
+            if (task.principal, task.endpoint) == (who.principal, endpoint) and self._may_see(task, session, who)
+        ]
 
     async def _running(self, handle: TaskHandle, who: RequestContext) -> RunningTask | None:
         """The task, if it still works; this replica runs it."""

@@ -15,8 +15,8 @@ from msgspec.structs import replace
 from gateway.calls.live_session import LiveSession, live_session_of
 from gateway.protocol.listing import Called
 from gateway.tasks.answers import created_result
-from gateway.tasks.exchange import TaskExchange
-from gateway.tasks.handles import TaskHandle, TaskHandles
+from gateway.tasks.exchange import StartedExchange, TaskExchange
+from gateway.tasks.handles import TaskHandles
 from gateway.tasks.quotas import TaskQuotas
 from gateway.tasks.recorded_answers import RecordedAnswers
 from gateway.tasks.refusals import too_many_tasks
@@ -127,7 +127,7 @@ class TaskMaker:
 
     def handle_of(self, task: Task) -> str:
         """The id of a task for its client."""
-        return self._handles.sign(TaskHandle("made", task.session_id, task.endpoint, task.server, task.id))
+        return self._handles.of_record(task)
 
     def _make_soon(self, exchange: TaskExchange, request: Request, reply: TaskableReply, tool_of: ToolOf) -> None:
         self._tasks.spawn(self._make(exchange, request, reply, tool_of))
@@ -184,8 +184,11 @@ class TaskMaker:
 
     def _new(self, live: LiveSession, exchange: TaskExchange, request: Request, tool: Called) -> Task:
         now, session = self._table.clock(), live.session
-        may_repeat = tool.is_repeatable and request.era is MODERN
-        call = stored(request.params, exchange.context) if may_repeat else b""
+        is_legacy = request.era is not MODERN
+        # The questions of a call that a tool of the gateway has started for a legacy client reach only its session.
+        may_repeat = tool.is_repeatable and not (is_legacy and isinstance(exchange, StartedExchange))
+        call = stored(request.params, exchange.context, is_legacy=is_legacy) if may_repeat else b""
+        kept_s = self._settings.ttl_s if exchange.kept_s is None else exchange.kept_s
         answered = {} if exchange.suspended is None else exchange.suspended.answers  # before it was a task
         return Task(
             id=secrets.token_urlsafe(16),
@@ -197,7 +200,7 @@ class TaskMaker:
             operation=tool.operation,
             created_at=now,
             updated_at=now,
-            ttl_s=self._settings.working_ttl_s,
+            ttl_s=self._settings.working_ttl_s(kept_s),
             poll_ms=self._settings.poll_ms,
             request=call,
             is_repeatable=bool(call),

@@ -20,6 +20,7 @@ from gateway.identity.request_context import RequestContext
 from gateway.observability.logs import CORRELATION
 from gateway.protocol.capabilities import caller_of_meta
 from gateway.sessions.attach import SessionAttacher
+from gateway.tasks.asked import AskedExchange
 from gateway.tasks.exchange import TaskExchange, fail_unsent
 from gateway.tasks.messages import message_of
 from gateway.tasks.quotas import parts_of
@@ -66,7 +67,8 @@ WhyLost = Callable[[Principal, Context], str]
 
 class TaskRecovery:
     """Decides on the tasks that nobody runs. `start` sends the call of a task that runs again. No client is
-    there whose credential says what it may do: `why_lost` decides, from the present configuration."""
+    there whose credential says what it may do: `why_lost` decides, from the present configuration. `handle_of` gives
+    the id of a task for its client."""
 
     def __init__(
         self,
@@ -78,6 +80,7 @@ class TaskRecovery:
         cluster: Cluster | None,
         start: StartCall,
         why_lost: WhyLost,
+        handle_of: Callable[[Task], str],
     ) -> None:
         self._table = table
         self._sessions = sessions
@@ -86,6 +89,7 @@ class TaskRecovery:
         self._cluster = cluster
         self._start = start
         self._why_lost = why_lost
+        self._handle_of = handle_of
         self._undecided: dict[str, None] = {}  # names of tasks whose failure was logged
         self._tasks = Tasks("recovery of tasks")
 
@@ -142,14 +146,17 @@ class TaskRecovery:
             live = self._live.of(session)
         await live.recover()
         params, raw = call.params, call.params.get("_meta", msgspec.Raw(b"{}"))
-        exchange = TaskExchange(
-            method="tools/call",
-            client_id=0,
-            live=live,
-            replies=ReplyQueue(),
-            caller=caller_of_meta(raw),
-            context=call.context,
-        )
+        if call.is_legacy:
+            exchange: TaskExchange = AskedExchange.of(live, call.context, handle=self._handle_of(task))
+        else:
+            exchange = TaskExchange(
+                method="tools/call",
+                client_id=0,
+                live=live,
+                replies=ReplyQueue(),
+                caller=caller_of_meta(raw),
+                context=call.context,
+            )
         again = replace(
             task,
             runs=task.runs + 1,
@@ -173,9 +180,8 @@ class TaskRecovery:
         self._table.reported(again, "run again")
         logger.warning("a task runs again: its gateway is gone", extra=_fields(task))
         exchange.run_as(running, task.asked, RecordedAnswers(task.answers))
-        request = Request(
-            era=Era.MODERN, endpoint=task.endpoint, headers={}, params=params, meta=msgspec.json.decode(raw)
-        )
+        era = Era.LEGACY if call.is_legacy else Era.MODERN
+        request = Request(era=era, endpoint=task.endpoint, headers={}, params=params, meta=msgspec.json.decode(raw))
         who = RequestContext(task.principal, None, new_correlation_id())
         self._tasks.spawn(self._send(running, request, who, params))
 

@@ -2,9 +2,9 @@
 
 from gateway.errors import OUTCOME_UNKNOWN, TOO_OFTEN
 from transports.inbound_port import Refused
-from transports.jsonrpc import INVALID_PARAMS, MISSING_CAPABILITY
+from transports.jsonrpc import INVALID_PARAMS, METHOD_NOT_FOUND, MISSING_CAPABILITY
 
-__all__ = ["tasks_not_declared", "too_many_tasks", "unknown_task", "unreadable_task"]
+__all__ = ["no_task_of", "task_is_over", "tasks_not_declared", "too_many_tasks", "unknown_task", "unreadable_task"]
 
 
 def unknown_task() -> Refused:
@@ -27,6 +27,16 @@ def tasks_not_declared(what: str) -> Refused:
 def unreadable_task(server: str) -> Refused:
     """The server has made a task whose id is missing, empty or too long to be passed on."""
     return Refused(200, OUTCOME_UNKNOWN, f"server {server!r} has made a task with an id that cannot be used")
+
+
+def task_is_over(status: str) -> Refused:
+    """A task that has an outcome cannot be cancelled (MCP 2025-11-25, Tasks §Task Cancellation)."""
+    return Refused(200, INVALID_PARAMS, f"Cannot cancel the task: it is {status} already.")
+
+
+def no_task_of(tool: str) -> Refused:
+    """The tool says that it must not be called as a task (MCP 2025-11-25, Tasks §Tool-Level Negotiation)."""
+    return Refused(200, METHOD_NOT_FOUND, f"Tool {tool} is not to be called as a task. Call it without params.task.")
 
 
 def too_many_tasks() -> Refused:

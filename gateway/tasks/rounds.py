@@ -51,9 +51,12 @@ class Rounds(ResultAsker, RoundTrips):
         ask_client(self, self._exchange, self._work, questions)
 
     def answer(self, request_id: bytes, message: Message) -> None:
-        """One answer of the client."""
+        """One answer of the client. Its error ends the call: no error can be passed to the server."""
         if isinstance(message.result, msgspec.Raw):
             self._answered(msgspec.json.decode(request_id, type=str), message.result)
+        else:
+            conversation_of(self._exchange).end(self._exchange)
+            self._exchange.settle(message)
 
 
 def conversation_of(exchange: TaskExchange) -> Conversation:

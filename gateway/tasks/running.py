@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.bridge.suspended_calls import answer_suspended
+from gateway.bridge.suspended_calls import answer_suspended, refuse_suspended
 from gateway.calls.exchange_state import ExchangeState
 from gateway.calls.live_session import live_session_of
 from gateway.calls.result_outcome import outcome_of
@@ -60,6 +60,7 @@ class RunningTask:
         self.is_unknown = False
         """Whether the gateway has stopped before its call ended."""
         self._settings = settings
+        self._kept_s = settings.ttl_s if exchange.kept_s is None else exchange.kept_s
         self._ended = ended
         self._rounds: Rounds | None = None
         self._reply: Answer | None = None
@@ -99,7 +100,7 @@ class RunningTask:
 
     def renew(self, now: float) -> None:
         """Keep the record of a task that still works for another while. `now` is in seconds since the epoch."""
-        kept_s = self._settings.working_ttl_s
+        kept_s = self._settings.working_ttl_s(self._kept_s)
         if not self.task.is_over and self.task.expires_at - now < kept_s / 2:
             self.record.change(can_wait=True, ttl_s=now - self.task.created_at + kept_s)
 
@@ -204,7 +205,7 @@ class RunningTask:
 
     def _end_as(self, event: TaskEvent, text: str = "", **outcome: Any) -> None:
         """The task is over. Its message is about the outcome: the last progress says nothing of it."""
-        ttl_s = self.record.now - self.task.created_at + self._settings.ttl_s  # from its creation
+        ttl_s = self.record.now - self.task.created_at + self._kept_s  # from its creation
         self._step(event, questions=b"", answers=b"", message=message_of(self.task.runs, text), ttl_s=ttl_s, **outcome)
 
     def _step(self, event: TaskEvent, **fields: Any) -> None:
@@ -237,6 +238,17 @@ class RunningTask:
             return
         answers = self._recorded(suspended.questions, responses)
         answer_suspended(self.exchange, responses)  # which asks again for what is missing
+        self._go_on(answers)
+
+    def answer_one(self, key: str, message: Message) -> None:
+        """As `answer`, with what a client has responded to one question: a result, or an error."""
+        if isinstance(message.result, msgspec.Raw):
+            self.answer({key: message.result})
+        elif key in self.exchange.open_questions():
+            refuse_suspended(self.exchange, key, message)
+            self._go_on({})
+
+    def _go_on(self, answers: dict[str, Any]) -> None:
         if self.task.is_over:
             return
         if not self.exchange.is_suspended:

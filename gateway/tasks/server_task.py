@@ -53,6 +53,8 @@ class ServerTask(ResultAsker, TaskFollower):
             self._exchange.suspendable().withdraw(self, encode(key))
 
     def answer(self, request_id: bytes, message: Message) -> None:
-        """Send one answer on."""
+        """Send one answer on. An error of the client ends the call: no error can be passed to the server."""
         if isinstance(message.result, msgspec.Raw):
             self._answered(msgspec.json.decode(request_id, type=str), message.result)
+        else:
+            self._end(message)

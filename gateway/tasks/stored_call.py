@@ -13,10 +13,11 @@ MAX_BYTES = 256 << 10
 
 class StoredCall(msgspec.Struct, frozen=True):
     """What the client has sent, `_meta` included, and the context of its request: the session's may be another one by
-    the time the call runs again, and may grant more."""
+    the time the call runs again, and may grant more. `is_legacy`: the client is of a version before 2026-07-28."""
 
     params: Object
     context: Context
+    is_legacy: bool = False
 
     @classmethod
     def read(cls, data: bytes) -> "StoredCall":
@@ -24,9 +25,9 @@ class StoredCall(msgspec.Struct, frozen=True):
         return msgspec.json.decode(data, type=cls)
 
 
-def stored(params: Object, context: Context) -> bytes:
+def stored(params: Object, context: Context, *, is_legacy: bool = False) -> bytes:
     """The bytes of a call, without answers to what it has asked: it begins anew. Empty if it is too large."""
     params = {key: raw for key, raw in params.items() if key not in ("requestState", "inputResponses")}
     size = sum(len(memoryview(raw)) for raw in params.values())
-    data = encode(StoredCall(params, context)) if size <= MAX_BYTES else b""
+    data = encode(StoredCall(params, context, is_legacy)) if size <= MAX_BYTES else b""
     return data if len(data) <= MAX_BYTES else b""

@@ -57,7 +57,12 @@ class TaskTable:
 
     def add(self, task: Task, exchange: TaskExchange) -> RunningTask:
         """Begin to run a task, which the store has or gets."""
-        record = TaskRecord(task, self.store, changed=self._changes.publish, clock=self.clock)
+
+        def changed(written: Task) -> None:
+            self._changes.publish(written)
+            exchange.stored(written)
+
+        record = TaskRecord(task, self.store, changed=changed, clock=self.clock)
         running = RunningTask(exchange, record, self.settings, ended=self._ended)
         self._running[task.name] = running
         return running

@@ -159,7 +159,7 @@ async def review(
         found.of_workspaces.extend(_of_workspaces(workspaces, names))
         found.unmatched.extend(found.of_workspaces)
         if settings is not None:
-            found.no_tasks.extend(_no_tasks(settings.tasks.at_once, names))
+            found.no_tasks.extend(_no_tasks(settings.tasks, names))
     return found
 
 
@@ -253,12 +253,14 @@ def _of_workspaces(
                     yield f"{where}.{kind}: {pattern!r} names no {kind.removesuffix('s')} that a server lists"
 
 
-def _no_tasks(patterns: Iterable[str], names: Mapping[str, Mapping[str, list[str]]]) -> Iterable[str]:
-    for pattern in patterns:
-        only = TaskSettings(at_once=(pattern,))
-        # With an empty name, as with workspaces.
-        if not any(only.is_at_once(server, tool) for server, lists in names.items() for tool in ("", *lists["tools"])):
-            yield f"gateway.tasks.at_once: {pattern!r} names no tool that a server lists (server/tool)"
+def _no_tasks(settings: TaskSettings, names: Mapping[str, Mapping[str, list[str]]]) -> Iterable[str]:
+    for setting in ("at_once", "offered"):
+        for pattern in getattr(settings, setting):
+            only = TaskSettings(at_once=(pattern,))
+            # With an empty name, as with workspaces.
+            listed = ((server, tool) for server, lists in names.items() for tool in ("", *lists["tools"]))
+            if not any(only.is_at_once(*each) for each in listed):
+                yield f"gateway.tasks.{setting}: {pattern!r} names no tool that a server lists (server/tool)"
 
 
 async def listed_names(upstream: ConfiguredUpstream, kind: str) -> list[str] | None:

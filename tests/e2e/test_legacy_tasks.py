@@ -1,16 +1,15 @@
 """The experimental tasks of 2025-11-25, between a legacy client and legacy servers."""
 
 import json
-import threading
 from collections.abc import Iterator
-from typing import Any
 
 import httpx
 import pytest
 
 from tests.requirements import requirement
 from tests.support.gateway_process import DEMO, TASKS, RunningGateway, running_gateway, server
-from tests.support.mcp_clients import Legacy, messages, tool_text
+from tests.support.legacy_task_client import Listening, Tasks
+from tests.support.mcp_clients import tool_text
 from tests.support.task_server import RELATED, HttpTasks, running_http_tasks
 from tests.support.waiting import eventually
 
@@ -34,62 +33,6 @@ def gateway(upstream: HttpTasks) -> Iterator[RunningGateway]:
     }
     with running_gateway(servers) as running:
         yield running
-
-
-class Tasks:
-    """A client of tasks, with one session."""
-
-    def __init__(self, url: str, http: httpx.Client, prefix: str = "") -> None:
-        self.client = Legacy(url, http)
-        self.handshake = messages(self.client.initialize(capabilities={"elicitation": {}}))[-1]["result"]
-        self.client.notify("notifications/initialized")
-        self.prefix = prefix
-
-    def begin(self, tool: str, *, meta: Any = None, task: Any = None, **arguments: Any) -> Any:
-        params = {"name": f"{self.prefix}{tool}", "arguments": arguments, "task": task or {"ttl": 60_000}}
-        return self.ask("tools/call", params if meta is None else params | {"_meta": meta})["task"]
-
-    def ask(self, method: str, params: Any) -> Any:
-        answer = messages(self.client.call(method, params))[-1]
-        assert "result" in answer, answer
-        return answer["result"]
-
-    def get(self, task: str) -> Any:
-        return self.ask("tasks/get", {"taskId": task})
-
-    def until(self, task: str, status: str) -> Any:
-        assert eventually(lambda: self.get(task)["status"] == status), self.get(task)
-        return self.get(task)
-
-    def error(self, method: str, params: Any) -> Any:
-        return messages(self.client.call(method, params))[-1]["error"]
-
-    def listed(self) -> list[str]:
-        found: list[str] = []
-        params: dict[str, Any] = {}
-        while True:
-            page = self.ask("tasks/list", params)
-            found += [task["taskId"] for task in page["tasks"]]
-            if "nextCursor" not in page:
-                return found
-            params = {"cursor": page["nextCursor"]}
-
-    def answered(self, task: str, name: str) -> list[Any]:
-        """The messages of a `tasks/result`, whose questions are answered with that name."""
-        body = {"jsonrpc": "2.0", "id": "r", "method": "tasks/result", "params": {"taskId": task}}
-        headers, seen = self.client.request_headers(), []
-        with self.client.http.stream("POST", self.client.url, json=body, headers=headers) as response:
-            for line in response.iter_lines():
-                if not line.startswith("data: {"):
-                    continue
-                message = json.loads(line.removeprefix("data: "))
-                seen.append(message)
-                if message.get("method") == "elicitation/create":
-                    result = {"action": "accept", "content": {"name": name}, "_meta": message["params"]["_meta"]}
-                    with httpx.Client() as other:
-                        answer = {"jsonrpc": "2.0", "id": message["id"], "result": result}
-                        assert other.post(self.client.url, json=answer, headers=headers).status_code == 202
-        return seen
 
 
 def clients(gateway: RunningGateway, http: httpx.Client, name: str) -> list[Tasks]:
@@ -140,36 +83,6 @@ def test_a_task_that_asks_is_answered_while_its_result_is_awaited(
     assert replied and all(own.startswith("task/") for own in replied), "its server gets its own id"
 
 
-class Listening:
-    """The messages of a session's own stream. The session ends with the block."""
-
-    def __init__(self, client: Legacy) -> None:
-        self.got: list[Any] = []
-        self._client = client
-        self._opened = threading.Event()
-        self._thread = threading.Thread(target=self._read, daemon=True)
-
-    def __enter__(self) -> "Listening":
-        self._thread.start()
-        assert self._opened.wait(10)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._client.delete()
-        self._thread.join(10)
-
-    def _read(self) -> None:
-        headers = {**self._client.request_headers(), "Accept": "text/event-stream"}
-        with httpx.Client(timeout=30) as http, http.stream("GET", self._client.url, headers=headers) as response:
-            self._opened.set()
-            for line in response.iter_lines():
-                if line.startswith("data: {"):
-                    self.got.append(json.loads(line.removeprefix("data: ")))
-
-    def of(self, method: str) -> list[Any]:
-        return [message["params"] for message in self.got if message["method"] == method]
-
-
 @requirement("task.relay", "wall.memory")
 @pytest.mark.parametrize("name", SERVERS)
 def test_only_its_own_session_is_told_of_a_task(gateway: RunningGateway, http: httpx.Client, name: str) -> None:
@@ -202,10 +115,6 @@ def test_unknown_tasks_and_methods_are_errors_of_the_protocol(gateway: RunningGa
         assert {(error["code"], error["message"]) for error in errors} == {(-32602, errors[0]["message"])}, method
     assert tasks.error("tasks/update", {"taskId": task})["code"] == -32601
     assert tasks.error("tasks/list", {"cursor": "nonsense"})["code"] == -32602
-    plain = Tasks(f"{gateway.base}/servers/plain/mcp", http)
-    assert "tasks" not in plain.handshake["capabilities"]
-    assert plain.error("tasks/list", {})["code"] == -32601
-    assert tool_text(plain.client.call("tools/call", {"name": "count", "task": {}})) == "1", "an ordinary call"
 
 
 @requirement("task.relay")

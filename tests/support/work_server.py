@@ -138,7 +138,11 @@ TOOLS: Final = {
     "wrong": Call.wrong,
     "slow_build": Call.work,
 }
-HINTS: Final = {"look": {"annotations": {"readOnlyHint": True}}, "ask": {"annotations": {"idempotentHint": True}}}
+HINTS: Final[dict[str, Any]] = {
+    "look": {"annotations": {"readOnlyHint": True}},
+    "ask": {"annotations": {"idempotentHint": True}},
+    "give_up": {"execution": {"taskSupport": "forbidden"}},
+}
 
 
 def answer(message: dict[str, Any]) -> dict[str, Any]:

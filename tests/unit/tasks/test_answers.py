@@ -48,7 +48,10 @@ def test_each_state_has_what_the_extension_says() -> None:
     assert told(a_task(message="half", questions=b'{"q1":{}}', result=b"{}")) == working | {"statusMessage": "half"}
     asks = told(a_task(status="input_required", questions=b'{"q1":{"method":"roots/list"}}'))
     assert asks["inputRequests"] == {"q1": {"method": "roots/list"}}
-    assert told(a_task(status="completed", result=b'{"content":[]}'))["result"] == {"content": []}
+    done = {"resultType": "complete", "content": []}
+    assert told(a_task(status="completed", result=encode(done)))["result"] == done
+    of_a_legacy_client = told(a_task(status="completed", result=b'{"content":[]}'))
+    assert of_a_legacy_client["result"] == done
     assert told(a_task(status="failed", error=b'{"code":-1,"message":"m"}'))["error"] == {"code": -1, "message": "m"}
     assert told(a_task(status="cancelled")) == COMMON | {"resultType": "complete", "status": "cancelled"}
 

@@ -31,7 +31,7 @@ from transports.soon import arrived
 
 pytestmark = pytest.mark.anyio
 
-TOOL = Called(server="main", name="build", is_repeatable=True, needs_task=True)
+TOOL = Called(server="main", name="build", is_repeatable=True, task_support="required")
 PARAMS = {"name": msgspec.Raw(b'"build"'), "arguments": msgspec.Raw(b"{}")}
 
 

@@ -81,6 +81,7 @@ class Replica:
             cluster=None,
             start=self.start,
             why_lost=lambda _, granted: self.lost.get(granted.workspace, ""),
+            handle_of=lambda task: f"handle of {task.id}",
         )
 
     def take_over(self, session: Session) -> None:

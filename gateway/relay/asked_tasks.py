@@ -1,0 +1,236 @@
+"""The gateway's own tasks for clients of 2025-11-25, which ask for each task (MCP 2025-11-25, Tasks).
+
+What a task is, and what becomes of it, is in `gateway.tasks`, as for modern clients. Here stands which calls can have
+one, and how the requests about tasks are answered in this version's form.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+from gateway.calls.exchange import Exchange
+from gateway.calls.live_session import LiveSession, live_session_of
+from gateway.config.tasks import TaskSettings
+from gateway.identity.request_context import RequestContext
+from gateway.protocol.handshake import HandshakeRefused, capabilities_of, version_of
+from gateway.protocol.listing import Called
+from gateway.relay.endpoint import Endpoint
+from gateway.relay.intake import Intake, id_of, message_of
+from gateway.relay.replies import ImmediateReply
+from gateway.sessions.attach import Resolved
+from gateway.tasks.asked import AskedExchange
+from gateway.tasks.handles import TaskHandle, TaskHandles
+from gateway.tasks.legacy_answers import VERSION, created_legacy_result, declaring_legacy_tasks, legacy_task
+from gateway.tasks.made import MadeTasks
+from gateway.tasks.maker import TaskMaker
+from gateway.tasks.refusals import no_task_of
+from gateway.tasks.result_call import ResultCalls
+from gateway.upstreams.upstream import ConfiguredUpstream
+from session_store import Task
+from transports.era import Era
+from transports.inbound_port import Answer, OwnedByPeer, Request
+from transports.jsonrpc import INVALID_PARAMS, InvalidMessage, Object, decode_object, encode, encode_result
+from transports.reply_queue import ReplyQueue
+from transports.soon import arrived
+from transports.upstream_port import LinkClosed, UpstreamUnavailable
+
+__all__ = ["AskedTasks"]
+
+_UNAVAILABLE: Final = (UpstreamUnavailable, HandshakeRefused, LinkClosed)
+
+_PAGE: Final = 64
+"""Tasks of one page of `tasks/list`."""
+
+_LEAST_S: Final = 60.0
+"""How long an outcome is kept at least, if the settings keep it that long: a client may have asked for less than it
+takes to fetch the outcome."""
+
+
+class AskedTasks:
+    """Makes tasks for clients that ask for them, and answers for these tasks. `maker` is None where no tasks are made
+    (`gateway.tasks.enabled`): earlier ones are still answered."""
+
+    def __init__(
+        self,
+        *,
+        settings: TaskSettings,
+        maker: TaskMaker | None,
+        made: MadeTasks,
+        results: ResultCalls,
+        handles: TaskHandles,
+        intake: Intake,
+        endpoints: Mapping[str, Endpoint],
+    ) -> None:
+        self._settings = settings
+        self._maker = maker
+        self._made = made
+        self._results = results
+        self._handles = handles
+        self._intake = intake
+        self._endpoints = endpoints
+        self.has_offers = maker is not None and bool(settings.offered)
+        """Whether lists of tools have to be changed."""
+
+    # -- what clients are told
+
+    def is_for(self, live: LiveSession) -> bool:
+        """Whether calls of that session can become tasks."""
+        return self._maker is not None and live.session.client.protocol_version == VERSION
+
+    def declared(self, handshake: bytes) -> bytes:
+        """An `initialize` result that says that tools can be called as tasks, if they can."""
+        if self._maker is None or version_of(handshake) != VERSION or "tools" not in capabilities_of(handshake):
+            return handshake
+        return declaring_legacy_tasks(handshake)
+
+    def offer(self, exchange: Exchange, endpoint: str) -> None:
+        """Have a list of tools say which of them are offered as tasks."""
+        live = live_session_of(exchange)
+        if live is not None and self.is_for(live):
+            exchange.filter_result(lambda made, result: self._with_offers(made, result, endpoint))
+
+    def _with_offers(self, exchange: Exchange, result: Object, path: str) -> Object:
+        if "tools" not in result:
+            return result
+        listed = msgspec.json.decode(result["tools"], type=list[msgspec.Raw])
+        shown = [self._with_offer(exchange, tool, path) for tool in listed]
+        return result | {"tools": msgspec.Raw(encode(shown))}
+
+    def _with_offer(self, exchange: Exchange, raw: msgspec.Raw, path: str) -> msgspec.Raw:
+        """A tool of a list, which says that it may be called as a task, if that is so and it says nothing of it."""
+        tool = decode_object(raw, "a tool")
+        execution = decode_object(tool.get("execution", msgspec.Raw(b"{}")), "execution")
+        called = self._endpoints[path].called(None, exchange.context, tool)
+        if "taskSupport" in execution or not called.server or not self._settings.is_offered(called.server, called.name):
+            return raw
+        execution |= {"taskSupport": msgspec.Raw(b'"optional"')}
+        return msgspec.Raw(encode(tool | {"execution": msgspec.Raw(encode(execution))}))
+
+    # -- a call that asks for a task
+
+    async def begin(self, exchange: Exchange, request: Request, who: RequestContext) -> Answer | None:
+        """Make a task of a call that asks for one, and answer it. None: its server makes the task, or the call has to
+        be refused.
+
+        Raises:
+            Refused: there are too many tasks, or the tool forbids them, is unknown or not allowed.
+            InvalidMessage: `params.task` cannot be read.
+            StoreError: the store cannot be written.
+        """
+        live, params = live_session_of(exchange), request.params
+        if self._maker is None or live is None or exchange.method != "tools/call" or not self.is_for(live):
+            return None
+        tool = await self._tool(live, exchange, request, who.correlation)
+        if tool is None:
+            return None
+        kept_s = _kept_s(params["task"], self._settings.ttl_s)
+        plain = {key: value for key, value in params.items() if key != "task"}
+        call = msgspec.structs.replace(request, params=plain)
+        asked = AskedExchange.of(live, exchange.context, granted=exchange.granted)
+        asked.keep_for(kept_s)
+        running = await self._maker.begin(asked, call, tool)
+        created, handle = running.task, self._handles.of_record(running.task)
+        asked.known_as(handle)
+        try:
+            running.hold(await arrived(self._intake.accept(asked, call, who, plain, [])))
+        except BaseException:
+            await self._maker.undo(running)
+            raise
+        result = created_legacy_result(created, handle)
+        shaped = result if exchange.shape is None else exchange.shape(exchange, result)
+        return ImmediateReply(encode_result(encode(exchange.client_id), encode(shaped)), session=live.session)
+
+    async def _tool(self, live: LiveSession, exchange: Exchange, request: Request, correlation: str) -> Called | None:
+        """The tool of a call of which the gateway makes a task. None: it makes none. Raises `Refused`: nobody does."""
+        endpoint = self._endpoints[request.endpoint]
+        tool = endpoint.called(live, exchange.context, request.params)
+        upstream = endpoint.server(tool.server, exchange.context)
+        if upstream is None:
+            return None
+        try:
+            conversation = upstream.conversation(live, await upstream.era_for(Era.LEGACY) or Era.LEGACY, correlation)
+            await upstream.inventory.listed("tools/list", conversation, tool.name)
+        except _UNAVAILABLE:
+            return None  # the call is about to fail
+        tool = endpoint.called(live, exchange.context, request.params)
+        if tool.is_unlisted or (_makes_tasks(upstream) and tool.task_support):
+            return None
+        if tool.task_support == "forbidden":
+            raise no_task_of(tool.name)
+        return tool
+
+    # -- requests about a task
+
+    async def call(
+        self, request: Request, who: RequestContext, resolved: Resolved, handle: TaskHandle, text: str
+    ) -> Answer:
+        """Answer a request about a task that the gateway has made. `resolved` is the session that the request carries.
+
+        Raises:
+            Refused: the task is unknown or, when it is to be cancelled, over.
+            OwnedByPeer: another replica has to cancel it.
+            StoreUnavailable: the store does not answer.
+        """
+        message = message_of(request)
+        if message.method == "tasks/result":
+            return self._result(request, who, resolved, handle, text)
+        if message.method == "tasks/cancel":
+            task = await self._made.cancelled(handle, who)
+        else:
+            await self._made.count(handle.session_id)
+            task = await self._look(handle, who)
+        result = encode(legacy_task(task, text))
+        return ImmediateReply(encode_result(encode(id_of(message)), result), session=resolved.live.session)
+
+    async def _look(self, handle: TaskHandle, who: RequestContext) -> Task:
+        try:
+            return await self._made.current(handle, who)
+        except OwnedByPeer:
+            # The request belongs to another session, which is here. The record is current enough.
+            return await self._made.find(handle, who)
+
+    def _result(
+        self, request: Request, who: RequestContext, resolved: Resolved, handle: TaskHandle, text: str
+    ) -> Answer:
+        call = Exchange(
+            method="tasks/result",
+            client_id=id_of(message_of(request)),
+            live=resolved.live,
+            replies=ReplyQueue(),
+            context=resolved.context,
+            granted=who.claims,
+        )
+        reply, _ = self._intake.begin(call, request, who, request.params, [])
+        self._results.begin(call, handle, text, lambda: self._look(handle, who))
+        return reply
+
+    async def listed(self, live: LiveSession, endpoint: str, who: RequestContext, after: str) -> tuple[list[Any], str]:
+        """A page of the tasks of a session, which follow the one of that id, and the id for the next page: empty if
+        there is none."""
+        tasks = await self._made.of_session(live.session, endpoint, who)
+        ids = [task.id for task in tasks]
+        start = ids.index(after) + 1 if after in ids else 0
+        page = tasks[start : start + _PAGE]
+        more = page[-1].id if len(tasks) > start + _PAGE else ""
+        return [legacy_task(task, self._handles.of_record(task)) for task in page], more
+
+
+def _makes_tasks(upstream: ConfiguredUpstream) -> bool:
+    """Whether a server makes tasks itself for clients of 2025-11-25."""
+    declared = capabilities_of(upstream.handshake).get("tasks")
+    requests = declared.get("requests") if isinstance(declared, dict) else None
+    tools = requests.get("tools") if isinstance(requests, dict) else None
+    return isinstance(tools, dict) and "call" in tools and upstream.era_now(Era.LEGACY) is Era.LEGACY
+
+
+def _kept_s(raw: msgspec.Raw, most_s: float) -> float:
+    """How long the outcome is kept, in seconds. `raw` is `params.task`. Raises `InvalidMessage`."""
+    asked = decode_object(raw, "params.task")
+    try:
+        ttl_ms = msgspec.json.decode(asked.get("ttl", b"null"), type=float | None)
+    except msgspec.MsgspecError:
+        raise InvalidMessage(INVALID_PARAMS, "params.task.ttl must be a number of milliseconds") from None
+    if ttl_ms is None:
+        return most_s
+    return min(max(ttl_ms / 1_000, _LEAST_S), most_s)

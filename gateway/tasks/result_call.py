@@ -1,0 +1,183 @@
+"""`tasks/result` of a 2025-11-25 client about a task that the gateway has made (MCP 2025-11-25, Tasks).
+
+The call is open until the task is over, and the task asks its client on it. A question waits in the record until some
+session of the principal asks for the result at the replica that runs the task; the first answer counts.
+"""
+
+import asyncio
+import contextlib
+import functools
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Final
+from weakref import WeakKeyDictionary
+
+import msgspec
+
+from gateway.bridge.subscription_relay import caller_of
+from gateway.calls.deadlines import Deadlines
+from gateway.calls.exchange import Exchange
+from gateway.calls.live_session import LiveSession, live_session_of
+from gateway.calls.owned_tasks import with_related, without_related
+from gateway.errors import CANCELLED, error_of
+from gateway.observability.logs import CORRELATION
+from gateway.protocol.capabilities import may_be_asked
+from gateway.protocol.questions import for_legacy_client, question_of
+from gateway.tasks.asked import AskedExchange
+from gateway.tasks.changes import topic_of
+from gateway.tasks.handles import TaskHandle
+from gateway.tasks.legacy_answers import legacy_outcome
+from gateway.tasks.running import RunningTask
+from gateway.tasks.table import TaskTable
+from session_store import Bus, StoreUnavailable, Task
+from transports.inbound_port import Refused
+from transports.jsonrpc import INTERNAL_ERROR, Message, Object, encode
+from transports.tasks import Tasks
+
+__all__ = ["ResultCalls"]
+
+logger = logging.getLogger(__name__)
+
+_LOOK_S: Final = 5.0
+"""How often a task is looked at of which nobody tells anything: its owner may be gone."""
+
+_AGAIN_S: Final = 1.0
+"""How long after a failure of the store a task is looked at again."""
+
+Look = Callable[[], Awaitable[Task]]
+"""Reads a task, with the rights of the request that asks for its result. Raises `Refused`, `StoreUnavailable`."""
+
+
+class ResultCalls:
+    """Answers `tasks/result`. `table` has the tasks that this replica runs."""
+
+    def __init__(self, table: TaskTable, bus: Bus) -> None:
+        self._table = table
+        self._bus = bus
+        self._asked: WeakKeyDictionary[LiveSession, set[tuple[str, str]]] = WeakKeyDictionary()
+        self._tasks = Tasks("results of tasks")
+
+    def begin(self, call: Exchange, handle: TaskHandle, text: str, look: Look) -> None:
+        """Answer that call once the task is over. `text` is the handle that its client has sent."""
+        live = live_session_of(call)
+        assert live is not None
+        call.queue_at(_NoServer())
+        waiting = _Waiting(call, live, text, look, asked=self._asked.setdefault(live, set()))
+        self._tasks.spawn(waiting.run(self._bus, handle, self._table))
+
+
+class _Waiting:
+    """One call. `asked`: the questions that the client of the session has, by the name of the task and their key."""
+
+    def __init__(
+        self, call: Exchange, live: LiveSession, text: str, look: Look, *, asked: set[tuple[str, str]]
+    ) -> None:
+        self._call = call
+        self._live = live
+        self._text = text
+        self._look = look
+        self._asked = asked
+        self._own: dict[str, tuple[str, str]] = {}  # those of `asked` that this call has asked
+        self._wake = asyncio.Event()
+
+    async def run(self, bus: Bus, handle: TaskHandle, table: TaskTable) -> None:
+        CORRELATION.set(self._call.correlation)  # of this task
+        self._call.when_done(self._wake.set)
+
+        def changed(data: bytes | None) -> None:
+            if data is None or data.decode() == handle.id:  # None: messages may have been lost
+                self._wake.set()
+
+        try:
+            while not self._call.is_over:
+                try:
+                    async with bus.subscribed(topic_of(handle.session_id), changed):
+                        await self._follow(table)
+                except StoreUnavailable:
+                    await asyncio.sleep(_AGAIN_S)
+        except Refused as refused:
+            error = error_of(refused.code, str(refused), self._call.correlation)
+            self._call.settle(Message(jsonrpc="2.0", id=0, error=msgspec.Raw(encode(error))))
+        except Exception as error:  # nobody else would answer the call
+            logger.error("the result of a task could not be told", exc_info=error, extra=self._call.log_fields())
+            self._call.fail(INTERNAL_ERROR, "the result of the task could not be read")
+        finally:
+            self._withdraw()
+
+    async def _follow(self, table: TaskTable) -> None:
+        call = self._call
+        while not call.is_over:
+            self._wake.clear()
+            task = await self._look()
+            running = table.get(task.name)
+            if task.is_over:
+                if running is not None:
+                    await running.settled()  # the outcome is stored first
+                call.settle(legacy_outcome(task, self._text))
+                return
+            if running is not None:
+                if isinstance(running.exchange, AskedExchange) and running.exchange.owned is not None:
+                    if running.exchange.owned.stream is None:
+                        running.exchange.owned.await_result(call)
+                self._ask(running)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), _LOOK_S)
+
+    # -- questions
+
+    def _ask(self, running: RunningTask) -> None:
+        """Ask the client what the task asks now, unless the client has the question already."""
+        questions = running.exchange.open_questions()
+        if self._own and not self._own.keys() & questions.keys():
+            self._withdraw()
+        for key, raw in questions.items():
+            name = (running.name, key)
+            method, params = for_legacy_client(question_of(raw))
+            params = {} if params is None else params
+            if name in self._asked or not may_be_asked(caller_of(self._live).capabilities, method, params):
+                continue
+            self._asked.add(name)
+            self._own[key] = name
+            answered = functools.partial(self._answered, running, key)
+            self._live.questions.ask_for_result(self._call, method, with_related(params, self._text), answered)
+
+    def _answered(self, running: RunningTask, key: str, message: Message) -> None:
+        self._forget(key)
+        if isinstance(message.result, msgspec.Raw):
+            with contextlib.suppress(msgspec.MsgspecError):  # the server refuses what it cannot read
+                result = without_related(msgspec.json.decode(message.result, type=Object))
+                message = Message(jsonrpc="2.0", id=0, result=msgspec.Raw(encode(result)))
+        running.answer_one(key, message)
+
+    def _forget(self, key: str) -> None:
+        name = self._own.pop(key, None)
+        if name is not None:
+            self._asked.discard(name)
+
+    def _withdraw(self) -> None:
+        """What this call has asked needs no answer any more."""
+        for key in [*self._own]:
+            self._forget(key)
+        self._live.withdraw_questions(self._call)
+
+
+class _NoServer:
+    """In place of the conversation with a server: `tasks/result` is sent to none."""
+
+    name = ""
+    deadlines = Deadlines(start_s=0.0, call_s=0.0, suspended_s=0.0, idle_stop_s=None)
+
+    def cancel(self, exchange: Exchange, reason: str, code: int = CANCELLED) -> None:
+        exchange.fail(code, f"Cancelled: {reason}")
+
+    def fail(self, exchange: Exchange, code: int, reason: str) -> None:
+        exchange.fail(code, reason)
+
+    def answer(self, request_id: bytes, message: Message) -> None:
+        """Do nothing: the task has the answer."""
+
+    def refuse(self, request_id: bytes, code: int, reason: str) -> None:
+        """Do nothing: the question waits in the task."""
+
+    def notify(self, method: str, params: bytes | None) -> None:
+        """Do nothing: no server waits for progress."""

@@ -1,0 +1,205 @@
+"""The gateway's tasks for clients of 2025-11-25: `params.task` at servers of each era that make no tasks themselves."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.requirements import requirement
+from tests.support.credentials import bearer, sha256
+from tests.support.gateway_process import TASKS, WORK, RunningGateway, running_gateway, server
+from tests.support.legacy_task_client import Listening, Tasks
+from tests.support.mcp_clients import Legacy, messages, tool_text
+from tests.support.task_client import TaskClient
+from tests.support.task_server import RELATED
+from tests.support.waiting import eventually
+
+ERAS = ("legacy", "modern")
+FIELDS = {"taskId", "status", "createdAt", "lastUpdatedAt", "ttl", "pollInterval"}
+INVALID, UNKNOWN_METHOD, CANCELLED, TOO_OFTEN = -32602, -32601, -32016, -32018
+
+
+@pytest.fixture(scope="module")
+def ledger(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("ledger") / "ledger"
+
+
+@pytest.fixture(scope="module")
+def gateway(ledger: Path) -> Iterator[RunningGateway]:
+    """A server of each era without tasks, one with the extension, and one with the tasks of 2025-11-25."""
+    servers = {era: server((*WORK, era), env={"LEDGER": str(ledger)}) for era in ERAS}
+    servers |= {"extension": server((*TASKS, "modern")), "own": server((*TASKS, "legacy"))}
+    tasks = {"max_per_session": 6, "ttl_s": 600, "offered": ["legacy/*", "own/*"], "result_bytes": 4_096}
+    keys = {name: sha256(name) for name in ("alice", "bob")}
+    with running_gateway(servers, options={"tasks": tasks, "api_keys": keys}) as running:
+        yield running
+
+
+def client_of(gateway: RunningGateway, http: httpx.Client, server: str, key: str = "alice") -> Tasks:
+    """A client with a session of its own, at one server."""
+    return Tasks(f"{gateway.base}/servers/{server}/mcp", http, headers=bearer(key))
+
+
+@requirement("task.asked")
+@pytest.mark.parametrize("era", ERAS)
+def test_a_call_that_asks_for_a_task_becomes_one(gateway: RunningGateway, http: httpx.Client, era: str) -> None:
+    client = client_of(gateway, http, era)
+    offered = client.handshake["capabilities"]["tasks"]
+    assert offered == {"list": {}, "cancel": {}, "requests": {"tools": {"call": {}}}}
+    made = client.begin("work", task={"ttl": 90_000}, job="quick", seconds=0.3)
+    assert made.keys() == FIELDS and (made["status"], made["ttl"]) == ("working", 90_000)
+    handle = made["taskId"]
+    related = {RELATED: {"taskId": handle}}
+    done = {"content": [{"type": "text", "text": "done quick"}], "_meta": related}
+    assert without_trace(client.ask("tasks/result", {"taskId": handle})) == done
+    task = client.get(handle)
+    assert (task["taskId"], task["status"]) == (handle, "completed") and task.keys() == FIELDS
+    assert client.listed() == [handle]
+    ended = client.error("tasks/cancel", {"taskId": handle})
+    assert ended["code"] == INVALID and "completed already" in ended["message"]
+    again = Tasks(client.client.url, http, headers=bearer("alice"))  # a client that has started again
+    assert without_trace(again.ask("tasks/result", {"taskId": handle})) == done and again.listed() == []
+
+
+def without_trace(result: Any) -> Any:
+    """A result without what the gateway says of the request."""
+    return result | {"_meta": {key: value for key, value in result["_meta"].items() if key == RELATED}}
+
+
+@requirement("task.asked")
+def test_a_time_to_live_is_bounded_and_has_to_be_a_number(gateway: RunningGateway, http: httpx.Client) -> None:
+    client = client_of(gateway, http, "legacy")
+    ttls = [client.begin("work", task=task)["ttl"] for task in ({"ttl": 10**12}, {"ttl": 5}, {"more": 1})]
+    assert ttls == [600_000, 60_000, 600_000]
+    unreadable: list[Any] = [{"ttl": "long"}, [], "yes"]
+    for task in unreadable:
+        refused = client.error("tools/call", {"name": "work", "task": task})
+        assert refused["code"] == INVALID and "params.task" in refused["message"], refused
+
+
+@requirement("task.asked")
+@pytest.mark.parametrize("name", [*ERAS, "extension"])
+def test_a_task_asks_on_the_call_for_its_result(gateway: RunningGateway, http: httpx.Client, name: str) -> None:
+    client, later = (client_of(gateway, http, name) for _ in range(2))
+    task = client.begin("ask", seconds=0.2)["taskId"]
+    client.until(task, "input_required")
+    *told, answer = later.answered(task, "Ada")  # any session of the principal: the client may have started again
+    questions = [message["params"] for message in told if message["method"] == "elicitation/create"]
+    assert len(questions) == (1 if name == "extension" else 2)
+    assert all(question["_meta"][RELATED] == {"taskId": task} for question in questions)
+    text = answer["result"]["content"][0]["text"]
+    assert text == "hello Ada" if name == "extension" else [one["content"]["name"] for one in json.loads(text)]
+    assert client.ask("tasks/result", {"taskId": task})["content"] == answer["result"]["content"]
+
+
+@requirement("task.asked")
+@pytest.mark.parametrize("era", ERAS)
+def test_a_question_that_the_client_refuses_is_refused_at_the_server(
+    gateway: RunningGateway, http: httpx.Client, era: str
+) -> None:
+    client = client_of(gateway, http, era)
+    task = client.begin("ask", seconds=0.2, times=1)["taskId"]
+    *_, answer = client.answered(task, "", error={"code": -1, "message": "rejected"})
+    if era == "legacy":
+        assert json.loads(answer["result"]["content"][0]["text"]) == [{"code": -1, "message": "rejected"}]
+    else:  # a modern server takes no errors
+        assert (answer["error"]["code"], client.get(task)["status"]) == (-1, "failed")
+
+
+@requirement("task.asked")
+@pytest.mark.parametrize("era", ERAS)
+def test_a_task_is_cancelled_at_its_server(gateway: RunningGateway, http: httpx.Client, era: str, ledger: Path) -> None:
+    client = client_of(gateway, http, era)
+    task = client.begin("work", job=f"{era}-gone", seconds=60)["taskId"]
+    assert eventually(lambda: f"began {era}-gone" in ledger.read_text())
+    before = ledger.read_text().count("cancelled")
+    assert client.ask("tasks/cancel", {"taskId": task})["status"] == "cancelled"
+    assert client.get(task)["status"] == "cancelled"
+    assert client.error("tasks/result", {"taskId": task})["code"] == CANCELLED
+    assert client.error("tasks/cancel", {"taskId": task})["code"] == INVALID
+    assert eventually(lambda: ledger.read_text().count("cancelled") > before)
+
+
+@requirement("task.asked")
+def test_what_goes_wrong_is_the_outcome(gateway: RunningGateway, http: httpx.Client) -> None:
+    client = client_of(gateway, http, "legacy")
+    task = client.begin("wrong")["taskId"]
+    assert client.error("tasks/result", {"taskId": task})["code"] == 4711
+    assert client.get(task) | {"status": "failed", "statusMessage": "there is no such thing"} == client.get(task)
+    large = client.begin("large", size=10_000)["taskId"]
+    assert "result_bytes" in client.error("tasks/result", {"taskId": large})["message"]
+    before = client.listed()
+    forbidden = client.error("tools/call", {"name": "give_up", "task": {}})
+    assert forbidden["code"] == UNKNOWN_METHOD and client.listed() == before
+    for number in range(4):
+        client.begin("work", job=number)
+    assert client.error("tools/call", {"name": "work", "task": {}})["code"] == TOO_OFTEN
+    assert client.error("tasks/list", {"cursor": "forged"})["code"] == INVALID
+
+
+@requirement("task.asked", "id.bound")
+def test_a_task_is_known_to_nobody_else(gateway: RunningGateway, http: httpx.Client) -> None:
+    mine, other = (client_of(gateway, http, "legacy", key) for key in ("alice", "bob"))
+    task = mine.begin("work", seconds=0.2)["taskId"]
+    elsewhere = client_of(gateway, http, "modern")
+    for each in (other, elsewhere):  # another principal, and another endpoint
+        for method in ("tasks/get", "tasks/result", "tasks/cancel"):
+            assert each.error(method, {"taskId": task})["code"] == INVALID
+        assert each.listed() == []
+    modern = TaskClient(mine.client.url, http, headers=bearer("alice"))
+    assert modern.until(task, "completed")["result"]["resultType"] == "complete", "both eras read one task"
+
+
+@requirement("task.asked")
+def test_lists_say_which_tools_are_offered_as_tasks(gateway: RunningGateway, http: httpx.Client) -> None:
+    def listed(version: str) -> tuple[dict[str, Any], Any]:
+        client = Legacy(gateway.url, http, version=version, headers=bearer("alice"))
+        handshake = messages(client.initialize())[-1]["result"]
+        tools = messages(client.call("tools/list"))[-1]["result"]["tools"]
+        return {tool["name"]: tool for tool in tools}, handshake["capabilities"].get("tasks")
+
+    now, _ = listed("2025-11-25")
+    assert now["legacy__work"]["execution"] == {"taskSupport": "optional"}
+    assert now["own__plain"]["execution"] == {"taskSupport": "optional"}
+    assert now["own__must"]["execution"] == {"taskSupport": "required"}, "it says so itself"
+    assert now["legacy__give_up"]["execution"] == {"taskSupport": "forbidden"}
+    assert "execution" not in now["modern__work"], "it is not offered"
+    earlier, _ = listed("2025-06-18")
+    assert earlier["legacy__work"] == {key: now["legacy__work"][key] for key in earlier["legacy__work"]}
+    assert "execution" not in earlier["legacy__work"]
+
+
+@requirement("task.asked")
+def test_a_server_with_tasks_makes_those_of_its_own_tools(gateway: RunningGateway, http: httpx.Client) -> None:
+    client = client_of(gateway, http, "own")
+    own, made = client.begin("work"), client.begin("plain")
+    assert "x-more" in own and "x-more" not in made
+    assert client.ask("tasks/result", {"taskId": made["taskId"]})["content"][0]["text"] == "plain is done"
+    assert sorted(client.listed()) == sorted([own["taskId"], made["taskId"]])
+
+
+@requirement("task.asked")
+def test_earlier_clients_get_ordinary_results(gateway: RunningGateway, http: httpx.Client) -> None:
+    client = Legacy(f"{gateway.base}/servers/legacy/mcp", http, version="2025-06-18", headers=bearer("alice"))
+    handshake = messages(client.initialize())[-1]["result"]
+    assert "tasks" not in handshake["capabilities"]
+    answer = client.call("tools/call", {"name": "work", "arguments": {"job": "plain"}, "task": {"ttl": 60_000}})
+    assert tool_text(answer) == "done plain"
+    assert messages(client.call("tasks/list"))[-1]["error"]["code"] == UNKNOWN_METHOD
+
+
+@requirement("task.asked")
+def test_a_client_that_listens_is_notified_of_its_task(gateway: RunningGateway, http: httpx.Client) -> None:
+    client = client_of(gateway, http, "legacy")
+    with Listening(client.client) as told:
+        task = client.begin("steps", meta={"progressToken": "p1"}, seconds=0.1)["taskId"]
+        client.until(task, "completed")
+        assert eventually(lambda: len(told.of("notifications/tasks/status")) == 1)
+        (status,) = told.of("notifications/tasks/status")
+        assert (status["taskId"], status["status"]) == (task, "completed") and "_meta" not in status
+        steps = told.of("notifications/progress")
+        assert [step["progress"] for step in steps] == [1, 2, 3]
+        assert {(step["progressToken"], step["_meta"][RELATED]["taskId"]) for step in steps} == {("p1", task)}
