@@ -90,7 +90,7 @@ class ServerSubscriptions:
         conversation = await upstream.conversation_for(call)
         if not has_to_start(upstream, self._live):
             return await self.join(upstream, conversation)
-        await conversation.join(self._live)  # so that the subscription is sent before any call that follows
+        await conversation.join(self._live)  # so that behind it only the start is waited for
         self._awaited.add(upstream.name)
         if not upstream.settings.command:
             self._ask_for(upstream)  # a connection takes no longer than an answer

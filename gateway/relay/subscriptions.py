@@ -100,7 +100,7 @@ async def listen_behind(upstream: ConfiguredUpstream, call: Call, send: Callable
     exchange, live = call.exchange, call.live
     assert live is not None
     conversation = await upstream.conversation_for(call)
-    await conversation.join(live)  # so that the subscription is sent before any call that follows
+    await conversation.join(live)  # so that behind it only the start is waited for
     wanted, declared = Filter.of(call.params), upstream.extensions
     wanted = msgspec.structs.replace(wanted, uris=upstream.permits(exchange.context, wanted.uris))
     subscription = SubscriptionFilter(exchange.client_id, Filter(), exchange.emit)
