@@ -25,6 +25,7 @@ from gateway.tasks.handles import TaskHandles
 from gateway.tasks.made import MadeTasks
 from gateway.tasks.maker import TaskMaker
 from gateway.tasks.refusals import unknown_task
+from gateway.tasks.running import RunningTask
 from session_store import Task
 from session_store.session import redact
 from transports.era import LEGACY
@@ -53,12 +54,18 @@ _TOOLS: Final[list[dict[str, Any]]] = [
                 "arguments": {"type": "object", "description": "The arguments of the tool."},
             },
             "required": ["tool"],
+            "additionalProperties": False,
         },
     },
     {
         "name": STATUS,
         "description": "Tell how far a task is, without waiting.",
-        "inputSchema": {"type": "object", "properties": {"task": _TASK}, "required": ["task"]},
+        "inputSchema": {
+            "type": "object",
+            "properties": {"task": _TASK},
+            "required": ["task"],
+            "additionalProperties": False,
+        },
         "annotations": {"readOnlyHint": True},
     },
     {
@@ -71,11 +78,13 @@ _TOOLS: Final[list[dict[str, Any]]] = [
                 "wait_s": {"type": "number", "description": f"Seconds to wait, at most {MAX_WAIT_S:g}. Default: 10."},
             },
             "required": ["task"],
+            "additionalProperties": False,
         },
         "annotations": {"readOnlyHint": True},
     },
 ]
-_NAMES: Final = frozenset(tool["name"] for tool in _TOOLS)
+_ARGUMENTS: Final = {tool["name"]: frozenset(tool["inputSchema"]["properties"]) for tool in _TOOLS}
+_NAMES: Final = frozenset(_ARGUMENTS)
 
 
 class TaskTools:
@@ -130,8 +139,15 @@ class TaskTools:
     async def _result(self, exchange: Exchange, request: Request, who: RequestContext, params: Object) -> bytes:
         name = _name(params)
         arguments = decode_object(params.get("arguments", msgspec.Raw(b"{}")), "arguments")
+        if unknown := sorted(arguments.keys() - _ARGUMENTS[name]):
+            told = f"{name} has no argument {unknown[0][:64]!r}. It has: {', '.join(sorted(_ARGUMENTS[name]))}"
+            raise Refused(200, INVALID_PARAMS, told)
         if name == START:
-            task = await self._start(exchange, request, who, params, arguments)
+            running = await self._start(exchange, request, who, params, arguments)
+            task = running.task
+            if _is_refused(running):
+                await self._maker.undo(running)
+                return _refusal(request, task)
             handle = self._maker.handle_of(task)
             exchange.add_log_facts({"server": task.server, "task": redact(task.id)})
             return tool_result(request.era, f"Started. The task is {handle}", {"task": handle})
@@ -150,15 +166,17 @@ class TaskTools:
 
     async def _start(
         self, exchange: Exchange, request: Request, who: RequestContext, params: Object, arguments: Object
-    ) -> Task:
-        """Start the call of a tool. Its task.
+    ) -> RunningTask:
+        """Start the call of a tool.
 
         Raises:
             Refused: the tool is unknown or not allowed, or there are too many tasks.
         """
         live = live_session_of(exchange)
         inner: Object = {"name": msgspec.Raw(encode(text_of(arguments, "tool")))}
-        inner |= {key: arguments[key] for key in ("arguments",) if key in arguments}
+        if "arguments" in arguments:
+            decode_object(arguments["arguments"], "arguments.arguments")
+            inner |= {"arguments": arguments["arguments"]}
         inner |= {"_meta": _without_token(params["_meta"])} if "_meta" in params else {}
         started = StartedExchange(
             method="tools/call",
@@ -183,7 +201,7 @@ class TaskTools:
         except BaseException:
             await self._maker.undo(running)
             raise
-        return running.task
+        return running
 
     async def _current(self, text: str, request: Request, who: RequestContext, session_id: str, wait_s: float) -> Task:
         """The task, once it is over or the time has passed. Raises `Refused`: it is unknown."""
@@ -241,6 +259,20 @@ def _without_token(meta: msgspec.Raw) -> msgspec.Raw:
     found = decode_object(meta, "_meta")
     found.pop("progressToken", None)
     return msgspec.Raw(encode(found))
+
+
+def _is_refused(running: RunningTask) -> bool:
+    """Whether the gateway has answered a call in place of the server: its arguments are wrong, or the server cannot be
+    reached."""
+    task = running.task
+    return not running.exchange.server and (task.status == "failed" or task.is_tool_error)
+
+
+def _refusal(request: Request, task: Task) -> bytes:
+    """Why a call was not started."""
+    if task.is_tool_error:
+        return _outcome(request, task)
+    return tool_error(request.era, f"Not started: {task.message or _message_of(task)}")
 
 
 def _outcome(request: Request, task: Task) -> bytes:

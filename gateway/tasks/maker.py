@@ -5,6 +5,7 @@ has as many tasks as it may have, the call stays an ordinary call.
 """
 
 import asyncio
+import contextlib
 import logging
 import secrets
 from collections.abc import Callable
@@ -120,9 +121,11 @@ class TaskMaker:
 
     async def undo(self, running: RunningTask) -> None:
         """Forget a task whose call was refused, and whose handle nobody has."""
-        live = live_session_of(running.exchange)
+        live, task = live_session_of(running.exchange), running.task
         assert live is not None
-        await self._delete(running.task)
+        await running.settled()
+        with contextlib.suppress(StoreError):  # it stays until it expires
+            await self._delete(await self._table.store.get(task.session_id, task.id) or task)
         await self._forget(running, live.session.counted_as)
 
     def handle_of(self, task: Task) -> str:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.requirements import requirement
 from tests.support.credentials import bearer, sha256
-from tests.support.gateway_process import WORK, RunningGateway, running_gateway, server
+from tests.support.gateway_process import DEMO, WORK, RunningGateway, running_gateway, server
 from tests.support.mcp_clients import Legacy, Modern, messages
 
 TOOLS = {"start_task", "task_status", "task_result"}
@@ -21,9 +21,11 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningGateway
     ledger = {"LEDGER": str(tmp_path_factory.mktemp("ledger") / "ledger")}
     options = {
         "tasks": {"tools": True, "max_per_session": 8},
+        "policy": {"check_arguments": True},
         "api_keys": {"alice": sha256("alice"), "bob": sha256("bob")},
     }
-    with running_gateway({era: server((*WORK, era), env=ledger) for era in ERAS}, options=options) as running:
+    servers = {era: server((*WORK, era), env=ledger) for era in ERAS} | {"demo": server(DEMO)}
+    with running_gateway(servers, options=options) as running:
         yield running
 
 
@@ -91,6 +93,15 @@ def test_what_cannot_be_started_is_told_at_once(model: Model) -> None:
     refused = model.tool("start_task", tool="legacy__nothing")
     assert refused["content"][0]["text"] == "Unknown tool: legacy__nothing", "under the name that the model used"
     assert model.tool("task_status")["isError"]
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"args": {}}, "no argument 'args'. It has: arguments, tool"),
+        ({"arguments": "job"}, "arguments.arguments must be an object"),
+        ({"tool": "demo__recall", "arguments": {}}, "key"),
+    ]
+    for more, why in wrong * 4:  # which use up no task of the session
+        refused = model.tool("start_task", **({"tool": "legacy__slow_build"} | more))
+        assert refused["isError"] and why in refused["content"][0]["text"], refused
+    assert "no argument 'wait'" in model.tool("task_result", task="x", wait=1)["content"][0]["text"]
 
 
 @requirement("task.tools", "task.relay")
