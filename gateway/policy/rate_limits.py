@@ -32,7 +32,7 @@ Key = tuple[str, str | Principal]
 class _Account:
     """The tokens of one key on this replica. `left`: taken from the store and not spent; negative: spent in advance."""
 
-    __slots__ = ("credit", "key", "left", "until")
+    __slots__ = ("credit", "key", "left", "low", "until")
 
     def __init__(self, key: str, rate: RateSettings) -> None:
         self.key = key
@@ -40,6 +40,7 @@ class _Account:
         self.until = 0.0
         ahead = _ahead(rate)
         self.credit = ahead if ahead > 1 else 0
+        self.low = -(self.credit // 2)
 
     def add(self, taken: int, until: float) -> None:
         """Add tokens from the store. All expire at `until`, by the monotonic clock."""
@@ -103,7 +104,11 @@ class RateLimits:
 
     def _count(self, key: Key, rate: RateSettings, what: str) -> Soon[None]:
         account = self._accounts.get(key) or self._account(key, rate)
-        return None if account.spend(monotonic()) else self._count_in_store(account, rate, what)
+        if not account.spend(monotonic()):
+            return self._count_in_store(account, rate, what)
+        if account.left < account.low:  # so that a later message need not wait for the store
+            self._tasks.start(account, lambda: self._take(account, rate))
+        return None
 
     async def _count_in_store(self, account: _Account, rate: RateSettings, what: str) -> None:
         if wait := await self._ask(account, rate):

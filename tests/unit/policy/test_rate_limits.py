@@ -1,5 +1,7 @@
 """Rates of sessions and principals, shared with the store in steps."""
 
+import asyncio
+
 import pytest
 
 from gateway.config.policy import PolicySettings
@@ -9,7 +11,7 @@ from session_store.embedded.rates import MemoryRates
 from session_store.testing import FakeClock, a_session
 from tests.requirements import requirement
 from transports.inbound_port import Refused
-from transports.soon import arrived
+from transports.soon import arrived, is_there
 
 
 @pytest.mark.anyio
@@ -35,3 +37,15 @@ async def test_a_replica_asks_the_store_for_few_calls_and_lets_no_more_through()
             await arrived(rates.call(alike))
             through += 1
     assert refusal.value.status == 429 and 1_000 <= through <= 1_020  # the burst, and what is settled afterwards
+
+
+@pytest.mark.anyio
+@requirement("wire.warm-call")
+async def test_calls_within_the_rate_do_not_wait_for_the_store() -> None:
+    clock = FakeClock()
+    own = PolicySettings.model_validate({"session_rate": {"per_s": 100, "burst": 1_000}})
+    rates, session = RateLimits(own, MemoryRates(clock)), a_session(clock)
+    for _ in range(200):
+        assert is_there(rates.call(session))
+        clock.pass_time(0.01)
+        await asyncio.sleep(0)
