@@ -54,7 +54,7 @@ class ResultCalls:
     def __init__(self, table: TaskTable, bus: Bus) -> None:
         self._table = table
         self._bus = bus
-        self._asked: WeakKeyDictionary[LiveSession, set[tuple[str, str]]] = WeakKeyDictionary()
+        self._asked: WeakKeyDictionary[LiveSession, _Asked] = WeakKeyDictionary()
         self._tasks = Tasks("results of tasks")
 
     def begin(self, call: Exchange, handle: TaskHandle, text: str, look: Look) -> None:
@@ -62,16 +62,27 @@ class ResultCalls:
         live = live_session_of(call)
         assert live is not None
         call.queue_at(_NoServer())
-        waiting = _Waiting(call, live, text, look, asked=self._asked.setdefault(live, set()))
+        waiting = _Waiting(call, live, text, look, asked=self._asked.setdefault(live, _Asked()))
         self._tasks.spawn(waiting.run(self._bus, handle, self._table))
 
 
-class _Waiting:
-    """One call. `asked`: the questions that the client of the session has, by the name of the task and their key."""
+class _Asked:
+    """The questions that the client of a session has, by the name of the task and their key, and its calls that wait,
+    which are woken when one of them takes its questions back."""
 
-    def __init__(
-        self, call: Exchange, live: LiveSession, text: str, look: Look, *, asked: set[tuple[str, str]]
-    ) -> None:
+    def __init__(self) -> None:
+        self.names: set[tuple[str, str]] = set()
+        self.waiting: set[asyncio.Event] = set()
+
+    def wake(self) -> None:
+        for event in self.waiting:
+            event.set()
+
+
+class _Waiting:
+    """One call. `asked`: what the client of its session has been asked."""
+
+    def __init__(self, call: Exchange, live: LiveSession, text: str, look: Look, *, asked: _Asked) -> None:
         self._call = call
         self._live = live
         self._text = text
@@ -83,6 +94,7 @@ class _Waiting:
     async def run(self, bus: Bus, handle: TaskHandle, table: TaskTable) -> None:
         CORRELATION.set(self._call.correlation)  # of this task
         self._call.when_done(self._wake.set)
+        self._asked.waiting.add(self._wake)
 
         def changed(data: bytes | None) -> None:
             if data is None or data.decode() == handle.id:  # None: messages may have been lost
@@ -102,7 +114,9 @@ class _Waiting:
             logger.error("the result of a task could not be told", exc_info=error, extra=self._call.log_fields())
             self._call.fail(INTERNAL_ERROR, "the result of the task could not be read")
         finally:
+            self._asked.waiting.discard(self._wake)
             self._withdraw()
+            self._asked.wake()
 
     async def _follow(self, table: TaskTable) -> None:
         call = self._call
@@ -134,9 +148,9 @@ class _Waiting:
             name = (running.name, key)
             method, params = for_legacy_client(question_of(raw))
             params = {} if params is None else params
-            if name in self._asked or not may_be_asked(caller_of(self._live).capabilities, method, params):
+            if name in self._asked.names or not may_be_asked(caller_of(self._live).capabilities, method, params):
                 continue
-            self._asked.add(name)
+            self._asked.names.add(name)
             self._own[key] = name
             answered = functools.partial(self._answered, running, key)
             self._live.questions.ask_for_result(self._call, method, with_related(params, self._text), answered)
@@ -152,7 +166,7 @@ class _Waiting:
     def _forget(self, key: str) -> None:
         name = self._own.pop(key, None)
         if name is not None:
-            self._asked.discard(name)
+            self._asked.names.discard(name)
 
     def _withdraw(self) -> None:
         """What this call has asked needs no answer any more."""
