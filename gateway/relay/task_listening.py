@@ -11,21 +11,20 @@ from typing import Final
 
 import msgspec
 
-from gateway.bridge.subscription_relay import RelayedReplies
 from gateway.calls.exchange import Exchange
 from gateway.calls.live_session import LiveSession
 from gateway.context.facts import with_meta
 from gateway.identity.request_context import RequestContext
 from gateway.protocol.capabilities import caller_of_meta
-from gateway.protocol.handshake import HandshakeRefused
-from gateway.protocol.subscription_filter import ACKNOWLEDGED, SUBSCRIPTION_ID
-from gateway.protocol.tasks import declares_tasks, with_tasks
+from gateway.protocol.subscription_filter import SUBSCRIPTION_ID
+from gateway.protocol.tasks import declares_tasks
 from gateway.relay.endpoint import Endpoint
 from gateway.relay.intake import Intake, id_of, message_of
+from gateway.relay.task_subscriptions import Named, TaskSubscriptions
 from gateway.sessions.attach import Resolved
 from gateway.sessions.resolve import SessionResolver
 from gateway.tasks.handles import TaskHandle, TaskHandles
-from gateway.tasks.listening import TaskStream, task_notification
+from gateway.tasks.listening import TaskStream
 from gateway.tasks.notices import TaskNotices
 from gateway.tasks.refusals import tasks_not_declared
 from gateway.tasks.relayed import RelayedTasks
@@ -34,10 +33,9 @@ from gateway.upstreams.upstream import ConfiguredUpstream
 from session_store import StoreUnavailable
 from transports.era import Era
 from transports.inbound_port import Answer, OwnedByPeer, Refused, Request
-from transports.jsonrpc import INVALID_PARAMS, Object, decode_object, encode, parse
-from transports.reply_queue import Frame, ReplyQueue
+from transports.jsonrpc import INVALID_PARAMS, Object, decode_object, encode
+from transports.reply_queue import ReplyQueue
 from transports.soon import arrived
-from transports.upstream_port import LinkClosed, UpstreamUnavailable
 
 __all__ = ["MAX_LISTENED", "TaskListening"]
 
@@ -45,14 +43,6 @@ logger = logging.getLogger(__name__)
 
 MAX_LISTENED: Final = 64
 """Tasks that one stream notifies of."""
-
-_ACKNOWLEDGED_S: Final = 2.0
-"""How long the acknowledgement waits for servers. Tasks of later ones are left out."""
-
-_UNFOLLOWED: Final = (UpstreamUnavailable, HandshakeRefused, LinkClosed, StoreUnavailable)
-
-Named = dict[str, tuple[TaskHandle, str]]
-"""The tasks at one server: by the server's own id, the task and the text of its handle."""
 
 
 class TaskListening:
@@ -101,7 +91,7 @@ class TaskListening:
         params = request.params | {"notifications": msgspec.Raw(encode(wanted))}
         answer = await arrived(self._intake.accept(stream, request, who, params, []))
         try:
-            subscriptions = _TaskSubscriptions(stream, self._relayed)
+            subscriptions = TaskSubscriptions(stream, self._relayed)
             stream.when_done(subscriptions.end)
             if not wanted:
                 stream.about_nothing_else()
@@ -143,7 +133,7 @@ class TaskListening:
 
     async def _subscribe(
         self,
-        subscriptions: "_TaskSubscriptions",
+        subscriptions: TaskSubscriptions,
         tasks: Mapping[str, TaskHandle],
         request: Request,
         who: RequestContext,
@@ -169,93 +159,5 @@ class TaskListening:
         return [text for text in tasks if text in accepted]
 
 
-class _TaskSubscriptions:
-    """The subscriptions at servers for one stream. They end with it."""
-
-    def __init__(self, stream: TaskStream, relayed: RelayedTasks) -> None:
-        self._stream = stream
-        self._relayed = relayed
-        self._open: list[Exchange] = []
-        self._notifying: set[Exchange] = set()
-        self._is_ended = False
-
-    async def join(self, live: LiveSession, upstream: ConfiguredUpstream, tasks: Named, correlation: str) -> list[str]:
-        """Subscribe to tasks of one session at one server. Returns the handles of those that it will notify of."""
-        honoured: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
-
-        def receive(frame: Frame) -> None:
-            if frame.final:
-                self._left(part)
-                if not honoured.done():
-                    honoured.set_result([])
-                return
-            message = parse(frame.data)
-            params = message.params_object()
-            if message.method == ACKNOWLEDGED:
-                if not honoured.done():
-                    honoured.set_result(self._accepted(part, tasks, params))
-            elif (found := tasks.get(_own_id(params))) is not None:
-                self._relayed.note(part, *found, params)
-                self._stream.emit(task_notification(params, found[1], self._stream.client_id))
-
-        caller, client = self._stream.caller, self._stream.replies
-        assert caller is not None
-        replies = RelayedReplies(receive, client)
-        part = Exchange(method=self._stream.method, client_id=self._stream.client_id, live=live, replies=replies)
-        try:
-            if await upstream.era_for(Era.MODERN) is not Era.MODERN:
-                return []
-            conversation = upstream.conversation(live, Era.MODERN, correlation)
-            params: Object = {"notifications": msgspec.Raw(encode({"taskIds": sorted(tasks)}))}
-            self._open.append(part)
-            await conversation.start(part, params, with_tasks(caller.meta("")))
-            async with asyncio.timeout(_ACKNOWLEDGED_S):
-                return await honoured
-        except _UNFOLLOWED as error:
-            logger.warning("tasks of server %s are not notified of: %s", upstream.name, error)
-        except TimeoutError:
-            logger.info("server %s has not acknowledged a subscription to tasks in time", upstream.name)
-            _cancel(part)
-        self._left(part)
-        return []
-
-    def _accepted(self, part: Exchange, tasks: Named, params: Object) -> list[str]:
-        """The handles of the tasks that a server will notify of, as it acknowledges them."""
-        handles = [tasks[own][1] for own in _honoured(params) if own in tasks]
-        if handles and part not in self._notifying:
-            self._notifying.add(part)
-            self._stream.followed()
-        return handles
-
-    def _left(self, part: Exchange) -> None:
-        """A server notifies no more."""
-        if part in self._open:
-            self._open.remove(part)
-        if part in self._notifying and not self._is_ended:
-            self._notifying.discard(part)
-            self._stream.unfollowed()
-
-    def end(self) -> None:
-        """The client's stream is over."""
-        self._is_ended = True
-        for part in tuple(self._open):
-            _cancel(part)
-
-
-def _cancel(part: Exchange) -> None:
-    part.cancel("the client closed the stream")
-
-
 def _tagged(stream: Exchange, result: Object) -> Object:
     return with_meta(result, {SUBSCRIPTION_ID: msgspec.Raw(encode(stream.client_id))})
-
-
-def _own_id(params: Object) -> str:
-    found = msgspec.json.decode(params.get("taskId", b"null"))
-    return found if isinstance(found, str) else ""
-
-
-def _honoured(params: Object) -> list[str]:
-    """The server's own ids in its acknowledgement."""
-    accepted = decode_object(params.get("notifications", msgspec.Raw(b"{}")), "notifications")
-    return msgspec.json.decode(accepted.get("taskIds", b"[]"), type=list[str])

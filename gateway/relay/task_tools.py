@@ -8,7 +8,7 @@ import asyncio
 import math
 from collections.abc import Mapping
 from time import monotonic
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -20,6 +20,7 @@ from gateway.protocol.params import text_of
 from gateway.protocol.results import tool_error, tool_result
 from gateway.relay.endpoint import Endpoint
 from gateway.relay.intake import Intake
+from gateway.relay.task_tool_list import ARGUMENTS, MAX_WAIT_S, NAMES, RESULT, START, with_task_tools
 from gateway.tasks.exchange import StartedExchange
 from gateway.tasks.handles import TaskHandles
 from gateway.tasks.made import MadeTasks
@@ -36,55 +37,7 @@ from transports.soon import arrived
 
 __all__ = ["TaskTools"]
 
-START, STATUS, RESULT = "start_task", "task_status", "task_result"
-
-MAX_WAIT_S: Final = 25.0
-"""How long `task_result` waits at most: shorter than what clients and proxies wait for an answer."""
-
 _LOOK_EVERY_S: Final = 0.25
-_TASK: Final = {"type": "string", "description": f"The task, as {START} gave it."}
-_TOOLS: Final[list[dict[str, Any]]] = [
-    {
-        "name": START,
-        "description": f"Start a slow tool call and go on. Fetch its result with {RESULT}.",
-        "inputSchema": {
-            "type": "object",
-            "properties": {
-                "tool": {"type": "string", "description": "The name of the tool, as listed."},
-                "arguments": {"type": "object", "description": "The arguments of the tool."},
-            },
-            "required": ["tool"],
-            "additionalProperties": False,
-        },
-    },
-    {
-        "name": STATUS,
-        "description": "Tell how far a task is, without waiting.",
-        "inputSchema": {
-            "type": "object",
-            "properties": {"task": _TASK},
-            "required": ["task"],
-            "additionalProperties": False,
-        },
-        "annotations": {"readOnlyHint": True},
-    },
-    {
-        "name": RESULT,
-        "description": "The result of a task. Waits for it for a while; call again if the task still works.",
-        "inputSchema": {
-            "type": "object",
-            "properties": {
-                "task": _TASK,
-                "wait_s": {"type": "number", "description": f"Seconds to wait, at most {MAX_WAIT_S:g}. Default: 10."},
-            },
-            "required": ["task"],
-            "additionalProperties": False,
-        },
-        "annotations": {"readOnlyHint": True},
-    },
-]
-_ARGUMENTS: Final = {tool["name"]: frozenset(tool["inputSchema"]["properties"]) for tool in _TOOLS}
-_NAMES: Final = frozenset(_ARGUMENTS)
 
 
 class TaskTools:
@@ -108,9 +61,9 @@ class TaskTools:
     def takes(self, exchange: Exchange, params: Object) -> bool:
         """Whether a request is a call of one of the tools. A list of tools gets them added."""
         if exchange.method == "tools/list":
-            exchange.filter_result(_with_tools)
+            exchange.filter_result(with_task_tools)
             return False
-        return exchange.method == "tools/call" and live_session_of(exchange) is not None and _name(params) in _NAMES
+        return exchange.method == "tools/call" and live_session_of(exchange) is not None and _name(params) in NAMES
 
     async def call(
         self,
@@ -139,9 +92,9 @@ class TaskTools:
     async def _result(self, exchange: Exchange, request: Request, who: RequestContext, params: Object) -> bytes:
         name = _name(params)
         arguments = decode_object(params.get("arguments", msgspec.Raw(b"{}")), "arguments")
-        if unknown := sorted(arguments.keys() - _ARGUMENTS[name]):
-            told = f"{name} has no argument {unknown[0][:64]!r}. It has: {', '.join(sorted(_ARGUMENTS[name]))}"
-            raise Refused(200, INVALID_PARAMS, told)
+        if unknown := sorted(arguments.keys() - ARGUMENTS[name]):
+            reason = f"{name} has no argument {unknown[0][:64]!r}. It has: {', '.join(sorted(ARGUMENTS[name]))}"
+            raise Refused(200, INVALID_PARAMS, reason)
         if name == START:
             running = await self._start(exchange, request, who, params, arguments)
             task = running.task
@@ -190,7 +143,7 @@ class TaskTools:
         call = Request(
             era=request.era, endpoint=request.endpoint, headers={}, params=inner, body_bytes=request.body_bytes
         )
-        if _name(inner) in _NAMES:
+        if _name(inner) in NAMES:
             raise Refused(200, INVALID_PARAMS, f"{_name(inner)} is itself a tool of tasks: name another one")
         tool = self._endpoints[request.endpoint].called(live, exchange.context, inner)
         if tool.is_unlisted:
@@ -230,30 +183,6 @@ def _name(params: Object) -> str:
         return ""
 
 
-class _Named(msgspec.Struct):
-    name: str = ""
-
-
-def _is_ours(tool: msgspec.Raw) -> bool:
-    """Whether a tool of a server has the name of one of the three."""
-    try:
-        return msgspec.json.decode(tool, type=_Named).name in _NAMES
-    except msgspec.MsgspecError:
-        return False
-
-
-def _with_tools(_: Exchange, result: Object) -> Object:
-    """A page of a list of tools, without servers' tools that have the names of the three; on the last page, these
-    follow."""
-    if "tools" not in result:
-        return result
-    listed = msgspec.json.decode(result["tools"], type=list[msgspec.Raw])
-    others = [tool for tool in listed if not _is_ours(tool)]
-    if "nextCursor" in result:
-        return result if len(others) == len(listed) else result | {"tools": msgspec.Raw(encode(others))}
-    return result | {"tools": msgspec.Raw(encode([*others, *_TOOLS]))}
-
-
 def _without_token(meta: msgspec.Raw) -> msgspec.Raw:
     """The `_meta` of a call without its progress token: nobody reads the progress but the task."""
     found = decode_object(meta, "_meta")
@@ -285,13 +214,13 @@ def _outcome(request: Request, task: Task) -> bytes:
     return encode(result)
 
 
-class _Told(msgspec.Struct):
+class _Error(msgspec.Struct):
     message: str = "no reason was given"
 
 
 def _message_of(task: Task) -> str:
     """What the error of a task says."""
     try:
-        return msgspec.json.decode(task.error or b"{}", type=_Told).message
+        return msgspec.json.decode(task.error or b"{}", type=_Error).message
     except msgspec.MsgspecError:
-        return _Told().message
+        return _Error().message

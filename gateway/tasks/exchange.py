@@ -166,7 +166,7 @@ class TaskExchange(Exchange):
     def stored(self, task: Task) -> None:
         """The store has this version of its task."""
 
-    def leave(self) -> None:
+    def forget_work(self) -> None:
         """Forget the task, which is over."""
         self.work = None
         if isinstance(self.replies, TaskSink):

@@ -173,7 +173,7 @@ class TaskMaker:
         return True
 
     async def _forget(self, running: RunningTask, counted_as: str) -> None:
-        self._table.discard(running)
+        self._table.remove(running)
         await self._quotas.give_back(running.task, counted_as)
 
     async def _delete(self, task: Task) -> None:

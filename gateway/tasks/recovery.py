@@ -172,10 +172,10 @@ class TaskRecovery:
             await self._table.names.add(task.name)
             is_mine = await self._table.store.replace(again)
         except BaseException:
-            self._table.discard(running)
+            self._table.remove(running)
             raise
         if not is_mine:
-            self._table.discard(running)
+            self._table.remove(running)
             return
         self._table.reported(again, "run again")
         logger.warning("a task runs again: its gateway is gone", extra=_fields(task))

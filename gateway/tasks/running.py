@@ -222,7 +222,7 @@ class RunningTask:
         await self._release()
         self._ended(self)
         self._rounds = None
-        self.exchange.leave()  # no circle is left: collections are rare
+        self.exchange.forget_work()  # no circle is left: collections are rare
 
     async def _release(self) -> None:
         reply, self._reply = self._reply, None

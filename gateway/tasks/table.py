@@ -92,8 +92,8 @@ class TaskTable:
         self.noted(task, what)
         self._changes.publish(task)
 
-    def discard(self, running: RunningTask) -> None:
-        """Run a task no longer that has not become one, or is another replica's."""
+    def remove(self, running: RunningTask) -> None:
+        """Stop running a task whose call has become none, or that another replica runs."""
         if self._running.get(running.name) is running:
             del self._running[running.name]
         self._tasks.spawn(self._forget_name(running.name))
