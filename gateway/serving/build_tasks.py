@@ -4,6 +4,7 @@ from gateway.identity.standing_rights import StandingRights
 from gateway.relay.intake import Intake
 from gateway.relay.task_sight import TaskSight
 from gateway.serving.parts import Foundation, Resolution, Servers, SessionParts, TaskParts
+from gateway.tasks.bounded_store import BoundedTasks
 from gateway.tasks.changes import TaskChanges
 from gateway.tasks.handles import TaskHandles
 from gateway.tasks.made import MadeTasks
@@ -38,7 +39,7 @@ def build_tasks(
 
     table = TaskTable(
         settings,
-        backend.tasks,
+        BoundedTasks(backend.tasks, backend.quotas, settings.principal_bytes),
         RunningNames(backend.quotas, ONLY_REPLICA if cluster is None else cluster.replica),
         TaskChanges(backend.bus),
         noted=noted,

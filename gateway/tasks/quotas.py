@@ -2,6 +2,7 @@
 
 import contextlib
 import random
+from collections.abc import Sequence
 from time import monotonic
 from typing import Final
 
@@ -10,13 +11,13 @@ from cachetools import TTLCache
 from gateway.config.tasks import TaskSettings
 from session_store import Quotas, StoreUnavailable, Task, TaskStore
 
-__all__ = ["LEFT", "RunningNames", "TaskQuotas", "parts_of"]
+__all__ = ["LEFT", "Places", "RunningNames", "TaskQuotas", "parts_of"]
 
 _FULL_S: Final = 2.0
 """How long a full quota is not searched again: not every slow call may cost a search."""
 
 _MAX_CHECKED: Final = 32
-"""How many names of a full quota one search looks up."""
+"""How many tasks of a full quota one search looks up."""
 
 _KEPT_S: Final = 259_200.0
 """How long the names of a replica's tasks are kept after the last one was added: longer than sessions live."""
@@ -28,35 +29,18 @@ _OWNERS: Final = "tasks/replicas"
 _NO_LIMIT: Final = 1 << 30
 
 
-class TaskQuotas:
-    """Counts the tasks that are stored. A task that expires does not release its place: such places are found when a
+class Places:
+    """The places of tasks in quotas. A task that expires does not release its places: such places are found when a
     quota appears exhausted."""
 
-    def __init__(self, settings: TaskSettings, quotas: Quotas, store: TaskStore) -> None:
-        self._settings = settings
+    def __init__(self, quotas: Quotas, store: TaskStore) -> None:
         self._quotas = quotas
         self._store = store
         self._full: TTLCache[str, bool] = TTLCache(4_096, _FULL_S)
 
-    async def hold(self, task: Task, counted_as: str) -> bool:
-        """Count a task that is about to be stored. `counted_as` is the key of its principal. False: there are too many
-        already. Raises `StoreUnavailable`."""
-        session, principal = _keys(task, counted_as)
-        if not await self._hold(session, task.name, self._settings.max_per_session):
-            return False
-        if await self._hold(principal, task.name, self._settings.max_per_principal):
-            return True
-        await self._quotas.give_back(session, [task.name])
-        return False
-
-    async def give_back(self, task: Task, counted_as: str) -> None:
-        """Stop counting a task that was not stored, or is deleted."""
-        for key in _keys(task, counted_as):
-            self._full.pop(key, None)
-            with contextlib.suppress(StoreUnavailable):
-                await self._quotas.give_back(key, [task.name])
-
-    async def _hold(self, key: str, name: str, most: int) -> bool:
+    async def hold(self, key: str, name: str, most: int) -> bool:
+        """Take one of `most` places. `name` is that of a task (`Task.name`), or begins with it and a `#`. False: there
+        are as many already. Raises `StoreUnavailable`."""
         if key in self._full:
             return False
         held = await self._quotas.hold(key, name, most, for_s=_KEPT_S)
@@ -67,10 +51,42 @@ class TaskQuotas:
             self._full[key] = True
         return not held
 
+    async def give_back(self, key: str, names: Sequence[str]) -> None:
+        """Release places. Those that an unreachable store keeps are found later."""
+        self._full.pop(key, None)
+        with contextlib.suppress(StoreUnavailable):
+            await self._quotas.give_back(key, names)
+
     async def _gone(self, names: list[str]) -> list[str]:
-        """Those of some of these tasks that the store has forgotten."""
-        some = random.sample(names, min(len(names), _MAX_CHECKED))
-        return [name for name in some if await self._store.get(*parts_of(name)) is None]
+        """The places of tasks that the store has forgotten, among those of some tasks."""
+        tasks = sorted({name.partition("#")[0] for name in names})
+        some = random.sample(tasks, min(len(tasks), _MAX_CHECKED))
+        gone = {task for task in some if await self._store.get(*parts_of(task)) is None}
+        return [name for name in names if name.partition("#")[0] in gone]
+
+
+class TaskQuotas:
+    """Counts the tasks that are stored."""
+
+    def __init__(self, settings: TaskSettings, quotas: Quotas, store: TaskStore) -> None:
+        self._settings = settings
+        self._places = Places(quotas, store)
+
+    async def hold(self, task: Task, counted_as: str) -> bool:
+        """Count a task that is about to be stored. `counted_as` is the key of its principal. False: there are too many
+        already. Raises `StoreUnavailable`."""
+        session, principal = _keys(task, counted_as)
+        if not await self._places.hold(session, task.name, self._settings.max_per_session):
+            return False
+        if await self._places.hold(principal, task.name, self._settings.max_per_principal):
+            return True
+        await self._places.give_back(session, [task.name])
+        return False
+
+    async def give_back(self, task: Task, counted_as: str) -> None:
+        """Stop counting a task that was not stored, or is deleted."""
+        for key in _keys(task, counted_as):
+            await self._places.give_back(key, [task.name])
 
 
 class RunningNames:

@@ -30,7 +30,10 @@ _AGAIN_S: Final = 0.5
 _FAILURES: Final = 5
 """How often a change is written again that the store answers with a failure. An unreachable store is tried for ever."""
 
-_FULL: Final = "The store of tasks is full: what the server has sent is not kept. The call may have taken effect."
+_FULL: Final = (
+    "The store of tasks is full, or what its principal may have of it (gateway.tasks.principal_bytes): what the server "
+    "has sent is not kept. The call may have taken effect."
+)
 
 _NOT_KEPT: Final[dict[str, Any]] = {
     "status": "failed",
