@@ -28,6 +28,7 @@ from gateway.tasks.refusals import no_task_of
 from gateway.tasks.result_call import ResultCalls
 from gateway.upstreams.upstream import ConfiguredUpstream
 from session_store import Task
+from session_store.session import redact
 from transports.era import Era
 from transports.inbound_port import Answer, OwnedByPeer, Request
 from transports.jsonrpc import INVALID_PARAMS, InvalidMessage, Object, decode_object, encode, encode_result
@@ -139,7 +140,8 @@ class AskedTasks:
             raise
         result = created_legacy_result(created, handle)
         shaped = result if exchange.shape is None else exchange.shape(exchange, result)
-        return ImmediateReply(encode_result(encode(exchange.client_id), encode(shaped)), session=live.session)
+        facts = {"session": redact(live.session.id), **running.log_facts}
+        return ImmediateReply(encode_result(encode(exchange.client_id), encode(shaped)), log_facts=facts)
 
     async def _tool(self, live: LiveSession, exchange: Exchange, request: Request, correlation: str) -> Called | None:
         """The tool of a call of which the gateway makes a task. None: it makes none. Raises `Refused`: nobody does."""
@@ -181,7 +183,7 @@ class AskedTasks:
             await self._made.count(handle.session_id)
             task = await self._look(handle, who)
         result = encode(legacy_task(task, text))
-        return ImmediateReply(encode_result(encode(id_of(message)), result), session=resolved.live.session)
+        return ImmediateReply(encode_result(encode(id_of(message)), result), log_facts=handle.log_facts)
 
     async def _look(self, handle: TaskHandle, who: RequestContext) -> Task:
         try:
@@ -201,6 +203,7 @@ class AskedTasks:
             context=resolved.context,
             granted=who.claims,
         )
+        call.add_log_facts(handle.log_facts)
         reply, _ = self._intake.begin(call, request, who, request.params, [])
         self._results.begin(call, handle, text, lambda: self._look(handle, who))
         return reply

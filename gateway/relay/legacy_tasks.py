@@ -102,7 +102,19 @@ class LegacyTasks:
             return ImmediateReply(encode_result(encode(message.id), encode(page)), session=resolved.live.session)
         text = text_of(request.params, "taskId")
         handle = self._handles.read(text)
-        if handle is None or handle.endpoint != request.endpoint:
+        if handle is None:
+            raise unknown_task()
+        try:
+            return await self._about(request, who, resolved, handle, text)
+        except Refused as refused:
+            refused.about(handle.log_facts)
+            raise
+
+    async def _about(
+        self, request: Request, who: RequestContext, resolved: Resolved, handle: TaskHandle, text: str
+    ) -> Answer:
+        """Answer a request about one task. Raises as `call`."""
+        if handle.endpoint != request.endpoint:
             raise unknown_task()
         if handle.kind == "made":
             return await self.asked.call(request, who, resolved, handle, text)

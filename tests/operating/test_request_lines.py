@@ -32,6 +32,10 @@ def test_lines_name_the_task_and_say_what_was_kept(http: httpx.Client, ops: http
         wanted = {"tool": "probe__sleep", "arguments": {"seconds": 60.0}}
         started = messages(legacy.tool("start_task", wanted))[-1]["result"]["structuredContent"]["task"]
         legacy.tool("task_status", {"task": started})
+        asked = {"name": "probe__sleep", "arguments": {"seconds": 60.0}, "task": {}}
+        old = messages(legacy.call("tools/call", asked))[-1]["result"]["task"]["taskId"]
+        for method in ("tasks/get", "tasks/cancel", "tasks/cancel", "tasks/result"):
+            legacy.call(method, {"taskId": old})
         kept = Modern(f"{gateway.base}/servers/kept/mcp", http)
         for _ in range(3):
             assert kept.send("tools/list").status_code == 200
@@ -61,6 +65,14 @@ def test_lines_name_the_task_and_say_what_was_kept(http: httpx.Client, ops: http
         ("tools/call", "start_task", "ok"),
         ("tools/call", "task_status", "ok"),
         ("tools/call", "sleep", "error"),
+    }
+    assert about(old) == {
+        ("tools/call", "", "ok"),
+        ("tools/call", "sleep", "error"),
+        ("tasks/get", "", "ok"),
+        ("tasks/cancel", "", "ok"),
+        ("tasks/cancel", "", "refused"),
+        ("tasks/result", "", "error"),
     }
     lists: list[Any] = [line for line in ended if line["event"] == "tools/list"]
     assert sum(line.get("cached", False) for line in lists) >= 2 and task not in gateway.stderr()
