@@ -31,19 +31,24 @@ _GATHER_S: Final = 0.02
 """Questions that a server asks within this time reach the client together."""
 
 
-def ask_modern(live: LiveSession, conversation: Conversation, message: Message) -> None:
-    """Send a legacy server's request to the modern client whose call it belongs to, or refuse it."""
-    _ask_or_refuse(live, conversation, message, unclear=True)
+def ask_modern(live: LiveSession, conversation: Conversation, message: Message, call: Exchange | None) -> None:
+    """Send a legacy server's request to the modern client whose call it belongs to, or refuse it. `call` is that call,
+    if the request names it."""
+    _ask_or_refuse(live, conversation, message, call, unclear=call is None)
 
 
-def _ask_or_refuse(live: LiveSession, conversation: Conversation, message: Message, *, unclear: bool) -> None:
+def _ask_or_refuse(
+    live: LiveSession, conversation: Conversation, message: Message, call: Exchange | None, *, unclear: bool
+) -> None:
     try:
-        _ask(live, conversation, message, unclear=unclear)
+        _ask(live, conversation, message, call, unclear=unclear)
     except (InvalidMessage, msgspec.MsgspecError, RecursionError) as error:
         conversation.refuse(encode(message.id), INVALID_PARAMS, f"The request cannot be read: {error}")
 
 
-def _ask(live: LiveSession, conversation: Conversation, message: Message, *, unclear: bool) -> None:
+def _ask(
+    live: LiveSession, conversation: Conversation, message: Message, call: Exchange | None, *, unclear: bool
+) -> None:
     server_id, method = encode(message.id), str(message.method)
     calls = [e for e in conversation.calls.sent.values() if e.method in MAY_ASK]
     active = [e for e in calls if not e.is_suspended]
@@ -54,7 +59,7 @@ def _ask(live: LiveSession, conversation: Conversation, message: Message, *, unc
     if len(active) > 1 and unclear:
         _wait_for_others(live, conversation, message)
         return
-    exchange = active[0] if active else calls[0]
+    exchange = call if call in calls else active[0] if active else calls[0]
     if exchange.caller is None and live.session.era != Era.MODERN:
         live.questions.ask(conversation, message, exchange)
         return
@@ -84,7 +89,7 @@ def _wait_for_others(live: LiveSession, conversation: Conversation, message: Mes
 
     def again() -> None:
         live.questions.release_unclear(size)
-        _ask_or_refuse(live, conversation, message, unclear=False)
+        _ask_or_refuse(live, conversation, message, None, unclear=False)
 
     asyncio.get_running_loop().call_later(_UNCLEAR_FOR_S, again)
 

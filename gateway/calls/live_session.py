@@ -42,8 +42,9 @@ _LEFT: Final = "the session's client has left, and its servers are stopped"
 
 _KEPT_FAILURES: Final = 5
 
-AskModern = Callable[["LiveSession", Conversation, Message], None]
-"""Put a legacy server's request to the modern client whose call it belongs to (`gateway.bridge.suspended_calls`)."""
+AskModern = Callable[["LiveSession", Conversation, Message, Exchange | None], None]
+"""Put a legacy server's request to the modern client whose call it belongs to (`gateway.bridge.suspended_calls`). The
+call is given if the request names it."""
 
 
 class ReturnWatch(Protocol):
@@ -193,14 +194,16 @@ class LiveSession(Usage):
         if self.state is LiveState.OPENING:
             self._step(LiveEvent.RECOVER)
 
-    def ask(self, conversation: Conversation, message: Message, exchange: Exchange | None) -> None:
+    def ask(
+        self, conversation: Conversation, message: Message, exchange: Exchange | None, *, is_named: bool = False
+    ) -> None:
         """Send the client a server's request, in the way of the era of the call's client. A modern client may call in
-        a legacy session, and it cannot answer a request."""
+        a legacy session, and it cannot answer a request. `is_named`: the request names the call."""
         is_modern = exchange is not None and exchange.caller is not None
         if self.session.era != Era.MODERN and not is_modern:
             self.questions.ask(conversation, message, exchange)
         elif self._ask_modern is not None:
-            self._ask_modern(self, conversation, message)
+            self._ask_modern(self, conversation, message, exchange if is_named else None)
 
     def withdraw_questions(self, exchange: Exchange) -> None:
         """A call is over: what its client was asked as a result of it needs no answer."""

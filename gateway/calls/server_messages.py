@@ -68,7 +68,10 @@ class _Router(ABC):
             conversation.refuse(server_id, INVALID_REQUEST, reason)
             return
         try:
-            live, exchange, message = self._place(conversation, message, stream)
+            live, exchange, shown = self._place(conversation, message, stream)
+            is_named = exchange is not None and (
+                exchange.number == stream or _is_about_task_of(exchange, conversation, message)
+            )
         except (InvalidMessage, msgspec.MsgspecError, RecursionError) as error:
             # At once: a request that nobody can answer takes no place among those that wait.
             conversation.refuse(server_id, INVALID_PARAMS, f"The request cannot be read: {error}")
@@ -78,7 +81,7 @@ class _Router(ABC):
             conversation.refuse(server_id, METHOD_NOT_FOUND, f"No client is available for {message.method} now.")
             return
         try:
-            live.ask(conversation, message, exchange)
+            live.ask(conversation, shown, exchange, is_named=is_named)
         except InvalidMessage as error:
             conversation.refuse(server_id, error.code, str(error))
 
@@ -236,6 +239,15 @@ class SharedRouter(_Router):
 
     def _wants(self, live: LiveSession, uri: object) -> bool:
         return uri in live.session.subscriptions
+
+
+def _is_about_task_of(exchange: Exchange, conversation: Conversation, message: Message) -> bool:
+    """Whether a message names the task whose result that call waits for (MCP 2025-11-25, Tasks)."""
+    tasks = conversation.known_tasks
+    if tasks is None or message.params is msgspec.UNSET:
+        return False
+    task = tasks.get(related_id(message.params_object()))
+    return task is not None and task.stream is exchange
 
 
 def _frame(message: Message) -> bytes:

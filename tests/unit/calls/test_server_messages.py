@@ -82,8 +82,8 @@ def live_session(**fields: Any) -> Live:
     return Live(a_session(FakeClock(), **fields))
 
 
-def request(method: str, server_id: object = 1) -> Message:
-    return parse(encode({"jsonrpc": "2.0", "id": server_id, "method": method, "params": {}}))
+def request(method: str, server_id: object = 1, **params: object) -> Message:
+    return parse(encode({"jsonrpc": "2.0", "id": server_id, "method": method, "params": params}))
 
 
 def notification(method: str, params: object) -> Message:
@@ -114,13 +114,32 @@ async def test_a_question_belongs_to_the_only_call() -> None:
 async def test_the_era_of_the_calls_client_decides_how_it_is_asked_in_a_legacy_session() -> None:
     suspended: list[object] = []
     live = LiveSession(
-        a_session(FakeClock()), cast("EventLog", None), lambda live, server, message: suspended.append(message.method)
+        a_session(FakeClock()), cast("EventLog", None), lambda _, __, message, ___: suspended.append(message.method)
     )
     server = Server()
     exchange = server.send(live)
     exchange.caller = caller_of_meta(b"{}")
     IsolatedRouter(live).asked(server.conversation, request("roots/list"))
     assert suspended == ["roots/list"] and await frames_of(exchange) == []
+
+
+async def test_a_question_that_names_its_call_goes_to_that_call_of_several() -> None:
+    asked: list[object] = []
+    session = a_session(FakeClock(), era="modern")
+    live = LiveSession(session, cast("EventLog", None), lambda _, __, ___, call: asked.append(call))
+    server, router = Server(), IsolatedRouter(live)
+    first, second = server.send(live), server.send(live)
+    for call in (first, second):
+        call.caller = caller_of_meta(b"{}")
+    router.asked(server.conversation, request("roots/list"), first.number)
+    router.asked(server.conversation, request("roots/list"))
+    assert asked == [first, None]
+    server.known_tasks = OwnedTasks()
+    task = OwnedTask(live, "", seen=lambda _: None, lost=lambda: None)
+    task.await_result(first)
+    server.known_tasks.add("own", task)
+    router.asked(server.conversation, request("roots/list", _meta={RELATED: {"taskId": "own"}}))
+    assert asked[2] is first
 
 
 async def test_a_question_outside_of_calls_goes_to_the_session() -> None:
