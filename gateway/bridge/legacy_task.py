@@ -4,18 +4,33 @@ The gateway asks for the task and waits for its result under the same call: what
 reach the client as with any call. The client learns nothing of the task.
 """
 
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
 import msgspec
 
 from gateway.bridge.legacy_server import LegacyServerBridge
+from gateway.bridge.resumed_task import UNAVAILABLE, cancel_at_server, is_known, pause_s
 from gateway.calls.background_start import start_in_background
 from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import Exchange
 from gateway.calls.exchange_state import ExchangeEvent
 from gateway.calls.owned_tasks import OwnedTask, without_related
+from gateway.calls.task_at_server import TaskAtServer
 from gateway.errors import OUTCOME_UNKNOWN
+from gateway.observability.logs import CORRELATION
+from gateway.protocol.extensions import object_of
+from gateway.protocol.tasks import created_at
 from transports.jsonrpc import Message, Object, encode
 
 __all__ = ["LegacyTaskBridge", "asking_for_task"]
+
+_ANSWER_S: Final = 10.0
+"""How long a server may take to say whether it knows a task."""
+
+_TRIES: Final = 5
+"""How often a server that is unavailable is asked for a task that an earlier process has followed."""
 
 
 def asking_for_task(params: Object) -> Object:
@@ -30,6 +45,7 @@ class LegacyTaskBridge(LegacyServerBridge):
         super().__init__(conversation)
         self._own_id = ""  # the server's, once it has made the task
         self._is_over = False
+        self._unverified: TaskAtServer | None = None  # an earlier process has followed it
 
     def finish(self, exchange: Exchange, message: Message) -> Message | None:
         """The client's answer to the call. None if the server has made the task, whose result is asked for."""
@@ -41,19 +57,69 @@ class LegacyTaskBridge(LegacyServerBridge):
             self._over()
             plain = msgspec.Raw(encode(without_related(result)))
             return super().finish(exchange, msgspec.structs.replace(message, result=plain))
-        task = msgspec.json.decode(result["task"])
-        self._own_id = task["taskId"] if isinstance(task, dict) and isinstance(task.get("taskId"), str) else ""
+        task = object_of(result["task"])
+        own_id = msgspec.json.decode(task.get("taskId", b"null"))
+        self._own_id = own_id if isinstance(own_id, str) else ""
         if not self._own_id or exchange.live is None:
             exchange.fail(OUTCOME_UNKNOWN, f"server {self._conversation.name!r} has made a task that has no id")
             return None
+        if self._conversation.is_remote:
+            exchange.has_become(TaskAtServer(self._own_id, created_at(task), self._conversation.era))
+        exchange.when_done(lambda: self._done(exchange))
+        self._await_result(exchange)
+        return None
+
+    def resume(self, exchange: Exchange, task: TaskAtServer, lost: Callable[[], None]) -> None:
+        """Wait for the result of a task that an earlier process has waited for. As `TaskFollower.resume`."""
+        self._own_id, self._unverified = task.id, task
+        if exchange.is_over:
+            self._done(exchange)
+            return
+        exchange.when_done(lambda: self._done(exchange))
+        self._conversation.in_background(self._resume(exchange, task, lost))
+
+    async def _resume(self, exchange: Exchange, task: TaskAtServer, lost: Callable[[], None]) -> None:
+        CORRELATION.set(exchange.correlation)  # of this task
+        try:
+            is_still_known = await self._is_known(task)
+        except (*UNAVAILABLE, TimeoutError) as error:
+            if not exchange.is_over:
+                reason = f"server {self._conversation.name!r} does not say what has become of its task: {error}"
+                self._conversation.fail(exchange, OUTCOME_UNKNOWN, reason)
+            return
+        if exchange.is_over:
+            return
+        self._unverified = None
+        if is_still_known:
+            self._await_result(exchange)
+        else:
+            self._is_over = True
+            lost()
+
+    async def _is_known(self, task: TaskAtServer) -> bool:
+        for failures in range(1, _TRIES):
+            try:
+                return await self._asked(task)
+            except UNAVAILABLE:
+                await asyncio.sleep(pause_s(failures))
+        return await self._asked(task)
+
+    async def _asked(self, task: TaskAtServer) -> bool:
+        await self._conversation.ready()
+        async with asyncio.timeout(_ANSWER_S):
+            return is_known(await self._conversation.ask("tasks/get", self._request()), task)
+
+    def _request(self) -> bytes:
+        return encode({"taskId": self._own_id})
+
+    def _await_result(self, exchange: Exchange) -> None:
+        assert exchange.live is not None
         owned = OwnedTask(exchange.live, "", seen=lambda task: exchange.restart_deadline(), lost=lambda: None)
         self._conversation.own_task(self._own_id, owned)
         owned.await_result(exchange)
-        exchange.when_done(self._done)
         exchange.use_bridge(self, "tasks/result")
         self._conversation.wait(exchange, ExchangeEvent.REQUEUE)
         start_in_background(self._conversation, exchange, {"taskId": msgspec.Raw(encode(self._own_id))}, {})
-        return None
 
     def _over(self) -> None:
         self._is_over = True
@@ -61,7 +127,11 @@ class LegacyTaskBridge(LegacyServerBridge):
         if tasks is not None:
             tasks.discard(self._own_id, "")
 
-    def _done(self) -> None:
-        if not self._is_over:  # the client has cancelled the call, or it has timed out
-            self._over()
-            self._conversation.request("tasks/cancel", encode({"taskId": self._own_id}))
+    def _done(self, exchange: Exchange) -> None:
+        if self._is_over:
+            return
+        self._over()  # the client has cancelled the call, or it has timed out
+        if self._conversation.is_process:
+            self._conversation.request("tasks/cancel", self._request())
+        elif not exchange.keeps_task_at_server:
+            cancel_at_server(self._conversation, self._request(), self._unverified)

@@ -8,24 +8,26 @@ Its two kinds say where the outcome, the messages and the questions of the task 
 import asyncio
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from typing import Any, Final
 
 import msgspec
 
+from gateway.bridge.resumed_task import UNAVAILABLE, cancel_at_server, is_known, pause_s
 from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import Exchange
 from gateway.calls.exchange_state import ExchangeEvent
 from gateway.calls.failed_start import fail_start
 from gateway.calls.questions import MAX_QUESTIONS_OF_CALL
+from gateway.calls.task_at_server import TaskAtServer
 from gateway.errors import CANCELLED, OUTCOME_UNKNOWN
 from gateway.observability.logs import CORRELATION
-from gateway.protocol.handshake import HandshakeRefused
 from gateway.protocol.questions import Question, question_of
+from gateway.protocol.tasks import created_at
 from session_store import StoreUnavailable
 from transports.inbound_port import Refused
 from transports.jsonrpc import INTERNAL_ERROR, INVALID_PARAMS, InvalidMessage, Message, Object, decode_object, encode
-from transports.upstream_port import Link, LinkClosed, UpstreamUnavailable
+from transports.upstream_port import Link, LinkClosed
 
 __all__ = ["MAX_ASKED", "TaskFollower"]
 
@@ -39,8 +41,6 @@ MAX_ASKED: Final = 10 * MAX_QUESTIONS_OF_CALL
 
 _MOST_FAILURES: Final = 5
 """How often in a row a server behind a URL may be unavailable."""
-
-_UNAVAILABLE: Final = (LinkClosed, UpstreamUnavailable, HandshakeRefused)
 
 
 class TaskFollower(ABC):
@@ -61,6 +61,8 @@ class TaskFollower(ABC):
         self._unsent: Object = {}  # answers of the client that the server does not have
         self._sent: Object = {}  # answers that the server has acknowledged, until it no longer lists their questions
         self._wake = asyncio.Event()
+        # The task that an earlier process has followed, and what happens if the server does not know the task any more.
+        self._resumed: tuple[TaskAtServer, Callable[[], None]] | None = None
 
     def begin(self, created: Object) -> None:
         """Follow the task in the background, as the server has just made it. Raises `msgspec.MsgspecError`: it has no
@@ -69,9 +71,23 @@ class TaskFollower(ABC):
         self._poll_s = _interval(created)
         if self._conversation.is_process:
             self._process = self._conversation.link
+        elif self._conversation.is_remote:
+            self._exchange.has_become(TaskAtServer(self._own_id, created_at(created), self._conversation.era))
         self._exchange.when_done(self._done)
         self._conversation.wait(self._exchange, ExchangeEvent.REQUEUE)
         self._exchange.step(ExchangeEvent.SEND)  # the server has the call, as its task: its deadline counts
+        self._conversation.in_background(self._follow())
+
+    def resume(self, task: TaskAtServer, lost: Callable[[], None]) -> None:
+        """Follow a task that an earlier process has followed, under a call with which the conversation goes on
+        (`gateway.bridge.resumed_task`). If the server does not know the task any more, `lost` is called, and the call
+        goes on. If the call has ended already, the task is cancelled."""
+        self._own_id, self._resumed = task.id, (task, lost)
+        if self._exchange.is_over:
+            self._cancel()
+            return
+        self._wake.set()  # at once
+        self._exchange.when_done(self._done)
         self._conversation.in_background(self._follow())
 
     # -- where the task goes
@@ -110,7 +126,7 @@ class TaskFollower(ABC):
             await self._poll()
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             self._fail(OUTCOME_UNKNOWN, f"server {self._conversation.name!r} sent a task that cannot be read: {error}")
-        except _UNAVAILABLE as error:
+        except UNAVAILABLE as error:
             self._fail(OUTCOME_UNKNOWN, f"{error}; whether the call took effect is unknown")
         except Exception as error:  # nobody else would answer the call
             fail_start(self._conversation, self._exchange, error, OUTCOME_UNKNOWN)
@@ -122,15 +138,16 @@ class TaskFollower(ABC):
     async def _poll(self) -> None:
         failures = 0
         while not self._is_ended:
+            wait_s = max(self._poll_s, pause_s(failures)) if failures else self._poll_s
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), self._poll_s)
+                await asyncio.wait_for(self._wake.wait(), wait_s)
             self._wake.clear()
             if self._is_ended:
                 return
             try:
                 await self._request_once()
                 failures = 0
-            except (*_UNAVAILABLE, Refused, StoreUnavailable):
+            except (*UNAVAILABLE, Refused, StoreUnavailable):
                 failures += 1
                 if self._process is not None or failures == _MOST_FAILURES:
                     raise
@@ -155,6 +172,11 @@ class TaskFollower(ABC):
     def _take(self, answer: Message) -> None:
         """Act on the answer to `tasks/get`."""
         if self._is_ended:
+            return
+        resumed, self._resumed = self._resumed, None
+        if resumed is not None and not is_known(answer, resumed[0]):
+            self._is_over = True
+            resumed[1]()
             return
         if not isinstance(answer.result, msgspec.Raw):
             self._is_over = True
@@ -226,7 +248,11 @@ class TaskFollower(ABC):
         """Cancel the server's task, if it works still: nobody waits for it."""
         if not self._is_over:
             self._is_over = True
-            self._conversation.request("tasks/cancel", self._request())
+            if self._process is not None:
+                self._conversation.request("tasks/cancel", self._request())
+            elif not self._exchange.keeps_task_at_server:
+                resumed = None if self._resumed is None else self._resumed[0]
+                cancel_at_server(self._conversation, self._request(), resumed)
 
 
 def _interval(task: Object) -> float:

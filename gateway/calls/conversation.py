@@ -123,7 +123,7 @@ class Conversation(Peer):
         await self.join(exchange.live)
         for _ in range(2):
             await self.ready()
-            framing = exchange.frame(self._next_number(), params, meta)
+            framing = exchange.frame(self.next_number(), params, meta)
             number, frame = await in_turns(framing) if is_large(params) else at_once(framing)
             if exchange.is_over or exchange.replies.abandoned or exchange.replies.is_closed:
                 self.calls.end(exchange)
@@ -139,7 +139,7 @@ class Conversation(Peer):
 
     def start_now(self, exchange: Exchange, params: Object, meta: Object) -> bool:
         """As `start` for small params of a session that `is_open_to` allows. If False, nothing was executed."""
-        number, frame = at_once(exchange.frame(self._next_number(), params, meta))
+        number, frame = at_once(exchange.frame(self.next_number(), params, meta))
         return self._send(exchange, number, frame, (params, meta)) is None
 
     def _send(

@@ -20,6 +20,7 @@ from gateway.calls.observed import Observed
 from gateway.calls.readdressed import readdressed
 from gateway.calls.result_outcome import outcome_of
 from gateway.calls.suspended_call import AskingServer, SuspendedCall
+from gateway.calls.task_at_server import BecomesTask
 from gateway.calls.usage import Use
 from gateway.calls.wire_use import WireUse
 from gateway.context.facts import RESTARTED_KEY, trace_meta, traced_error, with_meta
@@ -105,7 +106,7 @@ class ExchangeConversation(AskingServer, Protocol):
         ...
 
 
-class Exchange(ForwardsHeaders, ExchangeLife, Observed, WireUse, Listening):
+class Exchange(ForwardsHeaders, ExchangeLife, Observed, WireUse, Listening, BecomesTask):
     """A client's request on its way through one conversation.
 
     `number` is its id on the upstream's side, where ids of many clients must not collide. It is the progress token and

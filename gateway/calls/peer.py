@@ -112,6 +112,12 @@ class Peer:
         return link is not None and link.pid is not None
 
     @property
+    def is_remote(self) -> bool:
+        """Whether the link leads to a URL, so that what the server works on does not end with the gateway."""
+        link = self._links.link
+        return link is not None and link.may_forget
+
+    @property
     def known_tasks(self) -> OwnedTasks | None:
         """The tasks that the server has made over the present link; None if none are known."""
         if self._tasks is not None and self._task_link is not self._links.link:
@@ -159,7 +165,8 @@ class Peer:
         """
         await self._links.ready()
 
-    def _next_number(self) -> int:
+    def next_number(self) -> int:
+        """A number that no other request to the server has."""
         self._last_number += 1
         return self._last_number
 
@@ -170,7 +177,7 @@ class Peer:
     def answer_to(self, method: str, params: bytes | None) -> asyncio.Future[Message]:
         """Send a request of the gateway's own at once. The future gets the answer, or `LinkClosed` if the link ends
         first. Raises `LinkClosed`."""
-        link, number = self._links.require(), self._next_number()
+        link, number = self._links.require(), self.next_number()
         answer = self._own.expect(number)
         try:
             link.send(encode_request(number, method, params))
@@ -181,7 +188,7 @@ class Peer:
 
     def request(self, method: str, params: bytes) -> None:
         """Send a request of the gateway's own without waiting for its answer."""
-        self._send_or_drop(encode_request(self._next_number(), method, params))
+        self._send_or_drop(encode_request(self.next_number(), method, params))
 
     def _send_or_drop(self, frame: bytes) -> None:
         with contextlib.suppress(LinkClosed):

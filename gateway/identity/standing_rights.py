@@ -48,6 +48,13 @@ class StandingRights:
             return _FEWER
         return "" if _covers(today, granted) else _FEWER
 
+    def why_ended(self, principal: Principal, granted: Context) -> str:
+        """Why what that principal has begun with that context may not go on. As `why_lost`, but what a credential has
+        granted counts as granted: it was at hand when the call was made, and nothing new is done with it."""
+        if principal.issuer in self._is_claimed:
+            return ""
+        return self.why_lost(principal, granted)
+
     def _is_known(self, principal: Principal) -> bool:
         if principal.is_anonymous:
             return self._allow_anonymous

@@ -49,10 +49,11 @@ class CounterRow(msgspec.Struct, frozen=True):
 
 
 TASK_EVENTS: Final = (
-    *("made", "completed", "tool error", "failed", "cancelled", "unknown", "run again", "left", "refused"),
+    *("made", "completed", "tool error", "failed", "cancelled", "unknown", "followed", "run again", "left", "refused"),
 )
 """What becomes of tasks. `tool error`: completed, and the tool says that it has failed; `unknown`: failed, because the
-gateway that ran it is gone; `left`: its gateway has stopped, and another one decides; `refused`: a slow call became no
+gateway that ran it is gone; `followed`: the gateway that ran it is gone, and the next one follows the task that its
+server has made of the call; `left`: its gateway has stopped, and another one decides; `refused`: a slow call became no
 task, because its client has as many as it may have."""
 
 COUNTERS: Final[Mapping[str, CounterRow]] = {

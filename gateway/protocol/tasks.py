@@ -1,6 +1,7 @@
 """The extension `io.modelcontextprotocol/tasks` as data: who declares it, and what a task looks like. Pure."""
 
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Any, Final
 
 import msgspec
@@ -9,7 +10,17 @@ from gateway.protocol.extensions import object_of
 from session_store.ports.tasks import OVER
 from transports.jsonrpc import Object, encode
 
-__all__ = ["TASKS", "TaskState", "declares_tasks", "is_task", "names_tasks", "state_of", "with_tasks"]
+__all__ = [
+    "TASKS",
+    "TaskState",
+    "created_at",
+    "declares_tasks",
+    "is_same_time",
+    "is_task",
+    "names_tasks",
+    "state_of",
+    "with_tasks",
+]
 
 TASKS: Final = "io.modelcontextprotocol/tasks"
 """The name of the extension."""
@@ -58,3 +69,28 @@ def state_of(task: Object, ttl: str = "ttlMs") -> TaskState | None:
     if not isinstance(status, str):
         return None
     return TaskState(status in OVER, None if ttl_ms is None else ttl_ms / 1_000)
+
+
+def created_at(task: Mapping[str, Any]) -> str:
+    """When a task was created, as its server writes it; empty if it does not say."""
+    try:
+        return msgspec.json.decode(task.get("createdAt", b'""'), type=str)
+    except msgspec.MsgspecError:
+        return ""
+
+
+def is_same_time(one: str, other: str) -> bool:
+    """Whether two times are the same to the second, or the same text. A server may write a time with more or fewer
+    digits once it has read that from its store."""
+    if one == other:
+        return True
+    first, second = _instant(one), _instant(other)
+    return first is not None and second is not None and abs((first - second).total_seconds()) < 1.0
+
+
+def _instant(text: str) -> datetime | None:
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return found if found.tzinfo is not None else found.replace(tzinfo=UTC)

@@ -6,6 +6,7 @@ from gateway.relay.task_sight import TaskSight
 from gateway.serving.parts import Foundation, Resolution, Servers, SessionParts, TaskParts
 from gateway.tasks.bounded_store import BoundedTasks
 from gateway.tasks.changes import TaskChanges
+from gateway.tasks.continuation import TaskContinuation
 from gateway.tasks.handles import TaskHandles
 from gateway.tasks.made import MadeTasks
 from gateway.tasks.maker import TaskMaker
@@ -13,7 +14,8 @@ from gateway.tasks.notices import TaskNotices
 from gateway.tasks.quotas import RunningNames, TaskQuotas
 from gateway.tasks.recovery import TaskRecovery
 from gateway.tasks.table import TaskTable
-from session_store import Task
+from gateway.upstreams.upstream import ConfiguredUpstream
+from session_store import Context, Task
 
 __all__ = ["build_tasks"]
 
@@ -44,20 +46,32 @@ def build_tasks(
         TaskChanges(backend.bus),
         noted=noted,
         clock=base.clock,
+        is_kept=backend.is_durable or backend.is_shared,
     )
+
+    def server_of(task: Task, context: Context) -> ConfiguredUpstream | None:
+        endpoint = servers.endpoints.get(task.endpoint)
+        return None if endpoint is None else endpoint.server(task.server, context)
+
     options = base.settings.gateway
     rights = StandingRights(
         sessions.rules, api_keys=options.api_keys, auth=options.auth, allow_anonymous=options.allows_anonymous
     )
+    continuation = TaskContinuation(
+        table,
+        base.live,
+        sessions.attacher,
+        start=lambda exchange, request, who, params: intake.accept(exchange, request, who, params, []),
+        server_of=server_of,
+        handle_of=handles.of_record,
+    )
     recovery = TaskRecovery(
         table,
+        continuation,
         sessions=backend.sessions,
-        live=base.live,
         attacher=sessions.attacher,
         cluster=cluster,
-        start=lambda exchange, request, who, params: intake.accept(exchange, request, who, params, []),
-        why_lost=rights.why_lost,
-        handle_of=handles.of_record,
+        rights=rights,
     )
     made = MadeTasks(
         table,

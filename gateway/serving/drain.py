@@ -109,7 +109,7 @@ class Drain:
 
 
 def _works(running: RunningTask) -> bool:
-    return running.task.status != "input_required"
+    return running.task.status != "input_required" and not running.task.upstream_id
 
 
 def _end_streams(live: LiveSession) -> None:

@@ -15,8 +15,10 @@ from gateway.calls.exchange import Exchange, ExchangeConversation
 from gateway.calls.exchange_state import ExchangeEvent
 from gateway.calls.live_session import live_session_of
 from gateway.calls.suspended_call import AskingServer, SuspendedCall
+from gateway.calls.task_at_server import TaskAtServer
 from gateway.errors import UPSTREAM_UNAVAILABLE, store_refused
 from gateway.observability.observed import LogFacts
+from gateway.protocol.capabilities import Caller
 from gateway.protocol.tasks import is_task
 from gateway.tasks.recorded_answers import RecordedAnswers
 from gateway.tasks.sink import TaskSink
@@ -64,6 +66,15 @@ class TaskWork(Protocol):
         """The server has made a task of its own of the call (ext-tasks, `CreateTaskResult`)."""
         ...
 
+    @property
+    def is_followed_elsewhere(self) -> bool:
+        """Whether a later process follows the task that the server has made of the call."""
+        ...
+
+    def has_become(self, task: TaskAtServer) -> None:
+        """The server has made that task of the call. A later process can follow it."""
+        ...
+
     def withdrawn(self) -> None:
         """The server has withdrawn questions."""
         ...
@@ -98,6 +109,7 @@ class TaskExchange(Exchange):
     asked_before = 0  # questions of earlier runs
     kept_s: float | None = None  # how long the outcome is kept, if its client has said
     _recorded: RecordedAnswers | None = None  # what the client has answered in an earlier run
+    task_at_server: TaskAtServer | None = None
     _is_quiet = False  # the client has asked for no progress
     _progress: bytes | None = None  # the last notification before it became a task
 
@@ -116,6 +128,20 @@ class TaskExchange(Exchange):
             if self._is_quiet:
                 return True
         return super().emit(frame)
+
+    @property
+    def declared_by(self) -> Caller | None:
+        """The modern client with whose capabilities the link was opened."""
+        return self.caller
+
+    @property
+    def keeps_task_at_server(self) -> bool:
+        return self.work is not None and self.work.is_followed_elsewhere
+
+    def has_become(self, task: TaskAtServer) -> None:
+        self.task_at_server = task
+        if self.work is not None:
+            self.work.has_become(task)
 
     def suspendable(self) -> SuspendedCall:
         if self.suspended is None:
@@ -149,6 +175,8 @@ class TaskExchange(Exchange):
         answered, self.replies = self.replies, TaskSink(work.receive)
         self.shape = None  # the outcome is stored, and no token of a session may be
         answered.push(Frame(encode_result(encode(self.client_id), data), final=True))
+        if self.task_at_server is not None:
+            work.has_become(self.task_at_server)
         if self._progress is not None:
             self._report(work, self._progress)
 
@@ -196,6 +224,12 @@ class StartedExchange(TaskExchange):
     cannot be asked.
     """
 
+    _declared_by: Caller | None = None
+
+    @property
+    def declared_by(self) -> Caller | None:
+        return self._declared_by or self.caller
+
     def emit(self, frame: bytes) -> bool:
         live = live_session_of(self)
         if self.caller is None and live is not None and parse(frame).is_request:
@@ -213,6 +247,7 @@ class StartedExchange(TaskExchange):
         session is opened with what the client has declared, for its other calls as well."""
         super().sent_as(conversation, number, request, written_at)
         if self.caller is not None:
+            self._declared_by = self.declared_by
             self.caller = replace(self.caller, capabilities=b"{}")
 
 

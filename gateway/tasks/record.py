@@ -5,6 +5,7 @@ more is written.
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 from time import monotonic
@@ -93,8 +94,18 @@ class TaskRecord:
             await asyncio.wait((writing,))
         return not self.is_lost and not self._waiting
 
-    async def close(self) -> None:
-        """Write nothing more."""
+    def renew(self, kept_s: float) -> None:
+        """Keep a task that still works for that long again, in seconds, once half of the time has passed."""
+        now = self._clock()
+        if not self.task.is_over and self.task.expires_at - now < kept_s / 2:
+            self.change(can_wait=True, ttl_s=now - self.task.created_at + kept_s)
+
+    async def close(self, within_s: float = 0.0) -> None:
+        """Write nothing more, once the store has every change or that time has passed, in seconds."""
+        if within_s:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(within_s):
+                    await self.written()
         self.is_lost = True
         await self._tasks.close()
 

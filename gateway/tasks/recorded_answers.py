@@ -7,9 +7,10 @@ from collections.abc import Mapping
 
 import msgspec
 
-from transports.jsonrpc import encode
+from gateway.calls.suspended_call import InputRequest
+from transports.jsonrpc import Object, encode
 
-__all__ = ["RecordedAnswers"]
+__all__ = ["RecordedAnswers", "answered"]
 
 
 class RecordedAnswers:
@@ -43,3 +44,12 @@ class RecordedAnswers:
         """All answers, for a record. Empty if there are none, or if they are larger than that: they are asked again."""
         data = encode(self._answers) if self._answers else b""
         return data if len(data) <= most_bytes else b""
+
+
+def answered(data: bytes, questions: Mapping[str, InputRequest], responses: Object) -> RecordedAnswers:
+    """The recorded answers of `data` with those that a client gives to these questions now, by their keys."""
+    recorded = RecordedAnswers(data)
+    for key, question in questions.items():
+        if key in responses:
+            recorded.add(question.digest, responses[key])
+    return recorded

@@ -1,44 +1,34 @@
 """What becomes of tasks whose owner is gone: nothing runs twice silently, and nothing stays unknown for ever.
 
-A task of a tool that says that calling it twice does no more than calling it once runs again, once, if its principal
-has today the rights that the call had. Any other fails: its outcome is unknown.
+If the server has made a task of its own of the call, and lives on, the outcome of that is the outcome. Otherwise a task
+of a tool that says that calling it twice does no more than calling it once runs again, once, if its principal has today
+the rights that the call had. Any other fails: its outcome is unknown.
 """
 
+import functools
 import logging
 import random
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 from msgspec.structs import replace
 
-from gateway.calls.live_session import LiveSessions
 from gateway.cluster.ownership import Cluster
-from gateway.context.facts import new_correlation_id
 from gateway.errors import OUTCOME_UNKNOWN, error_of
-from gateway.identity.request_context import RequestContext
-from gateway.observability.logs import CORRELATION
-from gateway.protocol.capabilities import caller_of_meta
 from gateway.sessions.attach import SessionAttacher
-from gateway.tasks.asked import AskedExchange
-from gateway.tasks.exchange import TaskExchange, fail_unsent
-from gateway.tasks.messages import message_of
+from gateway.tasks.continuation import TaskContinuation
 from gateway.tasks.quotas import parts_of
-from gateway.tasks.recorded_answers import RecordedAnswers
 from gateway.tasks.running import RunningTask
 from gateway.tasks.stored_call import StoredCall
 from gateway.tasks.table import TaskTable
 from gateway.tasks.task_state import TaskEvent, after
 from session_store import Context, Principal, Session, SessionStore, StoreUnavailable, Task
 from session_store.session import redact
-from transports.era import Era
-from transports.inbound_port import Answer, Request
-from transports.jsonrpc import Object, encode
-from transports.reply_queue import ReplyQueue
-from transports.soon import Soon, arrived
+from transports.jsonrpc import encode
 from transports.tasks import Tasks
 
-__all__ = ["StartCall", "TaskRecovery"]
+__all__ = ["Rights", "TaskRecovery"]
 
 logger = logging.getLogger(__name__)
 
@@ -57,39 +47,43 @@ _UNKNOWN_AGAIN: Final = (
 )
 _NO_SESSION: Final = "Outcome unknown: the session of this task ended without an answer; the call may have taken effect"
 _NO_RIGHTS: Final = f"{_UNKNOWN}. It is not started again: {{why}}"
+_NOT_FOLLOWED: Final = f"{_UNKNOWN}. The task that its server has made of it is not followed: {{why}}"
+_FORGOTTEN: Final = f"{_UNKNOWN}. Its server had made a task of it, and does not know that task any more"
 
-StartCall = Callable[[TaskExchange, Request, RequestContext, Object], Soon[Answer]]
-"""Sends a call to its server, as if its client had sent it (`gateway.relay.intake`)."""
 
-WhyLost = Callable[[Principal, Context], str]
-"""Why a principal may not do today what a context has granted to it; empty if it may."""
+class Rights(Protocol):
+    """What principals may do today, though none of their credentials is at hand
+    (`gateway.identity.standing_rights`)."""
+
+    def why_lost(self, principal: Principal, granted: Context) -> str:
+        """Why a principal may not do today what that context has granted to it; empty if it may."""
+        ...
+
+    def why_ended(self, principal: Principal, granted: Context) -> str:
+        """Why what a principal has begun with that context may not go on; empty if it may."""
+        ...
 
 
 class TaskRecovery:
-    """Decides on the tasks that nobody runs. `start` sends the call of a task that runs again. No client is
-    there whose credential says what it may do: `why_lost` decides, from the present configuration. `handle_of` gives
-    the id of a task for its client."""
+    """Decides on the tasks that nobody runs. No client is there whose credential says what it may do: `rights` decide,
+    from the present configuration."""
 
     def __init__(
         self,
         table: TaskTable,
+        continuation: TaskContinuation,
         *,
         sessions: SessionStore,
-        live: LiveSessions,
         attacher: SessionAttacher,
         cluster: Cluster | None,
-        start: StartCall,
-        why_lost: WhyLost,
-        handle_of: Callable[[Task], str],
+        rights: Rights,
     ) -> None:
         self._table = table
+        self._continuation = continuation
         self._sessions = sessions
-        self._live = live
         self._attacher = attacher
         self._cluster = cluster
-        self._start = start
-        self._why_lost = why_lost
-        self._handle_of = handle_of
+        self._rights = rights
         self._undecided: dict[str, None] = {}  # names of tasks whose failure was logged
         self._tasks = Tasks("recovery of tasks")
 
@@ -108,16 +102,40 @@ class TaskRecovery:
             await self._tasks.share(task.name, lambda: self._decide(task, session))
 
     async def _decide(self, task: Task, session: Session | None) -> None:
-        call = _call_of(task) if task.is_repeatable and task.runs == 1 else None
+        call = _call_of(task)
         if session is None or call is None:
             await self._give_up(task, _unknown(task, session))
             return
-        # The server is started with the rights of the session, and the call has its own.
-        why = self._why_lost(task.principal, call.context) or self._why_lost(task.principal, session.context)
-        if why:
+        if task.upstream_id:
+            why = self._why_not(self._rights.why_ended, task, session, call)
+            if why:
+                # Not started again either: that needs more rights.
+                await self._give_up(task, _NOT_FOLLOWED.format(why=why))
+                return
+            lost = functools.partial(self._lost, session=session, call=call)
+            if await self._continuation.follow(task, session, call, lost):
+                return
+        if not _may_run_again(task):
+            await self._give_up(task, _unknown(task, session))
+        elif why := self._why_not(self._rights.why_lost, task, session, call):
             await self._give_up(task, _NO_RIGHTS.format(why=why))
         else:
-            await self._run_again(task, session, call)
+            await self._continuation.run_again(task, session, call)
+
+    @staticmethod
+    def _why_not(why: Callable[[Principal, Context], str], task: Task, session: Session, call: StoredCall) -> str:
+        # The server is started with the rights of the session, and the call has its own.
+        return why(task.principal, call.context) or why(task.principal, session.context)
+
+    def _lost(self, running: RunningTask, *, session: Session, call: StoredCall) -> None:
+        """The server does not know its own task of the call any more, which is in flight here."""
+        why = self._why_not(self._rights.why_lost, running.task, session, call)
+        if not _may_run_again(running.task):
+            running.give_up(_FORGOTTEN)
+        elif why:
+            running.give_up(f"{_FORGOTTEN}. It is not started again: {why}")
+        else:
+            self._tasks.spawn(self._continuation.run_instead(running, call))
 
     async def _give_up(self, task: Task, reason: str) -> None:
         now = self._table.clock()
@@ -135,63 +153,6 @@ class TaskRecovery:
         if await self._table.store.replace(failed):
             self._table.reported(failed, "unknown")
             logger.warning("the outcome of a task is unknown: its gateway is gone", extra=_fields(task))
-
-    # -- running again
-
-    async def _run_again(self, task: Task, session: Session, call: StoredCall) -> None:
-        """Run a task again. The record says so first: if this replica dies as well, nobody runs it a third time."""
-        live = self._live.get(session.id)
-        if live is None:
-            self._attacher.take_over(session)
-            live = self._live.of(session)
-        await live.recover()
-        params, raw = call.params, call.params.get("_meta", msgspec.Raw(b"{}"))
-        if call.is_legacy:
-            exchange: TaskExchange = AskedExchange.of(live, call.context, handle=self._handle_of(task))
-        else:
-            exchange = TaskExchange(
-                method="tools/call",
-                client_id=0,
-                live=live,
-                replies=ReplyQueue(),
-                caller=caller_of_meta(raw),
-                context=call.context,
-            )
-        again = replace(
-            task,
-            runs=task.runs + 1,
-            epoch=session.epoch,
-            status=after(task.status, TaskEvent.RUN_AGAIN),
-            questions=b"",
-            answers=b"",
-            message=message_of(task.runs + 1),
-            updated_at=self._table.clock(),
-        )
-        running = self._table.add(replace(again, version=again.version + 1), exchange)
-        try:
-            await self._table.names.add(task.name)
-            is_mine = await self._table.store.replace(again)
-        except BaseException:
-            self._table.remove(running)
-            raise
-        if not is_mine:
-            self._table.remove(running)
-            return
-        self._table.reported(again, "run again")
-        logger.warning("a task runs again: its gateway is gone", extra=_fields(task))
-        exchange.run_as(running, task.asked, RecordedAnswers(task.answers))
-        era = Era.LEGACY if call.is_legacy else Era.MODERN
-        request = Request(era=era, endpoint=task.endpoint, headers={}, params=params, meta=msgspec.json.decode(raw))
-        who = RequestContext(task.principal, None, new_correlation_id())
-        self._tasks.spawn(self._send(running, request, who, params))
-
-    async def _send(self, running: RunningTask, request: Request, who: RequestContext, params: Object) -> None:
-        CORRELATION.set(who.correlation)  # of this task
-        exchange = running.exchange
-        try:
-            running.hold(await arrived(self._start(exchange, request, who, params)))
-        except Exception as error:  # nobody else would end the task
-            fail_unsent(exchange, error)
 
     # -- tasks that nobody asks for
 
@@ -219,7 +180,8 @@ class TaskRecovery:
                 await names.forget(replica)
             for name in random.sample(running, min(left, len(running))):
                 left -= 1
-                if await self._try_to_settle(name, alive):
+                # A gateway alone may run it again by now, under the name that its last process had.
+                if await self._try_to_settle(name, alive) and (replica != names.replica or not self._table.get(name)):
                     await names.remove(name, replica)
 
     async def _try_to_settle(self, name: str, alive: set[str]) -> bool:
@@ -249,7 +211,7 @@ class TaskRecovery:
         if session is not None and not self.is_here(session):
             if session.owner in alive:
                 return session.epoch == task.epoch  # else its owner decides, which sweeps as well
-            if task.is_repeatable and task.runs == 1:
+            if task.upstream_id or _may_run_again(task):
                 assert self._cluster is not None
                 session = await self._cluster.claim(session)
                 if session is not None and not self.is_here(session):
@@ -262,14 +224,19 @@ class TaskRecovery:
     async def settled(self) -> None:
         """Wait until what was begun is done."""
         await self._tasks.settled()
+        await self._continuation.settled()
 
 
 def _call_of(task: Task) -> StoredCall | None:
-    """The call of a task. None: it was stored by another version, and cannot run again."""
+    """The call of a task. None: it was not stored, or by another version, and nobody can go on with it."""
     try:
-        return StoredCall.read(task.request)
+        return StoredCall.read(task.request) if task.request else None
     except msgspec.MsgspecError:
         return None
+
+
+def _may_run_again(task: Task) -> bool:
+    return task.is_repeatable and task.runs == 1
 
 
 def _unknown(task: Task, session: Session | None) -> str:

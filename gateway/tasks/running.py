@@ -1,7 +1,7 @@
 """A task while its call is in flight here: what happens to the call becomes the state of the task's record."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Final
 
 import msgspec
@@ -10,17 +10,18 @@ from gateway.bridge.suspended_calls import answer_suspended, refuse_suspended
 from gateway.calls.exchange_state import ExchangeState
 from gateway.calls.live_session import live_session_of
 from gateway.calls.result_outcome import outcome_of
-from gateway.calls.suspended_call import InputRequest
+from gateway.calls.task_at_server import TaskAtServer
 from gateway.config.tasks import TaskSettings
 from gateway.errors import CANCELLED, OUTCOME_UNKNOWN, error_of
 from gateway.observability.observed import LogFacts
 from gateway.observability.outcome import TOOL_ERROR
-from gateway.tasks.exchange import TaskExchange, TaskQuestions
+from gateway.tasks.exchange import StartedExchange, TaskExchange, TaskQuestions
 from gateway.tasks.messages import MAX_MESSAGE_CHARS, message_of, progress_text
 from gateway.tasks.record import TaskRecord
-from gateway.tasks.recorded_answers import RecordedAnswers
+from gateway.tasks.recorded_answers import answered
 from gateway.tasks.rounds import Rounds, conversation_of
 from gateway.tasks.server_task import ServerTask
+from gateway.tasks.stored_call import FollowedCall, StoredCall, following
 from gateway.tasks.task_state import TaskEvent, after
 from session_store import Task
 from session_store.session import redact
@@ -34,16 +35,17 @@ __all__ = ["RunningTask"]
 
 logger = logging.getLogger(__name__)
 
+_LAST_WRITE_S: Final = 2.0
+"""How long the store may take to store what the next owner needs."""
+
 _UNREADABLE: Final = "The call has ended, but the answer of its server cannot be read"
 
 _TOOL_ERROR: Final = "the tool has reported an error"
 
-_STOPPED: Final = "the gateway was stopped before the call ended. Outcome unknown: the call may have taken effect"
-_UNSENT: Final = "the gateway was stopped before the call was sent to its server"
-
 
 class RunningTask:
-    """One task and its call. `ended` is called once the outcome is stored, or the task is left to another owner."""
+    """One task and its call. `ended` is called once the outcome is stored, or the task is left to another owner.
+    `is_kept`: the store outlives this process, so that there can be another owner."""
 
     def __init__(
         self,
@@ -52,16 +54,18 @@ class RunningTask:
         settings: TaskSettings,
         *,
         ended: Callable[["RunningTask"], None],
+        is_kept: bool = True,
     ) -> None:
         self.exchange = exchange
         self.record = record
         self.is_left = False
         """Whether the call was ended here without an outcome, because another replica continues the session."""
         self.is_unknown = False
-        """Whether the gateway has stopped before its call ended."""
+        """Whether it ended because nobody knows what has become of its call."""
         self._settings = settings
-        self._kept_s = settings.ttl_s if exchange.kept_s is None else exchange.kept_s
+        self.kept_s = settings.ttl_s if exchange.kept_s is None else exchange.kept_s
         self._ended = ended
+        self._is_kept = is_kept
         self._rounds: Rounds | None = None
         self._reply: Answer | None = None
         self._has_ended = False
@@ -97,12 +101,6 @@ class RunningTask:
         self._reply = reply
         if self._has_ended:
             self._tasks.spawn(self._release())
-
-    def renew(self, now: float) -> None:
-        """Keep the record of a task that still works for another while. `now` is in seconds since the epoch."""
-        kept_s = self._settings.working_ttl_s(self._kept_s)
-        if not self.task.is_over and self.task.expires_at - now < kept_s / 2:
-            self.record.change(can_wait=True, ttl_s=now - self.task.created_at + kept_s)
 
     async def settled(self) -> None:
         """Wait until its outcome is stored, if it has one."""
@@ -145,6 +143,21 @@ class RunningTask:
             ServerTask(self.exchange, self, conversation_of(self.exchange)).begin(created)
         except msgspec.MsgspecError:
             self.exchange.fail(INTERNAL_ERROR, "The server has made a task without an id of the call.")
+
+    @property
+    def is_followed_elsewhere(self) -> bool:
+        """Whether its next owner follows the task that the server has made of the call."""
+        return self.is_left and bool(self.task.upstream_id)
+
+    def has_become(self, task: TaskAtServer) -> None:
+        """The server has made that task of the call: its next owner follows it. The store has this no later than
+        anything else that comes of the task."""
+        exchange = self.exchange
+        followed = FollowedCall(task, exchange.declared_by, isinstance(exchange, StartedExchange))
+        call = StoredCall({}, exchange.context, exchange.era == "legacy")
+        request = following(self.task.request or encode(call), followed) if self._is_kept else b""
+        if request:
+            self.record.change(upstream_id=task.id, request=request)
 
     def withdrawn(self) -> None:
         """The server has withdrawn questions."""
@@ -205,7 +218,7 @@ class RunningTask:
 
     def _end_as(self, event: TaskEvent, text: str = "", **outcome: Any) -> None:
         """The task is over. Its message is about the outcome: the last progress says nothing of it."""
-        ttl_s = self.record.now - self.task.created_at + self._kept_s  # from its creation
+        ttl_s = self.record.now - self.task.created_at + self.kept_s  # from its creation
         self._step(event, questions=b"", answers=b"", message=message_of(self.task.runs, text), ttl_s=ttl_s, **outcome)
 
     def _step(self, event: TaskEvent, **fields: Any) -> None:
@@ -213,7 +226,8 @@ class RunningTask:
 
     async def _end(self) -> None:
         if self.is_left:
-            await self.record.close()
+            # The next owner may need the id of the server's task.
+            await self.record.close(_LAST_WRITE_S if self.task.upstream_id else 0.0)
         else:
             await self.record.written()
         self.exchange.left()
@@ -236,7 +250,10 @@ class RunningTask:
         suspended = self.exchange.suspended
         if not self.exchange.is_suspended or suspended is None or not responses.keys() & suspended.questions.keys():
             return
-        answers = self._recorded(suspended.questions, responses)
+        answers: dict[str, Any] = {}
+        if self.may_run_again:  # its server would ask the same then
+            most = self._settings.result_bytes
+            answers["answers"] = answered(self.task.answers, suspended.questions, responses).encoded(most)
         answer_suspended(self.exchange, responses)  # which asks again for what is missing
         self._go_on(answers)
 
@@ -256,18 +273,9 @@ class RunningTask:
         elif answers:
             self.record.change(**answers)
 
-    def _recorded(self, questions: Mapping[str, InputRequest], responses: Object) -> dict[str, Any]:
-        """The answers of a task that may run again, with these; its server would ask the same then."""
-        if not self._may_run_again:
-            return {}
-        recorded = RecordedAnswers(self.task.answers)
-        for key, question in questions.items():
-            if key in responses:
-                recorded.add(question.digest, responses[key])
-        return {"answers": recorded.encoded(self._settings.result_bytes)}
-
     @property
-    def _may_run_again(self) -> bool:
+    def may_run_again(self) -> bool:
+        """Whether a later owner may send the call again."""
         return self.task.is_repeatable and self.task.runs == 1
 
     def cancel(self, reason: str) -> None:
@@ -277,16 +285,13 @@ class RunningTask:
         else:
             self.exchange.fail(CANCELLED, f"Cancelled: {reason}")
 
-    def stop(self) -> bool:
-        """End the task, because the gateway stops. False: it runs again elsewhere or later, and its record stays."""
-        if self._may_run_again or self.exchange.work is not self:
-            return False
-        if self.exchange.conversation is None or not self.exchange.number:
-            self.cancel(_UNSENT)
-        else:
-            self.is_unknown = True
-            self.exchange.cancel(_STOPPED, OUTCOME_UNKNOWN)
-        return True
+    def give_up(self, reason: str, *, tells: bool = False) -> None:
+        """Fail the task: its call was sent, and nobody knows what has become of it. `tells`: the server is notified."""
+        self.is_unknown = True
+        if tells:
+            self.exchange.cancel(reason, OUTCOME_UNKNOWN)
+        elif self.exchange.conversation is not None:
+            self.exchange.conversation.fail(self.exchange, OUTCOME_UNKNOWN, reason)
 
 
 class _Error(msgspec.Struct):

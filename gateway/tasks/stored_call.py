@@ -1,23 +1,39 @@
-"""The call of a task as it is stored, so that it can run again with the rights that it had. Pure."""
+"""The call of a task as it is stored, so that a later owner can go on with it with the rights that it had. Pure."""
 
 import msgspec
 
+from gateway.calls.task_at_server import TaskAtServer
+from gateway.protocol.capabilities import Caller
 from session_store import Context
 from transports.jsonrpc import Object, encode
 
-__all__ = ["MAX_BYTES", "StoredCall", "stored"]
+__all__ = ["MAX_BYTES", "FollowedCall", "StoredCall", "following", "stored"]
 
 MAX_BYTES = 256 << 10
-"""Bytes of a call that is stored. A larger one does not run again."""
+"""Bytes of a call that is stored. A larger one does not run again, and the task of its server is not followed."""
+
+MAX_ID_CHARS = 1_024
+"""Of the id that a server gives a task, and of the time of its creation."""
 
 
-class StoredCall(msgspec.Struct, frozen=True):
+class FollowedCall(msgspec.Struct, frozen=True):
+    """The task that a server has made of the call. `caller` is what the client has declared to the server, if it did so
+    with the call. `is_started`: a tool of the gateway has made the call (`StartedExchange`)."""
+
+    task: TaskAtServer
+    caller: Caller | None
+    is_started: bool
+
+
+class StoredCall(msgspec.Struct, frozen=True, omit_defaults=True):
     """What the client has sent, `_meta` included, and the context of its request: the session's may be another one by
-    the time the call runs again, and may grant more. `is_legacy`: the client is of a version before 2026-07-28."""
+    the time the call runs again, and may grant more. `params` are empty if the call cannot run again. `is_legacy`: the
+    client is of a version before 2026-07-28."""
 
     params: Object
     context: Context
     is_legacy: bool = False
+    followed: FollowedCall | None = None
 
     @classmethod
     def read(cls, data: bytes) -> "StoredCall":
@@ -30,4 +46,13 @@ def stored(params: Object, context: Context, *, is_legacy: bool = False) -> byte
     params = {key: raw for key, raw in params.items() if key not in ("requestState", "inputResponses")}
     size = sum(len(memoryview(raw)) for raw in params.values())
     data = encode(StoredCall(params, context, is_legacy)) if size <= MAX_BYTES else b""
+    return data if len(data) <= MAX_BYTES else b""
+
+
+def following(request: bytes, followed: FollowedCall) -> bytes:
+    """The bytes of a call, `request`, that its server has made a task of. Empty if that is too large: then no later
+    owner follows the task."""
+    if max(len(followed.task.id), len(followed.task.created_at)) > MAX_ID_CHARS:
+        return b""
+    data = encode(msgspec.structs.replace(StoredCall.read(request), followed=followed))
     return data if len(data) <= MAX_BYTES else b""

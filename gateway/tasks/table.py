@@ -4,6 +4,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterator
 from time import time
+from typing import Final
 
 from gateway.config.tasks import TaskSettings
 from gateway.tasks.changes import TaskChanges
@@ -18,12 +19,15 @@ __all__ = ["TaskTable"]
 
 logger = logging.getLogger(__name__)
 
+_STOPPED: Final = "the gateway was stopped before the call ended. Outcome unknown: the call may have taken effect"
+_UNSENT: Final = "the gateway was stopped before the call was sent to its server"
+
 
 class TaskTable:
     """Runs tasks. A task stands here before the store has it, and until the store has its outcome.
 
     `noted` counts and records what becomes of a task: one of `gateway.observability.metrics.TASK_EVENTS`. `clock` is in
-    seconds since the epoch.
+    seconds since the epoch. `is_kept`: the store outlives this process.
     """
 
     def __init__(
@@ -35,12 +39,14 @@ class TaskTable:
         *,
         noted: Callable[[Task, str], None],
         clock: Callable[[], float] = time,
+        is_kept: bool = True,
     ) -> None:
         self.settings = settings
         self.store = store
         self.names = names
         self.clock = clock
         self.noted = noted
+        self._is_kept = is_kept
         self._changes = changes
         self._running: dict[str, RunningTask] = {}
         self._tasks = Tasks("tasks")
@@ -63,7 +69,7 @@ class TaskTable:
             exchange.stored(written)
 
         record = TaskRecord(task, self.store, changed=changed, clock=self.clock)
-        running = RunningTask(exchange, record, self.settings, ended=self._ended)
+        running = RunningTask(exchange, record, self.settings, ended=self._ended, is_kept=self._is_kept)
         self._running[task.name] = running
         return running
 
@@ -76,12 +82,13 @@ class TaskTable:
         return True
 
     def stop(self) -> None:
-        """End the tasks that still work, because the gateway stops: their records say at once what is known."""
+        """End the tasks that still work, because the gateway stops: their records say at once what is known. Those stay
+        with which their next owners go on."""
         left = [running for running in self if not running.task.is_over]
         if left:
-            ended = sum(running.stop() for running in left)
+            ended = sum(_is_ended(running) for running in left)
             logger.warning(
-                "the gateway stops with %d tasks that work: %d end with it, and %d repeatable ones run again",
+                "the gateway stops with %d tasks that work: %d end with it, and %d go on elsewhere or later",
                 len(left),
                 ended,
                 len(left) - ended,
@@ -96,7 +103,11 @@ class TaskTable:
         """Stop running a task whose call has become none, or that another replica runs."""
         if self._running.get(running.name) is running:
             del self._running[running.name]
-        self._tasks.spawn(self._forget_name(running.name))
+        self.forget_name(running.name)
+
+    def forget_name(self, name: str) -> None:
+        """Have the store forget that this replica runs a task of that name."""
+        self._tasks.spawn(self._forget_name(name))
 
     def _ended(self, running: RunningTask) -> None:
         self.noted(running.task, _what_became_of(running))
@@ -115,9 +126,8 @@ class TaskTable:
 
     def renew(self) -> None:
         """Keep the records of the tasks that still work."""
-        now = self.clock()
         for running in self:
-            running.renew(now)
+            running.record.renew(self.settings.working_ttl_s(running.kept_s))
 
     async def settled(self) -> None:
         """Wait until the outcomes of all tasks that have ended are stored."""
@@ -133,3 +143,15 @@ def _what_became_of(running: RunningTask) -> str:
     if running.is_unknown:
         return "unknown"
     return "tool error" if running.task.is_tool_error else running.task.status
+
+
+def _is_ended(running: RunningTask) -> bool:
+    """End a task, because the gateway stops. False: its next owner goes on with it, and its record stays."""
+    exchange = running.exchange
+    if running.task.upstream_id or running.may_run_again or exchange.work is not running:
+        return False
+    if exchange.conversation is None or not exchange.number:
+        running.cancel(_UNSENT)
+    else:
+        running.give_up(_STOPPED, tells=True)
+    return True

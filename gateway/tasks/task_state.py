@@ -30,6 +30,8 @@ class TaskEvent(StrEnum):
     ASK = "ask"
     RESUME = "resume"
     """All questions are answered, or withdrawn."""
+    FOLLOW = "follow"
+    """Its owner is gone, and the next one follows the task that the server has made of the call."""
     RUN_AGAIN = "run again"
     """Its owner is gone, and the tool says that calling it twice does no more than calling it once."""
     COMPLETE = "complete"
@@ -41,10 +43,11 @@ _S, _E = TaskState, TaskEvent
 _ENDS: Final = {_E.COMPLETE: _S.COMPLETED, _E.FAIL: _S.FAILED, _E.CANCEL: _S.CANCELLED}
 
 TASK: Final[Mapping[TaskState, Mapping[TaskEvent, TaskState]]] = {
-    _S.WORKING: {_E.ASK: _S.INPUT_REQUIRED, _E.RUN_AGAIN: _S.WORKING, **_ENDS},
+    _S.WORKING: {_E.ASK: _S.INPUT_REQUIRED, _E.FOLLOW: _S.WORKING, _E.RUN_AGAIN: _S.WORKING, **_ENDS},
     _S.INPUT_REQUIRED: {
         _E.ASK: _S.INPUT_REQUIRED,
         _E.RESUME: _S.WORKING,
+        _E.FOLLOW: _S.WORKING,
         _E.RUN_AGAIN: _S.WORKING,
         **_ENDS,
     },

@@ -19,10 +19,10 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
 
     `session_id` and `id` name it together. `principal` is the one that made the call: nobody else learns of the task.
     `server` and `tool` are what was called, at the endpoint of that name; `operation` is what the tool's annotations
-    say that it does, `read` or `write`. `request` has the params and the `_meta` of
-    the call as a JSON object if the call may run again, and is empty otherwise. `epoch` is the session's epoch of the
-    owner that runs it, and `runs` how often it was started. `upstream_id` is the server's own id of the task, if the
-    server has made one.
+    say that it does, `read` or `write`. `request` is empty, or a JSON object: the params and the `_meta` of the call if
+    the call may run again, and what a later owner needs to follow the server's own task. `epoch` is the session's epoch
+    of the owner that runs it, and `runs` how often it was started. `upstream_id` is the server's own id of the task, if
+    the server has made one that a later owner can follow.
 
     `questions` has the open questions to the client as a JSON object (`inputRequests`), `asked` how many were asked so
     far. `answers` has what the client has answered so far, as a JSON object by the content of the questions, if the

@@ -40,7 +40,8 @@ class Task:
 
     def __init__(self, number: int, ttl: int | None, token: Any) -> None:
         self.id = f"task/{os.getpid()}:{number}"
-        self.status, self.message = "working", "begun"
+        self.status, self.message, self.job = "working", "begun", ""
+        self.created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         self.ttl, self.token = ttl, token
         self.result: Any = None
         self.error: Any = None
@@ -53,7 +54,7 @@ class Task:
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         body = {"taskId": self.id, "status": self.status, "statusMessage": self.message}
         return body | {
-            "createdAt": now,
+            "createdAt": self.created,
             "lastUpdatedAt": now,
             ttl: self.ttl,
             poll: 50,
@@ -72,11 +73,13 @@ class Task:
 
 
 class TaskServer:
-    """The server, on any transport. `seen` has every message that came."""
+    """The server, on any transport. `seen` has every message that came, `executed` the job of every call that was to
+    become a task, each time that it began."""
 
     def __init__(self, era: str) -> None:
         self.era = era
         self.seen: list[Any] = []
+        self.executed: list[str] = []
         self.tasks: dict[str, Task] = {}
         self.running: set[asyncio.Task[None]] = set()
         self.listening: list[tuple[Any, list[str], Send]] = []
@@ -128,9 +131,11 @@ class TaskServer:
         return done | await self.about(method, params, send)
 
     def tools(self) -> list[Any]:
-        names = ("work", "ask", "fail", "must", "sneak", "plain", "seen")
-        support = {"work": "optional", "ask": "optional", "fail": "optional", "must": "required"}
+        names = ("work", "ask", "fail", "must", "must_ask", "sneak", "look", "plain", "seen")
+        support = {"work": "optional", "ask": "optional", "fail": "optional"}
+        support |= {"must": "required", "must_ask": "required", "look": "required"}
         tools: list[dict[str, Any]] = [{"name": name, "inputSchema": {"type": "object"}} for name in names]
+        tools[names.index("look")]["annotations"] = {"readOnlyHint": True}
         if self.era == "legacy":
             for tool in tools:
                 if tool["name"] in support:
@@ -149,12 +154,15 @@ class TaskServer:
             wants = takes or name == "sneak"
         else:
             wants = "task" in params
-            if name == "must" and not wants:
+            if name.startswith("must") and not wants:
                 raise Refusal(-32601, "must be called as a task")
         if name == "plain" or not wants:
             return self.text(f"{name} is done")
         ttl = arguments.get("ttl", params.get("task", {}).get("ttl"))
+        self.executed.append(arguments.get("job", name))
+        await asyncio.sleep(arguments.get("after_s", 0))
         task = Task(next(self.numbers), ttl, meta.get("progressToken"))
+        task.job = arguments.get("job", name)
         self.tasks[task.id] = task
         running = asyncio.create_task(self.run(task, name, arguments))
         self.running.add(running)
@@ -172,7 +180,7 @@ class TaskServer:
             await asyncio.sleep(0.1)  # after the answer to the call
             progress = {"progressToken": task.token, "progress": 1, "message": "half", "_meta": self.related(task)}
             self.broadcast({"jsonrpc": "2.0", "method": "notifications/progress", "params": progress})
-        if name == "ask":
+        if name.endswith("ask"):
             task.questions = {"q1": {"method": "elicitation/create", "params": {"mode": "form", **QUESTION}}}
             await self.change(task, "input_required", "asking")
             answer = await task.answers.get()
@@ -231,9 +239,10 @@ class TaskServer:
         raise Refusal(-32601, "Method not found")
 
     async def outcome(self, task: Task, send: Send) -> Any:
+        has_asked = False
         while task.status not in OVER:
-            if task.status == "input_required" and task.questions:
-                task.questions = {}
+            if task.status == "input_required" and not has_asked:
+                has_asked = True  # whoever asks for the result again is asked again
                 number = f"ask-{next(self.numbers)}"
                 self.asked[number] = asyncio.get_running_loop().create_future()
                 question = QUESTION | {"_meta": self.related(task)}
@@ -292,12 +301,14 @@ async def on_stdio(server: TaskServer) -> None:
 
 
 class HttpTasks:
-    """The server as an ASGI app. `headers` has those of every request. A legacy client has one session."""
+    """The server as an ASGI app. `headers` has those of every request. A legacy client has a session, whose tasks no
+    other session knows: `sessions` has the ids of its tasks."""
 
     def __init__(self, era: str, port: int) -> None:
         self.server = TaskServer(era)
         self.url = f"http://127.0.0.1:{port}/mcp"
         self.headers: list[dict[str, str]] = []
+        self.sessions: dict[str, set[str]] = {}
         self._streams: list[asyncio.Queue[Any]] = []
         self.server.broadcast = self._broadcast
 
@@ -322,19 +333,60 @@ class HttpTasks:
             event = await receive()
             body, more = body + event.get("body", b""), event.get("more_body", False)
         message = json.loads(body)
+        session = self._session(message) if self.server.era == "legacy" else ""
+        if session is None:
+            await self._whole(send, 404, b"")
+            return
         if message.get("method") in ("subscriptions/listen", "tasks/result"):
             await self._stream(send, self._handled(message))
             return
         response = await self.server.handle(message, self._broadcast)
+        if session and "task" in (response or {}).get("result", {}):
+            self.sessions[session].add(response["result"]["task"]["taskId"])
         status = 202 if response is None else 200
-        await self._whole(send, status, b"" if response is None else json.dumps(response).encode())
+        await self._whole(send, status, b"" if response is None else json.dumps(response).encode(), session)
+
+    def asked_about(self, *methods: str) -> set[str]:
+        """The ids of the tasks that clients have asked about."""
+        return {sent["params"]["taskId"] for sent in self.server.seen if sent.get("method") in methods}
+
+    def forget(self, *jobs: str) -> None:
+        """Forget the tasks of jobs whose names end so."""
+        for task in self._of(*jobs):
+            del self.server.tasks[task.id]
+
+    def forget_session(self, job: str) -> None:
+        """Forget the session with the task of that job."""
+        (task,) = self._of(job)
+        self.sessions = {session: tasks for session, tasks in self.sessions.items() if task.id not in tasks}
+
+    def is_cancelled(self, job: str) -> bool:
+        """Whether the task of that job was cancelled."""
+        return [task.status for task in self._of(job)] == ["cancelled"]
+
+    def _of(self, *jobs: str) -> list[Task]:
+        return [task for task in self.server.tasks.values() if task.job.endswith(jobs)]
+
+    def _session(self, message: Any) -> str | None:
+        """The session of a message; None if it is unknown. A task of another session is unknown in it."""
+        session = self.headers[-1].get("mcp-session-id", "")
+        if message.get("method") == "initialize":
+            session = f"s{next(self.server.numbers)}"
+            self.sessions[session] = set()
+        if session not in self.sessions:
+            return None
+        if str(message.get("method")).startswith("tasks/"):
+            params = message["params"]
+            if params.get("taskId", "") not in {"", *self.sessions[session]}:
+                params["taskId"] = "another session's"
+        return session
 
     async def _handled(self, message: Any) -> AsyncIterator[Any]:
         stream: asyncio.Queue[Any] = asyncio.Queue()
         running = asyncio.create_task(self.server.handle(message, stream.put_nowait))
 
         def put(done: asyncio.Task[Any]) -> None:
-            if done.result() is not None:
+            if not done.cancelled() and done.result() is not None:
                 stream.put_nowait(done.result())
 
         running.add_done_callback(put)
@@ -356,9 +408,9 @@ class HttpTasks:
             await send({"type": "http.response.body", "body": body, "more_body": True})
         await send({"type": "http.response.body", "body": b""})
 
-    async def _whole(self, send: Any, status: int, body: bytes) -> None:
-        head = [(b"content-type", b"application/json"), (b"mcp-session-id", b"s1")]
-        head = head if self.server.era == "legacy" else head[:1]
+    async def _whole(self, send: Any, status: int, body: bytes, session: str = "") -> None:
+        head = [(b"content-type", b"application/json"), (b"mcp-session-id", session.encode())]
+        head = head if session else head[:1]
         await send({"type": "http.response.start", "status": status, "headers": head})
         await send({"type": "http.response.body", "body": body})
 

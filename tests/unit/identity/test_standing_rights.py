@@ -73,3 +73,14 @@ def test_what_a_credential_has_granted_counts_as_not_granted() -> None:
     assert "fewer or other rights" in why(ADA, [], auth=jwt(), claims=claimed), "the claim of permissions"
     claimed = CredentialClaims(fields=(("desk", "7"),))
     assert why(ADA, [], auth=jwt(), claims=claimed) == "", "a field that is not configured is none"
+
+
+@requirement("task.followed", "task.rights")
+def test_what_a_credential_has_granted_counts_for_what_was_begun_with_it() -> None:
+    granted = ContextRules((RULE,), "sandboxed").context(ALICE, None, "")
+    for principal, keys, expected in ((ADA, (), ""), (ALICE, ("alice",), ""), (ALICE, (), "no longer configured")):
+        rights = StandingRights(
+            ContextRules([RULE], "sandboxed"), api_keys=keys, auth=jwt(trust="level"), allow_anonymous=False
+        )
+        assert expected in rights.why_ended(principal, granted)
+        assert rights.why_lost(ADA, granted) != ""

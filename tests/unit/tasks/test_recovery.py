@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import Counter
+from types import SimpleNamespace
 from typing import Any, cast
 
 import msgspec
@@ -9,24 +10,28 @@ import pytest
 from msgspec.structs import replace
 
 from gateway.calls.live_session import LiveSessions
+from gateway.calls.task_at_server import TaskAtServer
 from gateway.config.tasks import TaskSettings
 from gateway.errors import OUTCOME_UNKNOWN
 from gateway.identity.request_context import RequestContext
 from gateway.tasks.changes import TaskChanges
+from gateway.tasks.continuation import TaskContinuation
 from gateway.tasks.exchange import TaskExchange
 from gateway.tasks.quotas import LEFT, RunningNames
 from gateway.tasks.recovery import TaskRecovery
 from gateway.tasks.running import RunningTask
-from gateway.tasks.stored_call import stored
+from gateway.tasks.stored_call import FollowedCall, StoredCall, following, stored
 from gateway.tasks.table import TaskTable
-from session_store import Context, Session, Task
+from session_store import Context, Principal, Session, Task
 from session_store.memory import MemoryBackend
 from session_store.testing import FakeClock, a_session
 from tests.requirements import requirement
 from tests.unit.tasks.test_answers import a_task
+from transports.era import Era
 from transports.inbound_port import Answer, Request
-from transports.jsonrpc import Message, Object
+from transports.jsonrpc import Message, Object, encode
 from transports.reply_queue import ReplyQueue
+from transports.upstream_port import UpstreamUnavailable
 
 pytestmark = pytest.mark.anyio
 
@@ -58,7 +63,7 @@ class Store:
 class Replica:
     """One replica, with servers that answer when they are told to."""
 
-    def __init__(self, store: Store, name: str = "r1") -> None:
+    def __init__(self, store: Store, name: str = "r1", *, is_kept: bool = True) -> None:
         backend = store.backend
         self.sent: list[tuple[TaskExchange, Object]] = []
         self.held = 0
@@ -72,17 +77,32 @@ class Replica:
             TaskChanges(backend.bus),
             noted=lambda _, what: self.counts.update((what,)),
             clock=store.clock,
+            is_kept=is_kept,
+        )
+        self.server: Any = None  # of tasks that a server has made
+        self.ended = ""  # why nothing of a principal goes on
+        continuation = TaskContinuation(
+            self.table,
+            self.live,
+            cast("Any", self),
+            start=self.start,
+            server_of=lambda *_: self.server,
+            handle_of=lambda task: f"handle of {task.id}",
         )
         self.recovery = TaskRecovery(
             self.table,
+            continuation,
             sessions=backend.sessions,
-            live=self.live,
             attacher=cast("Any", self),
             cluster=None,
-            start=self.start,
-            why_lost=lambda _, granted: self.lost.get(granted.workspace, ""),
-            handle_of=lambda task: f"handle of {task.id}",
+            rights=self,
         )
+
+    def why_lost(self, principal: Principal, granted: Context) -> str:
+        return self.lost.get(granted.workspace, "")
+
+    def why_ended(self, principal: Principal, granted: Context) -> str:
+        return self.ended
 
     def take_over(self, session: Session) -> None:
         self.live.of(session)
@@ -249,3 +269,46 @@ async def test_a_record_that_cannot_be_read_keeps_no_other_from_being_decided(
     assert (await read(task.session_id, task.id)).status == "failed"  # type: ignore[union-attr]
     assert set(await names.of("r1")) == set(unreadable), "a replica of their version may read them"
     assert len([record for record in caplog.records if "cannot be decided on" in record.message]) == 3
+
+
+class Remote:
+    """A server behind a URL, with which no conversation can be had."""
+
+    settings = SimpleNamespace(url="http://server.example/mcp")
+
+    def conversation(self, *_: object) -> None:
+        raise UpstreamUnavailable("too many conversations")
+
+
+@requirement("task.followed")
+@pytest.mark.parametrize("repeatable", [False, True])
+@pytest.mark.parametrize("ended", ["", "the key was removed"])
+async def test_a_task_that_cannot_be_followed_is_decided_on_as_any_other(repeatable: bool, ended: str) -> None:
+    store = Store()
+    at_server = FollowedCall(TaskAtServer("own", "", Era.MODERN), None, is_started=False)
+    request = following(REQUEST if repeatable else encode(StoredCall({}, RIGHTS)), at_server)
+    task = await store.task(is_repeatable=repeatable, request=request, upstream_id="own")
+    replica = Replica(store)
+    replica.server, replica.ended = Remote(), ended
+    await replica.recovery.decide(task, store.session)
+    await replica.recovery.settled()
+    found = await store.read(task)
+    runs_again = repeatable and not ended
+    assert (found.status, len(replica.sent)) == (("working", 1) if runs_again else ("failed", 0))
+    assert (found.upstream_id == "") is runs_again
+    assert ended in found.message
+
+
+@requirement("task.followed")
+@pytest.mark.parametrize("is_kept", [False, True])
+async def test_a_gateway_that_stops_ends_a_task_that_nobody_will_follow(is_kept: bool) -> None:
+    store = Store()
+    task = await store.task()
+    replica = Replica(store, is_kept=is_kept)
+    running = replica.running(task, store.session)
+    running.exchange.has_become(TaskAtServer("own", "", Era.MODERN))
+    assert await running.record.written()
+    assert (await store.read(task)).upstream_id == ("own" if is_kept else "")
+    replica.table.stop()
+    await replica.table.settled()
+    assert (await store.read(task)).is_over is not is_kept

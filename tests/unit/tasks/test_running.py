@@ -168,5 +168,5 @@ async def test_a_stop_says_at_once_what_is_known(caplog: pytest.LogCaptureFixtur
     assert len(conversation.told) == 2 and "before the call was sent" in unsent.message
     assert replica.counts["unknown"] == 1 and replica.counts["cancelled"] == 1
     assert [record.getMessage() for record in caplog.records] == [
-        "the gateway stops with 3 tasks that work: 2 end with it, and 1 repeatable ones run again"
+        "the gateway stops with 3 tasks that work: 2 end with it, and 1 go on elsewhere or later"
     ]

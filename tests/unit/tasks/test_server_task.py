@@ -12,6 +12,7 @@ from gateway.bridge.suspended_calls import answer_suspended
 from gateway.calls.exchange_state import ExchangeEvent, ExchangeState
 from gateway.calls.live_session import LiveSession
 from gateway.calls.suspended_call import question_digest
+from gateway.calls.task_at_server import TaskAtServer
 from gateway.errors import OUTCOME_UNKNOWN
 from gateway.protocol.capabilities import caller_of_meta
 from gateway.tasks.exchange import TaskExchange
@@ -20,6 +21,7 @@ from gateway.tasks.server_task import ServerTask
 from session_store.memory import MemoryBackend
 from session_store.testing import FakeClock, a_session
 from tests.requirements import requirement
+from transports.era import Era
 from transports.jsonrpc import Message, encode
 from transports.reply_queue import Frame, ReplyQueue
 from transports.upstream_port import LinkClosed
@@ -58,6 +60,11 @@ class Work:
         if not self.exchange.suspendable().questions:
             self.exchange.resumed()
 
+    is_followed_elsewhere = False
+
+    def has_become(self, task: TaskAtServer) -> None:
+        self.became = task
+
     def rounds(self, result: object) -> None: ...
     def follow(self, created: object) -> None: ...
 
@@ -65,7 +72,7 @@ class Work:
 class Server:
     """A conversation with a server that answers polls with `task`, and updates with `update`."""
 
-    name, is_process = "server", False
+    name, is_process, is_remote, is_open, era = "server", False, True, True, Era.MODERN
 
     def __init__(self) -> None:
         self.task: Any = WORKING
@@ -73,6 +80,9 @@ class Server:
         self.sent: list[str] = []
         self.polled = asyncio.Condition()
         self.background: list[asyncio.Task[None]] = []
+
+    def next_number(self) -> int:
+        return 7
 
     def wait(self, exchange: TaskExchange, event: ExchangeEvent) -> None:
         exchange.step(event)

@@ -2,9 +2,13 @@
 
 import msgspec
 
-from gateway.tasks.stored_call import MAX_BYTES, StoredCall, stored
+from gateway.calls.task_at_server import TaskAtServer
+from gateway.protocol.capabilities import Caller
+from gateway.tasks.stored_call import MAX_BYTES, MAX_ID_CHARS, FollowedCall, StoredCall, following, stored
 from session_store import Context, ContextField
 from tests.requirements import requirement
+from transports.era import Era
+from transports.jsonrpc import encode
 
 CONTEXT = Context(workspace="red", permissions=("write",), fields=(ContextField("team", "blue"),))
 
@@ -23,3 +27,25 @@ def test_a_call_is_read_as_it_was_stored() -> None:
 @requirement("task.durable")
 def test_a_large_call_is_not_stored() -> None:
     assert stored({"arguments": msgspec.Raw(b'"' + b"x" * MAX_BYTES + b'"')}, CONTEXT) == b""
+
+
+EMPTY = encode(StoredCall({}, CONTEXT))
+
+
+def followed(own_id: str = "t/1", capabilities: bytes = b"{}") -> FollowedCall:
+    caller = Caller(b'{"name":"c"}', capabilities)
+    return FollowedCall(TaskAtServer(own_id, "2026-11-22T09:00:00Z", Era.LEGACY), caller, is_started=False)
+
+
+@requirement("task.followed")
+def test_what_the_next_owner_needs_to_follow_a_task_is_stored_beside_the_call() -> None:
+    call = stored({"name": msgspec.Raw(b'"t"')}, CONTEXT)
+    for request, name in ((call, b'"t"'), (EMPTY, b"")):
+        found = StoredCall.read(following(request, followed()))
+        assert (found.followed, found.context, bytes(found.params.get("name", b""))) == (followed(), CONTEXT, name)
+
+
+@requirement("task.followed")
+def test_what_is_stored_of_the_task_of_a_server_is_bounded() -> None:
+    assert following(EMPTY, followed(own_id="x" * (MAX_ID_CHARS + 1))) == b""
+    assert following(EMPTY, followed(capabilities=b"x" * MAX_BYTES)) == b""

@@ -1,0 +1,238 @@
+"""Goes on with tasks whose gateway is gone: follows the task that the server has made of the call, or sends the call
+again.
+
+Does not know which of the two may be done (`gateway.tasks.recovery`).
+"""
+
+import logging
+from collections.abc import Callable
+from time import monotonic
+
+import msgspec
+from msgspec.structs import replace
+
+from gateway.bridge.followed_task import FollowedTask
+from gateway.bridge.legacy_task import LegacyTaskBridge
+from gateway.bridge.resumed_task import go_on
+from gateway.bridge.subscription_relay import caller_of
+from gateway.calls.conversation import Conversation
+from gateway.calls.exchange_state import ExchangeEvent
+from gateway.calls.live_session import LiveSession, LiveSessions, live_session_of
+from gateway.context.facts import new_correlation_id
+from gateway.identity.request_context import RequestContext
+from gateway.observability.logs import CORRELATION
+from gateway.protocol.capabilities import Caller, caller_of_meta
+from gateway.protocol.tasks import with_tasks
+from gateway.sessions.attach import SessionAttacher
+from gateway.tasks.asked import AskedExchange
+from gateway.tasks.exchange import StartedExchange, TaskExchange, fail_unsent
+from gateway.tasks.messages import message_of
+from gateway.tasks.recorded_answers import RecordedAnswers
+from gateway.tasks.running import RunningTask
+from gateway.tasks.server_task import ServerTask
+from gateway.tasks.stored_call import FollowedCall, StoredCall
+from gateway.tasks.table import TaskTable
+from gateway.tasks.task_state import TaskEvent, after
+from gateway.upstreams.upstream import ConfiguredUpstream
+from session_store import Context, Session, Task
+from session_store.session import redact
+from transports.era import LEGACY, Era
+from transports.inbound_port import Answer, Request
+from transports.jsonrpc import Object
+from transports.reply_queue import ReplyQueue
+from transports.soon import Soon, arrived
+from transports.tasks import Tasks
+from transports.upstream_port import UpstreamUnavailable
+
+__all__ = ["ServerOf", "StartCall", "TaskContinuation"]
+
+logger = logging.getLogger(__name__)
+
+StartCall = Callable[[TaskExchange, Request, RequestContext, Object], Soon[Answer]]
+"""Sends a call to its server, as if its client had sent it (`gateway.relay.intake`)."""
+
+ServerOf = Callable[[Task, Context], ConfiguredUpstream | None]
+"""The server of a task, if somebody with that context sees it today."""
+
+
+class TaskContinuation:
+    """Makes this replica the one that runs a task. Of several that try, one succeeds. `handle_of` gives the id of a
+    task for its client."""
+
+    def __init__(
+        self,
+        table: TaskTable,
+        live: LiveSessions,
+        attacher: SessionAttacher,
+        start: StartCall,
+        server_of: ServerOf,
+        handle_of: Callable[[Task], str],
+    ) -> None:
+        self._table = table
+        self._live = live
+        self._attacher = attacher
+        self._start = start
+        self._server_of = server_of
+        self._handle_of = handle_of
+        self._tasks = Tasks("continuation of tasks")
+
+    # -- the server's own task
+
+    async def follow(self, task: Task, session: Session, call: StoredCall, lost: Callable[[RunningTask], None]) -> bool:
+        """Follow the task that a server has made of the call. `lost` is called if the server does not know that task
+        any more: then the call is still in flight here, and has no end. False: the server cannot be reached from here.
+
+        Raises:
+            StoreUnavailable: the store does not answer.
+        """
+        followed, upstream = call.followed, self._server_of(task, call.context)
+        if followed is None or upstream is None or not upstream.settings.url:
+            return False
+        live = await self._live_of(session)
+        correlation = new_correlation_id()
+        try:
+            conversation = upstream.conversation(live, followed.task.era, correlation, followed.caller)
+            await conversation.join(live)
+        except UpstreamUnavailable:
+            return False
+        exchange = self._exchange(task, live, call, followed.caller, is_started=followed.is_started)
+        exchange.begin(monotonic(), correlation, None)
+        running = await self._take(
+            replace(task, epoch=session.epoch, status=after(task.status, TaskEvent.FOLLOW), questions=b""), exchange
+        )
+        if running is None:
+            return True
+        self._table.reported(running.task, "followed")
+        logger.info("the task of a server is followed again: its gateway is gone", extra=_fields(task))
+        exchange.move_to(live)
+        go_on(conversation, exchange)
+        self._resume(running, conversation, followed, lambda: lost(running))
+        return True
+
+    def _resume(
+        self, running: RunningTask, conversation: Conversation, followed: FollowedCall, lost: Callable[[], None]
+    ) -> None:
+        exchange = running.exchange
+        if conversation.era is LEGACY:
+            LegacyTaskBridge(conversation).resume(exchange, followed.task, lost)
+        elif exchange.caller is not None:
+            ServerTask(exchange, running, conversation).resume(followed.task, lost)
+        else:
+            live = live_session_of(exchange)
+            assert live is not None
+            meta = with_tasks(caller_of(live).meta(live.session.log_level))
+            FollowedTask(conversation, exchange, {}, meta).resume(followed.task, lost)
+
+    # -- the call
+
+    async def run_again(self, task: Task, session: Session, call: StoredCall) -> None:
+        """Send the call again. The record says so first: if this replica dies as well, nobody sends it a third time.
+
+        Raises:
+            StoreUnavailable: the store does not answer.
+        """
+        live = await self._live_of(session)
+        exchange = self._exchange(task, live, call, caller_of_meta(_meta_of(call)))
+        running = await self._take(
+            replace(
+                task,
+                runs=task.runs + 1,
+                epoch=session.epoch,
+                status=after(task.status, TaskEvent.RUN_AGAIN),
+                questions=b"",
+                answers=b"",
+                message=message_of(task.runs + 1),
+                upstream_id="",
+            ),
+            exchange,
+        )
+        if running is not None:
+            exchange.run_as(running, task.asked, RecordedAnswers(task.answers))
+            self._runs_again(running)
+            self._tasks.spawn(self._send(running, call))
+
+    async def run_instead(self, running: RunningTask, call: StoredCall) -> None:
+        """As `run_again`, for a task that is in flight here, and whose server has lost its own task."""
+        exchange, task = running.exchange, running.task
+        running.record.change(
+            runs=task.runs + 1,
+            status=after(task.status, TaskEvent.RUN_AGAIN),
+            answers=b"",
+            message=message_of(task.runs + 1),
+            upstream_id="",
+        )
+        if not await running.record.written():
+            running.give_up("another gateway has taken the task over")
+        elif not exchange.is_over:
+            assert isinstance(exchange.conversation, Conversation)
+            exchange.conversation.wait(exchange, ExchangeEvent.REQUEUE)
+            exchange.run_as(running, task.asked, RecordedAnswers(task.answers))
+            self._runs_again(running)
+            await self._send(running, call)
+
+    def _runs_again(self, running: RunningTask) -> None:
+        self._table.reported(running.task, "run again")
+        logger.warning("a task runs again: its gateway is gone", extra=_fields(running.task))
+
+    async def _send(self, running: RunningTask, call: StoredCall) -> None:
+        task, exchange = running.task, running.exchange
+        who = RequestContext(task.principal, None, new_correlation_id())
+        CORRELATION.set(who.correlation)  # of this task
+        meta = msgspec.json.decode(_meta_of(call))
+        era = Era.LEGACY if call.is_legacy else Era.MODERN
+        request = Request(era=era, endpoint=task.endpoint, headers={}, params=call.params, meta=meta)
+        try:
+            running.hold(await arrived(self._start(exchange, request, who, call.params)))
+        except Exception as error:  # nobody else would end the task
+            fail_unsent(exchange, error)
+
+    # -- both
+
+    async def _live_of(self, session: Session) -> LiveSession:
+        live = self._live.get(session.id)
+        if live is None:
+            self._attacher.take_over(session)
+            live = self._live.of(session)
+        await live.recover()
+        return live
+
+    def _exchange(
+        self, task: Task, live: LiveSession, call: StoredCall, caller: Caller | None, *, is_started: bool = False
+    ) -> TaskExchange:
+        """The call of a task, as its client has made it: of no client's request."""
+        if call.is_legacy and not is_started:
+            return AskedExchange.of(live, call.context, handle=self._handle_of(task))
+        kind = StartedExchange if is_started else TaskExchange
+        return kind(
+            method="tools/call",
+            client_id=0,
+            live=live,
+            replies=ReplyQueue(),
+            caller=caller,
+            context=call.context,
+        )
+
+    async def _take(self, changed: Task, exchange: TaskExchange) -> RunningTask | None:
+        """Make this replica the one that runs a task, under that exchange, by writing its changed record. None: the
+        task is another replica's."""
+        changed = replace(changed, updated_at=self._table.clock())
+        await self._table.names.add(changed.name)
+        if not await self._table.store.replace(changed):
+            self._table.forget_name(changed.name)
+            return None
+        # Not before: whoever wants to cancel the task waits for the decision, and finds it here.
+        running = self._table.add(replace(changed, version=changed.version + 1), exchange)
+        exchange.run_as(running, changed.asked)
+        return running
+
+    async def settled(self) -> None:
+        """Wait until the calls that are being sent again are sent."""
+        await self._tasks.settled()
+
+
+def _meta_of(call: StoredCall) -> msgspec.Raw:
+    return call.params.get("_meta", msgspec.Raw(b"{}"))
+
+
+def _fields(task: Task) -> dict[str, str]:
+    return {"session": redact(task.session_id), "task": redact(task.id), "server": task.server, "tool": task.tool}

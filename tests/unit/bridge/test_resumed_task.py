@@ -1,0 +1,116 @@
+"""A task that an earlier process has followed: it is the same one, or it is lost, and nobody else's is touched."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, cast
+
+import msgspec
+import pytest
+
+from gateway.bridge.resumed_task import go_on, pause_s
+from gateway.calls.live_session import LiveSession
+from gateway.calls.task_at_server import TaskAtServer
+from gateway.protocol.capabilities import caller_of_meta
+from gateway.tasks.exchange import TaskExchange
+from gateway.tasks.server_task import ServerTask
+from session_store.memory import MemoryBackend
+from session_store.testing import FakeClock, a_session
+from tests.requirements import requirement
+from tests.unit.tasks.test_server_task import CALLER, WORKING, Server, Work
+from transports.era import Era
+from transports.jsonrpc import encode
+from transports.reply_queue import ReplyQueue
+from transports.upstream_port import LinkClosed
+
+pytestmark = pytest.mark.anyio
+
+CREATED = "2026-11-22T09:00:00Z"
+MADE = TaskAtServer("t", CREATED, Era.MODERN)
+
+
+class Resumed:
+    """A call that is followed again. `lost` counts how often the server did not know its task."""
+
+    def __init__(self) -> None:
+        live = LiveSession(a_session(FakeClock(), era="modern"), MemoryBackend().events)
+        self.exchange = TaskExchange(method="tools/call", client_id=0, live=live, replies=ReplyQueue(), caller=CALLER)
+        self.work, self.server, self.lost = Work(self.exchange), Server(), 0
+        self.exchange.run_as(self.work, 0)
+
+    def resume(self) -> None:
+        conversation = cast("Any", self.server)
+        go_on(conversation, self.exchange)
+        ServerTask(self.exchange, self.work, conversation).resume(MADE, self._lost)
+
+    def _lost(self) -> None:
+        self.lost += 1
+
+
+@asynccontextmanager
+async def resumed(task: Any) -> AsyncIterator[Resumed]:
+    one = Resumed()
+    one.server.task = task
+    one.resume()
+    yield one
+    for background in one.server.background:
+        background.cancel()
+
+
+@requirement("task.followed")
+@pytest.mark.parametrize("created", [CREATED, "2026-11-22T09:00:00.25+00:00"])
+async def test_the_same_task_is_followed(created: str) -> None:
+    done = {"status": "completed", "createdAt": created, "result": {"content": []}}
+    async with resumed(done) as one:
+        await asyncio.wait_for(one.server.background[0], 5)
+        assert one.work.outcome["result"] == {"content": []} and one.lost == 0
+        assert one.server.sent == ["tasks/get"], "at once, and nothing is cancelled"
+
+
+@requirement("task.followed")
+@pytest.mark.parametrize("task", [{"status": "completed", "createdAt": "2026-11-22T09:01:00Z", "result": {}}, []])
+async def test_another_task_of_that_id_is_not_followed_or_cancelled(task: Any) -> None:
+    async with resumed(task) as one:
+        await asyncio.wait_for(one.server.background[0], 5)
+        assert one.lost == 1 and one.work.outcome is None and not one.exchange.is_over
+        one.exchange.cancel("the client has cancelled the task")
+        assert one.server.sent == ["tasks/get"]
+
+
+@requirement("task.followed")
+@pytest.mark.parametrize(("created", "is_cancelled"), [(CREATED, True), ("2026-11-22T09:01:00Z", False)])
+async def test_a_task_is_cancelled_only_if_it_is_the_same(created: str, is_cancelled: bool) -> None:
+    async with resumed(WORKING | {"createdAt": created}) as one:
+        one.exchange.cancel("the client has cancelled the task")  # before the server was asked
+        for _ in range(3):  # turns in which the call is done with
+            await asyncio.sleep(0)
+        assert len(one.server.background) == 2
+        await asyncio.wait(one.server.background, timeout=5)
+        assert ("tasks/cancel" in one.server.sent) is is_cancelled
+
+
+@requirement("task.followed")
+async def test_a_task_that_the_next_owner_follows_is_not_cancelled() -> None:
+    async with resumed(WORKING | {"createdAt": CREATED}) as one:
+        await one.server.until(1)
+        one.work.is_followed_elsewhere = True
+        one.exchange.cancel("the gateway stops")
+        await asyncio.wait(one.server.background, timeout=5)
+        assert "tasks/cancel" not in one.server.sent
+
+
+@requirement("task.followed")
+async def test_a_server_that_is_unavailable_for_a_moment_has_not_lost_its_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.bridge.task_follower.pause_s", lambda failures: 0.0)
+    assert sum(map(pause_s, range(1, 5))) == 15.0
+    async with resumed(LinkClosed("restarting")) as one:
+        await one.server.until(3)
+        one.server.task = WORKING | {"createdAt": CREATED}
+        await one.server.until(2)
+        assert one.lost == 0 and not one.exchange.is_over
+
+
+@requirement("task.followed")
+def test_a_client_is_read_from_the_store_as_it_was() -> None:
+    caller = caller_of_meta(encode({"io.modelcontextprotocol/clientCapabilities": {"sampling": {}, "x": {"a": 1}}}))
+    assert msgspec.json.decode(msgspec.json.encode(caller), type=type(caller)).key == caller.key
