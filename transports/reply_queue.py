@@ -88,6 +88,23 @@ class ReplyQueue:
         self._size -= len(frame.data)
         return frame
 
+    @property
+    def first(self) -> Frame | None:
+        """The frame that `next` returns next, if it is there already."""
+        return self._frames[0] if self._frames else None
+
+    def when_ready(self, callback: Callable[[asyncio.Future[None]], object], quiet_at: float) -> None:
+        """Call back once, when `next` would return something or raise `TimeoutError`. For a reader without a task.
+
+        The callback runs in a turn of the event loop of its own, not inside `push`. It gets a future: its exception is
+        the `TimeoutError`, if no frame came. `next` takes the place of a callback that was not called yet.
+        """
+        self._quiet_at = quiet_at
+        self._waiter = asyncio.get_running_loop().create_future()
+        self._waiter.add_done_callback(callback)
+        if self._frames or self._closed:
+            self._wake()
+
     def tick(self, now: float) -> None:
         """Raise `TimeoutError` in a reader that has waited until its `quiet_at`.
 

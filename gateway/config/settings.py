@@ -80,6 +80,9 @@ class GatewaySettings(Frozen):
     sessions."""
     sse: bool = False
     """Also serve HTTP+SSE at `/sse`, for clients of MCP 2024-11-05."""
+    connection_memory: bool = False
+    """Remember the heads that a client repeats on its connection, so that they are read once. Each request is
+    authenticated all the same ([details](operating.md#connection-memory))."""
     result_meta: bool = False
     """Put the session id (shortened) and the correlation id into the `_meta` of results."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"

@@ -14,6 +14,7 @@ import msgspec
 from gateway.errors import ArgumentFault
 from gateway.observability.outcome import FAILURES, Kind
 from gateway.protocol.methods import METHODS, metric_label
+from transports.inbound.connection_memory import OUTCOMES
 from transports.inbound.limits import Limited, Refusals
 
 __all__ = [
@@ -59,6 +60,9 @@ task, because its client has as many as it may have."""
 COUNTERS: Final[Mapping[str, CounterRow]] = {
     "argument_errors": CounterRow(
         "Tool calls that were answered because of their arguments, by what is wrong", "fault", get_args(ArgumentFault)
+    ),
+    "connection_memory": CounterRow(
+        "POSTs of MCP, by what the memory of their connection could do for them", "outcome", OUTCOMES
     ),
     "forwarded": CounterRow("Requests forwarded to the replica that owns the session, by outcome", "outcome"),
     "limited": CounterRow(

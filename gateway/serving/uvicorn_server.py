@@ -18,6 +18,7 @@ from gateway.config.settings import ConfigurationError, Settings
 from gateway.serving.app import Gateway, create_app, operators_app
 from gateway.serving.paths import ALL
 from gateway.serving.workers import inherited_listener, report_ready, worker_number
+from transports.inbound.connection_memory import ConnectionMemory
 from transports.inbound.connections import Connections
 from transports.inbound.http_connection import http_connections
 from transports.tasks import Tasks
@@ -103,7 +104,7 @@ def serve(settings: Settings) -> None:
         interface="asgi3",
         lifespan="on",
         ws="none",
-        http=_connections(gateway, settings),
+        http=_connections(gateway, settings, memory=_memory(gateway) if options.connection_memory else None),
         server_header=False,
         proxy_headers=False,  # the one we heed is read with the others
         timeout_graceful_shutdown=DRAIN_TIMEOUT_S,
@@ -152,13 +153,20 @@ def _remembering(app: Any, refused: list[ConfigurationError]) -> Any:
     return remembering
 
 
-def _connections(gateway: Gateway, settings: Settings, **other: int) -> Any:
-    """How a listener makes its connections."""
+def _memory(gateway: Gateway) -> ConnectionMemory:
+    """What the connections of clients share."""
+    state = gateway.state
+    counts = gateway.metrics.counters["connection_memory"]
+    return ConnectionMemory(counts, lambda: state.is_running and not state.is_draining, gateway.limits)
+
+
+def _connections(gateway: Gateway, settings: Settings, *, memory: ConnectionMemory | None = None, **other: int) -> Any:
+    """How a listener makes its connections. They remember heads if they have a memory."""
     trusted = gateway.identity.proxies
     # A reverse proxy's connections are those of many clients. Where none is named, one on this machine may be one.
     stands_for_many = is_loopback if settings.gateway.auth.proxies is None else trusted.__contains__
     limits = replace(gateway.limits, **other)
-    return http_connections(Connections(limits, gateway.metrics.limited, uncounted=stands_for_many))
+    return http_connections(Connections(limits, gateway.metrics.limited, uncounted=stands_for_many), memory)
 
 
 def _operators(gateway: Gateway, settings: Settings) -> _Beside:

@@ -16,10 +16,12 @@ from transports.jsonrpc import INVALID_REQUEST, encode_error
 __all__ = [
     "ClientWatch",
     "Guard",
+    "HeaderList",
     "Receive",
     "Scope",
     "Send",
     "header_map",
+    "origin_headers",
     "peer_of",
     "read_body",
     "readable_by",
@@ -273,12 +275,8 @@ def _hostname(netloc: str) -> str:
 
 
 def readable_by(send: Send, origin: str) -> Send:
-    """Let pages of that origin read the responses (Fetch §3.2, CORS). The guard has allowed the origin."""
-    shared = [
-        (b"access-control-allow-origin", origin.encode("latin-1")),
-        (b"access-control-expose-headers", b"mcp-session-id, mcp-gateway-session"),
-        (b"vary", b"Origin"),
-    ]
+    """Let pages of that origin read the responses. The guard has allowed the origin."""
+    shared = origin_headers(origin)
 
     async def sending(event: MutableMapping[str, Any]) -> None:
         if event["type"] == "http.response.start":
@@ -286,6 +284,15 @@ def readable_by(send: Send, origin: str) -> Send:
         await send(event)
 
     return sending
+
+
+def origin_headers(origin: str) -> HeaderList:
+    """Headers that let pages of that origin read a response (Fetch §3.2, CORS)."""
+    return [
+        (b"access-control-allow-origin", origin.encode("latin-1")),
+        (b"access-control-expose-headers", b"mcp-session-id, mcp-gateway-session"),
+        (b"vary", b"Origin"),
+    ]
 
 
 async def send_json(send: Send, status: int, body: bytes, headers: HeaderList | None = None) -> None:

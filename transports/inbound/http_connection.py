@@ -10,14 +10,16 @@ from typing import Any, Final, cast
 
 import httptools
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 from uvicorn.server import ServerState
 
+from transports.inbound.connection_memory import ConnectionMemory
 from transports.inbound.connections import Connections, CycleTransport, Leaving, Phase, disconnect, drop, reset
-from transports.inbound.framing import BadRequest, plain_target
+from transports.inbound.framing import BadRequest
 from transports.inbound.h11_connection import H11Connection
-from transports.inbound.head_bytes import HeadBytes
 from transports.inbound.limits import Limited
+from transports.inbound.message_reading import LastRequest, MessageReading, UnusualHead, too_long
+from transports.inbound.repeats import Repeats
 
 __all__ = ["HttpConnection", "http_connections"]
 
@@ -25,16 +27,8 @@ _PROGRESS_BITS: Final = 16
 """A body counts as progressing with each 64 KiB."""
 
 
-class _Unusual(Exception):
-    """A head that h11 has to parse."""
-
-
-class _Last(Exception):
-    """The previous request was the last one on this connection (`Connection: close`)."""
-
-
-class HttpConnection(HttpToolsProtocol):
-    """`place` replaces the peer's address on a Unix socket."""
+class HttpConnection(MessageReading):
+    """`place` replaces the peer's address on a Unix socket. `memory` None: no head is remembered."""
 
     def __init__(
         self,
@@ -45,23 +39,19 @@ class HttpConnection(HttpToolsProtocol):
         *,
         connections: Connections,
         place: str = "",
+        memory: ConnectionMemory | None = None,
     ) -> None:
-        super().__init__(config, server_state, app_state, _loop)
+        super().__init__(config, server_state, app_state, _loop, limits=connections.limits)
         self._others = connections
-        self._limits = connections.limits
         self._place = place
         self._running: RequestResponseCycle | None = None
-        self._fault: Exception | None = None
         self._last_words: bytes | None = None
         """A last response, written after those in progress; then the connection ends. Once set, nothing is read."""
         self._of_cycles: asyncio.Transport
         self._leaving = Leaving()
-        # The message that is being read.
-        self._in_head = self._in_body = False
-        self._heads = 0
-        self._body_bytes = 0
-        self._overhead = 0
-        self._head = HeadBytes()
+        # What uvicorn does for each request beyond ASGI is not done for requests that the memory serves.
+        is_plain = not self.access_log and self.limit_concurrency is None
+        self._repeats = Repeats(self, memory if is_plain else None)
 
     # -- the connection
 
@@ -76,6 +66,7 @@ class HttpConnection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._others.leave(self)
+        self._repeats.forget()
         super().connection_lost(exc)
         running = self._running
         if running is not None and not running.response_complete:
@@ -86,6 +77,11 @@ class HttpConnection(HttpToolsProtocol):
         if self._last_words is not None or self._leaving.has_begun or self.transport.is_closing():
             self._leaving.drop(len(data), self.flow)
             return
+        if not self._repeats.take(data):
+            self.parse(data)
+
+    def parse(self, data: bytes) -> None:
+        """Read data in the usual way."""
         self._head.arrive(len(data), between_messages=not (self._in_head or self._in_body))
         was_in_body, body_bytes = self._in_body, self._body_bytes
         try:
@@ -99,58 +95,22 @@ class HttpConnection(HttpToolsProtocol):
             if self._in_head:
                 self._head.keep(data)
                 if self._head.size > self._limits.head_bytes:
-                    self._refuse(_too_long(self._limits.head_bytes))
+                    self._refuse(too_long(self._limits.head_bytes))
             elif self._in_body:
                 self._look_at_body(len(data) if was_in_body and self._body_bytes == body_bytes else 0)
 
+    def is_between_requests(self) -> bool:
+        """Whether every request has its answer, nothing of another one has arrived, and one may come."""
+        if self._in_head or self._in_body or self.pipeline:
+            return False
+        last = self._running
+        return last is None or (last.response_complete and last is self.cycle and last.keep_alive)
+
     # -- the message that is being read
 
-    def on_message_begin(self) -> None:
-        if self.cycle is not None and not self.cycle.keep_alive:
-            self._fault = _Last()
-            raise self._fault
-        super().on_message_begin()
-        self._in_head = True
-        self._head.begin()
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        if self._in_body:
-            return  # a trailer: not merged into the headers (RFC 9110 §6.5.1), because it was not checked with them
-        if len(self.headers) >= self._limits.headers:
-            self._fault = BadRequest(431, f"More than {self._limits.headers} headers.", Limited.HEAD_SIZE)
-            raise self._fault
-        name = name.lower()
-        if name == b"expect":
-            self.expect_100_continue = value.lower() == b"100-continue"
-        self.headers.append((name, value))
-
     def on_headers_complete(self) -> None:
-        self._in_head = False
-        try:
-            self._check_head()
-        except (BadRequest, _Unusual) as fault:
-            self._fault = fault
-            raise
-        self._head.end()
-        self._heads += 1
-        self._in_body = True
-        self._body_bytes = self._overhead = 0
         super().on_headers_complete()
-
-    def _check_head(self) -> None:
-        method, version = self.parser.get_method().decode("ascii"), self.parser.get_http_version()
-        if version == "1.0" or (self.parser.should_upgrade() and method != "CONNECT"):
-            raise _Unusual
-        if self._head.at_most > self._limits.head_bytes:
-            if _size_of(self.url, self.headers) > self._limits.head_bytes:
-                raise _too_long(self._limits.head_bytes)
-        if len(self.pipeline) >= self._limits.pipelined:
-            raise BadRequest(503, "Too many unanswered requests on one connection.", Limited.PIPELINE)
-        self.url = plain_target(method, self.url, version, self.headers)
-
-    def on_body(self, body: bytes) -> None:
-        self._body_bytes += len(body)
-        super().on_body(body)
+        self._repeats.parsed(self.scope, self.headers)
 
     def _look_at_body(self, overhead: int) -> None:
         """`overhead` is the size of a chunk that brought no byte of the body: trailers, chunk extensions."""
@@ -161,23 +121,23 @@ class HttpConnection(HttpToolsProtocol):
             self._others.refusals[Limited.BODY_SIZE] += 1
             self._leave(b"")  # the request has its answer already
 
-    def on_message_complete(self) -> None:
-        self._in_body = False
-        super().on_message_complete()
-
     # -- responses
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
         cycle.transport = self._of_cycles
-        super()._start_asgi_task(cycle, app)
+        super()._start_asgi_task(cycle, self._repeats.app(app))
 
     def _is_answering(self) -> bool:
         return self._running is not None and not self._running.response_complete
 
+    def answered(self) -> None:
+        """Count a response."""
+        self.server_state.total_requests += 1
+
     def on_response_complete(self) -> None:
         # Replaces uvicorn's method, which starts a timer here and stops it with the next byte.
-        self.server_state.total_requests += 1
+        self.answered()
         if self.transport.is_closing():
             return
         if self.pipeline:
@@ -189,6 +149,10 @@ class HttpConnection(HttpToolsProtocol):
 
     # -- the end
 
+    def shutdown(self) -> None:
+        self._repeats.give_up()
+        super().shutdown()
+
     def _close_after_response(self) -> None:
         """As a cycle wants it. While its request arrives, a reset could precede the response (RFC 9112 §9.6)."""
         if self._in_body and self.cycle is self._running and self.cycle.response_complete:
@@ -198,25 +162,17 @@ class HttpConnection(HttpToolsProtocol):
 
     def _end_at(self, fault: Exception | None, data: bytes) -> None:
         """The parser stopped at `data`."""
-        if isinstance(fault, _Last):
+        if isinstance(fault, LastRequest):
             self._last_words = b""  # uvicorn closes the connection with the response
         elif isinstance(fault, BadRequest):
             self._refuse(fault)
-        elif not isinstance(fault, _Unusual):
+        elif not isinstance(fault, UnusualHead):
             self._refuse(BadRequest(400, "This is not an HTTP/1.1 request."))
         elif self._head.copy is None or self._is_answering():
             # Only the parser knew where the head begins in the data. No well-meaning client sends this.
             self._refuse(BadRequest(400, "An Upgrade, or HTTP/1.0, must not follow another request so closely."))
         else:
-            self._hand_over(bytes(self._head.copy) + data)
-
-    def _hand_over(self, head: bytes) -> None:
-        self.server_state.connections.discard(self)
-        successor = H11Connection(self.config, self.server_state, self.app_state, self.loop, connections=self._others)
-        self._others.swap(self, successor)
-        successor.connection_made(self.transport)
-        self.transport.set_protocol(successor)
-        successor.data_received(head.lstrip(b"\r\n"))
+            _hand_over(self, self._others, bytes(self._head.copy) + data)
 
     def _refuse(self, fault: BadRequest) -> None:
         """Answer the requests that came before this one, then this fault, then end the connection."""
@@ -259,16 +215,19 @@ class HttpConnection(HttpToolsProtocol):
             return Phase.LEAVING, 0
         if self.flow.read_paused or self._last_words is not None:
             return Phase.BUSY, 0
-        if self._in_head or not self._heads:
-            return Phase.HEAD, self._heads
-        if self._in_body:
-            return Phase.BODY, (self._heads << 40) + (self._body_bytes >> _PROGRESS_BITS)
-        return (Phase.BUSY if self._is_answering() else Phase.IDLE), self._heads
+        heads, received = self._heads + self._repeats.requests, self._repeats.received
+        if self._in_head or not heads:
+            return Phase.HEAD, heads
+        if self._in_body or received is not None:
+            return Phase.BODY, (heads << 40) + ((self._body_bytes if received is None else received) >> _PROGRESS_BITS)
+        return (Phase.BUSY if self._is_answering() or self._repeats.is_answering else Phase.IDLE), heads
 
     def unsent(self) -> int:
         return self.transport.get_write_buffer_size()
 
     def cut(self, kind: Limited | None) -> None:
+        if self._repeats.received is not None:
+            self._repeats.give_up()
         if kind is Limited.WRITE_TIME or self._leaving.has_begun:
             if kind is not None:
                 self._others.refusals[kind] += 1
@@ -284,16 +243,19 @@ class HttpConnection(HttpToolsProtocol):
         drop(self.transport)
 
 
-def _size_of(url: bytes, headers: list[tuple[bytes, bytes]]) -> int:
-    return len(url) + sum(len(name) + len(value) + 4 for name, value in headers)
+def _hand_over(connection: HttpConnection, others: Connections, head: bytes) -> None:
+    """Have h11 read a connection from the beginning of that head on."""
+    connection.server_state.connections.discard(connection)
+    config, state, app_state = connection.config, connection.server_state, connection.app_state
+    successor = H11Connection(config, state, app_state, connection.loop, connections=others)
+    others.swap(connection, successor)
+    successor.connection_made(connection.transport)
+    connection.transport.set_protocol(successor)
+    successor.data_received(head.lstrip(b"\r\n"))
 
 
-def _too_long(limit: int) -> BadRequest:
-    return BadRequest(431, f"The headers are larger than {limit} bytes.", Limited.HEAD_SIZE)
-
-
-def http_connections(connections: Connections) -> Callable[..., HttpConnection]:
-    """The factory of connections that uvicorn calls (`Config(http=…)`)."""
+def http_connections(connections: Connections, memory: ConnectionMemory | None = None) -> Callable[..., HttpConnection]:
+    """The factory of connections that uvicorn calls (`Config(http=…)`). `memory` None: no head is remembered."""
 
     def made(
         config: Config,
@@ -301,6 +263,6 @@ def http_connections(connections: Connections) -> Callable[..., HttpConnection]:
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> HttpConnection:
-        return HttpConnection(config, server_state, app_state, _loop, connections=connections)
+        return HttpConnection(config, server_state, app_state, _loop, connections=connections, memory=memory)
 
     return made

@@ -5,7 +5,7 @@ MCP 2025-03-26 … 2025-11-25 and 2026-07-28, Transports §Streamable HTTP.
 
 import functools
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from time import monotonic
 from typing import Final
 
@@ -14,8 +14,9 @@ import msgspec
 from transports.era import LEGACY, MODERN
 from transports.inbound.batch import BATCHES, Batches
 from transports.inbound.batch_response import BatchResponse
+from transports.inbound.begun_post import BegunPost, RepeatedHead
 from transports.inbound.bodies import Bodies, HeldBody
-from transports.inbound.event_stream import StreamTimes, follow, next_or_quiet, stream_answer
+from transports.inbound.event_stream import KEEPALIVE_S, StreamTimes, follow, next_or_quiet, stream_answer
 from transports.inbound.headers import check_post, check_version, preflight
 from transports.inbound.http import (
     ClientWatch,
@@ -23,6 +24,7 @@ from transports.inbound.http import (
     Receive,
     Scope,
     Send,
+    origin_headers,
     read_body,
     readable_by,
     send_json,
@@ -32,9 +34,11 @@ from transports.inbound.http import (
 from transports.inbound.limits import MAX_LABEL_CHARS, Limits, Refusals
 from transports.inbound.modern import VERSION_HEADER, status_of
 from transports.inbound.posts import Head, Posts, is_batch
+from transports.inbound.repeats import REPEATS
 from transports.inbound.sizes import Sizes
 from transports.inbound_port import Answer, Forwarder, Handler, OwnedByPeer, Refused, Request
 from transports.jsonrpc import INTERNAL_ERROR, INVALID_PARAMS, INVALID_REQUEST, InvalidMessage, Message, encode
+from transports.reply_queue import Frame
 from transports.soon import Soon, arrived
 from transports.turns import LARGE_BYTES, others_first
 
@@ -72,7 +76,8 @@ class StreamableHttp:
         self._times = times
         self._forwarder = forwarder
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send, begun: BegunPost | None = None) -> None:
+        """Serve a request. `begun`: the steps of a POST that have been taken."""
         held: HeldBody | None = None
         headers: dict[str, str] = {}
         try:
@@ -82,16 +87,17 @@ class StreamableHttp:
                 send = readable_by(send, headers["origin"])
             head = self._posts.head(scope, headers)
             body = b""
-            if scope["method"] == "POST":
+            if begun is not None:
+                await receive()  # the body, which was read already, or the end of the connection
+                body = begun.body
+            elif scope["method"] == "POST":
                 check_post(headers)
                 held = HeldBody(self._bodies, lambda: head.client)
                 read = await read_body(receive, headers, self._body_limit, functools.partial(self._admit, head), held)
                 if read is None:
                     return
                 body = read
-                if len(body) > LARGE_BYTES:
-                    await others_first()
-            await self._serve_somewhere(scope, head, body, receive, send)
+            await self._serve_somewhere(scope, head, body, receive, send, begun)
         except Refused as refused:
             await self._refuse(send, headers, refused)
         except OwnedByPeer:
@@ -102,6 +108,8 @@ class StreamableHttp:
         finally:
             if held is not None:
                 held.give_back()
+            if begun is not None:
+                await begun.drop()
 
     async def _refuse(
         self, send: Send, headers: Mapping[str, str], refused: Refused, request_id: bytes = b"null"
@@ -114,12 +122,16 @@ class StreamableHttp:
         if head.forwarded is None:
             await self._handler.admit(self._posts.of_head(head, head.era))
 
-    async def _serve_somewhere(self, scope: Scope, head: Head, body: bytes, receive: Receive, send: Send) -> None:
+    async def _serve_somewhere(
+        self, scope: Scope, head: Head, body: bytes, receive: Receive, send: Send, begun: BegunPost | None
+    ) -> None:
         """Serve the request here or at the replica that has its session. Forwarded requests are not forwarded again."""
         for _ in range(_MOST_TRIES):
             try:
                 if scope["method"] == "POST":
-                    await self._post(head, body, receive, send)
+                    is_served = await self._post(head, body, receive, send, begun)
+                    if is_served and (offer := scope.get(REPEATS)) is not None:
+                        offer.remember(functools.partial(self._repeated, head))
                 else:
                     await self._serve(scope["method"], head, receive, send)
                 return
@@ -129,7 +141,7 @@ class StreamableHttp:
                 there = await self._forwarder.forward(elsewhere.route, scope, body, receive, send)
                 if there is None:
                     return
-                send = there
+                send, begun = there, None
                 head = msgspec.structs.replace(head, again=scope.get("mcp.again", False))
         again = {"Retry-After": "1"}
         raise Refused(
@@ -157,52 +169,109 @@ class StreamableHttp:
 
     # -- POST
 
-    async def _post(self, head: Head, body: bytes, receive: Receive, send: Send) -> None:
-        if is_batch(body):
-            await self._batch(head, body, send)
-            return
-        message = self._posts.read(body)
+    async def _post(self, head: Head, body: bytes, receive: Receive, send: Send, begun: BegunPost | None) -> bool:
+        """Answer a POST. True if it was a request, and its answer one JSON message that is no error."""
         if len(body) > LARGE_BYTES:
             await others_first()
-        headers = head.headers
+        if begun is None and is_batch(body):
+            await self._batch(head, body, send)
+            return False
+        message = self._posts.read(body) if begun is None else begun.read()
+        if len(body) > LARGE_BYTES:
+            await others_first()
         try:
-            request = self._posts.request(head, message, len(body))
-            if message.is_request:
-                await self._answer(request, self._handler.call(request), receive, send)
-            elif message.is_response:
-                await self._handler.respond(request)
-                await send_status(send, 202)
-            else:
-                await send_status(send, 202, await self._handler.notify(request))
+            request = self._posts.request(head, message, len(body)) if begun is None else begun.request()
+            return await self._message(request, message, receive, send, begun)
         except Refused as refused:
-            await self._refuse(send, headers, refused, _id_of(message))
+            await self._refuse(send, head.headers, refused, _id_of(message))
         except InvalidMessage as error:
-            await self._refuse(send, headers, Refused(400, error.code, str(error)), _id_of(message))
+            await self._refuse(send, head.headers, Refused(400, error.code, str(error)), _id_of(message))
         except msgspec.MsgspecError as error:
             unreadable = Refused(400, INVALID_REQUEST, f"Cannot be read: {error}")
-            await self._refuse(send, headers, unreadable, _id_of(message))
+            await self._refuse(send, head.headers, unreadable, _id_of(message))
         except OwnedByPeer:
             raise
         except Exception:
             logger.exception("a call failed")
-            await self._refuse(send, headers, _failed(), _id_of(message))
+            await self._refuse(send, head.headers, _failed(), _id_of(message))
+        return False
 
-    async def _answer(self, request: Request, soon: Soon[Answer], receive: Receive, send: Send) -> None:
-        """Send the answer to a request."""
+    async def _message(
+        self, request: Request, message: Message, receive: Receive, send: Send, begun: BegunPost | None
+    ) -> bool:
+        if message.is_request:
+            soon = self.call(request) if begun is None else begun.called()
+            return await self._answer(request, soon, receive, send, None if begun is None else begun.quiet_at)
+        if message.is_response:
+            await self._handler.respond(request)
+            await send_status(send, 202)
+        else:
+            await send_status(send, 202, await self._handler.notify(request))
+        return False
+
+    async def _answer(
+        self, request: Request, soon: Soon[Answer], receive: Receive, send: Send, quiet_at: float | None
+    ) -> bool:
+        """Send the answer to a request. True if it was one JSON message that is no error."""
         answer = await arrived(soon)
-        if request.era is LEGACY:
-            try:
-                await _send_answer(send, answer, times=self._times if request.protocol_version >= _PRIMING else None)
-            finally:
-                await arrived(answer.done())
-            return
-        # In the modern era, a disconnect cancels the call (MCP 2026-07-28, Cancellation).
-        watch = ClientWatch(receive, lambda: answer.cancel("the client disconnected"))
+        watch = None
+        if request.era is MODERN:
+            # In the modern era, a disconnect cancels the call (MCP 2026-07-28, Cancellation).
+            watch = ClientWatch(receive, lambda: answer.cancel("the client disconnected"))
         try:
-            await _send_answer(send, answer, status_of=status_of)
+            if quiet_at is None:
+                quiet_after_s = self.quiet_after_s(request)
+                quiet_at = quiet_after_s and monotonic() + quiet_after_s
+            first = await next_or_quiet(answer, quiet_at) if quiet_at else TimeoutError()
+            if first is None:
+                raise Refused(
+                    500, INTERNAL_ERROR, "The call was cancelled, because the client did not read its messages."
+                )
+            if isinstance(first, TimeoutError) or not first.final:
+                await stream_answer(send, answer, first, headers=answer.headers, times=self._times_of(request))
+                return False
+            if answer.is_doubtful:
+                first = await answer.confirmed(first)
+            await send_json(send, self.status_of(request, first), first.data, answer.headers)
+            return first.error_code is None
         finally:
-            watch.stop()
+            if watch is not None:
+                watch.stop()
             await arrived(answer.done())
+
+    def _times_of(self, request: Request) -> StreamTimes | None:
+        """When an event stream begins and is closed that the client can resume; None if it cannot."""
+        return self._times if request.era is LEGACY and request.protocol_version >= _PRIMING else None
+
+    # -- for POSTs that are begun without a task (`BegunPost`)
+
+    def call(self, request: Request) -> Soon[Answer]:
+        """Give a request to the handler."""
+        return self._handler.call(request)
+
+    def quiet_after_s(self, request: Request) -> float:
+        """How long a request may have no answer until it is answered with an event stream. 0: it is at once."""
+        times = self._times_of(request)
+        if times is None or times.priming_after_s is None:
+            return KEEPALIVE_S
+        return min(KEEPALIVE_S, times.priming_after_s)
+
+    def status_of(self, request: Request, frame: Frame) -> int:
+        """The HTTP status of a JSON answer."""
+        return status_of(frame.error_code) if request.era is MODERN else 200
+
+    async def finish(self, begun: BegunPost, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a POST as any other, from the steps that have been taken."""
+        await self(scope, receive, send, begun)
+
+    def _repeated(self, head: Head) -> RepeatedHead:
+        """The head of a POST that was served, for the connection that may repeat it."""
+        # Another request has another length.
+        head = msgspec.structs.replace(
+            head, headers={name: value for name, value in head.headers.items() if name != "content-length"}
+        )
+        origin = head.headers.get("origin")
+        return RepeatedHead(self, self._posts, head, [] if origin is None else origin_headers(origin))
 
     async def _batch(self, head: Head, body: bytes, send: Send) -> None:
         if head.headers.get(VERSION_HEADER, BATCHES) != BATCHES:
@@ -236,32 +305,6 @@ def _failed() -> Refused:
     return Refused(
         500, INTERNAL_ERROR, "The gateway failed to handle this request. Whether a call took effect is unknown."
     )
-
-
-async def _send_answer(
-    send: Send,
-    answer: Answer,
-    *,
-    status_of: Callable[[int | None], int] | None = None,
-    times: StreamTimes | None = None,
-) -> None:
-    """Reply with JSON if the final frame comes first. Else, or if no frame comes for a while, with an event stream."""
-    priming_after_s = None if times is None else times.priming_after_s
-    if priming_after_s is None:
-        first = await next_or_quiet(answer)
-    elif priming_after_s > 0:
-        first = await next_or_quiet(answer, monotonic() + priming_after_s)
-    else:
-        first = TimeoutError()
-    if first is None:
-        raise Refused(500, INTERNAL_ERROR, "The call was cancelled, because the client did not read its messages.")
-    if isinstance(first, TimeoutError) or not first.final:
-        await stream_answer(send, answer, first, headers=answer.headers, times=times)
-    else:
-        if answer.is_doubtful:
-            first = await answer.confirmed(first)
-        status = 200 if status_of is None else status_of(first.error_code)
-        await send_json(send, status, first.data, answer.headers)
 
 
 def _id_of(message: Message) -> bytes:

@@ -1,0 +1,150 @@
+"""A head is found again if all its bytes are the same but the digits of its length."""
+
+import pytest
+
+from tests.requirements import requirement
+from transports.inbound.remembered_heads import (
+    MAX_HEAD_BYTES,
+    MAX_HEADS,
+    MAX_MEMORY_BYTES,
+    RememberedHeads,
+    Template,
+    template_of,
+)
+
+LINES = ("POST /mcp HTTP/1.1", "Host: a", "Content-Length: 12", "X: y")
+END = b"\r\n\r\n"
+
+
+def head(*lines: str) -> bytes:
+    return "\r\n".join((*(lines or LINES), "", "")).encode("latin-1")
+
+
+def headers(raw: bytes) -> list[tuple[bytes, bytes]]:
+    pairs = (line.partition(b":") for line in raw.split(b"\r\n")[1:] if line)
+    return [(name.lower(), value.strip()) for name, _, value in pairs]
+
+
+def template(*lines: str) -> Template:
+    raw = head(*lines)
+    found = template_of(raw, headers(raw))
+    assert found is not None
+    return found
+
+
+def remembering(*templates: Template) -> RememberedHeads[str]:
+    heads = RememberedHeads[str]()
+    for number, each in enumerate(templates):
+        heads.add(each, str(number))
+    return heads
+
+
+@requirement("hot.memory")
+@pytest.mark.parametrize("length", [0, 1, 7, 64, 9_999_999])
+def test_only_the_digits_of_the_length_may_differ(length: int) -> None:
+    heads, other = remembering(template()), head().replace(b"12", b"%d" % length)
+    for behind in (b"", b"{", b"x" * 100):
+        found = heads.match(other + behind)
+        assert found is not None
+        assert (found.remembered, found.head_bytes, found.body_bytes) == ("0", len(other), length)
+
+
+@requirement("hot.memory", "wall.framing")
+@pytest.mark.parametrize(
+    "digits",
+    [b"", b"00", b"012", b"+12", b"-1", b" 12", b"12 ", b"1 2", b"1_2", b"0x1", b"12345678", b"\xb2", b"1,1", b"12\r"],
+)
+def test_digits_of_another_form_are_not_found(digits: bytes) -> None:
+    assert remembering(template()).match(head().replace(b"12", digits) + b"{}") is None
+
+
+@requirement("hot.memory", "wall.framing")
+def test_no_other_byte_may_differ_and_none_may_be_missing() -> None:
+    raw, heads = head(), remembering(template())
+    digits = range(raw.index(b"12"), raw.index(b"12") + 2)
+    for place in range(len(raw)):
+        assert heads.match(raw[:place]) is None
+        if place not in digits:
+            assert heads.match(raw[:place] + bytes([raw[place] ^ 1]) + raw[place + 1 :]) is None
+            assert heads.match(raw[:place] + raw[place + 1 :] + b"x") is None
+    assert heads.match(b"\r\n" + raw) is None
+
+
+@requirement("hot.memory")
+def test_a_head_that_begins_like_another_is_another() -> None:
+    longer = template(*LINES, "Z: 1")
+    heads = remembering(template(), longer)
+    for number, lines in enumerate((LINES, (*LINES, "Z: 1"))):
+        found = heads.match(head(*lines) + b"{}")
+        assert found is not None and found.remembered == str(number)
+    assert heads.match(head(*LINES, "Z: 2") + b"{}") is None
+
+
+@requirement("hot.memory", "wall.framing")
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ("GET /mcp HTTP/1.1", *LINES[1:]),
+        ("POST http://a/mcp HTTP/1.1", *LINES[1:]),
+        ("POST  /mcp HTTP/1.1", *LINES[1:]),
+        ("POST /mcp HTTP/1.0", *LINES[1:]),
+        ("POST /mcp", *LINES[1:]),
+        LINES[:2],
+        (*LINES, "Content-Length: 12"),
+        (*LINES[:2], "Content-Length: 12, 12"),
+        (*LINES[:2], "Content-Length: 012"),
+        (*LINES[:2], "Content-Length: 12345678"),
+        (*LINES[:2], "Content-Length:  12"),
+        (*LINES, "Transfer-Encoding: chunked"),
+        (*LINES, "Expect: 100-continue"),
+        (*LINES, "Upgrade: h2c"),
+        (*LINES, "Connection: close"),
+        (*LINES, "Connection: keep-alive, upgrade"),
+        (*LINES, "Trailer: X"),
+        (*LINES, "X: a\r\n b"),
+        (*LINES, "X: a\nY: b"),
+        (*LINES, "X: a\rb"),
+        (*LINES, "X: \x00"),
+        (*LINES, "X : a"),
+        (*LINES, "X: " + "x" * MAX_HEAD_BYTES),
+    ],
+)
+def test_a_head_that_says_more_of_its_body_or_is_unusual_is_not_remembered(lines: tuple[str, ...]) -> None:
+    raw = head(*lines)
+    assert template_of(raw, headers(raw)) is None
+
+
+@requirement("hot.memory", "wall.framing")
+def test_a_head_of_which_the_parser_has_read_something_else_is_not_remembered() -> None:
+    read = headers(head())
+    assert template_of(head(), read) is not None
+    assert template_of(head(), read[1:]) is None
+    assert template_of(head(), [*read, (b"z", b"")]) is None
+    assert template_of(head(), [(name, value.replace(b"12", b"13")) for name, value in read]) is None
+    assert template_of(head() + b"{}", read) is None
+
+
+@requirement("hot.memory", "wall.memory")
+def test_a_connection_remembers_few_heads_and_few_bytes() -> None:
+    heads = remembering(*(template(*LINES, f"Z: {number}") for number in range(MAX_HEADS + 2)))
+    assert len(heads) == MAX_HEADS
+    assert heads.match(head(*LINES, "Z: 0")) is None and heads.match(head(*LINES, f"Z: {MAX_HEADS + 1}")) is not None
+    large = [template(*LINES, "Z: " + str(number) * (MAX_MEMORY_BYTES // 2 - 200)) for number in range(3)]
+    for number, each in enumerate(large):
+        heads.add(each, str(number))
+    assert len(heads) == 2
+    heads.forget(large[2])
+    assert len(heads) == 1
+    heads.clear()
+    assert len(heads) == 0 and heads.match(head()) is None
+
+
+@requirement("hot.memory", "wall.memory")
+def test_what_comes_once_is_not_kept() -> None:
+    heads = RememberedHeads[str]()
+    assert not heads.is_repeated(head()) and len(heads) == 0
+    assert heads.is_repeated(head()) and heads.is_repeated(head().replace(b"12", b"345"))
+    assert not heads.is_repeated(head(*LINES[:2])) and not heads.is_repeated(head(*LINES[:2])), "it has no length"
+    for number in range(MAX_HEADS * 2):
+        assert not heads.is_repeated(head(*LINES, f"Z: {number}"))
+    assert not heads.is_repeated(head())

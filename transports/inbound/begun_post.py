@@ -1,0 +1,183 @@
+"""A POST that was begun where its bytes arrived, without a task: what each step of its beginning has found.
+
+Its endpoint takes the steps from here in place of taking them again, if the POST has to be finished in the usual way.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from time import monotonic
+from typing import Any, Protocol
+
+from transports.inbound.http import HeaderList, Receive, Scope, Send
+from transports.inbound.posts import Head, Posts, is_batch
+from transports.inbound_port import Answer, Request
+from transports.jsonrpc import Message
+from transports.reply_queue import Frame
+from transports.soon import Soon, arrived, is_there
+
+__all__ = ["BegunPost", "RepeatedHead"]
+
+
+class Endpoint(Protocol):
+    """What a begun POST needs of its endpoint."""
+
+    async def finish(self, begun: "BegunPost", scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer the POST as any other, from the steps that have been taken."""
+
+    def call(self, request: Request) -> Soon[Answer]:
+        """Give a request to the handler."""
+
+    def quiet_after_s(self, request: Request) -> float:
+        """How long a request may have no answer until it is answered with an event stream. 0: it is at once."""
+
+    def status_of(self, request: Request, frame: Frame) -> int:
+        """The HTTP status of a JSON answer."""
+
+
+class RepeatedHead:
+    """A head that a connection repeats, as its endpoint has checked it. `shared` are headers for each response."""
+
+    __slots__ = ("_endpoint", "_posts", "head", "shared")
+
+    def __init__(self, endpoint: Endpoint, posts: Posts, head: Head, shared: HeaderList) -> None:
+        self._endpoint = endpoint
+        self._posts = posts
+        self.head = head
+        self.shared = shared
+
+    def begin(self, body: bytes) -> "BegunPost | None":
+        """Begin to serve a POST with this head. None: it has to be served from its beginning in the usual way. Nothing
+        was done then. Raises nothing."""
+        return None if is_batch(body) else BegunPost(self._endpoint, self, self._posts, body)
+
+
+class BegunPost:
+    """One POST. `answer` is None as long as it is not there, for whatever reason. `quiet_at` is when it becomes an
+    event stream if no frame has come (monotonic clock), 0 for at once, None if there is no answer yet."""
+
+    __slots__ = (
+        *("_endpoint", "_failure", "_message", "_request", "_soon", "_waiting"),
+        *("answer", "body", "quiet_at", "repeated"),
+    )
+
+    def __init__(self, endpoint: Endpoint, repeated: RepeatedHead, posts: Posts, body: bytes) -> None:
+        self._endpoint = endpoint
+        self.repeated = repeated
+        self.body = body
+        self.answer: Answer | None = None
+        self.quiet_at: float | None = None
+        self._message: Message | None = None
+        self._request: Request | None = None
+        self._soon: Soon[Answer] | None = None
+        self._waiting: asyncio.Task[None] | None = None
+        self._failure: Exception | None = None
+        try:
+            self._message = message = posts.read(body)
+            self._request = request = posts.request(repeated.head, message, len(body))
+            if message.is_request:
+                soon = endpoint.call(request)
+                if is_there(soon):
+                    self._has(soon)
+                else:
+                    self._soon = soon
+        except Exception as error:  # `finish` raises it in the step that failed
+            self._failure = error
+
+    def _has(self, answer: Answer) -> None:
+        self._soon = self.answer = answer
+        assert self._request is not None
+        quiet_after_s = self._endpoint.quiet_after_s(self._request)
+        self.quiet_at = quiet_after_s and monotonic() + quiet_after_s
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether a step has failed: the POST is refused, or another process serves it."""
+        return self._failure is not None
+
+    @property
+    def is_no_request(self) -> bool:
+        """Whether it is a notification or a response: nothing was given to the handler."""
+        return self._request is not None and self._soon is None and self._failure is None
+
+    def wait(self, task: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]) -> asyncio.Task[None]:
+        """Wait for the answer in a task, which raises nothing."""
+        self._waiting = waiting = task(self._arrive())
+        return waiting
+
+    async def _arrive(self) -> None:
+        soon, self._soon = self._soon, None
+        try:
+            assert soon is not None
+            self._has(await arrived(soon))
+        except Exception as error:
+            self._failure = error
+        except BaseException:
+            self._failure = RuntimeError("the process stops")
+            raise
+        finally:
+            self._waiting = None
+
+    # -- the steps, for the endpoint
+
+    def read(self) -> Message:
+        """The message. Raises what the reading has raised."""
+        return self._message or self._raise()
+
+    def request(self) -> Request:
+        """The request. Raises what the rules have raised."""
+        return self._request or self._raise()
+
+    def called(self) -> Soon[Answer]:
+        """What the handler has returned, once. Raises what it has raised."""
+        if self._waiting is not None:
+            return self._waited(self._waiting)
+        soon, self._soon, self.answer = self._soon, None, None
+        return self._raise() if soon is None else soon
+
+    async def _waited(self, waiting: "asyncio.Task[None]") -> Answer:
+        await waiting
+        return await arrived(self.called())
+
+    def _raise(self) -> Any:
+        failure, self._failure = self._failure, None
+        assert failure is not None
+        try:
+            raise failure
+        finally:
+            del failure  # else it would refer to itself, by this frame
+
+    async def finish(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Go on as the ASGI app of the request."""
+        await self._endpoint.finish(self, scope, receive, send)
+
+    # -- for the connection
+
+    def json_headers(self, answer: Answer) -> HeaderList:
+        """The headers of a JSON response."""
+        shared = self.repeated.shared
+        return [*answer.headers, *shared] if shared else answer.headers
+
+    def status(self, frame: Frame) -> int:
+        """The HTTP status of a JSON response."""
+        return (
+            200 if frame.error_code is None or self._request is None else self._endpoint.status_of(self._request, frame)
+        )
+
+    def went_quiet(self) -> None:
+        """No frame came for so long that an event stream has to begin."""
+        self.quiet_at = 0.0
+
+    def answered(self) -> Soon[None]:
+        """The connection has sent the whole answer."""
+        answer, self.answer, self._soon = self.answer, None, None
+        return None if answer is None else answer.done()
+
+    async def drop(self) -> None:
+        """End what was begun, if nobody has taken it."""
+        if self._waiting is not None:
+            await self._waiting
+        soon, self._soon, self.answer = self._soon, None, None
+        if soon is not None:
+            answer = await arrived(soon)
+            answer.cancel("the connection failed")
+            await arrived(answer.done())

@@ -1,0 +1,46 @@
+"""What became of requests at the memories of their connections, and whether memories may be used. Pure: no I/O."""
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Final
+
+from transports.inbound.bodies import SMALL_BODY_BYTES
+from transports.inbound.limits import Limits
+
+__all__ = [
+    "DIRECT",
+    "INTERRUPTED",
+    "NEW_HEAD",
+    "NO_REQUEST",
+    "OUTCOMES",
+    "PIPELINED",
+    "REFUSED",
+    "SIZE",
+    "STREAMED",
+    "ConnectionMemory",
+]
+
+DIRECT: Final = "direct"
+NEW_HEAD: Final = "new_head"
+SIZE: Final = "size"
+PIPELINED: Final = "pipelined"
+NO_REQUEST: Final = "no_request"
+STREAMED: Final = "streamed"
+REFUSED: Final = "refused"
+INTERRUPTED: Final = "interrupted"
+OUTCOMES: Final = (DIRECT, NEW_HEAD, SIZE, PIPELINED, NO_REQUEST, STREAMED, REFUSED, INTERRUPTED)
+"""What became of a POST at the memory of its connection. `direct`: answered with it. Otherwise served in the usual
+way, because its head was new, its body is too large (or empty), further bytes came with it, it is no single request,
+its answer is an event stream, it was refused or belongs to another process, or its client does not read or leaves, or
+the process ends."""
+
+
+class ConnectionMemory:
+    """What all connections of a listener share. `may_serve` is False while the process ends or hands over its work:
+    then each response is to end its connection, and nothing is served from memory. Larger bodies than `body_bytes` are
+    read in the usual way, where they are counted and their senders are known first."""
+
+    def __init__(self, counts: Counter[str], may_serve: Callable[[], bool], limits: Limits) -> None:
+        self.counts = counts
+        self.may_serve = may_serve
+        self.body_bytes = min(limits.body_bytes, SMALL_BODY_BYTES)

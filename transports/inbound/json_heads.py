@@ -1,0 +1,48 @@
+"""The head of a JSON response as bytes: those that uvicorn writes for the same status and headers. Pure: no I/O."""
+
+from typing import Final
+
+from uvicorn.protocols.http.httptools_impl import HEADER_RE, HEADER_VALUE_RE, STATUS_LINE
+
+__all__ = ["JsonHeads"]
+
+HeaderList = list[tuple[bytes, bytes]]
+
+_OF_THE_SERVER: Final = frozenset({b"connection", b"content-length", b"transfer-encoding"})
+
+
+class JsonHeads:
+    """Makes heads of responses on one connection, which mostly has the same ones."""
+
+    __slots__ = ("_after", "_before", "_defaults", "_headers", "_status")
+
+    def __init__(self) -> None:
+        self._status = 0
+        self._defaults: HeaderList = []
+        self._headers: HeaderList = []
+        self._before = self._after = b""
+
+    def response(self, status: int, defaults: HeaderList, headers: HeaderList, body: bytes) -> bytes | None:
+        """The whole response. `defaults` are the server's headers, `headers` those of the answer.
+
+        None if uvicorn has to write it: the headers are about the connection, or no header can be like this.
+        """
+        if status != self._status or defaults is not self._defaults or headers != self._headers:
+            if not all(_is_plain(name, value) for name, value in (*defaults, *headers)):
+                return None
+            self._status, self._defaults, self._headers = status, defaults, list(headers)
+            self._before = (
+                STATUS_LINE[status] + _lines(defaults) + b"content-type: application/json\r\ncontent-length: "
+            )
+            self._after = b"\r\n" + _lines(headers) + b"\r\n"
+        return b"%b%d%b%b" % (self._before, len(body), self._after, body)
+
+
+def _lines(headers: HeaderList) -> bytes:
+    return b"".join(b"%b: %b\r\n" % (name.lower(), value) for name, value in headers)
+
+
+def _is_plain(name: bytes, value: bytes) -> bool:
+    if name.lower() in _OF_THE_SERVER:
+        return False
+    return HEADER_RE.search(name) is None and HEADER_VALUE_RE.search(value) is None

@@ -1,0 +1,129 @@
+"""The request heads that one connection repeats. Pure: no I/O, and no parsing of a head that no parser has read.
+
+A head is remembered as bytes, after a parser has read it and its request was served. It is repeated if all bytes are
+the same but the digits of Content-Length. So a parser would find the same in it, and another end of the body.
+"""
+
+import re
+from collections import deque
+from typing import Final, Generic, TypeVar
+
+import msgspec
+
+__all__ = ["MAX_HEADS", "MAX_HEAD_BYTES", "MAX_MEMORY_BYTES", "Found", "RememberedHeads", "Template", "template_of"]
+
+T = TypeVar("T")
+HeaderList = list[tuple[bytes, bytes]]
+
+MAX_HEADS: Final = 4
+MAX_HEAD_BYTES: Final = 8 << 10
+MAX_MEMORY_BYTES: Final = 16 << 10
+"""The heads that one connection remembers, together."""
+
+_MAX_DIGITS: Final = 7
+_PLAIN: Final = re.compile(
+    rb"POST /[!-~]* HTTP/1\.1\r\n(?:[!#$%&'*+.^_`|~0-9A-Za-z-]+:[\t\x20-\x7e\x80-\xff]*\r\n)+\r\n"
+)
+"""Nothing that readers could take for another end of a line or of the head (RFC 9112 §2.2, §5.2)."""
+
+_LENGTH: Final = re.compile(rb"\r\ncontent-length: ?([0-9]+)\r\n", re.IGNORECASE)
+_ABOUT_FRAMING: Final = frozenset({b"expect", b"te", b"trailer", b"transfer-encoding", b"upgrade"})
+
+
+class Template(msgspec.Struct, frozen=True):
+    """A head: the bytes before and after the digits of its Content-Length."""
+
+    before: bytes
+    after: bytes
+
+
+class Found(msgspec.Struct, Generic[T], frozen=True):
+    """A repeated head: what is remembered of it, how many bytes it has, and how many its body has."""
+
+    remembered: T
+    head_bytes: int
+    body_bytes: int
+
+
+def template_of(head: bytes, headers: HeaderList) -> Template | None:
+    """The template of a head from which a parser has read these headers, with lower-case names. None if the head must
+    not be remembered: it says more about its body or its connection than one length, or it has an unusual form."""
+    if len(head) > MAX_HEAD_BYTES or _PLAIN.fullmatch(head) is None or head.count(b"\r\n") != len(headers) + 2:
+        return None
+    lengths = [value for name, value in headers if name == b"content-length"]
+    for name, value in headers:
+        if name in _ABOUT_FRAMING or (name == b"connection" and value.strip(b" \t").lower() != b"keep-alive"):
+            return None
+    found = list(_LENGTH.finditer(head))
+    if len(found) != 1 or lengths != [found[0][1]] or _length(lengths[0]) < 0:
+        return None
+    return Template(head[: found[0].start(1)], head[found[0].end(1) :])
+
+
+def _length(digits: bytes) -> int:
+    """The number that these digits are; -1 for anything but the usual form of a number with few digits."""
+    if not digits.isdigit() or len(digits) > _MAX_DIGITS or (digits[0] == 0x30 and len(digits) > 1):
+        return -1
+    return int(digits)
+
+
+class RememberedHeads(Generic[T]):
+    """What is remembered of a connection's last heads. A connection that repeats none keeps only hashes."""
+
+    __slots__ = ("_bytes", "_known", "_seen")
+
+    def __init__(self) -> None:
+        self._known: list[tuple[Template, T]] = []
+        self._seen: deque[int] = deque(maxlen=MAX_HEADS * 2)
+        self._bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def match(self, data: bytes) -> Found[T] | None:
+        """The remembered head that these bytes begin with. The head has to be complete; the body need not be."""
+        for template, remembered in self._known:
+            before, after = template.before, template.after
+            if data.startswith(before):
+                begin = len(before)
+                end = data.find(b"\r", begin, begin + _MAX_DIGITS + 1)
+                if end > begin and data.startswith(after, end) and (length := _length(data[begin:end])) >= 0:
+                    return Found(remembered, end + len(after), length)
+        return None
+
+    def is_repeated(self, head: bytes) -> bool:
+        """Whether the connection has had a head like this before. Notes it for the next time."""
+        length = _LENGTH.search(head)
+        if length is None:
+            return False
+        seen = hash((head[: length.start(1)], head[length.end(1) :]))
+        if seen in self._seen:
+            return True
+        self._seen.append(seen)
+        return False
+
+    def add(self, template: Template, remembered: T) -> None:
+        """Remember a head. The oldest ones make room."""
+        self.forget(template)
+        self._known.append((template, remembered))
+        self._bytes += _size(template)
+        while len(self._known) > MAX_HEADS or self._bytes > MAX_MEMORY_BYTES:
+            self.forget(self._known[0][0])
+
+    def forget(self, template: Template) -> None:
+        """Forget a head, if it is known."""
+        for place, (known, _) in enumerate(self._known):
+            if known == template:
+                del self._known[place]
+                self._bytes -= _size(template)
+                return
+
+    def clear(self) -> None:
+        """Forget all heads."""
+        self._known.clear()
+        self._seen.clear()
+        self._bytes = 0
+
+
+def _size(template: Template) -> int:
+    return len(template.before) + len(template.after)

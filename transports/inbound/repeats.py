@@ -1,0 +1,327 @@
+"""Requests on one connection whose heads it has had before: served without parser, ASGI and task where nothing waits.
+
+Beside `HttpConnection`, which reads everything else. A request that turns out to be unusual goes on in the usual way
+from where it is: its bytes are parsed, and the task that a parsed head starts takes over what was begun.
+docs/adr/0012-the-http-edge.md
+"""
+
+import asyncio
+import functools
+import logging
+from collections.abc import Callable, Coroutine
+from contextvars import Context
+from typing import Any, Final, Protocol
+
+from transports.inbound.begun_post import BegunPost, RepeatedHead
+from transports.inbound.connection_memory import (
+    DIRECT,
+    INTERRUPTED,
+    NEW_HEAD,
+    NO_REQUEST,
+    PIPELINED,
+    REFUSED,
+    SIZE,
+    STREAMED,
+    ConnectionMemory,
+)
+from transports.inbound.json_heads import JsonHeads
+from transports.inbound.remembered_heads import MAX_HEAD_BYTES, HeaderList, RememberedHeads, Template, template_of
+
+__all__ = ["REPEATS", "Offer", "Repeats"]
+
+logger = logging.getLogger(__name__)
+
+REPEATS: Final = "mcp.repeats"
+"""Where the scope of a POST has the `Offer` of its connection to remember its head."""
+
+
+class Flow(Protocol):
+    write_paused: bool
+
+
+class ServerState(Protocol):
+    default_headers: HeaderList
+    tasks: set[asyncio.Task[None]]
+
+
+class Connection(Protocol):
+    """What `Repeats` needs of its connection."""
+
+    loop: asyncio.AbstractEventLoop
+
+    @property
+    def transport(self) -> asyncio.Transport: ...
+    @property
+    def flow(self) -> Flow: ...
+    @property
+    def server_state(self) -> ServerState: ...
+
+    def parse(self, data: bytes) -> None:
+        """Read data in the usual way."""
+
+    def is_between_requests(self) -> bool:
+        """Whether every request has its answer, nothing of another one has arrived, and one may come."""
+
+    def answered(self) -> None:
+        """A response was written."""
+
+
+class Offer:
+    """Of a connection to the app that serves a POST: to remember its head."""
+
+    __slots__ = ("_head", "_headers", "_heads")
+
+    def __init__(self, heads: "RememberedHeads[_Known]", head: bytes, headers: HeaderList) -> None:
+        self._heads = heads
+        self._head = head
+        self._headers = headers
+
+    def remember(self, describe: Callable[[], RepeatedHead]) -> None:
+        """The request was served, and its caller was authenticated. A head is remembered when it comes again."""
+        if self._heads.is_repeated(self._head) and (template := template_of(self._head, self._headers)) is not None:
+            self._heads.add(template, _Known(template, describe()))
+
+
+class _Known:
+    __slots__ = ("repeated", "template")
+
+    def __init__(self, template: Template, repeated: RepeatedHead) -> None:
+        self.template = template
+        self.repeated = repeated
+
+
+class Repeats:
+    """The memory of one connection, and the one request that is served from it. `memory` None: there is none."""
+
+    __slots__ = (
+        *("_begun", "_body", "_connection", "_context", "_first", "_head_bytes", "_heads", "_json", "_known"),
+        *("_memory", "_missing", "_new", "_resumed", "requests"),
+    )
+
+    def __init__(self, connection: Connection, memory: ConnectionMemory | None) -> None:
+        self._connection = connection
+        self._memory = memory
+        self._heads: RememberedHeads[_Known] = RememberedHeads()
+        self._json = JsonHeads()
+        self.requests = 0
+        """How many heads were found here: for the connection's deadlines."""
+        self._new: bytes | None = None  # data that begins with a head that is not known
+        # The request that arrives or is served: what is known of its head, and its bytes.
+        self._known: _Known | None = None
+        self._first = b""
+        self._body: bytes | bytearray = b""
+        self._head_bytes = self._missing = 0
+        self._begun: BegunPost | None = None
+        self._context: Context | None = None
+        self._resumed: BegunPost | None = None  # what the next task takes over
+
+    # -- reading
+
+    @property
+    def received(self) -> int | None:
+        """How many bytes of a body have arrived whose rest is due; None: none is due."""
+        return len(self._first) + len(self._body) if self._missing else None
+
+    @property
+    def is_answering(self) -> bool:
+        """Whether a request is being served."""
+        return self._begun is not None
+
+    def take(self, data: bytes) -> bool:
+        """Read what has arrived. False: it is for the parser, which has got everything before it."""
+        if self._missing:
+            return self._take_body(data)
+        if self._begun is not None:
+            self._resume(PIPELINED)
+            return False
+        self._new = None
+        memory, connection = self._memory, self._connection
+        if memory is None or not connection.is_between_requests() or not memory.may_serve():
+            return False
+        found = self._heads.match(data)
+        if found is None:
+            self._new = data if data.startswith(b"POST ") else None
+            return False
+        size = found.head_bytes + found.body_bytes
+        if (why := self._obstacle(found.body_bytes, len(data) > size)) is not None:
+            memory.counts[why] += 1
+            return False
+        self.requests += 1
+        self._known, self._first, self._head_bytes = found.remembered, data, found.head_bytes
+        self._missing = size - len(data)
+        if not self._missing:
+            self._begin(data[found.head_bytes :])
+        return True
+
+    def _obstacle(self, body_bytes: int, has_more: bool) -> str | None:
+        """Why a request with a repeated head is for the parser; None if it is not."""
+        assert self._memory is not None
+        if not 0 < body_bytes <= self._memory.body_bytes:
+            return SIZE
+        if has_more:
+            return PIPELINED
+        return INTERRUPTED if self._connection.flow.write_paused else None
+
+    def _take_body(self, data: bytes) -> bool:
+        if len(data) > self._missing:
+            self.give_up(PIPELINED)
+            return False
+        self._missing -= len(data)
+        if self._missing:
+            self._body = self._body or bytearray()
+            self._body += data
+        elif not self._body and len(self._first) == self._head_bytes:
+            self._body = data
+            self._begin(data)  # most clients send the body in a piece of its own
+        else:
+            self._body += data
+            self._begin((self._first + self._body)[self._head_bytes :])
+        return True
+
+    def parsed(self, scope: Any, headers: HeaderList) -> None:
+        """The parser has read the first head of the data. Its app is offered to have it remembered."""
+        data, self._new = self._new, None
+        if data is None or self._memory is None:
+            return
+        self._memory.counts[NEW_HEAD] += 1
+        end = data.find(b"\r\n\r\n", 0, MAX_HEAD_BYTES)
+        if end >= 0:
+            scope[REPEATS] = Offer(self._heads, data[: end + 4], headers)
+
+    # -- serving
+
+    def _begin(self, body: bytes) -> None:
+        """Serve a request that has arrived."""
+        assert self._known is not None
+        # The context of a request, as its task would have one: log lines have the correlation id from there.
+        self._context = context = Context()
+        self._begun = begun = context.run(self._known.repeated.begin, body)
+        if begun is None or begun.is_no_request:
+            self._resume(NO_REQUEST)
+        elif begun.answer is not None or begun.has_failed:
+            self._go_on(begun)
+        else:
+            # In a task of its own, with the context of the request.
+            waiting = begun.wait(functools.partial(self._spawn, context=context))
+            waiting.add_done_callback(functools.partial(self._waited, begun))
+
+    def _waited(self, begun: BegunPost, waiting: asyncio.Task[None]) -> None:
+        """The handler has decided."""
+        if begun is self._begun:
+            self._go_on(begun)
+
+    def _go_on(self, begun: BegunPost) -> None:
+        """The answer is there, though its frames may not be, or the request has failed."""
+        if begun.answer is None:
+            assert self._known is not None
+            self._heads.forget(self._known.template)  # the next one is served from its beginning
+            self._resume(REFUSED)
+        elif not begun.quiet_at:
+            self._resume(STREAMED)
+        elif begun.answer.replies.first is not None:
+            self._answer(begun)
+        else:
+            begun.answer.replies.when_ready(functools.partial(self._ready, begun), begun.quiet_at)
+
+    def _ready(self, begun: BegunPost, waited: asyncio.Future[None]) -> None:
+        """A frame has come, or none for too long, or none will."""
+        is_quiet = waited.exception() is not None
+        if begun is not self._begun:
+            return  # its task has it
+        if is_quiet:
+            begun.went_quiet()
+        self._answer(begun)
+
+    def _answer(self, begun: BegunPost) -> None:
+        """Write the answer if it is one JSON message; else go on in the usual way."""
+        try:
+            response = self._response(begun)
+        except Exception:
+            logger.exception("an answer cannot be written at once")
+            response = None
+        if response is None:
+            self._resume(STREAMED)
+            return
+        self._begun = self._context = None
+        self._clear()
+        assert self._memory is not None
+        self._memory.counts[DIRECT] += 1
+        self._connection.transport.write(response)
+        self._connection.answered()
+        try:
+            rest = begun.answered()
+        except Exception:
+            logger.exception("an answer was sent, and could not be recorded")
+            return
+        if rest is not None:
+            self._spawn(_logged(rest))
+
+    def _response(self, begun: BegunPost) -> bytes | None:
+        answer = begun.answer
+        frame = None if answer is None else answer.replies.first
+        if answer is None or frame is None or not frame.final or not begun.quiet_at:
+            return None
+        if answer.is_doubtful or self._connection.flow.write_paused or self._connection.transport.is_closing():
+            return None
+        defaults = self._connection.server_state.default_headers
+        return self._json.response(begun.status(frame), defaults, begun.json_headers(answer), frame.data)
+
+    def _spawn(self, work: Coroutine[Any, Any, None], context: Context | None = None) -> asyncio.Task[None]:
+        task = self._connection.loop.create_task(work, context=context)
+        tasks = self._connection.server_state.tasks
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+        return task
+
+    # -- the usual way
+
+    def give_up(self, why: str = INTERRUPTED) -> None:
+        """Have what has arrived or was begun go on in the usual way. Does nothing if there is nothing."""
+        if self._missing:
+            self._missing = 0
+            assert self._memory is not None
+            self._memory.counts[why] += 1
+            self._connection.parse(self._take_bytes())
+        elif self._begun is not None:
+            self._resume(why)
+
+    def _resume(self, why: str) -> None:
+        """Parse the request. The task that this starts goes on with what was begun."""
+        assert self._memory is not None
+        self._memory.counts[why] += 1
+        self._resumed, self._begun = self._begun, None
+        context, self._context = self._context or Context(), None
+        context.run(self._connection.parse, self._take_bytes())
+        if self._resumed is not None:
+            logger.error("a request that was begun cannot be parsed")
+            begun, self._resumed = self._resumed, None
+            self._spawn(_logged(begun.drop()))
+
+    def _take_bytes(self) -> bytes:
+        data = self._first + self._body if self._body else self._first
+        self._clear()
+        return data
+
+    def _clear(self) -> None:
+        self._known = None
+        self._first = self._body = b""
+
+    def app(self, app: Any) -> Any:
+        """The app of a request that starts: `app`, or what goes on with a request that was begun."""
+        begun, self._resumed = self._resumed, None
+        return app if begun is None else begun.finish
+
+    def forget(self) -> None:
+        """The connection has ended. What was begun goes on as if its client had left."""
+        if self._missing:
+            self._missing = 0
+            self._clear()
+        self.give_up()
+        self._heads.clear()
+
+
+async def _logged(rest: Coroutine[Any, Any, None]) -> None:
+    try:
+        await rest
+    except Exception:
+        logger.exception("an answer was sent, and could not be recorded")
