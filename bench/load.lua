@@ -1,9 +1,7 @@
 -- Calls of many sessions. A Lua table in a file says what is sent: `sessions` (values of the header `carrier`), `headers`,
 -- and `bodies`, of which session number n sends the one that its number falls on. wrk does not tell a script which
--- connection asks, so each thread takes its sessions in turn; with as many connections as sessions, each session has
--- about one call in flight.
+-- connection asks, so each connection has a thread of its own, and each thread a session: as clients have.
 local threads = 0
-local turn = 0
 
 function setup(thread)
   thread:set("number", threads)
@@ -12,15 +10,14 @@ end
 
 function init(args)
   load = dofile(args[1])
-  turn = number * math.floor(#load.sessions / 2)
+  local turn = number % #load.sessions + 1
+  load.headers[load.carrier] = load.sessions[turn]
+  if load.names then load.headers["Mcp-Name"] = load.names[turn % #load.bodies + 1] end
+  call = wrk.format("POST", nil, load.headers, load.bodies[turn % #load.bodies + 1])
 end
 
 function request()
-  turn = turn % #load.sessions + 1
-  load.headers[load.carrier] = load.sessions[turn]
-  local body = load.bodies[turn % #load.bodies + 1]
-  if load.names then load.headers["Mcp-Name"] = load.names[turn % #load.bodies + 1] end
-  return wrk.format("POST", nil, load.headers, body)
+  return call
 end
 
 function done(summary, latency, requests)

@@ -132,7 +132,7 @@ def opened(url: str, load: Load) -> list[str]:
 
 def measured(url: str, file: Path, seconds: float, process: psutil.Process, connections: int = CONNECTIONS) -> Run:
     """One run of wrk, and what it cost the subject."""
-    command = [str(program("wrk", "wrk")), f"-t{min(2, connections)}", f"-c{connections}", f"-d{seconds:g}s"]
+    command = [str(program("wrk", "wrk")), f"-t{connections}", f"-c{connections}", f"-d{seconds:g}s"]
     command += ["--latency", "--timeout", "30s", "-s", str(HERE / "load.lua"), url, "--", str(file)]
     before = _cpu(process)
     output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
