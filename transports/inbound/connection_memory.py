@@ -1,4 +1,4 @@
-"""What became of requests at the memories of their connections, and whether memories may be used. Pure: no I/O."""
+"""What became of requests at the memories of their connections, and whether memories may be used."""
 
 from collections import Counter
 from collections.abc import Callable

@@ -1,0 +1,245 @@
+"""Heads that clients repeat on a connection: real clients have them, and nothing is remembered that has ended."""
+
+import json
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.requirements import requirement
+from tests.support.gateway_process import PROBE, RunningGateway, running_gateway, server
+from tests.support.http_bytes import Answer, connected, listener_of, post, read_answers
+from tests.support.issuer import running_issuer
+from tests.support.mcp_clients import Legacy, Modern, modern_body, modern_headers, tool_text
+from tests.tools.obtain import node
+
+SKEW_S = 30
+FETCH = Path(__file__).parents[1] / "clients/fetch_calls.mjs"
+ON: dict[str, Any] = {"connection_memory": True, "admin": {"listen": "127.0.0.1:0"}, "log_format": "json"}
+
+
+@pytest.fixture(scope="module")
+def gateway() -> Iterator[RunningGateway]:
+    with running_gateway({"p": server(PROBE)}, options=ON) as running:
+        yield running
+
+
+def became(gateway: RunningGateway) -> dict[str, int]:
+    """What became of POSTs at the memories of their connections."""
+    line = next(line for line in gateway.stderr().splitlines() if "operators are served at" in line)
+    found = re.search(r"http://[\d.]+:\d+", line)
+    assert found is not None
+    pattern = r'^mcp_gateway_connection_memory_total\{outcome="(\w+)"\} ([\d.]+)$'
+    return {name: int(float(n)) for name, n in re.findall(pattern, httpx.get(f"{found[0]}/metrics").text, re.MULTILINE)}
+
+
+class Counted:
+    """What has become of POSTs since."""
+
+    def __init__(self, gateway: RunningGateway) -> None:
+        self._gateway = gateway
+        self._before = became(gateway)
+
+    def __call__(self, outcome: str) -> int:
+        return became(self._gateway)[outcome] - self._before[outcome]
+
+
+class Raw:
+    """A client whose calls of tools are sent as bytes on one connection, by default in a legacy session of its own."""
+
+    def __init__(self, gateway: RunningGateway, client: Legacy | None = None, *, modern: str = "") -> None:
+        if client is None:
+            with httpx.Client() as http:
+                client = Legacy(gateway.url, http).open()
+        self._names = {"Host": "127.0.0.1", "Content-Type": "application/json"}
+        self._names |= {"MCP-Gateway-Session": modern} if modern else client.request_headers()
+        self._is_modern = bool(modern)
+        self._sock = connected(listener_of(gateway.url))
+        self._rest = b""
+
+    def request(self, tool: str, arguments: Any = None) -> bytes:
+        body = modern_body("tools/call", {"name": tool, "arguments": arguments or {}})
+        names = self._names | (modern_headers(body) if self._is_modern else {})
+        if not self._is_modern:
+            del body["params"]["_meta"]
+        return post("/mcp", json.dumps(body).encode(), *(f"{name}: {value}" for name, value in names.items()))
+
+    def send(self, data: bytes) -> None:
+        self._sock.sendall(data)
+
+    def answer(self) -> Answer:
+        """The next response."""
+        while not (found := read_answers(self._rest, closed=False)).answers or not found.answers[0].complete:
+            data = self._sock.recv(1 << 16)
+            assert data, "the connection has ended"
+            self._rest += data
+        self._rest = b""
+        return found.answers[0]
+
+    def call(self, tool: str, arguments: Any = None, *, cut: int = 0) -> Answer:
+        """The answer to a call. `cut`: where it is sent in two segments; negative: from the end of the head."""
+        data = self.request(tool, arguments)
+        if cut:
+            place = data.index(b"\r\n\r\n") + 4 + max(cut, 0)
+            self.send(data[:place])
+            time.sleep(0.02)
+            data = data[place:]
+        self.send(data)
+        return self.answer()
+
+    def warm(self, tool: str = "pid", arguments: Any = None) -> "Raw":
+        """Calls after which the connection remembers the head."""
+        for _ in range(2):
+            assert self.call(tool, arguments).status == 200
+        return self
+
+    def close(self) -> None:
+        self._sock.close()
+
+    def __enter__(self) -> "Raw":
+        return self.warm()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+@requirement("hot.memory")
+def test_calls_of_httpx_are_served_from_memory(gateway: RunningGateway) -> None:
+    with httpx.Client() as http:
+        legacy, counted = Legacy(gateway.url, http).open(), Counted(gateway)
+        texts = [json.loads(tool_text(legacy.tool("echo", {"n": "x" * n}))) for n in range(12)]
+        assert texts == [{"n": "x" * n} for n in range(12)]
+        assert counted("direct") == 10
+    with httpx.Client() as http:
+        modern, counted = Modern(gateway.url, http), Counted(gateway)
+        token = modern.tool("pid").headers["mcp-gateway-session"]
+        pids = {tool_text(modern.tool("pid", headers={"MCP-Gateway-Session": token})) for _ in range(12)}
+        assert len(pids) == 1 and counted("direct") == 10
+
+
+@requirement("hot.memory")
+def test_calls_of_fetch_are_served_from_memory(gateway: RunningGateway) -> None:
+    counted = Counted(gateway)
+    done = subprocess.run([str(node()), str(FETCH), gateway.url, "20"], capture_output=True, text=True, timeout=60)
+    legacy, modern = map(json.loads, done.stdout.splitlines())
+    assert "x" * 20 in legacy["result"]["content"][0]["text"] and "y" * 20 in modern["result"]["content"][0]["text"]
+    assert counted("direct") >= 2 * (20 - 5), done.stderr
+
+
+@requirement("hot.memory")
+@pytest.mark.parametrize("cut", [0, -1, 9])
+def test_a_head_and_a_body_in_two_segments_are_served_from_memory(gateway: RunningGateway, cut: int) -> None:
+    with Raw(gateway) as raw:
+        counted = Counted(gateway)
+        for number in range(5):
+            assert json.loads(raw.call("echo", {"n": number}, cut=cut).body)["id"] == 1
+        assert counted("direct") == 5
+
+
+@requirement("hot.memory", "wall.authority")
+def test_a_session_that_has_ended_is_unknown_on_a_connection_that_remembers_it(gateway: RunningGateway) -> None:
+    with httpx.Client() as http, httpx.Client() as other:
+        legacy = Legacy(gateway.url, http).open()
+        for _ in range(4):
+            assert legacy.tool("pid").status_code == 200
+        counted = Counted(gateway)
+        assert legacy.tool("pid").status_code == 200 and counted("direct") == 1
+        other.delete(gateway.url, headers=legacy.request_headers())
+        assert legacy.tool("pid").status_code == 404 and counted("refused") == 1
+        assert legacy.tool("pid").status_code == 404
+
+
+@requirement("hot.memory", "wall.authority")
+def test_a_credential_that_has_expired_is_refused_on_a_connection_that_remembers_it() -> None:
+    with running_issuer() as issuer:
+        options = {**ON, "auth": issuer.settings()}
+        with running_gateway({"p": server(PROBE)}, options=options) as gateway, httpx.Client() as http:
+            token = issuer.token(exp=int(time.time()) - SKEW_S + 3)
+            legacy = Legacy(gateway.url, http, headers={"Authorization": f"Bearer {token}"}).open()
+            statuses, ends_at = [], time.monotonic() + 15
+            while 401 not in statuses and time.monotonic() < ends_at:
+                statuses.append(legacy.tool("pid").status_code)
+            assert statuses[-1] == 401 and set(statuses[:-1]) == {200} and len(statuses) > 6
+            found = became(gateway)
+            assert found["direct"] > 3 and found["refused"] == 1
+
+
+@requirement("hot.memory")
+def test_rates_count_what_is_served_from_memory() -> None:
+    options = {**ON, "policy": {"session_rate": {"per_s": 1, "burst": 20}}}
+    with running_gateway({"p": server(PROBE)}, options=options) as gateway, httpx.Client() as http:
+        legacy = Legacy(gateway.url, http).open()
+        statuses = [legacy.tool("pid").status_code for _ in range(40)]
+        assert 429 in statuses and statuses.index(429) <= 21
+        found = became(gateway)
+        assert found["direct"] > 10 and found["refused"] >= 1
+
+
+@requirement("hot.memory")
+def test_each_call_from_memory_has_a_log_line_with_a_correlation_id_of_its_own(gateway: RunningGateway) -> None:
+    with Raw(gateway) as raw:
+        mark, counted = len(gateway.stderr()), Counted(gateway)
+        for tool in ("echo", "echo", "fail", "pid"):
+            assert raw.call(tool).status == 200
+        assert counted("direct") == 4
+    lines = [json.loads(line) for line in gateway.stderr()[mark:].splitlines() if line.startswith("{")]
+    calls = [line for line in lines if line.get("event") == "tools/call"][-4:]
+    assert len(calls) == 4 and len({line["correlation"] for line in calls}) == 4, lines
+
+
+@requirement("hot.memory", "wall.before-auth")
+def test_a_body_that_does_not_come_is_refused_in_time() -> None:
+    options = {**ON, "limits": {"body_timeout_s": 1}}
+    with running_gateway({"p": server(PROBE)}, options=options) as gateway, Raw(gateway) as raw:
+        raw.send(raw.request("pid")[:-5])
+        began = time.monotonic()
+        answer = raw.answer()
+        assert answer.status == 408 and 0.5 < time.monotonic() - began < 5
+        assert became(gateway)["interrupted"] == 1
+
+
+@requirement("hot.memory")
+def test_a_call_from_memory_outlives_a_legacy_client_and_not_a_modern_one(gateway: RunningGateway) -> None:
+    with httpx.Client() as http:
+        legacy = Legacy(gateway.url, http).open()
+        with Raw(gateway, legacy) as raw:
+            counted = Counted(gateway)
+            raw.send(raw.request("sleep", {"seconds": 0.5}))
+            time.sleep(0.1)
+        assert tool_text(legacy.tool("cancelled")) == "[]" and counted("interrupted") == 1
+        modern = Modern(gateway.url, http)
+        token = {"MCP-Gateway-Session": modern.tool("pid").headers["mcp-gateway-session"]}
+        with Raw(gateway, modern=token["MCP-Gateway-Session"]) as raw:
+            raw.warm("sleep", {"seconds": 0})
+            raw.send(raw.request("sleep", {"seconds": 1}))
+            time.sleep(0.2)
+        ends_at = time.monotonic() + 10
+        while (told := tool_text(modern.tool("cancelled", headers=token))) == "[]" and time.monotonic() < ends_at:
+            pass
+        assert counted("interrupted") == 2, became(gateway)
+        assert told != "[]"
+
+
+@requirement("hot.memory")
+def test_a_gateway_that_stops_answers_what_it_serves_from_memory() -> None:
+    with running_gateway({"p": server(PROBE)}, options=ON) as gateway, Raw(gateway) as raw, Raw(gateway):
+        raw.send(raw.request("sleep", {"seconds": 1}))
+        time.sleep(0.3)
+        gateway.process.send_signal(signal.SIGTERM)
+        answer = raw.answer()
+        assert answer.status == 200 and b"slept" in answer.body
+        assert answer.header("connection") == "close"
+
+
+@requirement("hot.memory")
+def test_the_setting_turns_it_off() -> None:
+    with running_gateway({"p": server(PROBE)}, options={**ON, "connection_memory": False}) as gateway:
+        with Raw(gateway) as raw:
+            assert raw.call("pid").status == 200
+        assert not any(became(gateway).values())
