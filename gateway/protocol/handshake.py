@@ -18,6 +18,7 @@ __all__ = [
     "at_most",
     "capabilities_json",
     "capabilities_of",
+    "discovery_for_all",
     "discovery_of",
     "handshake_of",
     "merge_discoveries",
@@ -89,6 +90,21 @@ def discovery_of(result: bytes) -> bytes:
         "_meta": {**object_of(shaken.get("_meta")), _SERVER_INFO: info},
     }
     return encode({**body, **{key: raw for key, raw in shaken.items() if key not in _OF_DISCOVERIES}})
+
+
+def discovery_for_all(result: bytes, name: str) -> bytes:
+    """What all may know of a `server/discover` result that one session got with its credentials: the versions and the
+    capabilities. Instructions and the like may be for the owner of the credentials. `name` is the server's here."""
+    discovered = object_of(result)
+    body: dict[str, Any] = {
+        "resultType": "complete",
+        "supportedVersions": _decoded(discovered, "supportedVersions", list[str], [*MODERN_VERSIONS]),
+        "capabilities": object_of(discovered.get("capabilities")),
+        "ttlMs": 0,
+        "cacheScope": PRIVATE,
+        "_meta": {_SERVER_INFO: {"name": name, "version": "unknown"}},
+    }
+    return encode(body)
 
 
 def handshake_of(result: bytes, version: str) -> bytes:

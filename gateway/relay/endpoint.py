@@ -61,6 +61,11 @@ class Endpoint:
         self._aggregation = aggregation
         self._late = late
 
+    @property
+    def lists_in_sessions(self) -> bool:
+        """Whether a server here lists nothing without the credentials of a session."""
+        return any(upstream.is_asked_in_sessions for upstream in self._servers.all.values())
+
     def prestartable(self, context: Context) -> list[ConfiguredUpstream]:
         """The servers of which processes are prestarted for sessions of that context."""
         return [u for u in self._servers.to(context).values() if u.prestarted]
@@ -125,6 +130,7 @@ class Endpoint:
         results = [discovery for discovery in found if discovery is not None]
         failure = next((f.failure for f in facts if f.failure), "") or next(map(str, gathered.failures.values()), "")
         is_any_starting = len(gathered.missing) > len(gathered.failures)
+        is_any_starting |= any(servers[n].is_asked_in_sessions for n, f in gathered.answers.items() if f.failure)
         if results or is_any_starting:
             is_incomplete = bool(failure) or is_any_starting
             return merge_discoveries(results, __version__, incomplete=is_incomplete, is_filtered=self._servers.differ)

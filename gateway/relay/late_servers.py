@@ -329,7 +329,7 @@ async def _opened(upstream: ConfiguredUpstream, asker: Asker) -> Conversation:
         await upstream.answered.wait()
         conversation = upstream.sessionless(await upstream.era_for(asker.era))
     else:
-        era = await upstream.era_for(asker.era)
+        era = await upstream.era_in(asker.live, asker.era, asker.correlation)
         conversation = upstream.conversation(asker.live, era, asker.correlation, asker.caller)
     await conversation.ready()
     return conversation

@@ -100,7 +100,7 @@ class ModernClients:
             return self._tasks.call(request, who)
         elif names_tasks(method, params):
             return self._tasks.listening.call(request, who)
-        if method in SESSIONLESS:
+        if method in SESSIONLESS and not self._endpoints[request.endpoint].lists_in_sessions:
             return then(self._resolver.resume(request, who), self._in_session, request, who, binding, params)
         return then(self._resolver.resume_or_open(request, who), self._in_session, request, who, binding, params)
 

@@ -20,17 +20,20 @@ _VERSION_KEY: Final = "io.modelcontextprotocol/protocolVersion"
 _MOST_VERSIONS: Final = 8
 _VERSION_CHARS: Final = 32
 _REASON_CHARS: Final = 200
+_REFUSED: Final = frozenset({401, 403})
 
 
 @dataclass(frozen=True, slots=True)
 class Discovery:
     """What an answer proves: the era of the server, or nothing (None). `result` is that of a modern server which can be
-    used. `reason` says why it cannot, or why nothing is proved. `retry` is a version to ask again with."""
+    used. `reason` says why it cannot, or why nothing is proved. `retry` is a version to ask again with. `is_refused`: a
+    status says that the request lacks credentials."""
 
     era: Era | None
     result: bytes | None = None
     reason: str = ""
     retry: str = ""
+    is_refused: bool = False
 
 
 async def ask_discovery(conversation: Conversation, *, within_s: float, is_url: bool) -> Discovery:
@@ -56,7 +59,8 @@ async def _asked(conversation: Conversation, version: str, within_s: float, *, i
     except UpstreamUnavailable as error:
         if not error.status:
             raise
-        return Discovery(LEGACY if is_about_content(error.status) else None, reason=str(error))
+        era = LEGACY if is_about_content(error.status) else None
+        return Discovery(era, reason=str(error), is_refused=error.status in _REFUSED)
     except TimeoutError:
         return Discovery(None if is_url else LEGACY, reason=f"it did not answer server/discover within {within_s:g} s")
     except (LinkClosed, msgspec.MsgspecError) as error:

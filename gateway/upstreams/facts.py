@@ -25,7 +25,8 @@ class ServerFacts:
     `failure` says why the server could not be asked, for clients. `last_words` are the last lines of its output then,
     for operators. Without any of the three, the server speaks neither era. `is_certain` is false while a server counts
     as legacy only because it has accepted a handshake: its answer to `server/discover` has proved nothing. `at` is when
-    `discover` came, by the monotonic clock.
+    `discover` came, by the monotonic clock. `needs_credentials`: the server refuses what the gateway asks without the
+    credentials of a session. `discover` is then the part for all of what it has answered to a session.
     """
 
     discover: bytes | None = None
@@ -35,6 +36,7 @@ class ServerFacts:
     tools: Tools = field(default_factory=Tools)
     is_certain: bool = True
     at: float = 0.0
+    needs_credentials: bool = False
 
     @property
     def discovery(self) -> bytes | None:
@@ -104,6 +106,19 @@ class KnownFacts:
         self.latest = facts
         self._mirrored = dict(facts.tools.mirrored)
 
+    @property
+    def guessed(self) -> ServerFacts | None:
+        """The facts about a server that has accepted a handshake while nothing proved its era."""
+        latest = self.latest
+        return latest if latest is not None and latest.has_answered and not latest.is_certain else None
+
+    def kept(self, facts: ServerFacts) -> ServerFacts:
+        """The facts of a probe, or those that a session has learned while the probe was refused."""
+        latest = self.latest
+        if latest is None or facts.has_answered or not (latest.has_answered and latest.needs_credentials):
+            return facts
+        return latest
+
     def listed(self, tools: Tools) -> None:
         """Tools that the server has listed since."""
         for name in tools.schemas:
@@ -114,7 +129,8 @@ class KnownFacts:
 
     def tools(self) -> Tools | None:
         """The tools that the probe has listed; None if it could not."""
-        return None if self.latest is None or self.latest.failure else self.latest.tools
+        latest = self.latest
+        return None if latest is None or latest.failure or latest.needs_credentials else latest.tools
 
     def handshake(self) -> bytes | None:
         """The `initialize` result of a legacy server."""

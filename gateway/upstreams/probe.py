@@ -150,11 +150,11 @@ class Probe:
         """The era in which the server is addressed for such a client."""
         facts = await self.facts()
         era = era_of(facts, client, accepts_handshake=self._accepts_handshake)
-        if era is None:
+        if era is None and not facts.needs_credentials:
             with contextlib.suppress(TasksClosed):
                 await self._tasks.share(_TRIAL, self._try_handshake)
-            # A failed trial decides nothing. The first client with its own handshake does.
-            era = era_of(facts, client, accepts_handshake=self._accepts_handshake is not False)
+        # A failed trial decides nothing. The first client with its own handshake does.
+        era = era_of(facts, client, accepts_handshake=self._accepts_handshake is not False)
         assert era is not None
         return era
 
@@ -196,7 +196,7 @@ class Probe:
         self._cancel_timer()
         began = self.began_at = self._clock()
         try:
-            facts = await self._asked()
+            facts = self._known.kept(await self._asked())
             _learn(self._name, self._known, facts)
         finally:
             self.began_at = None
@@ -212,6 +212,13 @@ class Probe:
         else:
             self._failed(facts.failure or "it supports no MCP version of this gateway", facts.last_words)
         return facts
+
+    def learn(self, facts: ServerFacts) -> None:
+        """A session has learned what the server speaks, which refuses the probe."""
+        self._cancel_timer()
+        _learn(self._name, self._known, facts)
+        self.failures = Backoff()
+        self.answered.set()
 
     def _failed(self, reason: str, last_words: Sequence[str]) -> None:
         """Record a failure, and make the probe again later."""
@@ -238,7 +245,7 @@ class Probe:
             reason = f"the gateway could not ask it ({type(error).__name__})"
             if reason != self.failures.reason:
                 logger.exception("the probe of server %s failed", self._name, extra={"server": self._name})
-            return self._guessed or ServerFacts(failure=reason)
+            return self._known.guessed or ServerFacts(failure=reason)
 
     async def _ask(self) -> ServerFacts:
         began = self._clock()
@@ -246,7 +253,7 @@ class Probe:
         try:
             found = await ask_discovery(conversation, within_s=self._start_s, is_url=self._is_url)
         except (UpstreamUnavailable, HandshakeRefused) as error:
-            if (known := self._guessed) is not None:
+            if (known := self._known.guessed) is not None:
                 return known
             return ServerFacts(failure=str(error), last_words=tuple(conversation.last_words))
         if found.result is not None:
@@ -256,15 +263,10 @@ class Probe:
         await self._shared.discard(Era.MODERN)
         if found.era is Era.MODERN:
             return ServerFacts(failure=f"server {self._name!r} cannot be used: {found.reason}")
-        if (known := self._guessed) is not None:
+        if (known := self._known.guessed) is not None:
             return known if found.era is None else replace(known, is_certain=True)
-        return await self._ask_legacy(found)
-
-    @property
-    def _guessed(self) -> ServerFacts | None:
-        """The facts about a server that has accepted a handshake while nothing proved its era."""
-        known = self._known.latest
-        return known if known is not None and known.has_answered and not known.is_certain else None
+        facts = await self._ask_legacy(found)
+        return replace(facts, needs_credentials=found.is_refused and self._is_url and not facts.has_answered)
 
     async def _ask_legacy(self, found: Discovery) -> ServerFacts:
         """Make a handshake: the server is legacy, or its answer to `server/discover` has proved nothing."""
@@ -290,16 +292,22 @@ class Probe:
         return ServerFacts(initialize=conversation.initialize_result, tools=tools, is_certain=is_certain)
 
     async def _tools(self, conversation: Conversation) -> Tools:
-        """The tools that the server lists; none if it cannot list them now, or not in time."""
-        with contextlib.suppress(UpstreamUnavailable, LinkClosed, TimeoutError, msgspec.MsgspecError):
-            async with asyncio.timeout(self._start_s):
-                return Tools(await self._reader.all_items("tools/list", conversation, self._results))
-        return Tools()
+        return await _listed_tools(self._reader, conversation, self._results, self._start_s)
 
     async def close(self) -> None:
         """Cancel a running probe."""
         self._cancel_timer()
         await self._tasks.close()
+
+
+async def _listed_tools(
+    reader: ListReader, conversation: Conversation, results: ResultCache | None, within_s: float
+) -> Tools:
+    """The tools that the server lists; none if it cannot list them now, or not in time."""
+    with contextlib.suppress(UpstreamUnavailable, LinkClosed, TimeoutError, msgspec.MsgspecError):
+        async with asyncio.timeout(within_s):
+            return Tools(await reader.all_items("tools/list", conversation, results))
+    return Tools()
 
 
 def _learn(name: str, known: KnownFacts, facts: ServerFacts) -> None:

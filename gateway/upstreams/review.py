@@ -137,7 +137,7 @@ async def review(
     for upstream, listed in zip(upstreams, lists, strict=True):
         server, entry = upstream.name, upstream.settings
         facts = await upstream.facts()
-        if not facts.has_answered:
+        if not facts.has_answered or facts.needs_credentials:
             found.unasked.append(server)
             continue
         tools = facts.tools.listed
@@ -168,7 +168,8 @@ async def _lists_to_compare(
 ) -> dict[str, list[str] | None]:
     """The names of prompts and the URIs of resources that a server lists, of the kinds for which there are patterns.
     None in place of a list: the server does not give it."""
-    if not (await upstream.facts()).has_answered:
+    facts = await upstream.facts()
+    if not facts.has_answered or facts.needs_credentials:
         return {}
     wanted = {"prompts": bool(upstream.settings.prompts), "resources": bool(upstream.settings.resource_uris)}
     for entry in workspaces:

@@ -11,6 +11,7 @@ from gateway.calls.deadlines import Deadlines
 from gateway.calls.live_session import LiveSession
 from gateway.calls.server_messages import IsolatedRouter
 from gateway.config.upstreams import UpstreamSettings
+from gateway.context.secrets import is_template
 from gateway.protocol.capabilities import Caller
 from gateway.protocol.extensions import Declared
 from gateway.protocol.listing import Tools
@@ -18,10 +19,11 @@ from gateway.upstreams.facts import STARTING, KnownFacts, ServerState
 from gateway.upstreams.inventory import Inventory
 from gateway.upstreams.link_source import SessionLinks, Start, UpstreamLinks
 from gateway.upstreams.probe import Probe
+from gateway.upstreams.session_discovery import SessionDiscovery
 from gateway.upstreams.session_resources import PrestartedProcess
 from gateway.upstreams.shared import SharedConversations
 from session_store import Session
-from transports.era import LEGACY, Era
+from transports.era import LEGACY, MODERN, Era
 from transports.upstream_port import PrestartingUpstream, Upstream, UpstreamUnavailable
 
 __all__ = ["MAX_CONVERSATIONS", "ConfiguredUpstream"]
@@ -59,6 +61,8 @@ class ConfiguredUpstream:
         self._shared = shared
         self._probe = probe
         self._deadlines = deadlines
+        self._by_sessions = SessionDiscovery(links.name, known, probe)
+        self._takes_secrets = any(map(is_template, settings.headers.values()))
         self.permits = links.permits
         self.start_probe = probe.start
         self.facts = probe.facts
@@ -106,6 +110,12 @@ class ConfiguredUpstream:
     def speaks_modern(self) -> bool:
         """Whether the server speaks 2026-07-28 or later."""
         return self._known.latest is not None and self._known.latest.discover is not None
+
+    @property
+    def is_asked_in_sessions(self) -> bool:
+        """Whether the server answers nothing without the credentials that its configuration has for each session."""
+        facts = self._known.latest
+        return self._takes_secrets and facts is not None and facts.needs_credentials
 
     @property
     def probed_tools(self) -> Tools | None:
@@ -164,10 +174,22 @@ class ConfiguredUpstream:
 
     async def conversation_for(self, call: Call) -> Conversation:
         """The conversation for a call, in the era in which this server is addressed for the call's client."""
-        era, exchange = await self.era_for(call.era), call.exchange
         if (live := call.live) is None:
-            return self._shared.of(era)
-        return self.conversation(live, era, call.correlation, exchange.caller)
+            return self._shared.of(await self.era_for(call.era))
+        era = await self.era_in(live, call.era, call.correlation)
+        return self.conversation(live, era, call.correlation, call.exchange.caller)
+
+    async def era_in(self, live: LiveSession, client: Era, correlation: str) -> Era:
+        """As `era_for`, for a session. A server that refuses what the gateway asks without credentials is asked with
+        those of the session."""
+        era, facts = await self.era_for(client), self._known.latest
+        if facts is None or not facts.needs_credentials or self.settings.shared:
+            return era
+        if self._by_sessions.is_wanted(live):
+            await self._by_sessions.ask(live, self.conversation(live, MODERN, correlation))
+        if client is LEGACY:
+            await self._try_own_handshake(live, correlation)
+        return await self.era_for(client)
 
     def open_with(self, live: LiveSession) -> Conversation | None:
         """The present conversation of a session, in either era; None if it has none."""
@@ -212,8 +234,12 @@ class ConfiguredUpstream:
     async def try_handshake(self, live: LiveSession, correlation: str) -> None:
         """Find out with the session's own process whether a modern server accepts a handshake, if that is not known: to
         try it in another process first would double the wait of the first legacy client."""
-        await self.facts()
-        if self.settings.shared or self.era_now(LEGACY) is not None:
+        await self.era_in(live, MODERN, correlation)
+        if not self.settings.shared:
+            await self._try_own_handshake(live, correlation)
+
+    async def _try_own_handshake(self, live: LiveSession, correlation: str) -> None:
+        if self.era_now(LEGACY) is not None:
             return
         conversation = self.conversation(live, LEGACY, correlation)
         await self._probe.try_with(conversation, lambda: live.conversations.pop((self.name, LEGACY, b""), None))
@@ -232,6 +258,7 @@ class ConfiguredUpstream:
 
     async def close(self) -> None:
         """Close the conversations that belong to no session. Sessions close their own."""
+        await self._by_sessions.close()
         await self._probe.close()
         await self.inventory.close()
         await self._shared.close()

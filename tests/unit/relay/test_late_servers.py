@@ -59,6 +59,9 @@ class Server:
     async def era_for(self, client: Era) -> Era:
         return self.era
 
+    async def era_in(self, live: Any, client: Era, correlation: str) -> Era:
+        return self.era
+
     def sessionless(self, era: Era) -> "Server":
         return self
 

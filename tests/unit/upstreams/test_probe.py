@@ -8,7 +8,7 @@ import pytest
 
 from gateway.calls.patience import Patience
 from gateway.protocol.handshake import HandshakeRefused
-from gateway.upstreams.facts import KnownFacts
+from gateway.upstreams.facts import KnownFacts, ServerFacts
 from gateway.upstreams.list_pages import ListReader
 from gateway.upstreams.probe import AGAIN_S, WAIT_S, Probe
 from session_store.testing import FakeClock
@@ -323,3 +323,35 @@ async def test_the_first_session_tries_the_handshake_with_its_own_process(fault:
     await probe.try_with(own, lambda: server.log.append("drop"))
     assert probe.era_now(Era.LEGACY) is era and await probe.era_for(Era.LEGACY) is era
     assert "trial" not in server.log and server.log[2:] == ([] if fault is None else ["drop", "close"])
+
+
+@requirement("up.era-credentials")
+async def test_a_server_that_refuses_the_probe_for_want_of_credentials_is_marked_and_sessions_may_learn_more() -> None:
+    refused = UpstreamUnavailable("server 'demo' answered 401", status=401)
+    server = Server(discover=refused, legacy=refused)
+    probe = probe_of(server, is_url=True)
+    facts = await probe.facts()
+    assert facts.needs_credentials and not facts.has_answered and probe.failures.count == 1
+    learned = ServerFacts(discover=DISCOVERED, needs_credentials=True)
+    server.gate = asyncio.Event()
+    running = probe.start()
+    await asyncio.sleep(0)
+    probe.learn(learned)
+    assert probe.answered.is_set() and probe.failures.count == 0
+    server.gate.set()
+    await running
+    assert await probe.facts() is learned, "a probe that is refused meanwhile takes nothing back"
+    server.log.clear()
+    assert await probe.era_for(Era.LEGACY) is Era.LEGACY and not server.log, "without credentials no trial is made"
+    server.discover = b'{"capabilities":{"prompts":{}}}'
+    await probe.start()
+    assert (await probe.facts()).capabilities == {"prompts": {}}
+    await probe.close()
+
+
+@pytest.mark.parametrize(("status", "is_url"), [(503, True), (401, False)])
+async def test_other_refusals_say_nothing_of_credentials(status: int, is_url: bool) -> None:
+    refused = UpstreamUnavailable(f"server 'demo' answered {status}", status=status)
+    probe = probe_of(Server(discover=refused, legacy=refused), is_url=is_url)
+    assert not (await probe.facts()).needs_credentials
+    await probe.close()
