@@ -14,7 +14,8 @@ import msgspec
 
 from gateway.calls.exchange import Exchange
 from gateway.calls.live_session import live_session_of
-from gateway.errors import unknown_tool
+from gateway.calls.unnamed import unnamed
+from gateway.errors import OUTCOME_UNKNOWN, unknown_tool
 from gateway.identity.request_context import RequestContext
 from gateway.protocol.params import text_of
 from gateway.protocol.results import tool_error, tool_result
@@ -31,7 +32,7 @@ from session_store import Task
 from session_store.session import redact
 from transports.era import LEGACY
 from transports.inbound_port import Answer, OwnedByPeer, Refused, Request
-from transports.jsonrpc import INVALID_PARAMS, InvalidMessage, Message, Object, decode_object, encode
+from transports.jsonrpc import INTERNAL_ERROR, INVALID_PARAMS, InvalidMessage, Message, Object, decode_object, encode
 from transports.reply_queue import ReplyQueue
 from transports.soon import arrived
 
@@ -114,7 +115,7 @@ class TaskTools:
             return _outcome(request, task)
         facts = {"task": text, "status": task.status} | ({"message": task.message} if task.message else {})
         if name == RESULT and task.is_over:
-            return tool_error(request.era, f"The task has {task.status}: {task.message or _message_of(task)}")
+            return tool_error(request.era, f"The task has {task.status}: {task.message or _error_of(task).message}")
         return tool_result(request.era, f"{task.status}: {task.message}" if task.message else task.status, facts)
 
     async def _start(
@@ -133,16 +134,15 @@ class TaskTools:
         inner |= {"_meta": _without_token(params["_meta"])} if "_meta" in params else {}
         started = StartedExchange(
             method="tools/call",
-            client_id=0,
+            client_id=unnamed(),
             live=live,
             replies=ReplyQueue(),
             caller=exchange.caller,
             context=exchange.context,
             granted=exchange.granted,
         )
-        call = Request(
-            era=request.era, endpoint=request.endpoint, headers={}, params=inner, body_bytes=request.body_bytes
-        )
+        # The headers mirror the call of `start_task`, and not this one.
+        call = msgspec.structs.replace(request, params=inner, headers={}, check_mirrored=None)
         if _name(inner) in NAMES:
             raise Refused(200, INVALID_PARAMS, f"{_name(inner)} is itself a tool of tasks: name another one")
         tool = self._endpoints[request.endpoint].called(live, exchange.context, inner)
@@ -201,7 +201,10 @@ def _refusal(request: Request, task: Task) -> bytes:
     """Why a call was not started."""
     if task.is_tool_error:
         return _outcome(request, task)
-    return tool_error(request.era, f"Not started: {task.message or _message_of(task)}")
+    error = _error_of(task)
+    reason = task.message or error.message
+    # The same call may have been started before, by a gateway that is lost.
+    return tool_error(request.era, reason if error.code == OUTCOME_UNKNOWN else f"Not started: {reason}")
 
 
 def _outcome(request: Request, task: Task) -> bytes:
@@ -215,12 +218,13 @@ def _outcome(request: Request, task: Task) -> bytes:
 
 
 class _Error(msgspec.Struct):
+    code: int = INTERNAL_ERROR
     message: str = "no reason was given"
 
 
-def _message_of(task: Task) -> str:
+def _error_of(task: Task) -> _Error:
     """What the error of a task says."""
     try:
-        return msgspec.json.decode(task.error or b"{}", type=_Error).message
+        return msgspec.json.decode(task.error or b"{}", type=_Error)
     except msgspec.MsgspecError:
-        return _Error().message
+        return _Error()
