@@ -7,6 +7,7 @@ import msgspec
 
 from gateway.calls.exchange import Exchange
 from gateway.calls.live_session import LiveSession
+from gateway.calls.unnamed import unnamed
 from gateway.protocol.capabilities import Caller, caller_of_params
 from gateway.protocol.methods import CHANGES
 from gateway.protocol.subscription_filter import ACKNOWLEDGED, SUBSCRIPTION_ID, Filter
@@ -67,7 +68,7 @@ def subscription_relay_for(live: LiveSession, upstream: str) -> Exchange:
             plain["_meta"] = msgspec.Raw(encode(meta))
         live.send_to_client(encode_notification(str(message.method), splice(encode(plain)) if plain else None))
 
-    exchange = Exchange(method=_LISTEN, client_id=0, live=live, replies=RelayedReplies(receive))
+    exchange = Exchange(method=_LISTEN, client_id=unnamed(), live=live, replies=RelayedReplies(receive))
     return exchange
 
 

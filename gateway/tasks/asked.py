@@ -4,12 +4,11 @@ The client speaks the legacy era and its call takes the way of a legacy call. Th
 task all the same: they wait in the record, until the client asks for the result (`gateway.tasks.result_call`).
 """
 
-import secrets
-
 from gateway.bridge.subscription_relay import caller_of
 from gateway.calls.exchange import ExchangeConversation
 from gateway.calls.live_session import LiveSession, live_session_of
 from gateway.calls.owned_tasks import OwnedTask
+from gateway.calls.unnamed import unnamed
 from gateway.identity.credential_claims import CredentialClaims
 from gateway.tasks.exchange import TaskExchange
 from gateway.tasks.legacy_answers import legacy_task
@@ -35,10 +34,9 @@ class AskedExchange(TaskExchange):
         cls, live: LiveSession, context: Context, *, granted: CredentialClaims | None = None, handle: str = ""
     ) -> "AskedExchange":
         """A call in that session, with the rights of that context. `handle` is empty until the task is stored."""
-        # No client can cancel it by the id of a request: there are `tasks/cancel` and the handle.
         exchange = cls(
             method="tools/call",
-            client_id=f"task {secrets.token_hex(8)}",
+            client_id=unnamed(),  # there is `tasks/cancel`
             live=live,
             replies=ReplyQueue(),
             context=context,

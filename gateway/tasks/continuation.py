@@ -18,6 +18,7 @@ from gateway.bridge.subscription_relay import caller_of
 from gateway.calls.conversation import Conversation
 from gateway.calls.exchange_state import ExchangeEvent
 from gateway.calls.live_session import LiveSession, LiveSessions, live_session_of
+from gateway.calls.unnamed import unnamed
 from gateway.context.facts import new_correlation_id
 from gateway.identity.request_context import RequestContext
 from gateway.observability.logs import CORRELATION
@@ -205,7 +206,7 @@ class TaskContinuation:
         kind = StartedExchange if is_started else TaskExchange
         return kind(
             method="tools/call",
-            client_id=0,
+            client_id=unnamed(),
             live=live,
             replies=ReplyQueue(),
             caller=caller,
