@@ -28,7 +28,6 @@ from gateway.observability.logs import CORRELATION
 from transports.era import Era
 from transports.jsonrpc import HEADER_MISMATCH, Message, Object, encode, error_code
 from transports.tasks import Tasks
-from transports.turns import at_once, in_turns, is_large
 from transports.upstream_port import Link, LinkClosed, UpstreamUnavailable
 
 __all__ = ["Conversation", "Router"]
@@ -123,8 +122,8 @@ class Conversation(Peer):
         await self.join(exchange.live)
         for _ in range(2):
             await self.ready()
-            framing = exchange.frame(self.next_number(), params, meta)
-            number, frame = await in_turns(framing) if is_large(params) else at_once(framing)
+            number = self.next_number()
+            frame = await exchange.frame_in_turns(number, params, meta)
             if exchange.is_over or exchange.replies.abandoned or exchange.replies.is_closed:
                 self.calls.end(exchange)
                 exchange.abandon()
@@ -139,8 +138,8 @@ class Conversation(Peer):
 
     def start_now(self, exchange: Exchange, params: Object, meta: Object) -> bool:
         """As `start` for small params of a session that `is_open_to` allows. If False, nothing was executed."""
-        number, frame = at_once(exchange.frame(self.next_number(), params, meta))
-        return self._send(exchange, number, frame, (params, meta)) is None
+        number = self.next_number()
+        return self._send(exchange, number, exchange.frame(number, params, meta), (params, meta)) is None
 
     def _send(
         self, exchange: Exchange, number: int, frame: bytes, request: tuple[Object, Object] | None

@@ -4,7 +4,7 @@ Knows neither links nor other calls. What it needs of its session and of its con
 """
 
 import logging
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Mapping
 from time import monotonic
 from types import MappingProxyType
 from typing import Protocol
@@ -18,7 +18,9 @@ from gateway.calls.link_source import LinkSession
 from gateway.calls.listening import Listening
 from gateway.calls.observed import Observed
 from gateway.calls.readdressed import readdressed
-from gateway.calls.result_outcome import outcome_of
+from gateway.calls.request_frame import RequestFrame
+from gateway.calls.result_outcome import is_complete, outcome_of
+from gateway.calls.result_shape import ResultShape
 from gateway.calls.suspended_call import AskingServer, SuspendedCall
 from gateway.calls.task_at_server import BecomesTask
 from gateway.calls.usage import Use
@@ -39,7 +41,6 @@ from transports.jsonrpc import (
     RequestId,
     encode,
     encode_error,
-    encode_request,
     encode_result,
     error_code,
     splice,
@@ -106,11 +107,11 @@ class ExchangeConversation(AskingServer, Protocol):
         ...
 
 
-class Exchange(ForwardsHeaders, ExchangeLife, Observed, WireUse, Listening, BecomesTask):
+class Exchange(ForwardsHeaders, ExchangeLife, Observed, WireUse, Listening, BecomesTask, RequestFrame, ResultShape):
     """A client's request on its way through one conversation.
 
     `number` is its id on the upstream's side, where ids of many clients must not collide. It is the progress token and
-    the subscription id there too. `shape` turns the upstream's result into what the client gets; None keeps it.
+    the subscription id there too. `shape` turns the upstream's result into what the client gets (`ResultShape`).
     `context` and `granted` are those of the client's request. `caller` describes a modern client to servers of the
     legacy era; None for a legacy client. `suspended` has the questions to a modern client. `replay` has earlier answers
     of that client, by the digest of the question.
@@ -119,13 +120,10 @@ class Exchange(ForwardsHeaders, ExchangeLife, Observed, WireUse, Listening, Beco
     # Class attributes, because most calls never need them.
     conversation: ExchangeConversation | None = None
     number = 0
-    progress_token: msgspec.Raw | None = None
-    makes_task = False  # whether the client wants a task (MCP 2025-11-25), and its progress
     deadline_from = 0.0  # by the monotonic clock
     sent: tuple[Object, Object] | None = None  # params and `_meta`, in case the request has to be sent again
     bridge: Bridge | None = None
     takes_rounds = False  # whether `settle` takes questions and tasks of a modern server, whatever the client's era
-    sent_method = ""  # to the server, if it is not the client's
     suspended: SuspendedCall | None = None
     replay: Mapping[str, str] = MappingProxyType({})
     restarted: str | None = None
@@ -182,11 +180,6 @@ class Exchange(ForwardsHeaders, ExchangeLife, Observed, WireUse, Listening, Beco
         self.when_done(lambda: live.exchanges.discard(self))
         self.when_done(live.in_use().release)
 
-    def filter_result(self, shape: Callable[["Exchange", Object], Object]) -> None:
-        """Apply `shape` to the server's result, before the shape that the exchange has already."""
-        later = self.shape
-        self.shape = shape if later is None else lambda exchange, result: later(exchange, shape(exchange, result))
-
     def use_bridge(self, bridge: Bridge, method: str = "") -> None:
         """Have `bridge` translate the response of a server of the other era, who gets requests of `method` from now on
         if it is not that of the client."""
@@ -204,23 +197,9 @@ class Exchange(ForwardsHeaders, ExchangeLife, Observed, WireUse, Listening, Beco
     ) -> None:
         """Answer this later request of the client from now on: the client of a suspended call has come back."""
         self.client_id = client_id
-        self.shape = shape
+        self.shape_with(shape)
         self.progress_token = progress_token
         self.replies.rewrite(readdressed(client_id, progress_token))
-
-    def frame(self, number: int, params: Object, meta: Object) -> Generator[None, None, tuple[int, bytes]]:
-        """`number`, and the request as the server reads it. A generator: each step takes a while if params are large
-        (`transports.turns`)."""
-        token = meta.get("progressToken")
-        if token is not None:
-            self.progress_token = token.copy()  # a slice would keep the whole message in memory
-            self.makes_task = "task" in params
-            meta = meta | {"progressToken": msgspec.Raw(encode(number))}
-        body = encode({**params, "_meta": meta} if meta else params) if meta or params else None
-        yield
-        request = encode_request(number, self.sent_method or self.method, body)
-        yield
-        return number, splice(request)
 
     def sent_as(
         self, conversation: ExchangeConversation, number: int, request: tuple[Object, Object] | None, written_at: float
@@ -279,7 +258,7 @@ class Exchange(ForwardsHeaders, ExchangeLife, Observed, WireUse, Listening, Beco
             self._notify(Outcome.error(code), error)
         elif isinstance(message.result, msgspec.Raw):
             result = splice(message.result)
-            if self.shape is not None or restarted is not None:
+            if restarted is not None or (self.shape is not None and not (self.keeps_complete and is_complete(result))):
                 try:
                     shaped = _shaped(self, found := _objects.decode(result), restarted)
                 except Refused as refused:

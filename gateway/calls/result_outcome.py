@@ -7,9 +7,14 @@ import msgspec
 
 from gateway.observability.outcome import INPUT_REQUIRED, OK, TOOL_ERROR, Outcome
 
-__all__ = ["outcome_of"]
+__all__ = ["is_complete", "outcome_of"]
 
 _IS_ERROR: Final = re.compile(rb'"isError"\s*:\s*true')
+
+
+def is_complete(result: bytes) -> bool:
+    """True if a result is an object whose `resultType` is neither `input_required` nor `task`. False: it may be."""
+    return result[:1] == b"{" and b'"input_required"' not in result and b'"task"' not in result
 
 
 class _Result(msgspec.Struct):

@@ -16,6 +16,7 @@ from gateway.bridge.subscription_relay import caller_of
 from gateway.calls.call import Call
 from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import Exchange
+from gateway.calls.live_session import live_session_of
 from gateway.calls.shared_server import params_for_shared
 from gateway.protocol.listing import Tools
 from gateway.protocol.methods import CACHEABLE, LISTS, METHODS, RECORDED
@@ -54,20 +55,21 @@ class Dispatch:
             Refused: the call names something that the session does not see, or its arguments are invalid.
             UpstreamUnavailable: the server is not served.
         """
-        live = call.live
-        if live is None or live.ended or upstream.settings.shared or upstream.settings.handles:
+        exchange, era, settings = call.exchange, call.era, upstream.settings
+        method, live = exchange.method, live_session_of(exchange)
+        if live is None or live.ended or settings.shared or settings.handles:
             return False
-        if call.method in LISTS or upstream.era_now(call.era) is not call.era:
+        if method in LISTS or upstream.era_now(era) is not era:
             return False
-        if call.era is MODERN and call.method in CACHEABLE:
+        if era is MODERN and method in CACHEABLE:
             return False  # its result may be kept
-        conversation = upstream.conversation(live, call.era, call.correlation)
+        conversation = upstream.conversation(live, era, call.correlation)
         if not conversation.is_open_to(live):
             return False
         params = self._admission.admit_now(upstream, conversation, call)
-        if call.headers is not None and upstream.settings.url:
+        if call.headers is not None and settings.url:
             _forward_headers(call)
-        return params is not None and conversation.start_now(call.exchange, params, call.meta)
+        return params is not None and conversation.start_now(exchange, params, call.meta)
 
     async def send(self, upstream: ConfiguredUpstream, call: Call) -> None:
         """Send a call. The facts and lists of the server that the call depends on are requested first.

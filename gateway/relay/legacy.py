@@ -45,7 +45,7 @@ from transports.jsonrpc import (
     encode_result,
 )
 from transports.reply_queue import ReplyQueue
-from transports.soon import Soon, arrived, then
+from transports.soon import Soon, arrived, is_there, then
 
 __all__ = ["LegacyClients"]
 
@@ -81,7 +81,10 @@ class LegacyClients:
         """Answer a request."""
         if message_of(request).method == "initialize":
             return self._handshake.initialize(request, who)
-        return then(self._resolver.require(request, who), self._in_session, request, who)
+        resolving = self._resolver.require(request, who)
+        if is_there(resolving):
+            return self._in_session(resolving, request, who)
+        return then(resolving, self._in_session, request, who)
 
     def _in_session(self, resolved: Resolved, request: Request, who: RequestContext) -> Soon[Answer]:
         if self._resolver.announces_other(request, resolved):

@@ -1,10 +1,9 @@
-"""Handles the calls of modern clients. Results carry the session, and a sealed `requestState` resumes a call.
+"""Handles the calls of modern clients. A sealed `requestState` resumes a call.
 
 MCP 2026-07-28.
 """
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 import msgspec
 
@@ -13,25 +12,23 @@ from gateway.bridge.request_state import (
     OpenedState,
     RequestDigest,
     RequestStateSeal,
-    is_input_required,
     with_inner_state,
 )
 from gateway.bridge.suspended_calls import answer_suspended
 from gateway.calls.exchange import Exchange
-from gateway.context.facts import SESSION_KEY, trace_meta, with_context, with_meta
-from gateway.errors import OUTCOME_UNKNOWN, bad_request_state
+from gateway.context.facts import with_context, with_meta
+from gateway.errors import bad_request_state
 from gateway.identity.request_context import RequestContext
 from gateway.protocol.caching import of_one_session
-from gateway.protocol.capabilities import caller_of_meta, capability_for, may_be_asked
-from gateway.protocol.methods import ABOUT_TASKS, CACHEABLE, MAY_ASK, METHODS
+from gateway.protocol.capabilities import caller_of_meta
+from gateway.protocol.methods import ABOUT_TASKS, MAY_ASK, METHODS
 from gateway.protocol.params import meta_of
-from gateway.protocol.questions import questions_of
-from gateway.protocol.subscription_filter import SUBSCRIPTION_ID
-from gateway.protocol.tasks import declares_tasks, is_task, names_tasks
+from gateway.protocol.tasks import declares_tasks, names_tasks
 from gateway.relay.endpoint import Endpoint
 from gateway.relay.extensions import Notice
 from gateway.relay.intake import Intake, id_of, message_of
 from gateway.relay.late_servers import Asker
+from gateway.relay.modern_results import ModernResults
 from gateway.relay.replies import ImmediateReply
 from gateway.relay.task_calls import TaskCalls
 from gateway.relay.task_requests import TaskRequests
@@ -43,8 +40,6 @@ from transports.era import MODERN, Era
 from transports.inbound_port import Answer, Refused, Request
 from transports.jsonrpc import (
     METHOD_NOT_FOUND,
-    MISSING_CAPABILITY,
-    InvalidMessage,
     Message,
     Object,
     decode_object,
@@ -52,7 +47,7 @@ from transports.jsonrpc import (
     encode_result,
 )
 from transports.reply_queue import ReplyQueue
-from transports.soon import Soon, arrived, then
+from transports.soon import Soon, arrived, is_there, then
 from transports.wire_methods import SESSIONLESS
 
 __all__ = ["ModernClients"]
@@ -77,7 +72,7 @@ class ModernClients:
     ) -> None:
         self._tasks = tasks
         self._task_calls = task_calls
-        self._result_meta = result_meta
+        self._results = ModernResults(carriers, seal, task_calls, result_meta=result_meta)
         self._intake = intake
         self._resolver = resolver
         self._carriers = carriers
@@ -100,9 +95,14 @@ class ModernClients:
             return self._tasks.call(request, who)
         elif names_tasks(method, params):
             return self._tasks.listening.call(request, who)
+        resolving: Soon[Resolved | None]
         if method in SESSIONLESS and not self._endpoints[request.endpoint].lists_in_sessions:
-            return then(self._resolver.resume(request, who), self._in_session, request, who, binding, params)
-        return then(self._resolver.resume_or_open(request, who), self._in_session, request, who, binding, params)
+            resolving = self._resolver.resume(request, who)
+        else:
+            resolving = self._resolver.resume_or_open(request, who)
+        if is_there(resolving):
+            return self._in_session(resolving, request, who, binding, params)
+        return then(resolving, self._in_session, request, who, binding, params)
 
     async def _call_with_state(self, request: Request, who: RequestContext, binding: Binding) -> Answer:
         """Answer a request with the `requestState` of an earlier answer, which names the session."""
@@ -142,16 +142,19 @@ class ModernClients:
         headers = [] if resolved is None else self._headers(resolved, request)
 
         takes_tasks = method == "tools/call" and declares_tasks(request.meta)
+        names_session = self._results.names_session(request, resolved)
         exchange = (self._task_calls.exchange if takes_tasks else Exchange)(
             method=method,
             client_id=id_of(message),
             live=live,
             replies=ReplyQueue(),
-            shape=self._result_shaper(request, resolved, binding, who.correlation, takes_tasks=takes_tasks),
+            shape=self._results.shaper(binding, who.correlation, takes_tasks=takes_tasks, names_session=names_session),
             caller=caller_of_meta(request.params.get("_meta", b"{}")),
             context=self._resolver.context_of(request, who) if resolved is None else resolved.context,
             granted=who.claims,
         )
+        if binding is not None and self._results.keep_complete(names_session=names_session):
+            exchange.keep_complete()
         if said:
             exchange.filter_result(lambda _, result: with_meta(of_one_session(result), said))
         return self._accepting(exchange, request, who, params, headers)
@@ -214,7 +217,8 @@ class ModernClients:
         live, message = resolved.live, message_of(request)
         headers = self._headers(resolved, request)
         takes_tasks = message.method == "tools/call" and declares_tasks(request.meta)
-        shape = self._result_shaper(request, resolved, binding, who.correlation, takes_tasks=takes_tasks)
+        names_session = self._results.names_session(request, resolved)
+        shape = self._results.shaper(binding, who.correlation, takes_tasks=takes_tasks, names_session=names_session)
         responses = decode_object(request.params.get("inputResponses", msgspec.Raw(b"{}")), "inputResponses")
         if request.forwarded is not None and opened.call in live.suspended:
             await request.forwarded.started()
@@ -255,50 +259,6 @@ class ModernClients:
     def _headers(self, resolved: Resolved, request: Request) -> Headers:
         return self._carriers.headers(resolved.live.session, request, cookie_held=resolved.cookie_held)
 
-    def _result_shaper(
-        self,
-        request: Request,
-        resolved: Resolved | None,
-        binding: Binding | None,
-        correlation: str,
-        *,
-        takes_tasks: bool,
-    ) -> Callable[[Exchange, Object], Object]:
-        names_session = resolved is not None and self._carriers.is_in_result(request, opened=resolved.opened)
-        trace = correlation if self._result_meta else None
-
-        def shape(exchange: Exchange, result: Object) -> Object:
-            if binding is not None and is_task(result):
-                result = self._task_calls.created(exchange, result, binding.endpoint, is_declared=takes_tasks)
-            return self._shape(exchange, result, binding, trace, names_session=names_session)
-
-        return shape
-
-    def _shape(
-        self, exchange: Exchange, result: Object, binding: Binding | None, trace: str | None, *, names_session: bool
-    ) -> Object:
-        """The result for a modern client: with the session if the client needs it there, and with its `requestState`
-        sealed. `trace` is the correlation id if results have it."""
-        live = exchange.live
-        if exchange.is_subscription:
-            own_id = msgspec.Raw(encode(exchange.client_id))
-            result = with_meta(result, {SUBSCRIPTION_ID: own_id})
-        asks = binding is not None and is_input_required(result)
-        if live is None or (exchange.method in CACHEABLE and not asks):
-            return result
-        session = live.session
-        if asks and binding is not None:
-            suspended = exchange.suspended if exchange.is_suspended else None
-            if suspended is None:  # a modern server's own result
-                _check_declared(exchange, result)
-            result = self._seal.seal(result, session_id=session.id, binding=binding, suspended=suspended)
-        additions: Object = {}
-        if names_session:
-            additions[SESSION_KEY] = msgspec.Raw(encode(self._carriers.token(session)))
-        if trace is not None:
-            additions |= trace_meta(session, trace)
-        return with_meta(result, additions) if additions else result
-
     async def _discover(self, message: Message, endpoint: Endpoint, context: Context) -> Answer:
         result = await endpoint.discover(context)
         if result is None:
@@ -308,22 +268,3 @@ class ModernClients:
                 "Method not found: server/discover. The server supports 2025-11-25 or older only.",
             )
         return ImmediateReply(encode_result(encode(message.id), self._task_calls.declared(result)))
-
-
-def _check_declared(exchange: Exchange, result: Object) -> None:
-    """Raises `Refused`: the server asks the client for something that the client has not declared to answer (MCP
-    2026-07-28, Multi Round-Trip Requests §Server Requirements)."""
-    if exchange.caller is None or "inputRequests" not in result:
-        return
-    missing: dict[str, Any] = {}
-    try:
-        for method, params in questions_of(result).values():
-            if not may_be_asked(exchange.caller.capabilities, method, params or {}):
-                for name, kinds in capability_for(method, params or {}).items():
-                    missing[name] = missing.get(name, {}) | kinds
-    except (InvalidMessage, msgspec.MsgspecError, RecursionError) as error:
-        raise Refused(200, OUTCOME_UNKNOWN, f"Server {exchange.server!r} asks what cannot be read: {error}") from None
-    if missing:
-        names = ", ".join(sorted(missing))
-        text = f"Server {exchange.server!r} needs a capability that the client has not declared: {names}"
-        raise Refused(400, MISSING_CAPABILITY, text, data={"requiredCapabilities": missing})

@@ -114,7 +114,10 @@ class Carriers:
 
     def has_key(self, request: Request) -> bool:
         """Whether a request carries a session key, good or not."""
-        return KEY_META in request.meta or any(name in request.headers for name in self._key_headers)
+        for name in self._key_headers:  # `any` with a generator takes twice as long
+            if name in request.headers:
+                return True
+        return KEY_META in request.meta
 
     def is_in_result(self, request: Request, *, opened: bool) -> bool:
         """Whether the `_meta` of the request's result has the session's token. `opened`: the request has opened the

@@ -16,7 +16,7 @@ from gateway.sessions.returns import Returns
 from session_store import ClientFacts, SessionStore, StoreUnavailable
 from transports.era import Era
 from transports.inbound_port import Request
-from transports.soon import Soon, arrived, then
+from transports.soon import Soon, arrived, is_there, then
 
 __all__ = ["SessionResolver"]
 
@@ -62,7 +62,10 @@ class SessionResolver:
         if token is None:
             return then(self._resume_without_token(request, who), self._returned, request)
         session_id = self._lookup.id_of_token(token, request.era, who.principal)
-        return then(self.resume_by_id(session_id, who, request.era), self._returned, request)
+        resolving = self.resume_by_id(session_id, who, request.era)
+        if is_there(resolving) and resolving.live.return_watch is None:  # as nearly all
+            return resolving
+        return then(resolving, self._returned, request)
 
     def _returned(self, resolved: Resolved | None, request: Request) -> Soon[Resolved | None]:
         """Record that the client of a session has come back to it."""
@@ -156,14 +159,18 @@ class SessionResolver:
         Raises:
             Refused: 400, the request names no session.
         """
-        return then(self.resume(request, who), _named)
+        resolving = self.resume(request, who)
+        return _named(resolving) if is_there(resolving) else then(resolving, _named)
 
     def resume_or_open(self, request: Request, who: RequestContext) -> Soon[Resolved]:
         """As `resume`; a modern client without a session gets one."""
-        return then(self.resume(request, who), self._or_open, request, who)
+        resolving = self.resume(request, who)
+        if is_there(resolving):
+            return self._open(request, who) if resolving is None else resolving
+        return self._resume_or_open(resolving, request, who)
 
-    def _or_open(self, resolved: Resolved | None, request: Request, who: RequestContext) -> Soon[Resolved]:
-        return self._open(request, who) if resolved is None else resolved
+    async def _resume_or_open(self, resuming: Soon[Resolved | None], request: Request, who: RequestContext) -> Resolved:
+        return await arrived(resuming) or await self._open(request, who)
 
     async def _open(self, request: Request, who: RequestContext) -> Resolved:
         principal = who.principal

@@ -4,7 +4,6 @@ Only the calls of clients that declare the extension are of this kind; others pa
 """
 
 import logging
-from collections.abc import Generator
 from time import monotonic
 from typing import Protocol
 
@@ -113,14 +112,14 @@ class TaskExchange(Exchange):
     _is_quiet = False  # the client has asked for no progress
     _progress: bytes | None = None  # the last notification before it became a task
 
-    def frame(self, number: int, params: Object, meta: Object) -> Generator[None, None, tuple[int, bytes]]:
+    def encoded(self, number: int, params: Object, meta: Object) -> bytes | None:
         if self.request is None:
             self.request = (params, meta)
         if "progressToken" not in meta:
             # The progress becomes the message of the task.
             self._is_quiet = True
             meta = meta | {"progressToken": msgspec.Raw(encode(number))}
-        return super().frame(number, params, meta)
+        return super().encoded(number, params, meta)
 
     def emit(self, frame: bytes) -> bool:
         if self.work is None and parse(frame).method == "notifications/progress":

@@ -13,7 +13,6 @@ from gateway.observability.observed import ObservedExchange
 from gateway.observability.outcome import Outcome
 from transports.jsonrpc import Object, parse
 from transports.reply_queue import ReplyQueue
-from transports.turns import at_once
 
 S, E = ExchangeState, ExchangeEvent
 ENDS = (E.ANSWER, E.FAIL, E.CANCEL, E.ABANDON)
@@ -113,15 +112,15 @@ def test_an_answer_of_an_earlier_round_is_given_once() -> None:
 def test_a_call_has_its_number_as_progress_token_at_the_server() -> None:
     call = exchange()
     meta: Object = {"progressToken": msgspec.Raw(b'"theirs"'), "x": msgspec.Raw(b"1")}
-    number, frame = at_once(call.frame(5, {"name": msgspec.Raw(b'"t"')}, meta))
+    frame = call.frame(5, {"name": msgspec.Raw(b'"t"')}, meta)
     sent = msgspec.json.decode(frame)
-    assert (number, sent["id"], sent["method"]) == (5, 5, "tools/call")
+    assert (sent["id"], sent["method"]) == (5, "tools/call")
     assert sent["params"] == {"name": "t", "_meta": {"progressToken": 5, "x": 1}}
     assert call.progress_token is not None and bytes(call.progress_token) == b'"theirs"'
 
 
 def test_a_request_without_params_is_sent_without() -> None:
     call = exchange()
-    _, frame = at_once(call.frame(1, {}, {}))
+    frame = call.frame(1, {}, {})
     assert msgspec.json.decode(frame) == {"jsonrpc": "2.0", "id": 1, "method": "tools/call"}
     assert call.progress_token is None

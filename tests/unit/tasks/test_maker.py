@@ -208,7 +208,7 @@ async def test_a_call_that_cannot_be_sent_after_its_handle_has_left_fails_its_ta
 @requirement("task.make")
 async def test_progress_that_no_number_can_hold_leaves_the_task_as_it_is() -> None:
     parts = Parts()
-    [*parts.exchange.frame(1, PARAMS, {})]  # the client has asked for no progress
+    parts.exchange.frame(1, PARAMS, {})  # the client has asked for no progress
     huge = encode_progress("1" + "0" * 400)
     parts.exchange.emit(huge)
     answer = await parts.answer()
@@ -227,7 +227,7 @@ async def test_progress_that_no_number_can_hold_leaves_the_task_as_it_is() -> No
 @requirement("task.make")
 async def test_a_failure_after_the_handle_has_left_undoes_no_task(monkeypatch: pytest.MonkeyPatch) -> None:
     parts = Parts()
-    [*parts.exchange.frame(1, PARAMS, {})]  # the client has asked for no progress
+    parts.exchange.frame(1, PARAMS, {})  # the client has asked for no progress
     parts.exchange.emit(encode_progress("1"))
     receive, failures = RunningTask.receive, [ZeroDivisionError()]
 
