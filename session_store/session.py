@@ -77,6 +77,10 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
         also that of issuer `a` with subject `b:c`."""
         return json.dumps([self.issuer, self.subject])
 
+    def counted_as(self, origin: str) -> str:
+        """The key under which rates and quotas count it: with the origin (`origin_of`) of an anonymous client."""
+        return f"{self.key}@{origin}" if self.is_anonymous and origin else self.key
+
     @property
     def is_anonymous(self) -> bool:
         return self == ANONYMOUS
@@ -193,10 +197,8 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def counted_as(self) -> str:
-        """The key under which rates and quotas count it: its principal, with the origin of an anonymous client."""
-        if self.principal.is_anonymous and self.origin:
-            return f"{self.principal.key}@{self.origin}"
-        return self.principal.key
+        """The key under which rates and quotas count it (`Principal.counted_as`)."""
+        return self.principal.counted_as(self.origin)
 
     @property
     def expires_at(self) -> float:

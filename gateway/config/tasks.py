@@ -47,8 +47,8 @@ class TaskSettings(Frozen):
     max_per_principal: Annotated[int, Field(ge=1)] = 1_000
     """The same for one principal; anonymous clients are counted by their network."""
     principal_bytes: Annotated[int, Field(ge=64 << 20)] = 256 << 20
-    """Maximum size of what the tasks of one principal have stored, about; all anonymous clients are one principal.
-    Beyond it, a task whose result does not fit fails, and its error says so."""
+    """Maximum size of what the tasks of one principal have stored, about; anonymous clients are counted by their
+    network. Beyond it, a task whose result does not fit fails, and its error says so."""
     tools: bool = False
     """Whether clients get three more tools: `start_task`, `task_status` and `task_result`. With them any model can
     start a call, go on, and fetch the result later. They are for clients that do not declare the extension. They

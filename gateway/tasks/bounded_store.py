@@ -24,7 +24,8 @@ _REMEMBERED: Final = 4_096
 class BoundedTasks:
     """A task store that raises `StoreFull` for what would take a principal beyond its bytes.
 
-    All anonymous clients are one principal. A task counts with the most that it had, until it expires.
+    Anonymous clients are counted by their network (`Task.counted_as`). A task counts with the most that it had, until
+    it expires.
     """
 
     def __init__(self, store: TaskStore, quotas: Quotas, principal_bytes: int) -> None:
@@ -51,7 +52,7 @@ class BoundedTasks:
         units = [f"{task.name}#{number}" for number in range(_size(task) // self._unit)]
         if len(units) <= self._held.get(task.name, 0):
             return
-        key = f"tasks/bytes/{task.principal.key}"
+        key = f"tasks/bytes/{task.counted_as}"
         async with self._turns:  # or several would each take a part of the room, and none would have enough
             for number, unit in enumerate(units):
                 if number < self._held.get(task.name, 0):

@@ -104,8 +104,8 @@ class TaskMaker:
         """
         live = live_session_of(exchange)
         assert live is not None
-        task, counted_as = self._new(live, exchange, request, tool), live.session.counted_as
-        if not await self._quotas.hold(task, counted_as):
+        task = self._new(live, exchange, request, tool)
+        if not await self._quotas.hold(task):
             self._table.noted(task, "refused")
             raise too_many_tasks()
         running = self._table.add(task, exchange)
@@ -114,7 +114,7 @@ class TaskMaker:
             await self._table.names.add(task.name)
             await self._table.store.create(task)
         except BaseException:
-            await self._forget(running, counted_as)
+            await self._forget(running)
             raise
         self._table.noted(task, "made")
         return running
@@ -126,7 +126,7 @@ class TaskMaker:
         await running.settled()
         with contextlib.suppress(StoreError):  # it stays until it expires
             await self._delete(await self._table.store.get(task.session_id, task.id) or task)
-        await self._forget(running, live.session.counted_as)
+        await self._forget(running)
 
     def handle_of(self, task: Task) -> str:
         """The id of a task for its client."""
@@ -141,9 +141,8 @@ class TaskMaker:
         if live is None or _is_settled(exchange, reply):
             return
         task = self._new(live, exchange, request, tool_of())
-        counted_as = live.session.counted_as
         try:
-            if not await self._quotas.hold(task, counted_as):
+            if not await self._quotas.hold(task):
                 logger.info("a slow call becomes no task: there are too many", extra=_fields(task))
                 self._table.noted(task, "refused")
                 return
@@ -152,10 +151,10 @@ class TaskMaker:
             return
         running = self._table.add(task, exchange)
         if not await self._stored(task):
-            await self._forget(running, counted_as)
+            await self._forget(running)
         elif _is_settled(exchange, reply):
             await self._delete(task)
-            await self._forget(running, counted_as)
+            await self._forget(running)
         else:
             # No await from here on: the client gets the handle, and all that comes of the call goes to the task.
             exchange.become(running, created_result(task, self.handle_of(task)))
@@ -172,9 +171,9 @@ class TaskMaker:
             return False
         return True
 
-    async def _forget(self, running: RunningTask, counted_as: str) -> None:
+    async def _forget(self, running: RunningTask) -> None:
         self._table.remove(running)
-        await self._quotas.give_back(running.task, counted_as)
+        await self._quotas.give_back(running.task)
 
     async def _delete(self, task: Task) -> None:
         """Have a stored task expire at once: no client has its handle."""
@@ -197,6 +196,7 @@ class TaskMaker:
             id=secrets.token_urlsafe(16),
             session_id=session.id,
             principal=session.principal,
+            origin=session.origin,
             endpoint=request.endpoint,
             server=tool.server,
             tool=tool.name,

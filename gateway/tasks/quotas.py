@@ -72,10 +72,9 @@ class TaskQuotas:
         self._settings = settings
         self._places = Places(quotas, store)
 
-    async def hold(self, task: Task, counted_as: str) -> bool:
-        """Count a task that is about to be stored. `counted_as` is the key of its principal. False: there are too many
-        already. Raises `StoreUnavailable`."""
-        session, principal = _keys(task, counted_as)
+    async def hold(self, task: Task) -> bool:
+        """Count a task that is about to be stored. False: there are too many already. Raises `StoreUnavailable`."""
+        session, principal = _keys(task)
         if not await self._places.hold(session, task.name, self._settings.max_per_session):
             return False
         if await self._places.hold(principal, task.name, self._settings.max_per_principal):
@@ -83,9 +82,9 @@ class TaskQuotas:
         await self._places.give_back(session, [task.name])
         return False
 
-    async def give_back(self, task: Task, counted_as: str) -> None:
+    async def give_back(self, task: Task) -> None:
         """Stop counting a task that was not stored, or is deleted."""
-        for key in _keys(task, counted_as):
+        for key in _keys(task):
             await self._places.give_back(key, [task.name])
 
 
@@ -138,8 +137,8 @@ def _running(replica: str) -> str:
     return f"tasks/running/{replica}"
 
 
-def _keys(task: Task, counted_as: str) -> tuple[str, str]:
-    return f"tasks/session/{task.session_id}", f"tasks/principal/{counted_as}"
+def _keys(task: Task) -> tuple[str, str]:
+    return f"tasks/session/{task.session_id}", f"tasks/principal/{task.counted_as}"
 
 
 def parts_of(name: str) -> tuple[str, str]:

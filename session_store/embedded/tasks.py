@@ -1,6 +1,6 @@
 """Tasks in this process."""
 
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable
 from itertools import islice
 from typing import Final
@@ -17,7 +17,13 @@ MAX_TASKS: Final = 10_000
 """Tasks that one process keeps."""
 
 MAX_BYTES: Final = 256 << 20
-"""Bytes that they take together, about. Anonymous clients get half of both at most: nobody has to name them all."""
+"""Bytes that they take together, about."""
+
+_OF_ANONYMOUS: Final = 2
+"""Anonymous clients together have one part of so many, of tasks and of bytes: nobody has to name them all."""
+
+_OF_NETWORK: Final = 4
+"""The anonymous clients of one network have one part of so many."""
 
 _OVERHEAD: Final = 2_048
 """Bytes that a task takes beside its texts, about."""
@@ -34,7 +40,7 @@ class MemoryTasks:
         self._max = max_tasks
         self._max_bytes = max_bytes
         self._tasks: OrderedDict[str, Task] = OrderedDict()
-        self._held = {True: _Held(), False: _Held()}  # of anonymous clients, and of others
+        self._held: defaultdict[str, _Held] = defaultdict(_Held)
 
     async def create(self, task: Task) -> None:
         self._make_room(task, 1, _size(task))
@@ -79,29 +85,31 @@ class MemoryTasks:
             return
         self._forget_expired()
         if not self._has_room(task, tasks, size):
-            raise StoreFull(f"{self._max} tasks or {self._max_bytes} bytes of tasks are stored already")
+            most = f"{self._max} tasks or {self._max_bytes} bytes of tasks"
+            raise StoreFull(f"{most} are stored already, or what anonymous clients may have of them")
 
     def _has_room(self, task: Task, tasks: int, size: int) -> bool:
-        all_tasks = sum(held.tasks for held in self._held.values()) + tasks
-        all_bytes = sum(held.bytes for held in self._held.values()) + size
-        if all_tasks > self._max or all_bytes > self._max_bytes:
-            return False
-        held = self._held[True]
-        return not task.principal.is_anonymous or (
-            held.tasks + tasks <= max(self._max // 2, 1) and held.bytes + size <= self._max_bytes // 2
-        )
+        for holder, part in _holders(task):
+            held = self._held.get(holder) or _Held()
+            if held.tasks + tasks > max(self._max // part, 1) or held.bytes + size > self._max_bytes // part:
+                return False
+        return True
 
     def _put(self, task: Task) -> None:
-        held = self._held[task.principal.is_anonymous]
-        held.tasks += 1
-        held.bytes += _size(task)
+        for holder, _ in _holders(task):
+            held = self._held[holder]
+            held.tasks += 1
+            held.bytes += _size(task)
         self._tasks[task.name] = task
 
     def _remove(self, name: str, *, keeps_place: bool = False) -> None:
         task = self._tasks[name]
-        held = self._held[task.principal.is_anonymous]
-        held.tasks -= 1
-        held.bytes -= _size(task)
+        for holder, _ in _holders(task):
+            held = self._held[holder]
+            held.tasks -= 1
+            held.bytes -= _size(task)
+            if not held.tasks:
+                del self._held[holder]
         if not keeps_place:  # among the oldest
             del self._tasks[name]
 
@@ -125,6 +133,14 @@ class _Held:
 
     def __init__(self) -> None:
         self.tasks = self.bytes = 0
+
+
+def _holders(task: Task) -> list[tuple[str, int]]:
+    """Under which keys a task counts, each with its share of the store: one part of so many."""
+    if not task.principal.is_anonymous:
+        return [("", 1)]
+    everyone = [("", 1), (task.principal.key, _OF_ANONYMOUS)]
+    return [*everyone, (task.counted_as, _OF_NETWORK)] if task.origin else everyone
 
 
 def _size(task: Task) -> int:

@@ -18,6 +18,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     """One task. Times are in seconds since the epoch; `ttl_s` counts from `created_at`.
 
     `session_id` and `id` name it together. `principal` is the one that made the call: nobody else learns of the task.
+    `origin` is that of its session: it tells anonymous clients apart where tasks are counted.
     `server` and `tool` are what was called, at the endpoint of that name; `operation` is what the tool's annotations
     say that it does, `read` or `write`. `request` is empty, or a JSON object: the params and the `_meta` of the call if
     the call may run again, and what a later owner needs to follow the server's own task. `epoch` is the session's epoch
@@ -33,6 +34,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     session_id: str
     principal: Principal
+    origin: str = ""
     endpoint: str
     server: str
     tool: str
@@ -67,6 +69,11 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.session_id}/{self.id}"
 
     @property
+    def counted_as(self) -> str:
+        """The key under which quotas count it (`Principal.counted_as`)."""
+        return self.principal.counted_as(self.origin)
+
+    @property
     def expires_at(self) -> float:
         """When the store forgets it."""
         return self.created_at + self.ttl_s
@@ -93,7 +100,7 @@ class TaskStore(Protocol):
 
     async def replace(self, task: Task) -> bool:
         """Store a changed copy of a task under the next version. False, and no change, if the stored version is another
-        than that of `task`, or the task is unknown. `created_at` and `principal` stay as they are.
+        than that of `task`, or the task is unknown. `created_at`, `principal` and `origin` stay as they are.
 
         Raises:
             StoreFull: the store is bounded, and has no room for what the copy has more.

@@ -20,6 +20,7 @@ def a_task(clock: FakeClock, **fields: Any) -> Task:
         "id": new_session_id(),
         "session_id": new_session_id(),
         "principal": ALICE,
+        "origin": "0f1e2d3c",
         "endpoint": "/mcp",
         "server": "files",
         "tool": "search",

@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from gateway.tasks.bounded_store import BoundedTasks
-from session_store import Principal, StoreFull, backend_for
+from session_store import ANONYMOUS, Principal, StoreFull, backend_for
 from session_store.memory import MemoryBackend
 from session_store.testing import FakeClock
 from tests.requirements import requirement
@@ -48,6 +48,18 @@ async def test_a_principal_has_so_many_bytes_until_its_tasks_expire() -> None:
     assert await renewed.get(later[0].session_id, later[0].id) == later[0]
     with pytest.raises(StoreFull):
         await renewed.create(replace(later[0], id="one more"))
+
+
+async def test_anonymous_clients_of_one_network_leave_others_their_bytes() -> None:
+    backend = MemoryBackend(clock=FakeClock(NOW))
+    store = BoundedTasks(backend.tasks, backend.quotas, MOST)
+    first = replace(a_task(request=b"x" * MOST), principal=ANONYMOUS, origin="network")
+    await store.create(first)
+    with pytest.raises(StoreFull):
+        await store.create(replace(first, id="t2"))
+    await store.create(replace(first, id="t3", origin="another"))
+    found = await BoundedTasks(backend.tasks, backend.quotas, MOST).get(first.session_id, first.id)
+    assert found == first, "its next owner counts it for the same network"
 
 
 async def test_an_outcome_that_is_not_kept_takes_nothing() -> None:

@@ -5,6 +5,7 @@ from msgspec.structs import replace
 
 from gateway.config.tasks import TaskSettings
 from gateway.tasks.quotas import LEFT, RunningNames, TaskQuotas
+from session_store import ANONYMOUS, Principal
 from session_store.memory import MemoryBackend
 from session_store.testing import FakeClock
 from tests.requirements import requirement
@@ -12,6 +13,7 @@ from tests.unit.tasks.test_answers import a_task
 
 pytestmark = pytest.mark.anyio
 
+ALICE, BOB = (Principal(issuer="api-key", subject=name) for name in ("alice", "bob"))
 NOW = 1_700_000_001.0
 
 
@@ -20,18 +22,32 @@ async def test_a_session_and_a_principal_have_so_many_tasks_until_they_expire() 
     clock = FakeClock(NOW)
     backend = MemoryBackend(clock=clock)
     quotas = TaskQuotas(TaskSettings(max_per_session=2, max_per_principal=3), backend.quotas, backend.tasks)
-    first = a_task()
+    first = replace(a_task(), principal=ALICE)
     one, two, three = (replace(first, id=f"t{number}") for number in range(3))
     elsewhere = [replace(task, session_id="other") for task in (one, two)]
     for task in (one, two, *elsewhere):
         await backend.tasks.create(task)
-    assert await quotas.hold(one, "alice") and await quotas.hold(two, "alice")
-    assert not await quotas.hold(three, "alice"), "the session has two"
-    assert await quotas.hold(elsewhere[0], "alice")
-    assert not await quotas.hold(elsewhere[1], "alice"), "alice has three"
-    assert await quotas.hold(elsewhere[1], "bob")
-    await quotas.give_back(two, "alice")
-    assert await quotas.hold(replace(two, id="t9"), "alice"), "one was given back"
+    assert await quotas.hold(one) and await quotas.hold(two)
+    assert not await quotas.hold(three), "the session has two"
+    assert await quotas.hold(elsewhere[0])
+    assert not await quotas.hold(elsewhere[1]), "alice has three"
+    assert await quotas.hold(replace(elsewhere[1], principal=BOB))
+    await quotas.give_back(two)
+    assert await quotas.hold(replace(two, id="t9")), "one was given back"
+
+
+@requirement("task.make")
+async def test_anonymous_clients_are_counted_by_their_network() -> None:
+    backend = MemoryBackend(clock=FakeClock(NOW))
+    quotas = TaskQuotas(TaskSettings(max_per_principal=1), backend.quotas, backend.tasks)
+    one, two, other = (
+        replace(a_task(), id=f"t{number}", principal=ANONYMOUS, origin=origin)
+        for number, origin in enumerate(("network", "network", "another"))
+    )
+    for task in (one, two, other):
+        await backend.tasks.create(task)
+    assert await quotas.hold(one) and not await quotas.hold(two)
+    assert await quotas.hold(other)
 
 
 @requirement("task.make")
@@ -40,10 +56,10 @@ async def test_a_task_that_is_gone_leaves_its_place() -> None:
     backend = MemoryBackend(clock=clock)
     task = a_task()
     await backend.tasks.create(task)
-    assert await TaskQuotas(TaskSettings(max_per_session=1), backend.quotas, backend.tasks).hold(task, "alice")
+    assert await TaskQuotas(TaskSettings(max_per_session=1), backend.quotas, backend.tasks).hold(task)
     clock.pass_time(task.ttl_s)
     quotas = TaskQuotas(TaskSettings(max_per_session=1), backend.quotas, backend.tasks)
-    assert await quotas.hold(replace(task, id="t2", created_at=clock()), "alice")
+    assert await quotas.hold(replace(task, id="t2", created_at=clock()))
 
 
 @requirement("task.durable")

@@ -48,3 +48,18 @@ async def test_anonymous_clients_leave_half_of_the_store_to_named_ones_and_room_
     await store.create(task("d", result=bytes(90_000)))
     clock.pass_time(TASK.ttl_s)
     await store.create(task("e", created_at=clock(), result=bytes(90_000)))
+
+
+@requirement("task.bytes")
+async def test_anonymous_clients_of_one_network_leave_room_to_others() -> None:
+    store = MemoryTasks(CLOCK, 8, max_bytes=100_000)
+    of_one, of_another = ({"principal": ANONYMOUS, "created_at": CLOCK(), "origin": each} for each in ("one", "two"))
+    first = task("a", **of_one, result=bytes(20_000))
+    await store.create(first)
+    with pytest.raises(StoreFull):
+        await store.create(task("b", **of_one, result=bytes(5_000)))
+    assert await store.replace(replace(first, status="completed", result=b"small"))
+    await store.create(task("c", **of_one))
+    with pytest.raises(StoreFull):
+        await store.create(task("d", **of_one))
+    await store.create(task("e", **of_another, result=bytes(20_000)))
