@@ -18,6 +18,7 @@ __all__ = [
     "EventSource",
     "Forwarder",
     "Handler",
+    "Memory",
     "OwnedByPeer",
     "Refused",
     "Request",
@@ -72,6 +73,20 @@ class OwnedByPeer(Exception):
         self.route = route
 
 
+class Memory:
+    """Of a head that one connection repeats byte for byte: what the handler keeps from one call for the next ones.
+
+    It belongs to that head of that connection, and ends with either of them, and with the first refusal. What a body
+    said and what was answered must not be in it.
+    """
+
+    __slots__ = ("kept",)
+
+    def __init__(self) -> None:
+        self.kept: Any = None
+        """The handler's own. None at first."""
+
+
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """One message of a client, checked by the rules of its era's wire, and not yet authenticated.
 
@@ -81,7 +96,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     proxies. `arrived_at` is a time of the monotonic clock (0: unknown). `again`: the request was forwarded to a process
     that was lost, and may have taken effect. `body_bytes` is what the request holds in memory until it is answered.
     `check_mirrored` takes the schema of a tool that mirrors arguments in headers, and raises `Refused` if headers and
-    arguments disagree. It is called only after the caller is known to see the tool.
+    arguments disagree. It is called only after the caller is known to see the tool. `memory` is None unless the
+    connection repeats the head.
     """
 
     era: Era
@@ -100,6 +116,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     arrived_at: float = 0.0
     body_bytes: int = 0
     check_mirrored: Callable[[Any], None] | None = None
+    memory: Memory | None = None
 
 
 class Carried(msgspec.Struct, frozen=True, kw_only=True):

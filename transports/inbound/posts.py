@@ -20,7 +20,7 @@ from transports.inbound.modern import (
     names_version,
 )
 from transports.inbound.sizes import Sizes
-from transports.inbound_port import Refused, Request
+from transports.inbound_port import Memory, Refused, Request
 from transports.jsonrpc import INVALID_REQUEST, InvalidMessage, Message, Object
 
 __all__ = ["Head", "Posts", "is_batch"]
@@ -38,6 +38,7 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     secure: bool
     forwarded: Any = None
     again: bool = False
+    memory: Memory | None = None
 
 
 class Posts:
@@ -123,6 +124,7 @@ class Posts:
             arrived_at=monotonic(),
             body_bytes=body_bytes,
             check_mirrored=check,
+            memory=head.memory,
         )
 
 

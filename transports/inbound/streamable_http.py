@@ -36,7 +36,7 @@ from transports.inbound.modern import VERSION_HEADER, status_of
 from transports.inbound.posts import Head, Posts, is_batch
 from transports.inbound.repeats import REPEATS
 from transports.inbound.sizes import Sizes
-from transports.inbound_port import Answer, Forwarder, Handler, OwnedByPeer, Refused, Request
+from transports.inbound_port import Answer, Forwarder, Handler, Memory, OwnedByPeer, Refused, Request
 from transports.jsonrpc import INTERNAL_ERROR, INVALID_PARAMS, INVALID_REQUEST, InvalidMessage, Message, encode
 from transports.reply_queue import Frame
 from transports.soon import Soon, arrived
@@ -267,9 +267,8 @@ class StreamableHttp:
     def _repeated(self, head: Head) -> RepeatedHead:
         """The head of a POST that was served, for the connection that may repeat it."""
         # Another request has another length.
-        head = msgspec.structs.replace(
-            head, headers={name: value for name, value in head.headers.items() if name != "content-length"}
-        )
+        headers = {name: value for name, value in head.headers.items() if name != "content-length"}
+        head = msgspec.structs.replace(head, headers=headers, memory=Memory())
         origin = head.headers.get("origin")
         return RepeatedHead(self, self._posts, head, [] if origin is None else origin_headers(origin))
 

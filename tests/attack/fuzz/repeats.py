@@ -279,10 +279,19 @@ class _Handler:
         self.note(
             what, request.message, bytes(request.body_bytes), facts, headers, sorted(request.params), request.meta
         )
+        self._check_memory(request)
         if request.check_mirrored is not None:
             request.check_mirrored({})
         arguments = json.loads(bytes(request.params.get("arguments", b"null")))
         return str(arguments.get("kind", "")) if isinstance(arguments, dict) else ""
+
+    @staticmethod
+    def _check_memory(request: Request) -> None:
+        """What is kept of a head is there for the next request with that head, and for no other one."""
+        if request.memory is not None:
+            head = sorted(request.headers.items())
+            assert request.memory.kept in (None, head)
+            request.memory.kept = head
 
     def refused(self, headers: Any, refused: Refused) -> None:
         self.note("refused", refused.status, refused.code, str(refused))
