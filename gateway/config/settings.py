@@ -80,7 +80,7 @@ class GatewaySettings(Frozen):
     sessions."""
     sse: bool = False
     """Also serve HTTP+SSE at `/sse`, for clients of MCP 2024-11-05."""
-    connection_memory: bool = False
+    connection_memory: bool = True
     """Remember the heads that a client repeats on its connection, so that they are read once. Each request is
     authenticated all the same ([details](operating.md#connection-memory))."""
     result_meta: bool = False
