@@ -74,10 +74,10 @@ class OwnedByPeer(Exception):
 
 
 class Memory:
-    """Of a head that one connection repeats byte for byte: what the handler keeps from one call for the next ones.
+    """Of a head that one connection repeats: what the handler keeps from one call for the next ones.
 
-    It belongs to that head of that connection, and ends with either of them, and with the first refusal. What a body
-    said and what was answered must not be in it.
+    Its requests have the same headers, but for `traceparent`. It belongs to that head of that connection, and ends with
+    either of them, and with the first refusal. What a body said and what was answered must not be in it.
     """
 
     __slots__ = ("kept",)

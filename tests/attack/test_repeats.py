@@ -2,6 +2,7 @@
 
 from collections import Counter
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -98,6 +99,15 @@ def test_a_client_that_leaves_is_treated_as_ever() -> None:
         assert counts_of(*warm, one[:cut], None)["direct"] == 0
 
 
+@requirement("hot.memory")
+def test_each_request_from_memory_has_its_own_trace() -> None:
+    def traced(number: int) -> bytes:
+        trace = f"00-{number:032x}-{number:016x}-01"
+        return request("now").replace(b"Host: localhost\r\n", f"Host: localhost\r\ntraceparent: {trace}\r\n".encode())
+
+    assert counts_of(*(traced(number) for number in range(1, 7))) == {"new_head": 2, "direct": 4}
+
+
 @requirement("hot.memory", "wall.framing")
 @pytest.mark.parametrize(
     "length",
@@ -138,8 +148,8 @@ def test_small_and_large_bodies_are_for_the_parser() -> None:
 def test_the_comparison_finds_a_body_that_is_read_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     begin = BegunPost.__init__
 
-    def wrong(self: BegunPost, endpoint: object, repeated: object, posts: object, body: bytes) -> None:
-        begin(self, endpoint, repeated, posts, body.replace(b"echo", b"ecxo"))  # type: ignore[arg-type]  # passed through
+    def wrong(self: BegunPost, endpoint: Any, posts: Any, head: Any, body: bytes, shared: Any) -> None:
+        begin(self, endpoint, posts, head, body.replace(b"echo", b"ecxo"), shared)
 
     monkeypatch.setattr(BegunPost, "__init__", wrong)
     assert differences(Conversation(pieces=(request("now"),) * 3, requests=3))[0] != []

@@ -8,6 +8,8 @@ from collections.abc import Callable, Coroutine
 from time import monotonic
 from typing import Any, Protocol
 
+from msgspec.structs import replace
+
 from transports.inbound.http import HeaderList, Receive, Scope, Send
 from transports.inbound.posts import Head, Posts, is_batch
 from transports.inbound_port import Answer, Request
@@ -45,10 +47,17 @@ class RepeatedHead:
         self.head = head
         self.shared = shared
 
-    def begin(self, body: bytes) -> "BegunPost | None":
-        """Begin to serve a POST with this head. None: it has to be served from its beginning in the usual way. Nothing
-        was done then. Raises nothing."""
-        return None if is_batch(body) else BegunPost(self._endpoint, self, self._posts, body)
+    def begin(self, body: bytes, trace: bytes = b"") -> "BegunPost | None":
+        """Begin to serve a POST with this head, and with that `traceparent` if there is one.
+
+        None: it has to be served from its beginning in the usual way. Nothing was done then. Raises nothing.
+        """
+        if is_batch(body):
+            return None
+        head = self.head
+        if trace:
+            head = replace(head, headers={**head.headers, "traceparent": trace.decode("ascii")})
+        return BegunPost(self._endpoint, self._posts, head, body, self.shared)
 
 
 class BegunPost:
@@ -56,13 +65,13 @@ class BegunPost:
     event stream if no frame has come (monotonic clock), 0 for at once, None if there is no answer yet."""
 
     __slots__ = (
-        *("_endpoint", "_failure", "_message", "_request", "_soon", "_waiting"),
-        *("answer", "body", "quiet_at", "repeated"),
+        *("_endpoint", "_failure", "_message", "_request", "_shared", "_soon", "_waiting"),
+        *("answer", "body", "quiet_at"),
     )
 
-    def __init__(self, endpoint: Endpoint, repeated: RepeatedHead, posts: Posts, body: bytes) -> None:
+    def __init__(self, endpoint: Endpoint, posts: Posts, head: Head, body: bytes, shared: HeaderList) -> None:
         self._endpoint = endpoint
-        self.repeated = repeated
+        self._shared = shared
         self.body = body
         self.answer: Answer | None = None
         self.quiet_at: float | None = None
@@ -73,7 +82,7 @@ class BegunPost:
         self._failure: Exception | None = None
         try:
             self._message = message = posts.read(body)
-            self._request = request = posts.request(repeated.head, message, len(body))
+            self._request = request = posts.request(head, message, len(body))
             if message.is_request:
                 soon = endpoint.call(request)
                 if is_there(soon):
@@ -154,8 +163,7 @@ class BegunPost:
 
     def json_headers(self, answer: Answer) -> HeaderList:
         """The headers of a JSON response."""
-        shared = self.repeated.shared
-        return [*answer.headers, *shared] if shared else answer.headers
+        return [*answer.headers, *self._shared] if self._shared else answer.headers
 
     def status(self, frame: Frame) -> int:
         """The HTTP status of a JSON response."""

@@ -1,7 +1,8 @@
 """The request heads that one connection repeats. Pure: no I/O, and no parsing of a head that no parser has read.
 
 A head is remembered as bytes, after a parser has read it and its request was served. It is repeated if all bytes are
-the same but the digits of Content-Length. So a parser would find the same in it, and another end of the body.
+the same but the digits of Content-Length, and those of a `traceparent`. So a parser would find the same in it, another
+end of the body and another trace.
 """
 
 import re
@@ -27,22 +28,56 @@ _PLAIN: Final = re.compile(
 """Nothing that readers could take for another end of a line or of the head (RFC 9112 §2.2, §5.2)."""
 
 _LENGTH: Final = re.compile(rb"\r\ncontent-length: ?([0-9]+)\r\n", re.IGNORECASE)
+_TRACE: Final = re.compile(rb"\r\n(?i:traceparent): ?(00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2})\r\n")
+"""Tracing clients send another one with each request (W3C Trace Context §3.2)."""
+
+_TRACE_FORM: Final = re.compile(rb"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+_TRACE_BYTES: Final = 55
 _ABOUT_FRAMING: Final = frozenset({b"expect", b"te", b"trailer", b"transfer-encoding", b"upgrade"})
 
 
 class Template(msgspec.Struct, frozen=True):
-    """A head: the bytes before and after the digits of its Content-Length."""
+    """A head without the digits of its Content-Length, and without its `traceparent` if it has one of the usual form.
 
-    before: bytes
-    after: bytes
+    `parts` are the bytes around these holes. `holes` says of each whether it is the trace.
+    """
+
+    parts: tuple[bytes, ...]
+    holes: tuple[bool, ...]
+
+    def read(self, data: bytes) -> tuple[int, int, bytes] | None:
+        """Where the head ends in data that begins with it, the length of its body, and its trace. None: the data begins
+        with something else, or the head is not complete."""
+        place, length, trace = 0, 0, b""
+        for part, is_trace in zip(self.parts, self.holes, strict=False):  # behind the last part is no hole
+            if not data.startswith(part, place):
+                return None
+            place += len(part)
+            if is_trace:
+                end = place + _TRACE_BYTES
+                trace = data[place:end]
+                if _TRACE_FORM.fullmatch(trace) is None:
+                    return None
+            else:
+                end = data.find(b"\r", place, place + _MAX_DIGITS + 1)
+                if end < 0 or (length := _length(data[place:end])) < 0:
+                    return None
+            place = end
+        last = self.parts[-1]
+        return (place + len(last), length, trace) if data.startswith(last, place) else None
+
+    @property
+    def size(self) -> int:
+        return sum(map(len, self.parts))
 
 
 class Found(msgspec.Struct, Generic[T], frozen=True):
-    """A repeated head: what is remembered of it, how many bytes it has, and how many its body has."""
+    """A repeated head: what is remembered of it, how many bytes it has, how many its body has, and its trace."""
 
     remembered: T
     head_bytes: int
     body_bytes: int
+    trace: bytes = b""
 
 
 def template_of(head: bytes, headers: HeaderList) -> Template | None:
@@ -57,7 +92,21 @@ def template_of(head: bytes, headers: HeaderList) -> Template | None:
     found = list(_LENGTH.finditer(head))
     if len(found) != 1 or lengths != [found[0][1]] or _length(lengths[0]) < 0:
         return None
-    return Template(head[: found[0].start(1)], head[found[0].end(1) :])
+    if sum(name == b"traceparent" for name, _ in headers) > 1:
+        return None
+    return _cut(head)
+
+
+def _cut(head: bytes) -> Template | None:
+    """A head without its length and its trace."""
+    length, trace = _LENGTH.search(head), _TRACE.search(head)
+    if length is None:
+        return None
+    holes = sorted([(length.span(1), False)] + ([] if trace is None else [(trace.span(1), True)]))
+    ends = [0, *(end for (_, end), _ in holes)]
+    begins = [*(begin for (begin, _), _ in holes), len(head)]
+    parts = tuple(head[begin:end] for begin, end in zip(ends, begins, strict=True))
+    return Template(parts, tuple(is_trace for _, is_trace in holes))
 
 
 def _length(digits: bytes) -> int:
@@ -83,20 +132,16 @@ class RememberedHeads(Generic[T]):
     def match(self, data: bytes) -> Found[T] | None:
         """The remembered head that these bytes begin with. The head has to be complete; the body need not be."""
         for template, remembered in self._known:
-            before, after = template.before, template.after
-            if data.startswith(before):
-                begin = len(before)
-                end = data.find(b"\r", begin, begin + _MAX_DIGITS + 1)
-                if end > begin and data.startswith(after, end) and (length := _length(data[begin:end])) >= 0:
-                    return Found(remembered, end + len(after), length)
+            if (read := template.read(data)) is not None:
+                return Found(remembered, *read)
         return None
 
     def is_repeated(self, head: bytes) -> bool:
         """Whether the connection has had a head like this before. Notes it for the next time."""
-        length = _LENGTH.search(head)
-        if length is None:
+        cut = _cut(head)
+        if cut is None:
             return False
-        seen = hash((head[: length.start(1)], head[length.end(1) :]))
+        seen = hash(cut.parts)
         if seen in self._seen:
             return True
         self._seen.append(seen)
@@ -106,7 +151,7 @@ class RememberedHeads(Generic[T]):
         """Remember a head. The oldest ones make room."""
         self.forget(template)
         self._known.append((template, remembered))
-        self._bytes += _size(template)
+        self._bytes += template.size
         while len(self._known) > MAX_HEADS or self._bytes > MAX_MEMORY_BYTES:
             self.forget(self._known[0][0])
 
@@ -115,7 +160,7 @@ class RememberedHeads(Generic[T]):
         for place, (known, _) in enumerate(self._known):
             if known == template:
                 del self._known[place]
-                self._bytes -= _size(template)
+                self._bytes -= template.size
                 return
 
     def clear(self) -> None:
@@ -123,7 +168,3 @@ class RememberedHeads(Generic[T]):
         self._known.clear()
         self._seen.clear()
         self._bytes = 0
-
-
-def _size(template: Template) -> int:
-    return len(template.before) + len(template.after)

@@ -95,7 +95,7 @@ class Repeats:
 
     __slots__ = (
         *("_begun", "_body", "_connection", "_context", "_first", "_head_bytes", "_heads", "_json", "_known"),
-        *("_memory", "_missing", "_new", "_resumed", "requests"),
+        *("_memory", "_missing", "_new", "_resumed", "_trace", "requests"),
     )
 
     def __init__(self, connection: Connection, memory: ConnectionMemory | None) -> None:
@@ -110,6 +110,7 @@ class Repeats:
         self._known: _Known | None = None
         self._first = b""
         self._body: bytes | bytearray = b""
+        self._trace = b""
         self._head_bytes = self._missing = 0
         self._begun: BegunPost | None = None
         self._context: Context | None = None
@@ -148,6 +149,7 @@ class Repeats:
             return False
         self.requests += 1
         self._known, self._first, self._head_bytes = found.remembered, data, found.head_bytes
+        self._trace = found.trace
         self._missing = size - len(data)
         if not self._missing:
             self._begin(data[found.head_bytes :])
@@ -195,7 +197,7 @@ class Repeats:
         assert self._known is not None
         # The context of a request, as its task would have one: log lines have the correlation id from there.
         self._context = context = Context()
-        self._begun = begun = context.run(self._known.repeated.begin, body)
+        self._begun = begun = context.run(self._known.repeated.begin, body, self._trace)
         if begun is None or begun.is_no_request:
             self._resume(NO_REQUEST)
         elif begun.answer is not None or begun.has_failed:

@@ -14,6 +14,7 @@ from transports.inbound.remembered_heads import (
 
 LINES = ("POST /mcp HTTP/1.1", "Host: a", "Content-Length: 12", "X: y")
 END = b"\r\n\r\n"
+TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
 def head(*lines: str) -> bytes:
@@ -71,6 +72,38 @@ def test_no_other_byte_may_differ_and_none_may_be_missing() -> None:
 
 
 @requirement("hot.memory")
+@pytest.mark.parametrize("place", range(1, 5))
+def test_each_request_may_have_a_trace_of_its_own(place: int) -> None:
+    lines = [*LINES]
+    lines.insert(place, f"TraceParent: {TRACE}")
+    other = "00-" + "ab" * 16 + "-" + "cd" * 8 + "-00"
+    heads, raw = remembering(template(*lines)), head(*lines).replace(TRACE.encode(), other.encode())
+    found = heads.match(raw.replace(b"12", b"345") + b"{}")
+    assert found is not None and (found.trace, found.body_bytes) == (other.encode(), 345)
+    for wrong in (
+        "",
+        other[:-1],
+        other + "0",
+        other.upper(),
+        "01" + other[2:],
+        other.replace("-", "_"),
+        "0" * 55,
+        "\u00b2" * 55,
+    ):
+        assert heads.match(head(*lines).replace(TRACE.encode(), wrong.encode("latin-1")) + b"{}") is None
+    for end in range(len(raw)):
+        assert heads.match(raw[:end]) is None
+    assert heads.match(head() + b"{}") is None
+
+
+@requirement("hot.memory")
+def test_a_trace_of_another_form_is_a_byte_like_others() -> None:
+    odd = template(*LINES, "traceparent: 01-x")
+    assert remembering(odd).match(head(*LINES, "traceparent: 01-x")) is not None
+    assert remembering(odd).match(head(*LINES, f"traceparent: {TRACE}")) is None
+
+
+@requirement("hot.memory")
 def test_a_head_that_begins_like_another_is_another() -> None:
     longer = template(*LINES, "Z: 1")
     heads = remembering(template(), longer)
@@ -101,6 +134,7 @@ def test_a_head_that_begins_like_another_is_another() -> None:
         (*LINES, "Connection: close"),
         (*LINES, "Connection: keep-alive, upgrade"),
         (*LINES, "Trailer: X"),
+        (*LINES, f"traceparent: {TRACE}", f"traceparent: {TRACE}"),
         (*LINES, "X: a\r\n b"),
         (*LINES, "X: a\nY: b"),
         (*LINES, "X: a\rb"),
