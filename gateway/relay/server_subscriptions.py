@@ -2,7 +2,7 @@
 
 A server confirms that it has its part of the subscription: a modern one by its acknowledgement, a legacy one by its
 answers to `resources/subscribe`. What it may have changed before that, and after the client got the acknowledgement of
-the gateway, the client is notified of.
+the gateway, the client is notified of. If a modern server is gone while others remain, its part is opened again.
 """
 
 import asyncio
@@ -19,18 +19,23 @@ from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import Exchange
 from gateway.calls.failed_start import fail_start
 from gateway.calls.live_session import LiveSession
-from gateway.errors import UPSTREAM_UNAVAILABLE
+from gateway.errors import OUTCOME_UNKNOWN, UPSTREAM_UNAVAILABLE
 from gateway.observability.logs import CORRELATION
 from gateway.protocol.handshake import capabilities_of
 from gateway.protocol.subscription_filter import ENDED, Filter, SubscriptionFilter
-from gateway.relay.late_servers import Asker, LateServers
+from gateway.relay.late_servers import UNAVAILABLE, Asker, LateServers
+from gateway.relay.lost_subscriptions import LostSubscriptions
 from gateway.upstreams.upstream import ConfiguredUpstream
+from session_store import StoreError
 from transports.era import Era
 from transports.jsonrpc import Message, Object, encode
 from transports.reply_queue import Frame
 from transports.upstream_port import LinkClosed
 
 __all__ = ["ServerSubscriptions", "has_to_start", "listen_params", "or_fail"]
+
+_GONE: Final = frozenset({OUTCOME_UNKNOWN, UPSTREAM_UNAVAILABLE})
+"""Errors of a subscription whose server is gone, or cannot be reached."""
 
 CONFIRM_S: Final = 1.0
 """How long an acknowledgement waits until the servers that do not have to start have confirmed their subscriptions."""
@@ -80,7 +85,9 @@ class ServerSubscriptions:
         self._is_lasting = False  # a legacy server notifies
         self._subscribed: list[tuple[Conversation, str]] = []
         self._children: list[Exchange] = []
-        self._has_child_ended = self._has_child_failed = False
+        self._has_child_ended = False
+        self._failed: set[str] = set()  # servers that have not ended their parts gracefully, and have none now
+        self._lost = LostSubscriptions(live, exchange.correlation, self._listen_again)
         self._unconfirmed: dict[str, asyncio.Future[None]] = {}  # subscriptions, by the name of the server
         self._answers: set[asyncio.Future[Message]] = set()  # to `resources/subscribe`
 
@@ -149,6 +156,18 @@ class ServerSubscriptions:
             self._confirm(upstream, part)
         return part
 
+    async def _listen_again(self, upstream: ConfiguredUpstream, conversation: Conversation) -> None:
+        CORRELATION.set(self._exchange.correlation)  # of this task
+        if self.has_ended:
+            return
+        try:
+            await self.listen(upstream, conversation)
+        except (*UNAVAILABLE, StoreError, asyncio.CancelledError) as error:
+            if not self.has_ended:
+                self._lost.lost(upstream)
+            if isinstance(error, asyncio.CancelledError):
+                raise
+
     def _wanted(self, upstream: ConfiguredUpstream) -> Filter:
         wanted = self._asked_for
         uris = frozenset(uri for uri in wanted.uris if self._owners.get(uri) in (None, upstream))
@@ -196,6 +215,7 @@ class ServerSubscriptions:
         if waiting is not None and not waiting.done():
             waiting.set_result(None)
         if self._is_acknowledged and part is not None and not self.has_ended:
+            self._failed.discard(upstream.name)
             self._subscription.extend(part)
             self._subscription.notify_all(part)
 
@@ -215,15 +235,18 @@ class ServerSubscriptions:
         if child in self._children:
             self._children.remove(child)
             self._has_child_ended = True
-            self._has_child_failed |= last.error_code is not None
+            if last.error_code is not None:
+                self._failed.add(upstream.name)
         self._end_with_the_last()
+        if last.error_code in _GONE and not self.has_ended:
+            self._lost.lost(upstream)
 
     def _end_with_the_last(self) -> None:
         """End the stream of the client once no server is left that could notify."""
         is_open = self._children or self._awaited or self._is_lasting
         if not (self._has_child_ended and self._is_acknowledged) or is_open or self.has_ended:
             return
-        if self._has_child_failed:
+        if self._failed:
             self._exchange.fail(UPSTREAM_UNAVAILABLE, "the servers with the subscriptions of this stream are gone")
         else:
             self._exchange.finish(Message(jsonrpc="2.0", id=0, result=msgspec.Raw(ENDED)))
@@ -231,6 +254,7 @@ class ServerSubscriptions:
     def end(self) -> None:
         """End the subscriptions at the servers, except to resources that other subscriptions of the session name."""
         self.has_ended = True
+        self._lost.end()
         for answer in tuple(self._answers):
             answer.cancel()
         if self._subscription in self._live.subscriptions:

@@ -1,5 +1,6 @@
 """The sources of links to one server: a session's own, the one that sessions share, and a trial (`LinkSource`)."""
 
+import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from gateway.context.link_resources import LinkResources
 from gateway.protocol.capabilities import Caller
 from gateway.upstreams.facts import KnownFacts
 from gateway.upstreams.session_resources import SessionResources
-from session_store import Context, Session
+from session_store import Context
 from session_store.session import redact
 from transports.era import Era
 from transports.jsonrpc import encode, encode_notification, encode_request
@@ -79,6 +80,7 @@ class UpstreamLinks:
         self.name = name
         self.restarts: Counter[str] = Counter()
         self.starts: Counter[Start] = Counter()
+        self._awaited: dict[LiveSession | None, list[Callable[[], None]]] = {}
         self.resources = resources
         self.remote_session_changed = records.remote_session_changed
         self.quotes = quotes
@@ -93,9 +95,26 @@ class UpstreamLinks:
         """Open a link. Raises `UpstreamUnavailable`."""
         return await self._upstream.connect(replace(options, schemas=self._known.mirrored_schemas), events)
 
-    def started(self, pid: int | None, took_s: float, correlation: str, session: Session | None) -> None:
+    def when_started(self, live: LiveSession | None, callback: Callable[[], None]) -> Callable[[], None]:
+        """Call `callback` once the next link of that session is open; None: one that belongs to no session. Returns a
+        function that takes it back."""
+        self._awaited.setdefault(live, []).append(callback)
+
+        def take_back() -> None:
+            waiting = self._awaited.get(live, [])
+            if callback in waiting:
+                waiting.remove(callback)
+            if not waiting:
+                self._awaited.pop(live, None)
+
+        return take_back
+
+    def started(self, pid: int | None, took_s: float, correlation: str, live: LiveSession | None) -> None:
         """Count a link that was opened, and log it with the session that it belongs to."""
         self.starts["started"] += 1
+        for callback in self._awaited.pop(live, ()):
+            asyncio.get_running_loop().call_soon(callback)
+        session = None if live is None else live.session
         fields: dict[str, Any] = {"server": self.name, "took_s": round(took_s, 3), "correlation": correlation}
         if pid is not None:
             fields["pid"] = pid
@@ -225,7 +244,7 @@ class SessionLinks:
             await self._links.remote_session_changed(self._live, entry, changed)
 
     def started(self, pid: int | None, took_s: float, correlation: str) -> None:
-        self._links.started(pid, took_s, correlation, self._live.session)
+        self._links.started(pid, took_s, correlation, self._live)
 
     def failed(self) -> None:
         self._links.failed()

@@ -1,7 +1,7 @@
 """A configured server: the era in which it is addressed, and the conversations with it."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Final, cast
 
 from gateway.calls.backoff import Backoff
@@ -243,6 +243,10 @@ class ConfiguredUpstream:
             return
         conversation = self.conversation(live, LEGACY, correlation)
         await self._probe.try_with(conversation, lambda: live.conversations.pop((self.name, LEGACY, b""), None))
+
+    def when_started(self, live: LiveSession, callback: Callable[[], None]) -> Callable[[], None]:
+        """Call `callback` once the next link that serves the session is open. Returns a function that takes it back."""
+        return self._links.when_started(None if self.settings.shared else live, callback)
 
     async def prestart(self, session: Session) -> PrestartedProcess:
         """Start a process for a session that is not open yet. Raises `UpstreamUnavailable`."""
