@@ -4,6 +4,7 @@ Trace context is W3C's: `traceparent`, `tracestate` and `baggage` in `_meta` (SE
 """
 
 import contextlib
+import re
 from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any, Final
@@ -11,7 +12,7 @@ from typing import Any, Final
 import msgspec
 from opentelemetry import trace
 from opentelemetry.context import Context
-from opentelemetry.trace import Span, SpanContext, SpanKind, Status, StatusCode, Tracer
+from opentelemetry.trace import Span, SpanContext, SpanKind, Status, StatusCode, TraceFlags, Tracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from gateway.observability.outcome import Outcome
@@ -28,6 +29,8 @@ PEER_HEADER: Final = "mcp-gateway-traceparent"
 
 _CONTEXT: Final = ("traceparent", "tracestate", "baggage")
 _W3C = TraceContextTextMapPropagator()
+_PARENT: Final = re.compile(r"00-((?!0{32})[0-9a-f]{32})-((?!0{16})[0-9a-f]{16})-([0-9a-f]{2})")
+"""W3C Trace Context §3.2.2, version 00. The propagator reads what is not in this form, or has a `tracestate`."""
 _ARRIVED: ContextVar["RequestSpan | None"] = ContextVar("arrived", default=None)
 
 
@@ -67,8 +70,8 @@ class RequestSpan:
 
     def belongs_to(self, session: Session) -> None:
         """Add the session and its principal to the span."""
-        self._span.set_attribute("mcp.session.id", redact(session.id))
-        self._span.set_attribute("enduser.id", str(session.principal))
+        if self._span.is_recording():
+            self._span.set_attributes({"mcp.session.id": redact(session.id), "enduser.id": str(session.principal)})
 
     def ended(self, outcome: Outcome) -> None:
         """End the span: the request is answered."""
@@ -152,6 +155,10 @@ def request_span() -> "RequestSpan | None":
 
 
 def _carrier(span: Span) -> dict[str, str]:
+    context = span.get_span_context()
+    if context.is_valid and not context.trace_state:
+        ids = f"{trace.format_trace_id(context.trace_id)}-{trace.format_span_id(context.span_id)}"
+        return {"traceparent": f"00-{ids}-{context.trace_flags:02x}"}
     carrier: dict[str, str] = {}
     _W3C.inject(carrier, trace.set_span_in_context(span, Context()))
     return carrier
@@ -159,7 +166,9 @@ def _carrier(span: Span) -> dict[str, str]:
 
 def carried_on(meta: Object, headers: Mapping[str, str]) -> Object:
     """`_meta` with the trace context that came in headers, where it has none of its own."""
-    if "traceparent" not in headers or "traceparent" in meta or not _parent_in(headers).is_valid:
+    if "traceparent" not in headers or "traceparent" in meta:
+        return meta
+    if _PARENT.fullmatch(headers["traceparent"]) is None and _parent_in(headers) is None:
         return meta
     return meta | {name: msgspec.Raw(encode(headers[name])) for name in _CONTEXT if name in headers}
 
@@ -168,12 +177,20 @@ def _parent_of(request: Request) -> SpanContext | None:
     carriers: list[Mapping[str, Any]] = [request.meta, request.headers]
     if request.forwarded is not None:
         carriers = [{"traceparent": request.headers.get(PEER_HEADER)}]
-    return next((parent for carrier in carriers if (parent := _parent_in(carrier)).is_valid), None)
+    return next((parent for carrier in carriers if (parent := _parent_in(carrier)) is not None), None)
 
 
-def _parent_in(carrier: Mapping[str, Any]) -> SpanContext:
+def _parent_in(carrier: Mapping[str, Any]) -> SpanContext | None:
+    """The parent that a carrier names; None if it names none."""
+    value = carrier.get("traceparent")
+    if not isinstance(value, str):
+        return None
+    if "tracestate" not in carrier and (match := _PARENT.fullmatch(value)) is not None:
+        trace_id, span_id, flags = match.groups()
+        return SpanContext(int(trace_id, 16), int(span_id, 16), True, TraceFlags(int(flags, 16)))
     text = {name: value for name in _CONTEXT[:2] if isinstance(value := carrier.get(name), str)}
-    return trace.get_current_span(_W3C.extract(text, Context())).get_span_context()
+    parent = trace.get_current_span(_W3C.extract(text, Context())).get_span_context()
+    return parent if parent.is_valid else None
 
 
 def _target(method: str, params: Object) -> str:
