@@ -60,6 +60,11 @@ class TaskSettings(Frozen):
             raise ValueError("tools needs enabled: the tools start tasks, and with enabled: false there are none")
         return self
 
+    def outcome_ttl_s(self, asked_s: float) -> float:
+        """How long the outcome of a task is kept, in seconds, if its client has asked for
+        `asked_s` (0: for nothing)."""
+        return asked_s or self.ttl_s
+
     def working_ttl_s(self, kept_s: float) -> float:
         """How long the record of a working task is kept without a renewal, in seconds, if its outcome is kept for
         `kept_s`."""

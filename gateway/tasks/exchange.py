@@ -106,7 +106,7 @@ class TaskExchange(Exchange):
     work: TaskWork | None = None
     request: tuple[Object, Object] | None = None  # params and `_meta` as the server got them first
     asked_before = 0  # questions of earlier runs
-    kept_s: float | None = None  # how long the outcome is kept, if its client has said
+    kept_s = 0.0  # how long the outcome is kept, if its client has said
     _recorded: RecordedAnswers | None = None  # what the client has answered in an earlier run
     task_at_server: TaskAtServer | None = None
     _is_quiet = False  # the client has asked for no progress

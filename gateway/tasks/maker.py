@@ -190,7 +190,6 @@ class TaskMaker:
         # The questions of a call that a tool of the gateway has started for a legacy client reach only its session.
         may_repeat = tool.is_repeatable and not (is_legacy and isinstance(exchange, StartedExchange))
         call = stored(request.params, exchange.context, is_legacy=is_legacy) if may_repeat else b""
-        kept_s = self._settings.ttl_s if exchange.kept_s is None else exchange.kept_s
         answered = {} if exchange.suspended is None else exchange.suspended.answers  # before it was a task
         return Task(
             id=secrets.token_urlsafe(16),
@@ -203,7 +202,8 @@ class TaskMaker:
             operation=tool.operation,
             created_at=now,
             updated_at=now,
-            ttl_s=self._settings.working_ttl_s(kept_s),
+            ttl_s=self._settings.working_ttl_s(self._settings.outcome_ttl_s(exchange.kept_s)),
+            kept_s=exchange.kept_s,
             poll_ms=self._settings.poll_ms,
             request=call,
             is_repeatable=bool(call),

@@ -148,7 +148,7 @@ class TaskRecovery:
             error=error,
             message=reason,
             updated_at=now,
-            ttl_s=now - task.created_at + self._table.settings.ttl_s,
+            ttl_s=now - task.created_at + self._table.settings.outcome_ttl_s(task.kept_s),
         )
         if await self._table.store.replace(failed):
             self._table.reported(failed, "unknown")

@@ -63,7 +63,7 @@ class RunningTask:
         self.is_unknown = False
         """Whether it ended because nobody knows what has become of its call."""
         self._settings = settings
-        self.kept_s = settings.ttl_s if exchange.kept_s is None else exchange.kept_s
+        self.kept_s = settings.outcome_ttl_s(record.task.kept_s)
         self._ended = ended
         self._is_kept = is_kept
         self._rounds: Rounds | None = None

@@ -25,6 +25,8 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     of the owner that runs it, and `runs` how often it was started. `upstream_id` is the server's own id of the task, if
     the server has made one that a later owner can follow.
 
+    `kept_s` is how long its outcome is kept; 0: as long as the gateway keeps any.
+
     `questions` has the open questions to the client as a JSON object (`inputRequests`), `asked` how many were asked so
     far. `answers` has what the client has answered so far, as a JSON object by the content of the questions, if the
     call may run again. `result` and `error` have the outcome as JSON. `is_tool_error`: the task is completed, and its
@@ -42,6 +44,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     created_at: float
     updated_at: float
     ttl_s: float
+    kept_s: float = 0.0
     poll_ms: int
     status: TaskStatus = "working"
     message: str = ""

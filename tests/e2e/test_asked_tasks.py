@@ -57,6 +57,7 @@ def test_a_call_that_asks_for_a_task_becomes_one(gateway: RunningGateway, http: 
     assert without_trace(client.ask("tasks/result", {"taskId": handle})) == done
     task = client.get(handle)
     assert (task["taskId"], task["status"]) == (handle, "completed") and task.keys() == FIELDS
+    assert 90_000 <= task["ttl"] < 150_000, "from its creation"
     assert client.listed() == [handle]
     ended = client.error("tasks/cancel", {"taskId": handle})
     assert ended["code"] == INVALID and "completed already" in ended["message"]

@@ -188,6 +188,26 @@ async def test_a_task_that_may_not_be_repeated_fails(has_session: bool) -> None:
 
 
 @requirement("task.durable")
+@pytest.mark.parametrize(("asked_s", "kept_s"), [(120.0, 120.0), (0.0, TaskSettings().ttl_s)])
+@pytest.mark.parametrize("repeatable", [False, True])
+async def test_an_outcome_is_kept_as_long_as_its_client_has_asked_whoever_decides_on_it(
+    repeatable: bool, asked_s: float, kept_s: float
+) -> None:
+    store = Store()
+    task = await store.task(is_repeatable=repeatable, request=REQUEST, kept_s=asked_s)
+    store.clock.pass_time(30.0)
+    replica = Replica(store)
+    await replica.recovery.decide(task, store.session)
+    await replica.recovery.settled()
+    for exchange, _ in replica.sent:
+        exchange.settle(result("done"))
+    await replica.table.settled()
+    found = await store.read(task)
+    assert (found.status, len(replica.sent)) == (("completed", 1) if repeatable else ("failed", 0))
+    assert found.expires_at == store.clock() + kept_s
+
+
+@requirement("task.durable")
 async def test_an_outcome_that_came_meanwhile_stays() -> None:
     store = Store()
     for repeatable in (False, True):
