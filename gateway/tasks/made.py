@@ -4,7 +4,9 @@ A task that is over is answered by any replica, from the store alone. What needs
 it: the owner of the session, or the one that takes the session over from an owner that is gone.
 """
 
+import asyncio
 from collections.abc import Callable
+from typing import Final
 
 import msgspec
 
@@ -20,12 +22,15 @@ from gateway.tasks.refusals import task_is_over, unknown_task
 from gateway.tasks.running import RunningTask
 from gateway.tasks.table import TaskTable
 from gateway.tasks.task_session import found_session
-from session_store import Session, SessionStore, Task
+from session_store import Session, SessionStore, StoreUnavailable, Task
 from transports.era import Era
 from transports.jsonrpc import Object, decode_object
 from transports.soon import arrived
 
 __all__ = ["MadeTasks", "MaySee"]
+
+_STORED_S: Final = 10.0
+"""How long a request about a task waits until its outcome is stored."""
 
 MaySee = Callable[[Task, Session | None, RequestContext], bool]
 """Whether the credential of a request may use the tool of a task today. The session is that of the task; None if it has
@@ -73,18 +78,33 @@ class MadeTasks:
         await arrived(self._rates.of_session(session_id))
 
     async def current(self, handle: TaskHandle, who: RequestContext) -> Task:
-        """The record of a task, decided on if its owner is gone. Not counted. Raises as `get`."""
+        """The record of a task, decided on if its owner is gone. An outcome is stored before it is returned: it is what
+        any replica says from then on. Not counted.
+
+        Raises: as `get`; `StoreUnavailable` also if the store does not take the outcome.
+        """
         task = await self.find(handle, who)
-        if task.is_over:
-            return task
         running = self._table.get(task.name)
         if running is not None:
-            return running.task
+            return await self._stored(running, handle, who)
+        if task.is_over:
+            return task
         session = await self._sessions.peek(task.session_id)
         if session is not None and await self._is_run_by_another(session, task):
             return task
         running = await self._here(task, session, who)
-        return running.task if running is not None else await self.find(handle, who)
+        return await self.find(handle, who) if running is None else await self._stored(running, handle, who)
+
+    async def _stored(self, running: RunningTask, handle: TaskHandle, who: RequestContext) -> Task:
+        """The record of a task that is run here. Raises as `current`."""
+        if not running.task.is_over:
+            return running.task
+        try:
+            async with asyncio.timeout(_STORED_S):
+                await running.settled()
+        except TimeoutError:
+            raise StoreUnavailable("the outcome of a task is not stored yet") from None
+        return await self.find(handle, who)  # the store may have no room for the outcome, or another one's
 
     async def update(self, handle: TaskHandle, params: Object, who: RequestContext) -> bytes:
         """Pass on the client's answers (`inputResponses`). Answers to what is not asked are ignored. Raises as
@@ -112,19 +132,23 @@ class MadeTasks:
         if running is None or running.task.is_over:
             raise task_is_over((await self.find(handle, who)).status)
         running.cancel("the client has cancelled the task")
-        await running.settled()
-        return running.task
+        return await self._stored(running, handle, who)
 
     async def of_session(self, session: Session, endpoint: str, who: RequestContext) -> list[Task]:
         """The tasks of a session that were made at that endpoint, oldest first, as far as this request may see them.
         Not counted. Raises `StoreUnavailable`."""
         tasks = await self._table.store.of_session(session.id)
-        current = [running.task if (running := self._table.get(task.name)) else task for task in tasks]
+        current = [self._as_it_works(task) for task in tasks]
         return [
             task
             for task in current
             if (task.principal, task.endpoint) == (who.principal, endpoint) and self._may_see(task, session, who)
         ]
+
+    def _as_it_works(self, task: Task) -> Task:
+        """A stored task, or what is known of it here as long as it has no outcome that is not stored."""
+        running = self._table.get(task.name)
+        return task if running is None or running.task.is_over else running.task
 
     async def _running(self, handle: TaskHandle, who: RequestContext) -> RunningTask | None:
         """The task, if it still works; this replica runs it."""

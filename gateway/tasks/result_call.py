@@ -45,7 +45,12 @@ _AGAIN_S: Final = 1.0
 """How long after a failure of the store a task is looked at again."""
 
 Look = Callable[[], Awaitable[Task]]
-"""Reads a task, with the rights of the request that asks for its result. Raises `Refused`, `StoreUnavailable`."""
+"""Reads a task, with the rights of the request that asks for its result. If it is over, its outcome is stored.
+
+Raises:
+    Refused: the task is unknown.
+    StoreUnavailable: the store does not answer.
+"""
 
 
 class ResultCalls:
@@ -125,8 +130,6 @@ class _Waiting:
             task = await self._look()
             running = table.get(task.name)
             if task.is_over:
-                if running is not None:
-                    await running.settled()  # the outcome is stored first
                 call.settle(legacy_outcome(task, self._text))
                 return
             if running is not None:

@@ -1,0 +1,104 @@
+"""What clients are told of a task: its outcome only once the store has it."""
+
+import asyncio
+from typing import Any, cast
+
+import msgspec
+import pytest
+
+from gateway.identity.request_context import RequestContext
+from gateway.tasks.handles import TaskHandle
+from gateway.tasks.made import MadeTasks
+from gateway.tasks.running import RunningTask
+from session_store import StoreFull, StoreUnavailable, Task
+from tests.requirements import requirement
+from tests.unit.tasks.test_recovery import Replica, Store, result
+
+pytestmark = pytest.mark.anyio
+
+
+class Scene:
+    """A task that runs here. `go` lets the store write. This object is what counts and records requests."""
+
+    def __init__(self, store: Store, running: RunningTask, replica: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.store, self.running = store, running
+        self.go = asyncio.Event()
+        self.failures: list[Exception] = []
+        tasks, parts = store.backend.tasks, cast("Any", self)
+        write = tasks.replace
+
+        async def replace(task: Task) -> bool:
+            await self.go.wait()
+            if self.failures:
+                raise self.failures.pop()
+            return await write(task)
+
+        monkeypatch.setattr(tasks, "replace", replace)
+        self.made = MadeTasks(
+            replica.table,
+            replica.recovery,
+            sessions=store.backend.sessions,
+            resolver=parts,
+            cluster=None,
+            rates=parts,
+            audit=parts,
+            may_see=lambda *_: True,
+        )
+        task = running.task
+        self.handle = TaskHandle("made", task.session_id, task.endpoint, task.server, task.id)
+        self.who = RequestContext(task.principal, None, "c")
+
+    async def of_session(self, session_id: str) -> None:
+        """Any number of requests is allowed."""
+
+    async def get(self) -> Any:
+        async with asyncio.timeout(10):
+            return msgspec.json.decode(await self.made.get(self.handle, "handle", self.who))
+
+    async def listed(self) -> list[str]:
+        task = self.running.task
+        return [each.status for each in await self.made.of_session(self.store.session, task.endpoint, self.who)]
+
+
+@pytest.fixture
+async def scene(monkeypatch: pytest.MonkeyPatch) -> Scene:
+    store = Store()
+    task = await store.task()
+    replica = Replica(store)
+    return Scene(store, replica.running(task, store.session), replica, monkeypatch)
+
+
+@requirement("task.durable")
+async def test_an_outcome_is_told_once_the_store_has_it(scene: Scene) -> None:
+    scene.running.exchange.settle(result("done"))
+    assert scene.running.task.is_over
+    asked = asyncio.ensure_future(scene.get())
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert not asked.done() and await scene.listed() == ["working"], "another replica would say so too"
+    scene.go.set()
+    assert (await asked)["result"]["text"] == "done" and await scene.listed() == ["completed"]
+
+
+@requirement("task.durable")
+async def test_what_is_told_is_what_a_full_store_keeps(scene: Scene) -> None:
+    scene.failures.append(StoreFull("full"))
+    scene.go.set()
+    scene.running.exchange.settle(result("done"))
+    told = await scene.get()
+    assert told["status"] == "failed" and "full" in told["statusMessage"]
+
+
+@requirement("task.durable")
+@pytest.mark.parametrize("how", ["get", "cancelled"])
+async def test_nobody_waits_for_ever_for_a_store_that_does_not_answer(
+    scene: Scene, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.tasks.made._STORED_S", 0.05)
+    if how == "get":
+        scene.running.exchange.settle(result("done"))
+    with pytest.raises(StoreUnavailable):
+        await (scene.get() if how == "get" else scene.made.cancelled(scene.handle, scene.who))
+    scene.go.set()
+    told = await scene.get()
+    assert told["status"] == ("completed" if how == "get" else "cancelled")
