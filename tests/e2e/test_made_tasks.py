@@ -11,18 +11,31 @@ import pytest
 from tests.requirements import requirement
 from tests.support.credentials import sha256
 from tests.support.gateway_process import WORK, RunningGateway, running_gateway, server
-from tests.support.mcp_clients import DECLARES_TASKS, Legacy, Modern, messages, tool_text, without_id
+from tests.support.http_bytes import connected, listener_of, post
+from tests.support.mcp_clients import (
+    DECLARES_TASKS,
+    Legacy,
+    Modern,
+    messages,
+    modern_body,
+    modern_headers,
+    tool_text,
+    without_id,
+)
 from tests.support.task_client import ACCEPT, TaskClient
 from tests.support.waiting import descendants, eventually, gone
 
 ERAS = ("legacy", "modern")
 SLOW = 0.4
 AFTER_S = 0.2
+ALICE, BOB = ({"Authorization": f"Bearer {letter * 40}"} for letter in "ab")
 
 
 @pytest.fixture(scope="module")
 def ledger(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("ledger") / "ledger"
+    path = tmp_path_factory.mktemp("ledger") / "ledger"
+    path.touch()
+    return path
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +51,16 @@ def gateway(ledger: Path) -> Iterator[RunningGateway]:
         "max_per_session": 3,
     }
     options = {"tasks": tasks, "session": {"unconfirmed_ttl_s": 1.0}, "limits": {"call_timeout_s": 1.5}}
+    with running_gateway(servers, options=options) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def patient(ledger: Path) -> Iterator[RunningGateway]:
+    """The same servers for alice and bob. No call is so slow that it becomes a task, but those of `work` do at once."""
+    servers = {era: server((*WORK, era), env={"LEDGER": str(ledger)}) for era in ERAS}
+    keys = {"alice": sha256("a" * 40), "bob": sha256("b" * 40)}
+    options = {"api_keys": keys, "tasks": {"after_s": 60, "at_once": ["*/work"]}}
     with running_gateway(servers, options=options) as running:
         yield running
 
@@ -62,13 +85,22 @@ def asked(client: TaskClient, task: str, earlier: Any = ()) -> Any:
 
 @requirement("task.make")
 @pytest.mark.parametrize("era", ERAS)
-def test_a_slow_call_becomes_a_task_with_the_result_that_the_call_had_had(client: TaskClient, era: str) -> None:
-    plain = client.call(f"{era}__work", job=1)
-    assert plain["resultType"] == "complete" and plain["content"][0]["text"] == "done 1", "a fast call stays a call"
-    task = client.call(f"{era}__work", job=2, seconds=SLOW)
+def test_a_fast_call_stays_a_call(patient: RunningGateway, http: httpx.Client, era: str) -> None:
+    plain = TaskClient(patient.url, http, headers=ALICE).call(f"{era}__look", job=1)
+    assert plain["resultType"] == "complete" and plain["content"][0]["text"] == "done 1"
+
+
+@requirement("task.make")
+@pytest.mark.parametrize("era", ERAS)
+def test_a_slow_call_becomes_a_task_with_the_result_that_the_call_had_had(
+    client: TaskClient, era: str, tmp_path: Path
+) -> None:
+    end = tmp_path / "end"
+    task = client.call(f"{era}__work", job=2, until=str(end))
     assert (task["resultType"], task["status"], task["pollIntervalMs"]) == ("task", "working", 150), task
     working = client.get(task["taskId"])
     assert (working["resultType"], working["status"]) == ("complete", "working")
+    end.touch()
     done = client.until(task["taskId"], "completed")
     assert done["result"]["content"] == [{"type": "text", "text": "done 2"}]
     assert done["taskId"] == task["taskId"] and done["createdAt"] == task["createdAt"]
@@ -93,8 +125,8 @@ def test_who_does_not_declare_the_extension_waits_for_the_answer(gateway: Runnin
 @requirement("task.make")
 def test_progress_is_the_message_of_the_task(client: TaskClient) -> None:
     task = client.begin("legacy__steps", seconds=0.6)
-    assert client.get(task)["statusMessage"] == "step 1 (1 of 3)"
-    assert eventually(lambda: client.get(task)["statusMessage"] == "step 2 (2 of 3)")
+    for step in ("step 1 (1 of 3)", "step 2 (2 of 3)"):
+        assert eventually(lambda step=step: client.get(task).get("statusMessage") == step)  # type: ignore[misc]
     done = client.until(task, "completed")
     assert done["result"]["content"][0]["text"] == "all steps"
     assert "statusMessage" not in done, "the last progress says nothing of the outcome"
@@ -121,8 +153,8 @@ def test_a_server_asks_during_its_task(client: TaskClient, era: str) -> None:
 
 
 @requirement("task.make")
-def test_what_is_asked_before_the_task_is_asked_by_the_call(gateway: RunningGateway, http: httpx.Client) -> None:
-    client, arguments = Modern(gateway.url, http), {"times": 2}
+def test_what_is_asked_before_the_task_is_asked_by_the_call(patient: RunningGateway, http: httpx.Client) -> None:
+    client, arguments = Modern(patient.url, http, headers=ALICE), {"times": 2}
     first = messages(client.tool("legacy__ask", arguments, meta=DECLARES_TASKS))[-1]["result"]
     assert first["resultType"] == "input_required"
     back = {
@@ -144,10 +176,13 @@ def test_a_task_that_the_server_makes_late_is_followed(client: TaskClient) -> No
 
 
 @requirement("task.make")
-def test_a_withdrawn_question_is_asked_no_more(client: TaskClient) -> None:
-    task = client.begin("legacy__give_up", seconds=SLOW)
+def test_a_withdrawn_question_is_asked_no_more(client: TaskClient, tmp_path: Path) -> None:
+    withdraws, end = tmp_path / "withdraws", tmp_path / "end"
+    task = client.begin("legacy__give_up", seconds=SLOW, withdraws=str(withdraws), until=str(end))
     asked(client, task)
+    withdraws.touch()
     client.until(task, "working")
+    end.touch()
     assert client.until(task, "completed")["result"]["content"][0]["text"] == "went on without an answer"
 
 
@@ -173,6 +208,7 @@ def test_what_goes_wrong_is_the_error_of_the_task(client: TaskClient, era: str) 
 @pytest.mark.parametrize("era", ERAS)
 def test_a_task_is_cancelled_at_its_server(client: TaskClient, ledger: Path, era: str) -> None:
     task = client.begin(f"{era}__work", job=f"cancel {era}", seconds=30)
+    assert eventually(lambda: f"began cancel {era}" in ledger.read_text())
     before = ledger.read_text().count("cancelled the client has cancelled the task")
     client.cancel(task)
     assert "the client has cancelled the task" in client.until(task, "cancelled")["statusMessage"]
@@ -183,10 +219,15 @@ def test_a_task_is_cancelled_at_its_server(client: TaskClient, ledger: Path, era
 
 
 @requirement("task.make")
-def test_a_client_that_leaves_before_the_task_cancels_its_call(gateway: RunningGateway, ledger: Path) -> None:
-    before = ledger.read_text().count("cancelled the client disconnected")
-    with httpx.Client(timeout=AFTER_S / 3) as http, pytest.raises(httpx.ReadTimeout):
-        TaskClient(gateway.url, http).call("legacy__work", job="left", seconds=30)
+def test_a_client_that_leaves_before_the_task_cancels_its_call(patient: RunningGateway, ledger: Path) -> None:
+    arguments = {"job": "left", "seconds": 30}
+    body = modern_body("tools/call", {"name": "legacy__look", "arguments": arguments}, meta=DECLARES_TASKS)
+    headers = {**modern_headers(body), **ALICE, "Host": "127.0.0.1", "Content-Type": "application/json"}
+    lines = (f"{name}: {value}" for name, value in headers.items())
+    with connected(listener_of(patient.url)) as connection:
+        connection.sendall(post("/mcp", json.dumps(body).encode(), *lines))
+        assert eventually(lambda: "began left" in ledger.read_text())
+        before = ledger.read_text().count("cancelled the client disconnected")
     assert eventually(lambda: ledger.read_text().count("cancelled the client disconnected") == before + 1)
 
 
@@ -201,27 +242,22 @@ def test_too_many_tasks_leave_calls_what_they_are(gateway: RunningGateway, http:
 
 
 @requirement("task.make", "id.bound")
-def test_a_task_is_known_to_nobody_else(http: httpx.Client) -> None:
-    keys = {"alice": sha256("a" * 40), "bob": sha256("b" * 40)}
-    options = {"api_keys": keys, "tasks": {"after_s": AFTER_S}}
-    with running_gateway({"main": server((*WORK, "legacy"))}, options=options) as gateway:
-        alice, bob = (TaskClient(gateway.url, http, headers={"Authorization": f"Bearer {c * 40}"}) for c in "ab")
-        task = alice.begin("work", job=1, seconds=1.5)
-        elsewhere = TaskClient(f"{gateway.base}/servers/main/mcp", http, headers=alice_headers())
-        forged = task[:-4] + "AAAA"
-        answers = []
-        for method in ("tasks/get", "tasks/update", "tasks/cancel"):
-            for one, handle in ((bob, task), (elsewhere, task), (alice, forged)):
-                response = one.send(method, handle, inputResponses={})
-                answers.append((response.status_code, json.dumps(without_id(messages(response)[-1]["error"]))))
-        assert len(set(answers)) == 1 and json.loads(answers[0][1])["code"] == -32602, answers
-        assert alice.until(task, "completed")["result"]["content"][0]["text"] == "done 1", "and it goes on"
-        undeclared = alice.client.send("tasks/get", {"taskId": task})
-        assert messages(undeclared)[-1]["error"]["code"] == -32021
-
-
-def alice_headers() -> dict[str, str]:
-    return {"Authorization": f"Bearer {'a' * 40}"}
+def test_a_task_is_known_to_nobody_else(patient: RunningGateway, http: httpx.Client, tmp_path: Path) -> None:
+    alice, bob = (TaskClient(patient.url, http, headers=each) for each in (ALICE, BOB))
+    end = tmp_path / "end"
+    task = alice.begin("legacy__work", job=1, until=str(end))
+    elsewhere = TaskClient(f"{patient.base}/servers/legacy/mcp", http, headers=ALICE)
+    forged = task[:-4] + "AAAA"
+    answers = []
+    for method in ("tasks/get", "tasks/update", "tasks/cancel"):
+        for one, handle in ((bob, task), (elsewhere, task), (alice, forged)):
+            response = one.send(method, handle, inputResponses={})
+            answers.append((response.status_code, json.dumps(without_id(messages(response)[-1]["error"]))))
+    assert len(set(answers)) == 1 and json.loads(answers[0][1])["code"] == -32602, answers
+    end.touch()
+    assert alice.until(task, "completed")["result"]["content"][0]["text"] == "done 1", "and it goes on"
+    undeclared = alice.client.send("tasks/get", {"taskId": task})
+    assert messages(undeclared)[-1]["error"]["code"] == -32021
 
 
 @requirement("task.make", "life.end")
@@ -233,7 +269,8 @@ def test_the_end_of_a_session_ends_its_tasks_and_forgets_them(gateway: RunningGa
     client.until(over, "completed")
     task = client.begin("legacy__work", job="ended with its session", seconds=30)
     processes = [process for process in descendants(gateway.pid) if process not in before]
-    assert processes and legacy.delete().status_code == 200
+    assert processes, "the session has a server process of its own"
+    assert legacy.delete().status_code == 200
     assert gone(processes)
     for handle in (task, over):
         assert messages(client.send("tasks/get", handle))[-1]["error"]["code"] == -32602

@@ -46,11 +46,19 @@ class Call:
         self.number = number
         self.arguments: dict[str, Any] = params.get("arguments") or {}
 
+    def wait(self, argument: str) -> None:
+        """Wait until there is the file that the argument of that name names. Without it: some seconds."""
+        if argument not in self.arguments:
+            time.sleep(float(self.arguments.get("seconds", 0)))
+            return
+        while not os.path.exists(self.arguments[argument]):  # `pathlib` takes long to import
+            time.sleep(0.01)
+
     def work(self) -> Any:
         """Work for a while. The ledger has a line for the beginning, and one for the end."""
         job = self.arguments.get("job", "")
         note("began", job)
-        time.sleep(float(self.arguments.get("seconds", 0)))
+        self.wait("until")
         note("ended", job)
         return f"done {job}"
 
@@ -93,9 +101,9 @@ class Call:
         """Work, ask, and withdraw the question."""
         time.sleep(float(self.arguments.get("seconds", 0)))
         send({"id": "withdrawn", **question(0)})
-        time.sleep(float(self.arguments.get("seconds", 0)))
+        self.wait("withdraws")
         send({"method": "notifications/cancelled", "params": {"requestId": "withdrawn"}})
-        time.sleep(float(self.arguments.get("seconds", 0)))
+        self.wait("until")
         return "went on without an answer"
 
     def late(self) -> Any:
