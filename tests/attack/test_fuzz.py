@@ -6,8 +6,8 @@ import pytest
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from tests.attack.fuzz.envelope import CHECKS, check_batch, check_message, run
-from tests.attack.fuzz.framing import BEHAVIOURS, differences, gateway_reads, referee_reads
-from tests.attack.fuzz.requests import pieces, smaller, stream
+from tests.attack.fuzz.framing import BEHAVIOURS, MEMORY, differences, gateway_reads, referee_reads, remembering
+from tests.attack.fuzz.requests import pieces, repeated, smaller, stream
 from tests.requirements import requirement
 from transports.jsonrpc import InvalidMessage, decode_object
 
@@ -24,6 +24,19 @@ def test_streams_of_requests_are_read_as_h11_reads_them(first: int) -> None:
         random = Random(number)
         segments, behaviour = pieces(random, stream(random)), random.choice(BEHAVIOURS)
         assert differences(segments, behaviour)[0] == [], (number, segments, behaviour)
+
+
+@requirement("wall.framing", "hot.memory")
+@pytest.mark.parametrize("first", range(0, 900, 300))
+def test_streams_are_read_as_h11_reads_them_by_a_connection_that_remembers_heads(first: int) -> None:
+    before = MEMORY["direct"]
+    for number in range(first, first + 300):
+        random = Random(number)
+        segments, behaviour = repeated(random), random.choice(BEHAVIOURS)
+        assert differences(segments, behaviour, remembering)[0] == [], (number, segments, behaviour)
+        odd = pieces(random, stream(random))
+        assert differences(odd, behaviour, remembering)[0] == [], (number, odd, behaviour)
+    assert MEMORY["direct"] - before > 60, MEMORY
 
 
 @requirement("wall.framing")

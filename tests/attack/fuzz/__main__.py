@@ -14,9 +14,9 @@ from rich.console import Console
 
 from tests.attack.fuzz import repeats
 from tests.attack.fuzz.envelope import CHECKS, run
-from tests.attack.fuzz.framing import BEHAVIOURS, TOLERATED, differences, gateway_reads, referee_reads
+from tests.attack.fuzz.framing import BEHAVIOURS, TOLERATED, differences, gateway_reads, referee_reads, remembering
 from tests.attack.fuzz.repeats import conversation
-from tests.attack.fuzz.requests import pieces, smaller, stream
+from tests.attack.fuzz.requests import pieces, repeated, smaller, stream
 
 _console = Console(highlight=False, soft_wrap=True)
 
@@ -32,8 +32,10 @@ def _fuzz_framing(first: int, until: float) -> tuple[int, Counter[str], set[str]
     while time.monotonic() < until:
         number += 1
         random = Random(number)
-        segments, behaviour = pieces(random, stream(random)), random.choice(BEHAVIOURS)
-        findings, difference = differences(segments, behaviour)
+        is_repeated = number % 4 == 0
+        segments = repeated(random) if is_repeated else pieces(random, stream(random))
+        behaviour = random.choice(BEHAVIOURS)
+        findings, difference = differences(segments, behaviour, remembering if is_repeated else None)
         tolerated[difference or "none"] += 1
         for finding in findings:
             if _kind(finding) not in found:
@@ -43,12 +45,14 @@ def _fuzz_framing(first: int, until: float) -> tuple[int, Counter[str], set[str]
 
 
 def _tell(number: int, segments: Sequence[bytes], behaviour: str, finding: str) -> None:
+    made = remembering if number % 4 == 0 else None
+
     def is_it(attempt: Sequence[bytes]) -> bool:
-        return any(_kind(other) == _kind(finding) for other in differences(attempt, behaviour)[0])
+        return any(_kind(other) == _kind(finding) for other in differences(attempt, behaviour, made)[0])
 
     small = smaller(segments, is_it)
-    _console.print(f"[bold red]found[/] with seed {number}: {differences(small, behaviour)[0]}", markup=True)
-    read = {"gateway": gateway_reads(small, behaviour), "h11": referee_reads(small)}
+    _console.print(f"[bold red]found[/] with seed {number}: {differences(small, behaviour, made)[0]}", markup=True)
+    read = {"gateway": gateway_reads(small, behaviour, made), "h11": referee_reads(small)}
     for name, value in {"sent": small, "app": behaviour, **read}.items():
         _console.print(f"  {name:8}{value}", markup=False)
 

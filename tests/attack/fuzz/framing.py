@@ -8,7 +8,10 @@ smuggler's, whatever else happens.
 import asyncio
 import contextlib
 import functools
+import logging
+import math
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, cast
@@ -18,11 +21,24 @@ import h11
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
+from transports.inbound.connection_memory import ConnectionMemory
 from transports.inbound.connections import Connections
-from transports.inbound.http_connection import http_connections
+from transports.inbound.http_connection import HttpConnection, http_connections
 from transports.inbound.limits import Limits
+from transports.inbound.repeats import REPEATS
+from transports.reply_queue import Frame, ReplyQueue
 
-__all__ = ["BEHAVIOURS", "TOLERATED", "Read", "differences", "gateway_reads", "referee_reads"]
+__all__ = [
+    "BEHAVIOURS",
+    "MEMORY",
+    "TOLERATED",
+    "Read",
+    "differences",
+    "gateway_reads",
+    "referee_reads",
+    "remembering",
+    "write_no_access_log",
+]
 
 BEHAVIOURS: Final = ("reads", "slow", "early")
 """How the app answers: at once, after a while, or before it has read the body."""
@@ -171,8 +187,56 @@ class _Transport:
         self.protocol = protocol
 
 
+class _Repeated:
+    """A head that a connection remembers, as `RepeatedHead`: its requests are noted and answered as the app does."""
+
+    def __init__(self, app: "_App", target: str) -> None:
+        self._app = app
+        self._target = target
+
+    def begin(self, body: bytes, trace: bytes) -> "_Begun":
+        return _Begun(self._app, Request(method="POST", target=self._target, body=body))
+
+
+class _Begun:
+    """One request with such a head, as `BegunPost`."""
+
+    has_failed = is_no_request = is_doubtful = False
+    quiet_at = math.inf
+    headers: tuple[()] = ()
+
+    def __init__(self, app: "_App", request: Request) -> None:
+        app.requests.append(request)
+        self.answer = self
+        self.replies = ReplyQueue()
+        self._turns = 12 if app.behaviour == "slow" else 0
+        self._turn()
+
+    def _turn(self) -> None:
+        self._turns -= 1
+        if self._turns < 0:
+            self.replies.push(Frame(b"ok", final=True))
+        else:
+            asyncio.get_running_loop().call_soon(self._turn)
+
+    def status(self, frame: Frame) -> int:
+        return 200
+
+    def json_headers(self, answer: object) -> list[tuple[bytes, bytes]]:
+        return []
+
+    def answered(self) -> None:
+        """Nothing is left to be done."""
+
+    async def finish(self, scope: Any, receive: Any, send: Any) -> None:
+        await self.replies.next()
+        with contextlib.suppress(OSError):
+            await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+            await send({"type": "http.response.body", "body": b"ok"})
+
+
 class _App:
-    """Answers everything with 200, and notes what it was asked."""
+    """Answers everything with 200, and notes what it was asked. It lets connections remember heads of POSTs."""
 
     def __init__(self, behaviour: str) -> None:
         self.behaviour = behaviour
@@ -198,6 +262,8 @@ class _App:
         with contextlib.suppress(OSError):
             await send(start)
             await send({"type": "http.response.body", "body": b"ok"})
+        if (offer := scope.get(REPEATS)) is not None:
+            offer.remember(lambda: cast("Any", _Repeated(self, request.target)))
 
 
 class _Gateway:
@@ -291,6 +357,25 @@ def gateway_reads(segments: Sequence[bytes], behaviour: str, made: Any = None) -
         return await _gateways[behaviour, made].read(segments)
 
     return _loop().run_until_complete(reading())
+
+
+MEMORY: Final[Counter[str]] = Counter()
+"""What became of requests on `remembering` connections."""
+
+
+def write_no_access_log() -> None:
+    """No head is remembered where uvicorn logs each request. pytest listens to loggers that do not propagate."""
+    logger = logging.getLogger("uvicorn.access")
+    logger.propagate = False
+    logger.handlers.clear()
+
+
+def remembering(*arguments: Any) -> HttpConnection:
+    """A connection that remembers heads, for `made`."""
+    write_no_access_log()
+    connections = Connections(Limits(), cast("Any", _Uncounted()))
+    memory = ConnectionMemory(MEMORY, lambda: True, Limits())
+    return http_connections(connections, memory)(*arguments)
 
 
 # -- the comparison

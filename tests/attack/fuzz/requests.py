@@ -10,7 +10,7 @@ from itertools import pairwise
 from random import Random
 from typing import Final
 
-__all__ = ["mutated", "pieces", "smaller", "stream"]
+__all__ = ["mutated", "pieces", "repeated", "smaller", "stream"]
 
 _METHODS: Final = (
     "GET",
@@ -139,6 +139,29 @@ def stream(random: Random) -> bytes:
     text = "".join(maker.request() + maker.part("", _BETWEEN) for _ in range(random.choice((1, 1, 2, 2, 3, 5, 20))))
     data = text.encode("latin-1", "replace")
     return mutated(random, data) if random.random() < 0.2 else data
+
+
+def repeated(random: Random) -> list[bytes]:
+    """What a client sends that repeats one head, in pieces: each request by itself, whole or in two."""
+    lines = ["POST /mcp HTTP/1.1", "Host: localhost", *random.sample(("X-A: b", "Accept: */*", "User-Agent: c"), 2)]
+    lines.insert(random.randrange(1, len(lines) + 1), "Content-Length: @")
+    head, segments = "\r\n".join((*lines, "", "")), list[bytes]()
+    for number in range(random.choice((4, 6, 10))):
+        body = random.choice((*_BODIES[1:], _SMUGGLED, head.replace("@", "0") * 2))
+        length, plain = str(len(body)), head
+        if number > 1 and random.random() < 0.3:
+            length = random.choice(_LENGTHS).format(n=len(body), m=random.randrange(12))
+        if number > 1 and random.random() < 0.1:
+            plain = head.replace("\r\n", random.choice((*_ENDS, f"\r\n{random.choice(_HEADERS)}\r\n")), 1)
+        data = (plain.replace("@", length) + body).encode("latin-1", "replace")
+        if random.random() < 0.1:
+            data = mutated(random, data)
+        cut = random.choice((len(data), data.find(b"\r\n\r\n") + 4, random.randrange(len(data) + 1)))
+        segments += [data[:cut], data[cut:]]
+    if random.random() < 0.2:
+        place = random.randrange(len(segments))
+        segments[place : place + 3] = [b"".join(segments[place : place + 3])]
+    return [segment for segment in segments if segment]
 
 
 def mutated(random: Random, data: bytes) -> bytes:
