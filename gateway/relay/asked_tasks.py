@@ -22,6 +22,7 @@ from gateway.sessions.attach import Resolved
 from gateway.tasks.asked import AskedExchange
 from gateway.tasks.handles import TaskHandle, TaskHandles
 from gateway.tasks.legacy_answers import VERSION, created_legacy_result, declaring_legacy_tasks, legacy_task
+from gateway.tasks.listing import TaskLists
 from gateway.tasks.made import MadeTasks
 from gateway.tasks.maker import TaskMaker
 from gateway.tasks.refusals import no_task_of
@@ -40,9 +41,6 @@ __all__ = ["AskedTasks"]
 
 _UNAVAILABLE: Final = (UpstreamUnavailable, HandshakeRefused, LinkClosed)
 
-_PAGE: Final = 64
-"""Tasks of one page of `tasks/list`."""
-
 _LEAST_S: Final = 60.0
 """How long an outcome is kept at least, if the settings keep it that long: a client may have asked for less than it
 takes to fetch the outcome."""
@@ -58,6 +56,7 @@ class AskedTasks:
         settings: TaskSettings,
         maker: TaskMaker | None,
         made: MadeTasks,
+        lists: TaskLists,
         results: ResultCalls,
         handles: TaskHandles,
         intake: Intake,
@@ -66,6 +65,7 @@ class AskedTasks:
         self._settings = settings
         self._maker = maker
         self._made = made
+        self._lists = lists
         self._results = results
         self._handles = handles
         self._intake = intake
@@ -209,14 +209,12 @@ class AskedTasks:
         return reply
 
     async def listed(self, live: LiveSession, endpoint: str, who: RequestContext, after: str) -> tuple[list[Any], str]:
-        """A page of the tasks of a session, which follow the one of that id, and the id for the next page: empty if
-        there is none."""
-        tasks = await self._made.of_session(live.session, endpoint, who)
-        ids = [task.id for task in tasks]
-        start = ids.index(after) + 1 if after in ids else 0
-        page = tasks[start : start + _PAGE]
-        more = page[-1].id if len(tasks) > start + _PAGE else ""
-        return [legacy_task(task, self._handles.of_record(task)) for task in page], more
+        """A page of the tasks that the session may be told of (`TaskLists.page`)."""
+
+        def shown(task: Task) -> Any:
+            return legacy_task(task, self._handles.of_record(task))
+
+        return await self._lists.page(live.session, endpoint, who, after, shown)
 
 
 def _makes_tasks(upstream: ConfiguredUpstream) -> bool:

@@ -163,8 +163,8 @@ class LegacyTasks:
     # -- tasks/list
 
     async def _list(self, request: Request, who: RequestContext, resolved: Resolved) -> dict[str, Any]:
-        """A page of the tasks of a session: those that the gateway has made, and then those of one server after the
-        other. Servers that the session has not used have none of it.
+        """A page of tasks: those that the gateway has made for the principal, and then those of the session at one
+        server after the other. Servers that the session has not used have none of it.
 
         Raises:
             Refused: no server lists its tasks, or the cursor is not one of the gateway.

@@ -93,6 +93,7 @@ def _pipeline(
         settings=options.tasks,
         maker=parts.maker,
         made=parts.made,
+        lists=parts.lists,
         results=ResultCalls(parts.table, base.backend.bus),
         handles=handles,
         intake=intake,

@@ -8,6 +8,7 @@ from gateway.tasks.bounded_store import BoundedTasks
 from gateway.tasks.changes import TaskChanges
 from gateway.tasks.continuation import TaskContinuation
 from gateway.tasks.handles import TaskHandles
+from gateway.tasks.listing import TaskLists
 from gateway.tasks.made import MadeTasks
 from gateway.tasks.maker import TaskMaker
 from gateway.tasks.notices import TaskNotices
@@ -86,4 +87,6 @@ def build_tasks(
     quotas = TaskQuotas(settings, backend.quotas, backend.tasks)
     maker = TaskMaker(table, quotas, handles) if settings.enabled else None
     notices = TaskNotices(made, backend.tasks, backend.bus)
-    return TaskParts(table=table, recovery=recovery, made=made, notices=notices, maker=maker)
+    return TaskParts(
+        table=table, recovery=recovery, made=made, lists=TaskLists(made, quotas), notices=notices, maker=maker
+    )

@@ -37,6 +37,7 @@ from gateway.sessions.record_limits import RecordLimits
 from gateway.sessions.records import SessionRecords
 from gateway.sessions.resolve import SessionResolver
 from gateway.sessions.returns import Returns
+from gateway.tasks.listing import TaskLists
 from gateway.tasks.made import MadeTasks
 from gateway.tasks.maker import TaskMaker
 from gateway.tasks.notices import TaskNotices
@@ -140,6 +141,7 @@ class TaskParts:
     table: TaskTable
     recovery: TaskRecovery
     made: MadeTasks
+    lists: TaskLists
     notices: TaskNotices
     maker: TaskMaker | None
 

@@ -17,6 +17,7 @@ from gateway.policy.rate_limits import RateLimits
 from gateway.sessions.resolve import SessionResolver
 from gateway.tasks.answers import acknowledgement, task_result
 from gateway.tasks.handles import TaskHandle
+from gateway.tasks.quotas import parts_of
 from gateway.tasks.recovery import TaskRecovery
 from gateway.tasks.refusals import task_is_over, unknown_task
 from gateway.tasks.running import RunningTask
@@ -144,6 +145,15 @@ class MadeTasks:
             for task in current
             if (task.principal, task.endpoint) == (who.principal, endpoint) and self._may_see(task, session, who)
         ]
+
+    async def seen(self, name: str, endpoint: str, who: RequestContext) -> Task | None:
+        """The task of that name (`Task.name`), if it was made at that endpoint and this request may see it. Not
+        counted. Raises `StoreUnavailable`."""
+        task = await self._table.store.get(*parts_of(name))
+        if task is None or (task.principal, task.endpoint) != (who.principal, endpoint):
+            return None
+        session = await self._sessions.peek(task.session_id)
+        return self._as_it_works(task) if self._may_see(task, session, who) else None
 
     def _as_it_works(self, task: Task) -> Task:
         """A stored task, or what is known of it here as long as it has no outcome that is not stored."""

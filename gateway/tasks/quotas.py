@@ -9,7 +9,7 @@ from typing import Final
 from cachetools import TTLCache
 
 from gateway.config.tasks import TaskSettings
-from session_store import Quotas, StoreUnavailable, Task, TaskStore
+from session_store import Principal, Quotas, StoreUnavailable, Task, TaskStore
 
 __all__ = ["LEFT", "Places", "RunningNames", "TaskQuotas", "parts_of"]
 
@@ -51,6 +51,10 @@ class Places:
             self._full[key] = True
         return not held
 
+    async def names(self, key: str) -> list[str]:
+        """The names of all places that are taken. Raises `StoreUnavailable`."""
+        return await _all(self._quotas, key)
+
     async def give_back(self, key: str, names: Sequence[str]) -> None:
         """Release places. Those that an unreachable store keeps are found later."""
         self._full.pop(key, None)
@@ -87,6 +91,11 @@ class TaskQuotas:
         for key in _keys(task):
             await self._places.give_back(key, [task.name])
 
+    async def of_principal(self, principal: Principal) -> list[str]:
+        """The names of the tasks of a principal that is not anonymous. Some may have expired. Raises
+        `StoreUnavailable`."""
+        return await self._places.names(_of_principal(principal.key))
+
 
 class RunningNames:
     """Which replica runs which tasks, for the case that it dies. `replica` is this one.
@@ -117,11 +126,11 @@ class RunningNames:
 
     async def replicas(self) -> list[str]:
         """The replicas that have run tasks and were not forgotten. Raises `StoreUnavailable`."""
-        return await self._all(_OWNERS)
+        return await _all(self._quotas, _OWNERS)
 
     async def of(self, replica: str) -> list[str]:
         """The names of the tasks of a replica. Raises `StoreUnavailable`."""
-        return await self._all(_running(replica))
+        return await _all(self._quotas, _running(replica))
 
     async def forget(self, replica: str) -> None:
         """A replica that is gone has left no task. Raises `StoreUnavailable`."""
@@ -129,8 +138,10 @@ class RunningNames:
         if await self.of(replica):  # one was added meanwhile
             await self._quotas.hold(_OWNERS, replica, _NO_LIMIT, for_s=_KEPT_S)
 
-    async def _all(self, key: str) -> list[str]:
-        return await self._quotas.hold(key, "", 0, for_s=_KEPT_S)  # a set that may hold none is always full
+
+async def _all(quotas: Quotas, key: str) -> list[str]:
+    """The names of a set."""
+    return await quotas.hold(key, "", 0, for_s=_KEPT_S)  # a set that may hold none is always full
 
 
 def _running(replica: str) -> str:
@@ -138,7 +149,11 @@ def _running(replica: str) -> str:
 
 
 def _keys(task: Task) -> tuple[str, str]:
-    return f"tasks/session/{task.session_id}", f"tasks/principal/{task.counted_as}"
+    return f"tasks/session/{task.session_id}", _of_principal(task.counted_as)
+
+
+def _of_principal(counted_as: str) -> str:
+    return f"tasks/principal/{counted_as}"
 
 
 def parts_of(name: str) -> tuple[str, str]:
