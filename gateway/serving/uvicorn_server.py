@@ -154,7 +154,8 @@ def _remembering(app: Any, refused: list[ConfigurationError]) -> Any:
 
 
 def _memory(gateway: Gateway) -> ConnectionMemory:
-    """What the connections of clients share."""
+    """What the connections of clients share. Requests from memory reach the endpoints directly: what stands between
+    listener and endpoints (`GatewayApp`) must decide nothing about them but what is asked here."""
     state = gateway.state
     counts = gateway.metrics.counters["connection_memory"]
     return ConnectionMemory(counts, lambda: state.is_running and not state.is_draining, gateway.limits)

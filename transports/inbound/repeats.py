@@ -121,7 +121,7 @@ class Repeats:
     @property
     def received(self) -> int | None:
         """How many bytes of a body have arrived whose rest is due; None: none is due."""
-        return len(self._first) + len(self._body) if self._missing else None
+        return len(self._first) - self._head_bytes + len(self._body) if self._missing else None
 
     @property
     def is_answering(self) -> bool:
