@@ -28,7 +28,7 @@ from gateway.relay.task_tools import TaskTools
 from gateway.sessions.attach import Resolved
 from gateway.sessions.resolve import SessionResolver
 from gateway.tasks.handles import TaskHandle, TaskHandles
-from gateway.tasks.refusals import unknown_task
+from gateway.tasks.refusals import UnknownTask
 from gateway.tasks.relayed import RelayedTasks
 from gateway.tasks.task_session import session_of
 from gateway.upstreams.upstream import ConfiguredUpstream
@@ -101,9 +101,7 @@ class LegacyTasks:
             page = await self._list(request, who, resolved)
             return ImmediateReply(encode_result(encode(message.id), encode(page)), session=resolved.live.session)
         text = text_of(request.params, "taskId")
-        handle = self._handles.read(text)
-        if handle is None:
-            raise unknown_task()
+        handle = self._handles.read_at(text, request.endpoint)
         try:
             return await self._about(request, who, resolved, handle, text)
         except Refused as refused:
@@ -114,8 +112,6 @@ class LegacyTasks:
         self, request: Request, who: RequestContext, resolved: Resolved, handle: TaskHandle, text: str
     ) -> Answer:
         """Answer a request about one task. Raises as `call`."""
-        if handle.endpoint != request.endpoint:
-            raise unknown_task()
         if handle.kind == "made":
             return await self.asked.call(request, who, resolved, handle, text)
         if handle.session_id != resolved.live.session.id:
@@ -124,7 +120,7 @@ class LegacyTasks:
             resolved = await session_of(handle, who, self._resolver, Era.LEGACY)
         upstream = self._endpoints[request.endpoint].server(handle.server, resolved.context)
         if upstream is None or not self._relayed.known.is_reachable(upstream, resolved.live, handle):
-            raise unknown_task()
+            raise UnknownTask()
         return await self._relay(request, who, resolved, handle, text)
 
     async def _relay(

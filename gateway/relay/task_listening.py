@@ -5,6 +5,7 @@ their session is unknown here or their server does not notify, are left out of t
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Mapping
 from typing import Final
@@ -26,7 +27,7 @@ from gateway.sessions.resolve import SessionResolver
 from gateway.tasks.handles import TaskHandle, TaskHandles
 from gateway.tasks.listening import TaskStream
 from gateway.tasks.notices import TaskNotices
-from gateway.tasks.refusals import tasks_not_declared
+from gateway.tasks.refusals import UnknownTask, tasks_not_declared
 from gateway.tasks.relayed import RelayedTasks
 from gateway.tasks.task_session import found_session
 from gateway.upstreams.upstream import ConfiguredUpstream
@@ -114,8 +115,11 @@ class TaskListening:
             raise Refused(
                 400, INVALID_PARAMS, "params.notifications.taskIds must be an array of ids of tasks"
             ) from None
-        read = {text: self._handles.read(text) for text in texts[:MAX_LISTENED]}
-        return {text: handle for text, handle in read.items() if handle is not None and handle.endpoint == endpoint}
+        named: dict[str, TaskHandle] = {}
+        for text in texts[:MAX_LISTENED]:
+            with contextlib.suppress(UnknownTask):
+                named[text] = self._handles.read_at(text, endpoint)
+        return named
 
     async def _session(self, tasks: Mapping[str, TaskHandle], request: Request, who: RequestContext) -> Resolved:
         """The session that the request carries, or else that of the first task."""

@@ -22,7 +22,7 @@ from gateway.relay.task_listening import TaskListening
 from gateway.sessions.resolve import SessionResolver
 from gateway.tasks.handles import TaskHandle, TaskHandles
 from gateway.tasks.made import MadeTasks
-from gateway.tasks.refusals import tasks_not_declared, unknown_task
+from gateway.tasks.refusals import UnknownTask, tasks_not_declared
 from gateway.tasks.relayed import RelayedTasks
 from gateway.tasks.task_session import session_of
 from transports.era import Era
@@ -70,12 +70,8 @@ class TaskRequests:
         if not declares_tasks(request.meta):
             raise tasks_not_declared(f"{method} is about a task")
         text = text_of(request.params, "taskId")
-        handle = self._handles.read(text)
-        if handle is None:
-            raise unknown_task()
+        handle = self._handles.read_at(text, request.endpoint)
         try:
-            if handle.endpoint != request.endpoint:
-                raise unknown_task()
             if handle.kind == "relayed":
                 return await self._relay(request, who, handle, text)
             result = await self._ask(request, who, handle)
@@ -99,7 +95,7 @@ class TaskRequests:
         resolved, message = await session_of(handle, who, self._resolver, Era.MODERN), message_of(request)
         upstream = self._endpoints[request.endpoint].server(handle.server, resolved.context)
         if upstream is None or not self._relayed.known.is_reachable(upstream, resolved.live, handle):
-            raise unknown_task()
+            raise UnknownTask()
         live = resolved.live
         exchange = Exchange(
             method=str(message.method),

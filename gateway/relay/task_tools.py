@@ -23,10 +23,10 @@ from gateway.relay.endpoint import Endpoint
 from gateway.relay.intake import Intake
 from gateway.relay.task_tool_list import ARGUMENTS, MAX_WAIT_S, NAMES, RESULT, START, with_task_tools
 from gateway.tasks.exchange import StartedExchange
-from gateway.tasks.handles import TaskHandles
+from gateway.tasks.handles import TaskHandle, TaskHandles
 from gateway.tasks.made import MadeTasks
 from gateway.tasks.maker import TaskMaker
-from gateway.tasks.refusals import unknown_task
+from gateway.tasks.refusals import UnknownTask
 from gateway.tasks.running import RunningTask
 from session_store import Task
 from session_store.session import redact
@@ -106,11 +106,11 @@ class TaskTools:
             exchange.add_log_facts({"server": task.server, "task": redact(task.id)})
             return tool_result(request.era, f"Started. The task is {handle}", {"task": handle})
         text = text_of(arguments, "task")
-        if (named := self._handles.read(text)) is not None:
-            exchange.add_log_facts({"server": named.server, "task": redact(named.id)})
+        named = self._handles.read_at(text, request.endpoint)
+        exchange.add_log_facts({"server": named.server, "task": redact(named.id)})
         wait_s = msgspec.json.decode(arguments.get("wait_s", b"10"), type=float) if name == RESULT else 0.0
         session_id = "" if exchange.session is None else exchange.session.id
-        task = await self._current(text, request, who, session_id, min(max(wait_s, 0.0), MAX_WAIT_S))
+        task = await self._current(named, who, session_id, min(max(wait_s, 0.0), MAX_WAIT_S))
         if name == RESULT and task.status == "completed":
             return _outcome(request, task)
         facts = {"task": text, "status": task.status} | ({"message": task.message} if task.message else {})
@@ -156,11 +156,10 @@ class TaskTools:
             raise
         return running
 
-    async def _current(self, text: str, request: Request, who: RequestContext, session_id: str, wait_s: float) -> Task:
+    async def _current(self, handle: TaskHandle, who: RequestContext, session_id: str, wait_s: float) -> Task:
         """The task, once it is over or the time has passed. Raises `Refused`: it is unknown."""
-        handle = self._handles.read(text)
-        if handle is None or handle.kind != "made" or handle.endpoint != request.endpoint:
-            raise unknown_task()
+        if handle.kind != "made":
+            raise UnknownTask()
         if handle.session_id != session_id:  # that of this call is counted
             await self._made.count(handle.session_id)
         until = monotonic() + wait_s

@@ -9,6 +9,7 @@ from typing import Final, Literal
 
 import msgspec
 
+from gateway.tasks.refusals import UnknownTask
 from session_store import KeyRing, Purpose, Task
 from session_store.session import redact
 from session_store.tokens import Macs, is_canonical
@@ -75,6 +76,21 @@ class TaskHandles:
         if not self._macs.verify(content.encode(), _bytes(signature)):
             return None
         return _decoded(content)  # None: another version of the gateway has signed it
+
+    def read_at(self, text: str, endpoint: str) -> TaskHandle:
+        """The task that a client names at that endpoint.
+
+        Raises:
+            UnknownTask: the text is no handle (`read`), or the call was made at another endpoint.
+        """
+        handle = self.read(text)
+        if handle is None:
+            raise UnknownTask
+        if handle.endpoint != endpoint:
+            unknown = UnknownTask()
+            unknown.about(handle.log_facts)
+            raise unknown
+        return handle
 
 
 def claimed(text: str) -> TaskHandle | None:

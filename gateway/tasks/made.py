@@ -19,7 +19,7 @@ from gateway.tasks.answers import acknowledgement, task_result
 from gateway.tasks.handles import TaskHandle
 from gateway.tasks.quotas import parts_of
 from gateway.tasks.recovery import TaskRecovery
-from gateway.tasks.refusals import task_is_over, unknown_task
+from gateway.tasks.refusals import UnknownTask, task_is_over
 from gateway.tasks.running import RunningTask
 from gateway.tasks.table import TaskTable
 from gateway.tasks.task_session import found_session
@@ -178,7 +178,7 @@ class MadeTasks:
                 return task
             reason = "task of a tool that this credential may not use"
         self._audit.record("refused", session=handle.session_id, principal=str(who.principal), reason=reason)
-        raise unknown_task()
+        raise UnknownTask()
 
     async def _is_run_by_another(self, session: Session, task: Task) -> bool:
         """Whether another replica runs the task, as far as the store tells."""

@@ -14,9 +14,8 @@ from gateway.tasks.changes import topic_of
 from gateway.tasks.handles import TaskHandle
 from gateway.tasks.listening import TaskStream, task_notification
 from gateway.tasks.made import MadeTasks
-from gateway.tasks.refusals import unknown_task
+from gateway.tasks.refusals import UnknownTask
 from session_store import Bus, StoreUnavailable, Task, TaskStore
-from transports.inbound_port import Refused
 from transports.tasks import Tasks
 
 __all__ = ["TaskNotices"]
@@ -50,9 +49,7 @@ class TaskNotices:
         for text, handle in tasks.items():
             try:
                 await self._made.find(handle, who)
-            except Refused as refused:
-                if refused.code != unknown_task().code:
-                    raise
+            except UnknownTask:
                 continue
             sessions.setdefault(handle.session_id, {})[handle.id] = text
         for session_id, texts in sessions.items():

@@ -4,13 +4,15 @@ from gateway.errors import OUTCOME_UNKNOWN, TOO_OFTEN
 from transports.inbound_port import Refused
 from transports.jsonrpc import INVALID_PARAMS, METHOD_NOT_FOUND, MISSING_CAPABILITY
 
-__all__ = ["no_task_of", "task_is_over", "tasks_not_declared", "too_many_tasks", "unknown_task", "unreadable_task"]
+__all__ = ["UnknownTask", "no_task_of", "task_is_over", "tasks_not_declared", "too_many_tasks", "unreadable_task"]
 
 
-def unknown_task() -> Refused:
+class UnknownTask(Refused):
     """The id is forged or expired, or of another principal, endpoint or server, or its session has ended: one answer
     for all, which reveals nothing about the tasks of others."""
-    return Refused(200, INVALID_PARAMS, "Unknown task. It may have expired, or its session may have ended.")
+
+    def __init__(self) -> None:
+        super().__init__(200, INVALID_PARAMS, "Unknown task. It may have expired, or its session may have ended.")
 
 
 def tasks_not_declared(what: str) -> Refused:

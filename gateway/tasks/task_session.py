@@ -5,7 +5,7 @@ from gateway.identity.request_context import RequestContext
 from gateway.sessions.attach import Resolved
 from gateway.sessions.resolve import SessionResolver
 from gateway.tasks.handles import TaskHandle
-from gateway.tasks.refusals import unknown_task
+from gateway.tasks.refusals import UnknownTask
 from transports.era import Era
 from transports.inbound_port import Refused
 from transports.soon import arrived
@@ -23,7 +23,7 @@ async def session_of(handle: TaskHandle, who: RequestContext, resolver: SessionR
     """
     found = await found_session(handle.session_id, who, resolver, era)
     if found is None:
-        raise unknown_task()
+        raise UnknownTask()
     return found
 
 

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.tasks.handles import MAX_ID_CHARS, TaskHandle, TaskHandles
+from gateway.tasks.refusals import UnknownTask
 from session_store import KeyRing, Purpose, TokenCodec
 from session_store.session import new_session_id
 from tests.requirements import requirement
@@ -45,6 +46,19 @@ def test_a_handle_is_safe_in_headers_and_urls_and_bounded() -> None:
     assert re.fullmatch(r"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+", text) and len(text) < 4_096
     assert HANDLES.read(text) == widest
     assert len(HANDLES.sign(handle("0" * 36))) < 256
+
+
+@requirement("task.relay", "id.bound")
+def test_a_handle_of_another_endpoint_is_unknown_as_a_forged_one_is() -> None:
+    task = handle()
+    text = HANDLES.sign(task)
+    assert HANDLES.read_at(text, "/mcp") == task
+    with pytest.raises(UnknownTask) as elsewhere:
+        HANDLES.read_at(text, "/servers/files/mcp")
+    with pytest.raises(UnknownTask) as forged:
+        HANDLES.read_at("forged", "/mcp")
+    assert elsewhere.value.error() == forged.value.error()
+    assert elsewhere.value.log_facts == task.log_facts and not forged.value.log_facts, "only logs tell them apart"
 
 
 @pytest.mark.parametrize("task_id", ["", "x" * (MAX_ID_CHARS + 1)])

@@ -10,7 +10,7 @@ from gateway.calls.exchange import Exchange
 from gateway.calls.live_session import LiveSession
 from gateway.calls.suspended_call import InputRequest
 from gateway.tasks.handles import TaskHandle
-from gateway.tasks.refusals import unknown_task
+from gateway.tasks.refusals import UnknownTask
 from gateway.tasks.result_call import ResultCalls
 from gateway.tasks.running import RunningTask
 from session_store import StoreUnavailable, Task
@@ -145,9 +145,9 @@ async def test_a_client_gets_a_question_once_until_its_call_has_ended() -> None:
 @requirement("task.asked")
 async def test_a_task_that_becomes_unknown_ends_the_call() -> None:
     on = await scene()
-    on.failures = [unknown_task()]
+    on.failures = [UnknownTask()]
     end = await read(on.call())
-    assert isinstance(end.error, msgspec.Raw) and msgspec.json.decode(end.error)["code"] == unknown_task().code
+    assert isinstance(end.error, msgspec.Raw) and msgspec.json.decode(end.error)["code"] == UnknownTask().code
 
 
 @requirement("task.asked")
