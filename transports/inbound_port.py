@@ -86,6 +86,10 @@ class Memory:
         self.kept: Any = None
         """The handler's own. None at first."""
 
+    def keep(self, kept: Any) -> None:
+        """Keep this for the next request."""
+        self.kept = kept
+
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """One message of a client, checked by the rules of its era's wire, and not yet authenticated.

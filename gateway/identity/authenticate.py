@@ -21,13 +21,15 @@ __all__ = ["API_KEY_ISSUER", "Authenticated", "Identity", "TrustedProxies"]
 
 
 class Authenticated(msgspec.Struct, frozen=True):
-    """The principal of a request, and the claims of its credential; None if the credential has none."""
+    """The principal of a request, and the claims of its credential; None if the credential has none. `is_lasting`: the
+    same credential on the same connection is theirs for as long as this process runs."""
 
     principal: Principal
     granted: CredentialClaims | None = None
+    is_lasting: bool = False
 
 
-_ANYBODY: Final = Authenticated(ANONYMOUS)
+_ANYBODY: Final = Authenticated(ANONYMOUS, is_lasting=True)
 
 
 _CACHED_ADDRESSES: Final = 10_000
@@ -71,7 +73,7 @@ class Identity:
         fields: Mapping[str, FieldSettings] = MappingProxyType({}),
     ) -> None:
         self._keys = KeyDigests(
-            (Authenticated(Principal(issuer=API_KEY_ISSUER, subject=name)), digest)
+            (Authenticated(Principal(issuer=API_KEY_ISSUER, subject=name), is_lasting=True), digest)
             for name, digests in api_keys.items()
             for digest in digests
         )

@@ -34,7 +34,9 @@ from gateway.relay.task_calls import TaskCalls
 from gateway.relay.task_requests import TaskRequests
 from gateway.sessions.attach import Resolved
 from gateway.sessions.carriers import Carriers
+from gateway.sessions.remembered import remembered
 from gateway.sessions.resolve import SessionResolver
+from gateway.sessions.session_keys import KEY_META
 from session_store import Context
 from transports.era import MODERN, Era
 from transports.inbound_port import Answer, Refused, Request
@@ -257,7 +259,13 @@ class ModernClients:
         return self._task_calls.resumed(exchange, request, reply) if takes_tasks else reply
 
     def _headers(self, resolved: Resolved, request: Request) -> Headers:
-        return self._carriers.headers(resolved.live.session, request, cookie_held=resolved.cookie_held)
+        kept = remembered(request)
+        if kept is not None and (KEY_META in request.meta or not kept.is_of(resolved.live)):
+            kept = None  # they depend on the body
+        if kept is not None and kept.headers is not None:
+            return kept.headers
+        headers = self._carriers.headers(resolved.live.session, request, cookie_held=resolved.cookie_held)
+        return headers if kept is None else kept.keep_headers(headers)
 
     async def _discover(self, message: Message, endpoint: Endpoint, context: Context) -> Answer:
         result = await endpoint.discover(context)

@@ -25,6 +25,7 @@ from gateway.relay.legacy import LegacyClients
 from gateway.relay.modern import ModernClients
 from gateway.relay.replies import ImmediateReply
 from gateway.sessions.event_streams import EventStreamSessions
+from gateway.sessions.remembered import remembered
 from session_store import Principal, StoreError
 from transports.era import MODERN
 from transports.inbound_port import Answer, Carried, EventSource, Refused, Request
@@ -169,10 +170,13 @@ class Pipeline:
         who = request.forwarded
         if who is not None:  # its sender has counted it
             return RequestContext(who.principal, who.granted, correlation)
+        kept = remembered(request)
         try:
-            who = self._identity.known(request.headers, request.peer)
+            who = self._identity.known(request.headers, request.peer) if kept is None or kept.who is None else kept.who
             if who is None:
                 return self._verified(request, correlation)
+            if kept is not None and kept.who is None:
+                kept.keep_caller(who)
             counting = self._rates.message(who.principal, request.client)
         except Refused as refused:
             self._audit_refused(request, who, refused)

@@ -33,11 +33,15 @@ class CachedRecords:
     def is_recent(self, live: LiveSession, who: RequestContext) -> bool:
         """True if the record was read less than `CACHED_FOR_S` ago. If the message is lost that announces the end of
         the session, the session is served for that much longer."""
+        return self.is_at_hand(live) and self._fits(live, who.principal, who.claims)
+
+    def is_at_hand(self, live: LiveSession) -> bool:
+        """As `is_recent`, for a caller whom the record was found to fit. Asked on each call, whatever is remembered."""
         cluster = self._cluster
         return (
             monotonic() - live.read_at < CACHED_FOR_S
+            and not live.ended
             and (cluster is None or (cluster.is_fresh and not cluster.has_released(live.session.id)))
-            and self._fits(live, who.principal, who.claims)
         )
 
     def is_confirmed_by(self, forwarded: Forwarded, live: LiveSession, who: RequestContext) -> bool:

@@ -24,6 +24,7 @@ __all__ = [
     "cookies_of",
     "explicit_token",
     "modern_client",
+    "names_token",
     "same_client",
 ]
 
@@ -44,6 +45,13 @@ def explicit_token(request: Request) -> str | None:
         return None if token == NEW else token
     carried = request.meta.get(SESSION_KEY)
     return None if carried is None or carried == NEW else str(carried)
+
+
+def names_token(request: Request) -> bool:
+    """Whether the token of `explicit_token` stands in a header, so that the body cannot name another one."""
+    if request.era is LEGACY and LEGACY_HEADER in request.headers:
+        return True
+    return request.headers.get(GATEWAY_HEADER, NEW) != NEW
 
 
 def asks_for_new(request: Request) -> bool:

@@ -9,9 +9,10 @@ from gateway.identity.request_context import RequestContext
 from gateway.sessions.aliases import Alias, Aliases
 from gateway.sessions.attach import Resolved, SessionAttacher
 from gateway.sessions.cached_record import CachedRecords
-from gateway.sessions.carriers import asks_for_new, explicit_token, modern_client
+from gateway.sessions.carriers import asks_for_new, explicit_token, modern_client, names_token
 from gateway.sessions.lookup import SessionLookup
 from gateway.sessions.opening import SessionOpener
+from gateway.sessions.remembered import remembered
 from gateway.sessions.returns import Returns
 from session_store import ClientFacts, SessionStore, StoreUnavailable
 from transports.era import Era
@@ -58,14 +59,24 @@ class SessionResolver:
             OwnedByPeer: another replica owns the session.
             StoreUnavailable: the store does not answer.
         """
+        kept = remembered(request)
+        if kept is not None and (known := kept.session(request, who)) is not None and self._is_served(known.live):
+            return known
         token = explicit_token(request) if request.forwarded is None else None
         if token is None:
             return then(self._resume_without_token(request, who), self._returned, request)
         session_id = self._lookup.id_of_token(token, request.era, who.principal)
         resolving = self.resume_by_id(session_id, who, request.era)
         if is_there(resolving) and resolving.live.return_watch is None:  # as nearly all
+            if kept is not None and names_token(request):
+                kept.keep_session(resolving, request, who)
             return resolving
         return then(resolving, self._returned, request)
+
+    def _is_served(self, live: LiveSession) -> bool:
+        """Whether this replica may serve a session without asking anybody, to a caller whom its record has fitted."""
+        is_here = self._live.get(live.session.id) is live
+        return is_here and live.return_watch is None and self._cached.is_at_hand(live)
 
     def _returned(self, resolved: Resolved | None, request: Request) -> Soon[Resolved | None]:
         """Record that the client of a session has come back to it."""

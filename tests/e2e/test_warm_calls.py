@@ -113,7 +113,7 @@ async def call_modern(http: httpx.AsyncClient, tool: str, session: dict[str, str
     return (await http.post("/mcp", json=body, headers=modern_headers(body) | session)).json()
 
 
-@requirement("wire.warm-call")
+@requirement("hot.warm-call")
 async def test_a_warm_call_makes_no_coroutine_with_everything_configured(
     tmp_path: Path, outcomes: list[bool], spans: InMemorySpanExporter
 ) -> None:

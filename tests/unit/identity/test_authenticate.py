@@ -55,3 +55,15 @@ async def test_every_key_is_compared_whole_whichever_was_nearly_right(monkeypatc
             await identity.authenticate({"authorization": f"Bearer {key or 'x'}"})
         # Of digests, never of the keys: a digest that is nearly right says nothing about a key.
         assert len(compared) == 5 and {len(part) for pair in compared for part in pair} == {32}
+
+
+@requirement("hot.remembered")
+@pytest.mark.anyio
+async def test_only_what_a_head_alone_decides_for_good_is_lasting() -> None:
+    auth = AuthSettings.model_validate({"proxies": PROXIES})
+    identity = Identity(api_keys={"ada": (sha256("key"),)}, allow_anonymous=True, auth=auth)
+    assert (await identity.authenticate({"authorization": "Bearer key"}, "10.0.0.1")).is_lasting
+    assert (await identity.authenticate({}, "10.0.0.1")).is_lasting
+    assert not (await identity.authenticate({"x-user": "ada"}, "127.0.0.1")).is_lasting, (
+        "a proxy has other headers next"
+    )

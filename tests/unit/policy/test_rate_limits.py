@@ -40,7 +40,7 @@ async def test_a_replica_asks_the_store_for_few_calls_and_lets_no_more_through()
 
 
 @pytest.mark.anyio
-@requirement("wire.warm-call")
+@requirement("hot.warm-call")
 async def test_calls_within_the_rate_do_not_wait_for_the_store() -> None:
     clock = FakeClock()
     own = PolicySettings.model_validate({"session_rate": {"per_s": 100, "burst": 1_000}})

@@ -1,0 +1,72 @@
+"""What the calls with one repeated head have found out, for the next call with that head (`transports.inbound_port`).
+
+Who calls and which session the call belongs to follow from the head, as long as nothing of it has ended or changed.
+What may have changed is asked on each call, by those who use this. Nothing of a body is kept.
+"""
+
+from gateway.calls.live_session import LiveSession
+from gateway.identity.authenticate import Authenticated
+from gateway.identity.request_context import RequestContext
+from gateway.sessions.attach import Resolved
+from session_store import Session
+from transports.era import Era
+from transports.inbound_port import Request
+
+__all__ = ["Remembered", "remembered"]
+
+Headers = list[tuple[bytes, bytes]]
+
+
+class Remembered:
+    """Of one head. `who` is None unless the head alone says who calls, for good."""
+
+    __slots__ = ("_era", "_record", "_resolved", "headers", "who")
+
+    def __init__(self) -> None:
+        self.who: Authenticated | None = None
+        self.headers: Headers | None = None
+        """The headers that give the client its session. Those of `session`."""
+        self._era: Era | None = None
+        self._record: Session | None = None
+        self._resolved: Resolved | None = None
+
+    def keep_caller(self, who: Authenticated) -> None:
+        """The head comes from that caller."""
+        if who.is_lasting:
+            self.who = who
+
+    def keep_headers(self, headers: Headers) -> Headers:
+        """These headers give the client its session."""
+        self.headers = headers
+        return headers
+
+    def keep_session(self, resolved: Resolved, request: Request, who: RequestContext) -> None:
+        """A token in the head has led to that session, and its record was found to fit this caller."""
+        if self.who is not None and self.who.principal is who.principal and self.who.granted is who.claims:
+            self._resolved, self._era, self._record = resolved, request.era, resolved.live.session
+            self.headers = None
+
+    def session(self, request: Request, who: RequestContext) -> Resolved | None:
+        """The session of an earlier call of this caller. None if there is none, or its record has changed. Whether the
+        session may still be served is not known here."""
+        resolved, known = self._resolved, self.who
+        if resolved is None or known is None or request.era is not self._era:
+            return None
+        if known.principal is not who.principal or known.granted is not who.claims:
+            return None
+        return resolved if resolved.live.session is self._record else None
+
+    def is_of(self, live: LiveSession) -> bool:
+        """Whether the session of this head is that one, with the record that was kept."""
+        return self._resolved is not None and self._resolved.live is live and live.session is self._record
+
+
+def remembered(request: Request) -> Remembered | None:
+    """What is remembered of the head of a request. None if its head is not repeated."""
+    memory = request.memory
+    if memory is None:
+        return None
+    if memory.kept is None:
+        memory.keep(Remembered())
+    kept: Remembered = memory.kept
+    return kept
