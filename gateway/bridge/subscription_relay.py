@@ -1,5 +1,6 @@
 """The gateway's own subscriptions at modern servers: for legacy clients, and for subscriptions to several servers."""
 
+import asyncio
 from collections.abc import Callable, Iterable
 from typing import Final
 
@@ -10,11 +11,19 @@ from gateway.calls.live_session import LiveSession
 from gateway.calls.unnamed import unnamed
 from gateway.protocol.capabilities import Caller, caller_of_params
 from gateway.protocol.methods import CHANGES
-from gateway.protocol.subscription_filter import ACKNOWLEDGED, SUBSCRIPTION_ID, Filter
+from gateway.protocol.subscription_filter import SUBSCRIPTION_ID, Filter
 from transports.jsonrpc import Object, encode, encode_notification, parse, splice
 from transports.reply_queue import Frame, ReplyQueue
 
-__all__ = ["RelayedReplies", "caller_of", "child_of", "everything", "subscription_relay_for"]
+__all__ = [
+    "RelayedReplies",
+    "SubscriptionRelay",
+    "caller_of",
+    "child_of",
+    "everything",
+    "subscription_relay_for",
+    "subscription_relay_of",
+]
 
 _LISTEN: Final = "subscriptions/listen"
 
@@ -49,17 +58,103 @@ def everything(uris: Iterable[str]) -> Filter:
     return Filter(kinds=frozenset(row.flag for row in CHANGES.values() if row.flag), uris=frozenset(uris))
 
 
-def subscription_relay_for(live: LiveSession, upstream: str) -> Exchange:
-    """A `subscriptions/listen` of the gateway's. Its notifications go to a legacy client on the client's own stream."""
+class SubscriptionRelay(Exchange):
+    """A `subscriptions/listen` of the gateway's for a legacy client, who expects notifications without asking.
+
+    `is_waited_for`: calls wait for the acknowledgement of that. `may_miss`:
+    a change may be missing, so that the client is notified of all changes with the acknowledgement.
+    """
+
+    def __init__(self, live: LiveSession, replies: ReplyQueue) -> None:
+        super().__init__(method=_LISTEN, client_id=unnamed(), live=live, replies=replies)
+        self._part = Filter()
+        self.is_confirmed = self.has_ended = self.may_miss = False
+        self.is_waited_for = True
+        self._send = live.send_to_client
+        self._settled = asyncio.Event()
+        self._before: SubscriptionRelay | None = None
+        self._is_withdrawn = False
+        self._when_gone: Callable[[], None] | None = None
+        self.acknowledged_here(self._confirmed)
+
+    def ask_for(self, part: Filter) -> None:
+        """The part of the changes that the server supports."""
+        self._part = part
+
+    def follow(self, before: "SubscriptionRelay") -> None:
+        """Take the place of an earlier one. If that works, it goes on until the server has this one, so that no change
+        is missed in between."""
+        self.is_waited_for = before.is_confirmed or (before.is_waited_for and not before.has_ended)
+        self.may_miss = before.may_miss or (before.is_confirmed and before.has_ended)
+        if before.has_ended:
+            return
+        if before.is_confirmed:
+            self._before = before
+        else:
+            self._before, before._before = before._before, None
+            before.withdraw()
+
+    async def settled(self, within_s: float) -> None:
+        """Wait until the server has acknowledged it, or has ended it. If that takes too long, nobody waits again."""
+        if self._settled.is_set() or not self.is_waited_for:
+            self.may_miss |= not self._settled.is_set()
+            return
+        try:
+            async with asyncio.timeout(within_s):
+                await self._settled.wait()
+        except TimeoutError:
+            self.is_waited_for, self.may_miss = False, True
+            self._end_before()
+
+    def _confirmed(self) -> None:
+        self.is_confirmed = True
+        self._settle()
+        if self.may_miss:
+            self.may_miss = False
+            for method, params, _ in self._part.changes():
+                self._send(encode_notification(method, splice(encode(params)) if params else None))
+
+    def when_gone(self, callback: Callable[[], None]) -> None:
+        """Call `callback` if the server, which had it, has ended it or is gone."""
+        self._when_gone = callback
+
+    def end(self) -> None:
+        """The server has it no more."""
+        self.has_ended = True
+        self._settle()
+        if self.is_confirmed and not self._is_withdrawn and self._when_gone is not None:
+            self._when_gone()
+
+    def withdraw(self) -> None:
+        """Cancel it at the server, if the server has it."""
+        self._is_withdrawn = True
+        if self.conversation is not None:
+            self.conversation.cancel(self, "the subscriptions have changed")
+
+    def _settle(self) -> None:
+        self._settled.set()
+        self._end_before()
+
+    def _end_before(self) -> None:
+        before, self._before = self._before, None
+        if before is not None:
+            before.withdraw()
+
+
+def subscription_relay_of(live: LiveSession, upstream: str) -> SubscriptionRelay | None:
+    """The subscription of a session at that server, which may have ended."""
+    relay = live.subscription_relays.get(upstream)
+    return relay if isinstance(relay, SubscriptionRelay) else None
+
+
+def subscription_relay_for(live: LiveSession) -> SubscriptionRelay:
+    """A new subscription. Its notifications go to a legacy client on the client's own stream."""
 
     def receive(frame: Frame) -> None:
         if frame.final:
-            if live.subscription_relays.get(upstream) is exchange:
-                del live.subscription_relays[upstream]  # the next call subscribes again
+            relay.end()  # the next call subscribes again
             return
         message = parse(frame.data)
-        if message.method == ACKNOWLEDGED:
-            return
         params = message.params_object()
         meta = msgspec.json.decode(params.get("_meta", b"{}"), type=Object)
         meta.pop(SUBSCRIPTION_ID, None)
@@ -68,8 +163,8 @@ def subscription_relay_for(live: LiveSession, upstream: str) -> Exchange:
             plain["_meta"] = msgspec.Raw(encode(meta))
         live.send_to_client(encode_notification(str(message.method), splice(encode(plain)) if plain else None))
 
-    exchange = Exchange(method=_LISTEN, client_id=unnamed(), live=live, replies=RelayedReplies(receive))
-    return exchange
+    relay = SubscriptionRelay(live, RelayedReplies(receive))
+    return relay
 
 
 def child_of(

@@ -3,6 +3,7 @@
 MCP 2026-07-28, Subscriptions.
 """
 
+from collections.abc import Iterator
 from typing import Any, Final
 
 import msgspec
@@ -79,6 +80,14 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
         row = CHANGES.get(method)
         return row is None or (row.flag in self.kinds if row.flag else bool(self.uris))
 
+    def changes(self) -> Iterator[tuple[str, Object, str | None]]:
+        """A notification of each kind and resource: its method, its params, and the URI of the resource."""
+        for row in _FLAGGED:
+            if row.flag in self.kinds:
+                yield row.name, {}, None
+        for uri in sorted(self.uris):
+            yield _UPDATED, {"uri": msgspec.Raw(encode(uri))}, uri
+
     def as_notifications(self) -> dict[str, Any]:
         """As the wire has it."""
         wanted: dict[str, Any] = dict.fromkeys(sorted(self.kinds), True)
@@ -133,11 +142,8 @@ class SubscriptionFilter:
 
     def notify_all(self, part: Filter) -> None:
         """Notify of each kind and resource of `part`: changes of them may have been missed."""
-        for row in _FLAGGED:
-            if row.flag in part.kinds:
-                self.notify(row.name, {}, None)
-        for uri in sorted(part.uris):
-            self.notify(_UPDATED, {"uri": msgspec.Raw(encode(uri))}, uri)
+        for method, params, uri in part.changes():
+            self.notify(method, params, uri)
 
     def relay(self, frame: bytes) -> None:
         """Pass on a notification of a server that has the subscription, as it is. Before the acknowledgement only the

@@ -17,6 +17,7 @@ from gateway.context.facts import without_our_keys
 from gateway.protocol.caching import is_answer_to_input
 from gateway.protocol.extensions import object_of
 from gateway.protocol.methods import METHODS
+from gateway.relay.subscriptions import changes_confirmed
 from gateway.upstreams.result_cache import Asked, ResultCache
 from gateway.upstreams.upstream import ConfiguredUpstream
 from transports.era import Era
@@ -57,6 +58,8 @@ async def ask(upstream: ConfiguredUpstream, call: Call, method: str, params: Obj
         return Answer(kept, None)
     conversation = await upstream.conversation_for(call)
     await conversation.ready()
+    if call.live is not None:
+        await changes_confirmed(upstream, call.live)
     params = {key: value for key, value in params.items() if key != "_meta"}
     if meta := _meta_for(conversation, call):
         params = params | {"_meta": msgspec.Raw(encode(meta))}

@@ -26,7 +26,7 @@ from gateway.protocol.tasks import with_tasks
 from gateway.relay.admission import Admission
 from gateway.relay.aggregation import empty_result
 from gateway.relay.asking import Answer, KeptResult, asked_of, fresh
-from gateway.relay.subscriptions import relay_changes
+from gateway.relay.subscriptions import changes_confirmed, relay_changes
 from gateway.sessions.child_sessions import ChildSessions
 from gateway.upstreams.result_cache import Asked
 from gateway.upstreams.upstream import ConfiguredUpstream
@@ -173,6 +173,7 @@ class Dispatch:
         changes_subscriptions = is_recorded and METHODS[call.method].kind == "resources"
         if changes_subscriptions or live.session.initialized:
             await relay_changes(upstream, live, call.correlation, anew=changes_subscriptions)
+            await changes_confirmed(upstream, live)
         if is_recorded:
             # The session's record has the change. A modern server gets it with the subscription or the next request.
             exchange.finish(empty_result())

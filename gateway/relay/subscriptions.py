@@ -8,26 +8,28 @@ that server is opened behind the acknowledgement: clients do not wait for a star
 before the server has the subscription is not lost: the client then gets one notification of each kind and resource.
 """
 
+import contextlib
 import functools
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 
 import msgspec
 
-from gateway.bridge.subscription_relay import caller_of, everything, subscription_relay_for
+from gateway.bridge.subscription_relay import caller_of, everything, subscription_relay_for, subscription_relay_of
 from gateway.calls.call import Call
 from gateway.calls.live_session import LiveSession
 from gateway.errors import record_full
 from gateway.protocol.extensions import Declared
 from gateway.protocol.handshake import HandshakeRefused
 from gateway.protocol.subscription_filter import MAX_LISTENED_BYTES, Filter, SubscriptionFilter, beyond
-from gateway.relay.late_servers import Asker, LateServers
-from gateway.relay.server_subscriptions import ServerSubscriptions, listen_params, or_fail
+from gateway.relay.late_servers import UNAVAILABLE, Asker, LateServers
+from gateway.relay.server_subscriptions import CONFIRM_S, ServerSubscriptions, listen_params, or_fail
 from gateway.upstreams.upstream import ConfiguredUpstream
+from session_store import StoreError
 from transports.era import Era
 from transports.upstream_port import LinkClosed, UpstreamUnavailable
 
-__all__ = ["acknowledge_nothing", "asks_for_nothing", "listen", "listen_behind", "relay_changes"]
+__all__ = ["acknowledge_nothing", "asks_for_nothing", "changes_confirmed", "listen", "listen_behind", "relay_changes"]
 
 logger = logging.getLogger(__name__)
 
@@ -40,15 +42,14 @@ async def relay_changes(
     Raises:
         UpstreamUnavailable, LinkClosed: the subscription failed.
     """
-    relay = live.subscription_relays.get(upstream.name)
-    if relay is not None:
-        if not anew:
-            return
-        del live.subscription_relays[upstream.name]
-        if relay.conversation is not None:
-            relay.conversation.cancel(relay, "the subscriptions have changed")
+    before = subscription_relay_of(live, upstream.name)
+    if before is not None and not before.has_ended and not anew:
+        return
     # Taken before anything is awaited, so that of several calls at the same time one subscribes.
-    relay = live.subscription_relays[upstream.name] = subscription_relay_for(live, upstream.name)
+    relay = live.subscription_relays[upstream.name] = subscription_relay_for(live)
+    relay.when_gone(functools.partial(_with_the_next_start, upstream, live, correlation))
+    if before is not None:
+        relay.follow(before)
     is_sent = False
     try:
         capabilities = await upstream.capabilities()
@@ -56,15 +57,44 @@ async def relay_changes(
             return  # the subscriptions have changed meanwhile
         wanted = everything(upstream.permits(live.session.context, frozenset(live.session.subscriptions)))
         wanted = wanted.honoured(capabilities)
+        relay.ask_for(wanted)
         if wanted or _share_extension(live, upstream.extensions):
             conversation = upstream.conversation(live, Era.MODERN, correlation)
             await conversation.start(relay, listen_params(wanted), caller_of(live).meta(""))
             is_sent = True
             if live.subscription_relays.get(upstream.name) is not relay:
-                conversation.cancel(relay, "the subscriptions have changed")
+                relay.withdraw()
     finally:
-        if not is_sent and live.subscription_relays.get(upstream.name) is relay:
-            del live.subscription_relays[upstream.name]
+        if not is_sent:
+            relay.end()
+            if live.subscription_relays.get(upstream.name) is relay:
+                del live.subscription_relays[upstream.name]
+                if before is not None and before.has_ended:
+                    live.subscription_relays[upstream.name] = before  # whoever follows knows of the gap
+
+
+def _with_the_next_start(upstream: ConfiguredUpstream, live: LiveSession, correlation: str) -> None:
+    """Subscribe again once the process has started again. A call that starts it may not know yet that it was gone."""
+
+    def again() -> None:
+        with contextlib.suppress(UpstreamUnavailable):  # the session has ended
+            upstream.conversation(live, Era.MODERN, correlation).in_background(subscribe())
+
+    async def subscribe() -> None:
+        try:
+            await relay_changes(upstream, live, correlation)
+        except (*UNAVAILABLE, StoreError) as error:  # the next call subscribes
+            logger.debug("the subscription to server %s failed: %s", upstream.name, error)
+
+    if not live.ended and upstream.settings.command:
+        upstream.when_started(live, again)
+
+
+async def changes_confirmed(upstream: ConfiguredUpstream, live: LiveSession) -> None:
+    """Wait for a while until the server has the subscription for a legacy client, so that a call is sent behind it."""
+    relay = subscription_relay_of(live, upstream.name)
+    if relay is not None and not relay.is_confirmed:
+        await relay.settled(CONFIRM_S)
 
 
 def asks_for_nothing(call: Call) -> bool:

@@ -109,6 +109,10 @@ class UpstreamLinks:
 
         return take_back
 
+    def forget(self, live: LiveSession) -> None:
+        """Call nothing for a session that has ended."""
+        self._awaited.pop(live, None)
+
     def started(self, pid: int | None, took_s: float, correlation: str, live: LiveSession | None) -> None:
         """Count a link that was opened, and log it with the session that it belongs to."""
         self.starts["started"] += 1

@@ -258,6 +258,7 @@ class ConfiguredUpstream:
     def forget(self, live: LiveSession) -> None:
         """Remove a session that has ended from the shared conversations."""
         self._shared.forget(live)
+        self._links.forget(live)
         self.inventory.results.forget(live.session.id)
 
     async def close(self) -> None:

@@ -10,5 +10,5 @@ from tests.requirements import requirement
 @requirement("spec.complete")
 def test_no_request_of_a_client_cancels_a_subscription_of_the_gateway() -> None:
     live = LiveSession(a_session(FakeClock()), MemoryBackend().events)
-    one, other = (subscription_relay_for(live, "main").client_id for _ in range(2))
+    one, other = (subscription_relay_for(live).client_id for _ in range(2))
     assert isinstance(one, str) and one != other, "no count, and no text that stays the same"
