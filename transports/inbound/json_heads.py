@@ -22,8 +22,8 @@ class JsonHeads:
         self._headers: HeaderList = []
         self._before = self._after = b""
 
-    def response(self, status: int, defaults: HeaderList, headers: HeaderList, body: bytes) -> bytes | None:
-        """The whole response. `defaults` are the server's headers, `headers` those of the answer.
+    def head(self, status: int, defaults: HeaderList, headers: HeaderList, body_bytes: int) -> bytes | None:
+        """The head of a response. `defaults` are the server's headers, `headers` those of the answer.
 
         None if uvicorn has to write it: the headers are about the connection, or no header can be like this.
         """
@@ -35,7 +35,7 @@ class JsonHeads:
                 STATUS_LINE[status] + _lines(defaults) + b"content-type: application/json\r\ncontent-length: "
             )
             self._after = b"\r\n" + _lines(headers) + b"\r\n"
-        return b"%b%d%b%b" % (self._before, len(body), self._after, body)
+        return b"%b%d%b" % (self._before, body_bytes, self._after)
 
 
 def _lines(headers: HeaderList) -> bytes:

@@ -6,7 +6,6 @@ end of the body and another trace.
 """
 
 import re
-from collections import deque
 from typing import Final, Generic, TypeVar
 
 import msgspec
@@ -123,7 +122,7 @@ class RememberedHeads(Generic[T]):
 
     def __init__(self) -> None:
         self._known: list[tuple[Template, T]] = []
-        self._seen: deque[int] = deque(maxlen=MAX_HEADS * 2)
+        self._seen: list[int] = []
         self._bytes = 0
 
     def __len__(self) -> int:
@@ -144,7 +143,7 @@ class RememberedHeads(Generic[T]):
         seen = hash(cut.parts)
         if seen in self._seen:
             return True
-        self._seen.append(seen)
+        self._seen = [*self._seen[1 - MAX_HEADS * 2 :], seen]
         return False
 
     def add(self, template: Template, remembered: T) -> None:

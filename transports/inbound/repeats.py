@@ -8,11 +8,11 @@ docs/adr/0012-the-http-edge.md
 import asyncio
 import functools
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from contextvars import Context
 from typing import Any, Final, Protocol
 
-from transports.inbound.begun_post import BegunPost, RepeatedHead
+from transports.inbound.begun_post import BegunPost
 from transports.inbound.connection_memory import (
     DIRECT,
     INTERRUPTED,
@@ -24,15 +24,18 @@ from transports.inbound.connection_memory import (
     STREAMED,
     ConnectionMemory,
 )
+from transports.inbound.head_offer import REPEATS, HeadOffer, KnownHead
 from transports.inbound.json_heads import JsonHeads
-from transports.inbound.remembered_heads import MAX_HEAD_BYTES, HeaderList, RememberedHeads, Template, template_of
+from transports.inbound.remembered_heads import MAX_HEAD_BYTES, HeaderList, RememberedHeads
+from transports.inbound_port import Answer
+from transports.reply_queue import Frame
 
-__all__ = ["REPEATS", "Offer", "Repeats"]
+__all__ = ["Repeats"]
 
 logger = logging.getLogger(__name__)
 
-REPEATS: Final = "mcp.repeats"
-"""Where the scope of a POST has the `Offer` of its connection to remember its head."""
+_COPIED_BYTES: Final = 64 << 10
+"""A response of up to this size is written at once. A larger one is not copied for that."""
 
 
 class Flow(Protocol):
@@ -66,30 +69,6 @@ class Connection(Protocol):
         """A response was written."""
 
 
-class Offer:
-    """Of a connection to the app that serves a POST: to remember its head."""
-
-    __slots__ = ("_head", "_headers", "_heads")
-
-    def __init__(self, heads: "RememberedHeads[_Known]", head: bytes, headers: HeaderList) -> None:
-        self._heads = heads
-        self._head = head
-        self._headers = headers
-
-    def remember(self, describe: Callable[[], RepeatedHead]) -> None:
-        """The request was served, and its caller was authenticated. A head is remembered when it comes again."""
-        if self._heads.is_repeated(self._head) and (template := template_of(self._head, self._headers)) is not None:
-            self._heads.add(template, _Known(template, describe()))
-
-
-class _Known:
-    __slots__ = ("repeated", "template")
-
-    def __init__(self, template: Template, repeated: RepeatedHead) -> None:
-        self.template = template
-        self.repeated = repeated
-
-
 class Repeats:
     """The memory of one connection, and the one request that is served from it. `memory` None: there is none."""
 
@@ -101,13 +80,13 @@ class Repeats:
     def __init__(self, connection: Connection, memory: ConnectionMemory | None) -> None:
         self._connection = connection
         self._memory = memory
-        self._heads: RememberedHeads[_Known] = RememberedHeads()
+        self._heads: RememberedHeads[KnownHead] = RememberedHeads()
         self._json = JsonHeads()
         self.requests = 0
         """How many heads were found here: for the connection's deadlines."""
         self._new: bytes | None = None  # data that begins with a head that is not known
         # The request that arrives or is served: what is known of its head, and its bytes.
-        self._known: _Known | None = None
+        self._known: KnownHead | None = None
         self._first = b""
         self._body: bytes | bytearray = b""
         self._trace = b""
@@ -188,7 +167,7 @@ class Repeats:
         self._memory.counts[NEW_HEAD] += 1
         end = data.find(b"\r\n\r\n", 0, MAX_HEAD_BYTES)
         if end >= 0:
-            scope[REPEATS] = Offer(self._heads, data[: end + 4], headers)
+            scope[REPEATS] = HeadOffer(self._heads, data[: end + 4], headers)
 
     # -- serving
 
@@ -236,20 +215,24 @@ class Repeats:
 
     def _answer(self, begun: BegunPost) -> None:
         """Write the answer if it is one JSON message; else go on in the usual way."""
-        try:
-            response = self._response(begun)
-        except Exception:
-            logger.exception("an answer cannot be written at once")
-            response = None
-        if response is None:
+        connection, answer, head = self._connection, begun.answer, None
+        frame = None if answer is None else answer.replies.first
+        if answer is not None and frame is not None and frame.final and begun.quiet_at and not answer.is_doubtful:
+            if not connection.flow.write_paused and not connection.transport.is_closing():
+                head = self._head(begun, answer, frame)
+        if head is None or frame is None:
             self._resume(STREAMED)
             return
         self._begun = self._context = None
         self._clear()
         assert self._memory is not None
         self._memory.counts[DIRECT] += 1
-        self._connection.transport.write(response)
-        self._connection.answered()
+        if len(frame.data) <= _COPIED_BYTES:
+            connection.transport.write(head + frame.data)
+        else:
+            connection.transport.write(head)
+            connection.transport.write(frame.data)
+        connection.answered()
         try:
             rest = begun.answered()
         except Exception:
@@ -258,15 +241,14 @@ class Repeats:
         if rest is not None:
             self._spawn(_logged(rest))
 
-    def _response(self, begun: BegunPost) -> bytes | None:
-        answer = begun.answer
-        frame = None if answer is None else answer.replies.first
-        if answer is None or frame is None or not frame.final or not begun.quiet_at:
-            return None
-        if answer.is_doubtful or self._connection.flow.write_paused or self._connection.transport.is_closing():
-            return None
+    def _head(self, begun: BegunPost, answer: Answer, frame: Frame) -> bytes | None:
+        """The head of the response; None if it cannot be made here."""
         defaults = self._connection.server_state.default_headers
-        return self._json.response(begun.status(frame), defaults, begun.json_headers(answer), frame.data)
+        try:
+            return self._json.head(begun.status(frame), defaults, begun.json_headers(answer), len(frame.data))
+        except Exception:
+            logger.exception("an answer cannot be written at once")
+            return None
 
     def _spawn(self, work: Coroutine[Any, Any, None], context: Context | None = None) -> asyncio.Task[None]:
         task = self._connection.loop.create_task(work, context=context)

@@ -17,6 +17,7 @@ from transports.inbound.batch_response import BatchResponse
 from transports.inbound.begun_post import BegunPost, RepeatedHead
 from transports.inbound.bodies import Bodies, HeldBody
 from transports.inbound.event_stream import KEEPALIVE_S, StreamTimes, follow, next_or_quiet, stream_answer
+from transports.inbound.head_offer import REPEATS
 from transports.inbound.headers import check_post, check_version, preflight
 from transports.inbound.http import (
     ClientWatch,
@@ -34,7 +35,6 @@ from transports.inbound.http import (
 from transports.inbound.limits import MAX_LABEL_CHARS, Limits, Refusals
 from transports.inbound.modern import VERSION_HEADER, status_of
 from transports.inbound.posts import Head, Posts, is_batch
-from transports.inbound.repeats import REPEATS
 from transports.inbound.sizes import Sizes
 from transports.inbound_port import Answer, Forwarder, Handler, Memory, OwnedByPeer, Refused, Request
 from transports.jsonrpc import INTERNAL_ERROR, INVALID_PARAMS, INVALID_REQUEST, InvalidMessage, Message, encode

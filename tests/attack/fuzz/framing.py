@@ -23,9 +23,9 @@ from uvicorn.server import ServerState
 
 from transports.inbound.connection_memory import ConnectionMemory
 from transports.inbound.connections import Connections
+from transports.inbound.head_offer import REPEATS
 from transports.inbound.http_connection import HttpConnection, http_connections
 from transports.inbound.limits import Limits
-from transports.inbound.repeats import REPEATS
 from transports.reply_queue import Frame, ReplyQueue
 
 __all__ = [

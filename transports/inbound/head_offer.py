@@ -1,0 +1,38 @@
+"""How the app that has served a request tells its connection to remember the head."""
+
+from collections.abc import Callable
+from typing import Final
+
+from transports.inbound.begun_post import RepeatedHead
+from transports.inbound.remembered_heads import HeaderList, RememberedHeads, Template, template_of
+
+__all__ = ["REPEATS", "HeadOffer", "KnownHead"]
+
+REPEATS: Final = "mcp.repeats"
+"""Where the scope of a POST has the `HeadOffer` of its connection to remember its head."""
+
+
+class KnownHead:
+    """A head that a connection remembers, and what its endpoint knows of it."""
+
+    __slots__ = ("repeated", "template")
+
+    def __init__(self, template: Template, repeated: RepeatedHead) -> None:
+        self.template = template
+        self.repeated = repeated
+
+
+class HeadOffer:
+    """Of a connection to the app that serves a POST: to remember its head."""
+
+    __slots__ = ("_head", "_headers", "_heads")
+
+    def __init__(self, heads: RememberedHeads[KnownHead], head: bytes, headers: HeaderList) -> None:
+        self._heads = heads
+        self._head = head
+        self._headers = headers
+
+    def remember(self, describe: Callable[[], RepeatedHead]) -> None:
+        """The request was served, and its caller was authenticated. A head is remembered when it comes again."""
+        if self._heads.is_repeated(self._head) and (template := template_of(self._head, self._headers)) is not None:
+            self._heads.add(template, KnownHead(template, describe()))
