@@ -269,7 +269,9 @@ def _operator(by: str) -> str:
 
 def _facts(event: AuditEvent) -> dict[str, Any]:
     """What the event says: fields without a value are left out."""
-    facts = {name: value for name in event.__slots__ if (value := getattr(event, name)) not in ("", 0.0, None, {})}
+    facts = {
+        name: value for name in event.__struct_fields__ if (value := getattr(event, name)) not in ("", 0.0, None, {})
+    }
     return facts if event.calls is None else facts | {"calls": event.calls}
 
 

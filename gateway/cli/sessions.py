@@ -1,10 +1,10 @@
 """`mcp-session-gateway sessions`: list and end sessions, in a store or at a running gateway."""
 
 import json
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass
 from typing import Annotated, Any
 
-import msgspec
+import msgspec.structs
 import typer
 
 from gateway.admin.operators import ONLY, OperatorError, Operators, SessionFilter, SessionQuery
@@ -24,7 +24,9 @@ _out = Terminal()
 _SEEN_BY_GATEWAYS = {"calls", "failed", "in_flight", "parked", "streams", "processes", "failures"}
 """Fields of a session that its record does not have."""
 
-_EMPTY_EVENT = {each.name: each.default for each in fields(AuditEvent) if each.default is not MISSING}
+_EMPTY_EVENT = {
+    each.name: each.default for each in msgspec.structs.fields(AuditEvent) if each.default is not msgspec.NODEFAULT
+}
 """Every field that an event may lack: a script that reads `--json` finds all of them."""
 
 IdArgument = Annotated[

@@ -5,8 +5,9 @@ An unauthenticated client may send thousands of wrong keys per second. The audit
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Final
+
+from msgspec.structs import replace
 
 from session_store import AuditEvent
 

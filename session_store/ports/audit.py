@@ -1,14 +1,14 @@
 """The store of audit events."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Literal, Protocol
+
+import msgspec
 
 __all__ = ["AuditEvent", "AuditTrail"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AuditEvent:
+class AuditEvent(msgspec.Struct, frozen=True, kw_only=True):
     """Something that happened to a session or in it.
 
     `session` is the id as logs may show it; `at` is in seconds since the epoch. A call has its `tool` (server/name),
@@ -35,7 +35,7 @@ class AuditEvent:
     took_s: float = 0.0
     client: str = ""
     count: int = 1
-    context: Mapping[str, str] = field(default_factory=dict)
+    context: Mapping[str, str] = msgspec.field(default_factory=dict)
     workspace: str = ""
     trust: str = ""
     lasted_s: float = 0.0
