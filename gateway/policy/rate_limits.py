@@ -26,8 +26,6 @@ _TOKENS_EXPIRE_S: Final = 1.0
 
 _MAX_ACCOUNTS: Final = 10_000
 
-Key = tuple[str, str | Principal]
-
 
 class _Account:
     """The tokens of one key on this replica. `left`: taken from the store and not spent; negative: spent in advance."""
@@ -61,16 +59,41 @@ def _ahead(rate: RateSettings) -> int:
     return max(1, min(rate.burst // 4, int(rate.per_s * _AHEAD_S)))
 
 
+class _Accounts:
+    """The accounts of one kind, which have one rate. `what` names the rate for a client that is beyond it."""
+
+    def __init__(self, kind: str, rate: RateSettings, what: str) -> None:
+        self.rate = rate
+        self.what = what
+        self._kind = kind
+        # A dict and not a `FIFOCache`: each request looks two accounts up, which takes four calls each there.
+        self._accounts: OrderedDict[str | Principal, _Account] = OrderedDict()
+
+    def of(self, whose: str | Principal) -> _Account:
+        """The account of a session, an address or a principal."""
+        return self._accounts.get(whose) or self._new(whose)
+
+    def _new(self, whose: str | Principal) -> _Account:
+        text = whose.key if isinstance(whose, Principal) else whose
+        account = self._accounts[whose] = _Account(f"{self._kind}/{text}", self.rate)
+        if len(self._accounts) > _MAX_ACCOUNTS:
+            self._accounts.popitem(last=False)
+        return account
+
+
+def _accounts(kind: str, rate: RateSettings | None, what: str) -> _Accounts | None:
+    return None if rate is None else _Accounts(kind, rate, what)
+
+
 class RateLimits:
     """Applies the operator's rates."""
 
     def __init__(self, settings: PolicySettings, rates: Rates) -> None:
-        self._session = settings.session_rate
-        self._principal = settings.principal_rate
-        self._opening = settings.opening_rate
+        self._sessions = _accounts("session", settings.session_rate, "requests of this session")
+        self._addresses = _accounts("address", settings.principal_rate, "requests of this address")
+        self._principals = _accounts("principal", settings.principal_rate, "requests of this principal")
+        self._openings = _accounts("opening", settings.opening_rate, "sessions opened: keep one for many calls")
         self._rates = rates
-        # A dict and not a `FIFOCache`: each request looks two accounts up, which takes four calls each there.
-        self._accounts: OrderedDict[Key, _Account] = OrderedDict()
         self._tasks = Tasks("rate limits")
 
     def message(self, principal: Principal, client: str) -> Soon[None]:
@@ -79,48 +102,35 @@ class RateLimits:
         Raises:
             Refused: 429, with the time to wait.
         """
-        if self._principal is None:
-            return None
         if principal.is_anonymous:
-            return self._count(("address", client), self._principal, "requests of this address")
-        return self._count(("principal", principal), self._principal, "requests of this principal")
+            return self._count(self._addresses, client)
+        return self._count(self._principals, principal)
 
     def call(self, session: Session) -> Soon[None]:
         """Count a request of a session. Raises as `message`."""
-        return self.of_session(session.id)
+        return self._count(self._sessions, session.id)
 
     def of_session(self, session_id: str) -> Soon[None]:
         """As `call`, for a request about a session whose record is not at hand."""
-        if self._session is None:
-            return None
-        return self._count(("session", session_id), self._session, "requests of this session")
+        return self._count(self._sessions, session_id)
 
     def opening(self, session: Session) -> Soon[None]:
         """Count a session that is about to be opened. Raises as `message`."""
-        if self._opening is None:
-            return None
-        key = ("opening", session.counted_as)
-        return self._count(key, self._opening, "sessions opened: keep one for many calls")
+        return self._count(self._openings, session.counted_as)
 
-    def _count(self, key: Key, rate: RateSettings, what: str) -> Soon[None]:
-        account = self._accounts.get(key) or self._account(key, rate)
+    def _count(self, accounts: _Accounts | None, whose: str | Principal) -> Soon[None]:
+        if accounts is None:
+            return None
+        account = accounts.of(whose)
         if not account.spend(monotonic()):
-            return self._count_in_store(account, rate, what)
+            return self._count_in_store(account, accounts)
         if account.left < account.low:  # so that a later message need not wait for the store
-            self._tasks.start(account, lambda: self._take(account, rate))
+            self._tasks.start(account, lambda: self._take(account, accounts.rate))
         return None
 
-    async def _count_in_store(self, account: _Account, rate: RateSettings, what: str) -> None:
-        if wait := await self._ask(account, rate):
-            raise too_often(what, math.ceil(wait))
-
-    def _account(self, key: Key, rate: RateSettings) -> _Account:
-        kind, whose = key
-        text = whose.key if isinstance(whose, Principal) else whose
-        account = self._accounts[key] = _Account(f"{kind}/{text}", rate)
-        if len(self._accounts) > _MAX_ACCOUNTS:
-            self._accounts.popitem(last=False)
-        return account
+    async def _count_in_store(self, account: _Account, accounts: _Accounts) -> None:
+        if wait := await self._ask(account, accounts.rate):
+            raise too_often(accounts.what, math.ceil(wait))
 
     async def _ask(self, account: _Account, rate: RateSettings) -> float:
         """Take tokens from the store and spend one. Returns 0, or the seconds to wait."""
