@@ -29,6 +29,6 @@ def outcome_of(result: bytes) -> Outcome:
         return OK
     try:
         head = msgspec.json.decode(result, type=_Result)
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, RecursionError):
         return OK
     return TOOL_ERROR if head.isError else INPUT_REQUIRED if head.resultType == "input_required" else OK

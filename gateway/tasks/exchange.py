@@ -18,6 +18,7 @@ from gateway.calls.task_at_server import TaskAtServer
 from gateway.errors import UPSTREAM_UNAVAILABLE, store_refused
 from gateway.observability.observed import LogFacts
 from gateway.protocol.capabilities import Caller
+from gateway.protocol.extensions import object_of
 from gateway.protocol.tasks import is_task
 from gateway.tasks.recorded_answers import RecordedAnswers
 from gateway.tasks.sink import TaskSink
@@ -157,7 +158,7 @@ class TaskExchange(Exchange):
 
     def settle(self, message: Message) -> None:
         if self.work is not None and isinstance(message.result, msgspec.Raw):
-            result = msgspec.json.decode(message.result, type=Object)
+            result = object_of(message.result)
             if bytes(result.get("resultType", b"")) == b'"input_required"':
                 self.work.rounds(result)
                 return

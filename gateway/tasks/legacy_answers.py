@@ -77,6 +77,6 @@ def _reason(result: bytes) -> str:
     """The first text of a result."""
     try:
         content = msgspec.json.decode(result, type=_Content).content
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, RecursionError):
         return ""
     return next((item.text for item in content if item.text), "")[:_MAX_REASON]

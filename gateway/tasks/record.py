@@ -143,7 +143,14 @@ class TaskRecord:
                 return
             self._stored = written
             self._written_at = monotonic()
+            self._tell(written)
+
+    def _tell(self, written: Task) -> None:
+        """Whatever becomes of the notification, the changes after this one are written."""
+        try:
             self._changed(written)
+        except Exception:
+            logger.exception("a change of a task is stored, but not every client was notified of it")
 
     async def _until_due(self) -> None:
         wait_s = self._written_at + EVERY_S - monotonic()

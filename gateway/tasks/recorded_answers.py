@@ -20,7 +20,7 @@ class RecordedAnswers:
     def __init__(self, data: bytes = b"") -> None:
         try:
             self._answers = msgspec.json.decode(data or b"{}", type=dict[str, list[msgspec.Raw]])
-        except msgspec.MsgspecError:
+        except (msgspec.MsgspecError, RecursionError):
             self._answers = {}
 
     @classmethod

@@ -231,7 +231,7 @@ def _call_of(task: Task) -> StoredCall | None:
     """The call of a task. None: it was not stored, or by another version, and nobody can go on with it."""
     try:
         return StoredCall.read(task.request) if task.request else None
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, RecursionError):
         return None
 
 

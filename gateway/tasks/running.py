@@ -16,7 +16,8 @@ from gateway.errors import CANCELLED, OUTCOME_UNKNOWN, error_of
 from gateway.observability.observed import LogFacts
 from gateway.observability.outcome import TOOL_ERROR
 from gateway.tasks.exchange import StartedExchange, TaskExchange, TaskQuestions
-from gateway.tasks.messages import MAX_MESSAGE_CHARS, message_of, progress_text
+from gateway.tasks.messages import message_of, progress_text
+from gateway.tasks.readable import can_be_read, error_text
 from gateway.tasks.record import TaskRecord
 from gateway.tasks.recorded_answers import answered
 from gateway.tasks.rounds import Rounds, conversation_of
@@ -176,7 +177,7 @@ class RunningTask:
         except Exception as error:
             logger.warning("a task ends without its outcome: %s", error, extra=self.exchange.log_fields())
             if not self.task.is_over:
-                self._end_as(TaskEvent.FAIL, _UNREADABLE, error=self._unreadable())
+                self._cannot_tell(_UNREADABLE)
         finally:
             self._tasks.spawn(self._end())
 
@@ -186,33 +187,32 @@ class RunningTask:
             # Whoever continues the session decides on the task: what its call has come to is unknown here.
             self.is_left = True
         elif isinstance(message.error, msgspec.Raw):
-            error, text = splice(message.error), _text_of(message.error)
+            error, text = splice(message.error), error_text(message.error)
             if self.exchange.state is ExchangeState.CANCELLED or (live is not None and live.ended):
                 self._end_as(TaskEvent.CANCEL, text or "")
             elif text is None:
-                self._end_as(TaskEvent.FAIL, _UNREADABLE, error=self._unreadable())
+                self._cannot_tell(_UNREADABLE)
             else:
                 self._fail(error, text)
         elif isinstance(message.result, msgspec.Raw):
             result = splice(message.result)
             most = self._settings.result_bytes
             if len(result) > most:
-                text = (
-                    f"The call was done, but its result of {len(result)} bytes is larger than a task may keep "
-                    f"({most} bytes, gateway.tasks.result_bytes)."
-                )
-                self._fail(encode(error_of(INTERNAL_ERROR, text, self.exchange.correlation)), text)
+                size = f"its result of {len(result)} bytes is larger than a task may keep"
+                self._cannot_tell(f"The call was done, but {size} ({most} bytes, gateway.tasks.result_bytes).")
+            elif not can_be_read(result):
+                self._cannot_tell("The call was done, but its result is nested deeper than a task may keep.")
             else:
                 is_error = outcome_of(result) is TOOL_ERROR  # the status stays `completed` (ext-tasks, Task Status)
                 text = _TOOL_ERROR if is_error else ""
                 self._end_as(TaskEvent.COMPLETE, text, result=result, is_tool_error=is_error)
 
-    def _unreadable(self) -> bytes:
-        """The error of a call whose server's answer cannot be handed on."""
-        return encode(error_of(INTERNAL_ERROR, _UNREADABLE, self.exchange.correlation))
+    def _cannot_tell(self, text: str) -> None:
+        """The server's answer cannot be handed on."""
+        self._fail(encode(error_of(INTERNAL_ERROR, text, self.exchange.correlation)), text)
 
     def _fail(self, error: bytes, text: str) -> None:
-        if len(error) > self._settings.result_bytes:
+        if len(error) > self._settings.result_bytes or not can_be_read(error):
             error = encode(error_of(error_code(error), text, self.exchange.correlation))
         self._end_as(TaskEvent.FAIL, text, error=error)
 
@@ -292,18 +292,3 @@ class RunningTask:
             self.exchange.cancel(reason, OUTCOME_UNKNOWN)
         elif self.exchange.conversation is not None:
             self.exchange.conversation.fail(self.exchange, OUTCOME_UNKNOWN, reason)
-
-
-class _Error(msgspec.Struct):
-    """What a client reads of an error."""
-
-    code: int = INTERNAL_ERROR
-    message: str = ""
-
-
-def _text_of(error: msgspec.Raw) -> str | None:
-    """The message of an error. None: a client could not read the error. What its `data` says is not looked at."""
-    try:
-        return msgspec.json.decode(error, type=_Error).message[:MAX_MESSAGE_CHARS]
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
-        return None

@@ -55,6 +55,9 @@ def test_a_tool_that_has_failed_is_a_task_that_has_failed() -> None:
         a_task(status="completed", result=b'{"content":{},"isError":true}', is_tool_error=True), "handle"
     )
     assert silent == COMMON | {"status": "failed"}
+    deep = b'{"content":[{"text":"x","y":' + b"[" * 3_000 + b"]" * 3_000 + b"}]}"
+    unread = legacy_task(a_task(status="completed", result=deep, is_tool_error=True, message="m"), "handle")
+    assert unread == COMMON | {"status": "failed", "statusMessage": "m"}, "one task keeps no list from being told"
     assert outcome(status="completed", result=encode(BROKEN)) == (BROKEN | {"_meta": RELATED}, None)
 
 

@@ -142,3 +142,19 @@ async def test_a_change_is_kept_when_the_store_fails(
     record.change(status="completed", result=b"{}")
     assert not await record.written() and record.is_lost, "never told as stored"
     assert (await parts.stored()).status == "working" and parts.changed == [] and "is lost" in caplog.text
+
+
+@requirement("task.durable")
+async def test_a_notification_that_fails_keeps_no_change_from_being_written(caplog: pytest.LogCaptureFixture) -> None:
+    parts = Parts()
+    record = await parts.record()
+
+    def changed(task: Task) -> None:
+        parts.changed.append(task)
+        raise RecursionError("too deep")
+
+    record = TaskRecord(parts.task, parts.store, changed=changed, clock=parts.clock)  # type: ignore[arg-type]
+    for status in ("input_required", "completed"):
+        record.change(status=status)
+        assert await record.written() and (await parts.stored()).status == status
+    assert len(parts.changed) == 2 and "not every client was notified" in caplog.text
