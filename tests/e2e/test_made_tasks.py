@@ -47,7 +47,6 @@ def gateway(ledger: Path) -> Iterator[RunningGateway]:
         "at_once": ["*/slow_*"],
         "result_bytes": 4_096,
         "poll_ms": 150,
-        "answer_s": 1.0,
         "max_per_session": 3,
     }
     options = {"tasks": tasks, "session": {"unconfirmed_ttl_s": 1.0}, "limits": {"call_timeout_s": 1.5}}
@@ -57,10 +56,11 @@ def gateway(ledger: Path) -> Iterator[RunningGateway]:
 
 @pytest.fixture(scope="module")
 def patient(ledger: Path) -> Iterator[RunningGateway]:
-    """The same servers for alice and bob. No call is so slow that it becomes a task, but those of `work` do at once."""
+    """The same servers for alice and bob. Calls of some tools become tasks at once, and slow ones do not. Clients have
+    to answer within a second."""
     servers = {era: server((*WORK, era), env={"LEDGER": str(ledger)}) for era in ERAS}
     keys = {"alice": sha256("a" * 40), "bob": sha256("b" * 40)}
-    options = {"api_keys": keys, "tasks": {"after_s": 60, "at_once": ["*/work"]}}
+    options = {"api_keys": keys, "tasks": {"after_s": 60, "at_once": ["*/work", "*/give_up"], "answer_s": 1.0}}
     with running_gateway(servers, options=options) as running:
         yield running
 
@@ -114,10 +114,10 @@ def test_the_configuration_makes_a_task_of_a_tool_at_once(client: TaskClient) ->
 
 
 @requirement("task.make")
-def test_who_does_not_declare_the_extension_waits_for_the_answer(gateway: RunningGateway, http: httpx.Client) -> None:
-    plain, old = Modern(gateway.url, http), Legacy(gateway.url, http).open()
-    assert tool_text(plain.tool("legacy__slow_build", {"job": 3, "seconds": SLOW})) == "done 3"
-    assert tool_text(old.tool("legacy__slow_build", {"job": 4, "seconds": SLOW})) == "done 4"
+def test_who_does_not_declare_the_extension_gets_the_answer(patient: RunningGateway, http: httpx.Client) -> None:
+    plain, old = Modern(patient.url, http, headers=ALICE), Legacy(patient.url, http, headers=ALICE).open()
+    assert tool_text(plain.tool("legacy__work", {"job": 3, "seconds": SLOW})) == "done 3"
+    assert tool_text(old.tool("legacy__work", {"job": 4, "seconds": SLOW})) == "done 4"
     capabilities = messages(plain.send("server/discover"))[-1]["result"]["capabilities"]
     assert capabilities["extensions"]["io.modelcontextprotocol/tasks"] == {}
 
@@ -187,8 +187,9 @@ def test_a_withdrawn_question_is_asked_no_more(client: TaskClient, tmp_path: Pat
 
 
 @requirement("task.make")
-def test_a_question_that_nobody_answers_ends_the_task(client: TaskClient) -> None:
-    task = client.begin("legacy__ask", seconds=SLOW)
+def test_a_question_that_nobody_answers_ends_the_task(patient: RunningGateway, http: httpx.Client) -> None:
+    client = TaskClient(patient.url, http, headers=ALICE)
+    task = client.begin("legacy__give_up", withdraws="/never")
     asked(client, task)
     failed = client.until(task, "failed")
     assert failed["error"]["code"] == -32015 and "did not send its answers" in failed["statusMessage"]
