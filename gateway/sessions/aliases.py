@@ -1,6 +1,7 @@
 """Aliases: names by which the store finds a session without its id, for requests that carry no token."""
 
 import json
+import operator
 from collections.abc import Container
 from typing import Final, NamedTuple
 
@@ -12,6 +13,7 @@ from gateway.sessions.session_keys import key_alias
 from session_store import Principal
 from transports.era import Era
 from transports.inbound_port import Request
+from transports.soon import Soon, then
 
 __all__ = ["Alias", "Aliases", "default_alias", "reattach_alias"]
 
@@ -53,13 +55,13 @@ class Aliases:
         endpoint = request.endpoint if request.endpoint in self._endpoints else ""
         return Alias(key_alias(key, principal, endpoint), is_key=True)
 
-    async def of_default(self, request: Request, principal: Principal) -> Alias | None:
+    def of_default(self, request: Request, principal: Principal) -> Soon[Alias | None]:
         """The alias of the default session; None: the client gets a session of its own."""
         if not self._has_default or (name := default_alias(request, principal)) is None or asks_for_new(request):
             return None
-        return Alias(name) if await self._brings_nothing(request, principal) else None
+        return then(self._brings_nothing(request, principal), _named_if, Alias(name))
 
-    async def _brings_nothing(self, request: Request, principal: Principal) -> bool:
+    def _brings_nothing(self, request: Request, principal: Principal) -> Soon[bool]:
         """Whether the client is certain to bring no session back. Where that is not known, two clients must not share
         a session."""
         agent, name = agent_of(request), modern_client(request).name
@@ -70,7 +72,11 @@ class Aliases:
         implementation = known(agent, name)
         if implementation is None or implementation.carries(cookies=self._carriers.uses_cookies):
             return False
-        return not await self._returns.carries(client_key(request, principal))
+        return then(self._returns.carries(client_key(request, principal)), operator.not_)
+
+
+def _named_if(brings_nothing: bool, alias: Alias) -> Alias | None:
+    return alias if brings_nothing else None
 
 
 def default_alias(request: Request, principal: Principal) -> str | None:

@@ -69,7 +69,7 @@ class EventStreamSessions:
         if (token := explicit_token(request)) is not None:
             session_id = self._lookup.id_of_token(token, request.era, who.principal)
             return await self._lookup.by_id(session_id, request.era, who.principal), False
-        session = await self._lookup.by_cookie(request, who) if self._settings.cookie else None
+        session = await self._lookup.first_of(self._lookup.ids_of_cookies(request, who), who)
         if session is None or (session.endpoint, session.era) != (request.endpoint, Era.LEGACY):
             return None, False
         return session, True

@@ -1,5 +1,7 @@
 """Finds the stored session that a token or a cookie names. Does not know live sessions and other replicas."""
 
+from collections.abc import Iterable, Iterator
+
 from gateway.errors import session_unknown
 from gateway.identity.request_context import RequestContext
 from gateway.observability.audit import Audit
@@ -62,16 +64,26 @@ class SessionLookup:
             await self._refused_id(session_id, era, principal)
         return session
 
-    async def by_cookie(self, request: Request, who: RequestContext) -> Session | None:
-        """The session that a cookie of the request names, if cookies are switched on. Clients return cookies without
-        knowing it, so a cookie whose session has ended is neither an error nor recorded."""
-        if not self._carriers.uses_cookies or not request.same_site:
-            return None
-        for value in cookies_of(request):
-            session_id = self._carriers.cookies.verify(value)
-            if session_id is None:
-                self._refused(request.era, who.principal, "invalid session cookie")
-            elif (session := await self._store.resume(session_id, who.principal)) is not None:
+    def ids_of_cookies(self, request: Request, who: RequestContext) -> Iterator[str]:
+        """The session ids in the cookies of a request, if cookies are switched on. A cookie that this gateway has not
+        signed is recorded."""
+        if self._carriers.uses_cookies and request.same_site:
+            for value in cookies_of(request):
+                session_id = self._carriers.cookies.verify(value)
+                if session_id is None:
+                    self._refused(request.era, who.principal, "invalid session cookie")
+                else:
+                    yield session_id
+
+    async def first_of(self, session_ids: Iterable[str], who: RequestContext) -> Session | None:
+        """The first live session of these ids. Clients return cookies without knowing it, so a cookie whose session
+        has ended is neither an error nor recorded.
+
+        Raises:
+            StoreUnavailable: the store does not answer.
+        """
+        for session_id in session_ids:
+            if (session := await self._store.resume(session_id, who.principal)) is not None:
                 return session
         return None
 

@@ -80,7 +80,7 @@ class InitializeResolver:
         if key is not None:
             return await arrived(self._resolver.resume_by_alias(key, who))
         if "cookie" in self._reattach and not asks_for_new(request):
-            resolved = await self._resolver.resume_by_cookie(request, who)
+            resolved = await arrived(self._resolver.resume_by_cookie(request, who))
             if resolved is not None and same_client(resolved.live.session, request, client):
                 return Resolved(live=resolved.live, context=resolved.context)
         return None

@@ -1,6 +1,7 @@
 """Resolves a request to its session: from its carriers, and the cached record or the store."""
 
-from collections.abc import Coroutine
+import itertools
+from collections.abc import Coroutine, Iterable
 from typing import Any
 
 from gateway.calls.live_session import LiveSession, LiveSessions
@@ -95,12 +96,17 @@ class SessionResolver:
             return self.resume_by_alias(alias, who)
         return None if asks_for_new(request) else self._resume_unnamed(request, who)
 
-    async def _resume_unnamed(self, request: Request, who: RequestContext) -> Resolved | None:
+    def _resume_unnamed(self, request: Request, who: RequestContext) -> Soon[Resolved | None]:
         """The session of a request that names none of its own accord: by its cookie, or the default session."""
-        if (resolved := await self.resume_by_cookie(request, who)) is not None:
-            return resolved
-        alias = await self._aliases.of_default(request, who.principal)
-        return None if alias is None else await arrived(self.resume_by_alias(alias, who))
+        return then(self.resume_by_cookie(request, who), self._or_default, request, who)
+
+    def _or_default(self, found: Resolved | None, request: Request, who: RequestContext) -> Soon[Resolved | None]:
+        if found is not None:
+            return found
+        return then(self._aliases.of_default(request, who.principal), self._of_default, who)
+
+    def _of_default(self, alias: Alias | None, who: RequestContext) -> Soon[Resolved | None]:
+        return None if alias is None else self.resume_by_alias(alias, who)
 
     def resume_by_id(self, session_id: str, who: RequestContext, era: Era) -> Soon[Resolved]:
         """The session of an id that a token or a sealed `requestState` names.
@@ -124,9 +130,19 @@ class SessionResolver:
             return Resolved(live=live, context=live.session.context)
         return await arrived(self._attacher.attach(session, who.claims))
 
-    async def resume_by_cookie(self, request: Request, who: RequestContext) -> Resolved | None:
+    def resume_by_cookie(self, request: Request, who: RequestContext) -> Soon[Resolved | None]:
         """The session that a cookie of the request names, if cookies are switched on."""
-        session = await self._lookup.by_cookie(request, who)
+        session_ids = self._lookup.ids_of_cookies(request, who)
+        first = next(session_ids, None)
+        if first is None:
+            return None
+        live = self._live.get(first)
+        if live is not None and self._cached.is_recent(live, who):
+            return Resolved(live=live, context=live.session.context, cookie_held=True)
+        return self._resume_by_cookie(itertools.chain((first,), session_ids), who)
+
+    async def _resume_by_cookie(self, session_ids: Iterable[str], who: RequestContext) -> Resolved | None:
+        session = await self._lookup.first_of(session_ids, who)
         if session is None:
             return None
         resolved = await arrived(self._attacher.attach(session, who.claims))
@@ -185,7 +201,7 @@ class SessionResolver:
 
     async def _open(self, request: Request, who: RequestContext) -> Resolved:
         principal = who.principal
-        alias = self._aliases.of_key(request, principal) or await self._aliases.of_default(request, principal)
+        alias = self._aliases.of_key(request, principal) or await arrived(self._aliases.of_default(request, principal))
         resolved = await self.open(request, who, modern_client(request), alias)
         if resolved.opened:
             self._watch(resolved.live, request, who, alias)

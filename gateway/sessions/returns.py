@@ -195,14 +195,16 @@ class Returns:
 
     # -- what is learnt
 
-    async def carries(self, client: ClientKey) -> bool:
+    def carries(self, client: ClientKey) -> Soon[bool]:
         """Whether a client of that kind was seen to bring back the token of a default session."""
         known = self._carrying.get(client)
-        if known is None:
-            try:
-                known = self._carrying[client] = await self._marks.has(client.mark("carries"))
-            except StoreUnavailable:
-                return False  # its default session may still be served by the replica that owns it
+        return self._ask_whether_carries(client) if known is None else known
+
+    async def _ask_whether_carries(self, client: ClientKey) -> bool:
+        try:
+            known = self._carrying[client] = await self._marks.has(client.mark("carries"))
+        except StoreUnavailable:
+            return False  # its default session may still be served by the replica that owns it
         return known
 
     async def _learn(self, client: ClientKey) -> None:

@@ -19,7 +19,7 @@ from gateway.relay.pipeline import Pipeline
 from gateway.serving.app import create_app
 from gateway.sessions import cached_record
 from tests.requirements import requirement
-from tests.support.mcp_clients import ACCEPT, modern_body, modern_headers
+from tests.support.mcp_clients import ACCEPT, CURL, modern_body, modern_headers
 from transports.inbound_port import Answer, Request
 from transports.soon import Soon, is_there
 
@@ -108,7 +108,19 @@ async def modern_session(http: httpx.AsyncClient) -> dict[str, str]:
     return {"MCP-Gateway-Session": opened.headers["mcp-gateway-session"]}
 
 
+async def default_session(http: httpx.AsyncClient) -> dict[str, str]:
+    """Of a client that brings nothing back."""
+    return CURL
+
+
+async def cookie_session(http: httpx.AsyncClient) -> dict[str, str]:
+    """Of a client that brings back its cookie."""
+    await modern_session(http)
+    return {"Cookie": f"mcp_session_id={http.cookies['mcp_session_id']}"}
+
+
 async def call_modern(http: httpx.AsyncClient, tool: str, session: dict[str, str]) -> Any:
+    http.cookies.clear()
     body = modern_body("tools/call", {"name": tool, "arguments": {}})
     return (await http.post("/mcp", json=body, headers=modern_headers(body) | session)).json()
 
@@ -117,8 +129,12 @@ async def call_modern(http: httpx.AsyncClient, tool: str, session: dict[str, str
 async def test_a_warm_call_makes_no_coroutine_with_everything_configured(
     tmp_path: Path, outcomes: list[bool], spans: InMemorySpanExporter
 ) -> None:
+    ways: list[tuple[Any, Any]] = [
+        (legacy_session, call_legacy),
+        *((session_of, call_modern) for session_of in (modern_session, default_session, cookie_session)),
+    ]
     async with running(f"sqlite:///{tmp_path}/sessions.db") as http:
-        for session_of, call in ((legacy_session, call_legacy), (modern_session, call_modern)):
+        for session_of, call in ways:
             session = await session_of(http)
             for tool in ("one__count", "two__count"):  # the servers' lists, the use of each and the rates are recorded
                 assert "result" in await call(http, tool, session)

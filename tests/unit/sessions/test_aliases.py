@@ -11,6 +11,7 @@ from tests.requirements import requirement
 from tests.unit.sessions.parts import Parts
 from transports.era import Era
 from transports.inbound_port import Request
+from transports.soon import arrived
 
 
 def request(era: Era, name: str = "agent") -> Request:
@@ -59,7 +60,7 @@ def of_agent(agent: str, **headers: str) -> Request:
 
 
 async def default_of(asked: Request, parts: Parts | None = None, **settings: Any) -> Alias | None:
-    return await (parts or Parts(**settings)).aliases.of_default(asked, ALICE)
+    return await arrived((parts or Parts(**settings)).aliases.of_default(asked, ALICE))
 
 
 @pytest.mark.anyio
