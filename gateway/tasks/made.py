@@ -85,7 +85,7 @@ class MadeTasks:
         Raises: as `get`; `StoreUnavailable` also if the store does not take the outcome.
         """
         task = await self.find(handle, who)
-        running = self._table.get(task.name)
+        running = self._run_here(task.name)
         if running is not None:
             return await self._stored(running, handle, who)
         if task.is_over:
@@ -98,7 +98,7 @@ class MadeTasks:
 
     async def _stored(self, running: RunningTask, handle: TaskHandle, who: RequestContext) -> Task:
         """The record of a task that is run here. Raises as `current`."""
-        if not running.task.is_over:
+        if not running.task.is_over and not running.record.is_lost:
             return running.task
         try:
             async with asyncio.timeout(_STORED_S):
@@ -133,7 +133,10 @@ class MadeTasks:
         if running is None or running.task.is_over:
             raise task_is_over((await self.find(handle, who)).status)
         running.cancel("the client has cancelled the task")
-        return await self._stored(running, handle, who)
+        task = await self._stored(running, handle, who)
+        if task.is_over and task.status != "cancelled":  # another replica has decided on it meanwhile
+            raise task_is_over(task.status)
+        return task
 
     async def of_session(self, session: Session, endpoint: str, who: RequestContext) -> list[Task]:
         """The tasks of a session that were made at that endpoint, oldest first, as far as this request may see them.
@@ -157,8 +160,14 @@ class MadeTasks:
 
     def _as_it_works(self, task: Task) -> Task:
         """A stored task, or what is known of it here as long as it has no outcome that is not stored."""
-        running = self._table.get(task.name)
+        running = self._run_here(task.name)
         return task if running is None or running.task.is_over else running.task
+
+    def _run_here(self, name: str) -> RunningTask | None:
+        """The task of that name, if it is this replica's. The call of one that another replica has taken over can
+        still be in flight here, and knows nothing of its outcome."""
+        running = self._table.get(name)
+        return None if running is None or running.record.is_lost else running
 
     async def _running(self, handle: TaskHandle, who: RequestContext) -> RunningTask | None:
         """The task, if it still works; this replica runs it."""
@@ -166,11 +175,11 @@ class MadeTasks:
         task = await self.find(handle, who)
         if task.is_over:
             return None
-        return self._table.get(task.name) or await self._here(task, await self._sessions.peek(task.session_id), who)
+        return self._run_here(task.name) or await self._here(task, await self._sessions.peek(task.session_id), who)
 
     async def find(self, handle: TaskHandle, who: RequestContext) -> Task:
         """The record of a task as it stands. Not counted. Raises as `get`, but never `OwnedByPeer`."""
-        running = self._table.get(f"{handle.session_id}/{handle.id}")
+        running = self._run_here(f"{handle.session_id}/{handle.id}")
         task = running.task if running is not None else await self._table.store.get(handle.session_id, handle.id)
         reason = "unknown task" if task is None else "task of another principal"
         if task is not None and (task.principal, task.endpoint) == (who.principal, handle.endpoint):

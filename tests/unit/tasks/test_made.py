@@ -5,6 +5,7 @@ from typing import Any, cast
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from gateway.identity.request_context import RequestContext
 from gateway.tasks.handles import TaskHandle
@@ -13,6 +14,7 @@ from gateway.tasks.running import RunningTask
 from session_store import StoreFull, StoreUnavailable, Task
 from tests.requirements import requirement
 from tests.unit.tasks.test_recovery import Replica, Store, result
+from transports.inbound_port import Refused
 
 pytestmark = pytest.mark.anyio
 
@@ -102,3 +104,25 @@ async def test_nobody_waits_for_ever_for_a_store_that_does_not_answer(
     scene.go.set()
     told = await scene.get()
     assert told["status"] == ("completed" if how == "get" else "cancelled")
+
+
+@requirement("task.durable")
+async def test_what_another_owner_has_decided_is_told_while_the_call_is_in_flight_here(scene: Scene) -> None:
+    scene.go.set()
+    decided = replace(scene.running.task, status="completed", result=b'{"text":"of the other owner"}', epoch=2)
+    assert await scene.store.backend.tasks.replace(decided)
+    scene.running.record.change(message="progress")
+    assert not await scene.running.record.written() and scene.running.task.status == "working"
+    assert (await scene.get())["result"]["text"] == "of the other owner" and await scene.listed() == ["completed"]
+    task = scene.running.task
+    seen = await scene.made.seen(task.name, task.endpoint, scene.who)
+    assert seen is not None and seen.status == "completed"
+
+
+@requirement("task.durable")
+async def test_a_task_that_another_owner_has_decided_on_is_not_told_as_cancelled(scene: Scene) -> None:
+    scene.go.set()
+    decided = replace(scene.running.task, status="completed", result=b"{}", epoch=2)
+    assert await scene.store.backend.tasks.replace(decided)
+    with pytest.raises(Refused, match="it is completed already"):
+        await scene.made.cancelled(scene.handle, scene.who)
