@@ -96,7 +96,7 @@ class TaskContinuation:
             await conversation.join(live)
         except UpstreamUnavailable:
             return False
-        exchange = self._exchange(task, live, call, followed.caller, is_started=followed.is_started)
+        exchange = self._exchange(task, live, call, followed.caller)
         exchange.begin(monotonic(), correlation, None)
         running = await self._take(
             replace(task, epoch=session.epoch, status=after(task.status, TaskEvent.FOLLOW), questions=b""), exchange
@@ -155,6 +155,8 @@ class TaskContinuation:
     async def run_instead(self, running: RunningTask, call: StoredCall) -> None:
         """As `run_again`, for a task that is in flight here, and whose server has lost its own task."""
         exchange, task = running.exchange, running.task
+        if exchange.is_over:  # it was cancelled meanwhile
+            return
         running.record.change(
             runs=task.runs + 1,
             status=after(task.status, TaskEvent.RUN_AGAIN),
@@ -197,13 +199,11 @@ class TaskContinuation:
         await live.recover()
         return live
 
-    def _exchange(
-        self, task: Task, live: LiveSession, call: StoredCall, caller: Caller | None, *, is_started: bool = False
-    ) -> TaskExchange:
+    def _exchange(self, task: Task, live: LiveSession, call: StoredCall, caller: Caller | None) -> TaskExchange:
         """The call of a task, as its client has made it: of no client's request."""
-        if call.is_legacy and not is_started:
+        if call.is_legacy and not call.is_started:
             return AskedExchange.of(live, call.context, handle=self._handle_of(task))
-        kind = StartedExchange if is_started else TaskExchange
+        kind = StartedExchange if call.is_started else TaskExchange
         return kind(
             method="tools/call",
             client_id=unnamed(),

@@ -188,8 +188,11 @@ class TaskMaker:
         now, session = self._table.clock(), live.session
         is_legacy = request.era is not MODERN
         # The questions of a call that a tool of the gateway has started for a legacy client reach only its session.
-        may_repeat = tool.is_repeatable and not (is_legacy and isinstance(exchange, StartedExchange))
-        call = stored(request.params, exchange.context, is_legacy=is_legacy) if may_repeat else b""
+        is_started = isinstance(exchange, StartedExchange)
+        may_repeat = tool.is_repeatable and not (is_legacy and is_started)
+        call = b""
+        if may_repeat:
+            call = stored(request.params, exchange.context, is_legacy=is_legacy, is_started=is_started)
         answered = {} if exchange.suspended is None else exchange.suspended.answers  # before it was a task
         return Task(
             id=secrets.token_urlsafe(16),

@@ -154,8 +154,8 @@ class RunningTask:
         """The server has made that task of the call: its next owner follows it. The store has this no later than
         anything else that comes of the task."""
         exchange = self.exchange
-        followed = FollowedCall(task, exchange.declared_by, isinstance(exchange, StartedExchange))
-        call = StoredCall({}, exchange.context, exchange.era == "legacy")
+        followed = FollowedCall(task, exchange.declared_by)
+        call = StoredCall({}, exchange.context, exchange.era == "legacy", isinstance(exchange, StartedExchange))
         request = following(self.task.request or encode(call), followed) if self._is_kept else b""
         if request:
             self.record.change(upstream_id=task.id, request=request)

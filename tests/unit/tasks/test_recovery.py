@@ -305,7 +305,7 @@ class Remote:
 @pytest.mark.parametrize("ended", ["", "the key was removed"])
 async def test_a_task_that_cannot_be_followed_is_decided_on_as_any_other(repeatable: bool, ended: str) -> None:
     store = Store()
-    at_server = FollowedCall(TaskAtServer("own", "", Era.MODERN), None, is_started=False)
+    at_server = FollowedCall(TaskAtServer("own", "", Era.MODERN), None)
     request = following(REQUEST if repeatable else encode(StoredCall({}, RIGHTS)), at_server)
     task = await store.task(is_repeatable=repeatable, request=request, upstream_id="own")
     replica = Replica(store)

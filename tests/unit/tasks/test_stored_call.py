@@ -34,7 +34,7 @@ EMPTY = encode(StoredCall({}, CONTEXT))
 
 def followed(own_id: str = "t/1", capabilities: bytes = b"{}") -> FollowedCall:
     caller = Caller(b'{"name":"c"}', capabilities)
-    return FollowedCall(TaskAtServer(own_id, "2026-11-22T09:00:00Z", Era.LEGACY), caller, is_started=False)
+    return FollowedCall(TaskAtServer(own_id, "2026-11-22T09:00:00Z", Era.LEGACY), caller)
 
 
 @requirement("task.followed")
