@@ -10,6 +10,7 @@ from time import monotonic
 from typing import Final
 
 import msgspec
+from msgspec.structs import replace
 
 from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import Exchange
@@ -34,64 +35,100 @@ _GATHER_S: Final = 0.02
 def ask_modern(live: LiveSession, conversation: Conversation, message: Message, call: Exchange | None) -> None:
     """Send a legacy server's request to the modern client whose call it belongs to, or refuse it. `call` is that call,
     if the request names it."""
-    _ask_or_refuse(live, conversation, message, call, unclear=call is None)
+    _ServerRequest(live, conversation, message, call).ask(can_wait=call is None)
 
 
-def _ask_or_refuse(
-    live: LiveSession, conversation: Conversation, message: Message, call: Exchange | None, *, unclear: bool
-) -> None:
-    try:
-        _ask(live, conversation, message, call, unclear=unclear)
-    except (InvalidMessage, msgspec.MsgspecError, RecursionError) as error:
-        conversation.refuse(encode(message.id), INVALID_PARAMS, f"The request cannot be read: {error}")
+class _ServerRequest:
+    """A request of a legacy server, which has one answer.
 
+    On stdio it does not name its call. It can only be one of the calls that the server had when it asked (`_among`, by
+    number): the request is asked under one of them, and under the next one when that is over.
+    """
 
-def _ask(
-    live: LiveSession, conversation: Conversation, message: Message, call: Exchange | None, *, unclear: bool
-) -> None:
-    server_id, method = encode(message.id), str(message.method)
-    calls = [e for e in conversation.calls.sent.values() if e.method in MAY_ASK]
-    active = [e for e in calls if not e.is_suspended]
-    if not calls:
-        reason = f"{method} can be asked during a call only, and no call is in progress."
-        conversation.refuse(server_id, METHOD_NOT_FOUND, reason)
-        return
-    if len(active) > 1 and unclear:
-        _wait_for_others(live, conversation, message)
-        return
-    exchange = call if call in calls else active[0] if active else calls[0]
-    if exchange.caller is None and live.session.era != Era.MODERN:
-        live.questions.ask(conversation, message, exchange)
-        return
-    has_params = message.params is not msgspec.UNSET
-    params = message.params_object() if has_params else None
-    if params is not None:
-        # The client of a task can be of the server's era.
-        params = without_modern_gaps(method, params) if exchange.era == "modern" else without_task(params)
-    question = InputRequest(conversation, server_id, method, params)
-    if exchange.caller is None or not may_be_asked(exchange.caller.capabilities, method, question.params or {}):
-        conversation.refuse(server_id, METHOD_NOT_FOUND, f"The client has not declared that it answers {method}.")
-        return
-    known = exchange.take_replay(question.digest)
-    if known is not None:
-        question.answer(msgspec.Raw(known.encode()))
-    elif not live.questions.suspend(exchange, question):
-        conversation.refuse(server_id, UNREAD, "Too many requests already wait for this client.")
-    elif not exchange.is_suspended and exchange.suspendable().gather():
-        asyncio.get_running_loop().call_later(_GATHER_S, _gathered, conversation, exchange)
+    __slots__ = ("_among", "_call", "_conversation", "_is_answered", "_live", "_message")
 
+    def __init__(self, live: LiveSession, conversation: Conversation, message: Message, call: Exchange | None) -> None:
+        self._live, self._conversation, self._call = live, conversation, call
+        self._among = [number for number, e in conversation.calls.sent.items() if e.method in MAY_ASK]
+        self._message = message
+        self._is_answered = False
 
-def _wait_for_others(live: LiveSession, conversation: Conversation, message: Message) -> None:
-    size = 0 if isinstance(message.params, msgspec.UnsetType) else len(memoryview(message.params))
-    if not live.questions.hold_unclear(size):
-        conversation.refuse(encode(message.id), UNREAD, "Too many requests already wait for other calls to end.")
-        return
+    def ask(self, *, can_wait: bool = False) -> None:
+        """Ask, or refuse. `can_wait`: for other calls to end, if the request may belong to several."""
+        try:
+            self._ask(can_wait=can_wait)
+        except (InvalidMessage, msgspec.MsgspecError, RecursionError) as error:
+            self._refuse(INVALID_PARAMS, f"The request cannot be read: {error}")
 
-    def again() -> None:
-        live.questions.release_unclear(size)
-        _ask_or_refuse(live, conversation, message, None, unclear=False)
+    def take(self) -> bool:
+        """As `gateway.calls.suspended_call.Unnamed`."""
+        was_answered, self._is_answered = self._is_answered, True
+        return not was_answered
 
-    asyncio.get_running_loop().call_later(_UNCLEAR_FOR_S, again)
+    def move(self) -> bool:
+        """As `gateway.calls.suspended_call.Unnamed`."""
+        if self._is_answered or not self._calls():
+            return False
+        self.ask()
+        return True
+
+    def _calls(self) -> list[Exchange]:
+        sent = self._conversation.calls.sent
+        return [sent[number] for number in self._among if number in sent and not sent[number].is_over]
+
+    def _refuse(self, code: int, reason: str) -> None:
+        if self.take():
+            self._conversation.refuse(encode(self._message.id), code, reason)
+
+    def _ask(self, *, can_wait: bool) -> None:
+        live, conversation, message = self._live, self._conversation, self._message
+        method, calls = str(message.method), self._calls()
+        if not calls:
+            self._refuse(METHOD_NOT_FOUND, f"{method} can be asked during a call only, and no call is in progress.")
+            return
+        active = [e for e in calls if not e.is_suspended]
+        if can_wait and len(active) > 1:
+            self._wait_for_others()
+            return
+        exchange = self._call if self._call in calls else active[0] if active else calls[0]
+        if exchange.caller is None and live.session.era != Era.MODERN:
+            live.questions.ask(conversation, message, exchange)
+            return
+        question = self._question(method, exchange)
+        if exchange.caller is None or not may_be_asked(exchange.caller.capabilities, method, question.params or {}):
+            self._refuse(METHOD_NOT_FOUND, f"The client has not declared that it answers {method}.")
+            return
+        known = exchange.take_replay(question.digest)
+        if known is not None:
+            question.answer(msgspec.Raw(known.encode()))
+        elif not live.questions.suspend(exchange, question):
+            self._refuse(UNREAD, "Too many requests already wait for this client.")
+        elif not exchange.is_suspended and exchange.suspendable().gather():
+            asyncio.get_running_loop().call_later(_GATHER_S, _gathered, conversation, exchange)
+
+    def _question(self, method: str, exchange: Exchange) -> InputRequest:
+        """The request as the client of that call gets it, which can be of the server's era if the call is a task."""
+        message, is_unnamed = self._message, self._call is None and len(self._among) > 1
+        if is_unnamed and isinstance(message.params, msgspec.Raw):
+            # Kept for the next call, without the message that it is a slice of.
+            self._message = message = replace(message, params=message.params.copy())
+        params = None if message.params is msgspec.UNSET else message.params_object()
+        if params is not None:
+            params = without_modern_gaps(method, params) if exchange.era == "modern" else without_task(params)
+        return InputRequest(self._conversation, encode(message.id), method, params, self if is_unnamed else None)
+
+    def _wait_for_others(self) -> None:
+        params = self._message.params
+        size = 0 if isinstance(params, msgspec.UnsetType) else len(memoryview(params))
+        if not self._live.questions.hold_unclear(size):
+            self._refuse(UNREAD, "Too many requests already wait for other calls to end.")
+            return
+
+        def again() -> None:
+            self._live.questions.release_unclear(size)
+            self.ask()
+
+        asyncio.get_running_loop().call_later(_UNCLEAR_FOR_S, again)
 
 
 def _gathered(conversation: Conversation, exchange: Exchange) -> None:

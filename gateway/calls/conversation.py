@@ -173,7 +173,7 @@ class Conversation(Peer):
         if not self.calls.end(exchange):
             return False
         if exchange.suspended is not None:
-            exchange.suspended.give_up()
+            exchange.suspended.call_ended()
         if exchange.live is not None:
             exchange.live.withdraw_questions(exchange)
         self._links.rest()

@@ -171,6 +171,8 @@ class Exchange(ForwardsHeaders, ExchangeLife, Observed, WireUse, Listening, Beco
         self.log_if_slow()
         if was_suspended:
             self.done()  # no wire uses it
+        if self.suspended is not None:
+            self.suspended.call_ended()
         return True
 
     def move_to(self, live: ExchangeSession) -> None:

@@ -12,7 +12,7 @@ import msgspec
 
 from transports.jsonrpc import INTERNAL_ERROR, Message, Object, encode
 
-__all__ = ["AskingServer", "InputRequest", "SuspendedCall", "question_digest"]
+__all__ = ["AskingServer", "InputRequest", "SuspendedCall", "Unnamed", "question_digest"]
 
 
 class AskingServer(Protocol):
@@ -31,16 +31,36 @@ class AskingServer(Protocol):
         ...
 
 
+class Unnamed(Protocol):
+    """A server's request that names no call, while it is asked under one of several calls or one after the other."""
+
+    def take(self) -> bool:
+        """Whether the server still waits for the answer. From now on it does not."""
+        ...
+
+    def move(self) -> bool:
+        """Ask under the next call. False if no call is left, or the server does not wait any more."""
+        ...
+
+
 class InputRequest:
     """A question that a modern client has, or will have, as an entry of `inputRequests`.
 
     `server_id` is the id of the server's request, as JSON. `params` is None if the request has none. `size` is in
-    bytes. Identical questions have the same `digest`.
+    bytes. Identical questions have the same `digest`. `unnamed` is the request if it may belong to other calls too.
     """
 
-    __slots__ = ("digest", "method", "params", "server", "server_id", "size")
+    __slots__ = ("_unnamed", "digest", "method", "params", "server", "server_id", "size")
 
-    def __init__(self, server: AskingServer, server_id: bytes, method: str, params: Object | None) -> None:
+    def __init__(
+        self,
+        server: AskingServer,
+        server_id: bytes,
+        method: str,
+        params: Object | None,
+        unnamed: Unnamed | None = None,
+    ) -> None:
+        self._unnamed = unnamed
         self.server = server
         self.server_id = server_id
         self.method = method
@@ -56,13 +76,22 @@ class InputRequest:
 
     def answer(self, response: msgspec.Raw) -> None:
         """Send the client's response to the server."""
-        self.server.answer(self.server_id, Message(jsonrpc="2.0", id=0, result=response))
+        self.answer_as(Message(jsonrpc="2.0", id=0, result=response))
+
+    def answer_as(self, message: Message) -> None:
+        """Send the client's response to the server, be it an error. A request has one answer, whatever comes later."""
+        if self._unnamed is None or self._unnamed.take():
+            self.server.answer(self.server_id, message)
+
+    def move(self) -> bool:
+        """Ask under the next call to which the question may belong. False if there is none."""
+        return self._unnamed is not None and self._unnamed.move()
 
     def give_up(self) -> None:
         """Answer the server in place of a client that did not answer."""
         if self.method == "elicitation/create":
             self.answer(msgspec.Raw(b'{"action":"cancel"}'))
-        else:
+        elif self._unnamed is None or self._unnamed.take():
             self.server.refuse(self.server_id, INTERNAL_ERROR, "The client did not answer in time.")
 
 
@@ -89,6 +118,7 @@ class SuspendedCall:
         self.questions: dict[str, InputRequest] = {}
         self.answers: dict[str, str] = {}
         self._last = 0
+        self._has_ended = False
 
     def add(self, question: InputRequest) -> None:
         """Add a question to the next round."""
@@ -125,7 +155,7 @@ class SuspendedCall:
         question = self.questions.pop(key, None)
         if question is not None:
             self.turn += 1
-            question.server.answer(question.server_id, error)
+            question.answer_as(error)
 
     def withdraw(self, server: AskingServer, server_id: bytes | None) -> None:
         """Drop the server's request with that id, as JSON, or all of its requests if `server_id` is None."""
@@ -138,6 +168,17 @@ class SuspendedCall:
         for question in self.questions.values():
             question.give_up()
         self.questions.clear()
+
+    def call_ended(self) -> None:
+        """The call is over. What may belong to another call is asked there, and an answer that is on its way counts
+        all the same; the server gets an answer to everything else. Idempotent: nothing is asked there twice."""
+        if self._has_ended:
+            return
+        self._has_ended = True
+        for key, question in list(self.questions.items()):
+            if not question.move():
+                self.questions.pop(key, None)
+                question.give_up()
 
     def requests(self) -> Object:
         """The open questions as `inputRequests`."""

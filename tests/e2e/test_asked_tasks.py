@@ -96,6 +96,24 @@ def test_a_task_asks_on_the_call_for_its_result(gateway: RunningGateway, http: h
     assert client.ask("tasks/result", {"taskId": task})["content"] == answer["result"]["content"]
 
 
+@requirement("spec.unnamed-question")
+@pytest.mark.parametrize("is_cancelled", [False, True])
+def test_a_question_outlives_the_task_under_which_it_is_asked(
+    gateway: RunningGateway, http: httpx.Client, tmp_path: Path, is_cancelled: bool
+) -> None:
+    client, end = client_of(gateway, http, "legacy"), tmp_path / "end"
+    other = client.begin("work", until=str(end))["taskId"]
+    task = client.begin("ask", seconds=0.1, times=1)["taskId"]
+    client.until(other, "input_required")  # on stdio the question does not name its call
+    if is_cancelled:
+        client.ask("tasks/cancel", {"taskId": other})
+    end.touch()
+    client.until(other, "cancelled" if is_cancelled else "completed")
+    client.until(task, "input_required")
+    answer = client.answered(task, "Ada")[-1]
+    assert json.loads(answer["result"]["content"][0]["text"])[0]["content"] == {"name": "Ada"}
+
+
 @requirement("task.asked")
 @pytest.mark.parametrize("era", ERAS)
 def test_a_question_that_the_client_refuses_is_refused_at_the_server(

@@ -1,6 +1,7 @@
 """Slow calls become tasks, whoever wrote the server: in both eras, with progress, questions, errors and limits."""
 
 import json
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -150,6 +151,22 @@ def test_a_server_asks_during_its_task(client: TaskClient, era: str) -> None:
     heard = json.loads(client.until(task, "completed")["result"]["content"][0]["text"])
     assert [one["content"] for one in heard] == [{"name": "n0"}, {"name": "n1"}]
     assert len(set(earlier)) == 2, "a key is used once"
+
+
+@requirement("spec.unnamed-question")
+def test_a_question_outlives_the_task_under_which_it_is_asked(
+    gateway: RunningGateway, http: httpx.Client, tmp_path: Path
+) -> None:
+    client = TaskClient(gateway.url, http, headers={"MCP-Gateway-Session-Key": secrets.token_hex(16)})
+    end = tmp_path / "end"
+    other = client.call("legacy__work", until=str(end))["taskId"]
+    task = client.begin("legacy__ask", seconds=SLOW, times=1)
+    asked(client, other)  # on stdio the question does not name its call
+    end.touch()
+    client.until(other, "completed")
+    client.answer(task, asked(client, task), {"action": "accept", "content": {"name": "Ada"}})
+    heard = json.loads(client.until(task, "completed")["result"]["content"][0]["text"])
+    assert [one["content"] for one in heard] == [{"name": "Ada"}]
 
 
 @requirement("task.make")

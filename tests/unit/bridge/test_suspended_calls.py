@@ -1,0 +1,187 @@
+"""The questions of a legacy server to modern clients: under which call each is asked, and that each has one answer."""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import anyio.lowlevel
+import msgspec
+import pytest
+
+from gateway.bridge import suspended_calls
+from gateway.bridge.suspended_calls import answer_suspended, ask_modern
+from gateway.calls.conversation import Conversation
+from gateway.calls.deadlines import Deadlines
+from gateway.calls.exchange import Exchange
+from gateway.calls.exchange_state import ExchangeState
+from gateway.calls.in_flight import Calls
+from gateway.calls.live_session import LiveSession
+from gateway.calls.questions import give_up
+from gateway.errors import CALL_TIMED_OUT, CANCELLED
+from gateway.protocol.capabilities import caller_of_meta
+from session_store import EventLog
+from session_store.testing import FakeClock, a_session
+from tests.requirements import requirement
+from transports.jsonrpc import INTERNAL_ERROR, METHOD_NOT_FOUND, Message, encode, parse
+from transports.reply_queue import ReplyQueue
+
+pytestmark = pytest.mark.anyio
+
+META = b'{"io.modelcontextprotocol/clientCapabilities":{"elicitation":{},"sampling":{}}}'
+ACCEPT = {"action": "accept", "content": {"name": "Ada"}}
+CANCEL = {"action": "cancel"}
+
+
+class Server:
+    """A conversation with a server on stdio."""
+
+    name, deadlines = "old", Deadlines(start_s=1, call_s=60, suspended_s=60, idle_stop_s=60)
+
+    def __init__(self) -> None:
+        self.calls = Calls()
+        self.answers: list[Any] = []
+        self.refused: list[int] = []
+        self._last = 0
+        self._links = SimpleNamespace(rest=lambda: None)
+
+    @property
+    def conversation(self) -> Conversation:
+        return cast("Conversation", self)
+
+    def call(self, live: LiveSession) -> Exchange:
+        self._last += 1
+        exchange = Exchange(
+            method="tools/call", client_id=7, live=live, replies=ReplyQueue(), caller=caller_of_meta(META)
+        )
+        exchange.sent_as(self.conversation, self._last, None, 1.0)
+        self.calls.send(exchange)
+        return exchange
+
+    def answer(self, request_id: bytes, message: Message) -> None:
+        assert isinstance(message.result, msgspec.Raw)
+        self.answers.append(msgspec.json.decode(message.result))
+
+    def refuse(self, request_id: bytes, code: int, reason: str) -> None:
+        self.refused.append(code)
+
+    def cancel(self, exchange: Exchange, reason: str, code: int = CANCELLED) -> None:
+        Conversation.end(self.conversation, exchange)
+        exchange.fail(code, reason)
+
+    def completes(self, exchange: Exchange) -> None:
+        assert self.calls.take(exchange.number) is exchange
+        exchange.finish(parse(b'{"jsonrpc":"2.0","id":1,"result":{"content":[]}}'))
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_UNCLEAR_FOR_S", "_GATHER_S"):
+        monkeypatch.setattr(suspended_calls, name, 0.001)
+
+
+def session() -> LiveSession:
+    return LiveSession(a_session(FakeClock(), era="modern"), cast("EventLog", None), ask_modern)
+
+
+def question(method: str = "elicitation/create") -> Message:
+    params = {"message": "Your name?", "requestedSchema": {"type": "object", "properties": {}}}
+    return parse(encode({"jsonrpc": "2.0", "id": "theirs", "method": method, "params": params}))
+
+
+def shown(exchange: Exchange) -> bool:
+    return exchange.is_suspended and exchange.suspended is not None and bool(exchange.suspended.questions)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    with anyio.fail_after(5):
+        while not condition():
+            await anyio.lowlevel.checkpoint()
+
+
+def answer(exchange: Exchange, response: Any) -> None:
+    assert exchange.suspended is not None
+    raw = msgspec.Raw(encode(response))
+    answer_suspended(exchange, dict.fromkeys(exchange.suspended.questions, raw))
+
+
+async def of_two(server: Server, live: LiveSession) -> tuple[Exchange, Exchange]:
+    """Two calls. The server has asked during the second, and the first has the question."""
+    first, second = server.call(live), server.call(live)
+    ask_modern(live, server.conversation, question(), None)
+    await until(lambda: shown(first))
+    assert not shown(second)
+    return first, second
+
+
+@requirement("spec.unnamed-question")
+@pytest.mark.parametrize("end", ["completes", "is cancelled"])
+async def test_a_question_that_names_no_call_moves_to_the_next_call_when_its_call_ends(end: str) -> None:
+    server, live = Server(), session()
+    first, second = await of_two(server, live)
+    server.completes(first) if end == "completes" else server.cancel(first, "enough")
+    await until(lambda: shown(second))
+    assert not server.answers and second.suspended is not None and len(second.suspended.questions) == 1
+    answer(second, ACCEPT)
+    assert server.answers == [ACCEPT] and not server.refused and second.state is ExchangeState.SENT
+
+
+@requirement("spec.unnamed-question")
+async def test_the_first_answer_to_a_question_counts_under_whichever_call_it_comes() -> None:
+    server, live = Server(), session()
+    first, second = await of_two(server, live)
+    server.completes(first)
+    await until(lambda: shown(second))
+    answer(first, ACCEPT)  # the client was on its way with it
+    answer(second, {"action": "decline"})
+    give_up(first)
+    assert server.answers == [ACCEPT] and not server.refused
+
+
+@requirement("spec.unnamed-question")
+@pytest.mark.parametrize("method", ["elicitation/create", "sampling/createMessage"])
+async def test_the_server_gets_an_answer_when_no_call_is_left_to_ask_under(method: str) -> None:
+    server, live = Server(), session()
+    first, second = server.call(live), server.call(live)
+    ask_modern(live, server.conversation, question(method), None)
+    await until(lambda: shown(first))
+    later = server.call(live)
+    server.completes(first)
+    await until(lambda: shown(second))
+    server.completes(second)
+    got = (server.answers, server.refused)
+    assert got == (([CANCEL], []) if method == "elicitation/create" else ([], [INTERNAL_ERROR]))
+    assert later.suspended is None, "a call that was sent later has not asked"
+
+
+@requirement("spec.unnamed-question")
+async def test_a_question_that_nobody_answers_is_given_up_under_the_call_that_has_it() -> None:
+    server, live = Server(), session()
+    first, second = await of_two(server, live)
+    server.completes(first)
+    await until(lambda: shown(second))
+    give_up(second)
+    second.replies.close()
+    frame = await second.replies.next()
+    assert frame is not None and frame.error_code == CALL_TIMED_OUT and second.state is ExchangeState.FAILED
+    assert server.answers == [CANCEL]
+
+
+@requirement("spec.unnamed-question")
+async def test_a_question_of_a_shared_process_reaches_no_session_whose_call_came_later() -> None:
+    server, live, other = Server(), session(), session()
+    calls = [server.call(live) for _ in range(2)]
+    ask_modern(live, server.conversation, question(), None)
+    for call in calls:
+        server.completes(call)
+    stranger = server.call(other)
+    await until(lambda: bool(server.refused))
+    assert server.refused == [METHOD_NOT_FOUND] and stranger.suspended is None and not live.suspended
+
+
+async def test_a_question_that_names_its_call_ends_with_it() -> None:
+    server, live = Server(), session()
+    first, second = server.call(live), server.call(live)
+    ask_modern(live, server.conversation, question(), first)
+    await until(lambda: shown(first))
+    server.completes(first)
+    assert server.answers == [CANCEL] and second.suspended is None
