@@ -15,7 +15,9 @@ __all__ = ["MAX_HEADS", "MAX_HEAD_BYTES", "MAX_MEMORY_BYTES", "Found", "Remember
 T = TypeVar("T")
 HeaderList = list[tuple[bytes, bytes]]
 
-MAX_HEADS: Final = 4
+MAX_HEADS: Final = 16
+"""2026-07-28 clients name the tool in the head, and use some tools in turn."""
+
 MAX_HEAD_BYTES: Final = 8 << 10
 MAX_MEMORY_BYTES: Final = 16 << 10
 """The heads that one connection remembers, together."""
@@ -130,8 +132,10 @@ class RememberedHeads(Generic[T]):
 
     def match(self, data: bytes) -> Found[T] | None:
         """The remembered head that these bytes begin with. The head has to be complete; the body need not be."""
-        for template, remembered in self._known:
+        for place, (template, remembered) in enumerate(self._known):
             if (read := template.read(data)) is not None:
+                if place:
+                    self._known.insert(0, self._known.pop(place))
                 return Found(remembered, *read)
         return None
 
@@ -147,12 +151,12 @@ class RememberedHeads(Generic[T]):
         return False
 
     def add(self, template: Template, remembered: T) -> None:
-        """Remember a head. The oldest ones make room."""
+        """Remember a head. Those that were not repeated for longest make room."""
         self.forget(template)
-        self._known.append((template, remembered))
+        self._known.insert(0, (template, remembered))
         self._bytes += template.size
         while len(self._known) > MAX_HEADS or self._bytes > MAX_MEMORY_BYTES:
-            self.forget(self._known[0][0])
+            self.forget(self._known[-1][0])
 
     def forget(self, template: Template) -> None:
         """Forget a head, if it is known."""

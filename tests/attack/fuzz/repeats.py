@@ -74,7 +74,7 @@ class _Client:
                 * (random.random() < 0.1)
             ),
         ]
-        self._heads = [self._head(extra, name, number) for number in range(random.choice((1, 1, 2, 2, 6)))]
+        self._heads = [self._head(extra, name, number) for number in range(random.choice((1, 1, 2, 2, 6, 20)))]
         self._number = 0
 
     def _head(self, extra: Sequence[str], length: str, number: int) -> str:

@@ -173,6 +173,14 @@ def test_a_connection_remembers_few_heads_and_few_bytes() -> None:
     assert len(heads) == 0 and heads.match(head()) is None
 
 
+@requirement("hot.memory")
+def test_the_head_that_was_not_repeated_for_longest_makes_room() -> None:
+    heads = remembering(*(template(*LINES, f"Z: {number}") for number in range(MAX_HEADS)))
+    assert heads.match(head(*LINES, "Z: 0")) is not None
+    heads.add(template(*LINES, "Z: new"), "new")
+    assert heads.match(head(*LINES, "Z: 0")) is not None and heads.match(head(*LINES, "Z: 1")) is None
+
+
 @requirement("hot.memory", "wall.memory")
 def test_what_comes_once_is_not_kept() -> None:
     heads = RememberedHeads[str]()
