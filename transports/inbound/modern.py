@@ -26,6 +26,7 @@ from transports.mirrored_headers import PREFIX, decode_value, disagreement
 from transports.wire_methods import LOG_LEVELS, NAME_SOURCES, REMOVED
 
 __all__ = [
+    "MIRRORED",
     "VERSION_HEADER",
     "VERSION_KEY",
     "check_notification",
@@ -43,7 +44,8 @@ _LOG_LEVEL_KEY: Final = "io.modelcontextprotocol/logLevel"
 _METHOD_HEADER, _NAME_HEADER = "mcp-method", "mcp-name"
 _ROUTING: Final = frozenset({VERSION_HEADER.encode(), _METHOD_HEADER.encode(), _NAME_HEADER.encode()})
 _MALFORMED: Final = "=?base64?*?="  # agrees with no argument; values in headers are ASCII, or coded
-_ARGUMENT: Final = PREFIX.lower().encode()
+MIRRORED: Final = PREFIX.lower().encode()
+"""How the names of headers begin that mirror an argument."""
 
 _STATUSES: Final = {
     PARSE_ERROR: 400,
@@ -96,7 +98,7 @@ def check_notification(headers: Mapping[str, str]) -> None:
 
 def check_param_headers(params: Object, raw_headers: list[tuple[bytes, bytes]], schema: Any) -> None:
     """Raises `Refused` when an `Mcp-Param-*` header and the argument that it mirrors disagree."""
-    _check_unique(raw_headers, lambda name: name.startswith(_ARGUMENT))
+    _check_unique(raw_headers, lambda name: name.startswith(MIRRORED))
     arguments = decode_exact(params.get("arguments", b"null"))
     headers = {
         name.decode("latin-1").lower(): value.decode("latin-1") if value.isascii() else _MALFORMED

@@ -19,8 +19,8 @@ MAX_HEADS: Final = 16
 """2026-07-28 clients name the tool in the head, and use some tools in turn."""
 
 MAX_HEAD_BYTES: Final = 8 << 10
-MAX_MEMORY_BYTES: Final = 16 << 10
-"""The heads that one connection remembers, together."""
+MAX_MEMORY_BYTES: Final = 48 << 10
+"""What one connection may hold for its heads, by the estimate of `Template.memory_bytes`."""
 
 _MAX_DIGITS: Final = 7
 _PLAIN: Final = re.compile(
@@ -45,6 +45,7 @@ class Template(msgspec.Struct, frozen=True):
 
     parts: tuple[bytes, ...]
     holes: tuple[bool, ...]
+    headers: int
 
     def read(self, data: bytes) -> tuple[int, int, bytes] | None:
         """Where the head ends in data that begins with it, the length of its body, and its trace. None: the data begins
@@ -68,8 +69,9 @@ class Template(msgspec.Struct, frozen=True):
         return (place + len(last), length, trace) if data.startswith(last, place) else None
 
     @property
-    def size(self) -> int:
-        return sum(map(len, self.parts))
+    def memory_bytes(self) -> int:
+        """About what is held for the head: these bytes, the headers as text, and the objects around each."""
+        return 1_000 + 2 * sum(map(len, self.parts)) + 120 * self.headers
 
 
 class Found(msgspec.Struct, Generic[T], frozen=True):
@@ -93,7 +95,7 @@ def template_of(head: bytes, headers: HeaderList) -> Template | None:
     found = list(_LENGTH.finditer(head))
     if len(found) != 1 or lengths != [found[0][1]] or _length(lengths[0]) < 0:
         return None
-    if sum(name == b"traceparent" for name, _ in headers) > 1:
+    if len({name for name, _ in headers}) < len(headers):
         return None
     return _cut(head)
 
@@ -107,7 +109,7 @@ def _cut(head: bytes) -> Template | None:
     ends = [0, *(end for (_, end), _ in holes)]
     begins = [*(begin for (begin, _), _ in holes), len(head)]
     parts = tuple(head[begin:end] for begin, end in zip(ends, begins, strict=True))
-    return Template(parts, tuple(is_trace for _, is_trace in holes))
+    return Template(parts, tuple(is_trace for _, is_trace in holes), head.count(b"\r\n") - 2)
 
 
 def _length(digits: bytes) -> int:
@@ -154,7 +156,7 @@ class RememberedHeads(Generic[T]):
         """Remember a head. Those that were not repeated for longest make room."""
         self.forget(template)
         self._known.insert(0, (template, remembered))
-        self._bytes += template.size
+        self._bytes += template.memory_bytes
         while len(self._known) > MAX_HEADS or self._bytes > MAX_MEMORY_BYTES:
             self.forget(self._known[-1][0])
 
@@ -163,7 +165,7 @@ class RememberedHeads(Generic[T]):
         for place, (known, _) in enumerate(self._known):
             if known == template:
                 del self._known[place]
-                self._bytes -= template.size
+                self._bytes -= template.memory_bytes
                 return
 
     def clear(self) -> None:

@@ -33,7 +33,7 @@ from transports.inbound.http import (
     send_status,
 )
 from transports.inbound.limits import MAX_LABEL_CHARS, Limits, Refusals
-from transports.inbound.modern import VERSION_HEADER, status_of
+from transports.inbound.modern import MIRRORED, VERSION_HEADER, status_of
 from transports.inbound.posts import Head, Posts, is_batch
 from transports.inbound.sizes import Sizes
 from transports.inbound_port import Answer, Forwarder, Handler, Memory, OwnedByPeer, Refused, Request
@@ -268,7 +268,9 @@ class StreamableHttp:
         """The head of a POST that was served, for the connection that may repeat it."""
         # Another request has another length.
         headers = {name: value for name, value in head.headers.items() if name != "content-length"}
-        head = msgspec.structs.replace(head, headers=headers, memory=Memory())
+        # No header comes twice in a head that is remembered. Then the raw ones are read for mirrored arguments alone.
+        mirrored = [header for header in head.raw_headers if header[0].lower().startswith(MIRRORED)]
+        head = msgspec.structs.replace(head, headers=headers, raw_headers=mirrored, memory=Memory())
         origin = head.headers.get("origin")
         return RepeatedHead(self, self._posts, head, [] if origin is None else origin_headers(origin))
 

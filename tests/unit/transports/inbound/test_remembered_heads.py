@@ -135,6 +135,7 @@ def test_a_head_that_begins_like_another_is_another() -> None:
         (*LINES, "Connection: keep-alive, upgrade"),
         (*LINES, "Trailer: X"),
         (*LINES, f"traceparent: {TRACE}", f"traceparent: {TRACE}"),
+        (*LINES, "x: z"),
         (*LINES, "X: a\r\n b"),
         (*LINES, "X: a\nY: b"),
         (*LINES, "X: a\rb"),
@@ -163,7 +164,8 @@ def test_a_connection_remembers_few_heads_and_few_bytes() -> None:
     heads = remembering(*(template(*LINES, f"Z: {number}") for number in range(MAX_HEADS + 2)))
     assert len(heads) == MAX_HEADS
     assert heads.match(head(*LINES, "Z: 0")) is None and heads.match(head(*LINES, f"Z: {MAX_HEADS + 1}")) is not None
-    large = [template(*LINES, "Z: " + str(number) * (MAX_MEMORY_BYTES // 2 - 200)) for number in range(3)]
+    large = [template(*LINES, "Z: " + str(number) * 8_000) for number in range(3)]
+    assert 2 * large[0].memory_bytes <= MAX_MEMORY_BYTES < 3 * large[0].memory_bytes
     for number, each in enumerate(large):
         heads.add(each, str(number))
     assert len(heads) == 2
