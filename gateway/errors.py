@@ -106,7 +106,7 @@ ERRORS: Final[dict[int, ErrorKind]] = {
     INTERNAL_ERROR: ErrorKind("internal error of the gateway", (500, 503), "gateway", "if repeatable"),
     SESSION_UNKNOWN: ErrorKind("unknown session", (404,), "client", "new session"),
     UNAUTHENTICATED: ErrorKind("missing, invalid or insufficient credential", (401, 403), "client", "credential"),
-    STORE_UNAVAILABLE: ErrorKind("the session is temporarily unavailable", (503,), "gateway", "later"),
+    STORE_UNAVAILABLE: ErrorKind("the session is temporarily unavailable", (200, 503), "gateway", "later"),
     UPSTREAM_UNAVAILABLE: ErrorKind("upstream unavailable", (200, 503), "server", "later"),
     OUTCOME_UNKNOWN: ErrorKind("no answer; the call may have taken effect", (200,), "server", "if repeatable"),
     CALL_TIMED_OUT: ErrorKind("timed out; the gateway cancelled the call", (200,), "server", "if repeatable"),

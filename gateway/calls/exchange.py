@@ -214,11 +214,13 @@ class Exchange(ForwardsHeaders, ExchangeLife, Observed, WireUse, Listening, Beco
         self.sent = request
         self.deadline_from = self.written_at = written_at
 
-    def queue_at(self, conversation: ExchangeConversation) -> None:
-        """The conversation will send it, once its link is open."""
+    def queue_at(self, conversation: ExchangeConversation, number: int | None = None) -> None:
+        """The conversation will send it, once its link is open. `number` is that of a call which is never sent."""
         if self.state is not QUEUED:
             self.step(ExchangeEvent.REQUEUE)
         self.conversation = conversation
+        if number is not None:
+            self.number = number
 
     def take_request(self) -> tuple[Object, Object] | None:
         """Params and `_meta` to be sent again. They are returned once."""

@@ -9,6 +9,7 @@ import msgspec
 
 from gateway.calls.live_session import LiveSession, LiveSessions
 from gateway.cluster.ownership import Cluster
+from gateway.errors import STORE_UNAVAILABLE
 from gateway.serving.readiness import Readiness
 from gateway.serving.state import ServingState
 from gateway.sessions.lifecycle import SessionLifecycle
@@ -23,6 +24,12 @@ logger = logging.getLogger(__name__)
 
 HAND_OVER_S: Final = 10.0
 """How long a drain waits for sessions whose calls are still being answered, and a stop for tasks."""
+
+_ANSWER_S: Final = 1.0
+"""How long before that clients which wait for the result of a task are told to ask again. What is open after it is
+cut."""
+
+_STOPPING: Final = "the gateway stops, and the task is not over: ask for its result again"
 
 LINGER_S: Final = 2.0
 """How long a gateway with peers serves requests that still come, until load balancers have seen that it is not ready.
@@ -51,6 +58,7 @@ class Drain:
         self._cluster = cluster
         self._tasks = tasks
         self._until = 0.0  # by the loop's clock; 0 before the drain
+        self._last_answers: asyncio.TimerHandle | None = None
 
     @property
     def is_draining(self) -> bool:
@@ -61,7 +69,10 @@ class Drain:
 
     async def drain(self) -> None:
         self._state.start_draining()
-        self._until = asyncio.get_running_loop().time() + HAND_OVER_S
+        loop = asyncio.get_running_loop()
+        self._until = loop.time() + HAND_OVER_S
+        self._answer_no_more()
+        self._last_answers = loop.call_later(HAND_OVER_S - _ANSWER_S, self._answer_waiting)
         for live in self._live:
             _end_streams(live)
         if self._cluster is not None:
@@ -90,6 +101,18 @@ class Drain:
     def admit(self) -> None:
         self._state.stop_draining()
         self._until = 0.0
+        self._answer_no_more()
+
+    def _answer_no_more(self) -> None:
+        if self._last_answers is not None:
+            self._last_answers.cancel()
+            self._last_answers = None
+
+    def _answer_waiting(self) -> None:
+        """Answer those who wait for the result of a task, at no server."""
+        for exchange in [each for live in self._live for each in live.exchanges]:
+            if exchange.method == "tasks/result" and not exchange.server and exchange.conversation is not None:
+                exchange.conversation.fail(exchange, STORE_UNAVAILABLE, _STOPPING)
 
     @staticmethod
     async def _has_peers(cluster: Cluster) -> bool:

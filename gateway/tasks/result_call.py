@@ -15,11 +15,10 @@ from weakref import WeakKeyDictionary
 import msgspec
 
 from gateway.bridge.subscription_relay import caller_of
-from gateway.calls.deadlines import Deadlines
 from gateway.calls.exchange import Exchange
 from gateway.calls.live_session import LiveSession, live_session_of
 from gateway.calls.owned_tasks import with_related, without_related
-from gateway.errors import CANCELLED, error_of
+from gateway.errors import error_of
 from gateway.observability.logs import CORRELATION
 from gateway.protocol.capabilities import may_be_asked
 from gateway.protocol.questions import for_legacy_client, question_of
@@ -29,6 +28,7 @@ from gateway.tasks.handles import TaskHandle
 from gateway.tasks.legacy_answers import legacy_outcome
 from gateway.tasks.running import RunningTask
 from gateway.tasks.table import TaskTable
+from gateway.tasks.waiting_calls import WaitingCalls
 from session_store import Bus, StoreUnavailable, Task
 from transports.inbound_port import Refused
 from transports.jsonrpc import INTERNAL_ERROR, Message, Object, encode
@@ -60,13 +60,14 @@ class ResultCalls:
         self._table = table
         self._bus = bus
         self._asked: WeakKeyDictionary[LiveSession, _Asked] = WeakKeyDictionary()
+        self._waiting = WaitingCalls()
         self._tasks = Tasks("results of tasks")
 
     def begin(self, call: Exchange, handle: TaskHandle, text: str, look: Look) -> None:
         """Answer that call once the task is over. `text` is the handle that its client has sent."""
         live = live_session_of(call)
         assert live is not None
-        call.queue_at(_NoServer())
+        self._waiting.add(call)
         waiting = _Waiting(call, live, text, look, asked=self._asked.setdefault(live, _Asked()))
         self._tasks.spawn(waiting.run(self._bus, handle, self._table))
 
@@ -176,25 +177,3 @@ class _Waiting:
         for key in [*self._own]:
             self._forget(key)
         self._live.withdraw_questions(self._call)
-
-
-class _NoServer:
-    """In place of the conversation with a server: `tasks/result` is sent to none."""
-
-    name = ""
-    deadlines = Deadlines(start_s=0.0, call_s=0.0, suspended_s=0.0, idle_stop_s=None)
-
-    def cancel(self, exchange: Exchange, reason: str, code: int = CANCELLED) -> None:
-        exchange.fail(code, f"Cancelled: {reason}")
-
-    def fail(self, exchange: Exchange, code: int, reason: str) -> None:
-        exchange.fail(code, reason)
-
-    def answer(self, request_id: bytes, message: Message) -> None:
-        """Do nothing: the task has the answer."""
-
-    def refuse(self, request_id: bytes, code: int, reason: str) -> None:
-        """Do nothing: the question waits in the task."""
-
-    def notify(self, method: str, params: bytes | None) -> None:
-        """Do nothing: no server waits for progress."""

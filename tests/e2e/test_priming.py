@@ -9,7 +9,8 @@ import httpx
 import pytest
 
 from tests.requirements import requirement
-from tests.support.gateway_process import PROBE, RunningGateway, running_gateway, server
+from tests.support.gateway_process import PROBE, WORK, RunningGateway, running_gateway, server
+from tests.support.legacy_task_client import Tasks
 from tests.support.mcp_clients import Legacy, Modern, events, tool_text
 from tests.support.redis_server import RunningRedis
 
@@ -17,10 +18,12 @@ KEYS = {"MCP_GATEWAY_KEYS": "k" * 40}
 SERVERS = {"probe": server(PROBE)}
 
 
-def cut_call(gateway: RunningGateway, client: Legacy, seconds: float) -> tuple[str, float]:
-    """A silent call whose connection is cut after the first event: the id of that event, and when it came."""
-    params = {"name": "sleep", "arguments": {"seconds": seconds}}
-    body = {"jsonrpc": "2.0", "id": 5, "method": "tools/call", "params": params}
+def cut_call(gateway: RunningGateway, client: Legacy, seconds: float, *, task: str = "") -> tuple[str, float]:
+    """A silent call, or the wait for that task, whose connection is cut after the first event: the id of that event,
+    and when it came."""
+    params = {"taskId": task} if task else {"name": "sleep", "arguments": {"seconds": seconds}}
+    method = "tasks/result" if task else "tools/call"
+    body = {"jsonrpc": "2.0", "id": 5, "method": method, "params": params}
     began = monotonic()
     with httpx.Client(timeout=20) as own:
         with own.stream("POST", gateway.url, json=body, headers=client.request_headers()) as response:
@@ -77,3 +80,19 @@ def test_a_stream_begins_at_once_or_not_before_a_message(after_s: float | None, 
             event_id, came_s = cut_call(gateway, client, 2.0)
             assert came_s < 1.8 and fetched(client, event_id)["id"] == 5
             assert tool_text(client.tool("pid")), "a quick one too"
+
+
+@requirement("spec.priming", "task.asked")
+def test_the_wait_for_a_task_is_resumed_as_any_call_and_each_wait_has_its_own_stream(http: httpx.Client) -> None:
+    with running_gateway({"work": server((*WORK, "legacy"))}) as gateway:
+        client = Tasks(gateway.url, http)
+        cut: dict[str, str] = {}
+        for job in ("one", "two"):
+            task = client.begin("work", job=job, seconds=2.0)["taskId"]
+            cut[job], after_s = cut_call(gateway, client.client, 0.0, task=task)
+            assert 0.9 < after_s < 1.9, "after a second, and not with the result"
+        for job, event_id in cut.items():
+            assert fetched(client.client, event_id)["result"]["content"][0]["text"] == f"done {job}"
+            with client.client.get(last_event_id=event_id) as resumed:
+                told = [json.loads(data) for _, data in events("".join(resumed.iter_text())) if data]
+            assert [message["id"] for message in told if "id" in message] == [5], "though both have the same id"

@@ -5,14 +5,18 @@ from typing import Any
 
 import pytest
 
+from gateway.calls.exchange import Exchange
 from gateway.cluster.ownership import Cluster
+from gateway.errors import STORE_UNAVAILABLE
 from gateway.serving import drain as module
 from gateway.serving.drain import Drain
 from gateway.serving.readiness import Readiness
 from gateway.serving.state import ServingState
+from gateway.tasks.waiting_calls import WaitingCalls
 from session_store import MemoryBackend, StoreUnavailable
 from tests.requirements import requirement
 from tests.unit.tasks.test_answers import a_task
+from transports.reply_queue import ReplyQueue
 
 pytestmark = pytest.mark.anyio
 
@@ -120,3 +124,22 @@ async def test_an_end_without_a_drain_waits_as_well_unless_it_is_hurried() -> No
     assert (await asyncio.wait((ending,), timeout=0.15))[1] and not await drain.is_ready()
     drain.hurry()
     await asyncio.wait_for(ending, 1)
+
+
+@requirement("task.asked")
+async def test_clients_that_wait_for_a_task_are_answered_before_they_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "HAND_OVER_S", module._ANSWER_S + 0.05)
+    waiting, live = WaitingCalls(), FakeLive()
+    result, other = (Exchange(method=m, client_id=7, live=None, replies=ReplyQueue()) for m in ("tasks/result", "ping"))
+    for call in (result, other):
+        waiting.add(call)
+        live.exchanges.add(call)
+    drain = draining(None, FakeSessions(rounds=1), live)
+    await drain.drain()
+    drain.admit()
+    reading = asyncio.ensure_future(result.replies.next())
+    assert not (await asyncio.wait((reading,), timeout=0.15))[0], "the gateway goes on"
+    await drain.drain()
+    frame = await asyncio.wait_for(reading, 5)
+    assert frame is not None and frame.final and frame.error_code == STORE_UNAVAILABLE
+    assert b"ask for its result again" in frame.data and not other.is_over

@@ -1,6 +1,7 @@
 """`tasks/result` of a 2025-11-25 client: open until the end, and the way of the task's questions."""
 
 import asyncio
+from time import monotonic
 from typing import Any, cast
 
 import msgspec
@@ -157,3 +158,17 @@ async def test_an_outage_of_the_store_does_not_end_the_call() -> None:
     call = on.call()
     on.running.exchange.settle(Message(jsonrpc="2.0", id=0, result=msgspec.Raw(b'{"content":[]}')))
     assert isinstance((await read(call)).result, msgspec.Raw) and on.looks == 2
+
+
+@requirement("task.asked", "spec.priming")
+async def test_the_stream_of_a_silent_wait_begins_as_that_of_any_call() -> None:
+    on = await scene()
+    call = on.call()
+    reading = asyncio.ensure_future(call.replies.next(quiet_at=monotonic()))
+    await asyncio.wait((reading,), timeout=5)
+    assert reading.done() and isinstance(reading.exception(), TimeoutError), "which begins the stream"
+    other = on.call()
+    assert call.number != other.number, "each has its own stream, whatever its id"
+    assert not call.is_over, "its task has its own time"
+    for each in (call, other):
+        each.cancel("enough")
