@@ -111,8 +111,8 @@ class AskedTasks:
     # -- a call that asks for a task
 
     async def begin(self, exchange: Exchange, request: Request, who: RequestContext) -> Answer | None:
-        """Make a task of a call that asks for one, and answer it. None: its server makes the task, or the call has to
-        be refused.
+        """Make a task of a counted call that asks for one, and answer it. None: its server makes the task, or the call
+        has to be refused.
 
         Raises:
             Refused: there are too many tasks, or the tool forbids them, is unknown or not allowed.
@@ -134,7 +134,7 @@ class AskedTasks:
         created, handle = running.task, self._handles.of_record(running.task)
         asked.known_as(handle)
         try:
-            running.hold(await arrived(self._intake.accept(asked, call, who, plain, [])))
+            running.hold(await arrived(self._intake.accept_counted(asked, call, who, plain, [])))
         except BaseException:
             await self._maker.undo(running)
             raise
@@ -170,17 +170,17 @@ class AskedTasks:
         """Answer a request about a task that the gateway has made. `resolved` is the session that the request carries.
 
         Raises:
-            Refused: the task is unknown or, when it is to be cancelled, over.
+            Refused: the task is unknown or, when it is to be cancelled, over; 429, its session sends too many requests.
             OwnedByPeer: another replica has to cancel it.
             StoreUnavailable: the store does not answer.
         """
         message = message_of(request)
-        if message.method == "tasks/result":
-            return self._result(request, who, resolved, handle, text)
         if message.method == "tasks/cancel":
             task = await self._made.cancelled(handle, who)
         else:
             await self._made.count(handle.session_id)
+            if message.method == "tasks/result":
+                return self._result(request, who, resolved, handle, text)
             task = await self._look(handle, who)
         result = encode(legacy_task(task, text))
         return ImmediateReply(encode_result(encode(id_of(message)), result), log_facts=handle.log_facts)

@@ -91,11 +91,24 @@ class Intake:
         live = live_session_of(exchange)
         counting = None if live is None else self._rates.call(live.session)
         if counting is None:
-            return self._accept(exchange, request, who, params, headers, server)
-        return _after(counting, functools.partial(self._accept, exchange, request, who, params, headers, server))
+            return self.accept_counted(exchange, request, who, params, headers, server)
+        accept = functools.partial(self.accept_counted, exchange, request, who, params, headers, server)
+        return _after(counting, accept)
 
-    def _accept(
-        self, exchange: Exchange, request: Request, who: RequestContext, params: Object, headers: Headers, server: str
+    def admit(self, live: LiveSession, request: Request) -> Soon[None]:
+        """Count a call for which something is made before `accept_counted` gets it. Raises `Refused`: 429, as
+        `accept`."""
+        self._room_for(live, request.body_bytes)
+        return self.count(live)
+
+    def accept_counted(
+        self,
+        exchange: Exchange,
+        request: Request,
+        who: RequestContext,
+        params: Object,
+        headers: Headers,
+        server: str = "",
     ) -> Soon[Answer]:
         """As `accept`, for a call that was counted."""
         reply, meta = self.begin(exchange, request, who, params, headers)

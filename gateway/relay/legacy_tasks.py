@@ -12,7 +12,7 @@ import msgspec
 
 from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import Exchange
-from gateway.calls.live_session import LiveSession
+from gateway.calls.live_session import LiveSession, live_session_of
 from gateway.calls.owned_tasks import related_id, with_related
 from gateway.context.facts import trace_meta, with_meta
 from gateway.identity.request_context import RequestContext
@@ -80,11 +80,14 @@ class LegacyTasks:
     async def begin(self, exchange: Exchange, request: Request, who: RequestContext) -> Answer:
         """Answer a request that asks for a task: the gateway makes it, or its server does. A server without tasks may
         answer as always. Raises as `Intake.accept` and `AskedTasks.begin`."""
+        live = live_session_of(exchange)
+        if live is not None:
+            await arrived(self._intake.admit(live, request))  # before anything is asked or stored for it
         made = await self.asked.begin(exchange, request, who)
         if made is not None:
             return made
         exchange.filter_result(lambda created, result: self._relayed.created_legacy(created, result, request.endpoint))
-        return await arrived(self._intake.accept(exchange, request, who, request.params, []))
+        return await arrived(self._intake.accept_counted(exchange, request, who, request.params, []))
 
     async def call(self, request: Request, who: RequestContext, resolved: Resolved) -> Answer:
         """Answer a request about tasks. `resolved` is the session that the request carries.

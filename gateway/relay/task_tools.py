@@ -121,7 +121,7 @@ class TaskTools:
     async def _start(
         self, exchange: Exchange, request: Request, who: RequestContext, params: Object, arguments: Object
     ) -> RunningTask:
-        """Start the call of a tool.
+        """Start the call of a tool. It was counted as the call of `start_task`.
 
         Raises:
             Refused: the tool is unknown or not allowed, or there are too many tasks.
@@ -150,7 +150,7 @@ class TaskTools:
             raise unknown_tool(_name(inner))
         running = await self._maker.begin(started, call, tool)
         try:
-            running.hold(await arrived(self._intake.accept(started, call, who, inner, [])))
+            running.hold(await arrived(self._intake.accept_counted(started, call, who, inner, [])))
         except BaseException:
             await self._maker.undo(running)
             raise
