@@ -4,13 +4,18 @@ First those of the session that asks, oldest first, and then those of the princi
 All anonymous clients are one principal: they get those of their session.
 """
 
+import math
 from collections.abc import Callable
 from typing import Final, TypeVar
+
+import msgspec
 
 from gateway.identity.request_context import RequestContext
 from gateway.tasks.made import MadeTasks
 from gateway.tasks.quotas import TaskQuotas, parts_of
 from session_store import Session, Task
+from transports.inbound_port import Refused
+from transports.jsonrpc import INVALID_PARAMS, encode
 
 __all__ = ["PAGE", "TaskLists"]
 
@@ -20,7 +25,13 @@ PAGE: Final = 64
 """Tasks of one page at most. A page has fewer, or none, where tasks have expired or are hidden: so many are read."""
 
 _ELSEWHERE: Final = "/"
-"""Begins what a page ends with, in other sessions: the rest is the name of a task. No id of a task begins so."""
+"""Begins what a page ends with, in other sessions: the rest is the name of a task. A place in the
+session itself begins otherwise."""
+
+_Place = tuple[float, str]
+"""Where a task stands among those of its session: it stays where it is when others expire."""
+
+_FIRST: Final[_Place] = (-math.inf, "")
 
 
 class TaskLists:
@@ -37,16 +48,17 @@ class TaskLists:
         page comes `after`: empty if there is none. `session` is that of the request. Not counted.
 
         Raises:
+            Refused: `after` is no end of a page.
             StoreUnavailable: the store does not answer.
         """
         page: list[T] = []
         if not after.startswith(_ELSEWHERE):
-            own = await self._made.of_session(session, endpoint, who)
-            ids = [task.id for task in own]
-            start = ids.index(after) + 1 if after in ids else 0
-            page += map(shown, own[start : start + PAGE])
-            if len(own) > start + PAGE:
-                return page, ids[start + PAGE - 1]
+            past_own = _place_of(after) if after else _FIRST
+            own = sorted(await self._made.of_session(session, endpoint, who), key=_place)
+            rest = [task for task in own if _place(task) > past_own]
+            page += map(shown, rest[:PAGE])
+            if len(rest) > PAGE:
+                return page, encode(_place(rest[PAGE - 1])).decode()
             after = _ELSEWHERE
         if who.principal.is_anonymous:
             return page, ""
@@ -63,3 +75,16 @@ class TaskLists:
         if len(names) <= room:
             return page, ""
         return page, _ELSEWHERE + (names[room - 1] if room else past)
+
+
+def _place(task: Task) -> _Place:
+    return task.created_at, task.id
+
+
+def _place_of(after: str) -> _Place:
+    """Where a page has ended. Raises `Refused`: it is nothing that the gateway has said."""
+    try:
+        place: _Place = msgspec.json.decode(after, type=tuple[float, str])
+    except msgspec.MsgspecError:
+        raise Refused(200, INVALID_PARAMS, "Invalid cursor") from None
+    return place

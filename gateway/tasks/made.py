@@ -98,8 +98,8 @@ class MadeTasks:
 
     async def _stored(self, running: RunningTask, handle: TaskHandle, who: RequestContext) -> Task:
         """The record of a task that is run here. Raises as `current`."""
-        if not running.task.is_over and not running.record.is_lost:
-            return running.task
+        if (told := running.record.told) is not None:
+            return told
         try:
             async with asyncio.timeout(_STORED_S):
                 await running.settled()
@@ -128,13 +128,16 @@ class MadeTasks:
 
         Raises:
             Refused: also, the task is over already.
+            StoreUnavailable: also, another replica runs the task by now.
         """
         running = await self._running(handle, who)
         if running is None or running.task.is_over:
-            raise task_is_over((await self.find(handle, who)).status)
+            raise task_is_over((await self.current(handle, who)).status)
         running.cancel("the client has cancelled the task")
         task = await self._stored(running, handle, who)
-        if task.is_over and task.status != "cancelled":  # another replica has decided on it meanwhile
+        if not task.is_over:
+            raise StoreUnavailable("another gateway runs the task by now")
+        if task.status != "cancelled":  # another replica has decided on it meanwhile
             raise task_is_over(task.status)
         return task
 
@@ -160,8 +163,12 @@ class MadeTasks:
 
     def _as_it_works(self, task: Task) -> Task:
         """A stored task, or what is known of it here as long as it has no outcome that is not stored."""
-        running = self._run_here(task.name)
-        return task if running is None or running.task.is_over else running.task
+        return self._told(task.name) or task
+
+    def _told(self, name: str) -> Task | None:
+        """What is known here of a task that runs here, and may be told."""
+        running = self._table.get(name)
+        return None if running is None else running.record.told
 
     def _run_here(self, name: str) -> RunningTask | None:
         """The task of that name, if it is this replica's. The call of one that another replica has taken over can
@@ -178,9 +185,10 @@ class MadeTasks:
         return self._run_here(task.name) or await self._here(task, await self._sessions.peek(task.session_id), who)
 
     async def find(self, handle: TaskHandle, who: RequestContext) -> Task:
-        """The record of a task as it stands. Not counted. Raises as `get`, but never `OwnedByPeer`."""
-        running = self._run_here(f"{handle.session_id}/{handle.id}")
-        task = running.task if running is not None else await self._table.store.get(handle.session_id, handle.id)
+        """The record of a task as it stands, without an outcome that is not stored. Not counted. Raises as `get`, but
+        never `OwnedByPeer`."""
+        told = self._told(f"{handle.session_id}/{handle.id}")
+        task = told or await self._table.store.get(handle.session_id, handle.id)
         reason = "unknown task" if task is None else "task of another principal"
         if task is not None and (task.principal, task.endpoint) == (who.principal, handle.endpoint):
             if self._may_see(task, await self._sessions.peek(task.session_id), who):

@@ -72,6 +72,12 @@ class TaskRecord:
         self._tasks = Tasks("record of a task")
 
     @property
+    def told(self) -> Task | None:
+        """The task as clients may be told of it. None: the store decides, because an outcome counts once it is stored,
+        and a lost task is another owner's."""
+        return None if self.task.is_over or self.is_lost else self.task
+
+    @property
     def now(self) -> float:
         """The present time, in seconds since the epoch."""
         return self._clock()

@@ -14,6 +14,7 @@ from session_store import ANONYMOUS, Principal, Session, Task
 from tests.requirements import requirement
 from tests.unit.tasks.test_answers import a_task
 from tests.unit.tasks.test_recovery import Replica, Store
+from transports.inbound_port import Refused
 
 pytestmark = pytest.mark.anyio
 
@@ -106,3 +107,19 @@ async def test_a_page_is_bounded_and_no_task_is_lost_between_two(own: int) -> No
     await scene.add("s0", *hidden, tool="hidden")
     pages = await scene.pages("s2")
     assert flat(pages) == mine + others and max(map(len, pages)) <= PAGE
+
+
+@requirement("task.asked")
+async def test_a_page_goes_on_where_the_last_one_ended_whatever_has_expired() -> None:
+    scene = Scene()
+    brief = await scene.add("s1", *(f"t{number:03}" for number in range(PAGE)), ttl_s=60.0)
+    kept = await scene.add("s1", "kept", "last", created_at=a_task().created_at + 1.0, ttl_s=600.0)
+    record: Session = replace(scene.store.session, id="s1", principal=ALICE)
+    who = RequestContext(ALICE, None, "c")
+    page, after = await scene.lists.page(record, "/mcp", who, "", name_of)
+    assert page == brief and after
+    scene.store.clock.pass_time(120.0)
+    assert await scene.lists.page(record, "/mcp", who, after, name_of) == (kept, ""), "none twice, and none lost"
+    for wrong in ("t001", "[1]", "é"):
+        with pytest.raises(Refused, match="Invalid cursor"):
+            await scene.lists.page(record, "/mcp", who, wrong, name_of)

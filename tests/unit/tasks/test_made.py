@@ -126,3 +126,22 @@ async def test_a_task_that_another_owner_has_decided_on_is_not_told_as_cancelled
     assert await scene.store.backend.tasks.replace(decided)
     with pytest.raises(Refused, match="it is completed already"):
         await scene.made.cancelled(scene.handle, scene.who)
+
+
+@requirement("task.durable")
+async def test_a_task_is_cancelled_only_if_the_store_says_so(scene: Scene) -> None:
+    scene.go.set()
+    assert await scene.store.backend.tasks.replace(replace(scene.running.task, epoch=2))
+    with pytest.raises(StoreUnavailable, match="another gateway"):
+        await scene.made.cancelled(scene.handle, scene.who)
+    assert (await scene.store.read(scene.running.task)).status == "working"
+
+
+@requirement("task.durable")
+async def test_an_outcome_that_is_not_stored_is_found_by_nobody(scene: Scene) -> None:
+    scene.running.exchange.settle(result("done"))
+    found = await scene.made.find(scene.handle, scene.who)
+    assert scene.running.task.is_over and found.status == "working"
+    scene.go.set()
+    await scene.running.settled()
+    assert (await scene.made.find(scene.handle, scene.who)).status == "completed"
