@@ -142,7 +142,7 @@ class Replica:
         for live in self._live:
             held += 1
             flight += _in_flight(live)
-            suspended += len(live.suspended)
+            suspended += _suspended(live)
             streams += live.open_streams
         return held, flight, suspended, streams
 
@@ -176,13 +176,18 @@ def _in_flight(live: LiveSession) -> int:
     return sum(exchange.live is live for exchange in live.exchanges)
 
 
+def _suspended(live: LiveSession) -> int:
+    """Its calls that wait for answers of their client. Calls that have ended are remembered by name for a while."""
+    return sum(exchange.is_suspended for exchange in live.suspended.values())
+
+
 def _part(live: LiveSession, *, deep: bool) -> SessionPart:
     return SessionPart(
         id=live.session.id,
         calls=live.calls,
         failed=live.failed,
         in_flight=len(live.exchanges),
-        parked=len(live.suspended),
+        parked=_suspended(live),
         streams=live.open_streams,
         processes=[_process(conversation) for conversation in live.conversations.values()] if deep else [],
         failures=[*reversed(live.failures or ())],

@@ -35,7 +35,8 @@ class TaskListing:
 
     def task_query(self) -> TaskQuery:
         """Raises `OperatorError`."""
-        return TaskQuery(query=self.query, status=self.status, limit=self.limit, after=self.after)
+        status = self.status.replace(" ", "_")  # as `list` prints it
+        return TaskQuery(query=self.query, status=status, limit=self.limit, after=self.after)
 
 
 @app.command("list")

@@ -48,6 +48,11 @@ _TITLES: Final = {
 """Event → its log line's text, for events that are not about one session."""
 
 
+def _shown(event: AuditEvent) -> dict[str, Any]:
+    """The fields of an event on its log line."""
+    return {name: value for name in _SHOWN if (value := getattr(event, name)) not in ("", None)}
+
+
 class Audit:
     """Records audit events. They are buffered until the next `flush`, so a forged token costs the store nothing.
 
@@ -126,19 +131,21 @@ class Audit:
 
     def task(self, task: Task, what: str) -> None:
         """Record what has become of a task (`gateway.observability.metrics.TASK_EVENTS`)."""
-        self._add_and_log(
-            AuditEvent(
-                at=self._clock(),
-                event="task",
-                session=redact(task.session_id),
-                principal=str(task.principal),
-                endpoint=task.endpoint,
-                reason=f"{redact(task.id)} {task.message}".strip(),
-                correlation=CORRELATION.get(),
-                tool=f"{task.server}/{task.tool}",
-                outcome=what,
-            )
+        name = "" if what == "refused" else redact(task.id)  # the id of a task that was never made leads nowhere
+        event = AuditEvent(
+            at=self._clock(),
+            event="task",
+            session=redact(task.session_id),
+            principal=str(task.principal),
+            endpoint=task.endpoint,
+            reason=f"{name} {task.message}".strip(),
+            correlation=CORRELATION.get(),
+            tool=f"{task.server}/{task.tool}",
+            outcome=what,
         )
+        self._add(event)
+        # `task`, as in all other lines of the task: one search finds them.
+        logger.info("task %s", what, extra=_shown(event) | {"task": name, "reason": task.message})
 
     def _facts(self, session: Session) -> dict[str, Any]:
         """The fields that an event has of the record of its session."""
@@ -155,11 +162,8 @@ class Audit:
     def _add_and_log(self, event: AuditEvent) -> None:
         self._add(event)
         what = _TITLES.get(event.event, f"session {event.event}")
-        if event.event == "task":
-            what = f"task {event.outcome}"
-        shown = {name: value for name in _SHOWN if (value := getattr(event, name)) not in ("", None)}
         level = logging.WARNING if event.event == "warned" else logging.INFO
-        logger.log(level, what, extra=shown | ({"lasted_s": event.lasted_s} if event.event in ENDS else {}))
+        logger.log(level, what, extra=_shown(event) | ({"lasted_s": event.lasted_s} if event.event in ENDS else {}))
 
     def call_watcher(self, session: Session, tool: str) -> Callable[[ObservedExchange, Outcome, bytes], None]:
         """What records a call of that tool (`server/name`) once the call has ended. `session` has the context of the

@@ -11,7 +11,7 @@ from gateway.observability.audit import Audit
 from gateway.observability.logs import CORRELATION
 from session_store import AuditEvent, Context, StoreUnavailable
 from session_store.embedded.audit import MemoryAuditTrail
-from session_store.testing import FakeClock, a_session
+from session_store.testing import FakeClock, a_session, a_task
 from tests.requirements import requirement
 
 
@@ -31,6 +31,22 @@ async def test_the_end_of_a_session_says_whose_it_was_how_long_and_how_busy() ->
     assert (ended.correlation, ended.lasted_s, ended.calls) == ("c-1", 90.0, 3)
     assert (ended.workspace, ended.trust, expired.calls) == ("w-1", "sandboxed", 0)
     assert audit.counts == {"ended": 1, "expired": 1} and audit.durations["ended"].total_s == 90.0
+
+
+@pytest.mark.anyio
+@requirement("task.operators")
+async def test_the_line_of_an_outcome_names_the_task_as_all_its_lines_do(caplog: pytest.LogCaptureFixture) -> None:
+    clock, trail = FakeClock(), MemoryAuditTrail()
+    audit, task = Audit(trail, clock), a_task(clock, id="one-of-many", message="disk full")
+    with caplog.at_level("INFO"):
+        for what in ("completed", "refused"):
+            audit.task(task, what)
+    assert [(line.getMessage(), line.task, line.reason) for line in caplog.records] == [  # type: ignore[attr-defined]
+        ("task completed", "one-of-m", "disk full"),
+        ("task refused", "", "disk full"),
+    ]
+    await audit.flush()
+    assert [event.reason for event in await trail.recent()] == ["disk full", "one-of-m disk full"]
 
 
 @pytest.mark.anyio

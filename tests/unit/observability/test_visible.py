@@ -17,4 +17,7 @@ def test_json_means_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     print_event(event, in_json=True)
     words = capsys.readouterr().out
     assert shows_only_text(words) and json.loads(words) == event
+    for event["event"], took in (("task", ""), ("called", "  0.0 ms")):  # a task has an outcome, and no time of a call
+        print_event(event | {"outcome": "completed", "reason": ""}, in_json=False)
+        assert capsys.readouterr().out.endswith(f"completed{took}\n")
     assert visible("a\tb\nc\x1b") == "a\tb\nc\\x1b" and visible_line("a\nb") == "a\\x0ab"
