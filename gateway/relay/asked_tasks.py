@@ -12,6 +12,7 @@ import msgspec
 from gateway.calls.exchange import Exchange
 from gateway.calls.live_session import LiveSession, live_session_of
 from gateway.config.tasks import TaskSettings
+from gateway.errors import unknown_tool
 from gateway.identity.request_context import RequestContext
 from gateway.protocol.handshake import HandshakeRefused, capabilities_of, version_of
 from gateway.protocol.listing import Called
@@ -156,8 +157,10 @@ class AskedTasks:
         except _UNAVAILABLE:
             return None  # the call is about to fail
         tool = endpoint.called(live, exchange.context, request.params)
-        if tool.is_unlisted or (_makes_tasks(upstream) and tool.task_support):
+        if _makes_tasks(upstream) and (tool.task_support or tool.is_unlisted):
             return None
+        if tool.is_unlisted:  # an ordinary answer, which the server may have, is none for a client that wants a task
+            raise unknown_tool(tool.name)
         if tool.task_support == "forbidden":
             raise no_task_of(tool.name)
         return tool

@@ -151,6 +151,8 @@ def test_what_goes_wrong_is_the_outcome(gateway: RunningGateway, http: httpx.Cli
     large = client.begin("large", size=10_000)["taskId"]
     assert "result_bytes" in client.error("tasks/result", {"taskId": large})["message"]
     before = client.listed()
+    nobody = client.error("tools/call", {"name": "nobody", "task": {}})
+    assert (nobody["code"], nobody["message"]) == (INVALID, "Unknown tool: nobody")
     forbidden = client.error("tools/call", {"name": "give_up", "task": {}})
     assert forbidden["code"] == UNKNOWN_METHOD and client.listed() == before
     for number in range(4):
