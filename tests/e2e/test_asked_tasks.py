@@ -24,7 +24,9 @@ INVALID, UNKNOWN_METHOD, CANCELLED, TOO_OFTEN = -32602, -32601, -32016, -32018
 
 @pytest.fixture(scope="module")
 def ledger(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("ledger") / "ledger"
+    path = tmp_path_factory.mktemp("ledger") / "ledger"
+    path.touch()  # a test may read it before a server writes
+    return path
 
 
 @pytest.fixture(scope="module")
