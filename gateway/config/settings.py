@@ -113,7 +113,7 @@ class GatewaySettings(Frozen):
     discovery: DiscoverySettings = DiscoverySettings()
     """What clients without a credential may find out ([discovery](configuration.md#discovery))."""
     tasks: TaskSettings = TaskSettings()
-    """Tasks made of slow calls ([tasks](tasks.md))."""
+    """Tasks made of calls ([tasks](tasks.md))."""
 
     @field_validator("store")
     @classmethod

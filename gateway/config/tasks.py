@@ -17,8 +17,8 @@ class TaskSettings(Frozen):
     """Which calls become tasks, and what the tasks of one client may cost."""
 
     enabled: bool = True
-    """Whether slow tool calls become tasks. Only clients that declare the extension `io.modelcontextprotocol/tasks`
-    with a call see any of it."""
+    """Whether tool calls become tasks: slow ones of clients that declare the extension `io.modelcontextprotocol/tasks`,
+    and those for which a client of 2025-11-25 asks for a task. Other clients notice nothing."""
     after_s: Seconds = 5.0
     """A tool call without an answer becomes a task after this long. Shorter than what proxies wait, and longer than
     most calls take."""
@@ -42,8 +42,8 @@ class TaskSettings(Frozen):
     result_bytes: Annotated[int, Field(ge=1_024, le=64 << 20)] = 1 << 20
     """Maximum size of a task's result. A task with a larger one fails, and its error says so."""
     max_per_session: Annotated[int, Field(ge=1)] = 100
-    """Maximum number of tasks of one session that are stored. Beyond it, calls become no tasks and are answered as
-    ever."""
+    """Maximum number of tasks of one session that are stored. Beyond it, a slow call becomes no task and is answered as
+    ever; a call of 2025-11-25 that asks for a task is refused (-32018)."""
     max_per_principal: Annotated[int, Field(ge=1)] = 1_000
     """The same for one principal; anonymous clients are counted by their network."""
     principal_bytes: Annotated[int, Field(ge=64 << 20)] = 256 << 20
