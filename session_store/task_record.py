@@ -1,5 +1,7 @@
 """How shared and durable stores keep a task: a head for lists, and a body with everything that may be large."""
 
+from typing import Any, Final
+
 import msgspec
 from msgspec.structs import replace
 
@@ -7,12 +9,15 @@ from session_store.ports.tasks import Task
 
 __all__ = ["head_of", "joined", "parts", "without_body"]
 
-_BODY = ("request", "questions", "answers", "result")
+_BODY: Final = ("request", "questions", "answers", "result")
+
+_MAX_ERROR: Final = 4_096
+"""Bytes of an error that stands in the head. A larger one is part of the body."""
 
 
 def parts(task: Task) -> tuple[bytes, bytes]:
     """Head and body, encoded."""
-    body = {name: value for name in _BODY if (value := getattr(task, name))}
+    body = {name: value for name in _in_body(task) if (value := getattr(task, name))}
     return msgspec.msgpack.encode(without_body(task)), msgspec.msgpack.encode(body)
 
 
@@ -28,4 +33,10 @@ def head_of(head: bytes) -> Task:
 
 def without_body(task: Task) -> Task:
     """The task as it stands in lists."""
-    return replace(task, **dict.fromkeys(_BODY, b""))
+    empty: dict[str, Any] = dict.fromkeys(_in_body(task), b"")
+    return replace(task, **empty)
+
+
+def _in_body(task: Task) -> tuple[str, ...]:
+    """The fields that are not in its head."""
+    return (*_BODY, "error") if len(task.error) > _MAX_ERROR else _BODY

@@ -88,5 +88,10 @@ def build_tasks(
     maker = TaskMaker(table, quotas, handles) if settings.enabled else None
     notices = TaskNotices(made, backend.tasks, backend.bus)
     return TaskParts(
-        table=table, recovery=recovery, made=made, lists=TaskLists(made, quotas), notices=notices, maker=maker
+        table=table,
+        recovery=recovery,
+        made=made,
+        lists=TaskLists(made, quotas, table.store),
+        notices=notices,
+        maker=maker,
     )

@@ -37,6 +37,7 @@ class BoundedTasks:
         self._turns = asyncio.Lock()
         self.get = store.get
         self.of_session = store.of_session
+        self.heads = store.heads
         self.page = store.page
         self.drop_session = store.drop_session
 

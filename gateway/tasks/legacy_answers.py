@@ -17,15 +17,13 @@ __all__ = ["VERSION", "created_legacy_result", "declaring_legacy_tasks", "legacy
 VERSION: Final = "2025-11-25"
 """The only version with these tasks."""
 
-_MAX_REASON: Final = 1_024
-"""Characters of a failed tool's text that become the message of its task."""
-
 
 def legacy_task(task: Task, handle: str) -> dict[str, Any]:
-    """`Task`. `handle` is the task's id for its client. A tool that has failed is a task that has failed."""
+    """`Task`. `handle` is the task's id for its client. `task` may be a head. A tool that has failed
+    is a task that has failed."""
     status, message = str(task.status), task.message
     if task.is_tool_error:
-        status, message = "failed", _reason(task.result) or message
+        status, message = "failed", task.reason or message
     fields: dict[str, Any] = {"taskId": handle, "status": status}
     if message:
         fields["statusMessage"] = message
@@ -63,20 +61,3 @@ def declaring_legacy_tasks(handshake: bytes) -> bytes:
     tasks = {"list": nothing, "cancel": nothing} | tasks | {"requests": msgspec.Raw(encode(requests))}
     capabilities |= {"tasks": msgspec.Raw(encode(tasks))}
     return encode(result | {"capabilities": msgspec.Raw(encode(capabilities))})
-
-
-class _Text(msgspec.Struct):
-    text: str = ""
-
-
-class _Content(msgspec.Struct):
-    content: list[_Text] = msgspec.field(default_factory=list)
-
-
-def _reason(result: bytes) -> str:
-    """The first text of a result."""
-    try:
-        content = msgspec.json.decode(result, type=_Content).content
-    except (msgspec.MsgspecError, RecursionError):
-        return ""
-    return next((item.text for item in content if item.text), "")[:_MAX_REASON]

@@ -5,7 +5,7 @@ it: the owner of the session, or the one that takes the session over from an own
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 import msgspec
@@ -17,7 +17,6 @@ from gateway.policy.rate_limits import RateLimits
 from gateway.sessions.resolve import SessionResolver
 from gateway.tasks.answers import acknowledgement, task_result
 from gateway.tasks.handles import TaskHandle
-from gateway.tasks.quotas import parts_of
 from gateway.tasks.recovery import TaskRecovery
 from gateway.tasks.refusals import UnknownTask, task_is_over
 from gateway.tasks.running import RunningTask
@@ -141,25 +140,13 @@ class MadeTasks:
             raise task_is_over(task.status)
         return task
 
-    async def of_session(self, session: Session, endpoint: str, who: RequestContext) -> list[Task]:
-        """The tasks of a session that were made at that endpoint, oldest first, as far as this request may see them.
-        Not counted. Raises `StoreUnavailable`."""
-        tasks = await self._table.store.of_session(session.id)
-        current = [self._as_it_works(task) for task in tasks]
-        return [
-            task
-            for task in current
-            if (task.principal, task.endpoint) == (who.principal, endpoint) and self._may_see(task, session, who)
-        ]
-
-    async def seen(self, name: str, endpoint: str, who: RequestContext) -> Task | None:
-        """The task of that name (`Task.name`), if it was made at that endpoint and this request may see it. Not
-        counted. Raises `StoreUnavailable`."""
-        task = await self._table.store.get(*parts_of(name))
-        if task is None or (task.principal, task.endpoint) != (who.principal, endpoint):
-            return None
-        session = await self._sessions.peek(task.session_id)
-        return self._as_it_works(task) if self._may_see(task, session, who) else None
+    async def seen(self, heads: Iterable[Task], endpoint: str, who: RequestContext) -> list[Task]:
+        """Those of these tasks that were made at that endpoint, as far as this request may see them. Not counted.
+        Raises `StoreUnavailable`."""
+        own = [task for task in heads if (task.principal, task.endpoint) == (who.principal, endpoint)]
+        ids = sorted({task.session_id for task in own})
+        sessions = dict(zip(ids, await asyncio.gather(*map(self._sessions.peek, ids)), strict=True))
+        return [self._as_it_works(task) for task in own if self._may_see(task, sessions[task.session_id], who)]
 
     def _as_it_works(self, task: Task) -> Task:
         """A stored task, or what is known of it here as long as it has no outcome that is not stored."""

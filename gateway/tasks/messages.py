@@ -6,7 +6,7 @@ import msgspec
 
 from transports.jsonrpc import Object
 
-__all__ = ["AGAIN", "MAX_MESSAGE_CHARS", "message_of", "progress_text"]
+__all__ = ["AGAIN", "MAX_MESSAGE_CHARS", "message_of", "progress_text", "reason_of"]
 
 MAX_MESSAGE_CHARS: Final = 1_024
 """Characters of a task's message."""
@@ -31,6 +31,23 @@ def progress_text(params: Object) -> str:
     if isinstance(text, str) and text:
         return f"{text} ({steps})" if steps else text
     return f"progress: {steps}" if steps else ""
+
+
+class _Text(msgspec.Struct):
+    text: str = ""
+
+
+class _Content(msgspec.Struct):
+    content: list[_Text] = msgspec.field(default_factory=list)
+
+
+def reason_of(result: bytes) -> str:
+    """How a tool says that it has failed: the first text of its result, cut. Empty if there is none."""
+    try:
+        content = msgspec.json.decode(result, type=_Content).content
+    except (msgspec.MsgspecError, RecursionError):
+        return ""
+    return next((item.text for item in content if item.text), "")[:MAX_MESSAGE_CHARS]
 
 
 def _number_text(number: object) -> str:

@@ -45,6 +45,7 @@ _NOT_KEPT: Final[dict[str, Any]] = {
     "answers": b"",
     "result": b"",
     "is_tool_error": False,
+    "reason": "",
 }
 """What a full store keeps in place of an outcome. It always has room for that."""
 

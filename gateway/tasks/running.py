@@ -16,7 +16,7 @@ from gateway.errors import CANCELLED, OUTCOME_UNKNOWN, error_of
 from gateway.observability.observed import LogFacts
 from gateway.observability.outcome import TOOL_ERROR
 from gateway.tasks.exchange import StartedExchange, TaskExchange, TaskQuestions
-from gateway.tasks.messages import message_of, progress_text
+from gateway.tasks.messages import message_of, progress_text, reason_of
 from gateway.tasks.readable import can_be_read, error_text
 from gateway.tasks.record import TaskRecord
 from gateway.tasks.recorded_answers import answered
@@ -205,7 +205,8 @@ class RunningTask:
             else:
                 is_error = outcome_of(result) is TOOL_ERROR  # the status stays `completed` (ext-tasks, Task Status)
                 text = _TOOL_ERROR if is_error else ""
-                self._end_as(TaskEvent.COMPLETE, text, result=result, is_tool_error=is_error)
+                why = reason_of(result) if is_error else ""
+                self._end_as(TaskEvent.COMPLETE, text, result=result, is_tool_error=is_error, reason=why)
 
     def _cannot_tell(self, text: str) -> None:
         """The server's answer cannot be handed on."""

@@ -1,7 +1,8 @@
 """Tasks in this process."""
 
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from heapq import nsmallest
 from itertools import islice
 from typing import Final
 
@@ -62,9 +63,16 @@ class MemoryTasks:
         self._put(replace(task, version=task.version + 1))
         return True
 
-    async def of_session(self, session_id: str) -> list[Task]:
+    async def of_session(
+        self, session_id: str, *, after: tuple[float, str] = (0.0, ""), limit: int = 100
+    ) -> list[Task]:
         now = self._clock()
-        return [t for t in self._tasks.values() if t.session_id == session_id and now < t.expires_at]
+        found = [task for task in self._of_session(session_id) if now < task.expires_at and task.place > after]
+        return [without_body(task) for task in nsmallest(limit, found, key=lambda task: task.place)]
+
+    async def heads(self, names: Sequence[str]) -> list[Task]:
+        found = (self._live(name) for name in names)
+        return [without_body(task) for task in found if task is not None]
 
     async def page(self, *, before: str = "", limit: int = 100) -> list[Task]:
         self._forget_expired()
@@ -76,8 +84,11 @@ class MemoryTasks:
         return [without_body(task) for task in islice(newest, limit)]
 
     async def drop_session(self, session_id: str) -> None:
-        for task in await self.of_session(session_id):
+        for task in self._of_session(session_id):
             self._remove(task.name)
+
+    def _of_session(self, session_id: str) -> list[Task]:
+        return [task for task in self._tasks.values() if task.session_id == session_id]
 
     def _make_room(self, task: Task, tasks: int, size: int) -> None:
         """Raises `StoreFull`: there is no room for so many more tasks and bytes."""

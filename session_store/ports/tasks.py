@@ -1,5 +1,6 @@
 """The store of tasks: calls that go on after their client has left (MCP extension `io.modelcontextprotocol/tasks`)."""
 
+from collections.abc import Sequence
 from typing import Final, Literal, Protocol
 
 import msgspec
@@ -30,7 +31,8 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     `questions` has the open questions to the client as a JSON object (`inputRequests`), `asked` how many were asked so
     far. `answers` has what the client has answered so far, as a JSON object by the content of the questions, if the
     call may run again. `result` and `error` have the outcome as JSON. `is_tool_error`: the task is completed, and its
-    result says that the tool has failed (MCP, `isError`). `version` counts the changes.
+    result says that the tool has failed (MCP, `isError`); `reason` is how it says so, cut. `version` counts the
+    changes.
     """
 
     id: str
@@ -59,6 +61,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     result: bytes = b""
     error: bytes = b""
     is_tool_error: bool = False
+    reason: str = ""
     version: int = 1
 
     @property
@@ -77,6 +80,11 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
         return self.principal.counted_as(self.origin)
 
     @property
+    def place(self) -> tuple[float, str]:
+        """Where it stands among the tasks of its session: by age, and then by id."""
+        return self.created_at, self.id
+
+    @property
     def expires_at(self) -> float:
         """When the store forgets it."""
         return self.created_at + self.ttl_s
@@ -84,6 +92,9 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
 
 class TaskStore(Protocol):
     """Tasks by session and id. All methods may raise `StoreUnavailable`.
+
+    Lists have the heads of tasks: `request`, `questions`, `answers` and `result` are empty, and so is an `error` of
+    more than 4 KiB. A list must not read them either: together they may be hundreds of megabytes.
 
     A task that has expired is unknown. Nothing is kept without a time at which it goes. A task outlives its session if
     the session expires; `drop_session` is for a session that was ended.
@@ -110,14 +121,22 @@ class TaskStore(Protocol):
         """
         ...
 
-    async def of_session(self, session_id: str) -> list[Task]:
-        """All tasks of a session, oldest first."""
+    async def of_session(
+        self, session_id: str, *, after: tuple[float, str] = (0.0, ""), limit: int = 100
+    ) -> list[Task]:
+        """Heads of the tasks of a session, in the order of their `place`, starting after that one. No task needs to
+        have it any more."""
+        ...
+
+    async def heads(self, names: Sequence[str]) -> list[Task]:
+        """Heads of the tasks of these names (`Task.name`), 100 at most, in this order, without those that are
+        unknown."""
         ...
 
     async def page(self, *, before: str = "", limit: int = 100) -> list[Task]:
         """Tasks of all sessions, newest first, starting after the one whose `name` is `before`.
 
-        For operators: `request`, `questions`, `answers` and `result` are empty, and some stores list the newest only.
+        For operators, as heads. Some stores list the newest only.
         """
         ...
 

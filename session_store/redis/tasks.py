@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from msgspec.structs import replace
@@ -50,10 +50,24 @@ class RedisTasks:
         places = [keys.task(task.session_id, task.id), keys.tasks_of(task.session_id)]
         return bool(await self._commands.call(_REPLACE, places, task.version, *parts(after), left))
 
-    async def of_session(self, session_id: str) -> list[Task]:
-        ids = await self._commands.run("ZRANGE", keys.tasks_of(session_id), 0, -1)
-        found = await asyncio.gather(*(self.get(session_id, task_id.decode()) for task_id in ids))
-        return [task for task in found if task is not None]
+    async def of_session(
+        self, session_id: str, *, after: tuple[float, str] = (0.0, ""), limit: int = 100
+    ) -> list[Task]:
+        place = keys.tasks_of(session_id)
+        found: list[Task] = []
+        start = 0  # among those of that age, and younger ones
+        while len(found) < limit:
+            oldest = ("ZRANGEBYSCORE", place, repr(after[0]), "+inf", "LIMIT", start, limit)
+            names = [f"{session_id}/{task_id.decode()}" for task_id in await self._commands.run(*oldest)]
+            if not names:
+                break
+            heads = await self._heads(names)
+            found += [task for head in heads if (task := self._read(head)) is not None and task.place > after]
+            stale = [name.partition("/")[2] for name, head in zip(names, heads, strict=True) if head is None]
+            if stale:
+                await self._commands.run("ZREM", place, *stale)
+            start += len(names) - len(stale)
+        return found[:limit]
 
     async def page(self, *, before: str = "", limit: int = 100) -> list[Task]:
         found: list[Task] = []
@@ -69,7 +83,7 @@ class RedisTasks:
             ]
             if not names:
                 break
-            tasks = await self._heads(names)
+            tasks = await self.heads(names)
             found += tasks
             stale = set(names) - {task.name for task in tasks}
             if stale:
@@ -82,11 +96,19 @@ class RedisTasks:
         ids = await self._commands.run("ZRANGE", place, 0, -1)
         await self._commands.run("DEL", place, *(keys.task(session_id, task_id.decode()) for task_id in ids))
 
-    async def _heads(self, names: Iterable[str]) -> list[Task]:
-        """Those of these tasks that have not expired, with empty bodies. Their commands are pipelined."""
+    async def heads(self, names: Sequence[str]) -> list[Task]:
+        return [task for head in await self._heads(names) if (task := self._read(head)) is not None]
+
+    async def _heads(self, names: Sequence[str]) -> list[bytes | None]:
+        """What Redis has of these tasks. The commands are pipelined."""
         places = [keys.task(*name.split("/", 1)) for name in names]
-        heads = await asyncio.gather(*(self._commands.run("HGET", place, "head") for place in places))
-        return [task for head in heads if head is not None and (task := self._live(head_of(head))) is not None]
+        heads: list[bytes | None] = await asyncio.gather(
+            *(self._commands.run("HGET", place, "head") for place in places)
+        )
+        return heads
+
+    def _read(self, head: bytes | None) -> Task | None:
+        return None if head is None else self._live(head_of(head))
 
     def _live(self, task: Task) -> Task | None:
         return task if self._clock() < task.expires_at else None

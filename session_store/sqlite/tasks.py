@@ -1,7 +1,8 @@
 """Tasks in a table, so that they outlive the process."""
 
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -10,6 +11,8 @@ from session_store.sqlite.database import Database
 from session_store.task_record import head_of, joined, parts
 
 __all__ = ["SqliteTasks"]
+
+_OLDEST: Final = "created_at, id"
 
 
 class SqliteTasks:
@@ -31,8 +34,10 @@ class SqliteTasks:
         await self._database.run(work)
 
     async def get(self, session_id: str, task_id: str) -> Task | None:
-        found = await self._found("session = ? AND id = ?", (session_id, task_id))
-        return found[0] if found else None
+        query = "SELECT head, body FROM tasks WHERE expires_at > ? AND session = ? AND id = ?"
+        values = (self._clock(), session_id, task_id)
+        row = await self._database.run(lambda db: db.execute(query, values).fetchone())
+        return None if row is None else joined(*row)
 
     async def replace(self, task: Task) -> bool:
         after = replace(task, version=task.version + 1)
@@ -49,8 +54,18 @@ class SqliteTasks:
 
         return await self._database.run(work)
 
-    async def of_session(self, session_id: str) -> list[Task]:
-        return await self._found("session = ?", (session_id,), order="created_at, id")
+    async def of_session(
+        self, session_id: str, *, after: tuple[float, str] = (0.0, ""), limit: int = 100
+    ) -> list[Task]:
+        return await self._heads("session = ? AND (created_at, id) > (?, ?)", (session_id, *after), _OLDEST, limit)
+
+    async def heads(self, names: Sequence[str]) -> list[Task]:
+        if not names:
+            return []
+        where = f"(session, id) IN (VALUES {', '.join(['(?, ?)'] * len(names))})"
+        values = [part for name in names for part in name.split("/", 1)]
+        found = {task.name: task for task in await self._heads(where, values, _OLDEST, len(names))}
+        return [found[name] for name in names if name in found]
 
     async def page(self, *, before: str = "", limit: int = 100) -> list[Task]:
         order = "created_at DESC, session DESC, id DESC"
@@ -63,14 +78,8 @@ class SqliteTasks:
     async def drop_session(self, session_id: str) -> None:
         await self._database.run(lambda db: db.execute("DELETE FROM tasks WHERE session = ?", (session_id,)).rowcount)
 
-    async def _found(self, where: str, values: tuple[str, ...], *, order: str = "id") -> list[Task]:
-        """The tasks that have not expired and match the condition. `where` and `order` are constants of this module."""
-        query = f"SELECT head, body FROM tasks WHERE expires_at > ? AND {where} ORDER BY {order}"
-        now = self._clock()
-        rows = await self._database.run(lambda db: db.execute(query, (now, *values)).fetchall())
-        return [joined(head, body) for head, body in rows]
-
-    async def _heads(self, where: str, values: tuple[str, ...], order: str, limit: int) -> list[Task]:
+    async def _heads(self, where: str, values: Sequence[str | float], order: str, limit: int) -> list[Task]:
+        """The tasks that have not expired and match the condition. `where` and `order` are texts of this module."""
         query = f"SELECT head FROM tasks WHERE expires_at > ? AND {where} ORDER BY {order} LIMIT ?"
         now = self._clock()
         rows = await self._database.run(lambda db: db.execute(query, (now, *values, limit)).fetchall())

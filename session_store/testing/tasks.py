@@ -13,6 +13,8 @@ from session_store.testing.samples import ALICE, FakeClock
 
 __all__ = ["TaskStoreContract", "a_task"]
 
+_LARGE = b'{"data":"%s"}' % (b"x" * 8_192)
+
 
 def a_task(clock: FakeClock, **fields: Any) -> Task:
     """A task created now, with some of everything in it."""
@@ -93,12 +95,46 @@ class TaskStoreContract:
             clock.pass_time(1.0)
             tasks.append(a_task(clock, session_id=session_id))
             await backend.tasks.create(tasks[-1])
-        assert await backend.tasks.of_session(session_id) == tasks
+        assert await backend.tasks.of_session(session_id) == [_head(task) for task in tasks]
         await backend.tasks.drop_session(session_id)
         await backend.tasks.drop_session(session_id)
         assert await backend.tasks.of_session(session_id) == []
         assert [await backend.tasks.get(session_id, task.id) for task in tasks] == [None, None, None]
-        assert await backend.tasks.of_session(other.session_id) == [other]
+        assert await backend.tasks.of_session(other.session_id) == [_head(other)]
+
+    async def test_a_session_has_its_tasks_page_by_page(self, backend: Backend, clock: FakeClock) -> None:
+        session_id, tasks = new_session_id(), list[Task]()
+        for number in range(7):
+            clock.pass_time(float(number % 2))  # some are of one age
+            ttl_s = 5.0 if number == 2 else 100.0
+            tasks.append(a_task(clock, session_id=session_id, id=f"t{9 - number}", ttl_s=ttl_s))
+            await backend.tasks.create(tasks[-1])
+        tasks.sort(key=lambda task: task.place)
+        first = await backend.tasks.of_session(session_id, limit=3)
+        assert first == [_head(task) for task in tasks[:3]]
+        expired = next(task for task in tasks if task.ttl_s == 5.0)
+        clock.pass_time(5.0)
+        rest = [_head(task) for task in tasks if task.place > expired.place]
+        assert await backend.tasks.of_session(session_id, after=expired.place) == rest, "its place is still known"
+        seen: list[Task] = []
+        while page := await backend.tasks.of_session(session_id, after=seen[-1].place if seen else (0.0, ""), limit=2):
+            assert len(page) <= 2
+            seen += page
+        assert seen == [_head(task) for task in tasks if task != expired]
+
+    async def test_heads_are_read_by_name_and_are_small(self, backend: Backend, clock: FakeClock) -> None:
+        assert await backend.tasks.heads([]) == []
+        small, other = a_task(clock, error=b'{"code":1}', reason="why", is_tool_error=True), a_task(clock)
+        large, short = a_task(clock, error=_LARGE), a_task(clock, ttl_s=5.0)
+        for task in (small, other, large, short):
+            await backend.tasks.create(task)
+        clock.pass_time(5.0)
+        unknown = [f"{small.session_id}/{other.id}", "unknown/task", short.name]
+        heads = await backend.tasks.heads([large.name, *unknown, other.name, small.name])
+        assert heads == [_head(large), _head(other), _head(small)]
+        assert (heads[0].error, heads[2].error, heads[2].reason) == (b"", small.error, "why")
+        assert await backend.tasks.get(large.session_id, large.id) == large
+        assert await backend.tasks.of_session(large.session_id) == [_head(large)]
 
     async def test_operators_page_through_all_tasks_newest_first(self, backend: Backend, clock: FakeClock) -> None:
         assert await backend.tasks.page() == []
@@ -119,3 +155,8 @@ class TaskStoreContract:
             seen += page
         assert [task.id for task in seen] == expected
         assert await backend.tasks.page(before="unknown/task") == []
+
+
+def _head(task: Task) -> Task:
+    error = b"" if task.error == _LARGE else task.error
+    return replace(task, request=b"", questions=b"", answers=b"", result=b"", error=error)

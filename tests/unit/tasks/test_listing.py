@@ -1,6 +1,7 @@
 """`tasks/list`: the tasks of the session, then those of the principal's other sessions, page by page."""
 
-from typing import Any, cast
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
 
 import pytest
 from msgspec.structs import replace
@@ -17,6 +18,8 @@ from tests.unit.tasks.test_recovery import Replica, Store
 from transports.inbound_port import Refused
 
 pytestmark = pytest.mark.anyio
+
+T = TypeVar("T")
 
 ALICE, BOB = (Principal(issuer="api-key", subject=name) for name in ("alice", "bob"))
 
@@ -39,7 +42,7 @@ class Scene:
             audit=parts,
             may_see=lambda task, *_: task.tool != "hidden",
         )
-        self.lists = TaskLists(made, self.quotas)
+        self.lists = TaskLists(made, self.quotas, backend.tasks)
 
     async def add(self, session: str, *ids: str, principal: Principal = ALICE, **fields: Any) -> list[str]:
         for number, task_id in enumerate(ids):
@@ -48,6 +51,10 @@ class Scene:
             assert await self.quotas.hold(task)
             await self.store.backend.tasks.create(task)
         return [f"{session}/{task_id}" for task_id in ids]
+
+    async def page(self, session: str, after: str, shown: Callable[[Task], T]) -> tuple[list[T], str]:
+        record: Session = replace(self.store.session, id=session, principal=ALICE)
+        return await self.lists.page(record, "/mcp", RequestContext(ALICE, None, "c"), after, shown)
 
     async def pages(self, session: str, principal: Principal = ALICE) -> list[list[str]]:
         record: Session = replace(self.store.session, id=session, principal=principal)
@@ -123,3 +130,19 @@ async def test_a_page_goes_on_where_the_last_one_ended_whatever_has_expired() ->
     for wrong in ("t001", "[1]", "é"):
         with pytest.raises(Refused, match="Invalid cursor"):
             await scene.lists.page(record, "/mcp", who, wrong, name_of)
+
+
+@requirement("task.asked")
+async def test_a_list_reads_no_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = Scene()
+    for session in ("s1", "s2"):
+        await scene.add(session, "a", "b", result=b"x" * 1_000, status="completed")
+    monkeypatch.setattr(scene.store.backend.tasks, "get", None)
+    assert await scene.page("s1", "", lambda task: task.result) == ([b""] * 4, "")
+
+
+@requirement("task.asked")
+@pytest.mark.parametrize("cursor", ["t000", '[NaN,"a"]', '[1e999,"a"]', "[1]", "{}", '[1,"\\ud800"]'])
+async def test_a_forged_cursor_is_refused(cursor: str) -> None:
+    with pytest.raises(Refused, match="Invalid cursor"):
+        await Scene().page("s1", cursor, name_of)

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.tasks.messages import AGAIN, MAX_MESSAGE_CHARS, message_of, progress_text
+from gateway.tasks.messages import AGAIN, MAX_MESSAGE_CHARS, message_of, progress_text, reason_of
 from tests.requirements import requirement
 
 
@@ -30,3 +30,19 @@ def test_every_message_of_a_task_that_runs_again_says_so() -> None:
     assert (message_of(1), message_of(1, "step 1")) == ("", "step 1")
     assert (message_of(2), message_of(2, "step 1")) == (AGAIN, f"{AGAIN}: step 1")
     assert len(message_of(2, "x" * 5_000)) == MAX_MESSAGE_CHARS
+
+
+@requirement("task.asked")
+@pytest.mark.parametrize(
+    ("result", "text"),
+    [
+        (b'{"content":[{"type":"image"},{"type":"text","text":"no disk"}],"isError":true}', "no disk"),
+        (b'{"content":[{"type":"text","text":"%s"}],"isError":true}' % (b"x" * 5_000), "x" * MAX_MESSAGE_CHARS),
+        (b'{"content":{},"isError":true}', ""),
+        (b'{"content":[{"text":7}],"isError":true}', ""),
+        (b'{"isError":true}', ""),
+        (b'{"content":[{"text":"x","y":%s}]}' % (b"[" * 3_000 + b"]" * 3_000), ""),
+    ],
+)
+def test_the_first_text_of_a_tool_error_is_its_reason(result: bytes, text: str) -> None:
+    assert reason_of(result) == text

@@ -9,9 +9,9 @@ from msgspec.structs import replace
 
 from gateway.tasks.answers import task_result
 from gateway.tasks.legacy_answers import legacy_outcome, legacy_task
+from gateway.tasks.messages import reason_of
 from gateway.tasks.readable import can_be_read, error_text
 from tests.requirements import requirement
-from tests.unit.tasks.test_answers import a_task
 from tests.unit.tasks.test_recovery import Replica, Store
 from transports.jsonrpc import Message
 
@@ -32,8 +32,7 @@ def deeper(frames: int, call: Callable[[], Any]) -> Any:
 def test_what_can_be_read_can_be_read_from_a_deeper_stack() -> None:
     last = max(levels for levels in range(1, 1_000) if can_be_read(nested(levels)))
     for frames in range(0, 150, 10):
-        task = a_task(status="completed", result=nested(last), is_tool_error=True)
-        assert deeper(frames, lambda task=task: legacy_task(task, "h"))["statusMessage"] == "x"  # type: ignore[misc]
+        assert deeper(frames, lambda: reason_of(nested(last))) == "x"
     assert not can_be_read(nested(1_000)) and can_be_read(nested(300)), "clients send and get some depth"
 
 

@@ -102,6 +102,7 @@ async def test_an_error_that_the_tool_reports_is_told_to_operators_and_completes
     await replica.table.settled()
     found = await store.read(task)
     assert (found.status, found.is_tool_error, found.message) == ("completed", True, "the tool has reported an error")
+    assert found.reason == "no such file", "lists for 2025-11-25 clients have it without the result"
     assert replica.counts["tool error"] == 1 and not replica.counts["completed"]
     row = task_row(found, store.clock())
     assert (row.status, row.outcome, row.has_failed) == ("completed", "tool error", True)
