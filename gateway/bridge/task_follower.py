@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Set
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 
@@ -19,7 +19,7 @@ from gateway.calls.exchange import Exchange
 from gateway.calls.exchange_state import ExchangeEvent
 from gateway.calls.failed_start import fail_start
 from gateway.calls.questions import MAX_QUESTIONS_OF_CALL
-from gateway.calls.task_at_server import TaskAtServer
+from gateway.calls.task_at_server import MAX_ID_CHARS, TaskAtServer
 from gateway.errors import CANCELLED, OUTCOME_UNKNOWN
 from gateway.observability.logs import CORRELATION
 from gateway.protocol.questions import Question, question_of
@@ -38,6 +38,8 @@ _LEAST_POLL_S, _MOST_POLL_S = 0.1, 60.0
 
 MAX_ASKED: Final = 10 * MAX_QUESTIONS_OF_CALL
 """Questions of one task to its client, as many as a call may ask in all its rounds."""
+
+_TaskId = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_ID_CHARS)]
 
 _MOST_FAILURES: Final = 5
 """How often in a row a server behind a URL may be unavailable."""
@@ -66,8 +68,8 @@ class TaskFollower(ABC):
 
     def begin(self, created: Object) -> None:
         """Follow the task in the background, as the server has just made it. Raises `msgspec.MsgspecError`: it has no
-        id."""
-        self._own_id = msgspec.json.decode(created.get("taskId", b"null"), type=str)
+        id, or one that is too long."""
+        self._own_id = msgspec.json.decode(created.get("taskId", b"null"), type=_TaskId)
         self._poll_s = _interval(created)
         if self._conversation.is_process:
             self._process = self._conversation.link

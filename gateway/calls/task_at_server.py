@@ -1,10 +1,15 @@
 """The task that a server has made of a call, for calls that may outlive the process which has sent them."""
 
+from typing import Final
+
 import msgspec
 
 from transports.era import Era
 
-__all__ = ["BecomesTask", "TaskAtServer"]
+__all__ = ["MAX_ID_CHARS", "BecomesTask", "TaskAtServer"]
+
+MAX_ID_CHARS: Final = 1_024
+"""Of the id that a server gives a task which the gateway follows, and of the time of its creation."""
 
 
 class TaskAtServer(msgspec.Struct, frozen=True):

@@ -38,13 +38,16 @@ from transports.reply_queue import ReplyQueue
 from transports.soon import arrived
 from transports.upstream_port import LinkClosed, UpstreamUnavailable
 
-__all__ = ["AskedTasks"]
+__all__ = ["AskedTasks", "kept_s"]
 
 _UNAVAILABLE: Final = (UpstreamUnavailable, HandshakeRefused, LinkClosed)
 
 _LEAST_S: Final = 60.0
 """How long an outcome is kept at least, if the settings keep it that long: a client may have asked for less than it
 takes to fetch the outcome."""
+
+_NULL: Final = b"null"
+_NUMBER: Final = frozenset(b"-0123456789")
 
 
 class AskedTasks:
@@ -126,11 +129,11 @@ class AskedTasks:
         tool = await self._tool(live, exchange, request, who.correlation)
         if tool is None:
             return None
-        kept_s = _kept_s(params["task"], self._settings.ttl_s)
+        for_s = kept_s(params["task"], self._settings.ttl_s)
         plain = {key: value for key, value in params.items() if key != "task"}
         call = msgspec.structs.replace(request, params=plain)
         asked = AskedExchange.of(live, exchange.context, granted=exchange.granted)
-        asked.keep_for(kept_s)
+        asked.keep_for(for_s)
         running = await self._maker.begin(asked, call, tool)
         created, handle = running.task, self._handles.of_record(running.task)
         asked.known_as(handle)
@@ -228,13 +231,15 @@ def _makes_tasks(upstream: ConfiguredUpstream) -> bool:
     return isinstance(tools, dict) and "call" in tools and upstream.era_now(Era.LEGACY) is Era.LEGACY
 
 
-def _kept_s(raw: msgspec.Raw, most_s: float) -> float:
+def kept_s(raw: msgspec.Raw, most_s: float) -> float:
     """How long the outcome is kept, in seconds. `raw` is `params.task`. Raises `InvalidMessage`."""
+    if bytes(raw) == _NULL:
+        raise InvalidMessage(INVALID_PARAMS, "params.task must be an object")
     asked = decode_object(raw, "params.task")
-    try:
-        ttl_ms = msgspec.json.decode(asked.get("ttl", b"null"), type=float | None)
-    except msgspec.MsgspecError:
-        raise InvalidMessage(INVALID_PARAMS, "params.task.ttl must be a number of milliseconds") from None
-    if ttl_ms is None:
+    ttl = bytes(asked.get("ttl", _NULL))
+    if ttl == _NULL:
         return most_s
+    if ttl[0] not in _NUMBER:
+        raise InvalidMessage(INVALID_PARAMS, "params.task.ttl must be a number of milliseconds")
+    ttl_ms = float(ttl)  # JSON has numbers that are too large for any type: here they are infinite
     return min(max(ttl_ms / 1_000, _LEAST_S), most_s)

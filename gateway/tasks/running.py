@@ -143,7 +143,7 @@ class RunningTask:
         try:
             ServerTask(self.exchange, self, conversation_of(self.exchange)).begin(created)
         except msgspec.MsgspecError:
-            self.exchange.fail(INTERNAL_ERROR, "The server has made a task without an id of the call.")
+            self.exchange.fail(INTERNAL_ERROR, "The server has made a task of the call whose id cannot be used.")
 
     @property
     def is_followed_elsewhere(self) -> bool:
@@ -204,8 +204,7 @@ class RunningTask:
                 self._cannot_tell("The call was done, but its result is nested deeper than a task may keep.")
             else:
                 is_error = outcome_of(result) is TOOL_ERROR  # the status stays `completed` (ext-tasks, Task Status)
-                text = _TOOL_ERROR if is_error else ""
-                why = reason_of(result) if is_error else ""
+                text, why = (_TOOL_ERROR, reason_of(result)) if is_error else ("", "")
                 self._end_as(TaskEvent.COMPLETE, text, result=result, is_tool_error=is_error, reason=why)
 
     def _cannot_tell(self, text: str) -> None:

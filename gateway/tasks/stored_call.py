@@ -2,7 +2,7 @@
 
 import msgspec
 
-from gateway.calls.task_at_server import TaskAtServer
+from gateway.calls.task_at_server import MAX_ID_CHARS, TaskAtServer
 from gateway.protocol.capabilities import Caller
 from session_store import Context
 from transports.jsonrpc import Object, encode
@@ -11,9 +11,6 @@ __all__ = ["MAX_BYTES", "FollowedCall", "StoredCall", "following", "stored"]
 
 MAX_BYTES = 256 << 10
 """Bytes of a call that is stored. A larger one does not run again, and the task of its server is not followed."""
-
-MAX_ID_CHARS = 1_024
-"""Of the id that a server gives a task, and of the time of its creation."""
 
 
 class FollowedCall(msgspec.Struct, frozen=True):

@@ -77,7 +77,7 @@ def test_a_time_to_live_is_bounded_and_has_to_be_a_number(gateway: RunningGatewa
     client = client_of(gateway, http, "legacy")
     ttls = [client.begin("work", task=task)["ttl"] for task in ({"ttl": 10**12}, {"ttl": 5}, {"more": 1})]
     assert ttls == [600_000, 60_000, 600_000]
-    unreadable: list[Any] = [{"ttl": "long"}, [], "yes"]
+    unreadable: list[Any] = [{"ttl": "long"}, {"ttl": True}, [], "yes", None]
     for task in unreadable:
         refused = client.error("tools/call", {"name": "work", "task": task})
         assert refused["code"] == INVALID and "params.task" in refused["message"], refused

@@ -12,7 +12,7 @@ from gateway.bridge.suspended_calls import answer_suspended
 from gateway.calls.exchange_state import ExchangeEvent, ExchangeState
 from gateway.calls.live_session import LiveSession
 from gateway.calls.suspended_call import question_digest
-from gateway.calls.task_at_server import TaskAtServer
+from gateway.calls.task_at_server import MAX_ID_CHARS, TaskAtServer
 from gateway.errors import OUTCOME_UNKNOWN
 from gateway.protocol.capabilities import caller_of_meta
 from gateway.tasks.exchange import TaskExchange
@@ -233,3 +233,13 @@ async def test_a_cancelled_call_cancels_the_servers_task_at_once() -> None:
         exchange.cancel("the client has cancelled the task")
         await asyncio.wait(server.background, timeout=5)
         assert server.sent == ["tasks/cancel"]
+
+
+@requirement("task.durable")
+@pytest.mark.parametrize("own_id", ["", "x" * (MAX_ID_CHARS + 1), None, 7])
+async def test_a_task_whose_id_cannot_be_kept_is_not_followed(own_id: Any) -> None:
+    async with followed() as (server, exchange, work):
+        before = len(server.background)
+        with pytest.raises(msgspec.MsgspecError):
+            ServerTask(exchange, work, cast("Any", server)).begin({"taskId": msgspec.Raw(encode(own_id))})
+        assert len(server.background) == before

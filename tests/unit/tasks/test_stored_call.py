@@ -2,9 +2,9 @@
 
 import msgspec
 
-from gateway.calls.task_at_server import TaskAtServer
+from gateway.calls.task_at_server import MAX_ID_CHARS, TaskAtServer
 from gateway.protocol.capabilities import Caller
-from gateway.tasks.stored_call import MAX_BYTES, MAX_ID_CHARS, FollowedCall, StoredCall, following, stored
+from gateway.tasks.stored_call import MAX_BYTES, FollowedCall, StoredCall, following, stored
 from session_store import Context, ContextField
 from tests.requirements import requirement
 from transports.era import Era
