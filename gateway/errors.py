@@ -112,7 +112,7 @@ ERRORS: Final[dict[int, ErrorKind]] = {
     CALL_TIMED_OUT: ErrorKind("timed out; the gateway cancelled the call", (200,), "server", "if repeatable"),
     CANCELLED: ErrorKind("cancelled by the gateway", (200,), "client", "no"),
     UNREAD: ErrorKind("sent to servers only: the client does not read its requests", (200,), "client", "no"),
-    TOO_OFTEN: ErrorKind("a limit of this client is reached", (429,), "client", "later"),
+    TOO_OFTEN: ErrorKind("a limit of this client is reached", (200, 429), "client", "later"),
     CANCELLED_BY_CLIENT: ErrorKind("cancelled by the client (`notifications/cancelled`)", (200,), "client", "no"),
     # MCP 2026-07-28 defines the codes below.
     -32020: ErrorKind("headers do not match the body", (400,), "client", "no"),

@@ -191,7 +191,9 @@ class AskedTasks:
         result = encode(legacy_task(task, text))
         return ImmediateReply(encode_result(encode(id_of(message)), result), log_facts=handle.log_facts)
 
-    async def _look(self, handle: TaskHandle, who: RequestContext) -> Task:
+    async def _look(self, handle: TaskHandle, who: RequestContext, known: Task | None = None) -> Task:
+        if known is not None:
+            return await self._made.checked(known, handle, who)
         try:
             return await self._made.current(handle, who)
         except OwnedByPeer:
@@ -211,7 +213,7 @@ class AskedTasks:
         )
         call.add_log_facts(handle.log_facts)
         reply, _ = self._intake.begin(call, request, who, request.params, [])
-        self._results.begin(call, handle, text, lambda: self._look(handle, who))
+        self._results.begin(call, handle, text, lambda known: self._look(handle, who, known))
         return reply
 
     async def listed(self, live: LiveSession, endpoint: str, who: RequestContext, after: str) -> tuple[list[Any], str]:

@@ -26,6 +26,7 @@ from gateway.relay.task_tools import TaskTools
 from gateway.serving.build_tasks import build_tasks
 from gateway.serving.parts import Callers, Foundation, Http, Resolution, Servers, SessionParts, TaskParts
 from gateway.tasks.handles import TaskHandles
+from gateway.tasks.outcomes import Outcomes
 from gateway.tasks.relayed import RelayedTasks
 from gateway.tasks.result_call import ResultCalls
 from session_store import Purpose
@@ -44,8 +45,8 @@ def build_http(
 ) -> Http:
     """What clients reach, and what forwards requests to the replica that owns their session."""
     options, cluster = base.settings.gateway, base.cluster
-    pipeline, tasks = _pipeline(base, callers, sessions, servers, resolution)
     bodies = Bodies(options.limits.all_in_flight_bytes, base.metrics.limited, too_much_in_flight)
+    pipeline, tasks = _pipeline(base, callers, sessions, servers, resolution, bodies)
     envelopes = Envelopes(base.ring, base.clock)
     peers = None if cluster is None else PeerRequests(cluster, envelopes, base.request_log)
     forwarding = None
@@ -72,7 +73,12 @@ def build_http(
 
 
 def _pipeline(
-    base: Foundation, callers: Callers, sessions: SessionParts, servers: Servers, resolution: Resolution
+    base: Foundation,
+    callers: Callers,
+    sessions: SessionParts,
+    servers: Servers,
+    resolution: Resolution,
+    bodies: Bodies,
 ) -> tuple[Pipeline, TaskParts]:
     """What becomes of each request, and of the tasks that slow calls become."""
     options, endpoints, events = base.settings.gateway, servers.endpoints, base.backend.events
@@ -94,7 +100,7 @@ def _pipeline(
         maker=parts.maker,
         made=parts.made,
         lists=parts.lists,
-        results=ResultCalls(parts.table, base.backend.bus),
+        results=ResultCalls(parts.table, base.backend.bus, Outcomes(bodies, options.limits.in_flight_bytes)),
         handles=handles,
         intake=intake,
         endpoints=endpoints,

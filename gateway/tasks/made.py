@@ -176,6 +176,10 @@ class MadeTasks:
         never `OwnedByPeer`."""
         told = self._told(f"{handle.session_id}/{handle.id}")
         task = told or await self._table.store.get(handle.session_id, handle.id)
+        return await self.checked(task, handle, who)
+
+    async def checked(self, task: Task | None, handle: TaskHandle, who: RequestContext) -> Task:
+        """That task, which was read for the handle. Raises `Refused`: this request may not learn of it."""
         reason = "unknown task" if task is None else "task of another principal"
         if task is not None and (task.principal, task.endpoint) == (who.principal, handle.endpoint):
             if self._may_see(task, await self._sessions.peek(task.session_id), who):

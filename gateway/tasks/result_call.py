@@ -25,7 +25,7 @@ from gateway.protocol.questions import for_legacy_client, question_of
 from gateway.tasks.asked import AskedExchange
 from gateway.tasks.changes import topic_of
 from gateway.tasks.handles import TaskHandle
-from gateway.tasks.legacy_answers import legacy_outcome
+from gateway.tasks.outcomes import Look, Outcomes, Room, SharedOutcome
 from gateway.tasks.running import RunningTask
 from gateway.tasks.table import TaskTable
 from gateway.tasks.waiting_calls import WaitingCalls
@@ -44,20 +44,15 @@ _LOOK_S: Final = 5.0
 _AGAIN_S: Final = 1.0
 """How long after a failure of the store a task is looked at again."""
 
-Look = Callable[[], Awaitable[Task]]
-"""Reads a task, with the rights of the request that asks for its result. If it is over, its outcome is stored.
-
-Raises:
-    Refused: the task is unknown.
-    StoreUnavailable: the store does not answer.
-"""
+_Read = Callable[[], Awaitable[Task | None]]
 
 
 class ResultCalls:
     """Answers `tasks/result`. `table` has the tasks that this replica runs."""
 
-    def __init__(self, table: TaskTable, bus: Bus) -> None:
+    def __init__(self, table: TaskTable, bus: Bus, outcomes: Outcomes) -> None:
         self._table = table
+        self._outcomes = outcomes
         self._bus = bus
         self._asked: WeakKeyDictionary[LiveSession, _Asked] = WeakKeyDictionary()
         self._waiting = WaitingCalls()
@@ -68,8 +63,22 @@ class ResultCalls:
         live = live_session_of(call)
         assert live is not None
         self._waiting.add(call)
-        waiting = _Waiting(call, live, text, look, asked=self._asked.setdefault(live, _Asked()))
+        outcome, room = self._outcomes.of(f"{handle.session_id}/{handle.id}"), self._outcomes.room_of(live)
+        read = functools.partial(_read, call, text, look, outcome, room)
+        waiting = _Waiting(call, live, text, read, asked=self._asked.setdefault(live, _Asked()))
         self._tasks.spawn(waiting.run(self._bus, handle, self._table))
+
+
+async def _read(call: Exchange, text: str, look: Look, outcome: SharedOutcome, room: Room) -> Task | None:
+    """The task, as long as it works. Otherwise answer the call, whose client has sent the handle `text`."""
+    async with room.turn:
+        if call.is_over:
+            return None
+        found = await outcome.look(text, look)
+        if isinstance(found, Message):
+            await room.settle(call, found)
+            return None
+        return found
 
 
 class _Asked:
@@ -88,11 +97,11 @@ class _Asked:
 class _Waiting:
     """One call. `asked`: what the client of its session has been asked."""
 
-    def __init__(self, call: Exchange, live: LiveSession, text: str, look: Look, *, asked: _Asked) -> None:
+    def __init__(self, call: Exchange, live: LiveSession, text: str, read: _Read, *, asked: _Asked) -> None:
         self._call = call
         self._live = live
         self._text = text
-        self._look = look
+        self._read = read
         self._asked = asked
         self._own: dict[str, tuple[str, str]] = {}  # those of `asked` that this call has asked
         self._wake = asyncio.Event()
@@ -128,11 +137,10 @@ class _Waiting:
         call = self._call
         while not call.is_over:
             self._wake.clear()
-            task = await self._look()
-            running = table.get(task.name)
-            if task.is_over:
-                call.settle(legacy_outcome(task, self._text))
+            task = await self._read()
+            if task is None:
                 return
+            running = table.get(task.name)
             if running is not None:
                 if isinstance(running.exchange, AskedExchange) and running.exchange.owned is not None:
                     if running.exchange.owned.stream is None:

@@ -1,6 +1,7 @@
 """`tasks/result` of a 2025-11-25 client: open until the end, and the way of the task's questions."""
 
 import asyncio
+from collections import Counter
 from time import monotonic
 from typing import Any, cast
 
@@ -10,13 +11,16 @@ import pytest
 from gateway.calls.exchange import Exchange
 from gateway.calls.live_session import LiveSession
 from gateway.calls.suspended_call import InputRequest
+from gateway.errors import TOO_OFTEN, too_much_in_flight
 from gateway.tasks.handles import TaskHandle
+from gateway.tasks.outcomes import Outcomes
 from gateway.tasks.refusals import UnknownTask
 from gateway.tasks.result_call import ResultCalls
 from gateway.tasks.running import RunningTask
 from session_store import StoreUnavailable, Task
 from tests.requirements import requirement
 from tests.unit.tasks.test_recovery import Replica, Store
+from transports.inbound.bodies import Bodies
 from transports.jsonrpc import Message, encode, parse
 from transports.reply_queue import ReplyQueue
 
@@ -24,6 +28,10 @@ pytestmark = pytest.mark.anyio
 
 CLIENT = encode({"clientInfo": {"name": "c", "version": "1"}, "capabilities": {"elicitation": {}}})
 QUESTION: Any = {"message": "who?", "requestedSchema": {"type": "object"}}
+
+
+MOST = 1 << 20
+"""Bytes of outcomes that one client may leave unread."""
 
 
 class Server:
@@ -47,22 +55,25 @@ class Scene:
 
     def __init__(self, replica: Replica, running: RunningTask, store: Store) -> None:
         self.replica, self.running, self.store = replica, running, store
-        self.results = ResultCalls(replica.table, store.backend.bus)
+        self.bodies = Bodies(1 << 30, Counter(), too_much_in_flight)
+        self.outcomes = Outcomes(self.bodies, MOST)
+        self.results = ResultCalls(replica.table, store.backend.bus, self.outcomes)
         client = msgspec.structs.replace(store.session.client, initialize_params=CLIENT)
         session = msgspec.structs.replace(store.session, id="another session", client=client)
         self.live: LiveSession = replica.live.of(session)
         self.server = Server()
         self.failures: list[Exception] = []
-        self.looks = 0
+        self.looks = self.reads = 0
 
-    async def look(self) -> Task:
+    async def look(self, known: Task | None = None) -> Task:
         self.looks += 1
         if self.failures:
             raise self.failures.pop(0)
-        return self.running.task
+        self.reads += known is None
+        return known or self.running.task
 
-    def call(self) -> Exchange:
-        call = Exchange(method="tasks/result", client_id=7, live=self.live, replies=ReplyQueue())
+    def call(self, live: LiveSession | None = None) -> Exchange:
+        call = Exchange(method="tasks/result", client_id=7, live=live or self.live, replies=ReplyQueue())
         task = self.running.task
         handle = TaskHandle("made", task.session_id, task.endpoint, task.server, task.id)
         self.results.begin(call, handle, "handle", self.look)
@@ -172,3 +183,67 @@ async def test_the_stream_of_a_silent_wait_begins_as_that_of_any_call() -> None:
     assert not call.is_over, "its task has its own time"
     for each in (call, other):
         each.cancel("enough")
+
+
+def outcome(size: int) -> Message:
+    return Message(jsonrpc="2.0", id=0, result=msgspec.Raw(encode({"content": [], "data": "x" * size})))
+
+
+async def answered(calls: list[Exchange], wanted: int) -> None:
+    """Wait until so many of the calls are answered, and no more in the next turns of the event loop."""
+    for _ in range(1_000):
+        if sum(call.is_over for call in calls) >= wanted:
+            break
+        await asyncio.sleep(0)
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert sum(call.is_over for call in calls) == wanted
+
+
+@requirement("task.asked")
+async def test_many_calls_for_one_outcome_read_it_once_and_are_answered_as_their_client_reads() -> None:
+    on = await scene()
+    other = on.replica.live.of(msgspec.structs.replace(on.live.session, id="a third session"))
+    calls, reader = [on.call() for _ in range(10)], on.call(other)
+    for _ in range(200):  # all of them have looked at the task, and wait
+        await asyncio.sleep(0)
+    assert on.looks == 11
+    on.reads = 0
+    on.running.exchange.settle(outcome(300_000))
+    await answered(calls, 3)
+    assert reader.is_over and on.reads == 1, "it does not wait for the client of another session"
+    for done in range(1, 4):
+        next(call for call in calls if call.is_over and call.ended is not None).done()  # the wire has sent it
+        await answered(calls, 3 + done)
+    for call in calls:
+        if not call.is_over:
+            call.cancel("the client has left")
+        call.done()
+    reader.done()
+    again = on.call()
+    assert isinstance((await read(again)).result, msgspec.Raw)
+
+
+@requirement("task.asked")
+async def test_an_outcome_for_which_the_gateway_has_no_room_is_to_be_asked_for_again() -> None:
+    on = await scene()
+    on.bodies.take("someone", 1 << 30, 0)
+    on.running.exchange.settle(outcome(300_000))
+    end = await read(on.call())
+    assert isinstance(end.error, msgspec.Raw) and msgspec.json.decode(end.error)["code"] == TOO_OFTEN
+    on.bodies.give_back("someone", 1 << 30)
+    assert isinstance((await read(on.call())).result, msgspec.Raw)
+
+
+@requirement("task.asked")
+async def test_other_work_runs_between_the_answers_to_many_calls() -> None:
+    on = await scene()
+    calls = [on.call() for _ in range(50)]
+    on.running.exchange.settle(outcome(10))
+    most = before = 0
+    async with asyncio.timeout(10):
+        while before < len(calls):
+            await asyncio.sleep(0)
+            now = sum(call.is_over for call in calls)
+            most, before = max(most, now - before), now
+    assert most <= 2
