@@ -27,11 +27,13 @@ class LimitSettings(Frozen):
     in_flight_bytes: Annotated[int, Field(ge=1_024)] = 32 << 20
     """Maximum total size of the bodies of one session's calls in flight; further ones get 429. A body is kept until
     its call is answered; the default allows eight of the largest size. Bodies up to 64 KiB do not count, and a single
-    call is never refused by this limit."""
+    call is never refused by this limit. As many bytes of outcomes of tasks wait for the session's client to read
+    them."""
     all_in_flight_bytes: Annotated[int, Field(ge=65_536)] = 512 << 20
     """Maximum total size of the bodies of all clients that are being read or whose requests are unanswered, for each
-    worker; further ones get 429. One client network may use half of it. Bodies up to 64 KiB do not count. Give the
-    process twice as much memory."""
+    worker; further ones get 429. One client network may use half of it. Bodies up to 64 KiB do not count. Outcomes
+    of tasks that were asked for with `tasks/result` and are not read yet count as bodies do. Give the process twice as
+    much memory."""
     start_timeout_s: Seconds = 30.0
     """Maximum time for the start of a server, including the handshake."""
     noise_timeout_s: Seconds = 5.0
