@@ -50,15 +50,26 @@ _NOT_KEPT: Final[dict[str, Any]] = {
 """What a full store keeps in place of an outcome. It always has room for that."""
 
 
+_LEFT_OUT: Final = (("answers",), ("request", "upstream_id"))
+"""What a full store does not get of a task that still works, the least useful first: what saves its client a question
+if the call runs again, and what its next owner needs to follow the task of its server."""
+
+
 class TaskRecord:
     """A task whose owner is this replica.
 
     `task` has all changes, those included that are not written yet. `changed` is called with each version that was
-    written. `clock` is in seconds since the epoch.
+    written, and `no_room` when the store has none for the questions of the call. `clock` is in seconds since the epoch.
     """
 
     def __init__(
-        self, task: Task, store: TaskStore, *, changed: Callable[[Task], None], clock: Callable[[], float]
+        self,
+        task: Task,
+        store: TaskStore,
+        *,
+        changed: Callable[[Task], None],
+        no_room: Callable[[], None],
+        clock: Callable[[], float],
     ) -> None:
         self.task = task
         self.is_lost = False
@@ -66,6 +77,7 @@ class TaskRecord:
         self._stored = task
         self._store = store
         self._changed = changed
+        self._no_room = no_room
         self._clock = clock
         self._waiting: dict[str, Any] = {}
         self._urgent = asyncio.Event()
@@ -126,10 +138,8 @@ class TaskRecord:
             try:
                 written = await self._replace(fields)
             except StoreFull:
-                cut = _NOT_KEPT if self.task.is_over else {"questions": b"", "message": _FULL}
-                self.task = replace(self.task, **cut)
-                self._waiting = fields | self._waiting | cut
-                await asyncio.sleep(_AGAIN_S)
+                if not self._leave_out(fields):
+                    await asyncio.sleep(_AGAIN_S)
                 self._urgent.set()
                 continue
             except BaseException as error:
@@ -151,6 +161,30 @@ class TaskRecord:
             self._stored = written
             self._written_at = monotonic()
             self._tell(written)
+
+    def _leave_out(self, fields: dict[str, Any]) -> bool:
+        """Have changes wait again without what the store has no room for. False: there is nothing to leave out."""
+        tried = replace(self._stored, **fields)
+        left_out: dict[str, Any] = {}
+        if tried.is_over:
+            left_out = _NOT_KEPT
+        elif not self.task.is_over:  # else its outcome is next, and may need less
+            left_out = self._too_large(tried)
+        self.task = replace(self.task, **left_out)
+        waiting = fields | self._waiting | left_out
+        is_less, self._waiting = waiting != fields, waiting
+        return is_less
+
+    def _too_large(self, tried: Task) -> dict[str, Any]:
+        """What is left out of a task that still works, as it is stored."""
+        for names in _LEFT_OUT:
+            if len(getattr(tried, names[0])) > len(getattr(self._stored, names[0])):
+                logger.warning("the store of tasks is full: %s of a task are not kept", " and ".join(names))
+                return {name: getattr(self._stored, name) for name in names}
+        if len(tried.questions) > len(self._stored.questions):
+            self._no_room()  # nobody could answer them
+            return {"questions": b""}
+        return {}
 
     def _tell(self, written: Task) -> None:
         """Whatever becomes of the notification, the changes after this one are written."""

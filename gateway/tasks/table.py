@@ -22,6 +22,11 @@ logger = logging.getLogger(__name__)
 _STOPPED: Final = "the gateway was stopped before the call ended. Outcome unknown: the call may have taken effect"
 _UNSENT: Final = "the gateway was stopped before the call was sent to its server"
 
+_NO_ROOM: Final = (
+    "the store of tasks is full, or what its principal may have of it (gateway.tasks.principal_bytes): the server's "
+    "questions are not kept"
+)
+
 
 class TaskTable:
     """Runs tasks. A task stands here before the store has it, and until the store has its outcome.
@@ -68,7 +73,10 @@ class TaskTable:
             self._changes.publish(written)
             exchange.stored(written)
 
-        record = TaskRecord(task, self.store, changed=changed, clock=self.clock)
+        def no_room() -> None:
+            running.cancel(_NO_ROOM)
+
+        record = TaskRecord(task, self.store, changed=changed, no_room=no_room, clock=self.clock)
         running = RunningTask(exchange, record, self.settings, ended=self._ended, is_kept=self._is_kept)
         self._running[task.name] = running
         return running

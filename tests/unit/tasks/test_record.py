@@ -1,12 +1,13 @@
 """The changes of a task's record on their way to the store: in order, few, and never over those of another owner."""
 
 import asyncio
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from gateway.tasks.record import TaskRecord
-from session_store import StoreUnavailable, Task
+from session_store import StoreFull, StoreUnavailable, Task
 from session_store.memory import MemoryBackend
 from session_store.testing import FakeClock
 from tests.requirements import requirement
@@ -24,6 +25,7 @@ class Store:
         self.is_away = False
         self.is_silent = False
         self.failures = 0  # so many writes fail
+        self.room = 1_000_000
 
     async def get(self, session_id: str, task_id: str) -> Task | None:
         return await self.tasks.get(session_id, task_id)
@@ -32,6 +34,9 @@ class Store:
         if self.is_away:
             raise StoreUnavailable("away")
         self.writes += 1
+        if sum(map(len, (task.request, task.questions, task.answers, task.result))) > self.room:
+            await asyncio.sleep(0)
+            raise StoreFull("full")
         if self.failures:
             self.failures -= 1
             raise ValueError("the store has a fault")
@@ -49,9 +54,12 @@ class Parts:
         self.changed: list[Task] = []
         self.task = a_task()
 
+    def no_room(self) -> None:
+        raise AssertionError("this task asks nothing")
+
     async def record(self) -> TaskRecord:
         await self.store.tasks.create(self.task)
-        return TaskRecord(self.task, self.store, changed=self.changed.append, clock=self.clock)  # type: ignore[arg-type]
+        return TaskRecord(self.task, self.store, changed=self.changed.append, no_room=self.no_room, clock=self.clock)  # type: ignore[arg-type]
 
     async def stored(self) -> Task:
         found = await self.store.get(self.task.session_id, self.task.id)
@@ -153,8 +161,59 @@ async def test_a_notification_that_fails_keeps_no_change_from_being_written(capl
         parts.changed.append(task)
         raise RecursionError("too deep")
 
-    record = TaskRecord(parts.task, parts.store, changed=changed, clock=parts.clock)  # type: ignore[arg-type]
+    record = TaskRecord(parts.task, parts.store, changed=changed, no_room=parts.no_room, clock=parts.clock)  # type: ignore[arg-type]
     for status in ("input_required", "completed"):
         record.change(status=status)
         assert await record.written() and (await parts.stored()).status == status
     assert len(parts.changed) == 2 and "not every client was notified" in caplog.text
+
+
+LARGE = b"x" * 1_000
+
+
+@requirement("task.durable")
+@pytest.mark.parametrize("name", ["answers", "request"])
+async def test_a_full_store_gets_a_working_task_without_what_it_can_spare(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    parts = Parts()
+    parts.store.room = 100
+    record = await parts.record()
+    changes: dict[str, Any] = {name: LARGE} | ({"upstream_id": "own"} if name == "request" else {})
+    record.change(**changes)
+    assert await record.written() and "store of tasks is full" in caplog.text
+    record.change(status="input_required", questions=b'{"q1":{}}', asked=1)
+    assert await record.written(), "what is small has room"
+    stored = await parts.stored()
+    assert (stored.status, stored.questions, stored.asked) == ("input_required", b'{"q1":{}}', 1)
+    assert (stored.upstream_id, record.task.upstream_id) == ("", ""), "no later owner could follow it"
+    assert getattr(stored, name) == b"" and stored.message == "" and parts.store.writes == 3
+
+
+@requirement("task.durable")
+async def test_questions_that_a_full_store_does_not_take_end_the_call() -> None:
+    parts = Parts()
+    parts.store.room = 100
+    await parts.record()
+    record = TaskRecord(
+        parts.task,
+        parts.store,  # type: ignore[arg-type]
+        changed=parts.changed.append,
+        no_room=lambda: record.change(status="cancelled", questions=b"", message="no room"),
+        clock=parts.clock,
+    )
+    record.change(status="input_required", questions=LARGE, asked=1)
+    assert await record.written()
+    assert [(task.status, task.message) for task in parts.changed] == [("cancelled", "no room")]
+    assert await parts.stored() == parts.changed[0]
+
+
+@requirement("task.durable")
+async def test_an_outcome_that_fits_is_kept_although_what_came_before_it_did_not() -> None:
+    parts = Parts()
+    parts.store.room = 100
+    record = await parts.record()
+    record.change(answers=LARGE)
+    await asyncio.sleep(0)
+    record.change(status="completed", result=b"{}", answers=b"")
+    assert await record.written() and (await parts.stored()).result == b"{}"

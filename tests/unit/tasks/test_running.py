@@ -1,5 +1,6 @@
 """A task ends when its call ends, whatever the end of the call looks like."""
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -11,10 +12,11 @@ from gateway.admin.operators import TaskQuery
 from gateway.admin.tasks import task_row
 from gateway.calls.exchange_state import ExchangeEvent
 from gateway.calls.suspended_call import InputRequest, question_digest
-from gateway.errors import OUTCOME_UNKNOWN
+from gateway.errors import CANCELLED, OUTCOME_UNKNOWN
 from gateway.tasks.exchange import TaskExchange
 from gateway.tasks.messages import AGAIN
 from gateway.tasks.recorded_answers import RecordedAnswers
+from session_store import StoreFull, Task
 from tests.requirements import requirement
 from tests.unit.tasks.test_recovery import Replica, Store
 from transports.jsonrpc import INTERNAL_ERROR, Message, encode_notification
@@ -113,12 +115,17 @@ async def test_an_error_that_the_tool_reports_is_told_to_operators_and_completes
 class Conversation:
     """What has the call of a task. Notes what the server is told."""
 
+    deadlines = SimpleNamespace(suspended_s=9)
+
     def __init__(self) -> None:
         self.told: list[str] = []
 
-    def cancel(self, exchange: TaskExchange, reason: str, code: int) -> None:
+    def cancel(self, exchange: TaskExchange, reason: str, code: int = CANCELLED) -> None:
         self.told.append(reason)
         exchange.fail(code, f"Cancelled: {reason}")
+
+    def answer(self, request_id: bytes, message: Message) -> None:
+        """The questions of the call are withdrawn with it."""
 
 
 @requirement("task.durable")
@@ -147,6 +154,32 @@ async def test_answers_are_recorded_while_the_call_may_run_again(may_repeat: boo
     exchange.settle(Message(jsonrpc="2.0", id=0, result=msgspec.Raw(b"{}")))
     await replica.table.settled()
     assert (await store.read(task)).answers == b"", "an outcome needs none"
+
+
+@requirement("task.durable")
+async def test_questions_for_which_the_store_has_no_room_end_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, server = Store(), Conversation()
+    replica = Replica(store)
+    task, write = await store.task(), store.backend.tasks.replace
+
+    async def full(task: Task) -> bool:
+        if task.questions:
+            raise StoreFull("full")
+        return await write(task)
+
+    monkeypatch.setattr(store.backend.tasks, "replace", full)
+    running = replica.running(task, store.session)
+    running.exchange.sent_as(cast("Any", server), 1, None, 0.0)
+    running.exchange.step(ExchangeEvent.ASK)
+    question = InputRequest(cast("Any", server), b"1", "elicitation/create", {"message": msgspec.Raw(b'"?"')})
+    running.exchange.suspendable().add(question)
+    running.asks()
+    async with asyncio.timeout(10):
+        assert await running.record.written()
+        await replica.table.settled()
+    found = await store.read(task)
+    assert found.status == "cancelled" and "gateway.tasks.principal_bytes" in found.message
+    assert len(server.told) == 1 and len(replica.table) == 0
 
 
 @requirement("task.durable")

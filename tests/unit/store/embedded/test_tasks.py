@@ -25,7 +25,7 @@ def task(name: str, **fields: object) -> Task:
 async def test_an_outcome_that_does_not_fit_fails_its_task_and_says_so() -> None:
     store = MemoryTasks(CLOCK, max_bytes=100_000)
     await store.create(task("one"))
-    record = TaskRecord(task("one"), store, changed=lambda _: None, clock=CLOCK)
+    record = TaskRecord(task("one"), store, changed=lambda _: None, no_room=lambda: None, clock=CLOCK)
     record.change(status="completed", result=b"[" + b"1," * 100_000 + b"1]")
     assert await record.written() and record.task.status == "failed"
     found = await store.get(task("one").session_id, "one")
