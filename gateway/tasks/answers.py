@@ -72,7 +72,8 @@ def declaring_tasks(discovery: bytes) -> bytes:
 
 def _modern(result: bytes) -> bytes:
     """The result of a call, with the type that one of a legacy client does not have."""
-    return result if b'"resultType"' in result else encode({"resultType": "complete"} | object_of(msgspec.Raw(result)))
+    members = object_of(result)
+    return result if "resultType" in members else encode({"resultType": "complete"} | members)
 
 
 def iso_time(at: float) -> str:

@@ -75,8 +75,11 @@ class _Following:
         self._wake = asyncio.Event()
 
     async def run(self, store: TaskStore, bus: Bus) -> None:
-        """Notify until all tasks are over or gone."""
-        await self._run(store, bus)
+        """Notify until all tasks are over or gone, or cannot be read."""
+        try:
+            await self._run(store, bus)
+        except Exception:
+            logger.exception("a stream is notified of the tasks of a session no more")
         self._stream.unfollowed()
 
     async def _run(self, store: TaskStore, bus: Bus) -> None:

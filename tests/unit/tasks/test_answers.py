@@ -52,6 +52,8 @@ def test_each_state_has_what_the_extension_says() -> None:
     assert told(a_task(status="completed", result=encode(done)))["result"] == done
     of_a_legacy_client = told(a_task(status="completed", result=b'{"content":[]}'))
     assert of_a_legacy_client["result"] == done
+    content = {"structuredContent": {"resultType": "pdf"}}
+    assert told(a_task(status="completed", result=encode(content)))["result"] == content | {"resultType": "complete"}
     assert told(a_task(status="failed", error=b'{"code":-1,"message":"m"}'))["error"] == {"code": -1, "message": "m"}
     assert told(a_task(status="cancelled")) == COMMON | {"resultType": "complete", "status": "cancelled"}
 
