@@ -12,7 +12,7 @@ from gateway.tasks.listing import TaskLists
 from gateway.tasks.made import MadeTasks
 from gateway.tasks.maker import TaskMaker
 from gateway.tasks.notices import TaskNotices
-from gateway.tasks.quotas import RunningNames, TaskQuotas
+from gateway.tasks.quotas import RunningNames, TaskQuotas, names_kept_s
 from gateway.tasks.recovery import TaskRecovery
 from gateway.tasks.table import TaskTable
 from gateway.upstreams.upstream import ConfiguredUpstream
@@ -35,6 +35,7 @@ def build_tasks(
     """The tasks that this gateway makes. Where it makes none (`gateway.tasks.enabled`), earlier ones are still
     answered."""
     settings, backend, cluster = base.settings.gateway.tasks, base.backend, base.cluster
+    kept_s = names_kept_s(settings)
 
     def noted(task: Task, what: str) -> None:
         base.metrics.counters["tasks"][what] += 1
@@ -42,8 +43,8 @@ def build_tasks(
 
     table = TaskTable(
         settings,
-        BoundedTasks(backend.tasks, backend.quotas, settings.principal_bytes),
-        RunningNames(backend.quotas, ONLY_REPLICA if cluster is None else cluster.replica),
+        BoundedTasks(backend.tasks, backend.quotas, settings.principal_bytes, kept_s),
+        RunningNames(backend.quotas, ONLY_REPLICA if cluster is None else cluster.replica, kept_s),
         TaskChanges(backend.bus),
         noted=noted,
         clock=base.clock,

@@ -9,7 +9,7 @@ from typing import Final
 
 from cachetools import LRUCache
 
-from gateway.tasks.quotas import Places
+from gateway.tasks.quotas import LEAST_KEPT_S, Places
 from session_store import Quotas, StoreFull, Task, TaskStore
 
 __all__ = ["BoundedTasks"]
@@ -28,9 +28,11 @@ class BoundedTasks:
     it expires.
     """
 
-    def __init__(self, store: TaskStore, quotas: Quotas, principal_bytes: int) -> None:
+    def __init__(
+        self, store: TaskStore, quotas: Quotas, principal_bytes: int, names_kept_s: float = LEAST_KEPT_S
+    ) -> None:
         self._store = store
-        self._places = Places(quotas, store)
+        self._places = Places(quotas, store, names_kept_s)
         self._unit = principal_bytes // _UNITS
         self._bytes = principal_bytes
         self._held: LRUCache[str, int] = LRUCache(_REMEMBERED)

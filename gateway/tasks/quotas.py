@@ -11,7 +11,7 @@ from cachetools import TTLCache
 from gateway.config.tasks import TaskSettings
 from session_store import Principal, Quotas, StoreUnavailable, Task, TaskStore
 
-__all__ = ["LEFT", "Places", "RunningNames", "TaskQuotas", "parts_of"]
+__all__ = ["LEFT", "Places", "RunningNames", "TaskQuotas", "names_kept_s", "parts_of"]
 
 _FULL_S: Final = 2.0
 """How long a full quota is not searched again: not every slow call may cost a search."""
@@ -19,8 +19,8 @@ _FULL_S: Final = 2.0
 _MAX_CHECKED: Final = 32
 """How many tasks of a full quota one search looks up."""
 
-_KEPT_S: Final = 259_200.0
-"""How long the names of a replica's tasks are kept after the last one was added: longer than sessions live."""
+LEAST_KEPT_S: Final = 259_200.0
+"""How long the names of tasks are kept at least after the last one was added: longer than sessions live."""
 
 LEFT: Final = "left"
 """In place of a replica: tasks that a living replica has left, for whoever finds them first."""
@@ -29,13 +29,20 @@ _OWNERS: Final = "tasks/replicas"
 _NO_LIMIT: Final = 1 << 30
 
 
+def names_kept_s(settings: TaskSettings) -> float:
+    """How long the names of tasks are kept after the last one was added, or one was renewed: no task is kept longer,
+    and one that works is renewed when half of its time has passed."""
+    return max(LEAST_KEPT_S, 2 * settings.working_ttl_s(settings.ttl_s))
+
+
 class Places:
     """The places of tasks in quotas. A task that expires does not release its places: such places are found when a
-    quota appears exhausted."""
+    quota appears exhausted. The places of a key are kept for `kept_s` after the last one was taken."""
 
-    def __init__(self, quotas: Quotas, store: TaskStore) -> None:
+    def __init__(self, quotas: Quotas, store: TaskStore, kept_s: float = LEAST_KEPT_S) -> None:
         self._quotas = quotas
         self._store = store
+        self._kept_s = kept_s
         self._full: TTLCache[str, bool] = TTLCache(4_096, _FULL_S)
 
     async def hold(self, key: str, name: str, most: int) -> bool:
@@ -43,10 +50,10 @@ class Places:
         are as many already. Raises `StoreUnavailable`."""
         if key in self._full:
             return False
-        held = await self._quotas.hold(key, name, most, for_s=_KEPT_S)
+        held = await self._quotas.hold(key, name, most, for_s=self._kept_s)
         if held and (gone := await self._gone(held)):
             await self._quotas.give_back(key, gone)
-            held = await self._quotas.hold(key, name, most, for_s=_KEPT_S)
+            held = await self._quotas.hold(key, name, most, for_s=self._kept_s)
         if held:
             self._full[key] = True
         return not held
@@ -74,7 +81,7 @@ class TaskQuotas:
 
     def __init__(self, settings: TaskSettings, quotas: Quotas, store: TaskStore) -> None:
         self._settings = settings
-        self._places = Places(quotas, store)
+        self._places = Places(quotas, store, names_kept_s(settings))
 
     async def hold(self, task: Task) -> bool:
         """Count a task that is about to be stored. False: there are too many already. Raises `StoreUnavailable`."""
@@ -103,22 +110,30 @@ class RunningNames:
     The names are kept in sets of the quotas, which nobody counts.
     """
 
-    def __init__(self, quotas: Quotas, replica: str) -> None:
+    def __init__(self, quotas: Quotas, replica: str, kept_s: float = LEAST_KEPT_S) -> None:
         self.replica = replica
+        self._kept_s = kept_s
         self._quotas = quotas
         self._known_until = 0.0
 
     async def add(self, name: str) -> None:
         """This replica is about to run a task. Raises `StoreUnavailable`."""
         if monotonic() >= self._known_until:
-            await self._quotas.hold(_OWNERS, self.replica, _NO_LIMIT, for_s=_KEPT_S)
-            self._known_until = monotonic() + _KEPT_S / 4
-        await self._quotas.hold(_running(self.replica), name, _NO_LIMIT, for_s=_KEPT_S)
+            await self._quotas.hold(_OWNERS, self.replica, _NO_LIMIT, for_s=self._kept_s)
+            self._known_until = monotonic() + self._kept_s / 4
+        await self._quotas.hold(_running(self.replica), name, _NO_LIMIT, for_s=self._kept_s)
+
+    async def renew(self, task: Task) -> None:
+        """This replica runs a task for longer than its record was to be kept: it stays among the names of its session
+        and principal as well. Raises `StoreUnavailable`."""
+        await self.add(task.name)
+        for key in _keys(task):
+            await self._quotas.hold(key, task.name, _NO_LIMIT, for_s=self._kept_s)
 
     async def add_left(self, name: str) -> None:
         """Nobody runs a task that this replica has begun, although this replica lives. Raises `StoreUnavailable`."""
-        await self._quotas.hold(_running(LEFT), name, _NO_LIMIT, for_s=_KEPT_S)
-        await self._quotas.hold(_OWNERS, LEFT, _NO_LIMIT, for_s=_KEPT_S)
+        await self._quotas.hold(_running(LEFT), name, _NO_LIMIT, for_s=self._kept_s)
+        await self._quotas.hold(_OWNERS, LEFT, _NO_LIMIT, for_s=self._kept_s)
 
     async def remove(self, name: str, replica: str = "") -> None:
         """The task has ended, or another replica runs it. Raises `StoreUnavailable`."""
@@ -136,12 +151,12 @@ class RunningNames:
         """A replica that is gone has left no task. Raises `StoreUnavailable`."""
         await self._quotas.give_back(_OWNERS, [replica])
         if await self.of(replica):  # one was added meanwhile
-            await self._quotas.hold(_OWNERS, replica, _NO_LIMIT, for_s=_KEPT_S)
+            await self._quotas.hold(_OWNERS, replica, _NO_LIMIT, for_s=self._kept_s)
 
 
 async def _all(quotas: Quotas, key: str) -> list[str]:
     """The names of a set."""
-    return await quotas.hold(key, "", 0, for_s=_KEPT_S)  # a set that may hold none is always full
+    return await quotas.hold(key, "", 0, for_s=0.0)  # a set that may hold none is always full
 
 
 def _running(replica: str) -> str:

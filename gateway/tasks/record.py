@@ -113,11 +113,14 @@ class TaskRecord:
             await asyncio.wait((writing,))
         return not self.is_lost and not self._waiting
 
-    def renew(self, kept_s: float) -> None:
-        """Keep a task that still works for that long again, in seconds, once half of the time has passed."""
+    def renew(self, kept_s: float) -> bool:
+        """Keep a task that still works for that long again, in seconds, once half of the time has passed. False: that
+        has time, or the task is not this replica's."""
         now = self._clock()
-        if not self.task.is_over and self.task.expires_at - now < kept_s / 2:
+        is_due = not self.is_lost and not self.task.is_over and self.task.expires_at - now < kept_s / 2
+        if is_due:
             self.change(can_wait=True, ttl_s=now - self.task.created_at + kept_s)
+        return is_due
 
     async def close(self, within_s: float = 0.0) -> None:
         """Write nothing more, once the store has every change or that time has passed, in seconds."""

@@ -123,6 +123,10 @@ class TaskTable:
             del self._running[running.name]
         self._tasks.spawn(self._pass_on(running.name) if running.is_left else self._forget_name(running.name))
 
+    async def _renew_names(self, task: Task) -> None:
+        with contextlib.suppress(StoreUnavailable):  # the next renewal comes long before they expire
+            await self.names.renew(task)
+
     async def _forget_name(self, name: str) -> None:
         with contextlib.suppress(StoreUnavailable):  # whoever finds the name finds that the task is over
             await self.names.remove(name)
@@ -135,7 +139,8 @@ class TaskTable:
     def renew(self) -> None:
         """Keep the records of the tasks that still work."""
         for running in self:
-            running.record.renew(self.settings.working_ttl_s(running.kept_s))
+            if running.record.renew(self.settings.working_ttl_s(running.kept_s)):
+                self._tasks.spawn(self._renew_names(running.task))
 
     async def settled(self) -> None:
         """Wait until the outcomes of all tasks that have ended are stored."""

@@ -47,7 +47,7 @@ class EmbeddedBackend(ABC):
         self.state = EmbeddedStateStore(self, clock)
         self.events: EventLog = MemoryEventLog()
         self.audit: AuditTrail = MemoryAuditTrail()
-        self.quotas: Quotas = MemoryQuotas()
+        self.quotas: Quotas = MemoryQuotas(clock)
         self.tasks: TaskStore = MemoryTasks(clock)
         self.bus = MemoryBus()
         self.directory = MemoryDirectory(self.sessions, clock=clock)

@@ -1,18 +1,22 @@
 """Quotas in memory: the set of names that each key holds. No I/O."""
 
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from time import monotonic
+from typing import Final
 
 __all__ = ["MemoryQuotas"]
 
+_FORGET_EVERY_S: Final = 10.0
+"""How often keys are looked for whose time has passed."""
+
 
 class MemoryQuotas:
-    """Quotas in this process. A key that nobody adds to for as long as was said is forgotten."""
+    """Quotas in this process."""
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
-        self._held: OrderedDict[str, tuple[float, set[str]]] = OrderedDict()
+        self._held: dict[str, tuple[float, set[str]]] = {}
+        self._forgotten_at = clock()
 
     async def hold(self, key: str, name: str, most: int, *, for_s: float) -> list[str]:
         now = self._clock()
@@ -23,8 +27,7 @@ class MemoryQuotas:
         if name not in held and len(held) >= most:
             return sorted(held)
         held.add(name)
-        self._held[key] = (now + for_s, held)
-        self._held.move_to_end(key)
+        self._held[key] = (max(until, now + for_s), held)
         return []
 
     async def give_back(self, key: str, names: Sequence[str]) -> None:
@@ -34,8 +37,7 @@ class MemoryQuotas:
             self._held.pop(key, None)
 
     def _forget(self, now: float) -> None:
-        while self._held:
-            key, (until, _) = next(iter(self._held.items()))
-            if until >= now:
-                return
-            del self._held[key]
+        if now - self._forgotten_at >= _FORGET_EVERY_S:
+            self._forgotten_at = now
+            for key in [key for key, (until, _) in self._held.items() if until < now]:
+                del self._held[key]

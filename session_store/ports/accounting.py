@@ -24,7 +24,9 @@ class Quotas(Protocol):
     async def hold(self, key: str, name: str, most: int, *, for_s: float) -> list[str]:
         """Hold one under that name and return an empty list. If `most` are held already, return all their names.
 
-        Holding a name again is harmless. A key that nobody adds to for `for_s` seconds may be dropped.
+        Holding a name again is harmless. The names of a key are kept until the longest time has passed that one of its
+        calls has asked for (`for_s`, in seconds from that call), those of calls included whose name was held already.
+        Then all are released.
         """
         ...
 

@@ -38,7 +38,7 @@ class SqliteBackend(EmbeddedBackend):
         self._database = Database(path)
         self.events = SqliteEventLog(self._database, self.bus, clock)
         self.audit = SqliteAuditTrail(self._database)
-        self.quotas = SqliteQuotas(self._database)
+        self.quotas = SqliteQuotas(self._database, clock)
         self.tasks = SqliteTasks(self._database, clock)
 
     async def run(self, work: Work[Result]) -> Result:

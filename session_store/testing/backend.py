@@ -175,6 +175,17 @@ class BackendContract(SessionStoreContract, TaskStoreContract):
         assert await hold("another") == [] and await hold(mine[0]) == sorted(["another", *mine[1:]])
         assert await backend.quotas.hold("others", "n0", 1, for_s=60) == []
 
+    async def test_names_are_held_as_long_as_any_call_has_asked(self, backend: Backend, clock: FakeClock) -> None:
+        quotas = backend.quotas
+        for key, times in (("long", (60.0, 0.1)), ("short", (0.1,)), ("again", (0.1, 60.0))):
+            for for_s in times:
+                assert await quotas.hold(key, "first", 1, for_s=for_s) == []
+        clock.pass_time(0.3)
+        await asyncio.sleep(0.3)  # some stores have clocks of their own
+        assert await quotas.hold("long", "second", 1, for_s=0.1) == ["first"]
+        assert await quotas.hold("again", "second", 1, for_s=0.1) == ["first"]
+        assert await quotas.hold("short", "second", 1, for_s=0.1) == []
+
     async def test_the_audit_trail_gives_the_newest_first(self, backend: Backend) -> None:
         events = [AuditEvent(at=float(n), event="created", session=f"s{n}", reason="\u00fc") for n in range(5)]
         await backend.audit.record(events[:3])

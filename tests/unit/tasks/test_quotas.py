@@ -1,5 +1,7 @@
 """How many tasks a session and a principal may have, and the names of the tasks that replicas run."""
 
+from pathlib import Path
+
 import pytest
 from msgspec.structs import replace
 
@@ -7,6 +9,7 @@ from gateway.config.tasks import TaskSettings
 from gateway.tasks.quotas import LEFT, RunningNames, TaskQuotas
 from session_store import ANONYMOUS, Principal
 from session_store.memory import MemoryBackend
+from session_store.sqlite import SqliteBackend
 from session_store.testing import FakeClock
 from tests.requirements import requirement
 from tests.unit.tasks.test_answers import a_task
@@ -78,3 +81,40 @@ async def test_the_names_of_a_replica_are_found_by_others() -> None:
     assert await others.replicas() == [LEFT]
     await others.forget(LEFT)
     assert await others.replicas() == [LEFT], "it has a task"
+
+
+@requirement("task.make")
+async def test_a_task_counts_as_long_as_it_is_kept(tmp_path: Path) -> None:
+    month, clock = 30 * 86_400.0, FakeClock(1_700_000_000.0)
+    sqlite = SqliteBackend(tmp_path / "tasks.db", clock=clock)
+    await sqlite.open()
+    try:
+        for backend in (MemoryBackend(clock=clock), sqlite):
+            quotas = TaskQuotas(TaskSettings(ttl_s=month, max_per_principal=2), backend.quotas, backend.tasks)
+            for number in range(2):
+                task = replace(a_task(), id=f"t{number}", principal=ALICE, created_at=clock(), ttl_s=month)
+                assert await quotas.hold(task)
+                await backend.tasks.create(task)
+            clock.pass_time(month - 10)
+            assert not await quotas.hold(replace(task, id="t9")), "both are stored still"
+            clock.pass_time(20)
+            later = TaskQuotas(TaskSettings(ttl_s=month, max_per_principal=2), backend.quotas, backend.tasks)
+            assert await later.hold(replace(task, id="t9"))
+    finally:
+        await sqlite.close()
+
+
+@requirement("task.durable")
+async def test_the_names_of_a_task_that_works_for_long_are_kept() -> None:
+    clock = FakeClock(1_700_000_000.0)
+    backend = MemoryBackend(clock=clock)
+    names, quotas = RunningNames(backend.quotas, "r1"), TaskQuotas(TaskSettings(), backend.quotas, backend.tasks)
+    task = replace(a_task(), principal=ALICE)
+    assert await quotas.hold(task)
+    await names.add(task.name)
+    for _ in range(4):
+        clock.pass_time(2 * 86_400.0)
+        await names.renew(task)
+    assert await names.of("r1") == await quotas.of_principal(ALICE) == [task.name]
+    clock.pass_time(4 * 86_400.0)
+    assert await names.of("r1") == await quotas.of_principal(ALICE) == []

@@ -251,6 +251,8 @@ async def test_the_record_of_a_working_task_does_not_expire() -> None:
         replica.table.renew()
         assert await running.record.written()
     assert (await store.read(task)).status == "working"
+    await replica.table.settled()
+    assert await replica.table.names.of("r1") == [task.name], "whoever takes over finds it by that"
     running.exchange.settle(result("done"))
     await replica.table.settled()
     assert (await store.read(task)).expires_at == store.clock() + TaskSettings().ttl_s
