@@ -36,6 +36,7 @@ __all__ = [
     "bad_context",
     "bad_request_state",
     "bad_session_key",
+    "cancelled_by_client",
     "error_of",
     "insufficient_scope",
     "invalid_arguments",
@@ -212,6 +213,11 @@ def too_much_in_flight(whose: str) -> Refused:
     """The bodies of unanswered requests hold too many bytes. The rest of the refused body is not read."""
     reason = f"Too many large requests of {whose} are in flight. Try again when one of them is answered."
     return Refused(429, TOO_OFTEN, reason, headers={"Retry-After": "1"})
+
+
+def cancelled_by_client() -> Refused:
+    """The client has cancelled its request before it was sent to a server."""
+    return Refused(200, CANCELLED_BY_CLIENT, "Cancelled: the client cancelled")
 
 
 def unknown_tool(name: str) -> Refused:

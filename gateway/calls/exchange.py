@@ -235,6 +235,8 @@ class Exchange(ForwardsHeaders, ExchangeLife, Observed, WireUse, Listening, Beco
         """Cancel it: notify the server that has it, and answer the client with an error."""
         if self.conversation is not None:
             self.conversation.cancel(self, reason, code)
+        elif not self.is_subscription:  # it waits for what is needed before it can be sent
+            self.fail(code, f"Cancelled: {reason}")
 
     def emit(self, frame: bytes) -> bool:
         """Send the client a message that belongs to this call. False if the client does not read."""

@@ -12,7 +12,7 @@ import msgspec
 from gateway.calls.exchange import Exchange
 from gateway.calls.live_session import LiveSession, live_session_of
 from gateway.config.tasks import TaskSettings
-from gateway.errors import unknown_tool
+from gateway.errors import cancelled_by_client, unknown_tool
 from gateway.identity.request_context import RequestContext
 from gateway.protocol.handshake import HandshakeRefused, capabilities_of, version_of
 from gateway.protocol.listing import Called
@@ -126,7 +126,10 @@ class AskedTasks:
         live, params = live_session_of(exchange), request.params
         if self._maker is None or live is None or exchange.method != "tools/call" or not self.is_for(live):
             return None
-        tool = await self._tool(live, exchange, request, who.correlation)
+        with self._intake.waiting(live, request, exchange):
+            tool = await self._tool(live, exchange, request, who.correlation)
+        if exchange.is_over:
+            raise cancelled_by_client()
         if tool is None:
             return None
         for_s = kept_s(params["task"], self._settings.ttl_s)

@@ -1,7 +1,8 @@
 """Accepts the calls of clients: applies limits, adds the context of the session, and sends them to their endpoint."""
 
+import contextlib
 import functools
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -100,6 +101,20 @@ class Intake:
         `accept`."""
         self._room_for(live, request.body_bytes)
         return self.count(live)
+
+    @contextlib.contextmanager
+    def waiting(self, live: LiveSession, request: Request, exchange: Exchange | None = None) -> Iterator[None]:
+        """Around what a request waits for before it is accepted or answered: it is in flight already. With `exchange`
+        its client can cancel it meanwhile. Raises `Refused`: 429, as `accept`."""
+        with live.in_use(held=self._room_for(live, request.body_bytes)):
+            if exchange is None:
+                yield
+                return
+            live.exchanges.add(exchange)
+            try:
+                yield
+            finally:
+                live.exchanges.discard(exchange)
 
     def accept_counted(
         self,

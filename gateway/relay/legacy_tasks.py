@@ -101,7 +101,8 @@ class LegacyTasks:
         method = str(message.method)
         if not METHODS[method].named:
             await arrived(self._intake.count(resolved.live))
-            page = await self._list(request, who, resolved)
+            with self._intake.waiting(resolved.live, request):
+                page = await self._list(request, who, resolved)
             return ImmediateReply(encode_result(encode(message.id), encode(page)), session=resolved.live.session)
         text = text_of(request.params, "taskId")
         handle = self._handles.read_at(text, request.endpoint)
