@@ -15,11 +15,12 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import urlsplit
 
 import httpx
+from msgspec.structs import replace
 
 from session_store import AuditEvent, backend_for
 from session_store.audit import MAX_AUDIT_EVENTS
