@@ -4,6 +4,7 @@ from collections.abc import Generator
 
 import msgspec
 
+from gateway.protocol.tasks import asks_for_task
 from transports.jsonrpc import Object, encode, encode_request, splice
 from transports.turns import in_turns, is_large
 
@@ -41,6 +42,6 @@ class RequestFrame:
         token = meta.get("progressToken")
         if token is not None:
             self.progress_token = token.copy()  # a slice would keep the whole message in memory
-            self.makes_task = "task" in params
+            self.makes_task = asks_for_task(params)
             meta = meta | {"progressToken": msgspec.Raw(encode(number))}
         return encode({**params, "_meta": meta} if meta else params) if meta or params else None

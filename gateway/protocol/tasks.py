@@ -13,6 +13,7 @@ from transports.jsonrpc import Object, encode
 __all__ = [
     "TASKS",
     "TaskState",
+    "asks_for_task",
     "created_at",
     "declares_tasks",
     "is_same_time",
@@ -40,6 +41,11 @@ def declares_tasks(meta: Mapping[str, Any]) -> bool:
     declared = meta.get(_CAPABILITIES)
     extensions = declared.get("extensions") if isinstance(declared, dict) else None
     return isinstance(extensions, dict) and TASKS in extensions
+
+
+def asks_for_task(params: Object) -> bool:
+    """Whether a request asks for a task (MCP 2025-11-25). Some clients write `null` for what they do not ask for."""
+    return "task" in params and bytes(params["task"]) != b"null"
 
 
 def with_tasks(meta: Object) -> Object:

@@ -238,8 +238,6 @@ def _makes_tasks(upstream: ConfiguredUpstream) -> bool:
 
 def kept_s(raw: msgspec.Raw, most_s: float) -> float:
     """How long the outcome is kept, in seconds. `raw` is `params.task`. Raises `InvalidMessage`."""
-    if bytes(raw) == _NULL:
-        raise InvalidMessage(INVALID_PARAMS, "params.task must be an object")
     asked = decode_object(raw, "params.task")
     ttl = bytes(asked.get("ttl", _NULL))
     if ttl == _NULL:

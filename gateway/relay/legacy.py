@@ -24,6 +24,7 @@ from gateway.errors import (
 from gateway.identity.request_context import RequestContext
 from gateway.protocol.methods import METHODS, OF_TASKS, RECORDED, REQUESTS
 from gateway.protocol.params import text_of
+from gateway.protocol.tasks import asks_for_task
 from gateway.relay.extensions import Notice
 from gateway.relay.intake import Intake, id_of, message_of
 from gateway.relay.legacy_handshake import LegacyHandshake
@@ -138,7 +139,7 @@ class LegacyClients:
         params, tools = request.params, self._tasks.tools
         if tools is not None and tools.takes(exchange, params):
             return tools.call(exchange, request, who, params, [])
-        if "task" in params:
+        if asks_for_task(params):
             return self._tasks.begin(exchange, request, who)
         if self._tasks.asked.has_offers and exchange.method == "tools/list":
             self._tasks.asked.offer(exchange, request.endpoint)
