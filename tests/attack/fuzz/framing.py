@@ -21,6 +21,7 @@ import h11
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
+from tests.attack.fuzz.transport import RecordingTransport
 from transports.inbound.connection_memory import ConnectionMemory
 from transports.inbound.connections import Connections
 from transports.inbound.head_offer import REPEATS
@@ -144,44 +145,20 @@ def _one_message(connection: h11.Connection, found: Read) -> bool:
 # -- the gateway
 
 
-class _Transport:
+class _Transport(RecordingTransport):
     """A connection's other side: takes what is written, and hands on pieces while it is let."""
 
     def __init__(self) -> None:
-        self.written = bytearray()
-        self.is_paused = self.is_over = self.is_ended = False
+        super().__init__()
+        self.is_ended = False
         self.protocol: Any = None
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: Any) -> None:
         assert not self.is_ended, "it writes after it said that it is done"
-        if not self.is_over:
-            self.written += data
-
-    def get_extra_info(self, name: str, default: Any = None) -> Any:
-        return {"peername": ("192.0.2.1", 1), "sockname": ("192.0.2.2", 80)}.get(name, default)
-
-    def pause_reading(self) -> None:
-        self.is_paused = True
-
-    def resume_reading(self) -> None:
-        self.is_paused = False
-
-    def close(self) -> None:
-        self.is_over = True
-
-    abort = close
-
-    def is_closing(self) -> bool:
-        return self.is_over
-
-    def can_write_eof(self) -> bool:
-        return True
+        super().write(data)
 
     def write_eof(self) -> None:
         self.is_ended = True
-
-    def get_write_buffer_size(self) -> int:
-        return 0
 
     def set_protocol(self, protocol: Any) -> None:
         self.protocol = protocol

@@ -18,6 +18,7 @@ from uvicorn.config import Config
 from uvicorn.server import ServerState
 
 from tests.attack.fuzz.framing import write_no_access_log
+from tests.attack.fuzz.transport import RecordingTransport
 from transports.inbound.bodies import Bodies
 from transports.inbound.connection_memory import ConnectionMemory
 from transports.inbound.connections import Connections
@@ -340,42 +341,7 @@ class _Handler:
 # -- the connections
 
 
-class _Transport(asyncio.Transport):
-    def __init__(self) -> None:
-        super().__init__()
-        self.written = bytearray()
-        self.is_paused = self.is_over = False
-
-    def write(self, data: Any) -> None:
-        if not self.is_over:
-            self.written += data
-
-    def get_extra_info(self, name: str, default: Any = None) -> Any:
-        return {"peername": ("192.0.2.1", 1), "sockname": ("192.0.2.2", 80)}.get(name, default)
-
-    def pause_reading(self) -> None:
-        self.is_paused = True
-
-    def resume_reading(self) -> None:
-        self.is_paused = False
-
-    def close(self) -> None:
-        self.is_over = True
-
-    abort = close
-
-    def is_closing(self) -> bool:
-        return self.is_over
-
-    def can_write_eof(self) -> bool:
-        return True
-
-    def write_eof(self) -> None:
-        self.is_over = True
-
-    def get_write_buffer_size(self) -> int:
-        return 0
-
+class _Transport(RecordingTransport):
     def set_protocol(self, protocol: Any) -> None:
         raise AssertionError("h11 reads nothing of this")
 
