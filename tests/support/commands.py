@@ -61,9 +61,10 @@ class CommandProcess:
             return self.returncode
 
     def send_signal(self, number: int) -> None:
-        """Nothing happens if the process has ended."""
+        """Nothing happens if the process has ended, also where its end is not reported yet."""
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
