@@ -21,6 +21,7 @@ __all__ = [
     "Session",
     "Source",
     "new_session_id",
+    "new_task_id",
     "origin_of",
     "redact",
     "token_hash_of",
@@ -36,13 +37,20 @@ class InvalidContext(ValueError):
 
 
 def new_session_id() -> str:
-    """A new session id: 144 random bits (less 0.02). Clients never choose ids.
+    """A new session id: 144 random bits (less 0.02). Clients never choose ids."""
+    return _new_id(18)
 
-    No id starts with `-`, because a command line would read it as an option.
-    """
-    while (session_id := secrets.token_urlsafe(18)).startswith("-"):
+
+def new_task_id() -> str:
+    """A new task id: 128 random bits (less 0.02)."""
+    return _new_id(16)
+
+
+def _new_id(size: int) -> str:
+    """`size` random bytes as text. No id starts with `-`, because a command line would read it as an option."""
+    while (made := secrets.token_urlsafe(size)).startswith("-"):
         pass
-    return session_id
+    return made
 
 
 def origin_of(network: str) -> str:

@@ -7,7 +7,6 @@ has as many tasks as it may have, the call stays an ordinary call.
 import asyncio
 import contextlib
 import logging
-import secrets
 from collections.abc import Callable
 from typing import Final
 
@@ -26,7 +25,7 @@ from gateway.tasks.running import RunningTask
 from gateway.tasks.stored_call import stored
 from gateway.tasks.table import TaskTable
 from session_store import StoreError, Task
-from session_store.session import redact
+from session_store.session import new_task_id, redact
 from transports.era import MODERN
 from transports.inbound_port import Answer, Request
 from transports.soon import Soon, arrived, is_there
@@ -195,7 +194,7 @@ class TaskMaker:
             call = stored(request.params, exchange.context, is_legacy=is_legacy, is_started=is_started)
         answered = {} if exchange.suspended is None else exchange.suspended.answers  # before it was a task
         return Task(
-            id=secrets.token_urlsafe(16),
+            id=new_task_id(),
             session_id=session.id,
             principal=session.principal,
             origin=session.origin,

@@ -58,7 +58,7 @@ def test_operators_see_that_the_tool_of_a_completed_task_has_failed(
 ) -> None:
     here, there = pair
     client = TaskClient(f"{here.base}/servers/probe/mcp", http)
-    handle = client.begin("fail")
+    handle = client.begin("fail", seconds=1.0)
     done = client.until(handle, "completed")
     assert done["result"]["isError"] and done["statusMessage"] == "the tool has reported an error"
     row = ops.get(f"{there.base}/admin/api/tasks/{handle}").json()

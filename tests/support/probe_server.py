@@ -114,8 +114,9 @@ def sleep(arguments: dict[str, Any], _: dict[str, Any]) -> str:
     return "slept"
 
 
-def fail(*_: Any) -> str:
+def fail(arguments: dict[str, Any], _: dict[str, Any]) -> str:
     os.write(2, b"probe: no route to the database; tried with Bearer abcdefgh12345678\n")
+    time.sleep(arguments.get("seconds", 0))
     return "it failed"
 
 
