@@ -18,7 +18,7 @@ from session_store import Principal, Session
 
 __all__ = ["CACHED_FOR_S", "CachedRecords"]
 
-CACHED_FOR_S: Final = 0.01
+CACHED_FOR_S: Final = 0.05
 """How long a record that the store has returned serves further requests (docs/adr/0009-cached-records.md)."""
 
 
