@@ -10,8 +10,15 @@ from session_store.ports.accounting import Marks, Quotas, Rates
 from session_store.ports.audit import AuditEvent, AuditTrail
 from session_store.ports.backend import Backend
 from session_store.ports.cluster import Bus, Directory
-from session_store.ports.errors import SessionGone, StoreError, StoreFull, StoreUnavailable, UnknownEvent
-from session_store.ports.events import Event, EventLog
+from session_store.ports.errors import (
+    SessionGone,
+    StoreError,
+    StoreFull,
+    StoreUnavailable,
+    UnknownEvent,
+    UnwrittenEvent,
+)
+from session_store.ports.events import Entry, Event, EventLog, Reserved, id_of_event
 from session_store.ports.sessions import Gone, SessionStore
 from session_store.ports.state import StateStore
 from session_store.ports.tasks import Task, TaskStatus, TaskStore
@@ -40,6 +47,7 @@ __all__ = [
     "Context",
     "ContextField",
     "Directory",
+    "Entry",
     "Event",
     "EventLog",
     "Gone",
@@ -58,6 +66,7 @@ __all__ = [
     "Purpose",
     "Quotas",
     "Rates",
+    "Reserved",
     "Session",
     "SessionGone",
     "SessionState",
@@ -73,6 +82,8 @@ __all__ = [
     "TokenCodec",
     "ToolSession",
     "UnknownEvent",
+    "UnwrittenEvent",
     "backend_for",
     "current_session",
+    "id_of_event",
 ]

@@ -3,12 +3,12 @@
 import asyncio
 import secrets
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from session_store.ports.errors import UnknownEvent
-from session_store.ports.events import Event
+from session_store.ports.errors import UnknownEvent, UnwrittenEvent
+from session_store.ports.events import Entry, Event, Reserved, id_of_event
 
 __all__ = ["MAX_LOG_BYTES", "MAX_LOG_EVENTS", "MemoryEventLog", "sequence_of"]
 
@@ -37,16 +37,19 @@ class _Log:
     news: asyncio.Event = field(default_factory=asyncio.Event)
     dropped: bool = False
 
-    def append(self, stream: str, frame: bytes, *, max_events: int, max_bytes: int) -> str:
-        """Store a frame and drop the oldest events beyond the bounds. Returns the event id."""
-        self.last += 1
-        self.events.append((self.last, stream, frame))
+    def reserve(self, count: int) -> int:
+        """The first of so many new numbers."""
+        first, self.last = self.last + 1, self.last + count
+        return first
+
+    def add(self, number: int, stream: str, frame: bytes, *, max_events: int, max_bytes: int) -> None:
+        """Store a frame and drop the oldest events beyond the bounds."""
+        self.events.append((number, stream, frame))
         self.size += len(frame)
         while len(self.events) > max_events or (self.size > max_bytes and len(self.events) > 1):
             self.size -= len(self.events.popleft()[2])
         self.finished &= {name for _, name, _ in self.events}
         self.wake()
-        return f"{self.nonce}-{self.last}"
 
     def drop(self) -> None:
         """End the followers."""
@@ -69,12 +72,29 @@ class MemoryEventLog:
 
     async def append(self, session_id: str, stream: str, frame: bytes) -> str:
         log = self._log(session_id)
-        return log.append(stream, frame, max_events=self._max_events, max_bytes=self._max_bytes)
+        number = log.reserve(1)
+        log.add(number, stream, frame, max_events=self._max_events, max_bytes=self._max_bytes)
+        return id_of_event(log.nonce, number)
 
     async def finish(self, session_id: str, stream: str) -> None:
         log = self._log(session_id)
         log.finished.add(stream)
         log.wake()
+
+    async def reserve(self, session_id: str, count: int) -> Reserved:
+        log = self._log(session_id)
+        return Reserved(log.nonce, log.reserve(count))
+
+    async def write(self, entries: Mapping[str, Sequence[Entry]]) -> None:
+        for session_id, events in entries.items():
+            log = self._log(session_id)
+            for number, stream, frame, ends in events:
+                if log.events and number <= log.events[-1][0]:
+                    continue
+                if frame or not ends:
+                    log.add(number, stream, frame, max_events=self._max_events, max_bytes=self._max_bytes)
+                if ends:
+                    await self.finish(session_id, stream)
 
     async def follow(self, session_id: str, stream: str, after: str | None) -> AsyncGenerator[Event, None]:
         log = self._log(session_id)
@@ -87,7 +107,7 @@ class MemoryEventLog:
             for sequence, name, frame in tuple(log.events):
                 if sequence > position and name == stream:
                     position = sequence
-                    yield Event(id=f"{log.nonce}-{sequence}", frame=frame)
+                    yield Event(id=id_of_event(log.nonce, sequence), frame=frame)
             if news is not log.news:
                 continue  # another event came while the reader was busy
             if log.dropped or stream in log.finished:
@@ -98,7 +118,7 @@ class MemoryEventLog:
         log = self._log(session_id)
         position = sequence_of(log.nonce, after)
         return [
-            Event(id=f"{log.nonce}-{number}", frame=frame)
+            Event(id=id_of_event(log.nonce, number), frame=frame)
             for number, name, frame in log.events
             if number > position and name == stream
         ]
@@ -110,6 +130,8 @@ class MemoryEventLog:
             for number, stream, _ in log.events:
                 if number == sequence:
                     return stream
+            if sequence <= log.last and (not log.events or sequence > log.events[0][0]):
+                raise UnwrittenEvent(event_id)
         raise UnknownEvent(event_id)
 
     async def unfinished(self, session_id: str) -> list[str]:

@@ -1,6 +1,6 @@
 """How a session store fails. Every backend translates its driver's errors into these."""
 
-__all__ = ["SessionGone", "StoreError", "StoreFull", "StoreUnavailable", "UnknownEvent"]
+__all__ = ["SessionGone", "StoreError", "StoreFull", "StoreUnavailable", "UnknownEvent", "UnwrittenEvent"]
 
 
 class StoreError(Exception):
@@ -17,6 +17,10 @@ class StoreFull(StoreError):
 
 class UnknownEvent(LookupError):
     """The event id is not of this session, or the event is no longer in the log."""
+
+
+class UnwrittenEvent(UnknownEvent):
+    """The id was reserved, and nothing was written under it: the process that gave it to a client died before."""
 
 
 class SessionGone(LookupError):

@@ -1,10 +1,10 @@
 """The store of events of a session's streams, from which a client can resume after a broken connection."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-__all__ = ["Event", "EventLog"]
+__all__ = ["Entry", "Event", "EventLog", "Reserved", "id_of_event"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -13,6 +13,28 @@ class Event:
 
     id: str
     frame: bytes
+
+
+class Entry(NamedTuple):
+    """One event to be written under a reserved number. `ends`: the stream is finished with it; it is no event then if
+    its frame is empty."""
+
+    number: int
+    stream: str
+    frame: bytes
+    ends: bool = False
+
+
+class Reserved(NamedTuple):
+    """Numbers for events of one session: `first` and those that follow it. `nonce` is that of the session's log."""
+
+    nonce: str
+    first: int
+
+
+def id_of_event(nonce: str, number: int) -> str:
+    """The id of the event with that number in the log with that nonce."""
+    return f"{nonce}-{number}"
 
 
 class EventLog(Protocol):
@@ -30,6 +52,18 @@ class EventLog(Protocol):
         """Mark the stream as complete: its followers end after its last event."""
         ...
 
+    async def reserve(self, session_id: str, count: int) -> Reserved:
+        """Reserve that many numbers for events that are written later. They are above all earlier ones."""
+        ...
+
+    async def write(self, entries: Mapping[str, Sequence[Entry]]) -> None:
+        """Store events of several sessions, by session, under reserved numbers in rising order.
+
+        An event whose number is not above the last one in the log is left out: it is written already, or another
+        process has written since. So a failed write can be repeated.
+        """
+        ...
+
     def follow(self, session_id: str, stream: str, after: str | None) -> AsyncGenerator[Event, None]:
         """The events of a stream after that id, then each new one, until the stream is finished.
 
@@ -42,7 +76,12 @@ class EventLog(Protocol):
         ...
 
     async def stream_of(self, session_id: str, event_id: str) -> str:
-        """The id of the stream that the event belongs to. Raises `UnknownEvent`."""
+        """The id of the stream that the event belongs to.
+
+        Raises:
+            UnwrittenEvent: its number was reserved, and nothing was written under it.
+            UnknownEvent: it is not of this session, or too old.
+        """
         ...
 
     async def unfinished(self, session_id: str) -> list[str]:

@@ -65,6 +65,9 @@ class ClusterCommands(Commands):
         await self._send(slot, _packed("SCRIPT", "LOAD", script.source))
         return await self._send(slot, prepared.packed)
 
+    async def send_all(self, calls: Sequence[Prepared], script: Script) -> None:
+        await asyncio.gather(*(self.send(call, script) for call in calls))
+
     async def _send(self, slot: int | None, packed: bytes) -> Any:
         """Send a command to the node that serves the slot, or to any master for None, and return the reply.
 

@@ -71,6 +71,19 @@ class Commands:
         await self.run("SCRIPT", "LOAD", script.source)
         return await self._connection.send(prepared.packed)
 
+    async def send_all(self, calls: Sequence[Prepared], script: Script) -> None:
+        """Send prepared calls of `script` together, and wait for all replies. Raises the first error."""
+        if not self._connection.is_open:
+            await self._connection.open()
+        replies = [self._connection.send(call.packed) for call in calls]
+        await asyncio.wait(replies)
+        for call, reply in zip(calls, replies, strict=True):
+            error = reply.exception()
+            if error is not None and "NOSCRIPT" in str(error):
+                await self.send(call, script)
+            elif error is not None:
+                raise error
+
     def client(self) -> Redis:
         """redis-py's client for a server whose topics can be subscribed to."""
         return self._client

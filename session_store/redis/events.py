@@ -2,19 +2,24 @@
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from typing import Final
 
 from session_store.embedded.events import MAX_LOG_BYTES, MAX_LOG_EVENTS, sequence_of
 from session_store.ports.cluster import Bus
-from session_store.ports.errors import UnknownEvent
-from session_store.ports.events import Event
+from session_store.ports.errors import UnknownEvent, UnwrittenEvent
+from session_store.ports.events import Entry, Event, Reserved, id_of_event
 from session_store.redis import keys
-from session_store.redis.commands import Commands, script
+from session_store.redis.commands import Commands, Prepared, prepared, script
 
 __all__ = ["RedisEventLog"]
 
-_APPEND, _LOG, _DELIVERED = script("append"), script("log"), script("delivered")
+_APPEND, _WRITE, _RESERVE = script("append"), script("write"), script("reserve")
+_LOG, _DELIVERED = script("log"), script("delivered")
+_END: Final = "1"
+_LAST_EVENT: Final = "2"
+"""How an entry ends its stream: it is no event, or it is the last one. Any other goes on with the stream."""
+_ENDS: Final = frozenset({_END, _LAST_EVENT})
 _ORPHAN_MS: Final = 3_600_000
 """Lifetime of the log of a session that is not in this store."""
 _POLL_S: Final = 5.0
@@ -33,18 +38,37 @@ class RedisEventLog:
         self._max_bytes = max_bytes
 
     async def append(self, session_id: str, stream: str, frame: bytes) -> str:
-        return await self._append(session_id, stream, frame, ends=False)
+        return await self._append(session_id, stream, frame, "")
 
     async def finish(self, session_id: str, stream: str) -> None:
-        await self._append(session_id, stream, b"", ends=True)
+        await self._append(session_id, stream, b"", _END)
 
-    async def _append(self, session_id: str, stream: str, frame: bytes, *, ends: bool) -> str:
+    async def _append(self, session_id: str, stream: str, frame: bytes, ends: str) -> str:
         session, _, events, log = keys.of_session(session_id)
-        limits = (self._max_events, self._max_bytes)
-        event_id = await self._commands.call(
-            _APPEND, [session, events, log], stream, frame, *limits, _nonce(), _ORPHAN_MS, _topic(session_id), int(ends)
+        appended = await self._commands.call(
+            _APPEND, [session, events, log], *self._about(session_id), stream, frame, ends
         )
-        return str(event_id.decode())
+        return str(appended.decode())
+
+    def _about(self, session_id: str) -> tuple[int, int, str, int, str]:
+        """What each script that adds events is told first."""
+        return self._max_events, self._max_bytes, _nonce(), _ORPHAN_MS, _topic(session_id)
+
+    async def reserve(self, session_id: str, count: int) -> Reserved:
+        session, _, _, log = keys.of_session(session_id)
+        nonce, first = await self._commands.call(_RESERVE, [session, log], _nonce(), count, _ORPHAN_MS)
+        return Reserved(nonce.decode(), first)
+
+    async def write(self, entries: Mapping[str, Sequence[Entry]]) -> None:
+        await self._commands.send_all([self._written(*of_session) for of_session in entries.items()], _WRITE)
+
+    def _written(self, session_id: str, entries: Sequence[Entry]) -> Prepared:
+        """One call for the events of one session."""
+        session, _, events, log = keys.of_session(session_id)
+        arguments: list[int | str | bytes] = [*self._about(session_id)]
+        for number, stream, frame, ends in entries:
+            arguments += (number, stream, frame, "" if not ends else _LAST_EVENT if frame else _END)
+        return prepared(_WRITE, [session, events, log], *arguments)
 
     async def follow(self, session_id: str, stream: str, after: str | None) -> AsyncGenerator[Event, None]:
         news = asyncio.Event()
@@ -65,9 +89,10 @@ class RedisEventLog:
                 news.clear()
                 async for number, frame, ends in self._entries(session_id, stream, position):
                     position = number
-                    if ends:
+                    if ends != _END:
+                        yield Event(id=id_of_event(nonce, number), frame=frame)
+                    if ends in _ENDS:
                         return
-                    yield Event(id=f"{nonce}-{number}", frame=frame)
                 if dropped or (await self._log(session_id, stream))[0] != nonce:
                     return
                 try:
@@ -76,12 +101,12 @@ class RedisEventLog:
                 except TimeoutError:
                     pass
 
-    async def _entries(self, session_id: str, stream: str, after: int) -> AsyncIterator[tuple[int, bytes, bool]]:
+    async def _entries(self, session_id: str, stream: str, after: int) -> AsyncIterator[tuple[int, bytes, str]]:
         entries = await self._commands.run("XRANGE", keys.of_session(session_id)[2], f"{after + 1}-0", "+")
         for entry_id, values in entries:
             fields = _fields(values)
             if fields[b"s"] == stream.encode():
-                yield int(entry_id.partition(b"-")[0]), fields[b"f"], fields[b"e"] == b"1"
+                yield int(entry_id.partition(b"-")[0]), fields[b"f"], fields[b"e"].decode()
 
     async def _log(self, session_id: str, stream: str) -> tuple[str, int]:
         """The nonce of the session's log, which is created if need be, and the number of the last delivered event."""
@@ -92,15 +117,21 @@ class RedisEventLog:
     async def kept(self, session_id: str, stream: str, after: str) -> list[Event]:
         nonce, _ = await self._log(session_id, stream)
         entries = self._entries(session_id, stream, sequence_of(nonce, after))
-        return [Event(id=f"{nonce}-{number}", frame=frame) async for number, frame, ends in entries if not ends]
+        return [
+            Event(id=id_of_event(nonce, number), frame=frame) async for number, frame, ends in entries if ends != _END
+        ]
 
     async def stream_of(self, session_id: str, event_id: str) -> str:
         _, _, events, log = keys.of_session(session_id)
-        nonce = await self._commands.run("HGET", log, "nonce")
-        if nonce is not None:
-            number = sequence_of(nonce.decode(), event_id)
-            for _, values in await self._commands.run("XRANGE", events, f"{number}-0", f"{number}-0"):
-                return _fields(values)[b"s"].decode()
+        nonce, last = await self._commands.run("HMGET", log, "nonce", "last")
+        if nonce is None:
+            raise UnknownEvent(event_id)
+        number = sequence_of(nonce.decode(), event_id)
+        for _, values in await self._commands.run("XRANGE", events, f"{number}-0", f"{number}-0"):
+            return _fields(values)[b"s"].decode()
+        first = [entry for entry, _ in await self._commands.run("XRANGE", events, "-", "+", "COUNT", 1)]
+        if number <= int(last or 0) and (not first or number > int(first[0].partition(b"-")[0])):
+            raise UnwrittenEvent(event_id)
         raise UnknownEvent(event_id)
 
     async def unfinished(self, session_id: str) -> list[str]:
@@ -108,7 +139,7 @@ class RedisEventLog:
         open_streams: set[str] = set()
         for _, values in entries:
             fields = _fields(values)
-            change = open_streams.discard if fields[b"e"] == b"1" else open_streams.add
+            change = open_streams.discard if fields[b"e"].decode() in _ENDS else open_streams.add
             change(fields[b"s"].decode())
         return sorted(open_streams)
 

@@ -3,12 +3,12 @@
 import asyncio
 import secrets
 import sqlite3
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 
 from session_store.embedded.events import MAX_LOG_BYTES, MAX_LOG_EVENTS, sequence_of
 from session_store.ports.cluster import Bus
-from session_store.ports.errors import UnknownEvent
-from session_store.ports.events import Event
+from session_store.ports.errors import UnknownEvent, UnwrittenEvent
+from session_store.ports.events import Entry, Event, Reserved, id_of_event
 from session_store.sqlite.database import Database
 
 __all__ = ["SqliteEventLog"]
@@ -34,16 +34,45 @@ class SqliteEventLog:
 
     async def append(self, session_id: str, stream: str, frame: bytes) -> str:
         def work(db: sqlite3.Connection) -> str:
-            nonce = self._nonce(db, session_id)
-            db.execute("UPDATE logs SET last = last + 1, written_at = ? WHERE session = ?", (self._clock(), session_id))
-            number = db.execute("SELECT last FROM logs WHERE session = ?", (session_id,)).fetchone()[0]
+            nonce, number = self._reserve(db, session_id, 1)
             db.execute("INSERT INTO events VALUES (?, ?, ?, ?)", (session_id, number, stream, frame))
             self._trim(db, session_id)
-            return f"{nonce}-{number}"
+            return id_of_event(nonce, number)
 
-        event_id = await self._database.run(work)
+        appended = await self._database.run(work)
         await self._bus.publish(_topic(session_id), b"n")
-        return event_id
+        return appended
+
+    async def reserve(self, session_id: str, count: int) -> Reserved:
+        return await self._database.run(lambda db: self._reserve(db, session_id, count))
+
+    def _reserve(self, db: sqlite3.Connection, session_id: str, count: int) -> Reserved:
+        nonce = self._nonce(db, session_id)
+        change = "UPDATE logs SET last = last + ?, written_at = ? WHERE session = ?"
+        db.execute(change, (count, self._clock(), session_id))
+        last = db.execute("SELECT last FROM logs WHERE session = ?", (session_id,)).fetchone()[0]
+        return Reserved(nonce, last - count + 1)
+
+    async def write(self, entries: Mapping[str, Sequence[Entry]]) -> None:
+        def work(db: sqlite3.Connection) -> None:
+            for session_id, events in entries.items():
+                self._write(db, session_id, events)
+
+        await self._database.run(work)
+        for session_id in entries:
+            await self._bus.publish(_topic(session_id), b"n")
+
+    def _write(self, db: sqlite3.Connection, session_id: str, entries: Sequence[Entry]) -> None:
+        self._nonce(db, session_id)
+        found = db.execute("SELECT MAX(number) FROM events WHERE session = ?", (session_id,)).fetchone()[0]
+        new = [entry for entry in entries if entry.number > (found or 0)]
+        rows = [(session_id, number, stream, frame) for number, stream, frame, ends in new if frame or not ends]
+        db.executemany("INSERT INTO events VALUES (?, ?, ?, ?)", rows)
+        db.execute("UPDATE logs SET written_at = ? WHERE session = ?", (self._clock(), session_id))
+        self._trim(db, session_id)
+        for entry in new:
+            if entry.ends:
+                self._finish(db, session_id, entry.stream)
 
     def _trim(self, db: sqlite3.Connection, session_id: str) -> None:
         where = "FROM events WHERE session = ?"
@@ -58,20 +87,23 @@ class SqliteEventLog:
     async def finish(self, session_id: str, stream: str) -> None:
         def work(db: sqlite3.Connection) -> None:
             self._nonce(db, session_id)
-            db.execute(
-                "INSERT INTO streams (session, stream, finished) VALUES (?, ?, 1) "
-                "ON CONFLICT DO UPDATE SET finished = 1",
-                (session_id, stream),
-            )
-            # A finished stream whose events have all been trimmed needs no row.
-            db.execute(
-                "DELETE FROM streams WHERE session = ? AND finished AND stream != ? AND NOT EXISTS "
-                "(SELECT 1 FROM events e WHERE e.session = streams.session AND e.stream = streams.stream)",
-                (session_id, stream),
-            )
+            self._finish(db, session_id, stream)
 
         await self._database.run(work)
         await self._bus.publish(_topic(session_id), b"n")
+
+    @staticmethod
+    def _finish(db: sqlite3.Connection, session_id: str, stream: str) -> None:
+        db.execute(
+            "INSERT INTO streams (session, stream, finished) VALUES (?, ?, 1) ON CONFLICT DO UPDATE SET finished = 1",
+            (session_id, stream),
+        )
+        # A finished stream whose events have all been trimmed needs no row.
+        db.execute(
+            "DELETE FROM streams WHERE session = ? AND finished AND stream != ? AND NOT EXISTS "
+            "(SELECT 1 FROM events e WHERE e.session = streams.session AND e.stream = streams.stream)",
+            (session_id, stream),
+        )
 
     async def follow(self, session_id: str, stream: str, after: str | None) -> AsyncGenerator[Event, None]:
         news = asyncio.Event()
@@ -110,7 +142,7 @@ class SqliteEventLog:
                 rows, finished = await self._database.run(lambda db, at=at: read(db, at))  # type: ignore[misc]
                 for number, frame in rows:
                     position = number
-                    yield Event(id=f"{nonce}-{number}", frame=frame)
+                    yield Event(id=id_of_event(nonce, number), frame=frame)
                 if dropped or (finished and not news.is_set()):
                     return
                 await news.wait()
@@ -122,20 +154,24 @@ class SqliteEventLog:
                 "SELECT number, frame FROM events WHERE session = ? AND stream = ? AND number > ? ORDER BY number",
                 (session_id, stream, sequence_of(nonce, after)),
             )
-            return [Event(id=f"{nonce}-{number}", frame=frame) for number, frame in rows]
+            return [Event(id=id_of_event(nonce, number), frame=frame) for number, frame in rows]
 
         return await self._database.run(work)
 
     async def stream_of(self, session_id: str, event_id: str) -> str:
         def work(db: sqlite3.Connection) -> str:
-            row = db.execute("SELECT nonce FROM logs WHERE session = ?", (session_id,)).fetchone()
-            if row is not None:
-                number = sequence_of(row[0], event_id)
-                query = "SELECT stream FROM events WHERE session = ? AND number = ?"
-                row = db.execute(query, (session_id, number)).fetchone()
-            if row is None:
+            log = db.execute("SELECT nonce, last FROM logs WHERE session = ?", (session_id,)).fetchone()
+            if log is None:
                 raise UnknownEvent(event_id)
-            return str(row[0])
+            number = sequence_of(log[0], event_id)
+            query = "SELECT stream FROM events WHERE session = ? AND number = ?"
+            row = db.execute(query, (session_id, number)).fetchone()
+            if row is not None:
+                return str(row[0])
+            first = db.execute("SELECT MIN(number) FROM events WHERE session = ?", (session_id,)).fetchone()[0]
+            if (first or 0) < number <= log[1]:
+                raise UnwrittenEvent(event_id)
+            raise UnknownEvent(event_id)
 
         return await self._database.run(work)
 

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from session_store.ports.errors import UnknownEvent
-from session_store.ports.events import EventLog
+from session_store.ports.errors import UnknownEvent, UnwrittenEvent
+from session_store.ports.events import Entry, EventLog, id_of_event
 
 __all__ = ["EventLogContract"]
 
@@ -75,6 +75,60 @@ class EventLogContract:
         await log.finish("s", "one")
         assert await self._read(log, "s", "one", None) == [b"c"]
 
+    async def test_events_of_many_sessions_are_written_together_under_reserved_numbers(self, log: EventLog) -> None:
+        begun = await log.append("s", "one", b"a")
+        (nonce, number), other = await log.reserve("s", 100), await log.reserve("t", 100)
+        entries = [Entry(number, "one", b"b"), Entry(number + 1, "two", b""), Entry(number + 2, "one", b"c", ends=True)]
+        for _ in range(2):  # the second time nothing is new
+            await log.write({"s": entries, "t": [Entry(other.first, "one", b"other")]})
+        assert await self._read(log, "s", "one", begun) == [b"b", b"c"]
+        assert await log.stream_of("s", id_of_event(nonce, number + 1)) == "two"
+        assert await log.stream_of("t", id_of_event(*other)) == "one"
+        assert await log.unfinished("s") == ["two"] and await log.unfinished("t") == ["one"]
+        await log.write({"s": [Entry(number + 3, "two", b"", ends=True)]})
+        assert await log.unfinished("s") == []
+        after = id_of_event(nonce, number + 1)
+        assert await log.kept("s", "two", after) == [] and await self._read(log, "s", "two", after) == []
+
+    async def test_a_follower_hears_what_is_written_later(self, log: EventLog) -> None:
+        first = await log.append("s", "one", b"a")
+        number = (await log.reserve("s", 2)).first
+        reading = asyncio.create_task(self._read(log, "s", "one", first))
+        await asyncio.sleep(0)
+        await log.write({"s": [Entry(number, "one", b"b"), Entry(number + 1, "one", b"c", ends=True)]})
+        assert await reading == [b"b", b"c"]
+
+    async def test_what_another_process_has_written_since_stays_the_last(self, log: EventLog) -> None:
+        (nonce, number), later = await log.reserve("s", 10), (await log.reserve("s", 10)).first
+        await log.write({"s": [Entry(later, "one", b"its", ends=True)]})
+        await log.write({"s": [Entry(number, "one", b"late")]})
+        with pytest.raises(UnknownEvent):
+            await log.stream_of("s", id_of_event(nonce, number))
+        assert await self._read(log, "s", "one", id_of_event(nonce, number)) == [b"its"]
+        assert sequence_above(await log.append("s", "two", b""), later + 9)
+
+    async def test_a_reserved_number_that_nothing_was_written_under_is_told_apart(self, log: EventLog) -> None:
+        nonce, first = await log.reserve("s", 40)
+        with pytest.raises(UnwrittenEvent):
+            await log.stream_of("s", id_of_event(nonce, first))
+        await log.write({"s": [Entry(first + n, "one", b"%d" % n) for n in range(20)]})
+        with pytest.raises(UnwrittenEvent):
+            await log.stream_of("s", id_of_event(nonce, first + 20))
+        for unknown in (first, first + 40):  # dropped because it was old, and never reserved
+            with pytest.raises(UnknownEvent) as caught:
+                await log.stream_of("s", id_of_event(nonce, unknown))
+            assert not isinstance(caught.value, UnwrittenEvent)
+
+    async def test_the_bounds_hold_for_events_that_are_written_together(self, log: EventLog) -> None:
+        nonce, first = await log.reserve("s", 40)
+        await log.write({"s": [Entry(first + n, "one", b"%02d" % n, ends=n == 19) for n in range(20)]})
+        ids = [id_of_event(nonce, first + n) for n in range(20)]
+        assert await self._read(log, "s", "one", ids[4]) == [b"%02d" % n for n in range(5, 20)]
+        await log.write({"s": [Entry(first + 20, "two", b"x" * 600), Entry(first + 21, "two", b"y" * 600)]})
+        with pytest.raises(UnknownEvent):
+            await log.stream_of("s", id_of_event(nonce, first + 20))
+        assert await log.stream_of("s", id_of_event(nonce, first + 21)) == "two"
+
     async def test_dropping_ends_followers_and_forgets(self, log: EventLog) -> None:
         event = await log.append("s", "one", b"a")
         reading = asyncio.create_task(self._read(log, "s", "one", event))
@@ -83,3 +137,8 @@ class EventLogContract:
         assert await reading == []
         with pytest.raises(UnknownEvent):
             await log.stream_of("s", event)
+
+
+def sequence_above(event_id: str, number: int) -> bool:
+    """Whether the number in an event id is above that one."""
+    return int(event_id.partition("-")[2]) > number

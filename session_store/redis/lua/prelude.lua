@@ -45,6 +45,27 @@ local function live_with(session, key, fallback)
   redis.call('PEXPIRE', key, left > 0 and left or fallback)
 end
 
+-- After entries of so many bytes in all were added to a log (keys: session, events, log). The oldest are dropped beyond
+-- the bounds. `about`: most events, most bytes, nonce, fallback ms, topic.
+local function logged(keys, added, about)
+  local size = redis.call('HINCRBY', keys[3], 'size', added)
+  local over = redis.call('XLEN', keys[2]) - tonumber(about[1])
+  while over > 0 or (size > tonumber(about[2]) and redis.call('XLEN', keys[2]) > 1) do
+    local first = redis.call('XRANGE', keys[2], '-', '+', 'COUNT', math.max(1, over))
+    local ids, freed = {}, 0
+    for _, entry in ipairs(first) do
+      ids[#ids + 1] = entry[1]
+      freed = freed + #entry[2][4]
+    end
+    redis.call('XDEL', keys[2], unpack(ids))
+    size = redis.call('HINCRBY', keys[3], 'size', -freed)
+    over = 0
+  end
+  live_with(keys[1], keys[2], about[4])
+  live_with(keys[1], keys[3], about[4])
+  redis.call('PUBLISH', about[5], 'n')
+end
+
 -- A key of many things lives at least that many ms more.
 local function keep_for(key, ms)
   if redis.call('PTTL', key) < tonumber(ms) then redis.call('PEXPIRE', key, ms) end
