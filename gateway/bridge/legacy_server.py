@@ -7,7 +7,6 @@ import msgspec
 from gateway.bridge.suspended_calls import without_modern_gaps
 from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import Exchange
-from gateway.protocol.handshake import server_info_of
 from gateway.protocol.results import modern_error, modern_result, urls_required
 from transports.jsonrpc import Message, Object, encode
 
@@ -15,6 +14,7 @@ __all__ = ["LegacyServerBridge", "legacy_meta", "legacy_params"]
 
 _SPEC: Final = "io.modelcontextprotocol/"
 _MODERN_ONLY: Final = frozenset({"_meta", "inputResponses", "requestState", "task"})
+_objects: Final = msgspec.json.Decoder(Object)
 
 
 def legacy_params(params: Object) -> Object:
@@ -42,11 +42,7 @@ class LegacyServerBridge:
             return Message(jsonrpc="2.0", id=0, error=modern_error(message.error))
         if not isinstance(message.result, msgspec.Raw):
             return message
-        result = modern_result(
-            exchange.method,
-            msgspec.json.decode(message.result, type=Object),
-            server_info_of(self._conversation.initialize_result),
-        )
+        result = modern_result(exchange.method, _objects.decode(message.result), self._conversation.server_info)
         return Message(jsonrpc="2.0", id=0, result=msgspec.Raw(encode(result)))
 
 

@@ -28,6 +28,7 @@ MAX_ROUNDS: Final = 10
 """How often a server may ask during one call; SDK clients of the modern era allow as many."""
 
 _COMPLETE: Final = b'"complete"'
+_objects: Final = msgspec.json.Decoder(Object)
 
 
 class ModernServerBridge:
@@ -62,7 +63,7 @@ class ModernServerBridge:
             return Message(jsonrpc="2.0", id=0, error=legacy_error(exchange.method, self._params, message.error))
         if not isinstance(message.result, msgspec.Raw):
             return message
-        result = msgspec.json.decode(message.result, type=Object)
+        result = _objects.decode(message.result)
         if exchange.takes_rounds and (is_task(result) or is_input_required(result)):
             return message
         if is_task(result) and exchange.method == "tools/call":

@@ -6,7 +6,7 @@ Knows nothing of clients and their calls.
 import asyncio
 import contextlib
 import logging
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -18,7 +18,7 @@ from gateway.calls.owned_tasks import OwnedTask, OwnedTasks
 from gateway.calls.patience import Patience
 from gateway.calls.pending import PendingRequests
 from gateway.protocol.extensions import Declared
-from gateway.protocol.handshake import capabilities_json
+from gateway.protocol.handshake import capabilities_json, server_info_of
 from transports.era import Era
 from transports.jsonrpc import (
     Message,
@@ -35,8 +35,17 @@ __all__ = ["Peer"]
 
 logger = logging.getLogger(__name__)
 
-_NOTHING: Final[tuple[bytes | None, Declared]] = (None, Declared())
-"""No handshake, and nothing declared."""
+
+class _Greeting(NamedTuple):
+    """What is read of the server's answer to a handshake."""
+
+    result: bytes | None
+    declared: Declared
+    server_info: bytes
+
+
+_NOTHING: Final = _Greeting(None, Declared(), server_info_of(None))
+"""Before the first handshake."""
 
 
 class Peer:
@@ -44,7 +53,7 @@ class Peer:
 
     # Without a dictionary each: there are as many as there are sessions.
     __slots__ = (
-        "_declared",
+        "_greeting",
         "_holds",
         "_last_number",
         "_links",
@@ -63,7 +72,7 @@ class Peer:
         self._links = links
         self._own = PendingRequests()
         self._last_number = 0
-        self._declared = _NOTHING
+        self._greeting = _NOTHING
         self._holds = 0
         self._tasks: OwnedTasks | None = None
         self._task_link: Link | None = None  # whose tasks these are
@@ -80,11 +89,21 @@ class Peer:
 
     @property
     def declared(self) -> Declared:
-        """The extensions that the server declared in the last handshake. They are read once for each handshake."""
+        """The extensions that the server declared in the last handshake."""
+        return self._greeted.declared
+
+    @property
+    def server_info(self) -> bytes:
+        """The `serverInfo` of a legacy server, as JSON."""
+        return self._greeted.server_info
+
+    @property
+    def _greeted(self) -> _Greeting:
+        """The last handshake. It is read once."""
         result = self._links.initialize_result
-        if self._declared[0] is not result:
-            self._declared = (result, Declared.of(capabilities_json(result)))
-        return self._declared[1]
+        if self._greeting.result is not result:
+            self._greeting = _Greeting(result, Declared.of(capabilities_json(result)), server_info_of(result))
+        return self._greeting
 
     @property
     def is_open(self) -> bool:

@@ -7,6 +7,7 @@ from typing import Any, Final
 import msgspec
 
 from gateway.protocol.extensions import Declared, object_of, passed_on
+from gateway.protocol.tasks import with_tasks
 from transports.jsonrpc import Object, encode, splice
 
 __all__ = ["Caller", "caller_of_meta", "caller_of_params", "capability_for", "may_be_asked"]
@@ -65,14 +66,23 @@ class Caller(msgspec.Struct, frozen=True, dict=True):
             }
         )
 
-    def meta(self, log_level: str) -> Object:
-        """The `_meta` of every request to a modern server."""
-        meta: Object = {
+    def meta(self, log_level: str, *, takes_tasks: bool = False) -> Object:
+        """The `_meta` of every request to a modern server. Read only. `takes_tasks`: the gateway takes a task in place
+        of a result (`gateway.protocol.tasks.with_tasks`)."""
+        meta = self._meta_with_tasks if takes_tasks else self._meta
+        return meta | {f"{_SPEC}logLevel": msgspec.Raw(encode(log_level))} if log_level else meta
+
+    @functools.cached_property
+    def _meta(self) -> Object:
+        return {
             f"{_SPEC}protocolVersion": msgspec.Raw(encode(_MODERN)),
             f"{_SPEC}clientInfo": msgspec.Raw(self.info),
             f"{_SPEC}clientCapabilities": msgspec.Raw(self.capabilities),
         }
-        return meta | {f"{_SPEC}logLevel": msgspec.Raw(encode(log_level))} if log_level else meta
+
+    @functools.cached_property
+    def _meta_with_tasks(self) -> Object:
+        return with_tasks(self._meta)
 
 
 class _Meta(
@@ -107,8 +117,18 @@ def caller_of_meta(meta: msgspec.Raw | bytes) -> Caller:
 
 def caller_of_params(initialize_params: bytes) -> Caller:
     """A legacy client, from the params of its `initialize`."""
+    # Each of its calls to a modern server asks for it, with the same bytes.
+    if len(initialize_params) <= _MAX_CACHED_BYTES:
+        return _cached_caller_of_params(initialize_params)
+    return _made_caller_of_params(initialize_params)
+
+
+def _made_caller_of_params(initialize_params: bytes) -> Caller:
     said = _params.decode(initialize_params or b"{}")
     return _caller(bytes(said.clientInfo), bytes(said.capabilities))
+
+
+_cached_caller_of_params = functools.lru_cache(maxsize=_CACHED)(_made_caller_of_params)
 
 
 def may_be_asked(capabilities: bytes, method: str, params: Object) -> bool:

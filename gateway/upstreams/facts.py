@@ -54,9 +54,9 @@ class ServerFacts:
         them."""
         return Declared.of(capabilities_json(self.discovery))
 
-    @property
+    @cached_property
     def capabilities(self) -> dict[str, Any]:
-        """The capabilities of the server, as it declares them."""
+        """The capabilities of the server, as it declares them. Read only."""
         found = msgspec.json.decode(self.discovery or b"{}").get("capabilities", {})
         return found if isinstance(found, dict) else {}
 
