@@ -25,7 +25,7 @@ from gateway.calls.log_fields import link_fields
 from gateway.calls.peer import Peer
 from gateway.errors import CANCELLED, OUTCOME_UNKNOWN, UPSTREAM_UNAVAILABLE
 from gateway.observability.logs import CORRELATION
-from transports.era import Era
+from transports.era import LEGACY
 from transports.jsonrpc import HEADER_MISMATCH, Message, Object, encode, error_code
 from transports.tasks import Tasks
 from transports.upstream_port import Link, LinkClosed, UpstreamUnavailable
@@ -128,8 +128,6 @@ class Conversation(Peer):
                 self.calls.end(exchange)
                 exchange.abandon()
                 return
-            if self.era is Era.LEGACY and exchange.caller is not None and exchange.caller.log_level:
-                self.want_log_level(exchange.caller.log_level)
             reason = self._send(exchange, number, frame, None if again else (params, meta))
             if reason is None:
                 return
@@ -148,6 +146,8 @@ class Conversation(Peer):
         link, written_at = self._links.link, monotonic()  # after the write the server may run before this process
         if link is None or not self._links.is_open:
             return LinkClosed("it exited")
+        if exchange.caller is not None and self.era is LEGACY and exchange.caller.log_level:
+            self.want_log_level(exchange.caller.log_level)
         try:
             link.send(frame) if exchange.forwarded is None else send_with(link, frame, exchange.forwarded)
         except LinkClosed as error:

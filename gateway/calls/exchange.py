@@ -182,9 +182,9 @@ class Exchange(ForwardsHeaders, ExchangeLife, Observed, WireUse, Listening, Beco
         self.when_done(lambda: live.exchanges.discard(self))
         self.when_done(live.in_use().release)
 
-    def use_bridge(self, bridge: Bridge, method: str = "") -> None:
+    def use_bridge(self, bridge: Bridge | None, method: str = "") -> None:
         """Have `bridge` translate the response of a server of the other era, who gets requests of `method` from now on
-        if it is not that of the client."""
+        if it is not that of the client. None: the response stays as it is."""
         self.bridge, self.sent_method = bridge, method
 
     def replay_answers(self, answers: Mapping[str, str]) -> None:

@@ -15,18 +15,17 @@ from gateway.bridge.request_state import is_input_required
 from gateway.bridge.subscription_relay import caller_of
 from gateway.calls.call import Call
 from gateway.calls.conversation import Conversation
-from gateway.calls.exchange import Exchange
-from gateway.calls.live_session import live_session_of
+from gateway.calls.exchange import Bridge, Exchange
+from gateway.calls.live_session import LiveSession, live_session_of
 from gateway.calls.shared_server import params_for_shared
 from gateway.protocol.listing import Tools
 from gateway.protocol.methods import CACHEABLE, LISTS, METHODS, RECORDED
 from gateway.protocol.params import text_of
 from gateway.protocol.results import legacy_result
-from gateway.protocol.tasks import with_tasks
 from gateway.relay.admission import Admission
 from gateway.relay.aggregation import empty_result
 from gateway.relay.asking import Answer, KeptResult, asked_of, fresh
-from gateway.relay.subscriptions import changes_confirmed, relay_changes
+from gateway.relay.subscriptions import changes_confirmed, relay_changes, waits_for_changes
 from gateway.sessions.child_sessions import ChildSessions
 from gateway.upstreams.result_cache import Asked
 from gateway.upstreams.upstream import ConfiguredUpstream
@@ -59,17 +58,19 @@ class Dispatch:
         method, live = exchange.method, live_session_of(exchange)
         if live is None or live.ended or settings.shared or settings.handles:
             return False
-        if method in LISTS or upstream.era_now(era) is not era:
-            return False
-        if era is MODERN and method in CACHEABLE:
+        server_era = upstream.era_now(era)
+        if method in LISTS or server_era is None or (server_era is MODERN and method in CACHEABLE):
             return False  # its result may be kept
-        conversation = upstream.conversation(live, era, call.correlation)
+        if server_era is not era and _waits_between_eras(upstream, live, call):
+            return False
+        conversation = upstream.conversation(live, server_era, call.correlation, exchange.caller)
         if not conversation.is_open_to(live):
             return False
         params = self._admission.admit_now(upstream, conversation, call)
-        if call.headers is not None and settings.url:
-            _forward_headers(call)
-        return params is not None and conversation.start_now(exchange, params, call.meta)
+        if params is None:
+            return False
+        params, meta = _for_server(upstream, conversation, call.with_params(params), None)
+        return conversation.start_now(exchange, params, meta)
 
     async def send(self, upstream: ConfiguredUpstream, call: Call) -> None:
         """Send a call. The facts and lists of the server that the call depends on are requested first.
@@ -103,22 +104,15 @@ class Dispatch:
         self, upstream: ConfiguredUpstream, conversation: Conversation, call: Call, asked: Asked | None
     ) -> None:
         """Send a call in that conversation. `asked`: its result may be kept."""
-        exchange, server_era = call.exchange, conversation.era
-        if exchange.live is not None and server_era is MODERN and call.era is LEGACY:
-            await self._send_to_modern(upstream, conversation, call, asked)
-            return
-        if asked is not None:
-            exchange.use_bridge(KeptResult(upstream.inventory.results, asked))
-        if call.headers is not None and upstream.settings.url and server_era is MODERN:
-            _forward_headers(call)
-        params, meta = call.params, call.meta
-        if server_era is LEGACY and call.era is MODERN:
-            params, meta = legacy_params(params), legacy_meta(meta)
-            if call.method == "tools/call" and _needs_task(upstream, conversation, params):
-                exchange.use_bridge(LegacyTaskBridge(conversation))
-                params = asking_for_task(params)
-            else:
-                exchange.use_bridge(LegacyServerBridge(conversation))
+        exchange = call.exchange
+        if conversation.era is MODERN and call.era is LEGACY and (live := call.live) is not None:
+            await _subscribe(upstream, live, call)
+            if call.method in RECORDED:
+                # The session's record has the change. A modern server gets it with the subscription or the next
+                # request.
+                exchange.finish(empty_result())
+                return
+        params, meta = _for_server(upstream, conversation, call, asked)
         if upstream.settings.shared:
             others = [live.session for live in conversation.users if live is not None and live is not exchange.live]
             seen = params_for_shared(call.method, params, others)
@@ -163,29 +157,49 @@ class Dispatch:
 
         return filtered
 
-    async def _send_to_modern(
-        self, upstream: ConfiguredUpstream, conversation: Conversation, call: Call, asked: Asked | None
-    ) -> None:
-        """Send a legacy client's call to a modern server."""
-        exchange, live = call.exchange, call.live
-        assert live is not None
-        is_recorded = call.method in RECORDED
-        changes_subscriptions = is_recorded and METHODS[call.method].kind == "resources"
-        if changes_subscriptions or live.session.initialized:
-            await relay_changes(upstream, live, call.correlation, anew=changes_subscriptions)
-            await changes_confirmed(upstream, live)
-        if is_recorded:
-            # The session's record has the change. A modern server gets it with the subscription or the next request.
-            exchange.finish(empty_result())
-            return
-        meta = call.meta | caller_of(live).meta(live.session.log_level)
-        list_tools = None
-        if call.method == "tools/call":
-            list_tools = functools.partial(upstream.inventory.refresh, "tools/list", conversation)
-            meta = with_tasks(meta)  # a task is followed for the client
-        bridge = ModernServerBridge(conversation, call.params, meta, list_tools=list_tools)
-        exchange.use_bridge(bridge if asked is None else KeptResult(upstream.inventory.results, asked, bridge))
-        await conversation.start(exchange, call.params, meta)
+
+def _waits_between_eras(upstream: ConfiguredUpstream, live: LiveSession, call: Call) -> bool:
+    """Whether something has to be waited for before a call can be sent to a server of the other era."""
+    if upstream.is_asked_by(live):
+        return True
+    return call.era is LEGACY and (call.method in RECORDED or waits_for_changes(upstream, live))
+
+
+async def _subscribe(upstream: ConfiguredUpstream, live: LiveSession, call: Call) -> None:
+    """Have a modern server notify a legacy client of changes before it gets the call."""
+    anew = call.method in RECORDED and METHODS[call.method].kind == "resources"
+    if anew or live.session.initialized:
+        await relay_changes(upstream, live, call.correlation, anew=anew)
+        await changes_confirmed(upstream, live)
+
+
+def _for_server(
+    upstream: ConfiguredUpstream, conversation: Conversation, call: Call, asked: Asked | None
+) -> tuple[Object, Object]:
+    """The params and the `_meta` that the server gets. The call's exchange gets what translates the answer. `asked`:
+    the result may be kept."""
+    exchange, era, params, meta = call.exchange, conversation.era, call.params, call.meta
+    bridge: Bridge | None = None
+    if era is MODERN and call.headers is not None and upstream.settings.url:
+        _forward_headers(call)
+    if era is call.era:
+        pass
+    elif era is LEGACY:
+        params, meta = legacy_params(params), legacy_meta(meta)
+        if call.method == "tools/call" and _needs_task(upstream, conversation, params):
+            bridge, params = LegacyTaskBridge(conversation), asking_for_task(params)
+        else:
+            bridge = LegacyServerBridge(conversation)
+    elif (live := call.live) is not None:
+        is_tool = call.method == "tools/call"  # a task is followed for the client
+        meta = meta | caller_of(live).meta(live.session.log_level, takes_tasks=is_tool)
+        refresh = functools.partial(upstream.inventory.refresh, "tools/list", conversation) if is_tool else None
+        bridge = ModernServerBridge(conversation, params, meta, list_tools=refresh)
+    if asked is not None:
+        bridge = KeptResult(upstream.inventory.results, asked, bridge)
+    if bridge is not exchange.bridge:
+        exchange.use_bridge(bridge)
+    return params, meta
 
 
 def _forward_headers(call: Call) -> None:

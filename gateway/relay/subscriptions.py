@@ -11,7 +11,8 @@ before the server has the subscription is not lost: the client then gets one not
 import contextlib
 import functools
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any
 
 import msgspec
 
@@ -29,7 +30,15 @@ from session_store import StoreError
 from transports.era import Era
 from transports.upstream_port import LinkClosed, UpstreamUnavailable
 
-__all__ = ["acknowledge_nothing", "asks_for_nothing", "changes_confirmed", "listen", "listen_behind", "relay_changes"]
+__all__ = [
+    "acknowledge_nothing",
+    "asks_for_nothing",
+    "changes_confirmed",
+    "listen",
+    "listen_behind",
+    "relay_changes",
+    "waits_for_changes",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -55,8 +64,7 @@ async def relay_changes(
         capabilities = await upstream.capabilities()
         if live.subscription_relays.get(upstream.name) is not relay:
             return  # the subscriptions have changed meanwhile
-        wanted = everything(upstream.permits(live.session.context, frozenset(live.session.subscriptions)))
-        wanted = wanted.honoured(capabilities)
+        wanted = _wanted(upstream, live, capabilities)
         relay.ask_for(wanted)
         if wanted or _share_extension(live, upstream.extensions):
             conversation = upstream.conversation(live, Era.MODERN, correlation)
@@ -90,6 +98,23 @@ def _with_the_next_start(upstream: ConfiguredUpstream, live: LiveSession, correl
         upstream.when_started(live, again)
 
 
+def waits_for_changes(upstream: ConfiguredUpstream, live: LiveSession) -> bool:
+    """Whether a call of a legacy client has to wait until the modern server has the client's subscription. It need not
+    if `relay_changes` would subscribe to nothing."""
+    if not live.session.initialized:
+        return False
+    relay = subscription_relay_of(live, upstream.name)
+    if relay is not None:
+        return relay.has_ended or not relay.is_confirmed
+    return bool(_wanted(upstream, live, upstream.declared)) or _share_extension(live, upstream.extensions)
+
+
+def _wanted(upstream: ConfiguredUpstream, live: LiveSession, capabilities: Mapping[str, Any]) -> Filter:
+    """The changes that a legacy client is notified of by a server with these capabilities."""
+    uris = upstream.permits(live.session.context, frozenset(live.session.subscriptions))
+    return everything(uris).honoured(capabilities)
+
+
 async def changes_confirmed(upstream: ConfiguredUpstream, live: LiveSession) -> None:
     """Wait for a while until the server has the subscription for a legacy client, so that a call is sent behind it."""
     relay = subscription_relay_of(live, upstream.name)
@@ -105,7 +130,7 @@ def asks_for_nothing(call: Call) -> bool:
 
 def _share_extension(live: LiveSession, server: Declared) -> bool:
     """Whether a legacy client and a server have declared the same extension: it may have notifications of its own."""
-    return not set(caller_of(live).declared.names).isdisjoint(server.names)
+    return bool(server.names) and not set(caller_of(live).declared.names).isdisjoint(server.names)
 
 
 def _declared_in(call: Call) -> Declared:

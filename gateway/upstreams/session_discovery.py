@@ -63,9 +63,10 @@ class SessionDiscovery:
 
     def is_wanted(self, live: LiveSession) -> bool:
         """Whether the server has to be asked with the credentials of that session."""
-        facts, now = self._known.latest, self._clock()
+        facts = self._known.latest
         if facts is None or not facts.needs_credentials or facts.discover is not None:
             return False
+        now = self._clock()
         return now >= self._legacy_until and now >= self._again_at.get(live, now)
 
     async def ask(self, live: LiveSession, conversation: Conversation) -> None:

@@ -172,6 +172,10 @@ class ConfiguredUpstream:
         """The conversation that serves lists to clients that have no session yet."""
         return self._shared.of(era)
 
+    def is_asked_by(self, live: LiveSession) -> bool:
+        """Whether the server has to be asked for its era with the credentials of that session first (`era_in`)."""
+        return not self.settings.shared and self._by_sessions.is_wanted(live)
+
     async def conversation_for(self, call: Call) -> Conversation:
         """The conversation for a call, in the era in which this server is addressed for the call's client."""
         if (live := call.live) is None:
@@ -185,7 +189,7 @@ class ConfiguredUpstream:
         era, facts = await self.era_for(client), self._known.latest
         if facts is None or not facts.needs_credentials or self.settings.shared:
             return era
-        if self._by_sessions.is_wanted(live):
+        if self.is_asked_by(live):
             await self._by_sessions.ask(live, self.conversation(live, MODERN, correlation))
         if client is LEGACY:
             await self._try_own_handshake(live, correlation)

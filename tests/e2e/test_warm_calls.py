@@ -27,12 +27,24 @@ pytestmark = pytest.mark.anyio
 
 KEY = {"Authorization": "Bearer key"}
 TRACED = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
-DEMO = {
+DEMO: dict[str, Any] = {
     "command": sys.executable,
     "args": ["-m", "gateway.demo_server"],
     "permissions": ["use"],
     "tools": {"c*": {"permissions": ["write"], "blocked": [r"drop\s+table"], "slow_s": 5, "operation": "write"}},
 }
+SUPPORT = Path(__file__).parents[1] / "support"
+TELLING = {  # of the modern era, and notifies of changes
+    "command": sys.executable,
+    "args": [str(SUPPORT / "probe_server.py"), "modern-only", "notifies"],
+    "permissions": ["use"],
+}
+
+
+def of_one_era(era: str) -> dict[str, Any]:
+    return DEMO | {"args": [str(SUPPORT / "single_era_server.py"), era, sys.executable, *DEMO["args"]]}
+
+
 EVERYTHING = {
     "api_keys": {"ada": hashlib.sha256(b"key").hexdigest()},
     "tracing": True,
@@ -44,7 +56,7 @@ EVERYTHING = {
             {"principals": ["nobody"], "trust": "sandboxed"},
             {"principals": ["api-key:*"], "workspace": "red", "permissions": ["use", "write"]},
         ],
-        "workspaces": {"blue-*": {}, "red": {"servers": ["*"], "tools": ["*__c*"]}},
+        "workspaces": {"blue-*": {}, "red": {"servers": ["*"], "tools": ["*__c*", "*__state"]}},
         "session_rate": {"per_s": 1_000, "burst": 1_000},
         "principal_rate": {"per_s": 1_000, "burst": 1_000},
         "principal_sessions": 10,
@@ -79,7 +91,7 @@ def outcomes(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
 @asynccontextmanager
 async def running(store: str) -> AsyncIterator[httpx.AsyncClient]:
-    servers = {"one": DEMO, "two": DEMO}
+    servers = {"one": DEMO, "two": DEMO, "old": of_one_era("legacy"), "new": of_one_era("modern"), "telling": TELLING}
     app = create_app(Settings.model_validate({"mcpServers": servers, "gateway": {"store": store, **EVERYTHING}}))
     async with (
         app.router.lifespan_context(app),
@@ -93,7 +105,9 @@ async def legacy_session(http: httpx.AsyncClient) -> dict[str, str]:
     params = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "raw", "version": "1"}}
     body: Any = {"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": params}
     opened = await http.post("/mcp", json=body)
-    return {"Mcp-Session-Id": opened.headers["mcp-session-id"], "MCP-Protocol-Version": "2025-11-25"}
+    session = {"Mcp-Session-Id": opened.headers["mcp-session-id"], "MCP-Protocol-Version": "2025-11-25"}
+    await http.post("/mcp", json={"jsonrpc": "2.0", "method": "notifications/initialized"}, headers=session)
+    return session
 
 
 async def call_legacy(http: httpx.AsyncClient, tool: str, session: dict[str, str]) -> Any:
@@ -147,3 +161,22 @@ async def test_a_warm_call_makes_no_coroutine_with_everything_configured(
             assert len(spans.get_finished_spans()) == 6, "of each request, and of each call"
             refused = await call(http, "one__whoami", session)
             assert "error" in refused and "whoami" in refused["error"]["message"], "what policy hides"
+
+
+@requirement("hot.warm-call-between-eras")
+async def test_a_warm_call_between_the_eras_makes_no_coroutine(tmp_path: Path, outcomes: list[bool]) -> None:
+    ways: list[tuple[Any, Any, str]] = [
+        (legacy_session, call_legacy, "new__count"),
+        (legacy_session, call_legacy, "telling__state"),
+        (modern_session, call_modern, "old__count"),
+    ]
+    async with running(f"sqlite:///{tmp_path}/sessions.db") as http:
+        for session_of, call, tool in ways:
+            session = await session_of(http)
+            for _ in range(2):  # the server has started, and has the subscription
+                assert "result" in await call(http, tool, session)
+            outcomes.clear()
+            for _ in range(3):
+                answer = await call(http, tool, session)
+                assert not answer["result"].get("isError"), answer
+            assert outcomes == [True] * 3, tool
