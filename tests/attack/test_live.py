@@ -49,6 +49,7 @@ def place() -> Iterator[Place]:
 
 
 @requirement("wall.bystander")
+@pytest.mark.alone  # it bounds how long each call takes
 def test_a_bystander_is_served_while_others_attack(place: Place) -> None:
     quiet = measured(place, [], 1.5)
     attacked = measured(place, ["header", "heads", "readers", "keys"], 2.0)
