@@ -3,7 +3,7 @@
 import contextlib
 import json
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -52,6 +52,8 @@ class Load:
     arguments: dict[str, Any] = field(default_factory=lambda: {"text": "hello"})
     progress: bool = False
     key: str = ""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    traced: bool = False  # a `traceparent` of its own on each call
     connections: int = CONNECTIONS
     stateless: bool = False  # a subject that knows no sessions
     visits: bool = False  # of an app, with a cookie: no MCP
@@ -84,6 +86,7 @@ class Load:
             headers["Mcp-Method"] = "tools/call"
         if self.key:
             headers["Authorization"] = f"Bearer {self.key}"
+        headers |= self.headers
         parts = {
             "carrier": _quoted(self._carrier),
             "sessions": _listed(sessions),
@@ -92,6 +95,8 @@ class Load:
         }
         if self.era == "modern":
             parts["names"] = _listed(self.tools)
+        if self.traced:
+            parts["traced"] = "true"
         file.write_text("return {" + ",".join(f"{name}={part}" for name, part in parts.items()) + "}")
 
 
@@ -124,7 +129,9 @@ def opened(url: str, load: Load) -> list[str]:
                 client.notify("notifications/initialized")
                 answer = client.tool(tool, load.arguments)
                 tokens.append(client.session or "none")
-            text = messages(answer)[-1]["result"]["content"][0]["text"]
+            last = messages(answer)[-1]
+            assert "result" in last, last
+            text = last["result"]["content"][0]["text"]
             assert len(text) == load.arguments.get("size", len(text)), "not what was asked for"
             assert load.stateless or tokens[-1] != "none"
     return tokens

@@ -19,10 +19,12 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
+from bench.features import collector
 from bench.load import Run, measured, opened
 from bench.peers import peers
+from bench.place import Place, Row
 from bench.subjects import ROOT, served
-from bench.tables import TABLES, Place, Row
+from bench.tables import TABLES
 from tests.support.redis_server import running_redis
 
 __all__ = ["measure", "share"]
@@ -30,7 +32,7 @@ __all__ = ["measure", "share"]
 # What a table has to show: row, of which row, at least. Ratios only: machines differ.
 FLOORS: Mapping[str, Sequence[tuple[str, str, float]]] = {
     "stores": [("gateway, redis", "minimal relay", 0.50), ("forwarded, redis", "gateway, redis", 0.40)],
-    "policy": [("every policy", "no policy", 0.85)],
+    "features": [("everything, spans of 1 trace of 100", "nothing", 0.80)],
     "app": [("session untouched", "bare Starlette app", 0.70)],
     "peers": [("gateway, redis", "supergateway, stateful", 4.0), ("gateway, redis", "FastMCP proxy", 25.0)],
 }
@@ -117,8 +119,8 @@ def main() -> int:
     options = parser.parse_args()
     wrong = []
     for name in options.tables:
-        with running_redis() as redis, tempfile.TemporaryDirectory() as folder:
-            place = Place(Path(folder), redis.url)
+        with running_redis() as redis, tempfile.TemporaryDirectory() as folder, collector() as spans:
+            place = Place(Path(folder), redis.url, spans)
             rows = peers if name == "peers" else TABLES[name]
             results = measure(rows(place), options.seconds, options.rounds)
         show(name, results)

@@ -5,10 +5,11 @@ from pathlib import Path
 import httpx
 import pytest
 
+from bench.features import collector
 from bench.load import Load, measured, opened
 from bench.run import measure, share
 from bench.subjects import served
-from bench.tables import Place, policy, stores
+from bench.tables import TABLES, Place
 from tests.support.mcp_clients import Legacy, tool_text
 from tests.support.redis_server import RunningRedis
 
@@ -18,18 +19,20 @@ pytestmark = pytest.mark.alone
 @pytest.mark.timeout(180)
 def test_the_gateway_has_not_lost_half_of_its_speed(redis_server: RunningRedis, tmp_path: Path) -> None:
     wanted = ("minimal relay", "gateway, redis", "forwarded, redis")
-    results = measure([row for row in stores(Place(tmp_path, redis_server.url)) if row.name in wanted], 1, 2)
+    results = measure([row for row in TABLES["stores"](Place(tmp_path, redis_server.url)) if row.name in wanted], 1, 2)
     assert not any(run.errors for runs in results.values() for run in runs)
     assert share(results, "gateway, redis", "minimal relay") > 0.3, results  # 0.55 when this was written
     assert share(results, "forwarded, redis", "gateway, redis") > 0.3, results  # 0.54
 
 
 @pytest.mark.timeout(180)
-def test_policies_cost_little(redis_server: RunningRedis, tmp_path: Path) -> None:
-    rows = [row for row in policy(Place(tmp_path, redis_server.url)) if "audited" not in row.name]
-    results = measure(rows, 1, 2)
+def test_features_cost_little(redis_server: RunningRedis, tmp_path: Path) -> None:
+    nothing, everything = "nothing", "everything, spans of 1 trace of 100"
+    with collector() as spans:
+        rows = TABLES["features"](Place(tmp_path, redis_server.url, spans))
+        results = measure([row for row in rows if row.name in (nothing, everything)], 1, 2)
     assert not any(run.errors for runs in results.values() for run in runs)
-    assert share(results, "every policy", "no policy") > 0.7, results  # 0.95
+    assert share(results, everything, nothing) > 0.6, results  # 0.8
 
 
 @pytest.mark.timeout(180)
