@@ -69,7 +69,7 @@ def encode_value(text: str) -> str:
 
 def decode_value(value: str | None) -> str | None:
     """The text of a header value; None if there is none, or if its base64 is not canonical base64 of UTF-8."""
-    coded = None if value is None else _CODED.fullmatch(value)
+    coded = _CODED.fullmatch(value) if value is not None and value.startswith("=?") else None
     if coded is None:
         return value
     payload = coded["payload"]

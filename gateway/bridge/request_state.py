@@ -7,7 +7,7 @@ Requests). The server gets its own state back byte for byte, and none if it sent
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import msgspec
 
@@ -50,7 +50,7 @@ class OpenedState:
     answers: Mapping[str, str] = field(default_factory=dict)
 
 
-class Binding(NamedTuple):
+class Binding(msgspec.Struct, frozen=True):
     """What a state is valid for: one principal, at one endpoint, for one request. `digest` returns the digest of that
     request; only the few calls that ask something need it."""
 
@@ -82,20 +82,17 @@ def request_digest(method: str, params: Object) -> str:
     return hashlib.sha256(canonical).hexdigest()[:32]
 
 
-class RequestDigest:
+class RequestDigest(msgspec.Struct):
     """The `request_digest` of one request. Computed when it is first needed; the request is freed then."""
 
-    __slots__ = ("_digest", "_method", "_params")
-
-    def __init__(self, method: str, params: Object) -> None:
-        self._digest = ""
-        self._method = method
-        self._params: Object | None = params
+    method: str
+    params: Object | None
+    digest: str = ""
 
     def __call__(self) -> str:
-        if self._params is not None:
-            self._digest, self._params = request_digest(self._method, self._params), None
-        return self._digest
+        if self.params is not None:
+            self.digest, self.params = request_digest(self.method, self.params), None
+        return self.digest
 
 
 class RequestStateSeal:

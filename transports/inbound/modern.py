@@ -47,6 +47,8 @@ _MALFORMED: Final = "=?base64?*?="  # agrees with no argument; values in headers
 MIRRORED: Final = PREFIX.lower().encode()
 """How the names of headers begin that mirror an argument."""
 
+_values: Final = msgspec.json.Decoder()
+
 _STATUSES: Final = {
     PARSE_ERROR: 400,
     INVALID_REQUEST: 400,
@@ -72,9 +74,9 @@ def check_request(
     if not isinstance(meta, dict):
         keys = f"{VERSION_KEY!r} and {_CAPABILITIES_KEY!r}"
         raise Refused(400, INVALID_PARAMS, f"params._meta must be an object carrying the required {keys} envelope keys")
-    missing = [key for key in (VERSION_KEY, _CAPABILITIES_KEY) if key not in meta]
-    if missing:
-        text = f"params._meta is missing the required envelope key(s): {', '.join(missing)}"
+    if VERSION_KEY not in meta or _CAPABILITIES_KEY not in meta:
+        missing = ", ".join(key for key in (VERSION_KEY, _CAPABILITIES_KEY) if key not in meta)
+        text = f"params._meta is missing the required envelope key(s): {missing}"
         raise Refused(400, INVALID_PARAMS, text)
     # Headers come before the version: a client whose header and body differ is told this, not that the version of
     # one of them is unsupported.
@@ -124,7 +126,7 @@ def _check_routing(message: Message, params: Object, version: Any, headers: Mapp
     source = NAME_SOURCES.get(str(message.method))
     if source is not None and source in params:
         try:
-            named = msgspec.json.decode(params[source])
+            named = _values.decode(params[source])
         except (msgspec.MsgspecError, RecursionError) as error:
             raise Refused(400, INVALID_PARAMS, f"params.{source} cannot be read: {error}") from None
         name = headers.get(_NAME_HEADER)
