@@ -64,20 +64,27 @@ class ModernServerBridge:
         if not isinstance(message.result, msgspec.Raw):
             return message
         result = _objects.decode(message.result)
+        kind = bytes(result.get("resultType", _COMPLETE))
+        return self._complete(exchange, result) if kind == _COMPLETE else self._other(exchange, message, result, kind)
+
+    @staticmethod
+    def _complete(exchange: Exchange, result: Object) -> Message:
+        return Message(jsonrpc="2.0", id=0, result=msgspec.Raw(encode(legacy_result(exchange.method, result))))
+
+    def _other(self, exchange: Exchange, message: Message, result: Object, kind: bytes) -> Message | None:
+        """As `finish`, for a result of another type than `complete`."""
         if exchange.takes_rounds and (is_task(result) or is_input_required(result)):
             return message
         if is_task(result) and exchange.method == "tools/call":
             FollowedTask(self._conversation, exchange, self._params, self._meta).begin(result)
-            return None
-        if not is_input_required(result):
-            kind = result.get("resultType")
-            if exchange.method in METHODS and kind is not None and bytes(kind) != _COMPLETE:
-                # MCP 2026-07-28, Overview §ResultType: a type that the client does not know makes a result invalid.
-                reason = f"The server answered with a result of a type that is unknown: {bytes(kind)[:64].decode()}"
-                exchange.fail(OUTCOME_UNKNOWN, reason)
-                return None
-            return Message(jsonrpc="2.0", id=0, result=msgspec.Raw(encode(legacy_result(exchange.method, result))))
-        self._rounds_of(exchange).begin(result)
+        elif is_input_required(result):
+            self._rounds_of(exchange).begin(result)
+        elif exchange.method in METHODS:
+            # MCP 2026-07-28, Overview §ResultType: a type that the client does not know makes a result invalid.
+            reason = f"The server answered with a result of a type that is unknown: {kind[:64].decode()}"
+            exchange.fail(OUTCOME_UNKNOWN, reason)
+        else:
+            return self._complete(exchange, result)
         return None
 
     def _rounds_of(self, exchange: Exchange) -> "CallRounds":

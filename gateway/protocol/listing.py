@@ -204,6 +204,10 @@ class Tools:
             is_unlisted=name not in self,
         )
 
+    def needs_task(self, name: str) -> bool:
+        """Whether the tool of that name is only to be called as a task."""
+        return name in self._task_support and self.called("", name).needs_task
+
     def __contains__(self, name: object) -> bool:
         return name in self.schemas
 

@@ -32,6 +32,9 @@ __all__ = [
 
 _SERVER_INFO: Final = "io.modelcontextprotocol/serverInfo"
 _NO_INFO: Final = b"{}"
+_COMPLETE: Final = b'"complete"'
+_MODERN_ONLY: Final = frozenset({"resultType", "ttlMs", "cacheScope"})
+_objects: Final = msgspec.json.Decoder(Object)
 _RESOURCE_NOT_FOUND: Final = -32002
 _URLS_REQUIRED: Final = -32042
 _RESERVED: Final = range(-32099, -32019)
@@ -77,9 +80,9 @@ def tool_error(era: Era, text: str) -> bytes:
 
 def modern_result(method: str, result: Object, server_info: bytes) -> Object:
     """A result with the fields that the modern era requires. It may not be cached, because its lifetime is unknown."""
-    more: Object = {"resultType": msgspec.Raw(b'"complete"')}
+    more: Object = {"resultType": msgspec.Raw(_COMPLETE)}
     if server_info != _NO_INFO:
-        meta = msgspec.json.decode(result.get("_meta", b"{}"), type=Object)
+        meta: Object = _objects.decode(result["_meta"]) if "_meta" in result else {}
         more["_meta"] = msgspec.Raw(encode({_SERVER_INFO: msgspec.Raw(server_info)} | meta))
     if method in CACHEABLE:
         more |= {"ttlMs": msgspec.Raw(b"0"), "cacheScope": msgspec.Raw(b'"private"')}
@@ -134,9 +137,9 @@ def urls_required(error: msgspec.Raw) -> list[Object] | None:
 def legacy_result(method: str, result: Object) -> Object:
     """A result without the fields that the legacy era does not have. What only an extension can understand stays."""
     is_extension = method not in METHODS
-    dropped = {"resultType", "ttlMs", "cacheScope"}
+    dropped = _MODERN_ONLY
     if is_extension:
-        dropped = {"resultType"} if bytes(result.get("resultType", b"")) == b'"complete"' else set()
+        dropped = frozenset({"resultType"} if bytes(result.get("resultType", b"")) == _COMPLETE else ())
     plain = {key: value for key, value in result.items() if key not in dropped}
     if "_meta" in plain and _SERVER_INFO in (meta := decode_object(plain["_meta"], "_meta")):
         del meta[_SERVER_INFO], plain["_meta"]  # a legacy client has it from the handshake

@@ -217,4 +217,4 @@ def _forward_headers(call: Call) -> None:
 def _needs_task(upstream: ConfiguredUpstream, conversation: Conversation, params: Object) -> bool:
     """Whether a tool of a legacy server is only to be called as a task."""
     tools = upstream.inventory.known("tools/list", conversation)
-    return isinstance(tools, Tools) and tools.called(upstream.name, text_of(params, "name")).needs_task
+    return isinstance(tools, Tools) and tools.needs_task(text_of(params, "name"))

@@ -106,7 +106,8 @@ def waits_for_changes(upstream: ConfiguredUpstream, live: LiveSession) -> bool:
     relay = subscription_relay_of(live, upstream.name)
     if relay is not None:
         return relay.has_ended or not relay.is_confirmed
-    return bool(_wanted(upstream, live, upstream.declared)) or _share_extension(live, upstream.extensions)
+    is_notified = upstream.notifies and bool(_wanted(upstream, live, upstream.declared))
+    return is_notified or _share_extension(live, upstream.extensions)
 
 
 def _wanted(upstream: ConfiguredUpstream, live: LiveSession, capabilities: Mapping[str, Any]) -> Filter:

@@ -7,6 +7,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from gateway.bridge.subscription_relay import everything
 from gateway.protocol.extensions import Declared
 from gateway.protocol.handshake import capabilities_json, discovery_of
 from gateway.protocol.listing import Tools
@@ -53,6 +54,11 @@ class ServerFacts:
         """The extensions of the server. They are read once, because every method that MCP does not define asks for
         them."""
         return Declared.of(capabilities_json(self.discovery))
+
+    @cached_property
+    def notifies(self) -> bool:
+        """Whether the server declares that it notifies of changes: of any list, or of resources."""
+        return bool(everything([""]).honoured(self.capabilities))
 
     @cached_property
     def capabilities(self) -> dict[str, Any]:

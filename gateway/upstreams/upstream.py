@@ -149,6 +149,11 @@ class ConfiguredUpstream:
         return {} if self._known.latest is None else self._known.latest.capabilities
 
     @property
+    def notifies(self) -> bool:
+        """Whether the server has declared to the last probe that it notifies of changes."""
+        return self._known.latest is not None and self._known.latest.notifies
+
+    @property
     def extensions(self) -> Declared:
         """The extensions that the server has declared to the last probe."""
         return Declared() if self._known.latest is None else self._known.latest.declared

@@ -40,3 +40,10 @@ def test_the_app_of_a_tool_is_where_servers_name_it(meta: object, uri: str, call
     assert (app_of(tool), is_for_apps(tool)) == (uri, callable_by_apps)
     tools = Tools([tool])
     assert tools.apps == ({"t": uri} if uri else {}) and ("t" in tools.for_models) is not callable_by_apps
+
+
+def test_a_tool_that_is_only_to_be_called_as_a_task_is_known() -> None:
+    support = ("required", "optional", "forbidden", "unheard of")
+    tools = Tools([{"name": each, "execution": {"taskSupport": each}} for each in support] + [{"name": "plain"}])
+    needing = [name for name in (*support, "plain", "unlisted") if tools.needs_task(name)]
+    assert needing == ["required"] == [name for name in support if tools.called("s", name).needs_task]

@@ -49,6 +49,7 @@ class Server:
     initialize_result = None
 
     declared: Mapping[str, Any] = {"tools": {"listChanged": True}}
+    notifies = True
     extensions = Declared()
 
     def __init__(self, *, era: Era = Era.LEGACY, is_open: bool = True, takes_now: bool = True, **settings: Any) -> None:

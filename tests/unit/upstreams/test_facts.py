@@ -56,6 +56,20 @@ def test_a_legacy_server_is_described_to_modern_clients_by_its_handshake() -> No
     assert MODERN.capabilities == {"tools": {}}
 
 
+@pytest.mark.parametrize(
+    ("capabilities", "notifies"),
+    [
+        ({"tools": {}}, False),
+        ({"resources": {"subscribe": False}}, False),
+        ({"prompts": {"listChanged": True}}, True),
+        ({"resources": {"subscribe": True}}, True),
+    ],
+)
+def test_a_server_notifies_of_changes_if_it_declares_that(capabilities: object, notifies: bool) -> None:
+    assert ServerFacts(discover=json.dumps({"capabilities": capabilities}).encode()).notifies is notifies
+    assert not NEITHER.notifies
+
+
 def test_what_is_known_is_what_was_learned_last() -> None:
     known = KnownFacts()
     assert known.tools() is None and known.handshake() is None and known.mirrored_schemas() == {}
