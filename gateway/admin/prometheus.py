@@ -17,7 +17,7 @@ from prometheus_client.exposition import choose_encoder
 from gateway.admin.replica import Replica
 from gateway.calls.link_state import LOSSES
 from gateway.observability.audit import Audit
-from gateway.observability.metrics import BUCKETS_S, COUNTERS, LIFETIMES_S
+from gateway.observability.metrics import BUCKETS_S, COUNTERS, Durations
 from gateway.protocol.methods import CACHEABLE
 from gateway.upstreams.link_source import Start
 from gateway.version import __version__
@@ -26,7 +26,6 @@ __all__ = ["PrometheusExporter"]
 
 _EVENTS = frozenset({"created", "resumed", "expired", "evicted", "ended", "refused", "warned"})
 _ENDS = (*(repr(bound) for bound in BUCKETS_S), "+Inf")
-_AGES = (*(repr(bound) for bound in LIFETIMES_S), "+Inf")
 
 
 class PrometheusExporter:
@@ -89,7 +88,7 @@ class PrometheusExporter:
             "mcp_gateway_session_duration_seconds", "Ages at which sessions ended, by how they ended", labels=["event"]
         )
         for how, lasted in self._audit.durations.items():
-            ages.add_metric([how], [*zip(_AGES, accumulate(lasted.counts), strict=True)], lasted.total_s)
+            ages.add_metric([how], _buckets(lasted), lasted.total_s)
         yield ages
         yield CounterMetricFamily("mcp_gateway_audit_lost", "Audit events that were dropped", value=self._audit.lost)
 
@@ -106,6 +105,21 @@ class PrometheusExporter:
         )
         lag = self._replica.metrics.loop_lag_s
         yield GaugeMetricFamily("mcp_gateway_loop_lag_seconds", "Delay of the event loop in the last second", value=lag)
+        stalls = self._replica.metrics.stalls
+        yield HistogramMetricFamily(
+            "mcp_gateway_loop_stall_seconds",
+            "How late the event loop was, measured 20 times a second",
+            buckets=_buckets(stalls),
+            sum_value=stalls.total_s,
+        )
+        pauses = HistogramMetricFamily(
+            "mcp_gateway_collector_pause_seconds",
+            "Time for which the garbage collector stopped the process, by generation",
+            labels=["generation"],
+        )
+        for generation, pause in enumerate(self._replica.metrics.collections):
+            pauses.add_metric([str(generation)], _buckets(pause), pause.total_s)
+        yield pauses
         yield InfoMetricFamily("mcp_gateway_build", "Version of the gateway", value={"version": __version__})
 
     def _servers(self) -> Iterator[Metric]:
@@ -152,3 +166,9 @@ class PrometheusExporter:
                 "mcp_gateway_store_ping_seconds", "Response time of the store's last ping", value=self._store_s
             )
         yield GaugeMetricFamily("mcp_gateway_replicas", "Live replicas on the store", value=self._replicas)
+
+
+def _buckets(durations: Durations) -> list[tuple[str, float]]:
+    """The buckets of a histogram, each with those below it."""
+    ends = (*map(repr, durations.bounds_s), "+Inf")
+    return [*zip(ends, accumulate(durations.counts), strict=True)]

@@ -92,6 +92,8 @@ class GatewaySettings(Frozen):
     log_calls_per_s: Annotated[int, Field(ge=0)] = 100
     """Maximum number of request log lines per second; further requests are counted in one line. 0 writes none. Writing
     a line costs half as much as relaying a call."""
+    stall_log_s: Annotated[float, Field(ge=0, le=60)] = 0.25
+    """Log what blocks the event loop for longer than this ([details](operating.md#stalls)). 0 watches nothing."""
     tracing: bool = False
     """Send OpenTelemetry spans to `OTEL_EXPORTER_OTLP_ENDPOINT`. Needs `mcp-session-gateway[tracing]`."""
     admin: AdminSettings = AdminSettings()

@@ -3,6 +3,7 @@
 Pure: no I/O. Labels are names of configured servers, known methods, eras and outcomes, so that no client can add one.
 """
 
+import gc
 from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
@@ -21,6 +22,7 @@ __all__ = [
     "BUCKETS_S",
     "COUNTERS",
     "LIFETIMES_S",
+    "PAUSES_S",
     "CounterRow",
     "Durations",
     "History",
@@ -39,6 +41,10 @@ BUCKETS_S: Final = (
 
 LIFETIMES_S: Final = (1.0, 10.0, 60.0, 300.0, 900.0, 3_600.0, 10_800.0, 43_200.0, 86_400.0, 259_200.0)
 """Upper bounds in seconds for the ages of sessions: from one request to the longest that most operators set."""
+
+
+PAUSES_S: Final = (*(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05), *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0))
+"""Upper bounds in seconds for what keeps the event loop from serving."""
 
 
 class CounterRow(msgspec.Struct, frozen=True):
@@ -73,21 +79,23 @@ COUNTERS: Final[Mapping[str, CounterRow]] = {
 """Counters with one label, exported as `mcp_gateway_NAME_total`. To add one, add a row, and count where it happens:
 `metrics.counters[NAME][VALUE] += 1`."""
 
+_GENERATIONS: Final = len(gc.get_threshold())
 _STREAMS: Final = frozenset(row.name for row in METHODS.values() if row.is_stream)
 
 
 class Durations:
-    """How often something took how long, in the buckets of `LIFETIMES_S`."""
+    """How often something took how long. `bounds_s` are the upper bounds of the buckets."""
 
-    __slots__ = ("counts", "total_s")
+    __slots__ = ("bounds_s", "counts", "total_s")
 
-    def __init__(self) -> None:
-        self.counts = [0] * (len(LIFETIMES_S) + 1)
+    def __init__(self, bounds_s: Sequence[float] = LIFETIMES_S) -> None:
+        self.bounds_s = bounds_s
+        self.counts = [0] * (len(bounds_s) + 1)
         self.total_s = 0.0
 
     def add(self, took_s: float) -> None:
         """Count one that took so many seconds."""
-        self.counts[bisect_left(LIFETIMES_S, took_s)] += 1
+        self.counts[bisect_left(self.bounds_s, took_s)] += 1
         self.total_s += took_s
 
 
@@ -122,6 +130,8 @@ class Metrics:
     def __init__(self) -> None:
         self.series: dict[tuple[str, str, str], Series] = {}  # by server, method and era
         self.loop_lag_s = 0.0  # how late the event loop was with the last second
+        self.stalls = Durations(PAUSES_S)  # how late it was with each beat of `gateway.observability.loop_watch`
+        self.collections = [Durations(PAUSES_S) for _ in range(_GENERATIONS)]
         self.counters: dict[str, Counter[Any]] = {name: Counter() for name in COUNTERS}
         self.history = History(self)
 

@@ -22,6 +22,7 @@ from gateway.identity.access_tokens import AccessTokens
 from gateway.identity.authenticate import Identity
 from gateway.identity.resource_metadata import ResourceMetadata
 from gateway.observability.audit import Audit
+from gateway.observability.loop_watch import LoopWatch
 from gateway.observability.metrics import Metrics
 from gateway.observability.otel import tracing
 from gateway.observability.request_log import RequestLog
@@ -99,6 +100,7 @@ def _foundation(settings: Settings, ring: KeyRing, clock: Callable[[], float], s
         backend=backend,
         live=live,
         metrics=metrics,
+        loop_watch=LoopWatch(metrics, options.stall_log_s) if options.stall_log_s else None,
         request_log=RequestLog(
             metrics,
             lines_per_s=options.log_calls_per_s,

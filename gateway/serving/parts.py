@@ -18,6 +18,7 @@ from gateway.identity.authenticate import Identity
 from gateway.identity.context_rules import ContextRules
 from gateway.identity.resource_metadata import ResourceMetadata
 from gateway.observability.audit import Audit
+from gateway.observability.loop_watch import LoopWatch
 from gateway.observability.metrics import Metrics
 from gateway.observability.request_log import RequestLog
 from gateway.policy.decisions import Policy
@@ -70,6 +71,7 @@ class Foundation:
     backend: Backend
     live: LiveSessions
     metrics: Metrics
+    loop_watch: LoopWatch | None
     request_log: RequestLog
     audit: Audit
     facts: SessionFacts

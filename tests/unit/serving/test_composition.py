@@ -7,6 +7,7 @@ import pytest
 from gateway.config.settings import Settings
 from gateway.serving.composition import compose
 from session_store import KeyRing, MemoryBackend
+from tests.requirements import requirement
 
 SETTINGS = {"mcpServers": {"demo": {"command": "demo"}}, "gateway": {"sse": True}}
 
@@ -22,6 +23,13 @@ def test_each_server_has_a_path_of_its_own() -> None:
 def test_a_store_that_is_given_is_used() -> None:
     backend = MemoryBackend()
     assert compose(Settings(), store=backend, ring=KeyRing.ephemeral()).foundation.backend is backend
+
+
+@requirement("ops.stalls")
+def test_the_event_loop_is_watched_unless_that_is_switched_off() -> None:
+    off = Settings.model_validate({"gateway": {"stall_log_s": 0}})
+    assert compose(Settings(), ring=KeyRing.ephemeral()).foundation.loop_watch is not None
+    assert compose(off, ring=KeyRing.ephemeral()).foundation.loop_watch is None
 
 
 def test_the_parts_are_patched_by_nobody() -> None:

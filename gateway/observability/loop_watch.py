@@ -1,0 +1,137 @@
+"""Watches the event loop: how late it is, what blocked it, and how long the garbage collector stops it.
+
+The loop records the time several times a second (a beat), and sets the process's alarm clock (SIGALRM) to a moment at
+which the next beat has been due for long. The signal interrupts what blocks the loop, and its handler reads the stack:
+names of functions and line numbers, never a value. No thread watches, because a thread that wakes takes the interpreter
+from the loop, on a busy machine for milliseconds.
+"""
+
+import asyncio
+import contextlib
+import gc
+import logging
+import signal
+import threading
+from collections.abc import Iterator
+from time import monotonic, thread_time
+from types import FrameType
+from typing import Any, Final
+
+from gateway.observability.metrics import Metrics
+
+__all__ = ["BEAT_S", "LoopWatch"]
+
+logger = logging.getLogger(__name__)
+
+BEAT_S: Final = 0.05
+"""Time between two beats. Each costs a few microseconds."""
+
+HANGS_S: Final = 5.0
+"""A stall of this length is logged although it goes on."""
+
+LINE_EVERY_S: Final = 10.0
+"""Time between two lines about stalls. The metric counts all."""
+
+_FRAMES: Final = 8
+_LOOPS: Final = (__name__, "asyncio.", "uvloop", "selectors", "uvicorn.server")
+"""The modules of event loops, and this one: where a thread is that serves nothing. After a pause of the whole process
+the beat is what runs first."""
+
+
+class LoopWatch:
+    """Watches the event loop on which it is started. A stall of more than `stall_s` seconds is logged.
+
+    What blocks is named if the loop is that of the main thread, and nobody else uses the process's alarm clock.
+    """
+
+    def __init__(self, metrics: Metrics, stall_s: float) -> None:
+        self._metrics = metrics
+        self._stall_s = stall_s
+        self._beat_at = 0.0
+        self._cpu_s = 0.0
+        self._collector_s = 0.0
+        self._collecting_since = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._has_alarm = False
+        self._place = ""
+        self._next_line = 0.0
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Watch the running event loop inside the block."""
+        loop = asyncio.get_running_loop()
+        is_main = threading.current_thread() is threading.main_thread()
+        self._has_alarm = is_main and signal.getsignal(signal.SIGALRM) is signal.SIG_DFL
+        if self._has_alarm:
+            signal.signal(signal.SIGALRM, self._alarmed)
+        gc.callbacks.append(self._collected)
+        self._next_beat(loop, monotonic(), thread_time())
+        try:
+            yield
+        finally:
+            if self._timer is not None:
+                self._timer.cancel()
+            gc.callbacks.remove(self._collected)
+            if self._has_alarm:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+                signal.signal(signal.SIGALRM, signal.SIG_DFL)
+
+    # -- beats
+
+    def _next_beat(self, loop: asyncio.AbstractEventLoop, now: float, cpu_s: float) -> None:
+        self._beat_at, self._cpu_s, self._collector_s, self._place = now, cpu_s, 0.0, ""
+        if self._has_alarm:
+            signal.setitimer(signal.ITIMER_REAL, BEAT_S + self._stall_s)
+        self._timer = loop.call_later(BEAT_S, self._beat, loop)
+
+    def _beat(self, loop: asyncio.AbstractEventLoop) -> None:
+        now, cpu_s = monotonic(), thread_time()
+        late_s = max(0.0, now - self._beat_at - BEAT_S)
+        self._metrics.stalls.add(late_s)
+        if late_s >= self._stall_s and self._may_log(now):
+            collector = "the garbage collector" if self._collector_s > late_s / 2 else ""
+            logger.warning(
+                "the event loop was blocked for %.3f s (%.3f s of CPU) at %s",
+                *(late_s, cpu_s - self._cpu_s, collector or self._place or "a place that is not known"),
+            )
+        self._next_beat(loop, now, cpu_s)
+
+    def _may_log(self, now: float) -> bool:
+        if now < self._next_line:
+            return False
+        self._next_line = now + LINE_EVERY_S
+        return True
+
+    def _collected(self, phase: str, facts: dict[str, Any]) -> None:
+        """The collector begins or ends a collection (`gc.callbacks`). It runs in whichever thread has allocated, and
+        all others wait for it."""
+        if phase == "start":
+            self._collecting_since = monotonic()
+            return
+        took_s = monotonic() - self._collecting_since
+        self._collector_s += took_s
+        self._metrics.collections[facts["generation"]].add(took_s)
+
+    # -- alarms, which interrupt what blocks the loop
+
+    def _alarmed(self, _: int, frame: FrameType | None) -> None:
+        late_s = monotonic() - self._beat_at - BEAT_S
+        self._place = self._place or _place_of(frame)
+        if late_s < HANGS_S:
+            signal.setitimer(signal.ITIMER_REAL, HANGS_S - late_s + BEAT_S)
+        elif self._may_log(monotonic()):
+            # In a thread: what blocks may be the log itself, which may not be entered again from here.
+            text = f"the event loop has been blocked for {late_s:.1f} s, and still is, at {self._place}"
+            threading.Thread(target=logger.warning, args=("%s", text), daemon=True).start()
+
+
+def _place_of(frame: FrameType | None) -> str:
+    """The innermost functions of a stack, without the event loop's own."""
+    places: list[str] = []
+    while frame is not None and len(places) < _FRAMES:
+        module = str(frame.f_globals.get("__name__", "?"))
+        if module.startswith(_LOOPS):
+            break
+        places.append(f"{module}:{frame.f_lineno} {frame.f_code.co_qualname}")
+        frame = frame.f_back
+    return " < ".join(places) or "no function: the process did not run (it was stopped, or the machine was busy)"

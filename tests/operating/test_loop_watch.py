@@ -1,0 +1,136 @@
+"""What blocks the event loop is measured, and named in the log."""
+
+import asyncio
+import gc
+import json
+import logging
+import signal
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from gateway.observability import loop_watch
+from gateway.observability.loop_watch import BEAT_S, LoopWatch
+from gateway.observability.metrics import PAUSES_S, Durations, Metrics
+from tests.requirements import requirement
+
+# The timeout of other tests takes the process's alarm clock.
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60, method="thread"), requirement("ops.stalls")]
+
+STALL_S = 0.2
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for a condition."""
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110  # nothing tells
+            await asyncio.sleep(BEAT_S / 2)
+
+
+def longer_than(durations: Durations, seconds: float) -> int:
+    """How many took longer than that bound of a bucket."""
+    return sum(durations.counts[PAUSES_S.index(seconds) + 1 :])
+
+
+def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.name == loop_watch.__name__]
+
+
+def sleep_in_the_loop() -> None:
+    time.sleep(0.4)
+
+
+def compute_in_the_loop() -> None:
+    until = time.thread_time() + 0.4
+    while time.thread_time() < until:
+        json.dumps([*range(1_000)])
+
+
+async def blocked_by(what: Callable[[], None], caplog: pytest.LogCaptureFixture) -> tuple[Metrics, str]:
+    """The metrics and the line of one stall."""
+    metrics = Metrics()
+    with LoopWatch(metrics, STALL_S).running():
+        await asyncio.sleep(2 * BEAT_S)
+        asyncio.get_running_loop().call_soon(what)
+        await until(lambda: len(lines(caplog)) == 1)
+    return metrics, lines(caplog)[0]
+
+
+@pytest.mark.parametrize("what", [sleep_in_the_loop, compute_in_the_loop])
+async def test_a_stall_is_measured_and_named(what: Callable[[], None], caplog: pytest.LogCaptureFixture) -> None:
+    metrics, line = await blocked_by(what, caplog)
+    assert longer_than(metrics.stalls, 0.25) >= 1 and metrics.stalls.total_s >= 0.3
+    assert f"{__name__}:" in line and what.__name__ in line, line
+    cpu_s = float(line.partition("s (")[2].partition(" ")[0])
+    assert cpu_s > 0.25 if what is compute_in_the_loop else cpu_s < 0.25, line
+
+
+async def test_a_stall_that_goes_on_is_logged_meanwhile(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(loop_watch, "HANGS_S", 0.4)
+    goes_on = threading.Event()
+
+    def hang() -> None:
+        goes_on.wait(30)
+
+    class Seen(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            goes_on.set()  # the loop goes on because the line was there
+
+    logging.getLogger(loop_watch.__name__).addHandler(seen := Seen())
+    try:
+        began = time.monotonic()
+        _, line = await blocked_by(hang, caplog)
+    finally:
+        logging.getLogger(loop_watch.__name__).removeHandler(seen)
+    assert "still is" in line and "hang" in line and time.monotonic() - began < 30
+
+
+async def test_the_pauses_of_the_collector_are_measured() -> None:
+    metrics = Metrics()
+    with LoopWatch(metrics, STALL_S).running():
+        gc.collect()
+        gc.collect(0)
+    gc.collect()
+    assert [sum(pauses.counts) for pauses in metrics.collections] == [1, 0, 1]
+    assert metrics.collections[2].total_s > 0
+
+
+async def test_a_loop_that_is_on_time_is_not_reported(caplog: pytest.LogCaptureFixture) -> None:
+    metrics = Metrics()
+    with LoopWatch(metrics, 5.0).running():
+        await until(lambda: sum(metrics.stalls.counts) >= 3)
+        assert signal.getitimer(signal.ITIMER_REAL)[0] > 0
+    counted = sum(metrics.stalls.counts)
+    await asyncio.sleep(3 * BEAT_S)
+    assert sum(metrics.stalls.counts) == counted, "it beats no more"
+    assert signal.getitimer(signal.ITIMER_REAL)[0] == 0 and signal.getsignal(signal.SIGALRM) is signal.SIG_DFL
+    assert not lines(caplog)
+
+
+async def test_the_alarm_clock_of_an_app_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
+    alarms: list[int] = []
+
+    def alarmed(number: int, _: object) -> None:
+        alarms.append(number)
+
+    before = signal.signal(signal.SIGALRM, alarmed)
+    try:
+        metrics, line = await blocked_by(sleep_in_the_loop, caplog)
+        assert signal.getsignal(signal.SIGALRM) is alarmed and not alarms
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert "a place that is not known" in line and longer_than(metrics.stalls, 0.25) >= 1
+
+
+async def test_many_stalls_make_few_lines(caplog: pytest.LogCaptureFixture) -> None:
+    metrics = Metrics()
+    with LoopWatch(metrics, 0.05).running():
+        for _ in range(3):
+            sleep_in_the_loop()
+            await asyncio.sleep(2 * BEAT_S)
+        await until(lambda: bool(lines(caplog)))
+    assert len(lines(caplog)) == 1 and longer_than(metrics.stalls, 0.1) >= 3
