@@ -4,6 +4,7 @@ Does not know how the session was found.
 """
 
 import asyncio
+import contextlib
 import logging
 from typing import Final
 from weakref import WeakValueDictionary
@@ -24,6 +25,7 @@ from session_store.session import redact
 from transports.inbound_port import Request
 from transports.jsonrpc import Object, encode
 from transports.soon import Soon, then
+from transports.tasks import Tasks
 
 __all__ = ["Resolved", "SessionAttacher"]
 
@@ -66,6 +68,7 @@ class SessionAttacher:
         self._rules = rules
         self._announcements = announcements
         self._audit = audit
+        self._refreshing = Tasks("cached records")
         self._changing: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     def attach(self, session: Session, granted: CredentialClaims | None) -> Soon[Resolved]:
@@ -103,6 +106,19 @@ class SessionAttacher:
             self._audit.record("resumed", session=session)
         await live.recover()
         return live
+
+    def refresh(self, live: LiveSession) -> None:
+        """Read the record of a session in use again, while the cached one serves its calls."""
+        if self._refreshing.running(live) is None:
+            self._refreshing.start(live, lambda: self._refresh(live))
+
+    async def _refresh(self, live: LiveSession) -> None:
+        known = live.session
+        with contextlib.suppress(StoreUnavailable):  # the next call that has to wait for the record finds that out
+            session = await self._store.resume(known.id, known.principal, known)
+            # What has ended, or has another owner, is for the next call that reads the record itself.
+            if session is not None and session.owner == self._replica and self._live.get(session.id) is live:
+                _use_read(live, session)
 
     def announces_other(self, request: Request, resolved: Resolved) -> bool:
         """Whether a request announces another workspace than its session has.

@@ -62,6 +62,7 @@ class SessionResolver:
         """
         kept = remembered(request)
         if kept is not None and (known := kept.session(request, who)) is not None and self._is_served(known.live):
+            self._refresh(known.live)
             return known
         token = explicit_token(request) if request.forwarded is None else None
         if token is None:
@@ -78,6 +79,11 @@ class SessionResolver:
         """Whether this replica may serve a session without asking anybody, to a caller whom its record has fitted."""
         is_here = self._live.get(live.session.id) is live
         return is_here and live.return_watch is None and self._cached.is_at_hand(live)
+
+    def _refresh(self, live: LiveSession) -> None:
+        """Have the record that serves a call read again before it is too old."""
+        if self._cached.is_aging(live):
+            self._attacher.refresh(live)
 
     def _returned(self, resolved: Resolved | None, request: Request) -> Soon[Resolved | None]:
         """Record that the client of a session has come back to it."""
@@ -116,6 +122,7 @@ class SessionResolver:
         """
         live = self._live.get(session_id)
         if live is not None and self._cached.is_recent(live, who):
+            self._refresh(live)
             return Resolved(live=live, context=live.session.context)
         return self._resume_stored(session_id, live, who, era)
 
@@ -138,6 +145,7 @@ class SessionResolver:
             return None
         live = self._live.get(first)
         if live is not None and self._cached.is_recent(live, who):
+            self._refresh(live)
             return Resolved(live=live, context=live.session.context, cookie_held=True)
         return self._resume_by_cookie(itertools.chain((first,), session_ids), who)
 
@@ -156,6 +164,7 @@ class SessionResolver:
         """
         live = self._live.named(alias.name)
         if live is not None and self._cached.is_recent(live, who):
+            self._refresh(live)
             return Resolved(live=live, context=live.session.context)
         return self._resume_stored_alias(alias, live, who)
 

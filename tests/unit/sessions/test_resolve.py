@@ -5,9 +5,12 @@ from typing import Any
 
 import pytest
 
+from gateway.calls import live_session
 from gateway.cluster.ownership import Cluster
 from gateway.identity.request_context import RequestContext
 from gateway.relay.pipeline import store_errors_refused
+from gateway.sessions import cached_record
+from gateway.sessions.cached_record import AGING_AFTER_S, CACHED_FOR_S
 from session_store import ANONYMOUS, KeyRing, MemoryBackend, StoreUnavailable
 from session_store.session import new_session_id
 from session_store.testing import ALICE, BOB, FakeClock
@@ -16,7 +19,7 @@ from tests.requirements import requirement
 from tests.unit.sessions.parts import Parts
 from transports.era import Era
 from transports.inbound_port import OwnedByPeer, Refused, Request
-from transports.soon import arrived
+from transports.soon import arrived, is_there
 
 NOBODY = RequestContext(ANONYMOUS, None, "")
 FOR_ALICE = RequestContext(ALICE, None, "")
@@ -275,3 +278,40 @@ async def test_an_owner_serves_a_keyed_session_while_the_store_is_away() -> None
     assert found is not None and found.live is live
     with pytest.raises(StoreUnavailable):
         await arrived(parts.resolver.resume(request(Era.MODERN, mcp_gateway_session_key="agent-2"), FOR_ALICE))
+
+
+@requirement("hot.aging-record")
+async def test_a_busy_session_is_read_again_behind_its_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = FakeClock()
+    for module in (cached_record, live_session):
+        monkeypatch.setattr(module, "monotonic", clock)
+    backend = MemoryBackend(clock=clock)
+    store = Switched(backend.sessions)
+    parts = Parts(backend=backend, store=store, clock=clock)
+    live = (await arrived(parts.resolver.resume_or_open(request(), FOR_ALICE))).live
+    by_token = request(mcp_session_id=parts.carriers.token(live.session))
+    await arrived(parts.resolver.require(by_token, FOR_ALICE))  # reads the record
+
+    async def asked_by_calls_after(pause_s: float) -> int:
+        before = store.asked
+        clock.pass_time(pause_s)
+        for _ in range(3):
+            assert is_there(parts.resolver.require(by_token, FOR_ALICE)), "a call waits for the store"
+        await parts.attacher._refreshing.settled()
+        return store.asked - before
+
+    for _ in range(5):
+        read_at = live.read_at
+        assert await asked_by_calls_after(0.5 * AGING_AFTER_S) == 0 and live.read_at == read_at
+        assert await asked_by_calls_after(0.5 * AGING_AFTER_S) == 1 and live.read_at == clock(), "one read for all"
+    store.is_off = True
+    assert await asked_by_calls_after(AGING_AFTER_S) == 1 and live.read_at < clock()
+    store.is_off = False
+    assert await asked_by_calls_after(0.0) == 1 and live.read_at == clock()
+    assert await backend.sessions.end(live.session.id)
+    read_at = live.read_at
+    assert await asked_by_calls_after(AGING_AFTER_S) == 1 and live.read_at == read_at, "what has ended is no news"
+    clock.pass_time(CACHED_FOR_S)
+    with pytest.raises(Refused) as refused:
+        await arrived(parts.resolver.require(by_token, FOR_ALICE))
+    assert refused.value.status == 404
