@@ -38,16 +38,21 @@ class Tasks:
     After `close`, new work is cancelled before it starts.
     """
 
+    # Small while nothing runs: there are as many as there are sessions.
+    __slots__ = ("_awaited", "_is_closed", "_owner", "_running", "_shared")
+
     def __init__(self, owner: str) -> None:
         self._owner = owner
-        self._running: set[asyncio.Task[Any]] = set()
-        self._shared: dict[Hashable, asyncio.Task[Any]] = {}
-        self._awaited: set[asyncio.Task[Any]] = set()
+        self._running: set[asyncio.Task[Any]] | None = None
+        self._shared: dict[Hashable, asyncio.Task[Any]] | None = None
+        self._awaited: set[asyncio.Task[Any]] | None = None
         self._is_closed = False
 
     def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Run `work` in the background. An exception it raises is logged."""
         task = asyncio.create_task(work, name=getattr(work, "__qualname__", None))
+        if self._running is None:
+            self._running = set()
         self._running.add(task)
         task.add_done_callback(self._ended)
         if self._is_closed:
@@ -58,7 +63,10 @@ class Tasks:
         """The run of `key` that is under way, or a new one. Once it has ended, the next caller starts another."""
         task = self.running(key)
         if task is None:
-            task = self._shared[key] = self.spawn(work())
+            task = self.spawn(work())
+            if self._shared is None:
+                self._shared = {}
+            self._shared[key] = task
             task.add_done_callback(lambda ended: self._forget(key, ended))
         return task
 
@@ -71,6 +79,8 @@ class Tasks:
             TasksClosed: `close` cancelled the run.
         """
         task = self.start(key, work)
+        if self._awaited is None:
+            self._awaited = set()
         self._awaited.add(task)
         await asyncio.wait((task,))
         if task.cancelled():
@@ -79,19 +89,19 @@ class Tasks:
 
     def running(self, key: Hashable) -> asyncio.Task[Any] | None:
         """The run of `key` that is under way."""
-        task = self._shared.get(key)
+        task = None if self._shared is None else self._shared.get(key)
         return None if task is None or task.done() else task
 
     async def settled(self) -> None:
         """Wait until every task that runs now has ended. Never raises what a task raised."""
-        others = self._running - {asyncio.current_task()}
+        others = self._others()
         if others:
             await asyncio.wait(others)
 
     async def close(self, *, wait_s: float = 0.0) -> None:
         """Give the tasks `wait_s` to end by themselves, then cancel the rest and wait for their end."""
         self._is_closed = True
-        others = self._running - {asyncio.current_task()}
+        others = self._others()
         if others and wait_s > 0:
             _, others = await asyncio.wait(others, timeout=wait_s)
         for task in others:
@@ -101,13 +111,24 @@ class Tasks:
         for task in others:
             logger.warning("%s: task %s ignores its cancellation", self._owner, task.get_name())
 
+    def _others(self) -> set[asyncio.Task[Any]]:
+        """What runs, but for the caller's own task."""
+        return set() if self._running is None else self._running - {asyncio.current_task()}
+
     def _forget(self, key: Hashable, task: asyncio.Task[Any]) -> None:
-        if self._shared.get(key) is task:
+        if self._shared is not None and self._shared.get(key) is task:
             del self._shared[key]
+            self._shared = self._shared or None
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
-        self._running.discard(task)
+        self._running = _without(self._running, task)
         error = None if task.cancelled() else task.exception()  # marks the exception as retrieved
-        if error is not None and task not in self._awaited:
+        if error is not None and (self._awaited is None or task not in self._awaited):
             logger.error("%s: task %s failed", self._owner, task.get_name(), exc_info=error)
-        self._awaited.discard(task)
+        self._awaited = _without(self._awaited, task)
+
+
+def _without(tasks: set[asyncio.Task[Any]] | None, task: asyncio.Task[Any]) -> set[asyncio.Task[Any]] | None:
+    if tasks is not None:
+        tasks.discard(task)
+    return tasks or None

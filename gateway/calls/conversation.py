@@ -5,7 +5,6 @@ opens a new link, and the first result of every session that had used the old on
 """
 
 import logging
-from collections.abc import Coroutine
 from time import monotonic
 from typing import Any, Protocol
 
@@ -27,7 +26,6 @@ from gateway.errors import CANCELLED, OUTCOME_UNKNOWN, UPSTREAM_UNAVAILABLE
 from gateway.observability.logs import CORRELATION
 from transports.era import LEGACY
 from transports.jsonrpc import HEADER_MISMATCH, Message, Object, encode, error_code
-from transports.tasks import Tasks
 from transports.upstream_port import Link, LinkClosed, UpstreamUnavailable
 
 __all__ = ["Conversation", "Router"]
@@ -63,7 +61,7 @@ class Conversation(Peer):
     `known_lists` are the lists received from the server; None if none was.
     """
 
-    __slots__ = ("__weakref__", "_background", "_router", "_watch", "calls", "deadlines", "known_lists", "users")
+    __slots__ = ("__weakref__", "_router", "_watch", "calls", "deadlines", "known_lists", "users")
 
     def __init__(self, source: LinkSource, router: Router, deadlines: Deadlines, *, unreturned: bool = False) -> None:
         links = LinkLifecycle(source, self, deadlines, idle_stop_s=deadlines.idle_stop(unreturned))
@@ -74,7 +72,6 @@ class Conversation(Peer):
         self._router = router
         self.known_lists: Lists | None = None
         self._watch = CallWatch(self)
-        self._background: Tasks | None = None
 
     @property
     def lists(self) -> Lists:
@@ -242,12 +239,6 @@ class Conversation(Peer):
         self.calls.wait(exchange)
         self.in_background(self._send_again(exchange, *request))
 
-    def in_background(self, work: Coroutine[None, None, None]) -> None:
-        """Run `work` in a task that ends with the conversation."""
-        if self._background is None:
-            self._background = Tasks(f"calls to server {self.name!r}")
-        self._background.spawn(work)
-
     async def _send_again(self, exchange: Exchange, params: Object, meta: Object) -> None:
         CORRELATION.set(exchange.correlation)  # of this task
         try:
@@ -268,6 +259,11 @@ class Conversation(Peer):
     def restarted(self, reason: str) -> None:
         """The open link replaces an earlier one (LinkUser)."""
         self.users.restarted(reason)
+
+    def stopped(self) -> None:
+        """The link was closed because nothing needed it (LinkUser)."""
+        self.calls.rest()
+        self.users.rest()
 
     def _settle(self, message: Message) -> None:
         # Numbers of calls and of the gateway's own requests differ. Nearly all answers are those of calls.

@@ -67,9 +67,12 @@ class Bridge(Protocol):
 class ExchangeSession(LinkSession, Protocol):
     """The session that an exchange belongs to."""
 
-    @property
-    def exchanges(self) -> set["Exchange"]:
-        """Its calls in flight."""
+    def exchange_begins(self, exchange: "Exchange") -> None:
+        """That call is in flight."""
+        ...
+
+    def exchange_ended(self, exchange: "Exchange") -> None:
+        """That call is in flight no longer."""
         ...
 
     def in_use(self) -> Use:
@@ -178,8 +181,8 @@ class Exchange(ForwardsHeaders, ExchangeLife, Observed, WireUse, Listening, Beco
     def move_to(self, live: ExchangeSession) -> None:
         """Continue in another session, which is in use until the wire is done with this exchange."""
         self.live = live
-        live.exchanges.add(self)
-        self.when_done(lambda: live.exchanges.discard(self))
+        live.exchange_begins(self)
+        self.when_done(lambda: live.exchange_ended(self))
         self.when_done(live.in_use().release)
 
     def use_bridge(self, bridge: Bridge | None, method: str = "") -> None:

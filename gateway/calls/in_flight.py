@@ -81,6 +81,13 @@ class Calls:
         """The token for progress of a task that the call of that number may have made; None if it has none."""
         return None if self._tasks is None else self._tasks.find(number)
 
+    def rest(self) -> None:
+        """Give back the memory that calls in flight have taken, if there are none. One for each session adds up."""
+        if not self.sent:
+            self.sent = {}
+        if not self._waiting:
+            self._waiting = {}
+
     def forget_tasks(self) -> None:
         """The server with their tasks is gone."""
         self._tasks = None

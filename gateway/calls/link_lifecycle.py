@@ -5,6 +5,8 @@ Knows nothing of calls. A link is a process, an HTTP session or an object (`tran
 
 import asyncio
 import logging
+import sys
+from collections.abc import Sequence
 from time import monotonic
 from typing import Final, Protocol
 
@@ -18,7 +20,7 @@ from gateway.calls.link_source import LinkSource
 from gateway.calls.link_state import LINK, LinkEvent, LinkState, Loss
 from gateway.calls.patience import Patience
 from gateway.calls.state_table import step
-from gateway.context.link_resources import LinkResources
+from gateway.context.link_resources import NO_RESOURCES, LinkResources
 from gateway.observability.logs import CORRELATION
 from gateway.protocol.handshake import HandshakeRefused
 from session_store.context import bound_session
@@ -59,6 +61,10 @@ class LinkUser(LinkEvents, Protocol):
         """The link that is open now replaces an earlier one."""
         ...
 
+    def stopped(self) -> None:
+        """The link was closed because nothing needed it."""
+        ...
+
 
 class LinkLifecycle:
     """Opens, replaces and closes the link. `restarts` counts links that replaced an earlier one."""
@@ -76,21 +82,21 @@ class LinkLifecycle:
         self.opened_for = ""  # the correlation id of the request that a link is being opened for
         self.restarts = 0
         self.failures: Backoff | None = None  # starts that have failed since the last one that did not
-        self.last_words: list[str] = []  # the last lines on stderr of a process that has ended
+        self.last_words: Sequence[str] = ()  # the last lines on stderr of a process that has ended
         self.log_level = ""  # the level that a legacy server was set to on behalf of modern clients
         self._source = source
         self._user = user
         self.patience = Patience(deadlines.noise_s)
         self._deadlines = deadlines
         self._idle_stop_s = idle_stop_s
-        self._resources = LinkResources()
+        self._resources = NO_RESOURCES
         self._greeted: Link | None = None  # the handshake with it is complete
         self._loss: Loss | None = None  # why the next link replaces the one before
         self._was_open = False
-        self._retired: list[Link] = []  # takes no message, but may still answer
+        self._retired: tuple[Link, ...] = ()  # takes no message, but may still answer
         self._closing: asyncio.Task[None] | None = None
         self._idle: asyncio.TimerHandle | None = None
-        self._tasks = Tasks(f"link to server {source.name!r}")
+        self._tasks = Tasks(sys.intern(f"link to server {source.name!r}"))
 
     def _step(self, event: LinkEvent) -> None:
         self.state = step(LINK, self.state, event)
@@ -195,7 +201,8 @@ class LinkLifecycle:
         if isinstance(answer.error, msgspec.Raw):
             raise HandshakeRefused(answer.error)
         assert isinstance(answer.result, msgspec.Raw)
-        self.initialize_result = splice(answer.result)
+        result, known = splice(answer.result), self._source.known_handshake()
+        self.initialize_result = known if known == result else result  # most are equal: one object serves all
         self.log_level = ""
         for frame in self._source.replay():
             self.require().send(frame)
@@ -217,9 +224,9 @@ class LinkLifecycle:
     def lost(self, reason: str = "") -> str:
         """The link has ended, by itself or because it was closed. Returns the reason for clients."""
         self._keep_last_words()
-        self.link = None
+        self.link = self._greeted = None
         self._resources.close()
-        self._resources = LinkResources()
+        self._resources = NO_RESOURCES
         if self._was_open and self._loss is None:
             self._loss = Loss.CRASHED
         self._step(LinkEvent.LOST)
@@ -229,9 +236,9 @@ class LinkLifecycle:
         """The server no longer knows the session of that link, which takes no message but may still answer others."""
         if link is not self.link:
             return
-        self.link = None
-        self._retired = [*self._retired[1 - _MAX_RETIRED :], link]
-        self._resources = LinkResources()
+        self.link = self._greeted = None
+        self._retired = (*self._retired[1 - _MAX_RETIRED :], link)
+        self._resources = NO_RESOURCES
         self._loss = Loss.FORGOTTEN
         self._step(LinkEvent.LOST)
 
@@ -248,6 +255,8 @@ class LinkLifecycle:
         finally:
             self._closing = None
             self._step(LinkEvent.CLOSED)
+            if self._loss is Loss.STOPPED:
+                self._user.stopped()
 
     def quoted(self, reason: str) -> str:
         """The reason of a failure for clients: with the last output of the server, if it is theirs."""
@@ -255,12 +264,12 @@ class LinkLifecycle:
 
     def _keep_last_words(self) -> None:
         if self.link is not None:
-            self.last_words = self.link.last_words[-10:]
+            self.last_words = tuple(self.link.last_words[-10:])
 
     def _detach(self) -> "_Detached":
         self._keep_last_words()
-        link, self.link = self.link, None
-        resources, self._resources = self._resources, LinkResources()
+        link, self.link, self._greeted = self.link, None, None
+        resources, self._resources = self._resources, NO_RESOURCES
         return link, resources
 
     # -- idling

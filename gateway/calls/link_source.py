@@ -27,6 +27,10 @@ class LinkSession(Protocol):
         """Use this record from now on."""
         ...
 
+    def rest(self) -> None:
+        """Give back the memory that calls in flight have taken, if there are none."""
+        ...
+
 
 class LinkSource(Protocol):
     """Opens links to one server in one era. Every method is called again for each link."""

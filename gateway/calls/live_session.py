@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from time import monotonic
 from typing import Final, Protocol
 
@@ -42,6 +42,8 @@ _LEFT: Final = "the session's client has left, and its servers are stopped"
 
 _KEPT_FAILURES: Final = 5
 
+_NONE: Final[Set[Exchange]] = frozenset()
+
 AskModern = Callable[["LiveSession", Conversation, Message, Exchange | None], None]
 """Put a legacy server's request to the modern client whose call it belongs to (`gateway.bridge.suspended_calls`). The
 call is given if the request names it."""
@@ -61,14 +63,14 @@ class LiveSession(Usage):
 
     # Without a dictionary each: there are as many as there are sessions.
     __slots__ = """__weakref__ _ask_modern _draining _events _outbox _questions alias calls conversations ended
-        exchanges failed failures new_process read_at return_watch session state subscription_relays
+        _exchanges failed failures new_process read_at return_watch session state subscription_relays
         subscriptions""".split()
 
     def __init__(self, session: Session, events: EventLog, ask_modern: AskModern | None = None) -> None:
         super().__init__()
         self.session = session
         self.conversations: dict[tuple[str, Era, bytes], Conversation] = {}
-        self.exchanges: set[Exchange] = set()
+        self._exchanges: set[Exchange] | None = None
         self.subscription_relays: dict[str, Exchange] = {}  # of a legacy client, by the name of the modern server
         self.subscriptions: list[SubscriptionFilter] = []  # of a modern client, to several or legacy servers
         # The streams of a modern session do not outlive a connection.
@@ -95,6 +97,26 @@ class LiveSession(Usage):
     def has_suspended(self) -> bool:
         """Whether a call waits for the client."""
         return self._questions is not None and self._questions.has_suspended
+
+    @property
+    def exchanges(self) -> Set[Exchange]:
+        """The calls in flight."""
+        return _NONE if self._exchanges is None else self._exchanges
+
+    def exchange_begins(self, exchange: Exchange) -> None:
+        """That call is in flight."""
+        if self._exchanges is None:
+            self._exchanges = set()
+        self._exchanges.add(exchange)
+
+    def exchange_ended(self, exchange: Exchange) -> None:
+        """That call is in flight no longer."""
+        if self._exchanges is not None:
+            self._exchanges.discard(exchange)
+
+    def rest(self) -> None:
+        """Give back the memory that calls in flight have taken, if there are none."""
+        self._exchanges = self._exchanges or None
 
     @property
     def questions(self) -> Questions:
@@ -209,6 +231,11 @@ class LiveSession(Usage):
         """A call is over: what its client was asked as a result of it needs no answer."""
         if self._questions is not None:
             self._questions.withdraw_for(exchange)
+
+    def link_closed(self, conversation: Conversation) -> None:
+        """A link is gone: nobody waits for the answers to its server's requests."""
+        if self._questions is not None:
+            self._questions.closed(conversation)
 
     def replace_record(self, session: Session, *, is_read: bool = False) -> None:
         """Use this record from now on. `is_read`: the store has just returned it."""

@@ -6,6 +6,7 @@ Knows nothing of clients and their calls.
 import asyncio
 import contextlib
 import logging
+from collections.abc import Coroutine, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
@@ -29,6 +30,7 @@ from transports.jsonrpc import (
     encode_result,
     splice,
 )
+from transports.tasks import Tasks
 from transports.upstream_port import Link, LinkClosed
 
 __all__ = ["Peer"]
@@ -53,6 +55,7 @@ class Peer:
 
     # Without a dictionary each: there are as many as there are sessions.
     __slots__ = (
+        "_background",
         "_greeting",
         "_holds",
         "_last_number",
@@ -74,6 +77,7 @@ class Peer:
         self._last_number = 0
         self._greeting = _NOTHING
         self._holds = 0
+        self._background: Tasks | None = None
         self._tasks: OwnedTasks | None = None
         self._task_link: Link | None = None  # whose tasks these are
 
@@ -163,7 +167,7 @@ class Peer:
         self._links.rest()
 
     @property
-    def last_words(self) -> list[str]:
+    def last_words(self) -> Sequence[str]:
         """The last lines on stderr of a process that has ended."""
         return self._links.last_words
 
@@ -204,6 +208,12 @@ class Peer:
             answer.cancel()
             raise
         return answer
+
+    def in_background(self, work: Coroutine[None, None, None]) -> None:
+        """Run `work` in a task that ends with the conversation."""
+        if self._background is None:
+            self._background = Tasks(f"calls to server {self.name!r}")
+        self._background.spawn(work)
 
     def request(self, method: str, params: bytes) -> None:
         """Send a request of the gateway's own without waiting for its answer."""

@@ -10,6 +10,8 @@ __all__ = ["PendingRequests"]
 class PendingRequests:
     """The pending requests of one conversation, by number."""
 
+    __slots__ = ("_waiting",)
+
     def __init__(self) -> None:
         self._waiting: dict[int, asyncio.Future[Message]] = {}
 
@@ -20,8 +22,13 @@ class PendingRequests:
         """A future for the answer to request `number`."""
         answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
         self._waiting[number] = answer
-        answer.add_done_callback(lambda _: self._waiting.pop(number, None))
+        answer.add_done_callback(lambda _: self._settled(number))
         return answer
+
+    def _settled(self, number: int) -> None:
+        self._waiting.pop(number, None)
+        if not self._waiting:
+            self._waiting = {}  # one that was in use keeps its size
 
     def settle(self, message: Message) -> bool:
         """Set the answer to one of these requests. False if the message answers none of them."""

@@ -48,6 +48,8 @@ class _Router(ABC):
     """What both routers do (`gateway.calls.conversation.Router`), once the call or the session is found. `on_change` is
     called with each notification of the server that something has changed."""
 
+    __slots__ = ("_on_change",)
+
     is_shared = False
 
     def __init__(self, on_change: Callable[[Method], None] = lambda change: None) -> None:
@@ -128,7 +130,7 @@ class _Router(ABC):
     def closed(self, conversation: Conversation) -> None:
         conversation.calls.forget_tasks()
         for live in self._audience(conversation):
-            live.questions.closed(conversation)
+            live.link_closed(conversation)
 
     def _cancelled(self, conversation: Conversation, params: Object) -> None:
         if conversation.era is Era.MODERN:
@@ -205,6 +207,8 @@ class _Router(ABC):
 
 class IsolatedRouter(_Router):
     """For a process that serves one session."""
+
+    __slots__ = ("_live",)
 
     def __init__(self, live: LiveSession, on_change: Callable[[Method], None] = lambda change: None) -> None:
         super().__init__(on_change)

@@ -4,7 +4,7 @@ import json
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from gateway.context.session_folders import SessionFolders
 from gateway.context.state_api import StateAccess, by_connection, state_api
@@ -15,7 +15,7 @@ from transports.inbound.app_server import AppServer
 from transports.inbound.limits import Limits, Refusals
 from transports.upstream_port import ConnectOptions, UpstreamUnavailable
 
-__all__ = ["LinkResourceProvider", "LinkResources"]
+__all__ = ["NO_RESOURCES", "LinkResourceProvider", "LinkResources"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +25,10 @@ class LinkResources:
     given: ConnectOptions = field(default_factory=ConnectOptions)
     session: ToolSession | None = None
     close: Callable[[], None] = lambda: None
+
+
+NO_RESOURCES: Final = LinkResources()
+"""Of a link that is not there."""
 
 
 class LinkResourceProvider:

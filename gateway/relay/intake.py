@@ -110,11 +110,11 @@ class Intake:
             if exchange is None:
                 yield
                 return
-            live.exchanges.add(exchange)
+            live.exchange_begins(exchange)
             try:
                 yield
             finally:
-                live.exchanges.discard(exchange)
+                live.exchange_ended(exchange)
 
     def accept_counted(
         self,

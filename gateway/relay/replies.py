@@ -83,7 +83,7 @@ class CallReply:
         self.live = live  # of the request: the call may move to a session within it
         self._use = None if live is None else live.in_use(held=held)
         if live is not None:
-            live.exchanges.add(exchange)
+            live.exchange_begins(exchange)
 
     def cancel(self, reason: str) -> None:
         self.replies.abandon()
@@ -154,7 +154,7 @@ class CallReply:
             if self._exchange.watchers:
                 self._exchange.left()
             self._exchange.done()
-        live.exchanges.discard(self._exchange)
+        live.exchange_ended(self._exchange)
 
     async def _finish(self, events: EventLog, session_id: str) -> None:
         with contextlib.suppress(StoreUnavailable):

@@ -1,7 +1,7 @@
 """A configured server: the era in which it is addressed, and the conversations with it."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, cast
 
 from gateway.calls.backoff import Backoff
@@ -17,7 +17,7 @@ from gateway.protocol.extensions import Declared
 from gateway.protocol.listing import Tools
 from gateway.upstreams.facts import STARTING, KnownFacts, ServerState
 from gateway.upstreams.inventory import Inventory
-from gateway.upstreams.link_source import SessionLinks, Start, UpstreamLinks
+from gateway.upstreams.link_source import Key, SessionLinks, Start, UpstreamLinks
 from gateway.upstreams.probe import Probe
 from gateway.upstreams.session_discovery import SessionDiscovery
 from gateway.upstreams.session_resources import PrestartedProcess
@@ -61,6 +61,9 @@ class ConfiguredUpstream:
         self._shared = shared
         self._probe = probe
         self._deadlines = deadlines
+        # One for all sessions, of which there are many.
+        self._plain_keys: Mapping[Era, Key] = {era: (links.name, era, b"") for era in Era}
+        self._on_change = inventory.results.changed
         self._by_sessions = SessionDiscovery(links.name, known, probe)
         self._takes_secrets = any(map(is_template, settings.headers.values()))
         self.permits = links.permits
@@ -223,7 +226,7 @@ class ConfiguredUpstream:
         if self.settings.shared:
             return self._shared.of(era)
         declaring = caller if era is LEGACY else None
-        key = (self.name, era, declaring.key if declaring is not None else b"")
+        key = self._plain_keys[era] if declaring is None else (self.name, era, declaring.key)
         conversation = live.conversations.get(key)
         if conversation is None:
             if sum(name == self.name for name, *_ in live.conversations) >= MAX_CONVERSATIONS:
@@ -234,7 +237,7 @@ class ConfiguredUpstream:
             source = SessionLinks(self._links, live, key, declaring, correlation)
             conversation = live.conversations[key] = Conversation(
                 source,
-                IsolatedRouter(live, self.inventory.results.changed),
+                IsolatedRouter(live, self._on_change),
                 self._deadlines,
                 unreturned=live.is_unreturned,
             )

@@ -1,6 +1,5 @@
 """The names of all keys. Keys that change together share a hash tag, so that Redis Cluster keeps them in one slot."""
 
-import functools
 import hashlib
 import zlib
 from typing import Final
@@ -39,7 +38,6 @@ READY: Final = "mcp:ready"
 """Written to check that the store accepts writes."""
 
 
-@functools.lru_cache(maxsize=4_096)
 def of_session(session_id: str) -> tuple[str, str, str, str]:
     """Record, state, events and log of a session."""
     tag = f"mcp:{{{session_id}}}:"

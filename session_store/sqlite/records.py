@@ -1,10 +1,12 @@
 """Session records in SQLite tables."""
 
+import functools
 import sqlite3
 from collections.abc import Iterator
 from typing import Final, cast
 
 import msgspec
+from msgspec.structs import replace
 
 from session_store.embedded.records import Records
 from session_store.ports.sessions import Fate
@@ -16,7 +18,23 @@ FATE_KEPT_S: Final = 3_600
 _FATES_HELD: Final = 10_000
 
 _encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder(Session).decode
+_MAX_SHARED_BYTES: Final = 512
+"""Of what clients choose: long values are seldom the same in two sessions, and would stay long after them."""
+_decoded = msgspec.json.Decoder(Session).decode
+_same = functools.lru_cache(maxsize=1_024)(lambda value: value)
+
+
+def _decode(record: bytes) -> Session:
+    """The session of a record. Sessions share what is equal in many: each of them may stay in memory for long."""
+    session = _decoded(record)
+    client = session.client
+    return replace(
+        session,
+        principal=_same(session.principal),
+        client=_same(client) if len(client.initialize_params) <= _MAX_SHARED_BYTES else client,
+        context=_same(session.context) if len(session.context.workspace) <= _MAX_SHARED_BYTES else session.context,
+        links=_same(session.links),
+    )
 
 
 class SqliteRecords(Records):

@@ -54,6 +54,7 @@ class User:
         self.has_calls = False
         self.answer = parse(b'{"jsonrpc":"2.0","id":1,"result":{"serverInfo":{}}}')
         self.reasons: list[str] = []
+        self.stops = 0
         self.links: LinkLifecycle
 
     @property
@@ -68,6 +69,9 @@ class User:
 
     def restarted(self, reason: str) -> None:
         self.reasons.append(reason)
+
+    def stopped(self) -> None:
+        self.stops += 1
 
     def closed(self, reason: str) -> None:
         self.links.lost()
@@ -262,7 +266,7 @@ async def test_a_crash_is_counted_and_reported_once_the_next_link_is_open() -> N
     links, source, user = lifecycle()
     await links.ready()
     source.made[0].end()
-    assert (links.state, links.last_words, user.reasons) == (LinkState.ABSENT, ["a line"], [])
+    assert (links.state, links.last_words, user.reasons) == (LinkState.ABSENT, ("a line",), [])
     with pytest.raises(LinkClosed):
         links.require()
     await links.ready()
@@ -294,7 +298,7 @@ async def test_an_idle_link_is_closed_and_the_next_opening_waits_for_its_end() -
     assert links.state is LinkState.CLOSING and len(source.made) == 1
     source.made[0].may_close.set()
     await opening
-    assert links.is_open and user.reasons == ["idle_stop"] and source.taken_back == 1
+    assert links.is_open and user.reasons == ["idle_stop"] and (source.taken_back, user.stops) == (1, 1)
 
 
 async def test_a_link_with_calls_is_not_idle() -> None:

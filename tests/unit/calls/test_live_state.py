@@ -104,7 +104,7 @@ async def test_a_closed_session_has_ended_or_lives_elsewhere(over: bool, state: 
 async def test_a_stream_that_no_single_server_has_ends_with_its_session() -> None:
     live = live_session(Events(), "modern")
     stream = Exchange(method="subscriptions/listen", client_id=8, live=live, replies=ReplyQueue())
-    live.exchanges.add(stream)
+    live.exchange_begins(stream)
     await live.close()
     frame = await stream.replies.next()
     assert frame is not None and frame.final and frame.error_code == CANCELLED

@@ -244,7 +244,7 @@ async def test_an_id_that_a_client_uses_again_hides_no_call() -> None:
     server, first, second = Server(), call(), call()
     for exchange in (first, second):
         exchange.sent_as(server.conversation, 1, None, 1.0)
-        live.exchanges.add(exchange)
+        live.exchange_begins(exchange)
     assert set(live.in_flight_as(7)) == {first, second} and live.in_flight_as("7") == []
     for exchange in live.in_flight_as(7):
         exchange.cancel("the client cancelled")
