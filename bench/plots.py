@@ -29,18 +29,14 @@ def plot(name: str, results: Mapping[str, Sequence[Run]], file: Path) -> None:
     figure.savefig(file)
 
 
-def plot_growth(points: Sequence[tuple[int, float, float]], file: Path) -> None:
-    """Rate and memory over the number of live sessions."""
-    figure = Figure(figsize=(7, 2.6), dpi=90)
-    sessions = [count for count, _, _ in points]
-    for place, title, values in (
-        (1, "calls per second", [rate for _, rate, _ in points]),
-        (2, "MB of the gateway", [megabytes for _, _, megabytes in points]),
-    ):
-        axes = figure.add_subplot(1, 2, place)
-        axes.plot(sessions, values, marker="o", color="#3b6ea5")
-        axes.set_ylim(bottom=0)
-        axes.set_xlabel("live sessions")
+def plot_growth(what: str, counts: Sequence[int], panels: Mapping[str, Sequence[float]], file: Path) -> None:
+    """Each figure over the number of sessions, servers or tools."""
+    figure = Figure(figsize=(3.2 * len(panels), 2.6), dpi=90)
+    for place, (title, values) in enumerate(panels.items(), 1):
+        axes = figure.add_subplot(1, len(panels), place)
+        axes.plot(counts, values, marker="o", color="#3b6ea5")
+        axes.set_ylim(bottom=0, top=max(values) * 1.2)
+        axes.set_xlabel(what)
         axes.set_title(title)
         for side in ("top", "right"):
             axes.spines[side].set_visible(False)

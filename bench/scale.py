@@ -103,7 +103,11 @@ def main() -> int:
             soaked = measured(url, file, options.soak, process)
             after = megabytes(process)
     if options.save:
-        plot_growth(points, ROOT / "bench/results/sessions.png")
+        panels = {
+            "calls per second": [rate for _, rate, _ in points],
+            "MB of the gateway": [size for _, _, size in points],
+        }
+        plot_growth("live sessions", [count for count, _, _ in points], panels, ROOT / "bench/results/sessions.png")
     console = Console(width=120)
     console.print(table)
     console.print(f"{heard:,} streams at once; a call takes {took * 1_000:.1f} ms meanwhile")

@@ -17,6 +17,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
+from bench.growth import OBJECT, idle_sessions
 from bench.load import INITIALIZE
 from bench.subjects import served
 from bench.tables import Place
@@ -57,6 +58,17 @@ async def at_once(url: str, count: int) -> tuple[int, float]:
 
 def uss_kb(process: psutil.Process) -> float:
     return float(process.memory_full_info().uss) / 1_024
+
+
+def idle(url: str, process: psutil.Process, count: int) -> float:
+    """KiB of the gateway for each session that is open and idle, without a process: what it grows by from so many
+    sessions to twice as many, as soon as all are idle."""
+    sizes = []
+    for _ in range(2):
+        idle_sessions(url, count)
+        time.sleep(4)
+        sizes.append(uss_kb(process))
+    return (sizes[1] - sizes[0]) / count
 
 
 def held(url: str, process: psutil.Process, count: int) -> float:
@@ -102,9 +114,10 @@ def main() -> int:
             table.add_row(
                 "a live stdio session", f"{held(url, process, options.sessions // 4):.1f} KiB beside its child"
             )
-        with served(place.gateway(servers=entry(idle_stop_s=0.3))) as (url, process):
-            kib = held(url, process, options.sessions)
-            table.add_row("an idle session, no process", f"{kib:.1f} KiB, of {options.sessions:,} at once")
+        for count in (options.sessions, 10 * options.sessions):
+            with served(place.gateway(servers=OBJECT)) as (url, process):
+                kib = idle(url, process, count)
+            table.add_row("an idle session, no process", f"{kib:.1f} KiB, from {count:,} to {2 * count:,}")
     Console(width=120).print(table)
     return 0 if good == 100 else 1
 
