@@ -19,6 +19,7 @@ from gateway.errors import store_unavailable, unreachable
 from gateway.observability.request_log import CORRELATION_HEADER
 from gateway.observability.spans import PEER_HEADER
 from session_store import Session, StoreUnavailable
+from transports.inbound.hand_over import ANSWERED_BY
 from transports.inbound.http import Guard, Receive, Scope, Send
 from transports.inbound.resumed import continued
 
@@ -66,10 +67,15 @@ class Forwarding:
             Refused: 503, the owner is unreachable and the session cannot be claimed.
         """
         reply, request = RelayedReply(receive, send), self._request(route, scope, body)
+        scope[ANSWERED_BY] = route.session.owner
+        outcome = None
         try:
             outcome = await self._outcome(request, reply)
         except StoreUnavailable:
             raise store_unavailable() from None
+        finally:
+            if outcome is not Outcome.ANSWERED:
+                del scope[ANSWERED_BY]
         return await self._after(outcome, reply, scope)
 
     def _request(self, route: Route, scope: Scope, body: bytes) -> ForwardedRequest:

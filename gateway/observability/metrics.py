@@ -16,6 +16,7 @@ from gateway.errors import ArgumentFault
 from gateway.observability.outcome import FAILURES, Kind
 from gateway.protocol.methods import METHODS, metric_label
 from transports.inbound.connection_memory import OUTCOMES
+from transports.inbound.hand_over import OUTCOMES as HAND_OVERS
 from transports.inbound.limits import Limited, Refusals
 
 __all__ = [
@@ -69,6 +70,11 @@ COUNTERS: Final[Mapping[str, CounterRow]] = {
     ),
     "connection_memory": CounterRow(
         "POSTs of MCP, by what the memory of their connection could do for them", "outcome", OUTCOMES
+    ),
+    "connection_hand_overs": CounterRow(
+        "Connections handed to the worker that owns their session, and received from others",
+        "outcome",
+        HAND_OVERS,
     ),
     "forwarded": CounterRow("Requests forwarded to the replica that owns the session, by outcome", "outcome"),
     "limited": CounterRow(
@@ -149,6 +155,11 @@ class Metrics:
     def forwarded(self) -> Counter[str]:
         """Requests forwarded to peers, by outcome."""
         return self.counters["forwarded"]
+
+    @property
+    def hand_overs(self) -> Counter[str]:
+        """Connections handed from worker to worker, by outcome."""
+        return self.counters["connection_hand_overs"]
 
     @property
     def limited(self) -> Refusals:

@@ -33,6 +33,7 @@ class Gateway:
         base, callers, served, resolution = parts.foundation, parts.callers, parts.servers, parts.resolution
         self.parts = parts
         self._lifecycle = Lifecycle(parts)
+        self.replica = "" if base.cluster is None else base.cluster.replica
         self.state = base.state
         self.audit = base.audit
         self.metrics = base.metrics

@@ -16,7 +16,9 @@ from gateway.admin.routes import ADMIN
 from gateway.config.addresses import host_and_port, is_loopback
 from gateway.config.settings import ConfigurationError, Settings
 from gateway.serving.app import Gateway, create_app, operators_app
+from gateway.serving.handed_connections import HandedConnections
 from gateway.serving.paths import ALL
+from gateway.serving.sibling_workers import SiblingWorkers, inherited_siblings
 from gateway.serving.workers import inherited_listener, report_ready, worker_number
 from transports.inbound.connection_memory import ConnectionMemory
 from transports.inbound.connections import Connections
@@ -51,12 +53,19 @@ class _Beside(uvicorn.Server):
 
 
 class _Server(uvicorn.Server):
-    """`operators`, with the socket it listens on, serves those who operate the gateway."""
+    """`operators`, with the socket it listens on, serves those who operate the gateway. `handed` brings connections
+    that other workers have accepted."""
 
     def __init__(
-        self, config: uvicorn.Config, gateway: Gateway, url: str, operators: tuple[_Beside, socket.socket] | None
+        self,
+        config: uvicorn.Config,
+        gateway: Gateway,
+        url: str,
+        operators: tuple[_Beside, socket.socket] | None,
+        handed: HandedConnections | None = None,
     ) -> None:
         super().__init__(config)
+        self._handed = handed
         self._gateway = gateway
         self._url = url
         self._operators = operators
@@ -68,6 +77,8 @@ class _Server(uvicorn.Server):
             server, listener = self._operators
             self._tasks.spawn(server.serve(sockets=[listener]))
             await server.serves.wait()
+        if self.started and self._handed is not None:
+            self._handed.start(self, self._gateway.replica)
         if self.started:
             # What is there now stays: the collector need not walk through it again, nor stop calls for it so often.
             gc.freeze()
@@ -81,6 +92,8 @@ class _Server(uvicorn.Server):
         if self._operators is not None:
             self._operators[0].should_exit = True
             await self._tasks.settled()
+        if self._handed is not None:
+            self._handed.stop()
         await super().shutdown(sockets)
 
 
@@ -95,6 +108,8 @@ def serve(settings: Settings) -> None:
     gateway = Gateway(settings)
     # Before anything listens, and where an error still reaches the person who started it.
     asyncio.run(gateway.try_store())
+    connections, siblings = _limited(gateway, settings), inherited_siblings(gateway.metrics.hand_overs)
+    handed = None if siblings is None else HandedConnections(siblings, connections, gateway.state.may_serve)
     config = uvicorn.Config(
         _remembering(create_app(settings, gateway=gateway), refused := list[ConfigurationError]()),
         host=options.host,
@@ -104,13 +119,15 @@ def serve(settings: Settings) -> None:
         interface="asgi3",
         lifespan="on",
         ws="none",
-        http=_connections(gateway, settings, memory=_memory(gateway) if options.connection_memory else None),
+        http=_made_by(connections, _memory(gateway) if options.connection_memory else None, siblings),
         server_header=False,
         proxy_headers=False,  # the one we heed is read with the others
         timeout_graceful_shutdown=DRAIN_TIMEOUT_S,
         timeout_keep_alive=ceil(options.limits.idle_timeout_s),
     )
     with contextlib.ExitStack() as stack:
+        if siblings is not None:
+            stack.callback(siblings.close)
         listener = stack.enter_context(inherited_listener() or _listener(options.host, options.port))
         operators = None
         if options.admin.listen:
@@ -122,7 +139,7 @@ def serve(settings: Settings) -> None:
             operators = (_operators(gateway, settings), beside)
             logger.info("operators are served at %s", _url(host, beside, ADMIN))
         try:
-            _Server(config, gateway, _url(options.host, listener, ALL), operators).run(sockets=[listener])
+            _Server(config, gateway, _url(options.host, listener, ALL), operators, handed).run(sockets=[listener])
         except SystemExit:
             if not refused:
                 raise
@@ -161,13 +178,19 @@ def _memory(gateway: Gateway) -> ConnectionMemory:
     return ConnectionMemory(counts, lambda: state.is_running and not state.is_draining, gateway.limits)
 
 
-def _connections(gateway: Gateway, settings: Settings, *, memory: ConnectionMemory | None = None, **other: int) -> Any:
-    """How a listener makes its connections. They remember heads if they have a memory."""
+def _made_by(
+    connections: Connections, memory: ConnectionMemory | None = None, siblings: SiblingWorkers | None = None
+) -> Any:
+    """The factory of connections, as what uvicorn takes: its types know classes only."""
+    return http_connections(connections, memory, siblings)
+
+
+def _limited(gateway: Gateway, settings: Settings, **other: int) -> Connections:
+    """The connections of a listener, with their limits."""
     trusted = gateway.identity.proxies
     # A reverse proxy's connections are those of many clients. Where none is named, one on this machine may be one.
     stands_for_many = is_loopback if settings.gateway.auth.proxies is None else trusted.__contains__
-    limits = replace(gateway.limits, **other)
-    return http_connections(Connections(limits, gateway.metrics.limited, uncounted=stands_for_many), memory)
+    return Connections(replace(gateway.limits, **other), gateway.metrics.limited, uncounted=stands_for_many)
 
 
 def _operators(gateway: Gateway, settings: Settings) -> _Beside:
@@ -177,11 +200,13 @@ def _operators(gateway: Gateway, settings: Settings) -> _Beside:
         access_log=False,
         lifespan="off",
         ws="none",
-        http=_connections(
-            gateway,
-            settings,
-            connections=OPERATORS_CONNECTIONS,
-            peer_connections=min(gateway.limits.peer_connections, OPERATORS_CONNECTIONS // 2),
+        http=_made_by(
+            _limited(
+                gateway,
+                settings,
+                connections=OPERATORS_CONNECTIONS,
+                peer_connections=min(gateway.limits.peer_connections, OPERATORS_CONNECTIONS // 2),
+            )
         ),
         server_header=False,
         proxy_headers=False,

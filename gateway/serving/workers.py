@@ -13,6 +13,7 @@ from typing import Final
 
 from gateway.config.settings import ConfigurationError, Settings
 from gateway.serving import private_environment
+from gateway.serving.sibling_workers import Inboxes
 from session_store import backend_for
 from session_store.connect import shown
 
@@ -46,14 +47,17 @@ def run_workers(settings: Settings, arguments: Sequence[str], count: int) -> int
         environment = private_environment.kept(os.environ)
         for end in (lifeline, held, ready, reports, environment):
             stack.callback(os.close, end)
+        inboxes = stack.enter_context(contextlib.closing(Inboxes(count)))
         given = {LISTENER: str(listener.fileno()), _READY: str(reports), _LIFELINE: str(lifeline)}
         stopping = threading.Event()
 
         def start(number: int) -> subprocess.Popen[bytes]:
+            siblings, descriptors = inboxes.for_worker(number)
+            own = {**given, **siblings, _NUMBER: str(number)}
             return subprocess.Popen(
                 [sys.executable, "-m", "gateway", *arguments],
-                env={**private_environment.in_sight(os.environ, environment), **given, _NUMBER: str(number)},
-                pass_fds=[listener.fileno(), reports, lifeline, environment],
+                env={**private_environment.in_sight(os.environ, environment), **own},
+                pass_fds=[listener.fileno(), reports, lifeline, environment, *descriptors],
             )
 
         for kind in (signal.SIGTERM, signal.SIGINT):

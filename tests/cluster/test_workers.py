@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
-import psutil
 import pytest
 
 from tests.requirements import requirement
@@ -15,13 +14,7 @@ from tests.support.concurrent_clients import AsyncModern, run_concurrently
 from tests.support.gateway_process import DEMO, ROOT, RunningGateway, running_gateway, server
 from tests.support.redis_server import RunningRedis
 from tests.support.waiting import descendants, eventually, gone
-
-KEYS = {"MCP_GATEWAY_KEYS": "k" * 40}
-
-
-def workers_of(gateway: RunningGateway) -> list[psutil.Process]:
-    alive = [p for p in psutil.Process(gateway.pid).children() if p.status() != psutil.STATUS_ZOMBIE]
-    return [p for p in alive if "--workers" in p.cmdline()]
+from tests.support.worker_processes import KEYS, worker_processes
 
 
 @contextlib.contextmanager
@@ -46,7 +39,7 @@ async def counting(http: httpx.AsyncClient, url: str, n: int) -> list[str]:
 @requirement("rep.any")
 def test_workers_serve_each_others_sessions_on_one_port(redis_server: RunningRedis) -> None:
     with workers(redis_server, 3) as gateway:
-        assert len(workers_of(gateway)) == 3
+        assert len(worker_processes(gateway)) == 3
         for counts in run_concurrently(lambda http, n: counting(http, gateway.url, n), 12):
             assert counts == [str(n) for n in range(1, 11)]
 
@@ -55,13 +48,13 @@ def test_workers_serve_each_others_sessions_on_one_port(redis_server: RunningRed
 def test_a_worker_that_dies_is_started_again_and_loses_no_session(redis_server: RunningRedis) -> None:
     with workers(redis_server, 2) as gateway:
         tokens = run_concurrently(lambda http, n: opened(http, gateway.url), 6)
-        workers_of(gateway)[0].kill()
+        worker_processes(gateway)[0].kill()
 
         async def recalling(http: httpx.AsyncClient, n: int) -> str:
             return await AsyncModern(http, token=tokens[n]).tool(gateway.url, "recall", {"key": "k"})
 
         assert run_concurrently(recalling, 6) == ["kept"] * 6
-        assert eventually(lambda: len(workers_of(gateway)) == 2, within_s=10)
+        assert eventually(lambda: len(worker_processes(gateway)) == 2, within_s=10)
 
 
 async def opened(http: httpx.AsyncClient, url: str) -> str:

@@ -182,7 +182,7 @@ class Connections:
     def enter(self, connection: Connection, peer: str, *, place: str = "") -> Limited | None:
         """Accept a connection, or return the limit at which it is refused. On a listener without addresses `place` is
         counted instead of the peer."""
-        counted: Hashable = place or (None if not peer or self._uncounted(peer) else network_of(peer) or peer)
+        counted = place or self._counted(peer)
         if counted is not None and self._peers[counted] >= self.limits.peer_connections:
             return self._refuse(Limited.PEER_CONNECTIONS)
         if len(self._open) >= self.limits.connections and not self._make_room():
@@ -194,6 +194,16 @@ class Connections:
         if self._timer is None:
             self._timer = loop.call_later(self._check_every_s, self._check)
         return None
+
+    def has_room(self, peer: str) -> bool:
+        """Whether a connection of that peer would be accepted without the end of another one."""
+        counted = self._counted(peer)
+        is_one_too_many = counted is not None and self._peers[counted] >= self.limits.peer_connections
+        return len(self._open) < self.limits.connections and not is_one_too_many
+
+    def _counted(self, peer: str) -> Hashable:
+        """What a connection of that peer is counted by; None: it is not."""
+        return None if not peer or self._uncounted(peer) else network_of(peer) or peer
 
     def _refuse(self, kind: Limited) -> Limited:
         self.refusals[kind] += 1

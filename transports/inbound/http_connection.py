@@ -17,6 +17,7 @@ from transports.inbound.connection_memory import ConnectionMemory
 from transports.inbound.connections import Connections, CycleTransport, Leaving, Phase, disconnect, drop, reset
 from transports.inbound.framing import BadRequest
 from transports.inbound.h11_connection import H11Connection
+from transports.inbound.hand_over import HandOver, Siblings
 from transports.inbound.limits import Limited
 from transports.inbound.message_reading import LastRequest, MessageReading, UnusualHead, too_long
 from transports.inbound.repeats import Repeats
@@ -28,7 +29,8 @@ _PROGRESS_BITS: Final = 16
 
 
 class HttpConnection(MessageReading):
-    """`place` replaces the peer's address on a Unix socket. `memory` None: no head is remembered."""
+    """`place` replaces the peer's address on a Unix socket. `memory` None: no head is remembered. `hand_over` None: the
+    connection stays in this process."""
 
     def __init__(
         self,
@@ -40,6 +42,7 @@ class HttpConnection(MessageReading):
         connections: Connections,
         place: str = "",
         memory: ConnectionMemory | None = None,
+        hand_over: HandOver | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop, limits=connections.limits)
         self._others = connections
@@ -49,6 +52,9 @@ class HttpConnection(MessageReading):
         """A last response, written after those in progress; then the connection ends. Once set, nothing is read."""
         self._of_cycles: asyncio.Transport
         self._leaving = Leaving()
+        self._hand_over = hand_over
+        if hand_over is not None and hand_over.moves:
+            self._heads = 1  # it has had a request, so that it may be idle for as long as any other
         # What uvicorn does for each request beyond ASGI is not done for requests that the memory serves.
         is_plain = not self.access_log and self.limit_concurrency is None
         self._repeats = Repeats(self, memory if is_plain else None)
@@ -144,6 +150,28 @@ class HttpConnection(MessageReading):
             self._start_asgi_task(*self.pipeline.pop())
         elif self._last_words is not None:
             self._leave(self._last_words)
+        elif (sibling := self._sibling()) is None:
+            self.flow.resume_reading()
+        else:
+            # What the client sends from now on is for the other process to read. First the response is written.
+            self.flow.pause_reading()
+            self.loop.call_soon(self._give, sibling)
+
+    # -- to the process that owns the session
+
+    def _sibling(self) -> int | None:
+        """Which process the connection is handed to after this response; None: it stays."""
+        if self._hand_over is None or self._running is None:
+            return None
+        return self._hand_over.place_for(self._running.scope)
+
+    def _give(self, sibling: int) -> None:
+        """Hand the connection over, if it is between requests."""
+        if self.transport.is_closing():
+            return
+        if self._hand_over is not None and self.is_between_requests() and self._hand_over.give(self.transport, sibling):
+            self._others.leave(self)
+            self.transport.abort()  # closes the descriptor here, and sends nothing
         else:
             self.flow.resume_reading()
 
@@ -172,7 +200,7 @@ class HttpConnection(MessageReading):
             # Only the parser knew where the head begins in the data. No well-meaning client sends this.
             self._refuse(BadRequest(400, "An Upgrade, or HTTP/1.0, must not follow another request so closely."))
         else:
-            _hand_over(self, self._others, bytes(self._head.copy) + data)
+            _continue_with_h11(self, self._others, bytes(self._head.copy) + data)
 
     def _refuse(self, fault: BadRequest) -> None:
         """Answer the requests that came before this one, then this fault, then end the connection."""
@@ -243,7 +271,7 @@ class HttpConnection(MessageReading):
         drop(self.transport)
 
 
-def _hand_over(connection: HttpConnection, others: Connections, head: bytes) -> None:
+def _continue_with_h11(connection: HttpConnection, others: Connections, head: bytes) -> None:
     """Have h11 read a connection from the beginning of that head on."""
     connection.server_state.connections.discard(connection)
     config, state, app_state = connection.config, connection.server_state, connection.app_state
@@ -254,15 +282,28 @@ def _hand_over(connection: HttpConnection, others: Connections, head: bytes) -> 
     successor.data_received(head.lstrip(b"\r\n"))
 
 
-def http_connections(connections: Connections, memory: ConnectionMemory | None = None) -> Callable[..., HttpConnection]:
-    """The factory of connections that uvicorn calls (`Config(http=…)`). `memory` None: no head is remembered."""
+def http_connections(
+    connections: Connections, memory: ConnectionMemory | None = None, siblings: Siblings | None = None
+) -> Callable[..., HttpConnection]:
+    """The factory of connections that uvicorn calls (`Config(http=…)`). `memory` None: no head is remembered. With
+    `siblings`, a connection is handed to the one that owns its session; `moves` of the factory: how often it was."""
 
     def made(
         config: Config,
         server_state: ServerState,
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
+        *,
+        moves: int = 0,
     ) -> HttpConnection:
-        return HttpConnection(config, server_state, app_state, _loop, connections=connections, memory=memory)
+        return HttpConnection(
+            config,
+            server_state,
+            app_state,
+            _loop,
+            connections=connections,
+            memory=memory,
+            hand_over=None if siblings is None else HandOver(siblings, moves),
+        )
 
     return made
