@@ -21,7 +21,7 @@ import pytest
 import yaml
 
 from tests.requirements import requirement
-from tests.support.compose_topology import running_balancer
+from tests.support.compose_topology import running_balancer, running_nginx
 from tests.support.credentials import KEYS, bearer, sha256
 from tests.support.gateway_process import DEMO, ROOT, RunningGateway, running_gateway, server
 from tests.support.mcp_clients import Modern, modern_body, modern_headers, tool_text
@@ -231,40 +231,11 @@ class Recorder:
 
 
 @contextlib.contextmanager
-def nginx(place: str) -> Iterator[int]:
-    """nginx with the configuration we ship, before that one."""
-    port = free_port()
-    config = (ROOT / "deploy/nginx.conf").read_text(encoding="utf-8")
-    config = re.sub(r"server gateway\d:8080;", f"server {place};", config).replace(
-        "listen 8080;", f"listen 127.0.0.1:{port};"
-    )
-    with tempfile.TemporaryDirectory() as folder:
-        temporary = "".join(f"{kind}_temp_path {folder}; " for kind in ("proxy", "fastcgi", "uwsgi", "scgi"))
-        whole = (
-            f"pid {folder}/pid; error_log {folder}/error.log; worker_processes 1; daemon off; "
-            f"events {{ worker_connections 256; }} http {{ access_log off; client_body_temp_path {folder}; "
-            f"{temporary}\n{config} }}"
-        )
-        path = Path(folder, "nginx.conf")
-        path.write_text(whole, encoding="utf-8")
-        process = subprocess.Popen([program("nginx", "nginx-light"), "-c", str(path)], stderr=subprocess.DEVNULL)
-        try:
-            wait_for(port)
-            yield port
-        finally:
-            process.terminate()
-            process.wait(10)
-
-
-@contextlib.contextmanager
 def balancer(kind: str, recorder: Recorder) -> Iterator[int]:
     place = f"127.0.0.1:{recorder.port}"
-    if kind == "nginx":
-        with nginx(place) as port:
-            yield port
-    else:
-        with running_balancer([place] * 3) as url:
-            yield int(url.rpartition(":")[2])
+    running = running_nginx if kind == "nginx" else running_balancer
+    with running([place] * 3) as url:
+        yield int(url.rpartition(":")[2])
 
 
 def wait_for(port: int) -> None:
@@ -317,7 +288,7 @@ def test_a_load_balancer_passes_on_no_upgrade_and_no_word_that_is_its_own(kind: 
 def test_nginx_passes_on_one_spelling_of_a_path() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         recorder = Recorder(listener)
-        with nginx(f"127.0.0.1:{recorder.port}") as port:
+        with balancer("nginx", recorder) as port:
             for path in ("/x/../mcp", "//mcp", "/%6dcp", "/./mcp?a=%2F"):
                 said(port, f"GET {path} HTTP/1.1\nHost: a\nConnection: close")
     paths = [head.split(" ")[1] for head, _ in recorder.requests]

@@ -2,19 +2,24 @@
 
 import contextlib
 import os
+import re
+import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx
 
 from tests.support.gateway_process import ROOT, UNLIMITED, RunningGateway, running_gateway
 from tests.support.redis_server import RunningRedis, free_port, running_redis
+from tests.support.waiting import eventually
 from tests.tools.programs import program
 
-__all__ = ["KEYS", "Topology", "running_balancer", "running_topology"]
+__all__ = ["KEYS", "Topology", "running_balancer", "running_nginx", "running_topology"]
 
 KEYS = {"MCP_GATEWAY_KEYS": "k" * 40}
 
@@ -43,10 +48,13 @@ def running_topology(servers: Mapping[str, Any], options: Mapping[str, Any] | No
 
 
 @contextlib.contextmanager
-def running_balancer(places: Sequence[str]) -> Iterator[str]:
-    """HAProxy before three gateways, each HOST:PORT; its URL, without a path."""
+def running_balancer(places: Sequence[str], *, by_session: bool = False) -> Iterator[str]:
+    """HAProxy before three gateways, each HOST:PORT; its URL, without a path. `by_session`: it sends requests to the
+    gateway that owns their session."""
     port = free_port()
     named = {f"GATEWAY_{n}": place for n, place in enumerate(places, start=1)}
+    if by_session:
+        named["BY_SESSION"] = "1"
     balancer = subprocess.Popen(
         [program("haproxy", "haproxy"), "-db", "-q", "-f", str(ROOT / "deploy/haproxy.cfg")],
         env={**os.environ, "LISTEN": f"127.0.0.1:{port}", **named},
@@ -61,6 +69,42 @@ def running_balancer(places: Sequence[str]) -> Iterator[str]:
     finally:
         balancer.terminate()
         balancer.wait(10)
+
+
+@contextlib.contextmanager
+def running_nginx(places: Sequence[str], *, by_client: bool = False) -> Iterator[str]:
+    """nginx before gateways, each HOST:PORT; its URL, without a path. `by_client`: with the line that sends a client to
+    one gateway."""
+    port = free_port()
+    config = (ROOT / "deploy/nginx.conf").read_text(encoding="utf-8")
+    servers = iter(places)
+    config = re.sub(r"server gateway\d:8080;", lambda _: f"server {next(servers)};", config)
+    config = config.replace("listen 8080;", f"listen 127.0.0.1:{port};")
+    if by_client:
+        assert "# hash $mcp_client consistent;" in config
+        config = config.replace("# hash $mcp_client consistent;", "hash $mcp_client consistent;")
+    with tempfile.TemporaryDirectory() as folder:
+        temporary = "".join(f"{kind}_temp_path {folder}; " for kind in ("proxy", "fastcgi", "uwsgi", "scgi"))
+        whole = (
+            f"pid {folder}/pid; error_log {folder}/error.log; worker_processes 1; daemon off; "
+            f"events {{ worker_connections 256; }} http {{ access_log off; client_body_temp_path {folder}; "
+            f"{temporary}\n{config} }}"
+        )
+        path = Path(folder, "nginx.conf")
+        path.write_text(whole, encoding="utf-8")
+        process = subprocess.Popen([program("nginx", "nginx-light"), "-c", str(path)], stderr=subprocess.DEVNULL)
+        try:
+            assert eventually(lambda: _listens(port), 20), "nginx does not listen"
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            process.terminate()
+            process.wait(10)
+
+
+def _listens(port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+        return True
+    return False
 
 
 def _ready(url: str) -> bool:
