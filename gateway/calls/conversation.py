@@ -24,6 +24,7 @@ from gateway.calls.log_fields import link_fields
 from gateway.calls.peer import Peer
 from gateway.errors import CANCELLED, OUTCOME_UNKNOWN, UPSTREAM_UNAVAILABLE
 from gateway.observability.logs import CORRELATION
+from gateway.protocol.methods import LISTS
 from transports.era import LEGACY
 from transports.jsonrpc import HEADER_MISMATCH, Message, Object, encode, error_code
 from transports.upstream_port import Link, LinkClosed, UpstreamUnavailable
@@ -76,8 +77,7 @@ class Conversation(Peer):
     @property
     def lists(self) -> Lists:
         """The pages of the server's lists that were received, to be extended."""
-        if self.known_lists is None:
-            self.known_lists = Lists()
+        self.known_lists = self.known_lists or Lists()
         return self.known_lists
 
     @property
@@ -116,7 +116,8 @@ class Conversation(Peer):
             raise
 
     async def _start(self, exchange: Exchange, params: Object, meta: Object, *, again: bool) -> None:
-        await self.join(exchange.live)
+        if exchange.method not in LISTS or not self._source.session:  # else nothing is left that could be lost
+            await self.join(exchange.live)
         for _ in range(2):
             await self.ready()
             number = self.next_number()

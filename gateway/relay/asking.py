@@ -13,11 +13,13 @@ from gateway.bridge.subscription_relay import caller_of
 from gateway.calls.call import Call
 from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import Bridge, Exchange
+from gateway.calls.live_session import LiveSession, live_session_of
 from gateway.context.facts import without_our_keys
 from gateway.protocol.caching import is_answer_to_input
 from gateway.protocol.extensions import object_of
 from gateway.protocol.methods import METHODS
-from gateway.relay.subscriptions import changes_confirmed
+from gateway.relay.subscriptions import changes_confirmed, relay_changes
+from gateway.upstreams.first_answers import is_unused
 from gateway.upstreams.result_cache import Asked, ResultCache
 from gateway.upstreams.upstream import ConfiguredUpstream
 from transports.era import Era
@@ -32,15 +34,11 @@ _PLAIN_META: Final = frozenset({"progressToken", "traceparent", "tracestate", "b
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A server's answer, and the conversation that it came in; None if it was kept from an earlier request."""
+    """A server's answer, its era, and the conversation that it came in; None if it was kept from an earlier request."""
 
     message: Message
-    conversation: Conversation | None
-
-    @property
-    def era(self) -> Era:
-        """The era of the answer. Results of legacy servers are never kept."""
-        return Era.MODERN if self.conversation is None else self.conversation.era
+    era: Era
+    conversation: Conversation | None = None
 
 
 async def ask(upstream: ConfiguredUpstream, call: Call, method: str, params: Object) -> Answer:
@@ -51,23 +49,25 @@ async def ask(upstream: ConfiguredUpstream, call: Call, method: str, params: Obj
     """
     results = upstream.inventory.results
     asked = asked_of(upstream, call, method, params)
-    kept = None if asked is None else fresh(results, asked)
+    kept = None if asked is None else fresh(upstream, call, asked)
     if method == call.method:
         call.exchange.answered_from(cache=kept is not None)
     if kept is not None:
-        return Answer(kept, None)
+        return kept
     conversation = await upstream.conversation_for(call)
     await conversation.ready()
     if call.live is not None:
+        if conversation.era is Era.MODERN and call.era is Era.LEGACY and call.live.session.initialized:
+            await relay_changes(upstream, call.live, call.correlation)
         await changes_confirmed(upstream, call.live)
     params = {key: value for key, value in params.items() if key != "_meta"}
     if meta := _meta_for(conversation, call):
         params = params | {"_meta": msgspec.Raw(encode(meta))}
     version = results.version(method)
     message = await conversation.ask(method, encode(params))
-    if asked is not None and conversation.era is Era.MODERN:
+    if asked is not None and _may_be_kept(asked, call.live, conversation):
         results.keep(asked, message.result, version)
-    return Answer(message, conversation)
+    return Answer(message, conversation.era, conversation)
 
 
 def _meta_for(conversation: Conversation, call: Call) -> Object:
@@ -83,12 +83,26 @@ def _meta_for(conversation: Conversation, call: Call) -> Object:
 # -- results that are kept
 
 
-def fresh(results: ResultCache, asked: Asked) -> Message | None:
-    """The answer of an earlier request, if it is fresh."""
+def fresh(upstream: ConfiguredUpstream, call: Call, asked: Asked) -> Answer | None:
+    """The answer of an earlier request, if it is fresh. That of a legacy server stands for a process: a session that
+    has one asks its own."""
+    if asked.fresh_ms and (call.live is None or upstream.is_open_to(call.live)):
+        return None
+    results = upstream.inventory.results
     kept = results.find(asked)
-    if kept is not None:
-        results.hits[asked.method] += 1
-    return None if kept is None else Message(jsonrpc="2.0", id=0, result=msgspec.Raw(kept))
+    if kept is None:
+        return None
+    results.hits[asked.method] += 1
+    era = Era.LEGACY if asked.fresh_ms else Era.MODERN
+    return Answer(Message(jsonrpc="2.0", id=0, result=msgspec.Raw(kept)), era)
+
+
+def _may_be_kept(asked: Asked, live: LiveSession | None, conversation: Conversation) -> bool:
+    """Whether an answer that has just come in that conversation may be kept. That of a legacy server may while its
+    process was asked for nothing but lists."""
+    if not asked.fresh_ms:
+        return conversation.era is Era.MODERN
+    return live is not None and is_unused(live, conversation, asked.method)
 
 
 def asked_of(upstream: ConfiguredUpstream, call: Call, method: str, params: Object) -> Asked | None:
@@ -101,8 +115,8 @@ def asked_of(upstream: ConfiguredUpstream, call: Call, method: str, params: Obje
     """
     if not upstream.inventory.results.takes(method) or is_answer_to_input(params):
         return None
-    if upstream.era_now(call.era) is not Era.MODERN:
-        return None
+    if (era := upstream.era_now(call.era)) is not Era.MODERN:
+        return None if era is None else _asked_of_legacy(upstream, call, method, params)
     declared = object_of(_capabilities(call))
     extensions = b"".join(bytes(declared.get(name, b"")) for name in ("experimental", "extensions"))
     plain = all(key.startswith(_SPEC) or key in _PLAIN_META for key in without_our_keys(call.meta))
@@ -113,6 +127,16 @@ def asked_of(upstream: ConfiguredUpstream, call: Call, method: str, params: Obje
     private, session = _private(upstream, call)
     private = None if private is None or not plain else private + extensions
     return Asked.of(method, params, public=extensions if is_public else None, private=private, session=session)
+
+
+def _asked_of_legacy(upstream: ConfiguredUpstream, call: Call, method: str, params: Object) -> Asked | None:
+    """As `asked_of`, for a legacy server (`gateway.upstreams.first_answers`)."""
+    live = call.live
+    if live is None or call.era is Era.MODERN or not is_unused(live, upstream.open_with(live), method):
+        return None
+    if any(key not in _PLAIN_META and not key.startswith(_SPEC) for key in without_our_keys(call.meta)):
+        return None
+    return upstream.first_answers.asked(method, params, live, call.exchange.context)
 
 
 def _capabilities(call: Call) -> bytes:
@@ -137,7 +161,10 @@ class KeptResult:
     """Keeps the result of a call on its way to the client (`gateway.calls.exchange.Bridge`), as its server has sent it.
     Another bridge may translate it then."""
 
-    def __init__(self, results: ResultCache, asked: Asked, then: Bridge | None = None) -> None:
+    def __init__(
+        self, results: ResultCache, asked: Asked, conversation: Conversation, then: Bridge | None = None
+    ) -> None:
+        self._conversation = conversation
         self._results = results
         self._asked: Asked | None = asked
         self._version = results.version(asked.method)
@@ -145,7 +172,7 @@ class KeptResult:
 
     def finish(self, exchange: Exchange, message: Message) -> Message | None:
         """The client's answer to the call, as of the other bridge."""
-        if self._asked is not None:
+        if self._asked is not None and _may_be_kept(self._asked, live_session_of(exchange), self._conversation):
             self._results.keep(self._asked, message.result, self._version)
-            self._asked = None  # a result that comes after the client was asked for input may not be kept
+        self._asked = None  # a result that comes after the client was asked for input may not be kept
         return message if self._then is None else self._then.finish(exchange, message)

@@ -90,13 +90,13 @@ class Dispatch:
             await others_first()
         await upstream.era_for(call.era)
         asked = asked_of(upstream, call, call.method, call.params)
-        kept = None if asked is None else fresh(upstream.inventory.results, asked)
+        kept = None if asked is None else fresh(upstream, call, asked)
         conversation = None if kept is not None else await upstream.conversation_for(call)
         if self._admission.shapes(upstream, call.method):
             exchange.filter_result(self._list_filter(upstream, conversation, call.method))
         if kept is not None:
             exchange.answered_from(cache=True)
-            self.answer(call, Answer(kept, None))
+            self.answer(call, kept)
         elif conversation is not None:
             await self._send(upstream, conversation, call, asked)
 
@@ -196,7 +196,7 @@ def _for_server(
         refresh = functools.partial(upstream.inventory.refresh, "tools/list", conversation) if is_tool else None
         bridge = ModernServerBridge(conversation, params, meta, list_tools=refresh)
     if asked is not None:
-        bridge = KeptResult(upstream.inventory.results, asked, bridge)
+        bridge = KeptResult(upstream.inventory.results, asked, conversation, bridge)
     if bridge is not exchange.bridge:
         exchange.use_bridge(bridge)
     return params, meta

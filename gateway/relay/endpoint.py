@@ -28,6 +28,7 @@ from gateway.relay.subscriptions import (
     relay_changes,
 )
 from gateway.relay.visible_servers import VisibleServers
+from gateway.upstreams.list_pages import asked_by_gateway
 from gateway.upstreams.upstream import ConfiguredUpstream
 from gateway.version import __version__
 from session_store import Context
@@ -106,9 +107,12 @@ class Endpoint:
             discovery = (await upstream.facts()).discover
             assert discovery is not None
             return handshake_of(discovery, live.session.client.protocol_version)
+        if not upstream.is_open_to(live) and (kept := upstream.first_answers.handshake(live)) is not None:
+            return kept  # the process starts with the first request that needs it
         conversation = upstream.conversation(live, Era.LEGACY, correlation)
         await conversation.ready()
         assert conversation.initialize_result is not None
+        upstream.first_answers.keep_handshake(live, conversation.initialize_result)
         return conversation.initialize_result
 
     async def discover(self, context: Context) -> bytes | None:
@@ -253,9 +257,16 @@ class Endpoint:
             era = await upstream.era_for(Era.LEGACY) if is_only else upstream.era_now(Era.LEGACY)
             if era is Era.LEGACY:
                 upstream.conversation(live, Era.LEGACY, correlation).notify(method, params)
-            elif era is Era.MODERN and method == "notifications/initialized":
+            elif era is Era.MODERN and method == "notifications/initialized" and not _lists_without(upstream, live):
                 with contextlib.suppress(UpstreamUnavailable, LinkClosed):
                     await relay_changes(upstream, live, correlation)
+
+
+def _lists_without(upstream: ConfiguredUpstream, live: LiveSession) -> bool:
+    """Whether a session that has no process now gets the tools of the server without one, as every other does."""
+    if upstream.settings.shared or not upstream.settings.command or upstream.is_open_to(live):
+        return False
+    return upstream.inventory.results.has(asked_by_gateway("tools/list", {}))
 
 
 class _Greeted:

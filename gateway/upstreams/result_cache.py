@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 from cachetools import LRUCache
 
-from gateway.protocol.caching import hints_of, with_ttl
+from gateway.protocol.caching import Hints, hints_of, with_ttl
 from gateway.protocol.methods import CACHEABLE, METHODS, Method
 from transports.jsonrpc import encode
 
@@ -24,21 +24,34 @@ _OVERHEAD: Final = 512
 """Bytes that an entry takes beside its result, so that many small ones are bounded too."""
 
 
+_LEAST_S: Final = 0.001
+"""What is fresh for less is not given to anybody: `ttlMs` is a whole number."""
+
+
 class Asked(msgspec.Struct, frozen=True):
     """A request whose result may be kept.
 
     `public` and `private` are the keys of its results for all callers and for this caller; empty: such results are
     neither kept nor found. `session` is the session that a private result is kept for, if it is for one only.
+    `fresh_ms`: the server is legacy, and its results are fresh for so long; 0: each result says how long.
     """
 
     method: str
     public: bytes
     private: bytes
     session: str = ""
+    fresh_ms: int = 0
 
     @classmethod
     def of(
-        cls, method: str, params: Mapping[str, bytes], *, public: bytes | None, private: bytes | None, session: str = ""
+        cls,
+        method: str,
+        params: Mapping[str, bytes],
+        *,
+        public: bytes | None,
+        private: bytes | None,
+        session: str = "",
+        fresh_ms: int = 0,
     ) -> "Asked":
         """The request with these params. `public` says what beside them a public result depends on, `private` for whom
         a private one is; None: nobody."""
@@ -53,7 +66,7 @@ class Asked(msgspec.Struct, frozen=True):
             scoped.update(kind + scope)
             return scoped.digest()
 
-        return cls(method, key(b"\1", public), key(b"\2", private), session)
+        return cls(method, key(b"\1", public), key(b"\3" if fresh_ms else b"\2", private), session, fresh_ms)
 
 
 class _Kept(msgspec.Struct, frozen=True):
@@ -92,14 +105,23 @@ class ResultCache:
         return self._most_bytes > 0 and method in CACHEABLE
 
     def find(self, asked: Asked) -> bytes | None:
-        """The result, with the time that is left of its `ttlMs`; None if no fresh one is kept."""
+        """The result, with the time that is left of its `ttlMs` if it has one; None if no fresh one is kept."""
+        kept = self._fresh(asked)
+        if kept is None or asked.fresh_ms:
+            return None if kept is None else kept.result
+        return with_ttl(kept.result, int((kept.until - self._clock()) * 1_000))
+
+    def has(self, asked: Asked) -> bool:
+        """Whether `find` would return a result."""
+        return self._fresh(asked) is not None
+
+    def _fresh(self, asked: Asked) -> _Kept | None:
         for key in (asked.private, asked.public):
             kept = self._kept.get(key) if key else None
             if kept is None:
                 continue
-            left_ms = int((kept.until - self._clock()) * 1_000)
-            if left_ms > 0 and kept.version == self._versions[asked.method]:
-                return with_ttl(kept.result, left_ms)
+            if kept.until - self._clock() >= _LEAST_S and kept.version == self._versions[asked.method]:
+                return kept
             del self._kept[key]
         return None
 
@@ -111,7 +133,8 @@ class ResultCache:
         """Keep the result of a request, unless the server has notified of a change since it was sent."""
         if not isinstance(result, msgspec.Raw) or version != self._versions[asked.method]:
             return
-        hints, size = hints_of(result), _OVERHEAD + len(bytes(result))
+        hints = Hints(asked.fresh_ms, False) if asked.fresh_ms else hints_of(result)
+        size = _OVERHEAD + len(bytes(result))
         key = asked.public if hints.is_public and asked.public else asked.private
         if not key or not hints.ttl_ms or size > self._most_bytes // 4:
             return

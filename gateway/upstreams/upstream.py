@@ -16,6 +16,7 @@ from gateway.protocol.capabilities import Caller
 from gateway.protocol.extensions import Declared
 from gateway.protocol.listing import Tools
 from gateway.upstreams.facts import STARTING, KnownFacts, ServerState
+from gateway.upstreams.first_answers import FirstAnswers
 from gateway.upstreams.inventory import Inventory
 from gateway.upstreams.link_source import Key, SessionLinks, Start, UpstreamLinks
 from gateway.upstreams.probe import Probe
@@ -51,6 +52,7 @@ class ConfiguredUpstream:
         self.name = links.name
         self.settings = settings
         self.inventory = inventory
+        self.first_answers = FirstAnswers(inventory.results, settings.lists_fresh_s)
         rules = {"tools": settings.tools, "prompts": settings.prompts, "resources": settings.resource_uris}
         self.unreviewed = {kind for kind, patterns in rules.items() if patterns}
         """Kinds of items for which the configuration has patterns, and it is not known yet that these match what the

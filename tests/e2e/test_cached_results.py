@@ -137,3 +137,22 @@ def test_a_request_with_facts_that_only_the_server_knows_is_never_answered_from_
     for _ in range(2):
         result(client.send("tools/list", meta={"acme/tenant": "x"}))
     assert served.asked("public")["tools/list"] == before + 2
+
+
+@requirement("cold.lists")
+@pytest.mark.parametrize("name", ["public", ""])
+def test_a_legacy_session_has_no_process_of_a_modern_server_before_its_first_call(served: Served, name: str) -> None:
+    url = f"{served.gateway.base}/servers/{name}/mcp" if name else served.gateway.url
+    open_session = partial(Legacy, url, served.http, headers={"Authorization": f"Bearer {KEYS['ann']}"})
+    methods = ("tools/list", "resources/list")
+    first = open_session().open()  # which finds out that the server has no handshake
+    assert all(result(first.call(method)) for method in methods)
+    before = served.processes("public")
+    client = open_session().open()
+    assert all(result(client.call(method)) for method in methods)
+    assert served.processes("public") == before
+    client.tool("change" if name else "public__change")
+    assert len(served.processes("public") - before) == 1
+    asked = (served.folder / "public").read_text().splitlines()
+    (own,) = served.processes("public") - before
+    assert [line.split()[1] for line in asked if line.startswith(own)] == ["subscriptions/listen", "tools/call"]

@@ -126,6 +126,22 @@ def test_what_was_kept_for_a_session_goes_with_it() -> None:
     assert kept.ttl(asked()) is None and kept.ttl(asked(whom="bob")) and kept.ttl(asked(READ))
 
 
+def test_results_of_a_legacy_server_are_fresh_as_long_as_the_operator_says_and_stay_as_they_are() -> None:
+    kept = Kept()
+    request = Asked.of(LIST, {}, public=None, private=b"ann", fresh_ms=2_000)
+    plain = msgspec.Raw(b'{"tools":[]}')
+    kept.keep(request, plain)
+    assert kept.cache.find(request) == bytes(plain) and kept.cache.has(request)
+    assert kept.cache.find(asked()) is None, "a request of the other era has another key"
+    kept.clock.pass_time(1.9)
+    assert kept.cache.has(request)
+    kept.clock.pass_time(0.2)
+    assert not kept.cache.has(request) and len(kept.cache) == 0
+    kept.keep(request, result(ttl_ms=60_000))
+    kept.cache.changed(CHANGES["notifications/tools/list_changed"])
+    assert not kept.cache.has(request)
+
+
 def test_all_pages_of_a_list_or_none() -> None:
     kept = Kept()
 

@@ -1,0 +1,63 @@
+"""What a new process of a legacy server answers before it is used: its handshake, and its lists.
+
+A legacy server does not say how long its answers are fresh, or for whom: the operator does (setting `lists_fresh_s`). A
+process gets the facts of its session, so an answer is kept for sessions that equal the one it was for in everything but
+their ids. What a session does may change what its server lists: an answer is kept only of a process that was asked for
+nothing but lists, for a session that has called no server, and is given only to such a session, in place of a process.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+from gateway.calls.conversation import Conversation
+from gateway.calls.live_session import LiveSession
+from gateway.protocol.methods import LISTS, METHODS
+from gateway.upstreams.result_cache import Asked, ResultCache
+from session_store import Context
+from transports.jsonrpc import encode
+
+__all__ = ["FirstAnswers", "is_unused"]
+
+_HANDSHAKE: Final = "initialize"
+
+
+class FirstAnswers:
+    """The answers of new processes of one legacy server that are fresh, for `fresh_s` seconds. 0: none are kept."""
+
+    def __init__(self, results: ResultCache, fresh_s: float) -> None:
+        self._results = results
+        self._fresh_ms = int(fresh_s * 1_000) if results.takes("tools/list") else 0
+
+    def asked(self, method: str, params: Mapping[str, bytes], live: LiveSession, context: Context) -> Asked | None:
+        """The request of a legacy client as its result is kept; None if it may not be."""
+        if not self._fresh_ms or method not in (*LISTS, _HANDSHAKE):
+            return None
+        session = live.session
+        equal = encode([session.endpoint, session.principal.key, session.client, context])
+        return Asked.of(method, params, public=None, private=equal, fresh_ms=self._fresh_ms)
+
+    def handshake(self, live: LiveSession) -> bytes | None:
+        """What a new process would answer to the `initialize` of that session; None if that is not known."""
+        asked = self.asked(_HANDSHAKE, {}, live, live.session.context)
+        found = None if asked is None or live.session.links else self._results.find(asked)
+        if found is not None:
+            self._results.hits[_HANDSHAKE] += 1
+        return found
+
+    def keep_handshake(self, live: LiveSession, result: bytes) -> None:
+        """Keep what the session's process has answered to `initialize`."""
+        asked = self.asked(_HANDSHAKE, {}, live, live.session.context)
+        if asked is not None:
+            self._results.keep(asked, msgspec.Raw(result), self._results.version(_HANDSHAKE))
+
+
+def is_unused(live: LiveSession, conversation: Conversation | None, method: str) -> bool:
+    """Whether a session has called no server, and its process has announced no change of that list."""
+    if live.session.links or live.ended:
+        return False
+    if conversation is None:
+        return True
+    lists = conversation.known_lists
+    return live not in conversation.users and (lists is None or METHODS[method].kind not in lists.announced)
