@@ -1,0 +1,220 @@
+"""Measures cold opens: from a client's first byte to the answer to its first call, with the start of a process between.
+
+A bare spawn starts the same server and writes the same messages to it. Rows take turns. A part of `make bench`; alone:
+`python -m bench.cold`.
+"""
+
+import argparse
+import contextlib
+import json
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from rich.console import Console
+from rich.table import Table
+
+from bench.load import INITIALIZE
+from bench.place import Place
+from bench.subjects import echo_server, served
+from tests.support.mcp_clients import modern_body, modern_headers
+from tests.support.redis_server import running_redis
+from tests.tools.obtain import node, npm_packages
+
+__all__ = ["Connection", "legacy_open", "servers"]
+
+EVERYTHING: Final = {"@modelcontextprotocol/server-everything": "2026.8.31"}
+_INITIALIZED: Final = {"jsonrpc": "2.0", "method": "notifications/initialized"}
+_CALL: Final = {"name": "echo", "arguments": {"message": "hello"}}
+_LEGACY_CALL: Final = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": _CALL}
+_SETTLE_S: Final = 0.15
+"""Between two opens: what the one before has left to end must not count for the next."""
+
+
+def servers() -> Mapping[str, Sequence[str]]:
+    """The stdio servers that are started: one that costs next to nothing, and one of each SDK."""
+    everything = npm_packages(EVERYTHING) / "node_modules/@modelcontextprotocol/server-everything/dist/index.js"
+    return {
+        "echo in C": (str(echo_server()),),
+        "Python SDK": (sys.executable, str(Path(__file__).parent / "subjects/sdk_stdio.py")),
+        "Node SDK": (str(node()), str(everything), "stdio"),
+    }
+
+
+# -- a client that costs next to nothing
+
+
+class Connection:
+    """One HTTP connection: sends a request, and reads the answer to its end."""
+
+    def __init__(self, url: str) -> None:
+        host, port = url.split("/")[2].split(":")
+        self._target = "/" + "/".join(url.split("/")[3:])
+        self._socket = socket.create_connection((host, int(port)), 60)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._file = self._socket.makefile("rb")
+
+    def send(self, message: Any, headers: Mapping[str, str], method: str = "POST") -> tuple[dict[str, str], bytes]:
+        """The headers and the body of the answer."""
+        body = b"" if message is None else json.dumps(message).encode()
+        given = {
+            "Host": "localhost",
+            "Content-Type": "application/json",
+            "Accept": "application/json, text/event-stream",
+            "Content-Length": str(len(body)),
+            **headers,
+        }
+        head = f"{method} {self._target} HTTP/1.1\r\n" + "".join(f"{name}: {text}\r\n" for name, text in given.items())
+        self._socket.sendall(head.encode() + b"\r\n" + body)
+        status = self._file.readline()
+        received: dict[str, str] = {}
+        while line := self._file.readline().strip():
+            name, _, text = line.decode().partition(":")
+            received[name.lower()] = text.strip()
+        if not status.split()[1].startswith(b"2"):
+            raise RuntimeError(f"{status!r} {self._body(received)!r}")
+        return received, self._body(received)
+
+    def _body(self, headers: Mapping[str, str]) -> bytes:
+        if headers.get("transfer-encoding") != "chunked":
+            return self._file.read(int(headers.get("content-length", 0)))
+        chunks = b""
+        while size := int(self._file.readline(), 16):
+            chunks += self._file.read(size)
+            self._file.readline()
+        self._file.readline()
+        return chunks
+
+    def close(self) -> None:
+        self._file.close()
+        self._socket.close()
+
+
+def legacy_open(url: str) -> float:
+    """Milliseconds from `initialize` to the first answer, of a new session, which ends afterwards."""
+    with contextlib.closing(Connection(url)) as http:
+        began = time.perf_counter()
+        headers, _ = http.send(INITIALIZE, {})
+        session = {"Mcp-Session-Id": headers["mcp-session-id"]}
+        http.send(_INITIALIZED, session)
+        _, answer = http.send(_LEGACY_CALL, session)
+        took = time.perf_counter() - began
+        _check(answer)
+        with contextlib.suppress(RuntimeError):
+            http.send(None, session, "DELETE")
+    return took * 1_000
+
+
+def _modern_open(url: str) -> float:
+    """Milliseconds from the first call to its answer, of a new session."""
+    body = modern_body("tools/call", _CALL)
+    headers = modern_headers(body)
+    with contextlib.closing(Connection(url)) as http:
+        began = time.perf_counter()
+        _, answer = http.send(body, headers)
+        took = time.perf_counter() - began
+        _check(answer)
+    return took * 1_000
+
+
+def _check(answer: bytes) -> None:
+    if b'"result"' not in answer:
+        raise RuntimeError(answer.decode())
+
+
+# -- without a gateway
+
+
+def bare(command: Sequence[str], era: str) -> float:
+    """Milliseconds from the start of the server to its first answer."""
+    call = modern_body("tools/call", _CALL) if era == "modern" else _LEGACY_CALL
+    began = time.perf_counter()
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    assert process.stdin is not None and process.stdout is not None
+    try:
+        if era == "legacy":
+            _write(process, INITIALIZE)
+            process.stdout.readline()
+            _write(process, _INITIALIZED)
+        _write(process, call)
+        while f'"id":{call["id"]}'.encode() not in (line := process.stdout.readline()).replace(b" ", b""):
+            if not line:
+                raise RuntimeError(f"{command} did not answer")
+        took = time.perf_counter() - began
+    finally:
+        process.kill()
+        process.communicate()
+    return took * 1_000
+
+
+def _write(process: subprocess.Popen[bytes], message: Any) -> None:
+    assert process.stdin is not None
+    process.stdin.write(json.dumps(message, separators=(",", ":")).encode() + b"\n")
+    process.stdin.flush()
+
+
+# -- the table
+
+
+@dataclass(frozen=True)
+class _Row:
+    server: str
+    era: str
+    spawned: Callable[[], float]
+    through: Callable[[], float]
+
+
+@contextlib.contextmanager
+def _rows(place: Place) -> Iterator[list[_Row]]:
+    with contextlib.ExitStack() as stack:
+        rows = []
+        for name, command in servers().items():
+            entry = {"command": command[0], "args": list(command[1:])}
+            url, _ = stack.enter_context(served(place.gateway(servers={"it": entry})))
+            rows.append(_Row(name, "legacy", partial(bare, command, "legacy"), partial(legacy_open, url)))
+            if name != "Node SDK":  # which speaks the legacy era only
+                rows.append(_Row(name, "modern", partial(bare, command, "modern"), partial(_modern_open, url)))
+        yield rows
+
+
+def measure(rows: Sequence[_Row], rounds: int) -> dict[tuple[str, str], tuple[list[float], list[float]]]:
+    """Milliseconds of each row: of bare spawns, and through the gateway."""
+    found: dict[tuple[str, str], tuple[list[float], list[float]]] = {(row.server, row.era): ([], []) for row in rows}
+    for number in range(rounds + 1):
+        for row in rows:
+            times = found[row.server, row.era]
+            for kept, opening in zip(times, (row.spawned, row.through), strict=True):
+                time.sleep(_SETTLE_S)
+                took = opening()
+                if number:  # in the first round files are read and eras found out
+                    kept.append(took)
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=12)
+    options = parser.parse_args()
+    table = Table("first answer", "client", "bare ms", "gateway ms", "surplus ms", "ratio", box=None)
+    with running_redis() as redis, tempfile.TemporaryDirectory() as folder:
+        with _rows(Place(Path(folder), redis.url)) as rows:
+            found = measure(rows, options.rounds)
+    for (server, era), (spawned, through) in found.items():
+        surplus = [b - a for a, b in zip(spawned, through, strict=True)]
+        ratio = statistics.median(b / a for a, b in zip(spawned, through, strict=True))
+        middle = [f"{statistics.median(times):.1f}" for times in (spawned, through, surplus)]
+        table.add_row(server, era, *middle, f"{ratio:.2f}")
+    Console(width=120).print(table)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
