@@ -54,10 +54,12 @@ clients: $(VENV)/.installed-dev ## Run the client libraries of docs/clients.md, 
 bench: $(VENV)/.installed-dev ## Measure speed, compared with the limits of the machine (10 minutes)
 	$(BIN)/python -m bench.run
 	$(BIN)/python -m bench.sessions
+	$(BIN)/python -m bench.cold --rounds 6
 	$(BIN)/python -m bench.tasks
 
 bench-peers: $(VENV)/.installed-dev ## Measure speed compared with other gateways, which are downloaded
 	$(BIN)/python -m bench.run peers
+	$(BIN)/python -m bench.cold --peers
 
 reference: $(VENV)/.installed-dev ## Regenerate docs/settings.md, docs/conformance.md and docs/images
 	$(BIN)/python -m tests.tools.settings_reference

@@ -1,7 +1,7 @@
 """Measures cold opens: from a client's first byte to the answer to its first call, with the start of a process between.
 
-A bare spawn starts the same server and writes the same messages to it. Rows take turns. A part of `make bench`; alone:
-`python -m bench.cold`.
+A bare spawn starts the same server and writes the same messages to it. A part of `make bench` and `make bench-peers`;
+alone: `python -m bench.cold`.
 """
 
 import argparse
@@ -23,6 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.load import INITIALIZE
+from bench.peers import peers
 from bench.place import Place
 from bench.subjects import echo_server, served
 from tests.support.mcp_clients import modern_body, modern_headers
@@ -165,53 +166,71 @@ def _write(process: subprocess.Popen[bytes], message: Any) -> None:
 
 
 @dataclass(frozen=True)
-class _Row:
-    server: str
-    era: str
-    spawned: Callable[[], float]
-    through: Callable[[], float]
+class Opening:
+    """One way to a first answer. `what` is opened, `how`: bare, or through which program."""
+
+    what: str
+    how: str
+    open: Callable[[], float]
 
 
 @contextlib.contextmanager
-def _rows(place: Place) -> Iterator[list[_Row]]:
+def _own(place: Place) -> Iterator[list[Opening]]:
+    """Each server, bare and through the gateway, for both eras."""
     with contextlib.ExitStack() as stack:
-        rows = []
+        openings = []
         for name, command in servers().items():
             entry = {"command": command[0], "args": list(command[1:])}
             url, _ = stack.enter_context(served(place.gateway(servers={"it": entry})))
-            rows.append(_Row(name, "legacy", partial(bare, command, "legacy"), partial(legacy_open, url)))
-            if name != "Node SDK":  # which speaks the legacy era only
-                rows.append(_Row(name, "modern", partial(bare, command, "modern"), partial(_modern_open, url)))
-        yield rows
+            eras = ("legacy",) if name == "Node SDK" else ("legacy", "modern")  # it speaks the legacy era only
+            for era in eras:
+                openings.append(Opening(f"{name}, {era} client", "bare", partial(bare, command, era)))
+                through = legacy_open if era == "legacy" else _modern_open
+                openings.append(Opening(f"{name}, {era} client", "gateway", partial(through, url)))
+        yield openings
 
 
-def measure(rows: Sequence[_Row], rounds: int) -> dict[tuple[str, str], tuple[list[float], list[float]]]:
-    """Milliseconds of each row: of bare spawns, and through the gateway."""
-    found: dict[tuple[str, str], tuple[list[float], list[float]]] = {(row.server, row.era): ([], []) for row in rows}
+@contextlib.contextmanager
+def _beside(place: Place) -> Iterator[list[Opening]]:
+    """The same server, bare, through the gateway, and through the peers that serve legacy clients with sessions."""
+    with contextlib.ExitStack() as stack:
+        what = "echo in C, legacy client"
+        openings = [Opening(what, "bare", partial(bare, (str(echo_server()),), "legacy"))]
+        for row in peers(place):
+            if row.load.era == "legacy":
+                url, _ = stack.enter_context(served(row.subject))
+                openings.append(Opening(what, row.name, partial(legacy_open, url)))
+        yield openings
+
+
+def measure(openings: Sequence[Opening], rounds: int) -> dict[Opening, list[float]]:
+    """Milliseconds of each opening. They take turns."""
+    found: dict[Opening, list[float]] = {opening: [] for opening in openings}
     for number in range(rounds + 1):
-        for row in rows:
-            times = found[row.server, row.era]
-            for kept, opening in zip(times, (row.spawned, row.through), strict=True):
-                time.sleep(_SETTLE_S)
-                took = opening()
-                if number:  # in the first round files are read and eras found out
-                    kept.append(took)
+        for opening, times in found.items():
+            time.sleep(_SETTLE_S)
+            took = opening.open()
+            if number:  # in the first round files are read and eras found out
+                times.append(took)
     return found
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--peers", action="store_true", help="beside other gateways")
     options = parser.parse_args()
-    table = Table("first answer", "client", "bare ms", "gateway ms", "surplus ms", "ratio", box=None)
+    table = Table("first answer", "through", "p50 ms", "lowest ms", "surplus ms", "of bare", box=None)
     with running_redis() as redis, tempfile.TemporaryDirectory() as folder:
-        with _rows(Place(Path(folder), redis.url)) as rows:
-            found = measure(rows, options.rounds)
-    for (server, era), (spawned, through) in found.items():
-        surplus = [b - a for a, b in zip(spawned, through, strict=True)]
-        ratio = statistics.median(b / a for a, b in zip(spawned, through, strict=True))
-        middle = [f"{statistics.median(times):.1f}" for times in (spawned, through, surplus)]
-        table.add_row(server, era, *middle, f"{ratio:.2f}")
+        with (_beside if options.peers else _own)(Place(Path(folder), redis.url)) as openings:
+            found = measure(openings, options.rounds)
+    spawned: list[float] = []
+    for opening, times in found.items():
+        spawned = times if opening.how == "bare" else spawned
+        surplus = statistics.median(b - a for a, b in zip(spawned, times, strict=True))
+        ratio = statistics.median(b / a for a, b in zip(spawned, times, strict=True))
+        figures = (statistics.median(times), min(times), surplus)
+        table.add_row(opening.what, opening.how, *(f"{figure:.1f}" for figure in figures), f"{ratio:.2f}")
     Console(width=120).print(table)
     return 0
 

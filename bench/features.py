@@ -65,6 +65,11 @@ def features(place: Place) -> list[Row]:
     origin = {"Origin": ORIGIN}
     web, traces = {"allowed_origins": [ORIGIN]}, {"tracing": True}
     everything = (_KEYS, {"policy": {**RATES, **_RULES}}, _AUDIT, _LINES, web, traces)
+
+    def full(name: str, *more: Mapping[str, Any], **load: Any) -> Row:
+        load |= {"tools": many, "key": "key", "traced": True, "headers": origin}
+        return row(name, *everything, *more, entry=ruled, count=SERVERS, ratio=0.01, **load)
+
     return [
         row("nothing"),
         row("an API key", _KEYS, key="key"),
@@ -77,17 +82,9 @@ def features(place: Place) -> list[Row]:
         row("an Origin on each call", web, headers=origin),
         row("spans, 1 trace of 100", traces, ratio=0.01),
         row("spans, all traces", traces, ratio=1.0),
-        row(
-            "everything, spans of 1 trace of 100",
-            *everything,
-            entry=ruled,
-            count=SERVERS,
-            ratio=0.01,
-            tools=many,
-            key="key",
-            traced=True,
-            headers=origin,
-        ),
+        full("everything, spans of 1 trace of 100"),
+        full("the same, modern client", era="modern"),
+        full("the same, sqlite", {"store": f"sqlite:///{place.folder / 'everything.db'}"}),
     ]
 
 

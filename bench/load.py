@@ -1,22 +1,25 @@
-"""What is sent to a subject, and what it did: sessions are opened by hand, calls are made by wrk."""
+"""What is sent to a subject, and what it did: sessions are opened by hand, calls are made by wrk, httpx or fetch."""
 
 import contextlib
 import json
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import httpx
 import msgspec
 import psutil
 
 from tests.support.mcp_clients import Legacy, Modern, messages
+from tests.tools.obtain import node
 from tests.tools.programs import program
 
-__all__ = ["CONNECTIONS", "INITIALIZE", "Load", "Run", "measured", "opened"]
+__all__ = ["CONNECTIONS", "INITIALIZE", "Client", "Load", "Run", "measured", "opened"]
 
+Client = Literal["wrk", "httpx", "fetch"]
 HERE = Path(__file__).parent
 CONNECTIONS: Final = 32
 INITIALIZE: Final = {
@@ -54,6 +57,7 @@ class Load:
     key: str = ""
     headers: Mapping[str, str] = field(default_factory=dict)
     traced: bool = False  # a `traceparent` of its own on each call
+    client: Client = "wrk"
     connections: int = CONNECTIONS
     stateless: bool = False  # a subject that knows no sessions
     visits: bool = False  # of an app, with a cookie: no MCP
@@ -75,8 +79,8 @@ class Load:
             return "Cookie"
         return "MCP-Gateway-Session" if self.era == "modern" else "Mcp-Session-Id"
 
-    def write(self, file: Path, sessions: Sequence[str]) -> None:
-        """As a table of Lua's."""
+    def _headers(self) -> dict[str, str]:
+        """Those that all sessions send."""
         headers = {
             "Content-Type": "application/json",
             "Accept": "application/json, text/event-stream",
@@ -86,7 +90,19 @@ class Load:
             headers["Mcp-Method"] = "tools/call"
         if self.key:
             headers["Authorization"] = f"Bearer {self.key}"
-        headers |= self.headers
+        return headers | dict(self.headers)
+
+    def _of_session(self, number: int, token: str) -> dict[str, Any]:
+        tool = self.tools[number % len(self.tools)]
+        named = {"Mcp-Name": tool} if self.era == "modern" else {}
+        return {"headers": {**self._headers(), self._carrier: token, **named}, "body": self.body(tool)}
+
+    def write(self, file: Path, sessions: Sequence[str]) -> None:
+        """What is sent: as a table of Lua's for wrk, else as JSON with the headers and the body of each session."""
+        if self.client != "wrk":
+            file.write_text(json.dumps([self._of_session(number, token) for number, token in enumerate(sessions)]))
+            return
+        headers = self._headers()
         parts = {
             "carrier": _quoted(self._carrier),
             "sessions": _listed(sessions),
@@ -137,10 +153,23 @@ def opened(url: str, load: Load) -> list[str]:
     return tokens
 
 
-def measured(url: str, file: Path, seconds: float, process: psutil.Process, connections: int = CONNECTIONS) -> Run:
-    """One run of wrk, and what it cost the subject."""
-    command = [str(program("wrk", "wrk")), f"-t{connections}", f"-c{connections}", f"-d{seconds:g}s"]
-    command += ["--latency", "--timeout", "30s", "-s", str(HERE / "load.lua"), url, "--", str(file)]
+def measured(
+    url: str,
+    file: Path,
+    seconds: float,
+    process: psutil.Process,
+    connections: int = CONNECTIONS,
+    client: Client = "wrk",
+) -> Run:
+    """One run of that client, and what it cost the subject."""
+    match client:
+        case "wrk":
+            command = [str(program("wrk", "wrk")), f"-t{connections}", f"-c{connections}", f"-d{seconds:g}s"]
+            command += ["--latency", "--timeout", "30s", "-s", str(HERE / "load.lua"), url, "--", str(file)]
+        case "httpx":
+            command = [sys.executable, str(HERE / "httpx_load.py"), url, str(file), str(seconds)]
+        case "fetch":
+            command = [str(node()), str(HERE / "fetch_load.mjs"), url, str(file), str(seconds)]
     before = _cpu(process)
     output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     spent = _cpu(process) - before

@@ -12,7 +12,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import psutil
@@ -49,11 +49,11 @@ def measure(rows: Sequence[Row], seconds: float, rounds: int) -> dict[str, list[
             owner = url if row.owner is None else stack.enter_context(served(row.owner))[0]
             file = folder / f"{number}.lua"
             row.load.write(file, opened(owner, row.load))
-            measured(url, file, 1, process, row.load.connections)
+            measured(url, file, 1, process, row.load.connections, row.load.client)
             running.append((row, url, file, process))
         for _ in range(rounds):
             for row, url, file, process in running:
-                results[row.name].append(measured(url, file, seconds, process, row.load.connections))
+                results[row.name].append(measured(url, file, seconds, process, row.load.connections, row.load.client))
     return results
 
 
@@ -62,32 +62,43 @@ def share(results: Mapping[str, Sequence[Run]], row: str, of: str) -> float:
     return statistics.median(a.rate / b.rate for a, b in zip(results[row], results[of], strict=True))
 
 
+def share_of_cpu(results: Mapping[str, Sequence[Run]], row: str, of: str) -> float:
+    """How many calls one row serves with a second of CPU, of those of another: the median of all rounds."""
+    return statistics.median(b.cpu_s / max(a.cpu_s, 1e-9) for a, b in zip(results[row], results[of], strict=True))
+
+
+BARE: Final = "bare ASGI app"
+
+
 def show(name: str, results: Mapping[str, Sequence[Run]]) -> None:
-    """One table."""
-    columns = ("calls/s", "spread", "share", "p50 ms", "p99 ms", "CPU s/1,000", "MB", "errors")
+    """One table. Shares are those of the first row, or of the `minimal relay,` of the same client or size; those of the
+    CPU compare calls for each second of CPU."""
+    columns = ["calls/s", "spread", "share", "of bare", "p50 ms", "p99 ms", "µs CPU", "share", "MB", "errors"]
+    if BARE not in results:
+        columns.remove("of bare")
     table = Table(name, *columns, box=None)
     first = next(iter(results))
     for row, runs in results.items():
-        first = row if row.startswith("minimal relay,") else first  # of a size: each is the first of its own
+        first = row if row.startswith("minimal relay,") else first
 
         def middle(field: str, runs: Sequence[Run] = runs) -> float:
             return float(statistics.median(getattr(run, field) for run in runs))
 
         rates = [run.rate for run in runs]
         spread = (max(rates) - min(rates)) / statistics.median(rates) / 2
-        shown = f"{share(results, row, first):.0%}"
         table.add_row(
             row,
             f"{middle('rate'):,.0f}",
             f"±{spread:.0%}",
-            shown,
+            *(f"{share(results, row, of):.0%}" for of in (first, BARE) if of in results),
             f"{middle('p50_ms'):.2f}",
             f"{middle('p99_ms'):.2f}",
-            f"{middle('cpu_s'):.3f}",
+            f"{middle('cpu_s') * 1_000:.0f}",
+            f"{share_of_cpu(results, row, first):.0%}",
             f"{middle('memory_mb'):.0f}",
             str(sum(run.errors for run in runs)),
         )
-    Console(width=140).print(table)
+    Console(width=150).print(table)
 
 
 def failures(name: str, results: Mapping[str, Sequence[Run]]) -> list[str]:
@@ -113,7 +124,7 @@ def machine() -> dict[str, Any]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("tables", nargs="*", default=list(TABLES), help=f"of {', '.join(TABLES)}, peers")
-    parser.add_argument("--seconds", type=float, default=4, help="length of one measurement")
+    parser.add_argument("--seconds", type=float, default=3, help="length of one measurement")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--save", action="store_true", help="keep the results, with a plot of each table")
     options = parser.parse_args()

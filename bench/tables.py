@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from bench.features import features
-from bench.load import Load
+from bench.load import Client, Load
 from bench.place import Place, Row
 from bench.subjects import echo_server
 
@@ -21,6 +21,7 @@ def stores(place: Place) -> list[Row]:
         Row(name="minimal relay", subject=place.relay()),
         Row(name="bare ASGI app", subject=place.bare()),
         Row(name="gateway, redis", subject=one),
+        Row(name="gateway, redis, modern", subject=one, load=Load(era="modern")),
         Row(name="gateway, memory", subject=place.gateway("memory://")),
         Row(name="gateway, sqlite", subject=place.gateway(f"sqlite:///{place.folder / 'bench.db'}")),
         Row(name="2 workers, redis", subject=place.gateway("", "--workers", "2")),
@@ -56,6 +57,7 @@ def one(place: Place) -> list[Row]:
         Row(name="minimal relay", subject=place.relay(), load=load),
         Row(name="bare ASGI app", subject=place.bare(), load=load),
         Row(name="gateway, redis", subject=place.gateway(), load=load),
+        Row(name="gateway, redis, modern", subject=place.gateway(), load=Load(connections=1, era="modern")),
         Row(name="gateway, memory", subject=place.gateway("memory://"), load=load),
     ]
 
@@ -71,6 +73,21 @@ def growth(place: Place) -> list[Row]:
         rows.append(Row(name=f"{servers} servers, {servers * tools:,} tools", subject=subject, load=load))
     one = place.gateway()
     return [*rows, Row(name="1 of 2 replicas, the other owns", subject=one, owner=one)]
+
+
+def clients(place: Place) -> list[Row]:
+    """Clients that send what real ones do: another id and another length each time, in two segments."""
+    rows = []
+    kinds: tuple[Client, ...] = ("httpx", "fetch")
+    for client in kinds:
+        for name, subject, era in (
+            ("minimal relay", place.relay(), "legacy"),
+            ("bare ASGI app", place.bare(), "legacy"),
+            ("gateway, redis", place.gateway(), "legacy"),
+            ("gateway, redis, modern", place.gateway(), "modern"),
+        ):
+            rows.append(Row(name=f"{name}, {client}", subject=subject, load=Load(client=client, era=era)))
+    return rows
 
 
 def app(place: Place) -> list[Row]:
@@ -92,5 +109,6 @@ TABLES: Final[Mapping[str, Callable[[Place], list[Row]]]] = {
     "sizes": sizes,
     "features": features,
     "growth": growth,
+    "clients": clients,
     "app": app,
 }
