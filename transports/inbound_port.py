@@ -20,6 +20,7 @@ __all__ = [
     "Handler",
     "Memory",
     "OwnedByPeer",
+    "PeerAnswer",
     "Refused",
     "Request",
 ]
@@ -192,12 +193,25 @@ class EventSource(Protocol):
         ...
 
 
+class PeerAnswer(Answer, Protocol):
+    """The answer of another process, to a request that was sent to it. It has one frame, which is a JSON message with
+    status 200. If there is none, `elsewhere` takes the request on."""
+
+    def elsewhere(self) -> OwnedByPeer:
+        """For the `Forwarder`, which goes on with the request that was sent."""
+        ...
+
+
 class Forwarder(Protocol):
     """Takes requests to the process that serves them."""
 
+    def begin(self, route: Any, request: Request, body: bytes) -> PeerAnswer | None:
+        """Send a POST to the other process, if that needs no waiting. None: nothing was sent."""
+        ...
+
     async def forward(self, route: Any, scope: Any, body: bytes, receive: Any, send: Any) -> Any:
         """Answer the request by another process, and return None. Else the request is to be tried here again: return
-        the `send` for that.
+        the `send` for that. `scope["mcp.relayed"]` is True if the answer was one JSON message with status 200.
 
         Raises:
             Refused: the other process is not available now.

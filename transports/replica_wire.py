@@ -211,6 +211,12 @@ class PeerConnection(Wire):
         self._pool.lost(self)
         self.abort()
 
+    def hand_over(self) -> asyncio.Transport | None:
+        """Leave the connection to another protocol. None: it is closed."""
+        self._pool.lost(self)
+        transport, self.transport = self.transport, None
+        return transport
+
 
 class PeerConnectionPool:
     """Open connections to peers, by address."""

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
+from transports.peer_channel_server import AnsweringChannel, Rules
 from transports.replica_wire import HEAD_BYTES, HEARTBEAT_S, Wire, frame
 from transports.tasks import Tasks
 
@@ -163,6 +164,13 @@ class Incoming(Wire):
         if self.transport is not None and self._may_write is None:
             self.transport.write(_ALIVE)
 
+    def become_channel(self, name: str, rules: Rules) -> None:
+        """Serve the connection as a channel, after the request that it works on."""
+        transport, self.transport = self.transport, None
+        self._server.gone(self)
+        if transport is not None:
+            self._server.channels.add(AnsweringChannel(transport, name, rules, self._server.channels.discard))
+
     async def left(self) -> None:
         """Wait until the other side cancels the request."""
         if self.transport is None:
@@ -202,6 +210,7 @@ class PeerServer:
         self.bounds = bounds or PeerBounds()
         self.active: set[Incoming] = set()
         self.connections: set[Incoming] = set()
+        self.channels: set[AnsweringChannel] = set()
         self._unknown: dict[Incoming, None] = {}  # in the order they came
         self._peers: Counter[str] = Counter()
 
@@ -244,6 +253,8 @@ class PeerServer:
             server.close()
             for connection in tuple(self.connections):
                 connection.abort()
+            for channel in tuple(self.channels):
+                channel.close()
             await heartbeats.close()
             await asyncio.sleep(0)  # an aborted connection is closed in the next iteration of the event loop
 
@@ -253,6 +264,8 @@ class PeerServer:
             await asyncio.sleep(HEARTBEAT_S)
             for connection in tuple(self.active):
                 connection.heartbeat()
+            for channel in tuple(self.channels):
+                channel.heartbeat()
             now = loop.time()
             for connection in tuple(self.connections):
                 connection.check_deadline(now)

@@ -5,6 +5,7 @@ import hashlib
 import secrets
 import time
 from collections.abc import Callable
+from struct import Struct
 from typing import Final, NamedTuple
 
 import msgspec
@@ -14,7 +15,21 @@ from gateway.identity.credential_claims import CredentialClaims
 from session_store import KeyRing, Purpose
 from session_store.tokens import Macs
 
-__all__ = ["GREETING", "Envelope", "Envelopes", "ForwardedRequest", "Headers", "Opened", "Refusal"]
+__all__ = [
+    "CHANNEL",
+    "GREETING",
+    "RECORD_MAC_BYTES",
+    "TICKET",
+    "CallFacts",
+    "Common",
+    "Envelope",
+    "Envelopes",
+    "ForwardedRequest",
+    "Headers",
+    "Opened",
+    "Refusal",
+    "common_of",
+]
 
 VALID_S: Final = 10.0
 _NONCE_S: Final = 2 * VALID_S
@@ -22,6 +37,16 @@ _NONCE_S: Final = 2 * VALID_S
 
 GREETING: Final = "greeting"
 """The path of a request that only asks a replica to answer. Paths of endpoints begin with a slash."""
+
+CHANNEL: Final = "channel"
+"""The path of a request to use its connection as a channel (`transports/peer_channel.py`)."""
+
+TICKET: Final = "ticket"
+"""The path of a request for an answer that has begun on a channel. Its session is the ticket."""
+
+_EXPIRES: Final = Struct(">d")
+RECORD_MAC_BYTES: Final = _EXPIRES.size + Macs.SIZE
+"""Bytes of the seal of a channel's record."""
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -75,6 +100,43 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     granted: CredentialClaims | None = None
 
 
+class Common(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """What the calls with one head of one connection have in common. The record that has it is sealed. The fields are
+    those of `Envelope`."""
+
+    session: str
+    issuer: str
+    subject: str
+    path: str
+    secure: bool
+    headers: Headers
+    granted: CredentialClaims | None = None
+
+
+def common_of(route: Route, path: str, headers: Headers, *, secure: bool) -> bytes:
+    """What requests to that path with these headers have in common, encoded."""
+    common = Common(
+        session=route.session.id,
+        issuer=route.principal.issuer,
+        subject=route.principal.subject,
+        path=path,
+        secure=secure,
+        headers=headers,
+        granted=route.granted,
+    )
+    return msgspec.msgpack.encode(common)
+
+
+class CallFacts(msgspec.Struct, frozen=True, array_like=True):
+    """What a call on a channel has of its own. `epoch` and `version` are -1 if the sender has not read the session's
+    record for this call. `traceparent` is empty if the client has sent none."""
+
+    epoch: int
+    version: int
+    correlation: str
+    traceparent: str
+
+
 class Opened(NamedTuple):
     """An envelope with a valid seal, and the encoded headers that came with it."""
 
@@ -91,11 +153,15 @@ class Envelopes:
         # Nonces, in two generations: the older one is dropped whole when all of its envelopes have expired.
         self._seen: set[str] = set()
         self._seen_before: set[str] = set()
+        # Of each channel, up to which number its calls were accepted.
+        self._last: dict[str, int] = {}
+        self._last_before: dict[str, int] = {}
         self._turns_at = 0.0
 
-    def sealing(self, target: str, request: ForwardedRequest, traced: Headers) -> Callable[[], bytes]:
+    def sealing(self, target: str, request: ForwardedRequest, traced: Headers, nonce: str = "") -> Callable[[], bytes]:
         """A function that seals the head of a request for the replica `target`, valid from the time of its call. The
-        target accepts one of the heads that it returns. `traced` are headers of this attempt."""
+        target accepts one of the heads that it returns. `traced` are headers of this attempt. `nonce` is that of a copy
+        that was sent already."""
         packed = msgspec.msgpack.encode([*request.headers, *traced])
         route = request.route
         envelope = Envelope(
@@ -110,7 +176,7 @@ class Envelopes:
             secure=request.secure,
             again=request.again,
             digest=_digest(packed, request.body),
-            nonce=secrets.token_urlsafe(12),
+            nonce=nonce or secrets.token_urlsafe(12),
             expires=0.0,
             granted=route.granted,
         )
@@ -119,17 +185,28 @@ class Envelopes:
 
     def greeting(self, target: str) -> bytes:
         """The sealed head of a request that only asks the replica `target` to answer."""
+        return self._bare(target, GREETING)
+
+    def opening(self, target: str, name: str) -> bytes:
+        """The sealed head of a request to use its connection as a channel. `name` is this side's part of its name."""
+        return self._bare(target, CHANNEL, name)
+
+    def ticket(self, target: str, ticket: str) -> bytes:
+        """The sealed head of a request for an answer that has begun on a channel."""
+        return self._bare(target, TICKET, ticket)
+
+    def _bare(self, target: str, path: str, session: str = "") -> bytes:
         packed = msgspec.msgpack.encode([])
         return self._sealed(
             Envelope(
                 target=target,
-                session="",
+                session=session,
                 epoch=0,
                 version=0,
                 issuer="",
                 subject="",
                 method="",
-                path=GREETING,
+                path=path,
                 secure=False,
                 again=False,
                 digest=_digest(packed, b""),
@@ -167,13 +244,54 @@ class Envelopes:
             headers = msgspec.msgpack.decode(opened.packed, type=Headers)
         except msgspec.MsgspecError:
             return Refusal.INVALID
+        return headers if self.use(envelope.nonce) else Refusal.SEEN
+
+    def use(self, nonce: str) -> bool:
+        """Use a nonce. False if it was used before."""
+        self._turn()
+        channel, _, number = nonce.rpartition(".")
+        last = self._last.get(channel) or self._last_before.get(channel) or 0
+        if nonce in self._seen or nonce in self._seen_before or (last and int(number) <= last):
+            return False
+        self._seen.add(nonce)
+        return True
+
+    def use_number(self, channel: str, number: int) -> bool:
+        """As `use`, for a call of a channel, where each number is higher than the one before. Its copies elsewhere have
+        the nonce `channel.number`."""
+        self._turn()
+        nonce = f"{channel}.{number}"
+        if nonce in self._seen or nonce in self._seen_before:
+            return False
+        self._last[channel] = number
+        return True
+
+    def _turn(self) -> None:
         now = self._clock()
         if now >= self._turns_at:
-            self._seen, self._seen_before, self._turns_at = set(), self._seen, now + _NONCE_S
-        if envelope.nonce in self._seen or envelope.nonce in self._seen_before:
-            return Refusal.SEEN
-        self._seen.add(envelope.nonce)
-        return headers
+            self._turns_at = now + _NONCE_S
+            self._seen, self._seen_before = set(), self._seen
+            self._last, self._last_before = {}, self._last
+
+    # -- channels
+
+    def seal_record(self, channel: str, number: int, content: bytes) -> bytes:
+        """The seal of a record of that channel, in whose name both sides have a random part."""
+        expires = _EXPIRES.pack(self._clock() + VALID_S)
+        return expires + self._macs.of(_record(channel, number, expires, content))
+
+    def verify_record(self, channel: str, number: int, content: bytes, seal: bytes) -> bool:
+        """Whether this is the record of that number, and fresh."""
+        expires, mac = seal[: _EXPIRES.size], seal[_EXPIRES.size :]
+        if len(seal) != RECORD_MAC_BYTES or not self._macs.verify(_record(channel, number, expires, content), mac):
+            return False
+        [until] = _EXPIRES.unpack(expires)
+        return bool(self._clock() < until)
+
+
+def _record(channel: str, number: int, expires: bytes, content: bytes) -> bytes:
+    # No envelope begins like this: it is an array of msgpack.
+    return b"".join((b"channel ", channel.encode(), number.to_bytes(8, "big"), expires, content))
 
 
 def _digest(headers: bytes, body: bytes) -> bytes:

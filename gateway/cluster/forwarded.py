@@ -6,20 +6,37 @@ side, and documents the frames of an answer.
 
 import asyncio
 import contextlib
+import functools
 import logging
-from collections.abc import Callable, Mapping
+import secrets
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, Final
 
 import msgspec
 
-from gateway.cluster.envelope import GREETING, Envelope, Envelopes, Headers, Opened, Refusal
+from gateway.cluster.envelope import (
+    CHANNEL,
+    GREETING,
+    RECORD_MAC_BYTES,
+    TICKET,
+    CallFacts,
+    Common,
+    Envelope,
+    Envelopes,
+    Headers,
+    Opened,
+    Refusal,
+)
+from gateway.cluster.forwarded_post import Endpoint, ForwardedPost, KnownCommon, Tickets, scope_of, writer
 from gateway.cluster.ownership import Forwarded
 from gateway.observability.logs import CORRELATION
 from session_store import Principal
-from transports.inbound.http import Receive, Scope, Send
+from transports.inbound.http import Receive
 from transports.inbound.limits import Limits
-from transports.inbound_port import OwnedByPeer
+from transports.inbound_port import OwnedByPeer, Refused
+from transports.peer_channel_server import Call, CallFaulty, Rules
 from transports.replica_wire_server import Incoming, PeerBounds, PeerServer, PeerUnknown
+from transports.tasks import Tasks
 
 __all__ = ["PeerListener"]
 
@@ -28,7 +45,8 @@ logger = logging.getLogger(__name__)
 _ENVELOPE_BYTES: Final = 64 << 10
 """Bytes of an envelope beside the request's headers: claims of a credential, names."""
 
-Endpoint = Callable[[Scope, Receive, Send], Any]
+_commons = msgspec.msgpack.Decoder(Common)
+_facts = msgspec.msgpack.Decoder(CallFacts)
 
 
 class PeerListener:
@@ -46,6 +64,9 @@ class PeerListener:
         self._replica = replica
         self._envelopes = envelopes
         self._endpoints = endpoints
+        self._refused = refused
+        self._tasks = Tasks("calls of peers")
+        self._tickets = Tickets()
         self._server = PeerServer(
             self._serve,
             lambda: logger.exception("a forwarded request failed"),
@@ -54,9 +75,14 @@ class PeerListener:
             bounds=PeerBounds(head_bytes=limits.head_bytes + _ENVELOPE_BYTES, body_bytes=limits.body_bytes),
         )
 
-    def listening(self, host: str, port: int) -> contextlib.AbstractAsyncContextManager[int]:
+    @contextlib.asynccontextmanager
+    async def listening(self, host: str, port: int) -> AsyncIterator[int]:
         """Accept peers inside the block. Yields the port. Raises `OSError`: the address cannot be bound."""
-        return self._server.listening(host, port)
+        try:
+            async with self._server.listening(host, port) as bound:
+                yield bound
+        finally:
+            await self._tasks.close()
 
     def _open(self, head: bytes) -> Opened:
         opened = self._envelopes.open(self._replica, head)
@@ -68,65 +94,89 @@ class PeerListener:
         CORRELATION.set("")  # that of an earlier request, if the connection has served one
         envelope: Envelope = incoming.opened.envelope
         headers = self._envelopes.take(incoming.opened, incoming.body)
-        if envelope.path == GREETING and not isinstance(headers, Refusal):
+        if isinstance(headers, Refusal):
+            await incoming.send(b"r", headers.value.encode())
+        elif envelope.path == GREETING:
             await incoming.send(b"e")
-            return
-        endpoint = self._endpoints.get(envelope.path)
-        if isinstance(headers, Refusal) or endpoint is None:
-            refusal = headers if isinstance(headers, Refusal) else Refusal.INVALID
-            await incoming.send(b"r", refusal.value.encode())
-            return
-        answer = _FrameWriter(incoming)
+        elif envelope.path == CHANNEL:
+            await self._open_channel(envelope.session, incoming)
+        elif envelope.path == TICKET:
+            await self._fetch(envelope.session, incoming)
+        elif (endpoint := self._endpoints.get(envelope.path)) is None:
+            await incoming.send(b"r", Refusal.INVALID.value.encode())
+        else:
+            try:
+                await endpoint(_scope(envelope, headers, incoming), _receiving(incoming), writer(incoming))
+            except OwnedByPeer:
+                await incoming.send(b"m")
+
+    async def _fetch(self, ticket: str, incoming: Incoming) -> None:
+        post = self._tickets.take(ticket)
+        if post is None:
+            await incoming.send(b"r", Refusal.SEEN.value.encode())
+        else:
+            await post.fetch(incoming)
+
+    # -- channels
+
+    async def _open_channel(self, name: str, incoming: Incoming) -> None:
+        """Use the connection as a channel. Both sides have a random part of its name, so its records fit no other."""
+        own = secrets.token_urlsafe(16)
+        name += own
+        rules = Rules(
+            mac_bytes=RECORD_MAC_BYTES,
+            verify=functools.partial(self._envelopes.verify_record, name),
+            define=self._define,
+            begin=self._begin,
+            cut=self._refused,
+        )
+        await incoming.send(b"e", own.encode())
+        incoming.become_channel(name, rules)
+
+    def _define(self, packed: bytes) -> KnownCommon:
         try:
-            await endpoint(_scope(envelope, headers, answer), _receiving(incoming), answer.send)
-        except OwnedByPeer:
-            await incoming.send(b"m")
+            common = _commons.decode(packed)
+        except msgspec.MsgspecError:
+            raise CallFaulty from None
+        endpoint = self._endpoints.get(common.path)
+        if endpoint is None:
+            raise CallFaulty
+        known = KnownCommon(common, endpoint, None)
+        facts = CallFacts(-1, -1, "", "")
+        try:
+            head = endpoint.posts.checked_head(known.scope(facts, known.forwarded(facts, lambda: None)))
+        except Refused:
+            return known
+        return KnownCommon(common, endpoint, head)
+
+    def _begin(self, call: Call) -> None:
+        try:
+            if not self._envelopes.use_number(call.channel.name, call.number):
+                call.channel.end(b"r", call.number, Refusal.SEEN.value.encode())
+                return
+            ForwardedPost(call, _facts.decode(call.facts), self._tasks, self._tickets).start()
+        except Exception:
+            logger.exception("a forwarded request failed")
+            call.channel.end(b"r", call.number, Refusal.SEEN.value.encode())
 
 
-class _FrameWriter:
-    """Writes the answer of an endpoint as frames."""
+def _scope(envelope: Envelope, headers: Headers, incoming: Incoming) -> dict[str, Any]:
+    """The ASGI scope of a request on a connection of its own."""
 
-    def __init__(self, incoming: Incoming) -> None:
-        self._incoming = incoming
-
-    async def started(self) -> None:
-        """Notify the sender that the request is about to be sent to a server. The frame is written on return."""
-        await self._incoming.send(b"s")
+    async def started() -> None:
+        await incoming.send(b"s")
         await asyncio.sleep(0)  # the event loop writes the frame at the end of its present iteration
 
-    async def send(self, event: Mapping[str, Any]) -> None:
-        """Handle an ASGI event of the endpoint."""
-        if event["type"] == "http.response.start":
-            await self._incoming.send(b"h", msgspec.msgpack.encode((event["status"], event["headers"])))
-            return
-        body = event.get("body", b"")
-        if not event.get("more_body"):
-            await self._incoming.send(b"e", body)
-        elif body:
-            await self._incoming.send(b"b", body)
-
-
-def _scope(envelope: Envelope, headers: Headers, answer: _FrameWriter) -> dict[str, Any]:
-    """The ASGI scope of a forwarded request. `mcp.forwarded` holds the facts that the sender has verified."""
     forwarded = Forwarded(
         session_id=envelope.session,
         principal=Principal(issuer=envelope.issuer, subject=envelope.subject),
         epoch=envelope.epoch,
         version=envelope.version,
         granted=envelope.granted,
-        started=answer.started,
+        started=started,
     )
-    return {
-        "type": "http",
-        "method": envelope.method,
-        "path": envelope.path,
-        "root_path": "",
-        "scheme": "https" if envelope.secure else "http",
-        "headers": headers,
-        "client": None,
-        "mcp.forwarded": forwarded,
-        "mcp.again": envelope.again,
-    }
+    scope = scope_of(envelope.method, envelope.path, secure=envelope.secure, headers=headers, forwarded=forwarded)
+    return scope | {"mcp.again": envelope.again}
 
 
 def _receiving(incoming: Incoming) -> Receive:

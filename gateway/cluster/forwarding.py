@@ -10,10 +10,12 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Final
 
-from gateway.cluster.envelope import ForwardedRequest
+from gateway.cluster.channels import Peer
+from gateway.cluster.envelope import ForwardedRequest, Headers, common_of
+from gateway.cluster.forwarded_answer import ForwardedAnswer
 from gateway.cluster.liveness import Outcome
 from gateway.cluster.ownership import Cluster, Route
-from gateway.cluster.peer_requests import Peer, PeerRequests
+from gateway.cluster.peer_requests import PeerRequests
 from gateway.cluster.relayed_reply import RelayedReply
 from gateway.errors import store_unavailable, unreachable
 from gateway.observability.request_log import CORRELATION_HEADER
@@ -22,6 +24,8 @@ from session_store import Session, StoreUnavailable
 from transports.inbound.hand_over import ANSWERED_BY
 from transports.inbound.http import Guard, Receive, Scope, Send
 from transports.inbound.resumed import continued
+from transports.inbound_port import Request
+from transports.peer_channel import SMALL_BYTES
 
 __all__ = ["Forwarding"]
 
@@ -39,6 +43,11 @@ _NOT_FORWARDED: Final = frozenset(
     }
 )
 _NOT_REACHED: Final = frozenset({Outcome.GONE, Outcome.CUT_OFF})
+
+
+def _forwarded(headers: Headers) -> Headers:
+    """The headers of a request that its owner gets."""
+    return [(name, value) for name, value in headers if name not in _NOT_FORWARDED]
 
 
 class Forwarding:
@@ -76,7 +85,21 @@ class Forwarding:
         finally:
             if outcome is not Outcome.ANSWERED:
                 del scope[ANSWERED_BY]
+                if route.memory is not None:
+                    route.memory.end()
+        scope["mcp.relayed"] = outcome is Outcome.ANSWERED and reply.is_plain
         return await self._after(outcome, reply, scope)
+
+    def begin(self, route: Route, request: Request, body: bytes) -> ForwardedAnswer | None:
+        """Send a POST to the owner, if the way there is known, and return its answer. None: nothing was sent."""
+        memory = route.memory
+        if memory is None or request.again or len(body) > SMALL_BYTES:
+            return None
+        if not memory.common:
+            headers = request.headers.items()
+            raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
+            memory.keep_common(common_of(route, request.endpoint, _forwarded(raw), secure=request.secure))
+        return self._peers.begin(route, request.headers.get("traceparent", ""), body)
 
     def _request(self, route: Route, scope: Scope, body: bytes) -> ForwardedRequest:
         return ForwardedRequest(
@@ -85,7 +108,7 @@ class Forwarding:
             path=scope["path"].removeprefix(scope.get("root_path", "")),
             secure=self._guard.is_secure(scope, self._guard.headers(scope)),
             again=bool(scope.get("mcp.again")),
-            headers=[(name, value) for name, value in scope["headers"] if name not in _NOT_FORWARDED],
+            headers=_forwarded(scope["headers"]),
             body=body,
         )
 

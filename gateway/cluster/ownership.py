@@ -7,9 +7,9 @@ whose lease may have expired asks the store before it sends an answer.
 import asyncio
 import logging
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from time import monotonic
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from cachetools import TTLCache
@@ -18,8 +18,9 @@ from gateway.errors import not_found_by_others
 from gateway.identity.credential_claims import CredentialClaims
 from session_store import Directory, Principal, Session, SessionStore, StoreUnavailable
 from transports.inbound_port import OwnedByPeer
+from transports.soon import Soon
 
-__all__ = ["LEASE_S", "Cluster", "Forwarded", "Route"]
+__all__ = ["LEASE_S", "Cluster", "Forwarded", "Route", "RouteMemory"]
 
 logger = logging.getLogger(__name__)
 
@@ -31,19 +32,54 @@ _CONTESTED_S: Final = 60.0
 _MOST_CONTESTED: Final = 10_000
 
 
+class RouteMemory:
+    """What is known of the way to a session's owner, for the requests with one head of one connection.
+
+    `common` is what these requests have in common, for the owner; empty until it is needed. `place` is where the owner
+    has it. `is_stale`: the session's owner is to be looked up again.
+    """
+
+    __slots__ = ("common", "is_stale", "place")
+
+    def __init__(self) -> None:
+        self.common = b""
+        self.place: Any = None
+        self.is_stale = False
+
+    def packed(self) -> bytes:
+        """What the requests have in common."""
+        return self.common
+
+    def keep_common(self, common: bytes) -> None:
+        """Keep what the requests have in common."""
+        self.common = common
+
+    def end(self) -> None:
+        """The owner did not answer."""
+        self.is_stale = True
+
+
 class Route(msgspec.Struct, frozen=True):
-    """The session of a request as the store returned it, the request's principal, and the claims of its credential."""
+    """The session of a request as the store returned it, the request's principal, and the claims of its credential.
+
+    `memory` is for requests with the same head. `is_read` is False if the record is that of an earlier one of these:
+    then the owner decides with its own. `begun`: the request was sent to the owner already.
+    """
 
     session: Session
     principal: Principal
     granted: CredentialClaims | None
+    memory: RouteMemory | None = None
+    is_read: bool = True
+    begun: Any = None
 
 
 class Forwarded(msgspec.Struct, frozen=True, kw_only=True):
     """The facts about a forwarded request that the sender has verified. The sender has just read the session's record
     from the store, at that epoch and version.
 
-    `started` is called before the request is sent to a server.
+    `started` is called before the request is sent to a server. The epoch is -1 if the sender knows the session's owner
+    from an earlier request, and has not read the record.
     """
 
     session_id: str
@@ -51,7 +87,7 @@ class Forwarded(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int
     version: int
     granted: CredentialClaims | None
-    started: Callable[[], Awaitable[None]]
+    started: Callable[[], Soon[None]]
 
 
 class Cluster:

@@ -2,36 +2,34 @@
 
 The peer answers with frames: `s` before the request is sent to a server, then `h` the head of the response, `b` pieces
 of its body, `e` its end. Or it answers with `m`: the peer does not serve the session (any more). Or with `r`: the peer
-refuses the envelope.
+refuses the envelope. Small requests go on the channel to the peer (`transports/peer_channel.py`): there `x` is the
+ticket for an answer that goes on at a connection of its own.
 """
 
 import logging
 from time import monotonic
-from typing import Final, NamedTuple
+from typing import Final
 
+from gateway.cluster.channels import Channels, Peer
+from gateway.cluster.copies import Copies, Ticket, facts_of
 from gateway.cluster.envelope import Envelopes, ForwardedRequest, Headers, Refusal
+from gateway.cluster.forwarded_answer import ForwardedAnswer
 from gateway.cluster.liveness import Lease, Liveness, Outcome, after_refusal, decide
-from gateway.cluster.ownership import LEASE_S, Cluster
+from gateway.cluster.ownership import LEASE_S, Cluster, Route
 from gateway.cluster.relayed_reply import RelayedReply
 from gateway.errors import unreachable
 from gateway.observability.request_log import RequestLog
 from session_store import StoreUnavailable
 from transports.inbound.http import ClientWatch
 from transports.inbound_port import Refused
+from transports.peer_channel import MAX_DEFINITION_BYTES, PeerCall
 from transports.replica_wire import PeerConnection, PeerConnectionLost, PeerConnectionPool, PeerRefused, PeerTimedOut
 
-__all__ = ["Peer", "PeerRequests"]
+__all__ = ["PeerRequests"]
 
 logger = logging.getLogger(__name__)
 
 _MOST_TRIES: Final = 3
-
-
-class Peer(NamedTuple):
-    """Another replica, and the HOST:PORT of its listener."""
-
-    replica: str
-    address: str
 
 
 class PeerRequests:
@@ -42,6 +40,21 @@ class PeerRequests:
         self._envelopes = envelopes
         self._log = log
         self._pool = PeerConnectionPool()
+        self._channels = Channels(self._pool, envelopes)
+
+    def begin(self, route: Route, traceparent: str, body: bytes) -> ForwardedAnswer | None:
+        """Send a POST on the channel to the session's owner, if there is one. The lease is not asked for: the owner
+        knows whether it owns the session. `route` has what the POST has in common with others."""
+        channel, memory = self._channels.ready(route.session.owner), route.memory
+        if channel is None or memory is None or self._log.tracing is not None:
+            return None
+        if len(memory.common) > MAX_DEFINITION_BYTES:
+            return None
+        return ForwardedAnswer(channel.ask(memory, facts_of(route, traceparent), body), route, self._answered)
+
+    def _answered(self, route: Route) -> None:
+        self._log.metrics.forwarded["answered"] += 1
+        self._cluster.found(route.session.id)
 
     async def ask(self, peer: Peer, request: ForwardedRequest, reply: RelayedReply) -> Outcome:
         """Have that peer answer the client. Returns how the request has ended.
@@ -60,12 +73,12 @@ class PeerRequests:
         return outcome
 
     async def _ask(self, peer: Peer, request: ForwardedRequest, traced: Headers, reply: RelayedReply) -> Outcome:
-        seal = self._envelopes.sealing(peer.replica, request, traced)
+        copies = Copies(peer, request, traced, self._envelopes, self._pool, self._channels)
         timed_out_since: float | None = None
         tries = 0
         while True:
             try:
-                connection = await self._pool.open(peer.address)
+                connection = await copies.send()
             except PeerRefused:
                 return Outcome.GONE
             except PeerTimedOut:
@@ -73,11 +86,12 @@ class PeerRequests:
                 if (outcome := await self._after_timeout(peer, monotonic() - timed_out_since)) is not None:
                     return outcome
                 continue
-            # All copies of a request have the same nonce, so the peer executes one at most.
-            connection.ask(seal(), request.body)
-            outcome = await self._watched(connection, peer, reply)
-            if outcome is not None:
-                return outcome
+            ended = await self._watched(connection, peer, reply)
+            if isinstance(ended, Ticket):
+                copies.fetch(ended)
+                continue
+            if ended is not None:
+                return ended
             fate = await self._after_loss(peer)
             if reply.has_started or fate is Outcome.GONE:
                 return fate
@@ -85,7 +99,9 @@ class PeerRequests:
             if tries == _MOST_TRIES:
                 raise unreachable()
 
-    async def _watched(self, connection: PeerConnection, peer: Peer, reply: RelayedReply) -> Outcome | None:
+    async def _watched(
+        self, connection: PeerConnection | PeerCall, peer: Peer, reply: RelayedReply
+    ) -> Outcome | Ticket | None:
         """Relay the answer until the client leaves. None: the connection was lost first."""
         watch = ClientWatch(reply.receive, connection.close)
         try:
@@ -98,7 +114,7 @@ class PeerRequests:
         finally:
             watch.stop()
 
-    async def _relay(self, connection: PeerConnection, peer: Peer, reply: RelayedReply) -> Outcome:
+    async def _relay(self, connection: PeerConnection | PeerCall, peer: Peer, reply: RelayedReply) -> Outcome | Ticket:
         while True:
             try:
                 kind, payload = await connection.next()
@@ -113,6 +129,10 @@ class PeerRequests:
             elif kind == b"m":
                 connection.done()
                 return Outcome.MOVED
+            elif kind == b"x":
+                connection.done()
+                reply.start()
+                return Ticket(payload.decode())
             elif kind == b"r":
                 connection.close()
                 return self._after_refusal(payload, reply)
@@ -165,6 +185,7 @@ class PeerRequests:
 
     def close(self) -> None:
         """Close the connections."""
+        self._channels.close()
         self._pool.close()
 
 

@@ -23,6 +23,8 @@ class RelayedReply:
         self.has_begun = False
         """The client has been sent the head of the answer."""
         self.is_stream = False
+        self.is_plain = False
+        """The answer is one JSON message with status 200."""
 
     def start(self) -> None:
         """Record that the request may have taken effect from now on."""
@@ -34,6 +36,7 @@ class RelayedReply:
             status, headers = msgspec.msgpack.decode(payload, type=_HEAD)
             self.has_begun = True
             self.is_stream = any(n == b"content-type" and v.startswith(b"text/event-stream") for n, v in headers)
+            self.is_plain = status == 200 and (b"content-type", b"application/json") in headers
             await self.send({"type": "http.response.start", "status": status, "headers": headers})
         elif kind == b"b":
             await self.send({"type": "http.response.body", "body": payload, "more_body": True})

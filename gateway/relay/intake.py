@@ -36,7 +36,7 @@ from transports.inbound.bodies import SMALL_BODY_BYTES
 from transports.inbound.limits import Limited
 from transports.inbound_port import Answer, Refused, Request
 from transports.jsonrpc import Message, Object, RequestId
-from transports.soon import Soon, arrived
+from transports.soon import Soon, arrived, then
 from transports.turns import LARGE_BYTES, is_large
 from transports.upstream_port import LinkClosed, UpstreamUnavailable
 
@@ -154,15 +154,23 @@ class Intake:
             return endpoint.relay(call)
         return None
 
-    async def _relay_forwarded(self, request: Request, call: Call) -> None:
+    def _relay_forwarded(self, request: Request, call: Call) -> Soon[None]:
         """As `_relay`, for a call that another replica has sent, or that is repeated."""
-        if request.again and not await _may_repeat(self.endpoints[request.endpoint], call):
+        return self._relay_again(request, call) if request.again else self._relay_started(request, call)
+
+    async def _relay_again(self, request: Request, call: Call) -> None:
+        if not await _may_repeat(self.endpoints[request.endpoint], call):
             call.exchange.fail(OUTCOME_UNKNOWN, _UNKNOWN)
             return
+        await arrived(self._relay_started(request, call))
+
+    def _relay_started(self, request: Request, call: Call) -> Soon[None]:
         forwarded: Forwarded | None = request.forwarded
-        if forwarded is not None:
-            await forwarded.started()
-        await arrived(self._relay(request, call))
+        starting = None if forwarded is None else forwarded.started()
+        return self._relay(request, call) if starting is None else then(starting, self._relay_next, request, call)
+
+    def _relay_next(self, _: None, request: Request, call: Call) -> Soon[None]:
+        return self._relay(request, call)
 
     def _not_sent(self, call: Call, reply: CallReply, error: BaseException) -> Answer:
         """The reply to a call that could not be sent. Raises what is no answer to a call."""

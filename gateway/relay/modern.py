@@ -223,7 +223,7 @@ class ModernClients:
         shape = self._results.shaper(binding, who.correlation, takes_tasks=takes_tasks, names_session=names_session)
         responses = decode_object(request.params.get("inputResponses", msgspec.Raw(b"{}")), "inputResponses")
         if request.forwarded is not None and opened.call in live.suspended:
-            await request.forwarded.started()
+            await arrived(request.forwarded.started())
         # No await from here until the answers are taken: of several requests with one state, only the first counts.
         exchange = live.suspended.get(opened.call)
         if exchange is None or exchange.suspended is None:

@@ -4,7 +4,10 @@ Who calls and which session the call belongs to follow from the head, as long as
 What may have changed is asked on each call, by those who use this. Nothing of a body is kept.
 """
 
+from msgspec.structs import replace
+
 from gateway.calls.live_session import LiveSession
+from gateway.cluster.ownership import Route, RouteMemory
 from gateway.identity.authenticate import Authenticated
 from gateway.identity.request_context import RequestContext
 from gateway.sessions.attach import Resolved
@@ -20,7 +23,7 @@ Headers = list[tuple[bytes, bytes]]
 class Remembered:
     """Of one head. `who` is None unless the head alone says who calls, for good."""
 
-    __slots__ = ("_era", "_record", "_resolved", "headers", "who")
+    __slots__ = ("_era", "_record", "_resolved", "_route", "_route_era", "headers", "who")
 
     def __init__(self) -> None:
         self.who: Authenticated | None = None
@@ -29,6 +32,8 @@ class Remembered:
         self._era: Era | None = None
         self._record: Session | None = None
         self._resolved: Resolved | None = None
+        self._route: Route | None = None
+        self._route_era: Era | None = None
 
     def keep_caller(self, who: Authenticated) -> None:
         """The head comes from that caller."""
@@ -55,6 +60,24 @@ class Remembered:
         if known.principal is not who.principal or known.granted is not who.claims:
             return None
         return resolved if resolved.live.session is self._record else None
+
+    def keep_route(self, route: Route, request: Request, who: RequestContext) -> Route:
+        """A token in the head has led to a session of this caller that another replica owns. The route with a memory
+        for the next call."""
+        if self.who is None or self.who.principal is not who.principal or self.who.granted is not who.claims:
+            return route
+        route = replace(route, memory=RouteMemory())
+        self._route, self._route_era = replace(route, is_read=False), request.era
+        return route
+
+    def route(self, request: Request, who: RequestContext) -> Route | None:
+        """The way to the owner of the session of an earlier call of this caller. The owner decides whether the session
+        is still this caller's, and its own."""
+        route, known = self._route, self.who
+        if route is None or known is None or request.era is not self._route_era:
+            return None
+        is_stale = route.memory is None or route.memory.is_stale
+        return route if not is_stale and known.principal is who.principal and known.granted is who.claims else None
 
     def is_of(self, live: LiveSession) -> bool:
         """Whether the session of this head is that one, with the record that was kept."""

@@ -13,11 +13,11 @@ from gateway.sessions.cached_record import CachedRecords
 from gateway.sessions.carriers import asks_for_new, explicit_token, modern_client, names_token
 from gateway.sessions.lookup import SessionLookup
 from gateway.sessions.opening import SessionOpener
-from gateway.sessions.remembered import remembered
+from gateway.sessions.remembered import Remembered, remembered
 from gateway.sessions.returns import Returns
 from session_store import ClientFacts, SessionStore, StoreUnavailable
 from transports.era import Era
-from transports.inbound_port import Request
+from transports.inbound_port import OwnedByPeer, Request
 from transports.soon import Soon, arrived, is_there, then
 
 __all__ = ["SessionResolver"]
@@ -64,16 +64,34 @@ class SessionResolver:
         if kept is not None and (known := kept.session(request, who)) is not None and self._is_served(known.live):
             self._refresh(known.live)
             return known
+        if (
+            kept is not None
+            and (route := kept.route(request, who)) is not None
+            and self._live.get(route.session.id) is None
+        ):
+            raise OwnedByPeer(route)
         token = explicit_token(request) if request.forwarded is None else None
         if token is None:
             return then(self._resume_without_token(request, who), self._returned, request)
         session_id = self._lookup.id_of_token(token, request.era, who.principal)
         resolving = self.resume_by_id(session_id, who, request.era)
+        if kept is not None and self._live.get(session_id) is None and names_token(request):
+            resolving = self._resume_anywhere(resolving, kept, request, who)
         if is_there(resolving) and resolving.live.return_watch is None:  # as nearly all
             if kept is not None and names_token(request):
                 kept.keep_session(resolving, request, who)
             return resolving
         return then(resolving, self._returned, request)
+
+    @staticmethod
+    async def _resume_anywhere(
+        resolving: Soon[Resolved], kept: Remembered, request: Request, who: RequestContext
+    ) -> Resolved:
+        """Keep who owns the session, if it is another replica."""
+        try:
+            return await arrived(resolving)
+        except OwnedByPeer as elsewhere:
+            raise OwnedByPeer(kept.keep_route(elsewhere.route, request, who)) from None
 
     def _is_served(self, live: LiveSession) -> bool:
         """Whether this replica may serve a session without asking anybody, to a caller whom its record has fitted."""

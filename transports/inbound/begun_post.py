@@ -4,20 +4,22 @@ Its endpoint takes the steps from here in place of taking them again, if the POS
 """
 
 import asyncio
+import math
 from collections.abc import Callable, Coroutine
 from time import monotonic
 from typing import Any, Protocol
 
 from msgspec.structs import replace
 
-from transports.inbound.http import HeaderList, Receive, Scope, Send
+from transports.inbound.http import HeaderList, Receive, Scope, Send, origin_headers
+from transports.inbound.modern import MIRRORED
 from transports.inbound.posts import Head, Posts, is_batch
-from transports.inbound_port import Answer, Request
+from transports.inbound_port import Answer, Memory, OwnedByPeer, PeerAnswer, Request
 from transports.jsonrpc import Message
 from transports.reply_queue import Frame
 from transports.soon import Soon, arrived, is_there
 
-__all__ = ["BegunPost", "RepeatedHead"]
+__all__ = ["BegunPost", "Endpoint", "RepeatedHead"]
 
 
 class Endpoint(Protocol):
@@ -28,6 +30,9 @@ class Endpoint(Protocol):
 
     def call(self, request: Request) -> Soon[Answer]:
         """Give a request to the handler."""
+
+    def begin_elsewhere(self, elsewhere: OwnedByPeer, request: Request, body: bytes) -> PeerAnswer | None:
+        """Send a POST to the process that serves it, if that needs no waiting. None: nothing was sent."""
 
     def quiet_after_s(self, request: Request) -> float:
         """How long a request may have no answer until it is answered with an event stream. 0: it is at once."""
@@ -47,6 +52,17 @@ class RepeatedHead:
         self.head = head
         self.shared = shared
 
+    @classmethod
+    def of(cls, endpoint: Endpoint, posts: Posts, head: Head) -> "RepeatedHead":
+        """The head of a POST that was served, for the connection that may repeat it."""
+        # Another request has another length.
+        headers = {name: value for name, value in head.headers.items() if name != "content-length"}
+        # No header comes twice in a head that is remembered. Then the raw ones are read for mirrored arguments alone.
+        mirrored = [header for header in head.raw_headers if header[0].lower().startswith(MIRRORED)]
+        origin = headers.get("origin")
+        shared = [] if origin is None else origin_headers(origin)
+        return cls(endpoint, posts, replace(head, headers=headers, raw_headers=mirrored, memory=Memory()), shared)
+
     def begin(self, body: bytes, trace: bytes = b"") -> "BegunPost | None":
         """Begin to serve a POST with this head, and with that `traceparent` if there is one.
 
@@ -65,7 +81,7 @@ class BegunPost:
     event stream if no frame has come (monotonic clock), 0 for at once, None if there is no answer yet."""
 
     __slots__ = (
-        *("_endpoint", "_failure", "_message", "_request", "_shared", "_soon", "_waiting"),
+        *("_endpoint", "_failure", "_message", "_peer", "_request", "_shared", "_soon", "_waiting"),
         *("answer", "body", "quiet_at"),
     )
 
@@ -80,6 +96,7 @@ class BegunPost:
         self._soon: Soon[Answer] | None = None
         self._waiting: asyncio.Task[None] | None = None
         self._failure: Exception | None = None
+        self._peer: PeerAnswer | None = None  # the answer of another process
         try:
             self._message = message = posts.read(body)
             self._request = request = posts.request(head, message, len(body))
@@ -90,7 +107,20 @@ class BegunPost:
                 else:
                     self._soon = soon
         except Exception as error:  # `finish` raises it in the step that failed
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        """A step has failed. A request that another process serves may be on its way there already."""
+        if isinstance(error, OwnedByPeer) and self._request is not None:
+            try:
+                self._peer = self._endpoint.begin_elsewhere(error, self._request, self.body)
+            except Exception as fault:
+                error = fault
+        if self._peer is None:
             self._failure = error
+        else:
+            self._soon = self.answer = self._peer
+            self.quiet_at = math.inf  # the other process sees to it
 
     def _has(self, answer: Answer) -> None:
         self._soon = self.answer = answer
@@ -102,6 +132,11 @@ class BegunPost:
     def has_failed(self) -> bool:
         """Whether a step has failed: the POST is refused, or another process serves it."""
         return self._failure is not None
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether another process serves the POST, and it was not sent there."""
+        return isinstance(self._failure, OwnedByPeer)
 
     @property
     def is_no_request(self) -> bool:
@@ -119,7 +154,7 @@ class BegunPost:
             assert soon is not None
             self._has(await arrived(soon))
         except Exception as error:
-            self._failure = error
+            self._fail(error)
         except BaseException:
             self._failure = RuntimeError("the process stops")
             raise
@@ -141,6 +176,8 @@ class BegunPost:
         if self._waiting is not None:
             return self._waited(self._waiting)
         soon, self._soon, self.answer = self._soon, None, None
+        if self._peer is not None:
+            raise self._peer.elsewhere()
         return self._raise() if soon is None else soon
 
     async def _waited(self, waiting: "asyncio.Task[None]") -> Answer:

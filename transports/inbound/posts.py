@@ -9,7 +9,7 @@ import msgspec
 
 from transports.era import LEGACY, MODERN, Era
 from transports.inbound.batch import BATCHES
-from transports.inbound.headers import check_legacy, era_of
+from transports.inbound.headers import check_legacy, check_post, era_of
 from transports.inbound.http import Guard, HeaderList, Scope, peer_of
 from transports.inbound.modern import (
     VERSION_HEADER,
@@ -48,6 +48,13 @@ class Posts:
         self._endpoint = endpoint
         self._guard = guard
         self._sizes = sizes
+
+    def checked_head(self, scope: Scope) -> Head:
+        """The head of POSTs. Raises `Refused`, as it is for each of them."""
+        headers = self._guard.headers(scope)
+        self._guard.check(headers)
+        check_post(headers)
+        return self.head(scope, headers)
 
     def head(self, scope: Scope, headers: Mapping[str, str]) -> Head:
         """The head of a request with these headers, which the guard has checked."""

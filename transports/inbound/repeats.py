@@ -195,7 +195,8 @@ class Repeats:
         """The answer is there, though its frames may not be, or the request has failed."""
         if begun.answer is None:
             assert self._known is not None
-            self._heads.forget(self._known.template)  # the next one is served from its beginning
+            if not begun.is_elsewhere:
+                self._heads.forget(self._known.template)  # the next one is served from its beginning
             self._resume(REFUSED)
         elif not begun.quiet_at:
             self._resume(STREAMED)

@@ -25,7 +25,6 @@ from transports.inbound.http import (
     Receive,
     Scope,
     Send,
-    origin_headers,
     read_body,
     readable_by,
     send_json,
@@ -33,10 +32,10 @@ from transports.inbound.http import (
     send_status,
 )
 from transports.inbound.limits import MAX_LABEL_CHARS, Limits, Refusals
-from transports.inbound.modern import MIRRORED, VERSION_HEADER, status_of
+from transports.inbound.modern import VERSION_HEADER, status_of
 from transports.inbound.posts import Head, Posts, is_batch
 from transports.inbound.sizes import Sizes
-from transports.inbound_port import Answer, Forwarder, Handler, Memory, OwnedByPeer, Refused, Request
+from transports.inbound_port import Answer, Forwarder, Handler, OwnedByPeer, PeerAnswer, Refused, Request
 from transports.jsonrpc import INTERNAL_ERROR, INVALID_PARAMS, INVALID_REQUEST, InvalidMessage, Message, encode
 from transports.reply_queue import Frame
 from transports.soon import Soon, arrived
@@ -71,7 +70,7 @@ class StreamableHttp:
         self._body_limit = limits.body_bytes
         self._bodies = bodies
         sizes = Sizes(limits, refusals)
-        self._posts = Posts(endpoint, guard, sizes)
+        self.posts = Posts(endpoint, guard, sizes)
         self._batches = Batches(handler, sizes, limits, refusals)
         self._times = times
         self._forwarder = forwarder
@@ -83,9 +82,9 @@ class StreamableHttp:
         try:
             headers = self._guard.headers(scope)
             self._guard.check(headers)
-            if "origin" in headers:
+            if "origin" in headers and "mcp.forwarded" not in scope:  # else the sender adds these headers
                 send = readable_by(send, headers["origin"])
-            head = self._posts.head(scope, headers)
+            head = self.posts.head(scope, headers)
             body = b""
             if begun is not None:
                 await receive()  # the body, which was read already, or the end of the connection
@@ -120,7 +119,7 @@ class StreamableHttp:
     async def _admit(self, head: Head) -> None:
         """Raises `Refused` if the caller may not call. Callers of forwarded requests have been checked already."""
         if head.forwarded is None:
-            await self._handler.admit(self._posts.of_head(head, head.era))
+            await self._handler.admit(self.posts.of_head(head, head.era))
 
     async def _serve_somewhere(
         self, scope: Scope, head: Head, body: bytes, receive: Receive, send: Send, begun: BegunPost | None
@@ -129,9 +128,7 @@ class StreamableHttp:
         for _ in range(_MOST_TRIES):
             try:
                 if scope["method"] == "POST":
-                    is_served = await self._post(head, body, receive, send, begun)
-                    if is_served and (offer := scope.get(REPEATS)) is not None:
-                        offer.remember(functools.partial(self._repeated, head))
+                    self._offer(scope, head, is_plain=await self._post(head, body, receive, send, begun))
                 else:
                     await self._serve(scope["method"], head, receive, send)
                 return
@@ -140,6 +137,7 @@ class StreamableHttp:
                     raise
                 there = await self._forwarder.forward(elsewhere.route, scope, body, receive, send)
                 if there is None:
+                    self._offer(scope, head, is_plain=scope.get("mcp.relayed", False))
                     return
                 send, begun = there, None
                 head = msgspec.structs.replace(head, again=scope.get("mcp.again", False))
@@ -151,6 +149,11 @@ class StreamableHttp:
             headers=again,
         )
 
+    def _offer(self, scope: Scope, head: Head, *, is_plain: bool) -> None:
+        """Have the connection remember the head of a request whose answer was one JSON message that is no error."""
+        if is_plain and (offer := scope.get(REPEATS)) is not None:
+            offer.remember(functools.partial(RepeatedHead.of, self, self.posts, head))
+
     async def _serve(self, method: str, head: Head, receive: Receive, send: Send) -> None:
         """Serve a request that is no POST."""
         headers = head.headers
@@ -159,7 +162,7 @@ class StreamableHttp:
                 await self._get(head, receive, send)
             case "DELETE" if head.era is LEGACY:
                 check_version(headers)
-                await self._handler.end(self._posts.of_head(head, LEGACY))
+                await self._handler.end(self.posts.of_head(head, LEGACY))
                 await send_status(send, 200)
             case "OPTIONS":
                 await send_status(send, 204, [(b"allow", b"POST, GET, DELETE, OPTIONS"), *preflight(headers)])
@@ -176,11 +179,11 @@ class StreamableHttp:
         if begun is None and is_batch(body):
             await self._batch(head, body, send)
             return False
-        message = self._posts.read(body) if begun is None else begun.read()
+        message = self.posts.read(body) if begun is None else begun.read()
         if len(body) > LARGE_BYTES:
             await others_first()
         try:
-            request = self._posts.request(head, message, len(body)) if begun is None else begun.request()
+            request = self.posts.request(head, message, len(body)) if begun is None else begun.request()
             return await self._message(request, message, receive, send, begun)
         except Refused as refused:
             await self._refuse(send, head.headers, refused, _id_of(message))
@@ -249,6 +252,12 @@ class StreamableHttp:
         """Give a request to the handler."""
         return self._handler.call(request)
 
+    def begin_elsewhere(self, elsewhere: OwnedByPeer, request: Request, body: bytes) -> PeerAnswer | None:
+        """Send a POST to the process that serves it, if that needs no waiting. None: nothing was sent."""
+        if self._forwarder is None or request.forwarded is not None:
+            return None
+        return self._forwarder.begin(elsewhere.route, request, body)
+
     def quiet_after_s(self, request: Request) -> float:
         """How long a request may have no answer until it is answered with an event stream. 0: it is at once."""
         times = self._times_of(request)
@@ -264,20 +273,10 @@ class StreamableHttp:
         """Answer a POST as any other, from the steps that have been taken."""
         await self(scope, receive, send, begun)
 
-    def _repeated(self, head: Head) -> RepeatedHead:
-        """The head of a POST that was served, for the connection that may repeat it."""
-        # Another request has another length.
-        headers = {name: value for name, value in head.headers.items() if name != "content-length"}
-        # No header comes twice in a head that is remembered. Then the raw ones are read for mirrored arguments alone.
-        mirrored = [header for header in head.raw_headers if header[0].lower().startswith(MIRRORED)]
-        head = msgspec.structs.replace(head, headers=headers, raw_headers=mirrored, memory=Memory())
-        origin = head.headers.get("origin")
-        return RepeatedHead(self, self._posts, head, [] if origin is None else origin_headers(origin))
-
     async def _batch(self, head: Head, body: bytes, send: Send) -> None:
         if head.headers.get(VERSION_HEADER, BATCHES) != BATCHES:
             raise Refused(400, INVALID_REQUEST, "The body must be a single JSON-RPC message.")
-        request = self._posts.of_head(head, LEGACY, body_bytes=len(body))
+        request = self.posts.of_head(head, LEGACY, body_bytes=len(body))
         response = BatchResponse(send)
         parts = await self._batches.accepted(body, request)
         await response.during(self._batches.handle(parts, request, response))
@@ -288,7 +287,7 @@ class StreamableHttp:
         headers = head.headers
         if "text/event-stream" not in headers.get("accept", ""):
             raise Refused(406, INVALID_REQUEST, "Accept must name text/event-stream.")
-        request = self._posts.of_head(head, LEGACY)
+        request = self.posts.of_head(head, LEGACY)
         if not request.same_site:
             raise Refused(403, INVALID_REQUEST, "Event streams are not served to pages of other sites.")
         check_version(headers)

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from gateway.cluster.envelope import Envelope, Envelopes, ForwardedRequest, Refusal
+from gateway.cluster.envelope import RECORD_MAC_BYTES, Envelope, Envelopes, ForwardedRequest, Refusal
 from gateway.cluster.ownership import Route
 from session_store import KeyRing
 from session_store.testing import ALICE, FakeClock, a_session
@@ -74,3 +74,36 @@ def test_replicas_with_keys_in_rotation_understand_each_other() -> None:
     first, second = Door(KeyRing([old, new]), clock), Door(KeyRing([new, old]), clock)
     assert not isinstance(first.open(second.sealing()()), Refusal)
     assert not isinstance(second.open(first.sealing()()), Refusal)
+
+
+@requirement("id.purpose", "hot.forwarded")
+def test_a_record_is_good_on_its_channel_in_its_place_and_for_seconds() -> None:
+    door = Door()
+    seal = door.envelopes.seal_record("channel", 7, b"content")
+    assert len(seal) == RECORD_MAC_BYTES
+    assert door.envelopes.verify_record("channel", 7, b"content", seal)
+    for name, number, content in (("Channel", 7, b"content"), ("channel", 8, b"content"), ("channel", 7, b"contents")):
+        assert not door.envelopes.verify_record(name, number, content, seal)
+    later = bytes([seal[0] ^ 1]) + seal[1:]
+    assert not door.envelopes.verify_record("channel", 7, b"content", later), "another time"
+    assert not Door(KeyRing.ephemeral(), door.clock).envelopes.verify_record("channel", 7, b"content", seal)
+    assert not door.envelopes.verify_record("channel", 7, b"content", b"")
+    door.clock.pass_time(11)
+    assert not door.envelopes.verify_record("channel", 7, b"content", seal)
+
+
+@requirement("id.purpose", "rep.honest", "hot.forwarded")
+def test_of_a_call_on_a_channel_and_its_copies_elsewhere_one_is_accepted() -> None:
+    door = Door()
+    envelopes = door.envelopes
+    assert envelopes.use_number("channel", 1) and envelopes.use_number("channel", 2)
+    assert not envelopes.use("channel.2") and not envelopes.use("channel.1"), "the call was first"
+    assert envelopes.use("channel.3") and not envelopes.use_number("channel", 3), "the copy was first"
+    assert envelopes.use_number("channel", 4) and envelopes.use("another.1") and envelopes.use("a-nonce")
+    door.clock.pass_time(19)
+    assert not envelopes.use("channel.4")
+    door.clock.pass_time(10)
+    assert not envelopes.use("channel.4"), "of the generation before"
+    door.clock.pass_time(30)
+    door.clock.pass_time(30)
+    assert envelopes.use_number("channel", 5)

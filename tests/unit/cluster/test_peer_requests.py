@@ -7,10 +7,11 @@ import msgspec
 import pytest
 
 from gateway.cluster import peer_requests
+from gateway.cluster.channels import Peer
 from gateway.cluster.envelope import Envelopes, ForwardedRequest, Refusal
 from gateway.cluster.liveness import Outcome
 from gateway.cluster.ownership import LEASE_S, Route
-from gateway.cluster.peer_requests import Peer, PeerRequests
+from gateway.cluster.peer_requests import PeerRequests
 from gateway.cluster.relayed_reply import RelayedReply
 from gateway.observability.metrics import Metrics
 from gateway.observability.request_log import RequestLog
@@ -76,6 +77,13 @@ class Pool:
         return found  # type: ignore[no-any-return]
 
 
+class NoChannels:
+    """Of a peer that has no channels."""
+
+    async def open(self, _: Peer) -> None:
+        return None
+
+
 class Asked:
     """One request, what the client got, and what was counted."""
 
@@ -84,6 +92,7 @@ class Asked:
         self.log = RequestLog(Metrics(), lines_per_s=0)
         self.requests = PeerRequests(cluster, Envelopes(KeyRing.ephemeral(), FakeClock()), self.log)  # type: ignore[arg-type]
         self.requests._pool = Pool([*opened])  # type: ignore[assignment]
+        self.requests._channels = NoChannels()  # type: ignore[assignment]
         self.reply = RelayedReply(self._receive, self._send)
 
     async def _receive(self) -> Any:
