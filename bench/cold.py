@@ -58,6 +58,7 @@ class Connection:
 
     def __init__(self, url: str) -> None:
         host, port = url.split("/")[2].split(":")
+        self._host = f"{host}:{port}"
         self._target = "/" + "/".join(url.split("/")[3:])
         self._socket = socket.create_connection((host, int(port)), 60)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -67,7 +68,7 @@ class Connection:
         """The headers and the body of the answer."""
         body = b"" if message is None else json.dumps(message).encode()
         given = {
-            "Host": "localhost",
+            "Host": self._host,
             "Content-Type": "application/json",
             "Accept": "application/json, text/event-stream",
             "Content-Length": str(len(body)),
