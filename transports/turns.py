@@ -1,20 +1,42 @@
-"""Work on large messages in steps, between which the event loop serves other requests.
+"""Work on large messages and on many things in steps, between which the event loop serves other requests.
 
-A step is one pass over the bytes, which takes some milliseconds for the largest body. Does not know what a message is.
+A step is one pass over the bytes, which takes some milliseconds for the largest body, or one slice of the things. Does
+not know what a message is.
 """
 
 import asyncio
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Final, TypeVar
 
 import msgspec
 
-__all__ = ["LARGE_BYTES", "at_once", "in_turns", "is_large", "others_first"]
+__all__ = [
+    "LARGE_BYTES",
+    "SCANNED_AT_ONCE",
+    "SENT_AT_ONCE",
+    "at_once",
+    "in_turns",
+    "is_large",
+    "others_first",
+    "slices",
+]
 
 T = TypeVar("T")
 
 LARGE_BYTES: Final = 256 << 10
 """A pass over fewer bytes takes less time than a small call, and needs no steps."""
+
+
+SCANNED_AT_ONCE: Final = 1_000
+"""Things that are looked at in one step: less than a millisecond, if a look is all."""
+
+SENT_AT_ONCE: Final = 64
+"""Commands that are sent to a store in one step: a millisecond, and again when the replies come."""
+
+
+def slices(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
+    """The items, so many at a time."""
+    return (items[at : at + size] for at in range(0, len(items), size))
 
 
 def is_large(params: Mapping[str, msgspec.Raw]) -> bool:

@@ -14,7 +14,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.exposition import choose_encoder
 
-from gateway.admin.replica import Replica
+from gateway.admin.replica import Held, Replica
 from gateway.calls.link_state import LOSSES
 from gateway.observability.audit import Audit
 from gateway.observability.metrics import BUCKETS_S, COUNTERS, Durations
@@ -36,13 +36,16 @@ class PrometheusExporter:
         self._audit = audit
         self._replicas = 0
         self._store_s: float | None = None
+        self._counted = Held({})
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
         ProcessCollector(registry=self._registry)
 
-    def render(self, accept: str, store_s: float | None, replicas: int) -> tuple[bytes, str]:
+    async def render(self, accept: str, store_s: float | None, replicas: int) -> tuple[bytes, str]:
         """The text and its media type. `store_s`: seconds the store took to answer, None if it did not."""
-        self._store_s, self._replicas = store_s, replicas
+        held = await self._replica.held()
+        # No await from here on: the collector reads these.
+        self._store_s, self._replicas, self._counted = store_s, replicas, held
         encoder, kind = choose_encoder(accept)
         return encoder(self._registry), kind
 
@@ -93,13 +96,13 @@ class PrometheusExporter:
         yield CounterMetricFamily("mcp_gateway_audit_lost", "Audit events that were dropped", value=self._audit.lost)
 
     def _held(self) -> Iterator[Metric]:
-        held, flight, suspended, streams = self._replica.sessions()
-        yield GaugeMetricFamily("mcp_gateway_sessions", "Sessions that this process serves", value=held)
-        yield GaugeMetricFamily("mcp_gateway_exchanges_in_flight", "Requests in flight", value=flight)
+        held = self._counted
+        yield GaugeMetricFamily("mcp_gateway_sessions", "Sessions that this process serves", value=held.sessions)
+        yield GaugeMetricFamily("mcp_gateway_exchanges_in_flight", "Requests in flight", value=held.in_flight)
         yield GaugeMetricFamily(
-            "mcp_gateway_calls_parked", "Calls that wait for input from their client", value=suspended
+            "mcp_gateway_calls_parked", "Calls that wait for input from their client", value=held.suspended
         )
-        yield GaugeMetricFamily("mcp_gateway_streams", "Open event streams", value=streams)
+        yield GaugeMetricFamily("mcp_gateway_streams", "Open event streams", value=held.streams)
         yield GaugeMetricFamily(
             "mcp_gateway_draining", "1 while sessions are handed over", value=int(self._replica.is_draining)
         )
@@ -124,7 +127,7 @@ class PrometheusExporter:
 
     def _servers(self) -> Iterator[Metric]:
         processes = GaugeMetricFamily("mcp_gateway_server_processes", "Server processes", labels=["server"])
-        for server, count in self._replica.processes().items():
+        for server, count in self._counted.processes.items():
             processes.add_metric([server], count)
         yield processes
         up = GaugeMetricFamily(

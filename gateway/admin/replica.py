@@ -16,8 +16,9 @@ from gateway.sessions.returns import UnreturningClient
 from gateway.upstreams.upstream import ConfiguredUpstream
 from gateway.version import __version__
 from session_store.metadata import scrubbed_text
+from transports.turns import SCANNED_AT_ONCE, others_first, slices
 
-__all__ = ["Replica", "Serving"]
+__all__ = ["Held", "Replica", "Serving"]
 
 _MOST_FAILING: Final = 200
 _MOST_UNRETURNING: Final = 50
@@ -43,6 +44,17 @@ class Serving(Protocol):
     def admit(self) -> None:
         """Take sessions again."""
         ...
+
+
+class Held(msgspec.Struct):
+    """What a replica holds: numbers of sessions, exchanges in flight, suspended exchanges among them, standalone
+    streams, and running processes by server."""
+
+    processes: dict[str, int]
+    sessions: int = 0
+    in_flight: int = 0
+    suspended: int = 0
+    streams: int = 0
 
 
 class Replica:
@@ -99,7 +111,7 @@ class Replica:
 
     async def report(self) -> ReplicaReport:
         """The report of this replica."""
-        lives = list(self._live)
+        held = await self.held()
         return ReplicaReport(
             replica=self.name,
             address="" if self._cluster is None else self._cluster.address,
@@ -108,10 +120,10 @@ class Replica:
             up_s=round(time() - self._began, 1),
             ready=await self._serving.is_ready(),
             draining=self.is_draining,
-            sessions=len(lives),
-            in_flight=sum(_in_flight(live) for live in lives),
-            streams=sum(live.open_streams for live in lives),
-            processes=sum(self.processes().values()),
+            sessions=held.sessions,
+            in_flight=held.in_flight,
+            streams=held.streams,
+            processes=sum(held.processes.values()),
             memory_bytes=memory_of(os.getpid()),
             calls=self.metrics.calls,
             failed=self.metrics.failed,
@@ -122,29 +134,21 @@ class Replica:
             unavailable=[_unavailable(upstream) for upstream in self.upstreams if not upstream.has_answered],
         )
 
-    def processes(self) -> dict[str, int]:
-        """Number of running processes by server."""
-        count = dict.fromkeys((upstream.name for upstream in self.upstreams), 0)
-        for conversation in self._conversations():
-            if conversation.link is not None and conversation.link.pid is not None:
-                count[conversation.name] = count.get(conversation.name, 0) + 1
-        return count
-
-    def _conversations(self) -> Iterable[Conversation]:
-        for live in self._live:
-            yield from live.conversations.values()
+    async def held(self) -> Held:
+        """What this replica holds now. It is counted in steps, so that calls do not wait for the count."""
+        held = Held(dict.fromkeys((upstream.name for upstream in self.upstreams), 0))
+        for some in slices(list(self._live), SCANNED_AT_ONCE // 2):
+            for live in some:
+                held.sessions += 1
+                held.streams += live.open_streams
+                if live.exchanges or live.has_suspended:
+                    held.in_flight += _in_flight(live)
+                    held.suspended += _suspended(live)
+                _count_processes(live.conversations.values(), held.processes)
+            await others_first()
         for upstream in self.upstreams:
-            yield from upstream.shared
-
-    def sessions(self) -> tuple[int, int, int, int]:
-        """Numbers of sessions, exchanges in flight, suspended exchanges among them, and standalone streams."""
-        held = flight = suspended = streams = 0
-        for live in self._live:
-            held += 1
-            flight += _in_flight(live)
-            suspended += _suspended(live)
-            streams += live.open_streams
-        return held, flight, suspended, streams
+            _count_processes(upstream.shared, held.processes)
+        return held
 
     def parts(self, session_ids: Iterable[str]) -> list[SessionPart]:
         """The facts that this replica knows about these sessions."""
@@ -169,6 +173,12 @@ def _unavailable(upstream: ConfiguredUpstream) -> ServerReport:
         attempts=found.attempts,
         output=[scrubbed_text(line)[:_MOST_CHARS] for line in found.last_words[-_WORDS:]],
     )
+
+
+def _count_processes(conversations: Iterable[Conversation], counts: dict[str, int]) -> None:
+    for conversation in conversations:
+        if conversation.link is not None and conversation.link.pid is not None:
+            counts[conversation.name] = counts.get(conversation.name, 0) + 1
 
 
 def _in_flight(live: LiveSession) -> int:

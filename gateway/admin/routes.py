@@ -65,7 +65,7 @@ def _metrics(
                     replicas = len(await backend.directory.replicas())
         except (StoreUnavailable, TimeoutError):
             store_s, replicas = None, 0
-        text, kind = exposition.render(request.headers.get("accept", ""), store_s, replicas)
+        text, kind = await exposition.render(request.headers.get("accept", ""), store_s, replicas)
         return Response(text, headers={"Content-Type": kind})
 
     return metrics

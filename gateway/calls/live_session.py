@@ -314,6 +314,10 @@ class LiveSessions:
     def __iter__(self) -> Iterator[LiveSession]:
         return iter(tuple(self._live.values()))
 
+    def ids(self) -> list[str]:
+        """The ids of all."""
+        return [*self._live]
+
     def get(self, session_id: str) -> LiveSession | None:
         return self._live.get(session_id)
 

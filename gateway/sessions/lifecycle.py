@@ -16,6 +16,7 @@ from gateway.policy.quotas import PrincipalQuotas
 from session_store import Bus, Session, SessionStore, StoreUnavailable, TaskStore
 from transports.inbound_port import Refused
 from transports.tasks import Tasks
+from transports.turns import SCANNED_AT_ONCE, SENT_AT_ONCE, others_first, slices
 
 __all__ = ["ENDED", "SessionLifecycle"]
 
@@ -159,22 +160,27 @@ class SessionLifecycle:
             self._close_soon(gone.session_id)
             await self._announce(gone.session_id)
         if not self._unchecked:
-            self._unchecked = [live.session.id for live in self._live]
+            self._unchecked = self._live.ids()
         checked, self._unchecked = self._unchecked[:CHECKED_AT_ONCE], self._unchecked[CHECKED_AT_ONCE:]
-        for session_id in await self._store.gone(checked):
-            self._close_soon(session_id)
+        for some in slices(checked, SENT_AT_ONCE):
+            for session_id in await self._store.gone(some):
+                self._close_soon(session_id)
         await self._audit.flush()
 
     async def keep_alive(self) -> None:
         """Restart the idle time of every session that is in use, or was since the last round. The idle time counts
         from the end of the last exchange; one write for all sessions is cheaper than one for each call."""
-        used = [live for live in self._live if live.take_use()]
-        try:
-            await asyncio.gather(*(self._store.touch(live.session.id) for live in used))
-        except StoreUnavailable:
-            for live in used:
-                live.keep_use()
-            raise
+        for scanned in slices(list(self._live), SCANNED_AT_ONCE):
+            used = [live for live in scanned if live.take_use()]
+            written = 0
+            try:
+                for some in slices(used, SENT_AT_ONCE):
+                    await asyncio.gather(*(self._store.touch(live.session.id) for live in some))
+                    written += len(some)
+            finally:
+                for live in used[written:]:  # the store does not answer
+                    live.keep_use()
+            await others_first()
 
     # -- leaving
 

@@ -2,9 +2,9 @@
 
 import asyncio
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from importlib.resources import files
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import hiredis
 from redis.asyncio import Redis
@@ -13,7 +13,12 @@ from redis.asyncio.sentinel import SentinelConnectionPool
 from session_store.ports.errors import StoreUnavailable
 from session_store.redis.connection import TIMEOUT_S, Connection
 
-__all__ = ["TIMEOUT_S", "Commands", "Prepared", "Script", "prepared", "script"]
+__all__ = ["TIMEOUT_S", "Commands", "Prepared", "Script", "in_parts", "prepared", "script"]
+
+_AT_ONCE: Final = 64
+
+T = TypeVar("T")
+Result = TypeVar("Result")
 
 
 class Script(NamedTuple):
@@ -40,6 +45,15 @@ class Prepared(NamedTuple):
 def prepared(script: Script, keys: Sequence[str], *arguments: Any) -> Prepared:
     """Encode a call of a script, for callers that send the same call many times."""
     return Prepared(hiredis.pack_command(("EVALSHA", script.digest, len(keys), *keys, *arguments)), keys[0])
+
+
+async def in_parts(work: Callable[[T], Awaitable[Result]], items: Sequence[T]) -> list[Result]:
+    """The results of `work` for all items. A part of them is under way at once: the commands of thousands, and their
+    replies, would keep the event loop for long."""
+    results: list[Result] = []
+    for at in range(0, len(items), _AT_ONCE):
+        results += await asyncio.gather(*map(work, items[at : at + _AT_ONCE]))
+    return results
 
 
 class Commands:

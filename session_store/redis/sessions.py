@@ -17,7 +17,7 @@ from session_store.metadata import MAX_METADATA_BYTES, too_large
 from session_store.ports.sessions import Fate, Gone
 from session_store.record import from_fields, to_field, to_fields
 from session_store.redis import keys
-from session_store.redis.commands import Commands, Prepared, prepared, script
+from session_store.redis.commands import Commands, Prepared, in_parts, prepared, script
 from session_store.session import Principal, Session
 
 __all__ = ["RedisSessionStore"]
@@ -198,7 +198,7 @@ class RedisSessionStore:
             ids = await self._ids(after, limit)
             if not ids:
                 break
-            found += [s for s in await asyncio.gather(*(self.peek(i) for i in ids)) if s is not None]
+            found += [session for session in await in_parts(self.peek, ids) if session is not None]
             after = ids[-1]
         return found[:limit]
 
@@ -213,10 +213,11 @@ class RedisSessionStore:
         return sorted(name.decode() for part in parts for name in part)[:limit]
 
     async def gone(self, session_ids: Sequence[str]) -> list[str]:
-        alive = await asyncio.gather(
-            *(self._commands.call(_ALIVE, keys.of_session(i)[:1], self.now()) for i in session_ids)
-        )
+        alive = await in_parts(self._is_alive, session_ids)
         return [session_id for session_id, lives in zip(session_ids, alive, strict=True) if not lives]
+
+    async def _is_alive(self, session_id: str) -> Any:
+        return await self._commands.call(_ALIVE, keys.of_session(session_id)[:1], self.now())
 
     async def fate(self, session_id: str) -> Fate:
         if await self.peek(session_id) is not None:
@@ -242,7 +243,7 @@ class RedisSessionStore:
             )
         )
         ids = [name.decode() for part in due for name in part]
-        settled = await asyncio.gather(*(self._settle(session_id) for session_id in ids))
+        settled = await in_parts(self._settle, ids)
         return [gone for gone in settled if gone is not None]
 
     async def _settle(self, session_id: str) -> Gone | None:

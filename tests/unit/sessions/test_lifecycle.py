@@ -1,13 +1,19 @@
 """Sessions are created within their quota, kept alive, ended and handed over."""
 
+import asyncio
+from collections.abc import Coroutine, Sequence
+from typing import Any
+
 import pytest
 
 from gateway.config.policy import PolicySettings
-from gateway.sessions.lifecycle import ENDED
-from session_store import MemoryBackend, StoreUnavailable
+from gateway.sessions.lifecycle import CHECKED_AT_ONCE, ENDED
+from session_store import MemoryBackend, SessionStore, StoreUnavailable
 from session_store.testing import FakeClock, a_session
+from tests.requirements import requirement
 from tests.unit.sessions.parts import Parts
 from transports.inbound_port import Refused
+from transports.turns import SCANNED_AT_ONCE, SENT_AT_ONCE
 
 pytestmark = pytest.mark.anyio
 
@@ -94,3 +100,79 @@ async def test_a_session_that_was_taken_over_is_closed_and_stays_in_the_store() 
     await parts.lifecycle.settled()
     assert live.ended and live.is_elsewhere and parts.live.get(live.session.id) is None
     assert await parts.store.peek(live.session.id) is not None
+
+
+class CrowdedStore:
+    """A store that notes how many sessions are touched at once, and fails once `fails_after` have been."""
+
+    def __init__(self, store: SessionStore) -> None:
+        self._store = store
+        self.fails_after = 10_000
+        self.touched: list[str] = []
+        self.at_once = self.most_at_once = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def touch(self, session_id: str) -> bool:
+        self.at_once += 1
+        self.most_at_once = max(self.most_at_once, self.at_once)
+        await asyncio.sleep(0)
+        self.at_once -= 1
+        if len(self.touched) >= self.fails_after:
+            raise StoreUnavailable("test")
+        self.touched.append(session_id)
+        return await self._store.touch(session_id)
+
+
+@requirement("ops.slices")
+async def test_thousands_of_sessions_are_kept_alive_in_slices() -> None:
+    clock = FakeClock()
+    backend = MemoryBackend(clock=clock, max_sessions=3_000)
+    store = CrowdedStore(backend.sessions)
+    parts = Parts(backend=backend, store=store, clock=clock)
+    lives = [parts.live.of(await backend.sessions.create(a_session(clock))) for _ in range(2_500)]
+    used = lives[::5]
+
+    def use() -> None:
+        for live in used:
+            live.in_use().release()
+
+    async def turns_of(work: Coroutine[Any, Any, None]) -> int:
+        turns, task = 0, asyncio.create_task(work)
+        while not task.done():
+            await asyncio.sleep(0)
+            turns += 1
+        await task
+        return turns
+
+    use()
+    busy = await turns_of(parts.lifecycle.keep_alive())
+    assert sorted(store.touched) == sorted(live.session.id for live in used)
+    assert store.most_at_once == SENT_AT_ONCE and busy >= len(used) / SENT_AT_ONCE
+    assert await turns_of(parts.lifecycle.keep_alive()) >= len(lives) / SCANNED_AT_ONCE
+    assert len(store.touched) == len(used), "those that nobody uses are not written"
+    use()
+    store.fails_after = len(used) + 100
+    with pytest.raises(StoreUnavailable):
+        await parts.lifecycle.keep_alive()
+    store.fails_after = 10_000
+    await parts.lifecycle.keep_alive()
+    assert {*store.touched[len(used) :]} == {live.session.id for live in used}, "each, in one round or the other"
+
+
+@requirement("ops.slices")
+async def test_ended_sessions_are_looked_up_in_slices() -> None:
+    parts = Parts()
+    lives = [parts.live.of(a_session(parts.clock)) for _ in range(CHECKED_AT_ONCE)]  # the store knows none of them
+    asked: list[int] = []
+    gone = parts.store.gone
+
+    async def counted(session_ids: Sequence[str]) -> list[str]:
+        asked.append(len(session_ids))
+        return await gone(session_ids)
+
+    parts.store.gone = counted  # type: ignore[method-assign]
+    await parts.lifecycle.sweep()
+    await parts.lifecycle.settled()
+    assert asked == [SENT_AT_ONCE] * (CHECKED_AT_ONCE // SENT_AT_ONCE) and all(live.ended for live in lives)
