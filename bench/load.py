@@ -1,5 +1,6 @@
 """What is sent to a subject, and what it did: sessions are opened by hand, calls are made by wrk, httpx or fetch."""
 
+import asyncio
 import contextlib
 import json
 import subprocess
@@ -13,11 +14,11 @@ import httpx
 import msgspec
 import psutil
 
-from tests.support.mcp_clients import Legacy, Modern, messages
+from tests.support.mcp_clients import ACCEPT, Legacy, Modern, messages
 from tests.tools.obtain import node
 from tests.tools.programs import program
 
-__all__ = ["CONNECTIONS", "INITIALIZE", "Client", "Load", "Run", "measured", "opened"]
+__all__ = ["CALL", "CONNECTIONS", "INITIALIZE", "Client", "Load", "Run", "measured", "open_many", "opened"]
 
 Client = Literal["wrk", "httpx", "fetch"]
 HERE = Path(__file__).parent
@@ -32,6 +33,7 @@ INITIALIZE: Final = {
         "clientInfo": {"name": "bench", "version": "1"},
     },
 }
+CALL: Final = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "echo", "arguments": {}}}
 
 
 class Run(msgspec.Struct, kw_only=True):
@@ -60,6 +62,9 @@ class Load:
     client: Client = "wrk"
     connections: int = CONNECTIONS
     stateless: bool = False  # a subject that knows no sessions
+    path: str = "/mcp"
+    idle: int = 0  # so many sessions more, which made one call each
+    idle_path: str = ""
     visits: bool = False  # of an app, with a cookie: no MCP
 
     def body(self, tool: str) -> dict[str, Any]:
@@ -151,6 +156,24 @@ def opened(url: str, load: Load) -> list[str]:
             assert len(text) == load.arguments.get("size", len(text)), "not what was asked for"
             assert load.stateless or tokens[-1] != "none"
     return tokens
+
+
+async def open_many(url: str, count: int) -> list[str]:
+    """So many sessions, sixteen at a time, each with a call made; their tokens."""
+    limits = httpx.Limits(max_connections=16)
+    gate = asyncio.Semaphore(16)
+    async with httpx.AsyncClient(timeout=60, limits=limits) as http:
+
+        async def one() -> str:
+            async with gate:
+                first = await http.post(url, json=INITIALIZE, headers=ACCEPT)
+                token = first.headers["mcp-session-id"]
+                answer = await http.post(url, json=CALL, headers={**ACCEPT, "Mcp-Session-Id": token})
+                assert answer.json()["result"]["content"][0]["text"] == "ok", answer.text
+                http.cookies.clear()
+                return token
+
+        return list(await asyncio.gather(*(one() for _ in range(count))))
 
 
 def measured(

@@ -2,6 +2,7 @@
 is noisy for all of them; shares are medians of the shares of each round."""
 
 import argparse
+import asyncio
 import contextlib
 import datetime
 import json
@@ -20,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.features import collector
-from bench.load import Run, measured, opened
+from bench.load import Run, measured, open_many, opened
 from bench.peers import peers
 from bench.place import Place, Row
 from bench.subjects import ROOT, served
@@ -45,10 +46,13 @@ def measure(rows: Sequence[Row], seconds: float, rounds: int) -> dict[str, list[
         running = []
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         for number, row in enumerate(rows):
-            url, process = stack.enter_context(served(row.subject))
+            base, process = stack.enter_context(served(row.subject))
+            url = base.replace("/mcp", row.load.path)
             owner = url if row.owner is None else stack.enter_context(served(row.owner))[0]
             file = folder / f"{number}.lua"
             row.load.write(file, opened(owner, row.load))
+            if row.load.idle:
+                asyncio.run(open_many(base.replace("/mcp", row.load.idle_path), row.load.idle))
             measured(url, file, 1, process, row.load.connections, row.load.client)
             running.append((row, url, file, process))
         for _ in range(rounds):
@@ -67,13 +71,18 @@ def share_of_cpu(results: Mapping[str, Sequence[Run]], row: str, of: str) -> flo
     return statistics.median(b.cpu_s / max(a.cpu_s, 1e-9) for a, b in zip(results[row], results[of], strict=True))
 
 
+def lateness(results: Mapping[str, Sequence[Run]], row: str, of: str) -> float:
+    """How many times another row's p99 one row's is: the median of all rounds."""
+    return statistics.median(a.p99_ms / b.p99_ms for a, b in zip(results[row], results[of], strict=True))
+
+
 BARE: Final = "bare ASGI app"
 
 
 def show(name: str, results: Mapping[str, Sequence[Run]]) -> None:
     """One table. Shares are those of the first row, or of the `minimal relay,` of the same client or size; those of the
     CPU compare calls for each second of CPU."""
-    columns = ["calls/s", "spread", "share", "of bare", "p50 ms", "p99 ms", "µs CPU", "share", "MB", "errors"]
+    columns = ["calls/s", "spread", "share", "of bare", "p50 ms", "p99 ms", "share", "µs CPU", "share", "MB", "errors"]
     if BARE not in results:
         columns.remove("of bare")
     table = Table(name, *columns, box=None)
@@ -93,6 +102,7 @@ def show(name: str, results: Mapping[str, Sequence[Run]]) -> None:
             *(f"{share(results, row, of):.0%}" for of in (first, BARE) if of in results),
             f"{middle('p50_ms'):.2f}",
             f"{middle('p99_ms'):.2f}",
+            f"{lateness(results, row, first):.0%}",
             f"{middle('cpu_s') * 1_000:.0f}",
             f"{share_of_cpu(results, row, first):.0%}",
             f"{middle('memory_mb'):.0f}",

@@ -6,14 +6,14 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import httpx
 import psutil
 from rich.console import Console
 from rich.table import Table
 
-from bench.load import INITIALIZE, Load, measured, opened
+from bench.load import CALL, Load, measured, open_many, opened
 from bench.plots import plot_growth
 from bench.subjects import ROOT, served
 from bench.tables import Place
@@ -21,26 +21,6 @@ from tests.support.mcp_clients import ACCEPT
 from tests.support.redis_server import running_redis
 
 __all__: list[str] = []
-
-CALL: Final = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "echo", "arguments": {}}}
-
-
-async def open_many(url: str, count: int) -> list[str]:
-    """So many sessions, sixteen at a time, each with a call made; their tokens."""
-    limits = httpx.Limits(max_connections=16)
-    gate = asyncio.Semaphore(16)
-    async with httpx.AsyncClient(timeout=60, limits=limits) as http:
-
-        async def one() -> str:
-            async with gate:
-                first = await http.post(url, json=INITIALIZE, headers=ACCEPT)
-                token = first.headers["mcp-session-id"]
-                answer = await http.post(url, json=CALL, headers={**ACCEPT, "Mcp-Session-Id": token})
-                assert answer.json()["result"]["content"][0]["text"] == "ok", answer.text
-                http.cookies.clear()
-                return token
-
-        return list(await asyncio.gather(*(one() for _ in range(count))))
 
 
 async def hear(url: str, tokens: list[str]) -> tuple[int, float]:

@@ -62,6 +62,20 @@ def one(place: Place) -> list[Row]:
     ]
 
 
+def live(place: Place) -> list[Row]:
+    """What live sessions that are idle do to the calls of others: at 32 connections, beside 0 and 10,000. Those share
+    a server's process, so that opening them takes half a minute."""
+    entry = {"command": str(echo_server())}
+    subject = place.gateway(servers={"echo": entry, "many": {**entry, "shared": True}})
+    few = Load(path="/servers/echo/mcp")
+    many = Load(path=few.path, idle=10_000, idle_path="/servers/many/mcp")
+    return [
+        Row(name="minimal relay", subject=place.relay()),
+        Row(name="gateway, 32 live sessions", subject=subject, load=few),
+        Row(name="gateway, 10,032 live sessions", subject=subject, load=many),
+    ]
+
+
 def growth(place: Place) -> list[Row]:
     """What a call costs with more servers, more tools, and with more replicas than the one that owns its session."""
     rows = []
@@ -105,6 +119,7 @@ def app(place: Place) -> list[Row]:
 TABLES: Final[Mapping[str, Callable[[Place], list[Row]]]] = {
     "stores": stores,
     "one": one,
+    "live": live,
     "eras": eras,
     "sizes": sizes,
     "features": features,
