@@ -59,12 +59,18 @@ class RequestSpan:
         return format(self._span.get_span_context().trace_id, "032x")
 
     def call(self, session: Session | None, meta: Object) -> tuple["CallSpan", Object]:
-        """A span for the call to a server, and `_meta` that makes it the parent of what the server does."""
-        if session is not None:
-            self.belongs_to(session)
-        span = self._tracer.start_span(
-            self._name, context=self.context, kind=SpanKind.CLIENT, attributes=self._attributes
-        )
+        """A span for the call to a server, and `_meta` that makes it the parent of what the server does.
+
+        The calls of a request that is not sampled are not sampled, whatever the sampler: the request's span stands for
+        them, since an unsampled span costs as much to begin as a sampled one.
+        """
+        span = self._span
+        if span.is_recording():
+            if session is not None:
+                self.belongs_to(session)
+            span = self._tracer.start_span(
+                self._name, context=self.context, kind=SpanKind.CLIENT, attributes=self._attributes
+            )
         parent = {name: msgspec.Raw(encode(value)) for name, value in _carrier(span).items()}
         return CallSpan(self, span), meta | parent
 
@@ -174,10 +180,9 @@ def carried_on(meta: Object, headers: Mapping[str, str]) -> Object:
 
 
 def _parent_of(request: Request) -> SpanContext | None:
-    carriers: list[Mapping[str, Any]] = [request.meta, request.headers]
     if request.forwarded is not None:
-        carriers = [{"traceparent": request.headers.get(PEER_HEADER)}]
-    return next((parent for carrier in carriers if (parent := _parent_in(carrier)) is not None), None)
+        return _parent_in({"traceparent": request.headers.get(PEER_HEADER)})
+    return _parent_in(request.meta) or _parent_in(request.headers)
 
 
 def _parent_in(carrier: Mapping[str, Any]) -> SpanContext | None:
