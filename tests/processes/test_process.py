@@ -308,6 +308,7 @@ async def test_shutdown_may_be_called_again_and_concurrently(
     fork_server: ForkServer, family: Family, sink: Recorder
 ) -> None:
     process = await fork_server.spawn(family.python(STUBBORN), sink)
+    assert await until(lambda: sink.lines)  # it ignores SIGTERM from then on
     codes = await asyncio.gather(*(process.shutdown(grace_s=0.05) for _ in range(5)))
     assert [*codes, await process.shutdown(grace_s=9), await process.wait()] == [-signal.SIGKILL] * 7
     process.kill()
