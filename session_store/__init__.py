@@ -18,7 +18,7 @@ from session_store.ports.errors import (
     UnknownEvent,
     UnwrittenEvent,
 )
-from session_store.ports.events import Entry, Event, EventLog, Reserved, id_of_event
+from session_store.ports.events import Entry, Event, EventLog, EventStreams, Reserved, id_of_event
 from session_store.ports.sessions import Gone, SessionStore
 from session_store.ports.state import StateStore
 from session_store.ports.tasks import Task, TaskStatus, TaskStore
@@ -50,6 +50,7 @@ __all__ = [
     "Entry",
     "Event",
     "EventLog",
+    "EventStreams",
     "Gone",
     "InvalidContext",
     "InvalidKeyRing",

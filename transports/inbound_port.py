@@ -1,6 +1,6 @@
 """The interface between an inbound wire and the gateway: requests in, answers and refusals out. No I/O."""
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final, Protocol
 
@@ -164,8 +164,9 @@ class Answer(Protocol):
         """The frame to send: the given one, or an error if the session has passed to another process."""
         ...
 
-    async def record(self, frame: Frame) -> str | None:
-        """Store a frame for replay and return its event id; None if the wire has no replay."""
+    def record(self, frames: Sequence[Frame]) -> Soon[Sequence[str | None]]:
+        """Keep frames for replay, and return their event ids; None for those that are not kept. The store may get them
+        later. If this is a coroutine that nobody has awaited, nothing was done."""
         ...
 
     def done(self) -> Soon[None]:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import msgspec
@@ -84,9 +84,25 @@ class ReplyQueue:
                 await self._waiter
             finally:
                 self._waiter = None
+        return self.take()
+
+    def take(self) -> Frame | None:
+        """The next frame, if it is there already."""
+        if not self._frames:
+            return None
         frame = self._frames.popleft()
         self._size -= len(frame.data)
         return frame
+
+    @property
+    def whole(self) -> Sequence[Frame] | None:
+        """All frames that are still to come, if they are there already. They stay in the queue."""
+        return self._frames if self._frames and self._frames[-1].final else None
+
+    @property
+    def size(self) -> int:
+        """The bytes in the queue."""
+        return self._size
 
     @property
     def first(self) -> Frame | None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine
 from types import CoroutineType
 from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeGuard, TypeVar
 
-__all__ = ["Soon", "arrived", "is_there", "then"]
+__all__ = ["Soon", "arrived", "if_there", "is_there", "then"]
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -21,6 +21,14 @@ Soon: TypeAlias = T | Coroutine[Any, Any, T]
 def is_there(result: Soon[T]) -> TypeGuard[T]:
     """Whether this is the result, not a coroutine."""
     return type(result) is not CoroutineType
+
+
+def if_there(result: Soon[T]) -> T | None:
+    """The result if it is there. Otherwise None, and the rest is not done."""
+    if is_there(result):
+        return result
+    result.close()  # type: ignore[union-attr]  # not the result, so a coroutine
+    return None
 
 
 async def arrived(result: Soon[T]) -> T:

@@ -17,14 +17,14 @@ from gateway.calls.live_state import GONE, LIVE, LiveEvent, LiveState
 from gateway.calls.outbox import Outbox
 from gateway.calls.questions import Questions
 from gateway.calls.state_table import step
-from gateway.calls.streams import call_of_stream
+from gateway.calls.streams import call_of_stream, stream_of_call
 from gateway.calls.usage import Usage
 from gateway.errors import CANCELLED, OUTCOME_UNKNOWN
 from gateway.observability.observed import Failure
 from gateway.protocol.subscription_filter import SubscriptionFilter
-from session_store import EventLog, Session, StoreUnavailable
+from session_store import EventStreams, Session, StoreUnavailable
 from transports.era import Era
-from transports.jsonrpc import Message, encode_error
+from transports.jsonrpc import Message, RequestId, encode, encode_error
 
 __all__ = ["LiveSession", "LiveSessions", "ReturnWatch", "live_session_of"]
 
@@ -66,7 +66,7 @@ class LiveSession(Usage):
         _exchanges failed failures new_process read_at return_watch session state subscription_relays
         subscriptions""".split()
 
-    def __init__(self, session: Session, events: EventLog, ask_modern: AskModern | None = None) -> None:
+    def __init__(self, session: Session, events: EventStreams, ask_modern: AskModern | None = None) -> None:
         super().__init__()
         self.session = session
         self.conversations: dict[tuple[str, Era, bytes], Conversation] = {}
@@ -203,13 +203,23 @@ class LiveSession(Usage):
             for stream in await self._events.unfinished(self.session.id):
                 request_id = call_of_stream(stream)
                 if request_id is not None:
-                    error = {"code": OUTCOME_UNKNOWN, "message": _UNKNOWN}
-                    await self._events.append(self.session.id, stream, encode_error(request_id, error))
-                    await self._events.finish(self.session.id, stream)
+                    await self._end_lost(stream, request_id)
         except BaseException:
             if self.state is LiveState.LIVE:
                 self._step(LiveEvent.UNRECOVERED)
             raise
+
+    async def answer_lost(self, call: RequestId) -> str:
+        """Record the answer to a call of an earlier process, which has given its client an event and died before the
+        store had it. Returns the name of the answer's stream."""
+        stream = stream_of_call(self.session, 0, "", call)
+        await self._end_lost(stream, encode(call))
+        return stream
+
+    async def _end_lost(self, stream: str, request_id: bytes) -> None:
+        error = {"code": OUTCOME_UNKNOWN, "message": _UNKNOWN}
+        await self._events.append(self.session.id, stream, encode_error(request_id, error))
+        await self._events.finish(self.session.id, stream)
 
     def recover_nothing(self) -> None:
         """Record that no earlier process has left streams of it open."""
@@ -300,12 +310,18 @@ class LiveSession(Usage):
         if over:
             with contextlib.suppress(StoreUnavailable):  # the log expires with the session's time to live
                 await self._events.drop(self.session.id)
+        else:
+            await self.leave_events()
+
+    async def leave_events(self) -> None:
+        """Let the store have what was recorded here, for the process that serves the session next."""
+        await self._events.release(self.session.id)
 
 
 class LiveSessions:
     """The live sessions of this replica, by id."""
 
-    def __init__(self, events: EventLog, ask_modern: AskModern | None = None) -> None:
+    def __init__(self, events: EventStreams, ask_modern: AskModern | None = None) -> None:
         self._events = events
         self._ask_modern = ask_modern
         self._live: dict[str, LiveSession] = {}

@@ -5,7 +5,7 @@ from collections import deque
 from typing import Final
 
 from gateway.calls.streams import STANDALONE
-from session_store import EventLog, StoreUnavailable
+from session_store import EventStreams, StoreUnavailable
 from transports.reply_queue import MAX_QUEUED_BYTES
 from transports.tasks import Tasks
 
@@ -26,7 +26,7 @@ class Outbox:
 
     __slots__ = ("_bytes", "_events", "_is_stopped", "_session_id", "_tasks", "_waiting")
 
-    def __init__(self, session_id: str, events: EventLog) -> None:
+    def __init__(self, session_id: str, events: EventStreams) -> None:
         self._session_id = session_id
         self._events = events
         self._waiting: deque[bytes] = deque()

@@ -1,11 +1,18 @@
-"""Names of the event streams of a session. Pure."""
+"""Names of the event streams of a session, and of their events. Pure."""
 
+import base64
+import binascii
 from typing import Final
 
-from session_store import Session
-from transports.jsonrpc import RequestId, encode
+import msgspec
 
-__all__ = ["STANDALONE", "call_of_stream", "stream_of_call"]
+from session_store import Session
+from transports.jsonrpc import RequestId, decode_id, encode
+
+__all__ = ["STANDALONE", "call_of_event", "call_of_stream", "event_name", "id_in_log", "stream_of_call"]
+
+_MOST_NAMED_BYTES: Final = 256
+"""A longer id of a call is not part of the names of its events."""
 
 STANDALONE: Final = "standalone"
 """The name of the stream that belongs to no call. A legacy client reads it with GET."""
@@ -19,3 +26,27 @@ def stream_of_call(session: Session, number: int, upstream: str, client_id: Requ
 def call_of_stream(stream: str) -> bytes | None:
     """The id, as JSON, of the call that the stream belongs to."""
     return None if stream == STANDALONE else stream.split("/", 3)[-1].encode()
+
+
+def event_name(event_id: str, stream: str) -> str:
+    """The id by which a client knows an event: that of the log, and the id of the call whose stream it belongs to. So a
+    call has an answer even if the process that has sent the event dies before the store has the event."""
+    call = call_of_stream(stream)
+    if call is None or len(call) > _MOST_NAMED_BYTES:
+        return event_id
+    return f"{event_id}.{base64.urlsafe_b64encode(call).rstrip(b'=').decode()}"
+
+
+def id_in_log(name: str) -> str:
+    """The id that the log knows."""
+    return name.partition(".")[0]
+
+
+def call_of_event(name: str) -> RequestId | None:
+    """The id of the call that an event belongs to. The name is a client's, who may have made it up."""
+    encoded = name.partition(".")[2]
+    try:
+        call = decode_id(msgspec.Raw(base64.b64decode(encoded + "=" * (-len(encoded) % 4), b"-_", validate=True)))
+    except (binascii.Error, ValueError, msgspec.MsgspecError):
+        return None
+    return call if isinstance(call, int | str) else None

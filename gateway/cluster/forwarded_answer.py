@@ -1,6 +1,6 @@
 """The answer to a call that was sent to a session's owner on a channel, for the connection of its client."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -64,8 +64,8 @@ class ForwardedAnswer:
     async def confirmed(self, frame: Frame) -> Frame:
         return frame
 
-    async def record(self, frame: Frame) -> str | None:
-        return None
+    def record(self, frames: Sequence[Frame]) -> Sequence[None]:
+        return (None,) * len(frames)
 
     def done(self) -> None:
         """Do nothing: the call has ended, or `elsewhere` has it."""

@@ -8,6 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from gateway.calls.call import Call
+from gateway.calls.event_writer import EventWriter
 from gateway.calls.exchange import Exchange
 from gateway.calls.live_session import LiveSession, live_session_of
 from gateway.cluster.ownership import Cluster, Forwarded
@@ -29,7 +30,7 @@ from gateway.protocol.params import meta_of
 from gateway.protocol.results import tool_error
 from gateway.relay.endpoint import Endpoint
 from gateway.relay.replies import CallReply
-from session_store import EventLog, Session
+from session_store import Session
 from session_store.session import redact
 from transports.era import LEGACY
 from transports.inbound.bodies import SMALL_BODY_BYTES
@@ -56,7 +57,7 @@ class Intake:
         self,
         *,
         endpoints: Mapping[str, Endpoint],
-        events: EventLog,
+        events: EventWriter,
         limits: LimitSettings,
         rates: RateLimits,
         watching: RequestLog,

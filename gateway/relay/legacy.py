@@ -10,7 +10,7 @@ import msgspec
 from gateway.calls.exchange import Exchange
 from gateway.calls.live_session import LiveSession
 from gateway.calls.shared_server import LEVELS
-from gateway.calls.streams import STANDALONE
+from gateway.calls.streams import STANDALONE, call_of_event, id_in_log
 from gateway.context.facts import trace_meta, with_context, with_meta
 from gateway.errors import (
     CANCELLED_BY_CLIENT,
@@ -34,7 +34,7 @@ from gateway.sessions.attach import Resolved
 from gateway.sessions.lifecycle import SessionLifecycle
 from gateway.sessions.records import SessionRecords
 from gateway.sessions.resolve import SessionResolver
-from session_store import EventLog, UnknownEvent
+from session_store import EventStreams, UnknownEvent, UnwrittenEvent
 from session_store.session import redact
 from transports.era import LEGACY
 from transports.inbound_port import Answer, EventSource, Refused, Request
@@ -65,7 +65,7 @@ class LegacyClients:
         records: SessionRecords,
         lifecycle: SessionLifecycle,
         tasks: LegacyTasks,
-        events: EventLog,
+        events: EventStreams,
         result_meta: bool,
     ) -> None:
         self._result_meta = result_meta
@@ -222,15 +222,24 @@ class LegacyClients:
         """The standalone stream of a session, or the rest of a broken stream."""
         live = (await arrived(self._resolver.require(request, who))).live
         await arrived(self._intake.count(live))
-        stream = STANDALONE
+        stream, after = STANDALONE, None
         if last_event_id is not None:
-            try:
-                stream = await self._events.stream_of(live.session.id, last_event_id)
-            except UnknownEvent:
-                raise unknown_event() from None
+            stream, after = await self._resumed(live, last_event_id), id_in_log(last_event_id)
         if stream == STANDALONE and live.open_streams:
             raise stream_taken()
-        return StreamReply(live, stream, last_event_id, events=self._events)
+        return StreamReply(live, stream, after, events=self._events)
+
+    async def _resumed(self, live: LiveSession, last_event_id: str) -> str:
+        """The name of the stream of that event. Raises `Refused`: the event is unknown."""
+        try:
+            return await self._events.stream_of(live.session.id, id_in_log(last_event_id))
+        except UnwrittenEvent:
+            call = call_of_event(last_event_id)
+            if call is None:
+                raise unknown_event() from None
+            return await live.answer_lost(call)
+        except UnknownEvent:
+            raise unknown_event() from None
 
     async def end(self, request: Request, who: RequestContext) -> None:
         """End the session. Raises `Refused`: 405, the client has named the session by a key, so that it lasts."""

@@ -2,20 +2,21 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
+from gateway.calls.event_writer import EventWriter, Kept
 from gateway.calls.exchange import Exchange
 from gateway.calls.live_session import LiveSession
-from gateway.calls.streams import STANDALONE, stream_of_call
+from gateway.calls.streams import STANDALONE, event_name, id_in_log, stream_of_call
 from gateway.cluster.ownership import Cluster
 from gateway.errors import OUTCOME_UNKNOWN, error_of
 from gateway.observability.observed import LogFacts
-from session_store import EventLog, Session, StoreUnavailable
+from session_store import EventStreams, Session, StoreUnavailable
 from session_store.embedded.events import MAX_LOG_BYTES
 from session_store.session import redact
 from transports.jsonrpc import encode, encode_error
 from transports.reply_queue import Frame, ReplyQueue
-from transports.soon import Soon
+from transports.soon import Soon, then
 
 __all__ = ["CallReply", "ImmediateReply", "StreamReply"]
 
@@ -50,8 +51,8 @@ class ImmediateReply:
     async def confirmed(self, frame: Frame) -> Frame:
         return frame
 
-    async def record(self, frame: Frame) -> str | None:
-        return None
+    def record(self, frames: Sequence[Frame]) -> Sequence[None]:
+        return (None,) * len(frames)
 
     def done(self) -> None:
         """Do nothing: the reply holds nothing."""
@@ -70,7 +71,7 @@ class CallReply:
         live: LiveSession | None,
         headers: Headers,
         *,
-        events: EventLog | None,
+        events: EventWriter | None,
         cluster: Cluster | None = None,
         held: int = 0,
     ) -> None:
@@ -79,6 +80,7 @@ class CallReply:
         self._exchange = exchange
         self._events = events
         self._stream = ""
+        self._is_recorded = False
         self._cluster = cluster
         self.live = live  # of the request: the call may move to a session within it
         self._use = None if live is None else live.in_use(held=held)
@@ -110,17 +112,19 @@ class CallReply:
         error = error_of(OUTCOME_UNKNOWN, reason, self._exchange.correlation)
         return encode_error(encode(self._exchange.client_id), error)
 
-    async def record(self, frame: Frame) -> str | None:
+    def record(self, frames: Sequence[Frame]) -> Soon[Sequence[str | None]]:
         live = self.live
         if self._events is None or live is None or live.ended:
-            return None
+            return (None,) * len(frames)
         # The name is kept: the exchange gets another number after each question of a modern server.
         self._stream = self._stream or self._stream_name(live)
-        try:
-            kept = self._recordable(frame)
-            return None if kept is None else await self._events.append(live.session.id, self._stream, kept)
-        except StoreUnavailable:
-            return None  # the client gets the frame, and a replay would not contain it
+        kept: list[Kept] = [(self._recordable(frame), frame.final) for frame in frames]
+        return then(self._events.record(live.session.id, self._stream, kept), self._recorded, frames)
+
+    def _recorded(self, ids: Sequence[str | None], frames: Sequence[Frame]) -> Sequence[str | None]:
+        """The ids for the client. Without one it gets the frame, and a replay would not contain it."""
+        self._is_recorded = frames[-1].final and ids[-1] is not None
+        return [None if event_id is None else event_name(event_id, self._stream) for event_id in ids]
 
     def _recordable(self, frame: Frame) -> bytes | None:
         """The data to record for a replay; None to record nothing. A frame must not be larger than a session's log: in
@@ -138,9 +142,9 @@ class CallReply:
     def done(self) -> Soon[None]:
         self.release()
         live = self.live
-        if not self._stream or self._events is None or live is None or live.ended:
+        if not self._stream or self._is_recorded or self._events is None or live is None or live.ended:
             return None
-        return self._finish(self._events, live.session.id)
+        return then(self._events.record(live.session.id, self._stream, [(b"", True)]), _forget)
 
     def release(self) -> None:
         """End the reply of a call without any frame on the wire: what `done` does, but for the record of the frames."""
@@ -155,10 +159,6 @@ class CallReply:
                 self._exchange.left()
             self._exchange.done()
         live.exchange_ended(self._exchange)
-
-    async def _finish(self, events: EventLog, session_id: str) -> None:
-        with contextlib.suppress(StoreUnavailable):
-            await events.finish(session_id, self._stream)
 
     def _stream_name(self, live: LiveSession) -> str:
         exchange = self._exchange
@@ -175,7 +175,7 @@ class StreamReply:
         stream: str,
         after: str | None,
         *,
-        events: EventLog,
+        events: EventStreams,
     ) -> None:
         self.headers: Headers = []
         self._live = live
@@ -206,7 +206,7 @@ class StreamReply:
                         await asyncio.gather(coming, return_exceptions=True)
                 if coming.cancelled() or (event := coming.result()) is None:
                     return
-                yield event.id, event.frame
+                yield event_name(event.id, self._stream), event.frame
         except StoreUnavailable:
             return  # the stream ends without its store, and the client can resume it later
         finally:
@@ -216,7 +216,11 @@ class StreamReply:
     async def delivered(self, event_id: str) -> None:
         if self.is_standalone and not self._live.ended:
             with contextlib.suppress(StoreUnavailable):
-                await self._events.delivered(self._live.session.id, self._stream, event_id)
+                await self._events.delivered(self._live.session.id, self._stream, id_in_log(event_id))
 
     async def done(self) -> None:
         self._use.release()
+
+
+def _forget(ids: Sequence[str | None]) -> None:
+    """The end of a stream is no event, and has no id."""

@@ -81,7 +81,7 @@ def _pipeline(
     bodies: Bodies,
 ) -> tuple[Pipeline, TaskParts]:
     """What becomes of each request, and of the tasks that slow calls become."""
-    options, endpoints, events = base.settings.gateway, servers.endpoints, base.backend.events
+    options, endpoints, events = base.settings.gateway, servers.endpoints, base.events
     intake = Intake(
         endpoints=endpoints,
         events=events,

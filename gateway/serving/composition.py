@@ -13,6 +13,7 @@ from gateway.admin.replica import Replica
 from gateway.admin.replicas import PeerReplicas
 from gateway.admin.routes import operator_routes
 from gateway.bridge.suspended_calls import ask_modern
+from gateway.calls.event_writer import EventWriter
 from gateway.calls.live_session import LiveSessions
 from gateway.cluster.ownership import Cluster
 from gateway.config.keyring import key_ring
@@ -86,7 +87,8 @@ def _foundation(settings: Settings, ring: KeyRing, clock: Callable[[], float], s
     backend = store
     if backend is None:
         backend = backend_for(options.store, BackendOptions(max_sessions=options.session.max_sessions))
-    live = LiveSessions(backend.events, ask_modern)
+    events = EventWriter(backend.events)
+    live = LiveSessions(events, ask_modern)
     backend.protect(live.in_use)
     metrics = Metrics()
     taken_over: Listeners[str] = Listeners()
@@ -98,6 +100,7 @@ def _foundation(settings: Settings, ring: KeyRing, clock: Callable[[], float], s
         ring=ring,
         clock=clock,
         backend=backend,
+        events=events,
         live=live,
         metrics=metrics,
         loop_watch=LoopWatch(metrics, options.stall_log_s) if options.stall_log_s else None,

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from starlette.routing import BaseRoute
 
 from gateway.admin.peers import PeerQueries
+from gateway.calls.event_writer import EventWriter
 from gateway.calls.live_session import LiveSession, LiveSessions
 from gateway.cluster.membership import Membership
 from gateway.cluster.ownership import Cluster
@@ -69,6 +70,7 @@ class Foundation:
     ring: KeyRing
     clock: Callable[[], float]
     backend: Backend
+    events: EventWriter
     live: LiveSessions
     metrics: Metrics
     loop_watch: LoopWatch | None

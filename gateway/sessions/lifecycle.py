@@ -196,6 +196,7 @@ class SessionLifecycle:
             self._cluster.let_go(live.session)
         # The next owner may start its processes before the old ones have ended: nobody calls the old ones any more.
         await asyncio.gather(*(self._store.touch(live.session.id) for live in idle))
+        await asyncio.gather(*(live.leave_events() for live in idle))
         await asyncio.gather(*(self._cluster.release(live.session) for live in idle))
         for live in idle:
             self._tasks.spawn(live.close(over=False))

@@ -1,7 +1,7 @@
 """The reply to a call that can become a task: the answer of the call, or the handle of the task."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from typing import Final
 
@@ -135,8 +135,8 @@ class TaskableReply:
     async def confirmed(self, frame: Frame) -> Frame:
         return frame if self._inner is None or self.is_task else await self._inner.confirmed(frame)
 
-    async def record(self, frame: Frame) -> str | None:
-        return None
+    def record(self, frames: Sequence[Frame]) -> Sequence[None]:
+        return (None,) * len(frames)
 
     async def done(self) -> None:
         self._is_done = True

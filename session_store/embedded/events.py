@@ -147,5 +147,8 @@ class MemoryEventLog:
         if log is not None:
             log.drop()
 
+    async def release(self, session_id: str) -> None:
+        """Do nothing: each event is in the store."""
+
     def _log(self, session_id: str) -> _Log:
         return self._logs.setdefault(session_id, _Log())

@@ -4,7 +4,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-__all__ = ["Entry", "Event", "EventLog", "Reserved", "id_of_event"]
+__all__ = ["Entry", "Event", "EventLog", "EventStreams", "Reserved", "id_of_event"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +37,7 @@ def id_of_event(nonce: str, number: int) -> str:
     return f"{nonce}-{number}"
 
 
-class EventLog(Protocol):
+class EventStreams(Protocol):
     """The events sent on the streams of a session, so that a client can resume reading after a break.
 
     A session has many streams. Event ids are unique in the session, and an id of another session is unknown. The log of
@@ -52,27 +52,11 @@ class EventLog(Protocol):
         """Mark the stream as complete: its followers end after its last event."""
         ...
 
-    async def reserve(self, session_id: str, count: int) -> Reserved:
-        """Reserve that many numbers for events that are written later. They are above all earlier ones."""
-        ...
-
-    async def write(self, entries: Mapping[str, Sequence[Entry]]) -> None:
-        """Store events of several sessions, by session, under reserved numbers in rising order.
-
-        An event whose number is not above the last one in the log is left out: it is written already, or another
-        process has written since. So a failed write can be repeated.
-        """
-        ...
-
     def follow(self, session_id: str, stream: str, after: str | None) -> AsyncGenerator[Event, None]:
         """The events of a stream after that id, then each new one, until the stream is finished.
 
         `after` None starts behind the last event that was delivered (see `delivered`).
         """
-        ...
-
-    async def kept(self, session_id: str, stream: str, after: str) -> list[Event]:
-        """The events of a stream after that one, without waiting for more. Raises `UnknownEvent`."""
         ...
 
     async def stream_of(self, session_id: str, event_id: str) -> str:
@@ -94,4 +78,28 @@ class EventLog(Protocol):
 
     async def drop(self, session_id: str) -> None:
         """Delete the session's streams and end their followers."""
+        ...
+
+    async def release(self, session_id: str) -> None:
+        """This process serves the session no more. Returns when the store has all its events, or does not answer."""
+        ...
+
+
+class EventLog(EventStreams, Protocol):
+    """What a store has for `EventStreams`, and for those who write the events of many sessions together."""
+
+    async def reserve(self, session_id: str, count: int) -> Reserved:
+        """Reserve that many numbers for events that are written later. They are above all earlier ones."""
+        ...
+
+    async def write(self, entries: Mapping[str, Sequence[Entry]]) -> None:
+        """Store events of several sessions, by session, under reserved numbers in rising order.
+
+        An event whose number is not above the last one in the log is left out: it is written already, or another
+        process has written since. So a failed write can be repeated.
+        """
+        ...
+
+    async def kept(self, session_id: str, stream: str, after: str) -> list[Event]:
+        """The events of a stream after that one, without waiting for more. Raises `UnknownEvent`."""
         ...

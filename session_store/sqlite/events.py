@@ -205,6 +205,9 @@ class SqliteEventLog:
         await self._database.run(work)
         await self._bus.publish(_topic(session_id), b"d")
 
+    async def release(self, session_id: str) -> None:
+        """Do nothing: each event is in the store."""
+
     def _nonce(self, db: sqlite3.Connection, session_id: str) -> str:
         """The nonce of the session's log. Creates the nonce if the log has none."""
         row = db.execute("SELECT nonce FROM logs WHERE session = ?", (session_id,)).fetchone()

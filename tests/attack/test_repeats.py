@@ -51,7 +51,7 @@ def test_the_third_request_with_a_head_is_served_from_memory() -> None:
 
 
 @requirement("hot.memory")
-@pytest.mark.parametrize("kind", ["now", "soon", "later", "error"])
+@pytest.mark.parametrize("kind", ["now", "soon", "later", "error", "whole stream", "failed stream"])
 def test_a_call_is_served_from_memory_in_any_segments(kind: str) -> None:
     whole = request(kind)
     place = whole.index(END) + 4
@@ -67,7 +67,7 @@ def test_a_call_is_served_from_memory_in_any_segments(kind: str) -> None:
     ("kind", "outcome"),
     [
         *[(kind, "refused") for kind in ("refused", "late refusal", "broken", "elsewhere")],
-        *[(kind, "streamed") for kind in ("stream", "quiet", "doubtful", "closed", "odd header")],
+        *[(kind, "streamed") for kind in ("stream", "big stream", "quiet", "doubtful", "closed", "odd header")],
     ],
 )
 def test_what_is_unusual_goes_on_in_the_usual_way(kind: str, outcome: str) -> None:

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from msgspec.structs import replace
 
+from transports.inbound.event_stream import StreamTimes, stream_headers, whole_stream
 from transports.inbound.http import HeaderList, Receive, Scope, Send, origin_headers
 from transports.inbound.modern import MIRRORED
 from transports.inbound.posts import Head, Posts, is_batch
@@ -36,6 +37,9 @@ class Endpoint(Protocol):
 
     def quiet_after_s(self, request: Request) -> float:
         """How long a request may have no answer until it is answered with an event stream. 0: it is at once."""
+
+    def times_of(self, request: Request) -> StreamTimes | None:
+        """When an event stream begins and is closed that the client can resume; None if it cannot."""
 
     def status_of(self, request: Request, frame: Frame) -> int:
         """The HTTP status of a JSON answer."""
@@ -201,6 +205,14 @@ class BegunPost:
     def json_headers(self, answer: Answer) -> HeaderList:
         """The headers of a JSON response."""
         return [*answer.headers, *self._shared] if self._shared else answer.headers
+
+    def stream_headers(self, answer: Answer) -> HeaderList:
+        """The headers of a response that is an event stream."""
+        return stream_headers(answer.headers) + self._shared
+
+    def stream(self, answer: Answer) -> bytes | None:
+        """The events of an answer whose frames are all there; None if it is to be sent in the usual way."""
+        return None if self._request is None else whole_stream(answer, self._endpoint.times_of(self._request))
 
     def status(self, frame: Frame) -> int:
         """The HTTP status of a JSON response."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from time import monotonic
 from typing import Final
@@ -9,15 +10,32 @@ from typing import Final
 from transports.inbound.http import HeaderList, Receive, Send
 from transports.inbound_port import Answer, EventSource
 from transports.reply_queue import Frame
+from transports.soon import arrived, if_there
 from transports.sse import COMMENT, encode_event
 
-__all__ = ["KEEPALIVE_S", "Stream", "StreamTimes", "follow", "next_or_quiet", "stream_answer", "until_disconnect"]
+__all__ = [
+    "KEEPALIVE_S",
+    "Stream",
+    "StreamTimes",
+    "follow",
+    "next_or_quiet",
+    "stream_answer",
+    "stream_headers",
+    "until_disconnect",
+    "whole_stream",
+]
 
 KEEPALIVE_S: Final = 15.0
 """How often a quiet stream gets a comment: proxies close idle connections, often after 60 s, clients after 300 s."""
 
 RETRY_MS: Final = 500
 """How long a client waits before it resumes a stream that was closed before its end."""
+
+MOST_TOGETHER_BYTES: Final = 64 << 10
+"""Events of up to this size are written together. Larger ones are not copied for that."""
+
+_PRIMING: Final = Frame(b"")
+"""Begins a stream that can be resumed."""
 
 _SOON_S: Final = 1.0
 _WRITE_TIMEOUT_S: Final = 60.0
@@ -38,8 +56,7 @@ class Stream:
         self.gone = False
 
     async def start(self, headers: HeaderList) -> None:
-        own = [(name, value) for name, value in headers if name != b"cache-control"]
-        await self._send({"type": "http.response.start", "status": 200, "headers": _HEADERS + own})
+        await self._send({"type": "http.response.start", "status": 200, "headers": stream_headers(headers)})
 
     async def write(self, data: bytes, *, more: bool = True) -> None:
         if self.gone:
@@ -54,6 +71,11 @@ class Stream:
         """Complete the response. Further writes do nothing."""
         await self.write(b"", more=False)
         self.gone = True
+
+
+def stream_headers(headers: HeaderList) -> HeaderList:
+    """The headers of an event stream; `headers` are those of its answer."""
+    return _HEADERS + [(name, value) for name, value in headers if name != b"cache-control"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,36 +102,75 @@ async def next_or_quiet(answer: Answer, until: float = math.inf) -> Frame | Time
 
 async def stream_answer(
     send: Send, answer: Answer, first: Frame | TimeoutError, *, headers: HeaderList, times: StreamTimes | None
-) -> None:
-    """Send `first` and the rest of an answer as an event stream.
+) -> bool:
+    """Send `first` and the rest of an answer as an event stream. True if the last frame is a result.
 
     With `times` the stream starts with an event that a client can resume from (MCP 2025-11-25, Transports §Sending
     Messages; SEP-1699).
 
-    Frames are stored for replay before they are written, also after the client is gone: a lost connection does not
+    Frames are recorded for replay before they are written, also after the client is gone: a lost connection does not
     cancel the call in the era that has replay (MCP 2025-11-25, Transports §Resumability).
     """
     stream = Stream(send)
     await stream.start(headers)
-    place = None if times is None else await answer.record(Frame(b""))
-    if place is not None:
-        await stream.write(encode_event(b"", place, RETRY_MS))
-    closes_at = math.inf if place is None or times is None else monotonic() + (times.poll_after_s or math.inf)
+    begins, closes_at = times is not None, math.inf
     frame: Frame | TimeoutError | None = first
     while frame is not None:
-        if isinstance(frame, TimeoutError):
-            await stream.write(COMMENT)
-        else:
-            if answer.is_doubtful:
-                frame = await answer.confirmed(frame)
-            await stream.write(encode_event(frame.data, await answer.record(frame)), more=not frame.final)
-            if frame.final:
-                return
+        frames = [] if isinstance(frame, TimeoutError) else await _with_those_behind(frame, answer)
+        recorded = [_PRIMING, *frames] if begins else frames
+        ids = await arrived(answer.record(recorded)) if recorded else ()
+        events = encode_events(recorded, ids)
+        if begins and times is not None and ids[0] is not None:
+            closes_at = monotonic() + (times.poll_after_s or math.inf)
+        begins = False
+        if frames and frames[-1].final:
+            await stream.write(events, more=False)
+            return frames[-1].error_code is None
+        await stream.write(events if frames else events + COMMENT)
         frame = await next_or_quiet(answer, closes_at)
         if monotonic() >= closes_at and not stream.gone:
             await stream.end()
             closes_at = math.inf
     await stream.end()
+    return False
+
+
+async def _with_those_behind(frame: Frame, answer: Answer) -> list[Frame]:
+    """The frame, and those that are there already, as far as they are sent together."""
+    frames: list[Frame] = []
+    size, following = 0, frame
+    while True:
+        if answer.is_doubtful:
+            following = await answer.confirmed(following)
+        frames.append(following)
+        size += len(following.data)
+        if following.final or size > MOST_TOGETHER_BYTES or (further := answer.replies.take()) is None:
+            return frames
+        following = further
+
+
+def whole_stream(answer: Answer, times: StreamTimes | None) -> bytes | None:
+    """The events of an answer whose frames are all there, as `stream_answer` would send them.
+
+    None if they are not, are too many to be sent together, or have to wait for the store: then nothing was done.
+    """
+    frames = answer.replies.whole
+    if frames is None or answer.is_doubtful or answer.replies.size > MOST_TOGETHER_BYTES:
+        return None
+    recorded = [*frames] if times is None else [_PRIMING, *frames]
+    ids = if_there(answer.record(recorded))
+    return None if ids is None else encode_events(recorded, ids)
+
+
+def encode_events(frames: Sequence[Frame], ids: Sequence[str | None]) -> bytes:
+    """Recorded frames as events. A priming event that has no id is left out: it says nothing."""
+    events = []
+    for frame, event_id in zip(frames, ids, strict=True):
+        if frame is not _PRIMING:
+            events.append(encode_event(frame.data, event_id))
+        elif event_id is not None:
+            events.append(encode_event(b"", event_id, RETRY_MS))
+    return b"".join(events)
 
 
 async def follow(send: Send, receive: Receive, source: EventSource) -> None:

@@ -1,10 +1,10 @@
-"""The head of a JSON response as bytes: those that uvicorn writes for the same status and headers. Pure: no I/O."""
+"""The head of a response as bytes: those that uvicorn writes for the same status and headers. Pure: no I/O."""
 
 from typing import Final
 
 from uvicorn.protocols.http.httptools_impl import HEADER_RE, HEADER_VALUE_RE, STATUS_LINE
 
-__all__ = ["JsonHeads"]
+__all__ = ["JsonHeads", "StreamHeads", "whole_body"]
 
 HeaderList = list[tuple[bytes, bytes]]
 
@@ -36,6 +36,32 @@ class JsonHeads:
             )
             self._after = b"\r\n" + _lines(headers) + b"\r\n"
         return b"%b%d%b" % (self._before, body_bytes, self._after)
+
+
+class StreamHeads:
+    """Makes heads of responses that are event streams."""
+
+    __slots__ = ("_defaults", "_head", "_headers")
+
+    def __init__(self) -> None:
+        self._defaults: HeaderList = []
+        self._headers: HeaderList = []
+        self._head = b""
+
+    def head(self, defaults: HeaderList, headers: HeaderList) -> bytes | None:
+        """As `JsonHeads.head`, for a body in chunks."""
+        if not self._head or defaults is not self._defaults or headers != self._headers:
+            if not all(_is_plain(name, value) for name, value in (*defaults, *headers)):
+                return None
+            self._defaults, self._headers = defaults, list(headers)
+            lines = _lines([*defaults, *headers])
+            self._head = STATUS_LINE[200] + lines + b"transfer-encoding: chunked\r\n\r\n"
+        return self._head
+
+
+def whole_body(data: bytes) -> bytes:
+    """A body of one chunk."""
+    return b"%x\r\n%b\r\n0\r\n\r\n" % (len(data), data)
 
 
 def _lines(headers: HeaderList) -> bytes:

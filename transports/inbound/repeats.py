@@ -25,10 +25,8 @@ from transports.inbound.connection_memory import (
     ConnectionMemory,
 )
 from transports.inbound.head_offer import REPEATS, HeadOffer, KnownHead
-from transports.inbound.json_heads import JsonHeads
+from transports.inbound.json_heads import JsonHeads, StreamHeads, whole_body
 from transports.inbound.remembered_heads import MAX_HEAD_BYTES, HeaderList, RememberedHeads
-from transports.inbound_port import Answer
-from transports.reply_queue import Frame
 
 __all__ = ["Repeats"]
 
@@ -74,7 +72,7 @@ class Repeats:
 
     __slots__ = (
         *("_begun", "_body", "_connection", "_context", "_first", "_head_bytes", "_heads", "_json", "_known"),
-        *("_memory", "_missing", "_new", "_resumed", "_trace", "requests"),
+        *("_memory", "_missing", "_new", "_resumed", "_stream", "_trace", "requests"),
     )
 
     def __init__(self, connection: Connection, memory: ConnectionMemory | None) -> None:
@@ -82,6 +80,7 @@ class Repeats:
         self._memory = memory
         self._heads: RememberedHeads[KnownHead] = RememberedHeads()
         self._json = JsonHeads()
+        self._stream = StreamHeads()
         self.requests = 0
         """How many heads were found here: for the connection's deadlines."""
         self._new: bytes | None = None  # data that begins with a head that is not known
@@ -215,24 +214,23 @@ class Repeats:
         self._answer(begun)
 
     def _answer(self, begun: BegunPost) -> None:
-        """Write the answer if it is one JSON message; else go on in the usual way."""
-        connection, answer, head = self._connection, begun.answer, None
-        frame = None if answer is None else answer.replies.first
-        if answer is not None and frame is not None and frame.final and begun.quiet_at and not answer.is_doubtful:
-            if not connection.flow.write_paused and not connection.transport.is_closing():
-                head = self._head(begun, answer, frame)
-        if head is None or frame is None:
+        """Write the answer if it is there as a whole; else go on in the usual way."""
+        connection, parts = self._connection, None
+        if begun.quiet_at and not connection.flow.write_paused and not connection.transport.is_closing():
+            parts = self._whole(begun)
+        if parts is None:
             self._resume(STREAMED)
             return
         self._begun = self._context = None
         self._clear()
         assert self._memory is not None
         self._memory.counts[DIRECT] += 1
-        if len(frame.data) <= _COPIED_BYTES:
-            connection.transport.write(head + frame.data)
+        head, body = parts
+        if len(body) <= _COPIED_BYTES:
+            connection.transport.write(head + body)
         else:
             connection.transport.write(head)
-            connection.transport.write(frame.data)
+            connection.transport.write(body)
         connection.answered()
         try:
             rest = begun.answered()
@@ -242,11 +240,21 @@ class Repeats:
         if rest is not None:
             self._spawn(_logged(rest))
 
-    def _head(self, begun: BegunPost, answer: Answer, frame: Frame) -> bytes | None:
-        """The head of the response; None if it cannot be made here."""
+    def _whole(self, begun: BegunPost) -> tuple[bytes, bytes] | None:
+        """The head and the body of a response whose frames are all there; None if it cannot be made here."""
+        answer = begun.answer
+        frame = None if answer is None else answer.replies.first
+        if answer is None or frame is None or answer.is_doubtful:
+            return None
         defaults = self._connection.server_state.default_headers
         try:
-            return self._json.head(begun.status(frame), defaults, begun.json_headers(answer), len(frame.data))
+            if frame.final:
+                size = len(frame.data)
+                head = self._json.head(begun.status(frame), defaults, begun.json_headers(answer), size)
+                return None if head is None else (head, frame.data)
+            head = self._stream.head(defaults, begun.stream_headers(answer))
+            events = None if head is None else begun.stream(answer)
+            return None if head is None or events is None else (head, whole_body(events))
         except Exception:
             logger.exception("an answer cannot be written at once")
             return None

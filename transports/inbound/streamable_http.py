@@ -173,7 +173,7 @@ class StreamableHttp:
     # -- POST
 
     async def _post(self, head: Head, body: bytes, receive: Receive, send: Send, begun: BegunPost | None) -> bool:
-        """Answer a POST. True if it was a request, and its answer one JSON message that is no error."""
+        """Answer a POST. True if it was a request, and its answer ended with a message that is no error."""
         if len(body) > LARGE_BYTES:
             await others_first()
         if begun is None and is_batch(body):
@@ -215,7 +215,7 @@ class StreamableHttp:
     async def _answer(
         self, request: Request, soon: Soon[Answer], receive: Receive, send: Send, quiet_at: float | None
     ) -> bool:
-        """Send the answer to a request. True if it was one JSON message that is no error."""
+        """Send the answer to a request. True if it ended with a message that is no error."""
         answer = await arrived(soon)
         watch = None
         if request.era is MODERN:
@@ -231,8 +231,8 @@ class StreamableHttp:
                     500, INTERNAL_ERROR, "The call was cancelled, because the client did not read its messages."
                 )
             if isinstance(first, TimeoutError) or not first.final:
-                await stream_answer(send, answer, first, headers=answer.headers, times=self._times_of(request))
-                return False
+                times = self.times_of(request)
+                return await stream_answer(send, answer, first, headers=answer.headers, times=times)
             if answer.is_doubtful:
                 first = await answer.confirmed(first)
             await send_json(send, self.status_of(request, first), first.data, answer.headers)
@@ -242,7 +242,7 @@ class StreamableHttp:
                 watch.stop()
             await arrived(answer.done())
 
-    def _times_of(self, request: Request) -> StreamTimes | None:
+    def times_of(self, request: Request) -> StreamTimes | None:
         """When an event stream begins and is closed that the client can resume; None if it cannot."""
         return self._times if request.era is LEGACY and request.protocol_version >= _PRIMING else None
 
@@ -260,7 +260,7 @@ class StreamableHttp:
 
     def quiet_after_s(self, request: Request) -> float:
         """How long a request may have no answer until it is answered with an event stream. 0: it is at once."""
-        times = self._times_of(request)
+        times = self.times_of(request)
         if times is None or times.priming_after_s is None:
             return KEEPALIVE_S
         return min(KEEPALIVE_S, times.priming_after_s)

@@ -44,7 +44,7 @@ _META: Final = {
 _KINDS: Final = (
     *("now", "soon", "later") * 8,
     *("error", "stream", "quiet", "late refusal", "refused", "broken"),
-    *("doubtful", "big", "closed", "odd header"),
+    *("doubtful", "big", "closed", "odd header", "failed stream", "big stream", *("whole stream",) * 3),
 )
 
 
@@ -205,10 +205,14 @@ class _Answer:
         self._handler = handler
         assert request.message is not None
         self._id = json.dumps(request.message.id).encode()
-        self._steps = {
+        progress = Frame(b'{"jsonrpc":"2.0","method":"notifications/progress"}')
+        self._steps: tuple[Any, ...] = {
             "now": (),
             "error": (None, self._final(b'"error":{"code":-32602,"message":"no"}', -32602)),
-            "stream": (None, Frame(b'{"jsonrpc":"2.0","method":"notifications/progress"}'), None, self._final()),
+            "stream": (None, progress, None, self._final()),
+            "whole stream": (None, (progress, Frame(b'{"lost":1}'), progress, self._final())),
+            "failed stream": (None, (progress, self._final(b'"error":{"code":-32602,"message":"no"}', -32602))),
+            "big stream": (None, (progress, self._final(b'"result":"' + b"b" * 66_000 + b'"'))),
             "quiet": (*(None,) * 8, math.inf, None, self._final()),
             "big": (None, self._final(b'"result":"' + b"b" * 100_000 + b'"')),
             "closed": (None, ...),
@@ -230,6 +234,9 @@ class _Answer:
         self._steps = tuple(rest)
         if isinstance(step, Frame):
             self.replies.push(step)
+        elif isinstance(step, tuple):
+            for frame in step:
+                self.replies.push(frame)
         elif step is ...:
             self.replies.close()
         elif step is not None:
@@ -248,8 +255,18 @@ class _Answer:
         await asyncio.sleep(0)
         return Frame(frame.data.replace(b"{}", b'{"confirmed":1}'), final=True, error_code=frame.error_code)
 
-    async def record(self, frame: Frame) -> str | None:
-        return "event"
+    def record(self, frames: Sequence[Frame]) -> Any:
+        if len(self._id) % 3:
+            return self._recorded(frames)
+        return self._recorded_later(frames)
+
+    def _recorded(self, frames: Sequence[Frame]) -> list[str | None]:
+        self._handler.note("record", self._id, str([len(frame.data) for frame in frames]))
+        return [None if b"lost" in frame.data else f"event-{len(frame.data)}" for frame in frames]
+
+    async def _recorded_later(self, frames: Sequence[Frame]) -> list[str | None]:
+        await asyncio.sleep(0)
+        return self._recorded(frames)
 
     def done(self) -> Any:
         self._handler.note("done", self._id)

@@ -38,6 +38,8 @@ class Events:
 
     async def drop(self, session_id: str) -> None: ...
 
+    async def release(self, session_id: str) -> None: ...
+
 
 def live_session(events: Events, era: str = "legacy") -> LiveSession:
     return LiveSession(a_session(FakeClock(), era=era), cast("EventLog", events))

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from gateway.calls.call import Call
+from gateway.calls.event_writer import EventWriter
 from gateway.calls.exchange import Exchange
 from gateway.calls.live_session import LiveSession
 from gateway.config.limits import LimitSettings
@@ -55,7 +56,9 @@ async def test_a_server_gets_the_context_of_the_request_and_not_of_another_one_i
     server = Server(live)
     parts = cast("Any", server)
     limits, rooms = LimitSettings(), {"/mcp": parts}
-    intake = Intake(endpoints=rooms, events=events, limits=limits, rates=parts, watching=parts, facts=FACTS)
+    intake = Intake(
+        endpoints=rooms, events=EventWriter(events), limits=limits, rates=parts, watching=parts, facts=FACTS
+    )
     exchange = Exchange(method="tools/call", client_id=1, live=live, replies=ReplyQueue(), context=WEAK)
     who = RequestContext(live.session.principal, None, "c")
     await arrived(intake.accept(exchange, Request(era=Era.LEGACY, endpoint="/mcp", headers={}), who, {}, []))

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from gateway.calls.call import Call
+from gateway.calls.event_writer import EventWriter
 from gateway.calls.exchange import Exchange
 from gateway.calls.live_session import LiveSession
 from gateway.config.limits import LimitSettings
@@ -51,7 +52,7 @@ class Parts:
         maker = TaskMaker(table, TaskQuotas(settings, backend.quotas, backend.tasks), handles)
         intake = Intake(
             endpoints={"/mcp": parts},
-            events=backend.events,
+            events=EventWriter(backend.events),
             limits=LimitSettings(),
             rates=parts,
             watching=parts,

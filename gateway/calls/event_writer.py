@@ -1,0 +1,262 @@
+"""The event log of the sessions that live here. A client gets an event at once, and the store gets it right after.
+
+Events of all sessions are written together: one batch is under way, and what comes meanwhile is the next one. Whoever
+reads the log of a session waits for what was recorded of it. A process that dies loses its last batch, a client never
+more than that: `UnwrittenEvent` tells that an id is of such a batch. docs/adr/0028-events-behind-the-answer.md
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import Final
+
+from session_store import Entry, Event, EventLog, Reserved, StoreUnavailable, id_of_event
+from session_store.embedded.events import MAX_LOG_BYTES, MAX_LOG_EVENTS
+from transports.soon import Soon, arrived
+from transports.tasks import Tasks
+
+__all__ = ["MAX_WAITING_BYTES", "EventWriter", "Kept"]
+
+MAX_WAITING_BYTES: Final = 32 << 20
+"""What may wait while the store does not answer. Events beyond get no id: a replay will not contain them."""
+
+_RESERVED: Final = 1 << 16
+"""Numbers that are reserved at once for one session."""
+_ENTRY_BYTES: Final = 256
+"""What an entry takes beside its frame."""
+_BATCH_BYTES: Final = 4 << 20
+"""What is written at once, so that a store which comes back is not given all that has waited for it."""
+_PAUSE_S: Final = 0.005
+"""The pause between two batches: events of calls that follow each other quickly cost the store less together."""
+_RETRY_S: Final = 0.5
+"""The pause after the store has failed."""
+_SESSION_BYTES: Final = MAX_LOG_BYTES + MAX_LOG_EVENTS * _ENTRY_BYTES
+
+_STOPS: Final = StoreUnavailable("the gateway stops")
+
+Kept = tuple[bytes | None, bool]
+"""A frame, or None if it cannot be kept, and whether its stream ends with it."""
+
+
+class _Session:
+    """The numbers of one session that are not used yet, and its events that no write has begun with."""
+
+    __slots__ = ("end", "entries", "is_dropped", "nonce", "number", "size")
+
+    def __init__(self) -> None:
+        self.nonce = ""
+        self.number = self.end = 0
+        self.entries: list[Entry] = []
+        self.size = 0
+        self.is_dropped = False
+
+    def has_numbers(self, count: int) -> bool:
+        return self.end - self.number >= count
+
+    def renumber(self, reserved: Reserved, count: int) -> None:
+        self.nonce, self.number = reserved
+        self.end = self.number + count
+
+    def add(self, stream: str, frame: bytes, *, ends: bool) -> str:
+        """Returns the id."""
+        number, self.number = self.number, self.number + 1
+        self.entries.append(Entry(number, stream, frame, ends))
+        self.size += _size(frame)
+        return id_of_event(self.nonce, number)
+
+    def take(self) -> tuple[list[Entry], int]:
+        """What is to be written now, and its size."""
+        taken = self.entries, self.size
+        self.entries, self.size = [], 0
+        return taken
+
+    def put_back(self, entries: list[Entry], size: int) -> None:
+        """Write these again."""
+        self.entries, self.size = [*entries, *self.entries], self.size + size
+
+    def trim(self) -> None:
+        """Leave out what the log would drop at once, because a session has many events or large ones."""
+        while len(self.entries) > MAX_LOG_EVENTS or (self.size > _SESSION_BYTES and len(self.entries) > 1):
+            self.size -= _size(self.entries.pop(0).frame)
+
+    def take_back(self, event_id: str) -> None:
+        """Write an event no more."""
+        for entry in self.entries:
+            if id_of_event(self.nonce, entry.number) == event_id:
+                self.entries.remove(entry)
+                self.size -= _size(entry.frame)
+                return
+
+    def drop(self) -> None:
+        self.is_dropped = True
+        self.take()
+
+
+def _size(frame: bytes) -> int:
+    return len(frame) + _ENTRY_BYTES
+
+
+class EventWriter:
+    """Records events, and writes them to `log`."""
+
+    def __init__(self, log: EventLog) -> None:
+        self._log = log
+        self._sessions: dict[str, _Session] = {}
+        self._due: dict[str, _Session] = {}
+        self._writing: Mapping[str, Sequence[Entry]] = {}
+        self._round: asyncio.Future[StoreUnavailable | None] | None = None
+        self._bytes = 0
+        self._tasks = Tasks("event log")
+
+    # -- recording
+
+    def record(self, session_id: str, stream: str, frames: Sequence[Kept]) -> Soon[list[str | None]]:
+        """The ids of these events, which the store gets soon. None where an event cannot be kept."""
+        session = self._sessions.get(session_id)
+        if session is None or not session.has_numbers(len(frames)):
+            return self._record_later(session_id, stream, frames)
+        return self._add(session_id, session, stream, frames)
+
+    async def _record_later(self, session_id: str, stream: str, frames: Sequence[Kept]) -> list[str | None]:
+        """As `record`, for the first events of a session here, and when it has used its numbers."""
+        try:
+            reserved = await self._log.reserve(session_id, _RESERVED)
+        except StoreUnavailable:
+            return [None] * len(frames)
+        session = self._sessions.setdefault(session_id, _Session())
+        if not session.has_numbers(len(frames)):  # else another call has reserved some meanwhile
+            session.renumber(reserved, _RESERVED)
+        return self._add(session_id, session, stream, frames)
+
+    def _add(self, session_id: str, session: _Session, stream: str, frames: Sequence[Kept]) -> list[str | None]:
+        if self._bytes > MAX_WAITING_BYTES:
+            return [None] * len(frames)
+        before = session.size
+        ids = [None if frame is None else session.add(stream, frame, ends=ends) for frame, ends in frames]
+        session.trim()
+        self._bytes += session.size - before
+        self._due[session_id] = session
+        if self._round is None:
+            self._round = asyncio.get_running_loop().create_future()
+            self._tasks.spawn(self._write())
+        return ids
+
+    # -- writing
+
+    async def _write(self) -> None:
+        """Write what is due, until nothing is."""
+        failure: StoreUnavailable | None = _STOPS
+        try:
+            while self._due:
+                failure = await self._write_batch()
+                self._end_round(failure)
+                self._round = asyncio.get_running_loop().create_future()
+                await asyncio.sleep(_PAUSE_S if failure is None else _RETRY_S)
+        finally:
+            self._end_round(failure)
+            self._round = None
+
+    async def _write_batch(self) -> StoreUnavailable | None:
+        """Write some of what is due. Returns why the store did not take it, if so."""
+        batch: dict[str, tuple[_Session, list[Entry], int]] = {}
+        size = 0
+        while self._due and size < _BATCH_BYTES:
+            session_id = next(iter(self._due))
+            session = self._due.pop(session_id)
+            batch[session_id] = (session, *session.take())
+            size += batch[session_id][2]
+        self._writing = {session_id: entries for session_id, (_, entries, _) in batch.items()}
+        try:
+            await self._log.write(self._writing)
+        except StoreUnavailable as error:
+            for session_id, (session, entries, taken) in batch.items():
+                if not session.is_dropped:  # a write can be repeated
+                    before = session.size
+                    session.put_back(entries, taken)
+                    session.trim()
+                    size -= session.size - before
+                    self._due[session_id] = session
+            return error
+        finally:
+            self._writing = {}
+            self._bytes -= size
+        return None
+
+    def _end_round(self, failure: StoreUnavailable | None) -> None:
+        if self._round is not None and not self._round.done():
+            self._round.set_result(failure)
+
+    # -- for those who need the store to have it
+
+    async def settle(self, session_id: str) -> None:
+        """Wait until the store has what was recorded of a session. Raises `StoreUnavailable`."""
+        while session_id in self._due or session_id in self._writing:
+            failure = _STOPS if self._round is None else await asyncio.shield(self._round)
+            if failure is not None and session_id in self._due:
+                raise StoreUnavailable(str(failure))
+
+    async def append(self, session_id: str, stream: str, frame: bytes) -> str:
+        """Store an event, and return its id. Raises `StoreUnavailable`: it may be stored nevertheless."""
+        (event_id,) = await arrived(self.record(session_id, stream, [(frame, False)]))
+        if event_id is None:
+            raise StoreUnavailable("too many events wait for the store")
+        try:
+            await self.settle(session_id)
+        except StoreUnavailable:
+            self._take_back(session_id, event_id)
+            raise
+        return event_id
+
+    def _take_back(self, session_id: str, event_id: str) -> None:
+        """Write an event no more: whoever has recorded it does that again."""
+        session = self._due.get(session_id)
+        if session is not None:
+            before = session.size
+            session.take_back(event_id)
+            self._bytes += session.size - before
+
+    async def finish(self, session_id: str, stream: str) -> None:
+        """Mark a stream as complete. Raises `StoreUnavailable`."""
+        await arrived(self.record(session_id, stream, [(b"", True)]))
+        await self.settle(session_id)
+
+    async def stream_of(self, session_id: str, event_id: str) -> str:
+        """As `EventLog.stream_of`."""
+        await self.settle(session_id)
+        return await self._log.stream_of(session_id, event_id)
+
+    async def unfinished(self, session_id: str) -> list[str]:
+        """As `EventLog.unfinished`."""
+        await self.settle(session_id)
+        return await self._log.unfinished(session_id)
+
+    def follow(self, session_id: str, stream: str, after: str | None) -> AsyncGenerator[Event, None]:
+        """As `EventLog.follow`. What is not written yet comes as any new event."""
+        return self._log.follow(session_id, stream, after)
+
+    async def delivered(self, session_id: str, stream: str, event_id: str) -> None:
+        """As `EventLog.delivered`."""
+        await self._log.delivered(session_id, stream, event_id)
+
+    # -- the end of a session here
+
+    async def drop(self, session_id: str) -> None:
+        """Delete the session's streams: it has ended. Raises `StoreUnavailable`."""
+        self._forget(session_id)
+        with contextlib.suppress(StoreUnavailable):
+            await self.settle(session_id)  # a write that has begun would bring them back
+        await self._log.drop(session_id)
+
+    async def release(self, session_id: str) -> None:
+        """Another process serves the session from now on. Returns when the store has its events, or does not answer:
+        then they are given up."""
+        with contextlib.suppress(StoreUnavailable):
+            await self.settle(session_id)
+        self._forget(session_id)
+
+    def _forget(self, session_id: str) -> None:
+        session = self._sessions.pop(session_id, None)
+        if session is not None:
+            self._due.pop(session_id, None)
+            self._bytes -= session.size
+            session.drop()

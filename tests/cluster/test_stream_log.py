@@ -1,0 +1,70 @@
+"""Events of streams, whose owner is killed between the client and the store."""
+
+import contextlib
+import json
+from collections.abc import Iterator
+
+import httpx
+import pytest
+import redis
+
+from tests.requirements import requirement
+from tests.support.gateway_process import DEMO, RunningGateway, running_gateway, server
+from tests.support.mcp_clients import Legacy, events
+from tests.support.redis_server import RunningRedis
+
+KEYS = {"MCP_GATEWAY_KEYS": "k" * 40}
+CALL = {"name": "slow", "arguments": {"steps": 60, "interval_s": 0.2}, "_meta": {"progressToken": 1}}
+
+
+@pytest.fixture
+def two(redis_server: RunningRedis) -> Iterator[list[RunningGateway]]:
+    """Two replicas of a test's own, which it may kill."""
+    with contextlib.ExitStack() as stack:
+        running = running_gateway
+        options = {"store": redis_server.url}
+        yield [
+            stack.enter_context(running({"demo": server(DEMO)}, options=options, env=KEYS, must_stop=False))
+            for _ in range(2)
+        ]
+
+
+def seen_until(chunks: Iterator[str], text: str, count: int) -> str:
+    """What has come of a stream when it has that many events."""
+    while text.count("\n\n") < count:
+        text += next(chunks)
+    return text
+
+
+@requirement("spec.stream-log", "rep.honest", "spec.priming")
+def test_a_client_whose_events_died_with_their_owner_is_told_that_the_outcome_is_unknown(
+    two: list[RunningGateway], redis_server: RunningRedis, http: httpx.Client
+) -> None:
+    owner, other = two
+    client = Legacy(owner.url, http).open()
+    body = {"jsonrpc": "2.0", "id": "call/5", "method": "tools/call", "params": CALL}
+    store = redis.Redis.from_url(redis_server.url)
+    with contextlib.closing(store), httpx.Client(timeout=20) as own:
+        with own.stream("POST", owner.url, json=body, headers=client.request_headers()) as response:
+            chunks = response.iter_text()
+            text = seen_until(chunks, "", 3)
+            with client.get(last_event_id=next(events(text))[0]) as resumed:  # so those before are in the store
+                assert resumed.status_code == 200
+            store.execute_command("CLIENT", "PAUSE", 3_000, "WRITE")  # type: ignore[no-untyped-call]  # no hint
+            text = seen_until(chunks, text, text.count("\n\n") + 2)
+            owner.kill()
+            store.execute_command("CLIENT", "UNPAUSE")  # type: ignore[no-untyped-call]  # no hint
+    ids = [event_id for event_id, _ in events(text)]
+    client.url = other.url
+    answers = {}
+    for event_id in (ids[-1], ids[0], ids[-1]):
+        with client.get(last_event_id=event_id) as resumed:
+            assert resumed.status_code == 200, resumed.read()
+            answers[event_id] = [json.loads(data) for _, data in events("".join(resumed.iter_text())) if data]
+    assert [message["id"] for message in answers[ids[-1]]] == ["call/5"], "one answer: its events are lost"
+    for answer in answers.values():
+        assert (answer[-1]["id"], answer[-1]["error"]["code"]) == ("call/5", -32014)
+    assert len(answers[ids[0]]) > 1 and "method" in answers[ids[0]][0], "what was stored is there"
+    made_up = ids[-1].partition("-")[0] + "-99999999.NQ"
+    with client.get(last_event_id=made_up) as refused:
+        assert refused.status_code == 404

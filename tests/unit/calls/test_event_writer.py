@@ -1,0 +1,183 @@
+"""Events that the store gets behind their clients."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import cast
+
+import pytest
+
+from gateway.calls import event_writer
+from gateway.calls.event_writer import MAX_WAITING_BYTES, EventWriter, Kept
+from session_store import Entry, EventLog, MemoryEventLog, Reserved, StoreUnavailable, UnknownEvent
+from session_store.embedded.events import MAX_LOG_BYTES, MAX_LOG_EVENTS
+from tests.requirements import requirement
+from transports.soon import arrived, is_there
+
+pytestmark = [pytest.mark.anyio, requirement("spec.stream-log")]
+
+A: Kept = (b"a", False)
+LAST: Kept = (b"last", True)
+
+
+class Log:
+    """A log in memory, each write of which waits until it may go on."""
+
+    def __init__(self) -> None:
+        self.kept = MemoryEventLog()
+        self.batches: list[Mapping[str, Sequence[Entry]]] = []
+        self.may_write = asyncio.Event()
+        self.may_write.set()
+        self.has_begun = asyncio.Event()
+        self.fails = False
+        self.stream_of, self.follow, self.unfinished = self.kept.stream_of, self.kept.follow, self.kept.unfinished
+        self.drop = self.kept.drop
+
+    async def reserve(self, session_id: str, count: int) -> Reserved:
+        await asyncio.sleep(0)
+        if self.fails:
+            raise StoreUnavailable("it is gone")
+        return await self.kept.reserve(session_id, count)
+
+    async def write(self, entries: Mapping[str, Sequence[Entry]]) -> None:
+        self.batches.append(entries)
+        self.has_begun.set()
+        await self.may_write.wait()
+        if self.fails:
+            raise StoreUnavailable("it is gone")
+        await self.kept.write(entries)
+
+
+@pytest.fixture
+def log() -> Log:
+    return Log()
+
+
+@pytest.fixture
+def writer(log: Log, monkeypatch: pytest.MonkeyPatch) -> EventWriter:
+    monkeypatch.setattr(event_writer, "_RETRY_S", 0.01)
+    return EventWriter(cast("EventLog", log))
+
+
+async def recorded(writer: EventWriter, session_id: str, *frames: Kept, stream: str = "one") -> list[str]:
+    ids = await arrived(writer.record(session_id, stream, frames))
+    assert None not in ids
+    return cast("list[str]", ids)
+
+
+async def frames_after(log: Log, event_id: str, session_id: str = "s", stream: str = "one") -> list[bytes]:
+    return [event.frame for event in await log.kept.kept(session_id, stream, event_id)]
+
+
+async def test_ids_are_there_before_the_store_has_the_events_which_are_written_together(
+    writer: EventWriter, log: Log
+) -> None:
+    log.may_write.clear()
+    (first,) = await recorded(writer, "s", A)
+    await recorded(writer, "t", A)
+    ids = writer.record("s", "one", [(b"b", False), LAST])
+    assert is_there(ids), "once numbers are reserved, nothing is waited for"
+    await asyncio.sleep(0)
+    with pytest.raises(UnknownEvent):
+        await log.kept.stream_of("s", first)
+    log.may_write.set()
+    await writer.settle("s")
+    assert await log.kept.stream_of("s", first) == "one"
+    assert await frames_after(log, first) == [b"b", b"last"]
+    assert await writer.unfinished("s") == [] and await writer.unfinished("t") == ["one"]
+    assert sum(len(batch) for batch in log.batches) <= 3
+
+
+async def test_who_reads_waits_for_what_was_recorded(writer: EventWriter, log: Log) -> None:
+    (first,) = await recorded(writer, "s", A)
+    log.may_write.clear()
+    await recorded(writer, "s", (b"b", False), LAST)
+    reading = asyncio.create_task(writer.stream_of("s", first))
+    await asyncio.sleep(0)
+    log.may_write.set()
+    assert await reading == "one"
+    assert [event.frame async for event in writer.follow("s", "one", first)] == [b"b", b"last"]
+    finished = await writer.append("s", "two", b"c")
+    await writer.finish("s", "two")
+    assert [event.frame async for event in writer.follow("s", "two", finished)] == []
+
+
+async def test_what_the_store_did_not_take_is_written_later_and_once(writer: EventWriter, log: Log) -> None:
+    (first,) = await recorded(writer, "s", A)
+    await writer.settle("s")
+    log.fails = True
+    await recorded(writer, "s", (b"b", False))
+    with pytest.raises(StoreUnavailable):
+        await writer.settle("s")
+    with pytest.raises(StoreUnavailable):
+        await writer.append("s", "one", b"not this: who has failed to append it does that again")
+    assert await arrived(writer.record("new", "one", [A])) == [None], "without a number there is no id"
+    log.fails = False
+    await recorded(writer, "s", LAST)
+    await writer.settle("s")
+    assert await frames_after(log, first) == [b"b", b"last"]
+
+
+async def test_what_waits_is_bounded(writer: EventWriter, log: Log) -> None:
+    (first,) = await recorded(writer, "s", A)
+    await writer.settle("s")
+    log.may_write.clear()
+    log.has_begun.clear()
+    await recorded(writer, "s", A)
+    await log.has_begun.wait()
+    await recorded(writer, "s", *[(b"%d" % number, False) for number in range(2 * MAX_LOG_EVENTS)])
+    large = bytes(MAX_LOG_BYTES)
+    taken = 0
+    while (await arrived(writer.record(f"t{taken}", "one", [(large, False)])))[0] is not None:
+        taken += 1
+        assert taken <= MAX_WAITING_BYTES // len(large) + 1
+    assert taken > 1
+    log.may_write.set()
+    await writer.settle("s")
+    for number in range(taken):
+        await writer.settle(f"t{number}")
+    kept = [len(batch["s"]) for batch in log.batches if "s" in batch]
+    assert max(kept) == MAX_LOG_EVENTS, "the log would drop the others at once"
+    assert await arrived(writer.record("s", "one", [(None, False), A])) != [None, None], "there is room again"
+    with pytest.raises(UnknownEvent):
+        await writer.stream_of("s", first)
+
+
+async def test_numbers_of_a_session_that_has_used_its_own_are_reserved_again(
+    writer: EventWriter, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(event_writer, "_RESERVED", 2)
+    both = await asyncio.gather(*(recorded(writer, "s", (b"%d" % number, False)) for number in range(5)))
+    ids = [event_id for (event_id,) in both]
+    assert len(set(ids)) == 5
+    await writer.settle("s")
+    for event_id in ids:
+        assert await log.kept.stream_of("s", event_id) == "one"
+
+
+async def test_a_session_that_has_ended_leaves_nothing(writer: EventWriter, log: Log) -> None:
+    await recorded(writer, "s", A)
+    log.may_write.clear()
+    await log.has_begun.wait()
+    await recorded(writer, "s", A)
+    dropping = asyncio.create_task(writer.drop("s"))
+    await asyncio.sleep(0)
+    log.may_write.set()
+    await dropping
+    await writer.settle("s")
+    assert await log.kept.unfinished("s") == []
+
+
+async def test_a_session_that_is_released_is_in_the_store(writer: EventWriter, log: Log) -> None:
+    first, _ = await recorded(writer, "s", A, LAST)
+    await writer.release("s")
+    assert await frames_after(log, first) == [b"last"]
+    (later,) = await recorded(writer, "s", A)
+    assert int(later.partition("-")[2]) > int(first.partition("-")[2]) + 100, "another process may have numbers between"
+    log.fails = True
+    await recorded(writer, "s", A)
+    await writer.release("s")
+    log.fails = False
+    (afterwards,) = await recorded(writer, "s", LAST)
+    await writer.settle("s")
+    assert await frames_after(log, later) == [b"last"], "what the store did not take until then was given up"
+    assert await log.kept.stream_of("s", afterwards) == "one"
