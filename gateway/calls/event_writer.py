@@ -2,7 +2,7 @@
 
 Events of all sessions are written together: one batch is under way, and what comes meanwhile is the next one. Whoever
 reads the log of a session waits for what was recorded of it. A process that dies loses its last batch, a client never
-more than that: `UnwrittenEvent` tells that an id is of such a batch. docs/adr/0028-events-behind-the-answer.md
+more than that: `UnwrittenEvent` tells that an id is of such a batch. docs/adr/0030-events-behind-the-answer.md
 """
 
 import asyncio

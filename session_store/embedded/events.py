@@ -32,6 +32,7 @@ class _Log:
     last: int = 0
     size: int = 0
     events: deque[tuple[int, str, bytes]] = field(default_factory=deque)
+    counts: dict[str, int] = field(default_factory=dict)  # how many of them each stream has
     finished: set[str] = field(default_factory=set)
     delivered: dict[str, int] = field(default_factory=dict)
     news: asyncio.Event = field(default_factory=asyncio.Event)
@@ -46,10 +47,20 @@ class _Log:
         """Store a frame and drop the oldest events beyond the bounds."""
         self.events.append((number, stream, frame))
         self.size += len(frame)
+        self.counts[stream] = self.counts.get(stream, 0) + 1
         while len(self.events) > max_events or (self.size > max_bytes and len(self.events) > 1):
-            self.size -= len(self.events.popleft()[2])
-        self.finished &= {name for _, name, _ in self.events}
-        self.wake()
+            _, oldest, dropped = self.events.popleft()
+            self.size -= len(dropped)
+            self.counts[oldest] -= 1
+            if not self.counts[oldest]:
+                del self.counts[oldest]
+                self.finished.discard(oldest)
+
+    def end(self, stream: str) -> None:
+        """Mark a stream as finished."""
+        if stream not in self.counts:  # its events were dropped, so nothing else would remove it
+            self.finished.intersection_update(self.counts)
+        self.finished.add(stream)
 
     def drop(self) -> None:
         """End the followers."""
@@ -74,11 +85,12 @@ class MemoryEventLog:
         log = self._log(session_id)
         number = log.reserve(1)
         log.add(number, stream, frame, max_events=self._max_events, max_bytes=self._max_bytes)
+        log.wake()
         return id_of_event(log.nonce, number)
 
     async def finish(self, session_id: str, stream: str) -> None:
         log = self._log(session_id)
-        log.finished.add(stream)
+        log.end(stream)
         log.wake()
 
     async def reserve(self, session_id: str, count: int) -> Reserved:
@@ -94,7 +106,8 @@ class MemoryEventLog:
                 if frame or not ends:
                     log.add(number, stream, frame, max_events=self._max_events, max_bytes=self._max_bytes)
                 if ends:
-                    await self.finish(session_id, stream)
+                    log.end(stream)
+            log.wake()
 
     async def follow(self, session_id: str, stream: str, after: str | None) -> AsyncGenerator[Event, None]:
         log = self._log(session_id)

@@ -52,12 +52,9 @@ local function logged(keys, added, about)
   local over = redis.call('XLEN', keys[2]) - tonumber(about[1])
   while over > 0 or (size > tonumber(about[2]) and redis.call('XLEN', keys[2]) > 1) do
     local first = redis.call('XRANGE', keys[2], '-', '+', 'COUNT', math.max(1, over))
-    local ids, freed = {}, 0
-    for _, entry in ipairs(first) do
-      ids[#ids + 1] = entry[1]
-      freed = freed + #entry[2][4]
-    end
-    redis.call('XDEL', keys[2], unpack(ids))
+    local freed = 0
+    for _, entry in ipairs(first) do freed = freed + #entry[2][4] end
+    redis.call('XTRIM', keys[2], 'MAXLEN', redis.call('XLEN', keys[2]) - #first)
     size = redis.call('HINCRBY', keys[3], 'size', -freed)
     over = 0
   end
