@@ -14,25 +14,23 @@ from typing import Final, Protocol
 from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import Exchange
 from gateway.calls.live_state import GONE, LIVE, LiveEvent, LiveState
+from gateway.calls.lost_answers import end_lost
 from gateway.calls.outbox import Outbox
 from gateway.calls.questions import Questions
 from gateway.calls.state_table import step
-from gateway.calls.streams import call_of_stream, stream_of_call
+from gateway.calls.streams import call_of_stream
 from gateway.calls.usage import Usage
 from gateway.errors import CANCELLED, OUTCOME_UNKNOWN
 from gateway.observability.observed import Failure
 from gateway.protocol.subscription_filter import SubscriptionFilter
 from session_store import EventStreams, Session, StoreUnavailable
 from transports.era import Era
-from transports.jsonrpc import Message, RequestId, encode, encode_error
+from transports.jsonrpc import Message
 
 __all__ = ["LiveSession", "LiveSessions", "ReturnWatch", "live_session_of"]
 
 logger = logging.getLogger(__name__)
 
-_UNKNOWN: Final = (
-    "The gateway that served this session ended without an answer; whether the call took effect is unknown"
-)
 
 _TAKEN_OVER: Final = "another gateway has taken the session over; whether the call took effect is unknown"
 
@@ -203,23 +201,11 @@ class LiveSession(Usage):
             for stream in await self._events.unfinished(self.session.id):
                 request_id = call_of_stream(stream)
                 if request_id is not None:
-                    await self._end_lost(stream, request_id)
+                    await end_lost(self._events, self.session.id, stream, request_id)
         except BaseException:
             if self.state is LiveState.LIVE:
                 self._step(LiveEvent.UNRECOVERED)
             raise
-
-    async def answer_lost(self, call: RequestId) -> str:
-        """Record the answer to a call of an earlier process, which has given its client an event and died before the
-        store had it. Returns the name of the answer's stream."""
-        stream = stream_of_call(self.session, 0, "", call)
-        await self._end_lost(stream, encode(call))
-        return stream
-
-    async def _end_lost(self, stream: str, request_id: bytes) -> None:
-        error = {"code": OUTCOME_UNKNOWN, "message": _UNKNOWN}
-        await self._events.append(self.session.id, stream, encode_error(request_id, error))
-        await self._events.finish(self.session.id, stream)
 
     def recover_nothing(self) -> None:
         """Record that no earlier process has left streams of it open."""

@@ -9,6 +9,7 @@ import msgspec
 
 from gateway.calls.exchange import Exchange
 from gateway.calls.live_session import LiveSession
+from gateway.calls.lost_answers import answer_lost
 from gateway.calls.shared_server import LEVELS
 from gateway.calls.streams import STANDALONE, call_of_event, id_in_log
 from gateway.context.facts import trace_meta, with_context, with_meta
@@ -237,7 +238,7 @@ class LegacyClients:
             call = call_of_event(last_event_id)
             if call is None:
                 raise unknown_event() from None
-            return await live.answer_lost(call)
+            return await answer_lost(self._events, live.session, call)
         except UnknownEvent:
             raise unknown_event() from None
 
