@@ -6,6 +6,7 @@ from typing import Final
 
 from transports.inbound.bodies import SMALL_BODY_BYTES
 from transports.inbound.limits import Limits
+from transports.inbound.remembered_heads import HeldHeads
 
 __all__ = [
     "DIRECT",
@@ -44,3 +45,4 @@ class ConnectionMemory:
         self.counts = counts
         self.may_serve = may_serve
         self.body_bytes = min(limits.body_bytes, SMALL_BODY_BYTES)
+        self.held = HeldHeads()

@@ -10,17 +10,34 @@ from typing import Final, Generic, TypeVar
 
 import msgspec
 
-__all__ = ["MAX_HEADS", "MAX_HEAD_BYTES", "MAX_MEMORY_BYTES", "Found", "RememberedHeads", "Template", "template_of"]
+__all__ = [
+    "LEAST_MEMORY_BYTES",
+    "MAX_HEADS",
+    "MAX_HEAD_BYTES",
+    "MAX_MEMORY_BYTES",
+    "MAX_TOTAL_BYTES",
+    "Found",
+    "HeldHeads",
+    "RememberedHeads",
+    "Template",
+    "template_of",
+]
 
 T = TypeVar("T")
 HeaderList = list[tuple[bytes, bytes]]
 
-MAX_HEADS: Final = 16
-"""2026-07-28 clients name the tool in the head, and use some tools in turn."""
+MAX_HEADS: Final = 64
+"""2026-07-28 clients name the tool in the head, and use some tools in turn. If a program has many sessions, each of its
+connections repeats the heads of all of them."""
 
 MAX_HEAD_BYTES: Final = 8 << 10
-MAX_MEMORY_BYTES: Final = 48 << 10
+MAX_MEMORY_BYTES: Final = 256 << 10
 """What one connection may hold for its heads, by the estimate of `Template.memory_bytes`."""
+
+LEAST_MEMORY_BYTES: Final = 48 << 10
+"""What each may hold while all connections together hold `MAX_TOTAL_BYTES` or more."""
+
+MAX_TOTAL_BYTES: Final = 64 << 20
 
 _MAX_DIGITS: Final = 7
 _PLAIN: Final = re.compile(
@@ -119,15 +136,34 @@ def _length(digits: bytes) -> int:
     return int(digits)
 
 
+class HeldHeads:
+    """What all connections of a listener hold for their heads, in bytes."""
+
+    __slots__ = ("total",)
+
+    def __init__(self) -> None:
+        self.total = 0
+
+    @property
+    def bound(self) -> int:
+        """What one connection may hold now."""
+        return MAX_MEMORY_BYTES if self.total < MAX_TOTAL_BYTES else LEAST_MEMORY_BYTES
+
+    def hold(self, size: int) -> None:
+        """Count these bytes; a negative size gives them back."""
+        self.total += size
+
+
 class RememberedHeads(Generic[T]):
     """What is remembered of a connection's last heads. A connection that repeats none keeps only hashes."""
 
-    __slots__ = ("_bytes", "_known", "_seen")
+    __slots__ = ("_bytes", "_held", "_known", "_seen")
 
-    def __init__(self) -> None:
+    def __init__(self, held: HeldHeads) -> None:
         self._known: list[tuple[Template, T]] = []
         self._seen: list[int] = []
         self._bytes = 0
+        self._held: HeldHeads | None = held
 
     def __len__(self) -> int:
         return len(self._known)
@@ -154,10 +190,12 @@ class RememberedHeads(Generic[T]):
 
     def add(self, template: Template, remembered: T) -> None:
         """Remember a head. Those that were not repeated for longest make room."""
+        if self._held is None:
+            return
         self.forget(template)
         self._known.insert(0, (template, remembered))
-        self._bytes += template.memory_bytes
-        while len(self._known) > MAX_HEADS or self._bytes > MAX_MEMORY_BYTES:
+        self._count(template.memory_bytes)
+        while len(self._known) > MAX_HEADS or self._bytes > self._held.bound:
             self.forget(self._known[-1][0])
 
     def forget(self, template: Template) -> None:
@@ -165,11 +203,17 @@ class RememberedHeads(Generic[T]):
         for place, (known, _) in enumerate(self._known):
             if known == template:
                 del self._known[place]
-                self._bytes -= template.memory_bytes
+                self._count(-template.memory_bytes)
                 return
 
-    def clear(self) -> None:
-        """Forget all heads."""
+    def _count(self, size: int) -> None:
+        self._bytes += size
+        if self._held is not None:
+            self._held.hold(size)
+
+    def close(self) -> None:
+        """Forget all heads, and remember none from now on: the connection has ended."""
         self._known.clear()
         self._seen.clear()
-        self._bytes = 0
+        self._count(-self._bytes)
+        self._held = None

@@ -26,7 +26,7 @@ from transports.inbound.connection_memory import (
 )
 from transports.inbound.head_offer import REPEATS, HeadOffer, KnownHead
 from transports.inbound.json_heads import JsonHeads, StreamHeads, whole_body
-from transports.inbound.remembered_heads import MAX_HEAD_BYTES, HeaderList, RememberedHeads
+from transports.inbound.remembered_heads import MAX_HEAD_BYTES, HeaderList, HeldHeads, RememberedHeads
 
 __all__ = ["Repeats"]
 
@@ -78,7 +78,7 @@ class Repeats:
     def __init__(self, connection: Connection, memory: ConnectionMemory | None) -> None:
         self._connection = connection
         self._memory = memory
-        self._heads: RememberedHeads[KnownHead] = RememberedHeads()
+        self._heads: RememberedHeads[KnownHead] = RememberedHeads(HeldHeads() if memory is None else memory.held)
         self._json = JsonHeads()
         self._stream = StreamHeads()
         self.requests = 0
@@ -310,7 +310,7 @@ class Repeats:
             self._missing = 0
             self._clear()
         self.give_up()
-        self._heads.clear()
+        self._heads.close()
 
 
 async def _logged(rest: Coroutine[Any, Any, None]) -> None:

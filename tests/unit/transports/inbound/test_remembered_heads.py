@@ -4,9 +4,12 @@ import pytest
 
 from tests.requirements import requirement
 from transports.inbound.remembered_heads import (
+    LEAST_MEMORY_BYTES,
     MAX_HEAD_BYTES,
     MAX_HEADS,
     MAX_MEMORY_BYTES,
+    MAX_TOTAL_BYTES,
+    HeldHeads,
     RememberedHeads,
     Template,
     template_of,
@@ -34,7 +37,7 @@ def template(*lines: str) -> Template:
 
 
 def remembering(*templates: Template) -> RememberedHeads[str]:
-    heads = RememberedHeads[str]()
+    heads = RememberedHeads[str](HeldHeads())
     for number, each in enumerate(templates):
         heads.add(each, str(number))
     return heads
@@ -160,19 +163,41 @@ def test_a_head_of_which_the_parser_has_read_something_else_is_not_remembered() 
 
 
 @requirement("hot.memory", "wall.memory")
-def test_a_connection_remembers_few_heads_and_few_bytes() -> None:
+def test_a_connection_remembers_few_heads() -> None:
     heads = remembering(*(template(*LINES, f"Z: {number}") for number in range(MAX_HEADS + 2)))
     assert len(heads) == MAX_HEADS
     assert heads.match(head(*LINES, "Z: 0")) is None and heads.match(head(*LINES, f"Z: {MAX_HEADS + 1}")) is not None
-    large = [template(*LINES, "Z: " + str(number) * 8_000) for number in range(3)]
-    assert 2 * large[0].memory_bytes <= MAX_MEMORY_BYTES < 3 * large[0].memory_bytes
-    for number, each in enumerate(large):
-        heads.add(each, str(number))
-    assert len(heads) == 2
-    heads.forget(large[2])
-    assert len(heads) == 1
-    heads.clear()
-    assert len(heads) == 0 and heads.match(head()) is None
+
+
+@requirement("hot.memory", "wall.memory")
+def test_a_connection_holds_few_bytes_and_fewer_if_all_hold_many() -> None:
+    held = HeldHeads()
+    heads, other = RememberedHeads[str](held), RememberedHeads[str](held)
+    large = [template(*LINES, f"Z: {number:02}" + "z" * 8_000) for number in range(20)]
+    size = large[0].memory_bytes
+    for each in large:
+        heads.add(each, "")
+    assert len(heads) == MAX_MEMORY_BYTES // size and held.total == len(heads) * size
+    held.hold(MAX_TOTAL_BYTES)
+    for each in large:
+        other.add(each, "")
+    assert len(other) == LEAST_MEMORY_BYTES // size
+    held.hold(-MAX_TOTAL_BYTES)
+    heads.forget(large[-1])
+    assert held.total == (len(heads) + len(other)) * size
+    heads.close()
+    other.close()
+    assert len(heads) == len(other) == held.total == 0
+
+
+@requirement("hot.memory", "wall.memory")
+def test_a_connection_that_has_ended_remembers_nothing_more() -> None:
+    held = HeldHeads()
+    heads = RememberedHeads[str](held)
+    heads.add(template(*LINES), "before")
+    heads.close()
+    heads.add(template(*LINES), "a request that ends after its connection")
+    assert len(heads) == 0 == held.total
 
 
 @requirement("hot.memory")
@@ -185,7 +210,7 @@ def test_the_head_that_was_not_repeated_for_longest_makes_room() -> None:
 
 @requirement("hot.memory", "wall.memory")
 def test_what_comes_once_is_not_kept() -> None:
-    heads = RememberedHeads[str]()
+    heads = RememberedHeads[str](HeldHeads())
     assert not heads.is_repeated(head()) and len(heads) == 0
     assert heads.is_repeated(head()) and heads.is_repeated(head().replace(b"12", b"345"))
     assert not heads.is_repeated(head(*LINES[:2])) and not heads.is_repeated(head(*LINES[:2])), "it has no length"
