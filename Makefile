@@ -51,7 +51,7 @@ matrix: $(VENV)/.installed-dev ## Test every feature for every pair of client er
 clients: $(VENV)/.installed-dev ## Run the client libraries of docs/clients.md, and print what each does (4 minutes)
 	$(BIN)/python -m tests.clients.client_table
 
-bench: $(VENV)/.installed-dev ## Measure speed, compared with the limits of the machine (10 minutes)
+bench: $(VENV)/.installed-dev ## Measure speed, compared with the limits of the machine (15 minutes)
 	$(BIN)/python -m bench.run
 	$(BIN)/python -m bench.sessions
 	$(BIN)/python -m bench.cold --rounds 6
