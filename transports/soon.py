@@ -6,7 +6,7 @@ rest. Its caller has to await the coroutine. What it raises may come from the fu
 
 from collections.abc import Callable, Coroutine
 from types import CoroutineType
-from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeGuard, TypeVar
+from typing import Any, Concatenate, Final, ParamSpec, TypeAlias, TypeGuard, TypeVar
 
 __all__ = ["Soon", "arrived", "if_there", "is_there", "then"]
 
@@ -27,8 +27,17 @@ def if_there(result: Soon[T]) -> T | None:
     """The result if it is there. Otherwise None, and the rest is not done."""
     if is_there(result):
         return result
-    result.close()  # type: ignore[union-attr]  # not the result, so a coroutine
+    _close(result)  # type: ignore[arg-type]  # not the result, so a coroutine
     return None
+
+
+def _close(coroutine: "CoroutineType[Any, Any, Any]") -> None:
+    """Close a coroutine that has not begun, and those that it would have awaited: nobody else can reach them."""
+    frame = coroutine.cr_frame
+    awaited = frame.f_locals["result"] if frame is not None and coroutine.cr_code in _WAIT_FOR_RESULT else None
+    coroutine.close()
+    if type(awaited) is CoroutineType:
+        _close(awaited)
 
 
 async def arrived(result: Soon[T]) -> T:
@@ -45,3 +54,6 @@ async def _later(
     result: Soon[T], go_on: Callable[Concatenate[T, P], Soon[U]], /, *args: P.args, **kwargs: P.kwargs
 ) -> U:
     return await arrived(go_on(await arrived(result), *args, **kwargs))
+
+
+_WAIT_FOR_RESULT: Final = (arrived.__code__, _later.__code__)

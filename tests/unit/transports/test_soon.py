@@ -1,10 +1,12 @@
 """Results that are there at once, or come later."""
 
+import gc
+import warnings
 from collections.abc import Callable
 
 import pytest
 
-from transports.soon import Soon, arrived, is_there, then
+from transports.soon import Soon, arrived, if_there, is_there, then
 
 
 async def coming(value: str) -> str:
@@ -43,3 +45,16 @@ async def test_what_is_raised_comes_from_the_call_or_from_the_coroutine() -> Non
     later = then(coming("later"), failing)
     with pytest.raises(ValueError, match="later"):
         await arrived(later)
+
+
+def test_what_is_not_there_is_not_begun_at_any_depth() -> None:
+    assert if_there("now") == "now"
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        later: Soon[str] = coming("later")
+        assert if_there(later) is None
+        assert if_there(then(then(coming("later"), shouted, "!"), shouted, "!")) is None
+        waiting: Soon[str] = arrived(coming("later"))
+        assert if_there(then(waiting, shouted, "!")) is None
+        gc.collect()
+    assert [str(warning.message) for warning in told] == []
