@@ -76,7 +76,7 @@ class SqliteEventLog:
 
     def _trim(self, db: sqlite3.Connection, session_id: str) -> None:
         where = "FROM events WHERE session = ?"
-        count, size = db.execute(f"SELECT COUNT(*), SUM(LENGTH(frame)) {where}", (session_id,)).fetchone()
+        count, size = db.execute(f"SELECT COUNT(*), COALESCE(SUM(LENGTH(frame)), 0) {where}", (session_id,)).fetchone()
         while count > self._max_events or (size > self._max_bytes and count > 1):
             number, length = db.execute(
                 f"SELECT number, LENGTH(frame) {where} ORDER BY number LIMIT 1", (session_id,)

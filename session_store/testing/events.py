@@ -90,6 +90,12 @@ class EventLogContract:
         after = id_of_event(nonce, number + 1)
         assert await log.kept("s", "two", after) == [] and await self._read(log, "s", "two", after) == []
 
+    async def test_a_log_without_events_takes_a_write_that_adds_none(self, log: EventLog) -> None:
+        first = (await log.reserve("s", 3)).first
+        await log.write({"s": [], "t": [Entry((await log.reserve("t", 1)).first, "one", b"other")]})
+        await log.write({"s": [Entry(first, "one", b"", ends=True)]})
+        assert await log.unfinished("s") == [] and await log.unfinished("t") == ["one"]
+
     async def test_a_follower_hears_what_is_written_later(self, log: EventLog) -> None:
         first = await log.append("s", "one", b"a")
         number = (await log.reserve("s", 2)).first
