@@ -7,8 +7,9 @@ more than that: `UnwrittenEvent` tells that an id is of such a batch. docs/adr/0
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from session_store import Entry, Event, EventLog, Reserved, StoreUnavailable, id_of_event
 from session_store.embedded.events import MAX_LOG_BYTES, MAX_LOG_EVENTS
@@ -27,12 +28,13 @@ _ENTRY_BYTES: Final = 256
 _BATCH_BYTES: Final = 4 << 20
 """What is written at once, so that a store which comes back is not given all that has waited for it."""
 _PAUSE_S: Final = 0.005
-"""The pause between two batches: events of calls that follow each other quickly cost the store less together."""
+"""The pause between two batches that nobody waits for: events of calls that follow each other quickly cost the store
+less together."""
 _RETRY_S: Final = 0.5
 """The pause after the store has failed."""
 _SESSION_BYTES: Final = MAX_LOG_BYTES + MAX_LOG_EVENTS * _ENTRY_BYTES
 
-_STOPS: Final = StoreUnavailable("the gateway stops")
+logger = logging.getLogger(__name__)
 
 Kept = tuple[bytes | None, bool]
 """A frame, or None if it cannot be kept, and whether its stream ends with it."""
@@ -96,6 +98,28 @@ def _size(frame: bytes) -> int:
     return len(frame) + _ENTRY_BYTES
 
 
+def _last(entries: Sequence[Entry]) -> int:
+    return entries[-1].number if entries else 0
+
+
+def _has_until(entries: Sequence[Entry], number: int) -> bool:
+    """Whether one of the entries, whose numbers rise, has this number or a lower one."""
+    return bool(entries) and entries[0].number <= number
+
+
+class _Outcome(NamedTuple):
+    """How a batch went: why some of it has to be written again, and the sessions whose events were given up."""
+
+    failure: StoreUnavailable | None = None
+    lost: frozenset[str] = frozenset()
+
+
+_STOPS: Final = _Outcome(StoreUnavailable("the gateway stops"))
+
+_Batch = dict[str, tuple[_Session, list[Entry], int]]
+"""Each session's events that are written together, and their size."""
+
+
 class EventWriter:
     """Records events, and writes them to `log`."""
 
@@ -104,7 +128,8 @@ class EventWriter:
         self._sessions: dict[str, _Session] = {}
         self._due: dict[str, _Session] = {}
         self._writing: Mapping[str, Sequence[Entry]] = {}
-        self._round: asyncio.Future[StoreUnavailable | None] | None = None
+        self._round: asyncio.Future[_Outcome] | None = None
+        self._wanted = asyncio.Event()
         self._bytes = 0
         self._tasks = Tasks("event log")
 
@@ -135,30 +160,42 @@ class EventWriter:
         ids = [None if frame is None else session.add(stream, frame, ends=ends) for frame, ends in frames]
         session.trim()
         self._bytes += session.size - before
-        self._due[session_id] = session
-        if self._round is None:
-            self._round = asyncio.get_running_loop().create_future()
-            self._tasks.spawn(self._write())
+        if session.entries:
+            self._due[session_id] = session
+            if self._round is None:
+                self._round = asyncio.get_running_loop().create_future()
+                self._tasks.spawn(self._write())
         return ids
 
     # -- writing
 
     async def _write(self) -> None:
         """Write what is due, until nothing is."""
-        failure: StoreUnavailable | None = _STOPS
+        outcome = _STOPS
         try:
             while self._due:
-                failure = await self._write_batch()
-                self._end_round(failure)
+                outcome = _STOPS  # what a write ends with that is cancelled
+                self._wanted.clear()
+                outcome = await self._write_batch()
+                self._end_round(outcome)
                 self._round = asyncio.get_running_loop().create_future()
-                await asyncio.sleep(_PAUSE_S if failure is None else _RETRY_S)
+                await self._pause(outcome)
         finally:
-            self._end_round(failure)
+            self._end_round(outcome)
             self._round = None
 
-    async def _write_batch(self) -> StoreUnavailable | None:
-        """Write some of what is due. Returns why the store did not take it, if so."""
-        batch: dict[str, tuple[_Session, list[Entry], int]] = {}
+    async def _pause(self, outcome: _Outcome) -> None:
+        """Let events gather, unless somebody waits for them. A store that is away is not asked more often for that."""
+        if outcome.failure is not None:
+            await asyncio.sleep(_RETRY_S)
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_PAUSE_S):
+                await self._wanted.wait()
+
+    async def _write_batch(self) -> _Outcome:
+        """Write some of what is due."""
+        batch: _Batch = {}
         size = 0
         while self._due and size < _BATCH_BYTES:
             session_id = next(iter(self._due))
@@ -169,31 +206,68 @@ class EventWriter:
         try:
             await self._log.write(self._writing)
         except StoreUnavailable as error:
-            for session_id, (session, entries, taken) in batch.items():
-                if not session.is_dropped:  # a write can be repeated
-                    before = session.size
-                    session.put_back(entries, taken)
-                    session.trim()
-                    size -= session.size - before
-                    self._due[session_id] = session
-            return error
+            for session_id in batch:
+                self._put_back(session_id, batch)
+            return _Outcome(error)
+        except Exception:
+            logger.exception("event log: a batch cannot be written; each of its sessions is written by itself")
+            return await self._write_each(batch)
         finally:
             self._writing = {}
             self._bytes -= size
-        return None
+        return _Outcome()
 
-    def _end_round(self, failure: StoreUnavailable | None) -> None:
+    async def _write_each(self, batch: _Batch) -> _Outcome:
+        """Write a batch session by session: what cannot be written of one must not cost the others their events."""
+        failure: StoreUnavailable | None = None
+        lost: set[str] = set()
+        for session_id, (session, entries, _) in batch.items():
+            if failure is not None:
+                self._put_back(session_id, batch)
+            elif not session.is_dropped:
+                try:
+                    await self._log.write({session_id: entries})
+                except StoreUnavailable as error:
+                    failure = error
+                    self._put_back(session_id, batch)
+                except Exception as error:  # would be raised by each further try
+                    logger.error("event log: %d events of a session are given up: %r", len(entries), error)
+                    lost.add(session_id)
+        return _Outcome(failure, frozenset(lost))
+
+    def _put_back(self, session_id: str, batch: _Batch) -> None:
+        """Let the next batch have these events: a write can be repeated."""
+        session, entries, size = batch[session_id]
+        if not session.is_dropped:
+            before = session.size
+            session.put_back(entries, size)
+            session.trim()
+            self._bytes += session.size - before
+            self._due[session_id] = session
+
+    def _end_round(self, outcome: _Outcome) -> None:
         if self._round is not None and not self._round.done():
-            self._round.set_result(failure)
+            self._round.set_result(outcome)
 
     # -- for those who need the store to have it
 
     async def settle(self, session_id: str) -> None:
-        """Wait until the store has what was recorded of a session. Raises `StoreUnavailable`."""
-        while session_id in self._due or session_id in self._writing:
-            failure = _STOPS if self._round is None else await asyncio.shield(self._round)
-            if failure is not None and session_id in self._due:
-                raise StoreUnavailable(str(failure))
+        """Wait until the store has what was recorded of a session before this call. Raises `StoreUnavailable`."""
+        last = max(_last(self._writing.get(session_id, ())), _last(self._entries_due(session_id)))
+        while (is_due := _has_until(self._entries_due(session_id), last)) or _has_until(
+            self._writing.get(session_id, ()), last
+        ):
+            if is_due:
+                self._wanted.set()
+            outcome = _STOPS if self._round is None else await asyncio.shield(self._round)
+            if session_id in outcome.lost:
+                raise StoreUnavailable("the store cannot write events of this session")
+            if outcome.failure is not None and _has_until(self._entries_due(session_id), last):
+                raise StoreUnavailable(str(outcome.failure))
+
+    def _entries_due(self, session_id: str) -> Sequence[Entry]:
+        session = self._due.get(session_id)
+        return () if session is None else session.entries
 
     async def append(self, session_id: str, stream: str, frame: bytes) -> str:
         """Store an event, and return its id. Raises `StoreUnavailable`: it may be stored nevertheless."""
@@ -214,6 +288,8 @@ class EventWriter:
             before = session.size
             session.take_back(event_id)
             self._bytes += session.size - before
+            if not session.entries:
+                del self._due[session_id]
 
     async def finish(self, session_id: str, stream: str) -> None:
         """Mark a stream as complete. Raises `StoreUnavailable`."""

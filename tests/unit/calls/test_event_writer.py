@@ -29,6 +29,7 @@ class Log:
         self.may_write.set()
         self.has_begun = asyncio.Event()
         self.fails = False
+        self.refused: str | None = None  # the session whose events cannot be written
         self.stream_of, self.follow, self.unfinished = self.kept.stream_of, self.kept.follow, self.kept.unfinished
         self.drop = self.kept.drop
 
@@ -44,6 +45,8 @@ class Log:
         await self.may_write.wait()
         if self.fails:
             raise StoreUnavailable("it is gone")
+        if self.refused in entries:
+            raise TypeError("not a frame")
         await self.kept.write(entries)
 
 
@@ -137,7 +140,8 @@ async def test_what_waits_is_bounded(writer: EventWriter, log: Log) -> None:
         await writer.settle(f"t{number}")
     kept = [len(batch["s"]) for batch in log.batches if "s" in batch]
     assert max(kept) == MAX_LOG_EVENTS, "the log would drop the others at once"
-    assert await arrived(writer.record("s", "one", [(None, False), A])) != [None, None], "there is room again"
+    not_kept, kept_again = await arrived(writer.record("s", "one", [(None, False), A]))
+    assert not_kept is None and kept_again is not None, "there is room again"
     with pytest.raises(UnknownEvent):
         await writer.stream_of("s", first)
 
@@ -181,3 +185,76 @@ async def test_a_session_that_is_released_is_in_the_store(writer: EventWriter, l
     await writer.settle("s")
     assert await frames_after(log, later) == [b"last"], "what the store did not take until then was given up"
     assert await log.kept.stream_of("s", afterwards) == "one"
+
+
+async def test_whoever_waits_does_not_wait_for_the_pause(
+    writer: EventWriter, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(event_writer, "_PAUSE_S", 60.0)
+    async with asyncio.timeout(30.0):
+        for number in range(5):
+            await writer.append("s", "one", b"%d" % number)
+        batches = len(log.batches)
+        await recorded(writer, "t", A)
+        await recorded(writer, "u", A)
+        log.may_write.clear()
+        log.has_begun.clear()
+        first = asyncio.create_task(writer.settle("t"))
+        await log.has_begun.wait()
+        second = asyncio.create_task(writer.append("v", "one", b"v"))
+        await asyncio.sleep(0.01)
+        log.may_write.set()
+        await asyncio.gather(first, second)
+    assert [sorted(batch) for batch in log.batches[batches:]] == [["t", "u"], ["v"]], "what has gathered goes along"
+
+
+async def test_whoever_waits_does_not_wait_for_what_came_later(writer: EventWriter, log: Log) -> None:
+    (first,) = await recorded(writer, "s", A)
+    await writer.settle("s")
+    log.may_write.clear()
+    log.has_begun.clear()
+    await recorded(writer, "s", A)
+    reading = asyncio.create_task(writer.stream_of("s", first))
+    await log.has_begun.wait()
+    await recorded(writer, "s", A)
+    log.has_begun.clear()
+    log.may_write.set()
+    await asyncio.sleep(0)
+    log.may_write.clear()
+    async with asyncio.timeout(5.0):
+        assert await reading == "one"
+        await log.has_begun.wait()
+    log.may_write.set()
+    await writer.settle("s")
+
+
+async def test_an_event_that_cannot_be_kept_is_no_reason_to_write(writer: EventWriter, log: Log) -> None:
+    assert await arrived(writer.record("s", "one", [(None, False)])) == [None]
+    await recorded(writer, "t", A)
+    await writer.settle("t")
+    assert [sorted(batch) for batch in log.batches] == [["t"]]
+
+
+async def test_events_that_the_store_cannot_write_cost_other_sessions_nothing(
+    writer: EventWriter, log: Log, caplog: pytest.LogCaptureFixture
+) -> None:
+    ids = {name: (await recorded(writer, name, A))[0] for name in ("s", "t", "u")}
+    for name in ids:
+        await writer.settle(name)
+    log.refused = "t"
+    log.may_write.clear()
+    for name in ids:
+        await recorded(writer, name, LAST)
+    outcomes = asyncio.gather(*(writer.settle(name) for name in ids), return_exceptions=True)
+    await asyncio.sleep(0)
+    log.may_write.set()
+    async with asyncio.timeout(5.0):
+        kept, refused, also_kept = await outcomes
+        assert kept is None and also_kept is None
+        assert isinstance(refused, StoreUnavailable)
+        assert sum(record.exc_info is not None for record in caplog.records) == 1
+        log.refused = None
+        await recorded(writer, "t", (b"later", False))
+        await writer.settle("t")
+    for name, frames in (("s", [b"last"]), ("t", [b"later"]), ("u", [b"last"])):
+        assert await frames_after(log, ids[name], name) == frames
