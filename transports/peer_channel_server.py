@@ -71,6 +71,8 @@ class AnsweringChannel(asyncio.Protocol):
         self._last = 0
         self._definitions: dict[int, Any] = {}
         self._left: dict[int, Callable[[], None]] = {}
+        self._open: set[int] = set()  # the calls that have arrived, without those that have ended or were cancelled
+        self._cancellations = 0
         self._rest = bytearray()
         self._need = 0
         self._batch = Batch(self._loop, self._write)
@@ -128,11 +130,17 @@ class AnsweringChannel(asyncio.Protocol):
             if kind == b"q":
                 came.append(self._call(content, begin, at))
             elif kind == b"c" and size == NUMBER.size:
-                came.extend(NUMBER.unpack_from(content, begin))
+                self._cancel(int.from_bytes(content[begin:at], "big"), came)
             else:
                 raise CallFaulty
-        if len(came) + len(self._left) > 2 * MAX_CALLS:
-            raise CallFaulty
+
+    def _cancel(self, number: int, came: list[Call | int]) -> None:
+        self._cancellations += 1
+        if not 0 < number <= self._last or self._cancellations > self._last:
+            raise CallFaulty  # a call is cancelled once, after it was sent
+        if number in self._open:
+            self._open.remove(number)
+            came.append(number)
 
     def _call(self, content: bytes, begin: int, end: int) -> Call:
         facts_at = begin + CALL.size
@@ -143,6 +151,9 @@ class AnsweringChannel(asyncio.Protocol):
         is_kept = place != UNKEPT
         if number != self._last + 1 or not 0 <= end - body_at <= SMALL_BYTES or (is_kept and place >= KEPT):
             raise CallFaulty
+        self._open.add(number)
+        if len(self._open) > MAX_CALLS:
+            raise CallFaulty  # the asking side counts as here, because frames are read in the order they were sent
         self._last = number
         if defined:
             if defined > MAX_DEFINITION_BYTES:
@@ -181,11 +192,12 @@ class AnsweringChannel(asyncio.Protocol):
 
     def end(self, kind: bytes, number: int, payload: bytes = b"") -> None:
         """Send the last frame of a call."""
-        self._left.pop(number, None)
+        self.forget(number)
         self._batch.add(b"".join((kind, (4 + len(payload)).to_bytes(4, "big"), NUMBER.pack(number), payload)))
 
     def forget(self, number: int) -> None:
         """The call is over, whether or not it was answered."""
+        self._open.discard(number)
         self._left.pop(number, None)
 
     def _write(self, data: bytes) -> None:

@@ -57,9 +57,10 @@ class Channels:
         if asyncio.get_running_loop().time() - self._without.get(peer, -_WITHOUT_S) < _WITHOUT_S:
             return None
         try:
-            return await self._opening.share(peer, functools.partial(self._open, peer))
+            channel = await self._opening.share(peer, functools.partial(self._open, peer))
         except TasksClosed:
             return None
+        return channel if channel is not None and channel.has_room else None  # many may have waited for it
 
     async def _open(self, peer: Peer) -> PeerChannel | None:
         self._channels = {known: channel for known, channel in self._channels.items() if channel.is_open}

@@ -223,6 +223,10 @@ def a_call(number: int = 1, place: int = 0xFFFF, defined: bytes = b"c", facts: b
     record(frame(b"c", b"\0" * 5)),
     record(b"q\0\0\0\x09"),
     record(*(frame(b"c", b"\0" * 4) for _ in range(2 * MAX_CALLS + 1))),
+    record(a_call(), frame(b"c", b"\0\0\0\2")),  # a call that was not sent yet
+    record(a_call(), *[frame(b"c", b"\0\0\0\1")] * 2),
+    record(*(a_call(number) for number in range(1, MAX_CALLS + 2))),
+    record(*map(a_call, range(1, MAX_CALLS + 1)), frame(b"c", b"\0\0\0\1"), a_call(1_025), a_call(1_026)),
     (2 << 20).to_bytes(4, "big") + bytes(4),
 ])  # fmt: skip
 async def test_a_peer_that_breaks_a_rule_is_cut(data: bytes) -> None:
@@ -257,3 +261,29 @@ async def test_a_channel_takes_so_many_calls_and_no_more() -> None:
             assert found.asking.has_room
             found.asking.ask(b"c", b"", b"")
         assert not found.asking.has_room
+
+
+@requirement("wall.memory", "rep.any")
+async def test_a_sender_that_keeps_to_the_bound_is_not_cut_whatever_it_cancels() -> None:
+    left: list[int] = []
+
+    async with both() as found:
+
+        def begin(call: Call) -> None:
+            found.came.append(call)
+            found.answering.attend(call.number, lambda: left.append(call.number))
+
+        found.begin = begin
+        calls: list[PeerCall] = []
+        for begun in range(1, 4):
+            calls = [found.asking.ask(b"c", b"", b"") for _ in range(MAX_CALLS)]
+            await found.arrived(begun * MAX_CALLS)
+            for call in calls:
+                call.close()
+        for call in [found.asking.ask(b"c", b"", b"") for _ in range(MAX_CALLS)]:
+            call.close()  # in the turn that asks it
+        last = found.asking.ask(b"c", b"", b"last")
+        await found.arrived(4 * MAX_CALLS + 1)
+        found.answering.end(b"a", last.number, packed(b"answered"))
+        assert await last.next() == (b"h", b"head") and await last.next() == (b"e", b"answered")
+        assert not found.cut and sorted(left) == list(range(1, 4 * MAX_CALLS + 1))
