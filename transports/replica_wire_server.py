@@ -33,6 +33,8 @@ them, if there is one. Replicas send theirs within a millisecond."""
 _SIZE: Final = 4
 _PREFIX: Final = HEAD_BYTES + _SIZE
 _ALIVE: Final = b"p\x00\x00\x00\x00"
+_LAST: Final = (b"e", b"m", b"r")
+"""The frames that end an answer."""
 
 
 class PeerUnknown(Exception):
@@ -61,6 +63,7 @@ class Incoming(Wire):
         self._left: asyncio.Future[None] | None = None
         self._rest = bytearray()
         self._is_refused = False
+        self._has_ended = False
         self.is_known = False
         self.since = 0.0
         self.peer = ""
@@ -124,8 +127,11 @@ class Incoming(Wire):
         self.abort()
 
     async def _work(self) -> None:
+        self._has_ended = False
         try:
             await self._server.handler(self)
+            if not self._has_ended:
+                self.abort()  # nobody else will end the answer, and the other side must not wait for its end
         except Exception:
             self._server.failed()
             self.abort()
@@ -157,6 +163,7 @@ class Incoming(Wire):
 
     async def send(self, kind: bytes, payload: bytes = b"") -> None:
         """Send a frame, and wait while the other side reads slowly. Does nothing on a closed connection."""
+        self._has_ended = self._has_ended or kind in _LAST
         await self.write(frame(kind, payload))
 
     def heartbeat(self) -> None:

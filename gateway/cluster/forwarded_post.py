@@ -201,17 +201,16 @@ class ForwardedPost:
     def _answer(self) -> None:
         begun = self._begun
         assert begun is not None
-        answer = begun.answer
-        frame = None if answer is None else answer.replies.first
-        if answer is None or frame is None or not frame.final or not begun.quiet_at or answer.is_doubtful:
-            self._finish()
-            return
-        if len(frame.data) > SMALL_BYTES:
+        try:
+            whole = _whole(begun)
+        except Exception:
+            logger.exception("an answer cannot be sent at once")
+            whole = None
+        if whole is None:
             self._finish()
             return
         self._begun = None
-        length = (b"content-length", b"%d" % len(frame.data))
-        self._end((begun.status(frame), [_JSON, length, *answer.headers]), frame.data)
+        self._call.channel.end(b"a", self._call.number, whole)
         try:
             rest = begun.answered()
         except Exception:
@@ -219,10 +218,6 @@ class ForwardedPost:
             return
         if rest is not None:
             self._tasks.spawn(rest)
-
-    def _end(self, head: tuple[int, Headers], body: bytes) -> None:
-        packed = _encode(head)
-        self._call.channel.end(b"a", self._call.number, b"".join((len(packed).to_bytes(2, "big"), packed, body)))
 
     # -- the app of the endpoint, for all else
 
@@ -241,8 +236,8 @@ class ForwardedPost:
 
     async def _serve(self, begun: BegunPost | None) -> None:
         known, call = self._known, self._call
-        scope = known.scope(self._facts, known.forwarded(self._facts, self.started))
         try:
+            scope = known.scope(self._facts, known.forwarded(self._facts, self.started))
             if begun is None:
                 await known.endpoint(scope, self._receive, self._send)
             else:
@@ -251,7 +246,8 @@ class ForwardedPost:
             call.channel.end(b"m", call.number)
         except Exception:
             logger.exception("a forwarded request failed")
-            call.channel.end(b"r", call.number, Refusal.SEEN.value.encode())
+            if self._incoming is None:  # else its connection is closed
+                call.channel.end(b"r", call.number, Refusal.SEEN.value.encode())
         finally:
             call.channel.forget(call.number)
             if self._incoming is not None:
@@ -278,7 +274,7 @@ class ForwardedPost:
         assert start is not None
         headers = [(bytes(name), bytes(value)) for name, value in start["headers"]]
         if not event.get("more_body") and len(body) <= SMALL_BYTES:
-            self._end((start["status"], headers), body)
+            self._call.channel.end(b"a", self._call.number, _packed(start["status"], headers, body))
             return
         self._writer = await self._fetched()
         await self._writer(start)
@@ -286,22 +282,24 @@ class ForwardedPost:
 
     async def _fetched(self) -> Send:
         """Where the rest of the answer is written, once the other side has come for it."""
-        self._incoming = asyncio.get_running_loop().create_future()
+        self._incoming = coming = asyncio.get_running_loop().create_future()
         ticket = self._tickets.issue(self)
         self._call.channel.end(b"x", self._call.number, ticket.encode())
-        try:
-            async with asyncio.timeout(_TICKET_S):
-                return writer(await self._incoming)
-        except TimeoutError:
-            self._tickets.take(ticket)
-            self.leave()
-            return _nowhere
+        await asyncio.wait((coming,), timeout=_TICKET_S)
+        if coming.done():  # at the last moment too: `fetch` waits for what is written
+            return writer(coming.result())
+        coming.cancel()
+        self._tickets.take(ticket)
+        self.leave()
+        return _nowhere
 
     async def fetch(self, incoming: Incoming) -> None:
-        """Write the answer to this connection, until it is complete or the other side leaves."""
+        """Write the answer to this connection, until it is complete or the other side leaves. An answer that has no end
+        by then gets none: the connection is to be closed."""
         assert self._incoming is not None and self._task is not None
-        if not self._incoming.done():
-            self._incoming.set_result(incoming)
+        if self._incoming.done():
+            return  # it has come too late
+        self._incoming.set_result(incoming)
         leaving = asyncio.ensure_future(incoming.left())
         try:
             await asyncio.wait((leaving, self._task), return_when=asyncio.FIRST_COMPLETED)
@@ -316,17 +314,38 @@ async def _nowhere(_: MutableMapping[str, Any]) -> None:
     """Nobody has come for the answer."""
 
 
+def _whole(begun: BegunPost) -> bytes | None:
+    """The frame of an answer that is one small message, and there; None if it is anything else."""
+    answer = begun.answer
+    frame = None if answer is None else answer.replies.first
+    if answer is None or frame is None or not frame.final or not begun.quiet_at or answer.is_doubtful:
+        return None
+    if len(frame.data) > SMALL_BYTES:
+        return None
+    length = (b"content-length", b"%d" % len(frame.data))
+    return _packed(begun.status(frame), [_JSON, length, *answer.headers], frame.data)
+
+
+def _packed(status: int, headers: Headers, body: bytes) -> bytes:
+    head = _encode((status, headers))
+    return b"".join((len(head).to_bytes(2, "big"), head, body))
+
+
 def writer(incoming: Incoming) -> Send:
-    """Writes the answer of an endpoint as frames."""
+    """Writes the answer of an endpoint as frames. Who stops to wait for a slow reader closes the connection: the reader
+    would miss a part, and must not wait for the rest."""
 
     async def send(event: MutableMapping[str, Any]) -> None:
-        if event["type"] == "http.response.start":
-            await incoming.send(b"h", msgspec.msgpack.encode((event["status"], event["headers"])))
-            return
         body = event.get("body", b"")
-        if not event.get("more_body"):
-            await incoming.send(b"e", body)
-        elif body:
-            await incoming.send(b"b", body)
+        try:
+            if event["type"] == "http.response.start":
+                await incoming.send(b"h", msgspec.msgpack.encode((event["status"], event["headers"])))
+            elif not event.get("more_body"):
+                await incoming.send(b"e", body)
+            elif body:
+                await incoming.send(b"b", body)
+        except asyncio.CancelledError:
+            incoming.abort()
+            raise
 
     return send
