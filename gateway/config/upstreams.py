@@ -154,8 +154,9 @@ class UpstreamSettings(BaseModel):
     """Number of processes to prestart for new sessions that resemble earlier ones. For servers that start slowly."""
     lists_fresh_s: Annotated[float, Field(ge=0, le=3_600)] = 0
     """How long the handshake and the lists of a server count that does not say so itself, as 2025-11-25 servers do not.
-    A new session whose principal, context and client equal those of an earlier one gets both without a process, which
-    starts with its first other request. Only for servers that list the same to equal sessions. 0: not at all."""
+    A new session whose principal, credential, context, metadata and client equal those of an earlier one gets both
+    without a process, which starts with its first other request. Only for servers that list the same to equal sessions,
+    not for a `url`. 0: not at all."""
     idle_stop_s: Annotated[float, Field(ge=0, le=31_536_000)] | None = None
     """Stop a child that was idle for this long. The next call starts it again, and its result reports the restart. By
     default only in sessions to which no client has come back (`gateway.session.unreturned_stop_s`), because a restart
@@ -217,6 +218,11 @@ class UpstreamSettings(BaseModel):
             raise ValueError("warm needs a command that is not shared: other servers start no process for a session")
         if self.lists_fresh_s and self.shared:
             raise ValueError("lists_fresh_s needs a server that is not shared: a shared one has its process already")
+        if self.lists_fresh_s and self.url:
+            raise ValueError(
+                "lists_fresh_s needs a command or in_process: what a session does at a URL outlives its connection "
+                "there, so its own lists may differ from those of a new session"
+            )
         if self.in_process and self.shared:
             raise ValueError("shared needs a command, because an in_process server has one connection for each session")
         return self

@@ -109,10 +109,11 @@ class Endpoint:
             return handshake_of(discovery, live.session.client.protocol_version)
         if not upstream.is_open_to(live) and (kept := upstream.first_answers.handshake(live)) is not None:
             return kept  # the process starts with the first request that needs it
+        version = upstream.first_answers.handshake_version()
         conversation = upstream.conversation(live, Era.LEGACY, correlation)
         await conversation.ready()
         assert conversation.initialize_result is not None
-        upstream.first_answers.keep_handshake(live, conversation.initialize_result)
+        upstream.first_answers.keep_handshake(live, conversation, version)
         return conversation.initialize_result
 
     async def discover(self, context: Context) -> bytes | None:

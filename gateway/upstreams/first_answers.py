@@ -2,8 +2,9 @@
 
 A legacy server does not say how long its answers are fresh, or for whom: the operator does (setting `lists_fresh_s`). A
 process gets the facts of its session, so an answer is kept for sessions that equal the one it was for in everything but
-their ids. What a session does may change what its server lists: an answer is kept only of a process that was asked for
-nothing but lists, for a session that has called no server, and is given only to such a session, in place of a process.
+their ids and times: metadata and credential count. What a session does may change what its server lists: an answer is
+kept only of a process that was asked for nothing but lists, for a session that has called no server, and is given only
+to such a session, in place of a process.
 """
 
 from collections.abc import Mapping
@@ -35,7 +36,8 @@ class FirstAnswers:
         if not self._fresh_ms or method not in (*LISTS, _HANDSHAKE):
             return None
         session = live.session
-        equal = encode([session.endpoint, session.principal.key, session.client, context])
+        facts = (sorted(session.metadata.items()), session.token_hash)  # processes are told these too
+        equal = encode([session.endpoint, session.principal.key, session.client, context, *facts])
         return Asked.of(method, params, public=None, private=equal, fresh_ms=self._fresh_ms)
 
     def handshake(self, live: LiveSession) -> bytes | None:
@@ -46,11 +48,16 @@ class FirstAnswers:
             self._results.hits[_HANDSHAKE] += 1
         return found
 
-    def keep_handshake(self, live: LiveSession, result: bytes) -> None:
-        """Keep what the session's process has answered to `initialize`."""
+    def handshake_version(self) -> int:
+        """For `keep_handshake`. To be read before the process is asked."""
+        return self._results.version(_HANDSHAKE)
+
+    def keep_handshake(self, live: LiveSession, conversation: Conversation, version: int) -> None:
+        """Keep what the session's process has answered to `initialize`, if it was asked for nothing else yet."""
         asked = self.asked(_HANDSHAKE, {}, live, live.session.context)
-        if asked is not None:
-            self._results.keep(asked, msgspec.Raw(result), self._results.version(_HANDSHAKE))
+        if asked is not None and is_unused(live, conversation, _HANDSHAKE):
+            assert conversation.initialize_result is not None
+            self._results.keep(asked, msgspec.Raw(conversation.initialize_result), version)
 
 
 def is_unused(live: LiveSession, conversation: Conversation | None, method: str) -> bool:
