@@ -8,7 +8,7 @@ more than that: `UnwrittenEvent` tells that an id is of such a batch. docs/adr/0
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from session_store import Entry, Event, EventLog, Reserved, StoreUnavailable, id_of_event
@@ -43,26 +43,29 @@ Kept = tuple[bytes | None, bool]
 class _Session:
     """The numbers of one session that are not used yet, and its events that no write has begun with."""
 
-    __slots__ = ("end", "entries", "is_dropped", "nonce", "number", "size")
+    __slots__ = ("end", "entries", "epoch", "is_dropped", "nonce", "number", "size")
 
     def __init__(self) -> None:
+        self.epoch = 0  # in which the numbers were reserved
         self.nonce = ""
         self.number = self.end = 0
         self.entries: list[Entry] = []
         self.size = 0
         self.is_dropped = False
 
-    def has_numbers(self, count: int) -> bool:
-        return self.end - self.number >= count
+    def has_numbers(self, count: int, epoch: int | None) -> bool:
+        """Whether it has so many of that epoch. None: the session is on its way to another process."""
+        return self.end - self.number >= count and (epoch is None or epoch == self.epoch)
 
-    def renumber(self, reserved: Reserved, count: int) -> None:
+    def renumber(self, reserved: Reserved, count: int, epoch: int) -> None:
+        self.epoch = epoch
         self.nonce, self.number = reserved
         self.end = self.number + count
 
     def add(self, stream: str, frame: bytes, *, ends: bool) -> str:
         """Returns the id."""
         number, self.number = self.number, self.number + 1
-        self.entries.append(Entry(number, stream, frame, ends))
+        self.entries.append(Entry(number, stream, frame, ends, self.nonce))
         self.size += _size(frame)
         return id_of_event(self.nonce, number)
 
@@ -121,10 +124,12 @@ _Batch = dict[str, tuple[_Session, list[Entry], int]]
 
 
 class EventWriter:
-    """Records events, and writes them to `log`."""
+    """Records events, and writes them to `log`. `epoch_of` gives the epoch in which a session is served here; None: it
+    is not served here, or no longer."""
 
-    def __init__(self, log: EventLog) -> None:
+    def __init__(self, log: EventLog, epoch_of: Callable[[str], int | None]) -> None:
         self._log = log
+        self._epoch_of = epoch_of
         self._sessions: dict[str, _Session] = {}
         self._due: dict[str, _Session] = {}
         self._writing: Mapping[str, Sequence[Entry]] = {}
@@ -137,20 +142,24 @@ class EventWriter:
 
     def record(self, session_id: str, stream: str, frames: Sequence[Kept]) -> Soon[list[str | None]]:
         """The ids of these events, which the store gets soon. None where an event cannot be kept."""
-        session = self._sessions.get(session_id)
-        if session is None or not session.has_numbers(len(frames)):
-            return self._record_later(session_id, stream, frames)
-        return self._add(session_id, session, stream, frames)
+        session, epoch = self._sessions.get(session_id), self._epoch_of(session_id)
+        if session is not None and session.has_numbers(len(frames), epoch):
+            return self._add(session_id, session, stream, frames)
+        if epoch is None:
+            return [None] * len(frames)
+        return self._record_later(session_id, stream, frames, epoch)
 
-    async def _record_later(self, session_id: str, stream: str, frames: Sequence[Kept]) -> list[str | None]:
+    async def _record_later(self, session_id: str, stream: str, frames: Sequence[Kept], epoch: int) -> list[str | None]:
         """As `record`, for the first events of a session here, and when it has used its numbers."""
         try:
-            reserved = await self._log.reserve(session_id, _RESERVED)
+            reserved = await self._log.reserve(session_id, _RESERVED, epoch)
         except StoreUnavailable:
             return [None] * len(frames)
+        if reserved is None or self._epoch_of(session_id) != epoch:  # another process serves the session
+            return [None] * len(frames)
         session = self._sessions.setdefault(session_id, _Session())
-        if not session.has_numbers(len(frames)):  # else another call has reserved some meanwhile
-            session.renumber(reserved, _RESERVED)
+        if not session.has_numbers(len(frames), epoch):  # else another call has reserved some meanwhile
+            session.renumber(reserved, _RESERVED, epoch)
         return self._add(session_id, session, stream, frames)
 
     def _add(self, session_id: str, session: _Session, stream: str, frames: Sequence[Kept]) -> list[str | None]:
@@ -273,7 +282,7 @@ class EventWriter:
         """Store an event, and return its id. Raises `StoreUnavailable`: it may be stored nevertheless."""
         (event_id,) = await arrived(self.record(session_id, stream, [(frame, False)]))
         if event_id is None:
-            raise StoreUnavailable("too many events wait for the store")
+            raise StoreUnavailable("too many events wait for the store, or another process serves the session")
         try:
             await self.settle(session_id)
         except StoreUnavailable:
@@ -325,10 +334,11 @@ class EventWriter:
 
     async def release(self, session_id: str) -> None:
         """Another process serves the session from now on. Returns when the store has its events, or does not answer:
-        then they are given up."""
+        then they are given up. What comes later has no id."""
         with contextlib.suppress(StoreUnavailable):
             await self.settle(session_id)
-        self._forget(session_id)
+        if self._epoch_of(session_id) is None:  # else the session has come back meanwhile
+            self._forget(session_id)
 
     def _forget(self, session_id: str) -> None:
         session = self._sessions.pop(session_id, None)

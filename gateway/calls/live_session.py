@@ -323,6 +323,12 @@ class LiveSessions:
     def get(self, session_id: str) -> LiveSession | None:
         return self._live.get(session_id)
 
+    def epoch_of(self, session_id: str, replica: str) -> int | None:
+        """The epoch in which the session is served here. None if it is not, or its record names another owner than
+        this replica ("" without a cluster)."""
+        live = self._live.get(session_id)
+        return live.session.epoch if live is not None and live.session.owner == replica else None
+
     def of(self, session: Session, *, new_process: str = "") -> LiveSession:
         """The live session of a record, which is used from now on. `new_process`: why the session's servers have new
         processes here, if it has used them before."""

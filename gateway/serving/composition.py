@@ -87,12 +87,13 @@ def _foundation(settings: Settings, ring: KeyRing, clock: Callable[[], float], s
     backend = store
     if backend is None:
         backend = backend_for(options.store, BackendOptions(max_sessions=options.session.max_sessions))
-    events = EventWriter(backend.events)
+    events = EventWriter(backend.events, lambda session_id: live.epoch_of(session_id, replica))
     live = LiveSessions(events, ask_modern)
     backend.protect(live.in_use)
     metrics = Metrics()
     taken_over: Listeners[str] = Listeners()
     cluster = Cluster(backend.directory, backend.sessions, taken_over=taken_over.notify) if backend.is_shared else None
+    replica = "" if cluster is None else cluster.replica
     rates = RateLimits(options.policy, backend.rates)
     facts = SessionFacts(options.context, options.session.metadata)
     return Foundation(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from session_store.ports.errors import UnknownEvent, UnwrittenEvent
-from session_store.ports.events import Entry, Event, Reserved, id_of_event
+from session_store.ports.events import Entry, Event, Reserved, id_of_event, last_after
 
 __all__ = ["MAX_LOG_BYTES", "MAX_LOG_EVENTS", "MemoryEventLog", "sequence_of"]
 
@@ -19,7 +19,7 @@ MAX_LOG_BYTES: Final = 1 << 20
 def sequence_of(nonce: str, event_id: str) -> int:
     """The sequence number in an event id of the log with that nonce. Raises `UnknownEvent`."""
     own, _, number = event_id.partition("-")
-    if own != nonce or not (number.isascii() and number.isdigit() and len(number) < 16):
+    if own != nonce or not (number.isascii() and number.isdigit() and len(number) < 17):
         raise UnknownEvent(event_id)
     return int(number)
 
@@ -38,10 +38,10 @@ class _Log:
     news: asyncio.Event = field(default_factory=asyncio.Event)
     dropped: bool = False
 
-    def reserve(self, count: int) -> int:
-        """The first of so many new numbers."""
-        first, self.last = self.last + 1, self.last + count
-        return first
+    def next_number(self) -> int:
+        """A new number."""
+        self.last += 1
+        return self.last
 
     def add(self, number: int, stream: str, frame: bytes, *, max_events: int, max_bytes: int) -> None:
         """Store a frame and drop the oldest events beyond the bounds."""
@@ -83,7 +83,7 @@ class MemoryEventLog:
 
     async def append(self, session_id: str, stream: str, frame: bytes) -> str:
         log = self._log(session_id)
-        number = log.reserve(1)
+        number = log.next_number()
         log.add(number, stream, frame, max_events=self._max_events, max_bytes=self._max_bytes)
         log.wake()
         return id_of_event(log.nonce, number)
@@ -93,14 +93,18 @@ class MemoryEventLog:
         log.end(stream)
         log.wake()
 
-    async def reserve(self, session_id: str, count: int) -> Reserved:
+    async def reserve(self, session_id: str, count: int, epoch: int = 0) -> Reserved | None:
         log = self._log(session_id)
-        return Reserved(log.nonce, log.reserve(count))
+        last = last_after(log.last, count, epoch)
+        if last is None:
+            return None
+        log.last = last
+        return Reserved(log.nonce, last - count + 1)
 
     async def write(self, entries: Mapping[str, Sequence[Entry]]) -> None:
         for session_id, events in entries.items():
             log = self._log(session_id)
-            for number, stream, frame, ends in events:
+            for number, stream, frame, ends, _ in events:
                 if log.events and number <= log.events[-1][0]:
                     continue
                 if frame or not ends:

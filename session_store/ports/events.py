@@ -2,9 +2,12 @@
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
-__all__ = ["Entry", "Event", "EventLog", "EventStreams", "Reserved", "id_of_event"]
+__all__ = ["NUMBERS_OF_AN_EPOCH", "Entry", "Event", "EventLog", "EventStreams", "Reserved", "id_of_event", "last_after"]
+
+NUMBERS_OF_AN_EPOCH: Final = 1 << 32
+"""Each epoch of a session (`Session.epoch`) has its own numbers, so those of a new owner are above all earlier ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,12 +20,13 @@ class Event:
 
 class Entry(NamedTuple):
     """One event to be written under a reserved number. `ends`: the stream is finished with it; it is no event then if
-    its frame is empty."""
+    its frame is empty. `nonce` is that of the reservation: a log that the store has lost gets it again."""
 
     number: int
     stream: str
     frame: bytes
     ends: bool = False
+    nonce: str = ""
 
 
 class Reserved(NamedTuple):
@@ -35,6 +39,12 @@ class Reserved(NamedTuple):
 def id_of_event(nonce: str, number: int) -> str:
     """The id of the event with that number in the log with that nonce."""
     return f"{nonce}-{number}"
+
+
+def last_after(last: int, count: int, epoch: int) -> int | None:
+    """The last reserved number after so many more were reserved in that epoch. None if a later epoch has numbers."""
+    above = max(last, epoch * NUMBERS_OF_AN_EPOCH) + count
+    return above if above <= (epoch + 1) * NUMBERS_OF_AN_EPOCH else None
 
 
 class EventStreams(Protocol):
@@ -88,8 +98,12 @@ class EventStreams(Protocol):
 class EventLog(EventStreams, Protocol):
     """What a store has for `EventStreams`, and for those who write the events of many sessions together."""
 
-    async def reserve(self, session_id: str, count: int) -> Reserved:
-        """Reserve that many numbers for events that are written later. They are above all earlier ones."""
+    async def reserve(self, session_id: str, count: int, epoch: int = 0) -> Reserved | None:
+        """Reserve that many numbers for events that are written later. They are above all earlier ones. `epoch` is that
+        of the session's record when the caller became its owner.
+
+        None, and nothing changes, if an owner of a later epoch has reserved numbers.
+        """
         ...
 
     async def write(self, entries: Mapping[str, Sequence[Entry]]) -> None:

@@ -8,7 +8,7 @@ from typing import Final
 from session_store.embedded.events import MAX_LOG_BYTES, MAX_LOG_EVENTS, sequence_of
 from session_store.ports.cluster import Bus
 from session_store.ports.errors import UnknownEvent, UnwrittenEvent
-from session_store.ports.events import Entry, Event, Reserved, id_of_event
+from session_store.ports.events import NUMBERS_OF_AN_EPOCH, Entry, Event, Reserved, id_of_event
 from session_store.redis import keys
 from session_store.redis.commands import Commands, Prepared, prepared, script
 
@@ -46,18 +46,19 @@ class RedisEventLog:
     async def _append(self, session_id: str, stream: str, frame: bytes, ends: str) -> str:
         session, _, events, log = keys.of_session(session_id)
         appended = await self._commands.call(
-            _APPEND, [session, events, log], *self._about(session_id), stream, frame, ends
+            _APPEND, [session, events, log], *self._about(session_id, _nonce()), stream, frame, ends
         )
         return str(appended.decode())
 
-    def _about(self, session_id: str) -> tuple[int, int, str, int, str]:
-        """What each script that adds events is told first."""
-        return self._max_events, self._max_bytes, _nonce(), _ORPHAN_MS, _topic(session_id)
+    def _about(self, session_id: str, nonce: str) -> tuple[int, int, str, int, str]:
+        """What each script that adds events is told first. The nonce is for a log that is not there."""
+        return self._max_events, self._max_bytes, nonce, _ORPHAN_MS, _topic(session_id)
 
-    async def reserve(self, session_id: str, count: int) -> Reserved:
+    async def reserve(self, session_id: str, count: int, epoch: int = 0) -> Reserved | None:
         session, _, _, log = keys.of_session(session_id)
-        nonce, first = await self._commands.call(_RESERVE, [session, log], _nonce(), count, _ORPHAN_MS)
-        return Reserved(nonce.decode(), first)
+        most = epoch * NUMBERS_OF_AN_EPOCH, (epoch + 1) * NUMBERS_OF_AN_EPOCH
+        reserved = await self._commands.call(_RESERVE, [session, log], _nonce(), count, _ORPHAN_MS, *most)
+        return Reserved(reserved[0].decode(), reserved[1]) if reserved else None
 
     async def write(self, entries: Mapping[str, Sequence[Entry]]) -> None:
         await self._commands.send_all([self._written(*of_session) for of_session in entries.items()], _WRITE)
@@ -65,8 +66,8 @@ class RedisEventLog:
     def _written(self, session_id: str, entries: Sequence[Entry]) -> Prepared:
         """One call for the events of one session."""
         session, _, events, log = keys.of_session(session_id)
-        arguments: list[int | str | bytes] = [*self._about(session_id)]
-        for number, stream, frame, ends in entries:
+        arguments: list[int | str | bytes] = [*self._about(session_id, entries[0].nonce or _nonce())]
+        for number, stream, frame, ends, _ in entries:
             arguments += (number, stream, frame, "" if not ends else _LAST_EVENT if frame else _END)
         return prepared(_WRITE, [session, events, log], *arguments)
 

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from session_store.embedded.events import MAX_LOG_BYTES, MAX_LOG_EVENTS, sequence_of
 from session_store.ports.cluster import Bus
 from session_store.ports.errors import UnknownEvent, UnwrittenEvent
-from session_store.ports.events import Entry, Event, Reserved, id_of_event
+from session_store.ports.events import Entry, Event, Reserved, id_of_event, last_after
 from session_store.sqlite.database import Database
 
 __all__ = ["SqliteEventLog"]
@@ -34,7 +34,9 @@ class SqliteEventLog:
 
     async def append(self, session_id: str, stream: str, frame: bytes) -> str:
         def work(db: sqlite3.Connection) -> str:
-            nonce, number = self._reserve(db, session_id, 1)
+            nonce = self._nonce(db, session_id)
+            number = self._last(db, session_id) + 1
+            self._set_last(db, session_id, number)
             db.execute("INSERT INTO events VALUES (?, ?, ?, ?)", (session_id, number, stream, frame))
             self._trim(db, session_id)
             return id_of_event(nonce, number)
@@ -43,15 +45,23 @@ class SqliteEventLog:
         await self._bus.publish(_topic(session_id), b"n")
         return appended
 
-    async def reserve(self, session_id: str, count: int) -> Reserved:
-        return await self._database.run(lambda db: self._reserve(db, session_id, count))
+    async def reserve(self, session_id: str, count: int, epoch: int = 0) -> Reserved | None:
+        def work(db: sqlite3.Connection) -> Reserved | None:
+            nonce = self._nonce(db, session_id)
+            last = last_after(self._last(db, session_id), count, epoch)
+            if last is None:
+                return None
+            self._set_last(db, session_id, last)
+            return Reserved(nonce, last - count + 1)
 
-    def _reserve(self, db: sqlite3.Connection, session_id: str, count: int) -> Reserved:
-        nonce = self._nonce(db, session_id)
-        change = "UPDATE logs SET last = last + ?, written_at = ? WHERE session = ?"
-        db.execute(change, (count, self._clock(), session_id))
-        last = db.execute("SELECT last FROM logs WHERE session = ?", (session_id,)).fetchone()[0]
-        return Reserved(nonce, last - count + 1)
+        return await self._database.run(work)
+
+    @staticmethod
+    def _last(db: sqlite3.Connection, session_id: str) -> int:
+        return int(db.execute("SELECT last FROM logs WHERE session = ?", (session_id,)).fetchone()[0])
+
+    def _set_last(self, db: sqlite3.Connection, session_id: str, last: int) -> None:
+        db.execute("UPDATE logs SET last = ?, written_at = ? WHERE session = ?", (last, self._clock(), session_id))
 
     async def write(self, entries: Mapping[str, Sequence[Entry]]) -> None:
         def work(db: sqlite3.Connection) -> None:
@@ -66,7 +76,7 @@ class SqliteEventLog:
         self._nonce(db, session_id)
         found = db.execute("SELECT MAX(number) FROM events WHERE session = ?", (session_id,)).fetchone()[0]
         new = [entry for entry in entries if entry.number > (found or 0)]
-        rows = [(session_id, number, stream, frame) for number, stream, frame, ends in new if frame or not ends]
+        rows = [(session_id, number, stream, frame) for number, stream, frame, ends, _ in new if frame or not ends]
         db.executemany("INSERT INTO events VALUES (?, ?, ?, ?)", rows)
         db.execute("UPDATE logs SET written_at = ? WHERE session = ?", (self._clock(), session_id))
         self._trim(db, session_id)

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from session_store.ports.errors import UnknownEvent, UnwrittenEvent
-from session_store.ports.events import Entry, EventLog, id_of_event
+from session_store.ports.events import NUMBERS_OF_AN_EPOCH, Entry, EventLog, Reserved, id_of_event
 
 __all__ = ["EventLogContract"]
 
@@ -77,7 +77,7 @@ class EventLogContract:
 
     async def test_events_of_many_sessions_are_written_together_under_reserved_numbers(self, log: EventLog) -> None:
         begun = await log.append("s", "one", b"a")
-        (nonce, number), other = await log.reserve("s", 100), await log.reserve("t", 100)
+        (nonce, number), other = await _reserved(log, "s", 100), await _reserved(log, "t", 100)
         entries = [Entry(number, "one", b"b"), Entry(number + 1, "two", b""), Entry(number + 2, "one", b"c", ends=True)]
         for _ in range(2):  # the second time nothing is new
             await log.write({"s": entries, "t": [Entry(other.first, "one", b"other")]})
@@ -91,21 +91,21 @@ class EventLogContract:
         assert await log.kept("s", "two", after) == [] and await self._read(log, "s", "two", after) == []
 
     async def test_a_log_without_events_takes_a_write_that_adds_none(self, log: EventLog) -> None:
-        first = (await log.reserve("s", 3)).first
-        await log.write({"s": [], "t": [Entry((await log.reserve("t", 1)).first, "one", b"other")]})
+        first = (await _reserved(log, "s", 3)).first
+        await log.write({"s": [], "t": [Entry((await _reserved(log, "t", 1)).first, "one", b"other")]})
         await log.write({"s": [Entry(first, "one", b"", ends=True)]})
         assert await log.unfinished("s") == [] and await log.unfinished("t") == ["one"]
 
     async def test_a_follower_hears_what_is_written_later(self, log: EventLog) -> None:
         first = await log.append("s", "one", b"a")
-        number = (await log.reserve("s", 2)).first
+        number = (await _reserved(log, "s", 2)).first
         reading = asyncio.create_task(self._read(log, "s", "one", first))
         await asyncio.sleep(0)
         await log.write({"s": [Entry(number, "one", b"b"), Entry(number + 1, "one", b"c", ends=True)]})
         assert await reading == [b"b", b"c"]
 
     async def test_what_another_process_has_written_since_stays_the_last(self, log: EventLog) -> None:
-        (nonce, number), later = await log.reserve("s", 10), (await log.reserve("s", 10)).first
+        (nonce, number), later = await _reserved(log, "s", 10), (await _reserved(log, "s", 10)).first
         await log.write({"s": [Entry(later, "one", b"its", ends=True)]})
         await log.write({"s": [Entry(number, "one", b"late")]})
         with pytest.raises(UnknownEvent):
@@ -113,8 +113,32 @@ class EventLogContract:
         assert await self._read(log, "s", "one", id_of_event(nonce, number)) == [b"its"]
         assert sequence_above(await log.append("s", "two", b""), later + 9)
 
+    async def test_a_former_owner_gets_no_numbers_above_those_of_the_next(self, log: EventLog) -> None:
+        former, unused = await _reserved(log, "s", 10, epoch=3), await _reserved(log, "s", 10, epoch=3)
+        own = await _reserved(log, "s", 10, epoch=4)
+        assert former.nonce == own.nonce and former.first < unused.first < own.first
+        assert await log.reserve("s", 1, 3) is None and await log.reserve("s", 1) is None
+        await log.write({"s": [Entry(own.first, "one", b"a", nonce=own.nonce)]})
+        await log.write({"s": [Entry(unused.first, "one", b"late", ends=True, nonce=own.nonce)]})
+        await log.write({"s": [Entry(own.first + 1, "one", b"b", ends=True, nonce=own.nonce)]})
+        assert await self._read(log, "s", "one", id_of_event(*former)) == [b"a", b"b"]
+        assert (await _reserved(log, "s", 1, epoch=4)).first == own.first + 10
+
+    async def test_an_epoch_that_has_used_its_numbers_takes_none_of_the_next(self, log: EventLog) -> None:
+        first = (await _reserved(log, "s", NUMBERS_OF_AN_EPOCH - 1, epoch=1)).first
+        assert (await _reserved(log, "s", 1, epoch=1)).first == first + NUMBERS_OF_AN_EPOCH - 1
+        assert await log.reserve("s", 1, 1) is None
+        assert (await _reserved(log, "s", 1, epoch=2)).first == first + NUMBERS_OF_AN_EPOCH
+
+    async def test_numbers_of_many_takeovers_are_exact(self, log: EventLog) -> None:
+        nonce, first = await _reserved(log, "s", 2, epoch=2_000_000)
+        await log.write({"s": [Entry(first, "one", b"a", nonce=nonce), Entry(first + 1, "one", b"b", nonce=nonce)]})
+        assert await log.stream_of("s", id_of_event(nonce, first + 1)) == "one"
+        assert await log.append("s", "one", b"c") == id_of_event(nonce, first + 2)
+        assert [event.frame for event in await log.kept("s", "one", id_of_event(nonce, first))] == [b"b", b"c"]
+
     async def test_a_reserved_number_that_nothing_was_written_under_is_told_apart(self, log: EventLog) -> None:
-        nonce, first = await log.reserve("s", 40)
+        nonce, first = await _reserved(log, "s", 40)
         with pytest.raises(UnwrittenEvent):
             await log.stream_of("s", id_of_event(nonce, first))
         await log.write({"s": [Entry(first + n, "one", b"%d" % n) for n in range(20)]})
@@ -126,7 +150,7 @@ class EventLogContract:
             assert not isinstance(caught.value, UnwrittenEvent)
 
     async def test_the_bounds_hold_for_events_that_are_written_together(self, log: EventLog) -> None:
-        nonce, first = await log.reserve("s", 40)
+        nonce, first = await _reserved(log, "s", 40)
         await log.write({"s": [Entry(first + n, "one", b"%02d" % n, ends=n == 19) for n in range(20)]})
         ids = [id_of_event(nonce, first + n) for n in range(20)]
         assert await self._read(log, "s", "one", ids[4]) == [b"%02d" % n for n in range(5, 20)]
@@ -143,6 +167,12 @@ class EventLogContract:
         assert await reading == []
         with pytest.raises(UnknownEvent):
             await log.stream_of("s", event)
+
+
+async def _reserved(log: EventLog, session: str, count: int, *, epoch: int = 0) -> Reserved:
+    reserved = await log.reserve(session, count, epoch)
+    assert reserved is not None
+    return reserved
 
 
 def sequence_above(event_id: str, number: int) -> bool:

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from session_store import Backend, EventLog, MemoryBackend, MemoryEventLog
-from session_store.redis import RedisBackend, RedisEventLog
+from session_store import Backend, EventLog, MemoryBackend, MemoryEventLog, UnknownEvent
+from session_store.ports.events import Entry, id_of_event
+from session_store.redis import RedisBackend, RedisEventLog, keys
 from session_store.sqlite import SqliteBackend, SqliteEventLog
 from session_store.testing import BackendContract, EventLogContract, FakeClock, a_session
 from tests.requirements import requirement
@@ -103,6 +104,29 @@ class TestRedisEvents(EventLogContract):
         await backend.open()
         yield RedisEventLog(backend.commands, backend.bus, **LIMITS)
         await backend.close()
+
+    async def test_ids_stay_valid_when_the_server_has_lost_the_log(
+        self, log: EventLog, redis_server: RunningRedis
+    ) -> None:
+        for is_followed in (False, True):
+            reserved = await log.reserve("s", 10, 1)
+            assert reserved is not None
+            redis_server.client().flushall()
+            if is_followed:  # which creates the log again
+                with pytest.raises(UnknownEvent):
+                    await log.kept("s", "one", id_of_event(*reserved))
+            await log.write({"s": [Entry(reserved.first, "one", b"a", nonce=reserved.nonce)]})
+            assert await log.stream_of("s", id_of_event(*reserved)) == "one"
+
+    async def test_numbers_are_not_given_again_after_a_failover_to_a_replica_that_lagged(
+        self, log: EventLog, redis_server: RunningRedis
+    ) -> None:
+        reserved = await log.reserve("s", 10)
+        assert reserved is not None
+        redis_server.client().hset(keys.of_session("s")[3], "last", 0)
+        await log.write({"s": [Entry(reserved.first + 5, "one", b"a", nonce=reserved.nonce)]})
+        again = await log.reserve("s", 10)
+        assert again is not None and again.first > reserved.first + 5
 
     async def test_a_follower_in_another_process_hears_too(self, log: EventLog, redis_server: RunningRedis) -> None:
         elsewhere = RedisBackend(redis_server.url)

@@ -33,11 +33,11 @@ class Log:
         self.stream_of, self.follow, self.unfinished = self.kept.stream_of, self.kept.follow, self.kept.unfinished
         self.drop = self.kept.drop
 
-    async def reserve(self, session_id: str, count: int) -> Reserved:
+    async def reserve(self, session_id: str, count: int, epoch: int = 0) -> Reserved | None:
         await asyncio.sleep(0)
         if self.fails:
             raise StoreUnavailable("it is gone")
-        return await self.kept.reserve(session_id, count)
+        return await self.kept.reserve(session_id, count, epoch)
 
     async def write(self, entries: Mapping[str, Sequence[Entry]]) -> None:
         self.batches.append(entries)
@@ -55,10 +55,25 @@ def log() -> Log:
     return Log()
 
 
+class Epochs(dict[str, int]):
+    """The epochs of the sessions that are served here: 0 if a test says nothing, none once they are released."""
+
+    def __init__(self) -> None:
+        self.released: set[str] = set()
+
+    def of(self, session_id: str) -> int | None:
+        return None if session_id in self.released else self.get(session_id, 0)
+
+
 @pytest.fixture
-def writer(log: Log, monkeypatch: pytest.MonkeyPatch) -> EventWriter:
+def epochs() -> Epochs:
+    return Epochs()
+
+
+@pytest.fixture
+def writer(log: Log, epochs: Epochs, monkeypatch: pytest.MonkeyPatch) -> EventWriter:
     monkeypatch.setattr(event_writer, "_RETRY_S", 0.01)
-    return EventWriter(cast("EventLog", log))
+    return EventWriter(cast("EventLog", log), epochs.of)
 
 
 async def recorded(writer: EventWriter, session_id: str, *frames: Kept, stream: str = "one") -> list[str]:
@@ -171,16 +186,25 @@ async def test_a_session_that_has_ended_leaves_nothing(writer: EventWriter, log:
     assert await log.kept.unfinished("s") == []
 
 
-async def test_a_session_that_is_released_is_in_the_store(writer: EventWriter, log: Log) -> None:
-    first, _ = await recorded(writer, "s", A, LAST)
+async def test_a_session_that_is_released_is_in_the_store_and_has_no_more_ids(
+    writer: EventWriter, log: Log, epochs: Epochs
+) -> None:
+    (first,) = await recorded(writer, "s", A)
+    epochs.released.add("s")  # before its last events are in the store
+    await recorded(writer, "s", LAST)
     await writer.release("s")
     assert await frames_after(log, first) == [b"last"]
+    assert await arrived(writer.record("s", "one", [A])) == [None]
+    with pytest.raises(StoreUnavailable):
+        await writer.append("s", "one", b"of a server that has not ended yet")
+    epochs.released.clear()  # it comes back
     (later,) = await recorded(writer, "s", A)
-    assert int(later.partition("-")[2]) > int(first.partition("-")[2]) + 100, "another process may have numbers between"
+    epochs.released.add("s")
     log.fails = True
     await recorded(writer, "s", A)
     await writer.release("s")
     log.fails = False
+    epochs.released.clear()
     (afterwards,) = await recorded(writer, "s", LAST)
     await writer.settle("s")
     assert await frames_after(log, later) == [b"last"], "what the store did not take until then was given up"
@@ -258,3 +282,28 @@ async def test_events_that_the_store_cannot_write_cost_other_sessions_nothing(
         await writer.settle("t")
     for name, frames in (("s", [b"last"]), ("t", [b"later"]), ("u", [b"last"])):
         assert await frames_after(log, ids[name], name) == frames
+
+
+async def test_a_session_that_is_released_while_numbers_are_reserved_has_no_ids(
+    writer: EventWriter, epochs: Epochs
+) -> None:
+    recording = asyncio.ensure_future(arrived(writer.record("s", "one", [A])))
+    await asyncio.sleep(0)
+    epochs.released.add("s")
+    assert await recording == [None]
+
+
+async def test_a_former_owner_that_wakes_up_costs_the_next_one_nothing(
+    writer: EventWriter, log: Log, epochs: Epochs
+) -> None:
+    epochs["s"] = 1
+    (first,) = await recorded(writer, "s", A)
+    sleeper = EventWriter(cast("EventLog", log), {"s": 1}.get)  # as the first one, without a number
+    epochs["s"] = 2  # the numbers of the former epoch are used no more
+    await recorded(writer, "s", (b"b", False))
+    assert await arrived(sleeper.record("s", "one", [(b"late", False)])) == [None]
+    with pytest.raises(StoreUnavailable):
+        await sleeper.append("s", "one", b"late")
+    await recorded(writer, "s", LAST)
+    await writer.settle("s")
+    assert await frames_after(log, first) == [b"b", b"last"]

@@ -57,7 +57,12 @@ async def test_a_server_gets_the_context_of_the_request_and_not_of_another_one_i
     parts = cast("Any", server)
     limits, rooms = LimitSettings(), {"/mcp": parts}
     intake = Intake(
-        endpoints=rooms, events=EventWriter(events), limits=limits, rates=parts, watching=parts, facts=FACTS
+        endpoints=rooms,
+        events=EventWriter(events, lambda _: 0),
+        limits=limits,
+        rates=parts,
+        watching=parts,
+        facts=FACTS,
     )
     exchange = Exchange(method="tools/call", client_id=1, live=live, replies=ReplyQueue(), context=WEAK)
     who = RequestContext(live.session.principal, None, "c")

@@ -52,7 +52,7 @@ class Parts:
         maker = TaskMaker(table, TaskQuotas(settings, backend.quotas, backend.tasks), handles)
         intake = Intake(
             endpoints={"/mcp": parts},
-            events=EventWriter(backend.events),
+            events=EventWriter(backend.events, lambda _: 0),
             limits=LimitSettings(),
             rates=parts,
             watching=parts,
