@@ -61,7 +61,9 @@ class RedisEventLog:
         return Reserved(reserved[0].decode(), reserved[1]) if reserved else None
 
     async def write(self, entries: Mapping[str, Sequence[Entry]]) -> None:
-        await self._commands.send_all([self._written(*of_session) for of_session in entries.items()], _WRITE)
+        await self._commands.send_all(
+            [self._written(*of_session) for of_session in entries.items() if of_session[1]], _WRITE
+        )
 
     def _written(self, session_id: str, entries: Sequence[Entry]) -> Prepared:
         """One call for the events of one session."""
