@@ -47,6 +47,9 @@ SMALL_BYTES: Final = 64 << 10
 MAX_DEFINITION_BYTES: Final = 8 << 10
 """The most bytes of what calls have in common, which the answering side keeps."""
 
+MAX_NUMBER: Final = (1 << 32) - 1
+"""Of a call: it is sent as four bytes."""
+
 MAX_CALLS: Final = 1_024
 """The most calls of one channel that have no answer."""
 
@@ -211,8 +214,9 @@ class PeerChannel(asyncio.Protocol):
 
     @property
     def has_room(self) -> bool:
-        """Whether it takes one more call."""
-        return self._transport is not None and not self._is_paused and len(self._calls) < MAX_CALLS
+        """Whether it takes one more call. A channel that has used its numbers takes none, and closes once idle."""
+        is_usable = self._transport is not None and not self._is_paused
+        return is_usable and len(self._calls) < MAX_CALLS and self._number < MAX_NUMBER
 
     @property
     def is_open(self) -> bool:

@@ -255,6 +255,16 @@ async def test_records_and_answers_arrive_in_any_pieces() -> None:
 
 
 @requirement("wall.memory")
+async def test_a_channel_that_has_used_its_numbers_takes_no_more_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("transports.peer_channel.MAX_NUMBER", 2)
+    async with both() as found:
+        for _ in range(2):
+            assert found.asking.has_room
+            found.asking.ask(b"c", b"", b"")
+        assert not found.asking.has_room
+
+
+@requirement("wall.memory")
 async def test_a_channel_takes_so_many_calls_and_no_more() -> None:
     async with both() as found:
         for _ in range(MAX_CALLS):
