@@ -7,6 +7,7 @@ import httpx
 import psutil
 import pytest
 
+from gateway.sessions.cached_record import CACHED_FOR_S
 from tests.requirements import requirement
 from tests.support.gateway_process import DEMO, PROBE, RunningGateway, running_gateway, server
 from tests.support.mcp_clients import Legacy, Modern, tool_text
@@ -102,6 +103,7 @@ def test_the_store_is_bounded_and_an_evicted_session_takes_its_process(http: htt
         first, second = Legacy(gateway.url, http).open(), Legacy(gateway.url, http).open()
         child = process(first)
         second.tool("pid")
+        time.sleep(2 * CACHED_FOR_S)  # the store learns of uses that are so far apart
         first.tool("pid")
         third = Legacy(gateway.url, http).open()
         assert second.tool("pid").status_code == 404, "the least recently used one made room"

@@ -226,7 +226,8 @@ async def test_whoever_waits_does_not_wait_for_the_pause(
         first = asyncio.create_task(writer.settle("t"))
         await log.has_begun.wait()
         second = asyncio.create_task(writer.append("v", "one", b"v"))
-        await asyncio.sleep(0.01)
+        for _ in range(20):  # until it waits for the next write
+            await asyncio.sleep(0)
         log.may_write.set()
         await asyncio.gather(first, second)
     assert [sorted(batch) for batch in log.batches[batches:]] == [["t", "u"], ["v"]], "what has gathered goes along"
