@@ -20,6 +20,7 @@ from collections.abc import Callable
 from struct import Struct
 from typing import Final, Protocol
 
+from transports.frames import FrameReader, FrameTooLong
 from transports.replica_wire import (
     HEAD_BYTES,
     HEARTBEAT_S,
@@ -204,8 +205,7 @@ class PeerChannel(asyncio.Protocol):
         self._place = 0
         self._batch = Batch(self._loop, self._write)
         self._is_paused = False
-        self._rest = bytearray()
-        self._need = 0
+        self._frames = FrameReader(HEAD_BYTES, 1, 2 * SMALL_BYTES)
         self._timer: asyncio.TimerHandle | None = None
         self._checked_at = 0.0
         self._idle_since = self._loop.time()
@@ -287,25 +287,11 @@ class PeerChannel(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self.last_frame_at = self._loop.time()
-        if self._rest:
-            self._rest += data
-            if len(self._rest) < self._need:
-                return
-            data, self._rest = bytes(self._rest), bytearray()
-        at, end, self._need = 0, len(data), HEAD_BYTES
-        while end - at >= HEAD_BYTES:
-            size = int.from_bytes(data[at + 1 : at + HEAD_BYTES], "big")
-            if size > 2 * SMALL_BYTES:
-                self.close()
-                return
-            if end - at < HEAD_BYTES + size:
-                self._need = HEAD_BYTES + size
-                break
-            begin = at + HEAD_BYTES
-            self._receive(data[at : at + 1], data[begin : begin + 4], data[begin + 4 : begin + size])
-            at = begin + size
-        if at < end:
-            self._rest += data[at:]
+        try:
+            for head, content in self._frames.feed(data):
+                self._receive(head[:1], content[: NUMBER.size], content[NUMBER.size :])
+        except FrameTooLong:
+            self.close()
 
     def _receive(self, kind: bytes, raw: bytes, payload: bytes) -> None:
         number = int.from_bytes(raw, "big")

@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
+from transports.frames import FrameReader, FrameTooLong
 from transports.peer_channel import (
     CALL,
     KEPT,
@@ -73,22 +74,16 @@ class AnsweringChannel(asyncio.Protocol):
         self._left: dict[int, Callable[[], None]] = {}
         self._open: set[int] = set()  # the calls that have arrived, without those that have ended or were cancelled
         self._cancellations = 0
-        self._rest = bytearray()
-        self._need = 0
+        self._frames = FrameReader(_SIZE + rules.mac_bytes, 0, _RECORD_BYTES)
         self._batch = Batch(self._loop, self._write)
         transport.set_protocol(self)
 
     def data_received(self, data: bytes) -> None:
-        if self._rest:
-            self._rest += data
-            if len(self._rest) < self._need:
-                return
-            data, self._rest = bytes(self._rest), bytearray()
         came: list[Call | int] = []
         before = self._last
         try:
             self._read_records(data, came)
-        except CallFaulty:
+        except (CallFaulty, FrameTooLong):
             self._rules.cut()
             self.abort()
             return
@@ -99,24 +94,12 @@ class AnsweringChannel(asyncio.Protocol):
             self._loop.call_soon(self._begin, came)  # the frame is written first
 
     def _read_records(self, data: bytes, came: list[Call | int]) -> None:
-        """Read the complete records, and keep the rest."""
-        prefix = _SIZE + self._rules.mac_bytes
-        at, end, self._need = 0, len(data), prefix
-        while end - at >= prefix:
-            size = int.from_bytes(data[at : at + _SIZE], "big")
-            if size > _RECORD_BYTES:
-                raise CallFaulty
-            if end - at < prefix + size:
-                self._need = prefix + size
-                break
-            content = data[at + prefix : at + prefix + size]
-            if not self._rules.verify(self._records, content, data[at + _SIZE : at + prefix]):
+        """Read the complete records. A head is the size of the record, and its proof."""
+        for head, content in self._frames.feed(data):
+            if not self._rules.verify(self._records, content, head[_SIZE:]):
                 raise CallFaulty
             self._records += 1
             self._read(content, came)
-            at += prefix + size
-        if at < end:
-            self._rest += data[at:]
 
     def _read(self, content: bytes, came: list[Call | int]) -> None:
         """Read a record. A cancellation is the number of its call."""

@@ -11,6 +11,8 @@ import asyncio
 from collections import deque
 from typing import Final, cast
 
+from transports.frames import FrameReader, FrameTooLong
+
 __all__ = [
     "HEAD_BYTES",
     "HEARTBEAT_S",
@@ -109,8 +111,7 @@ class PeerConnection(Wire):
         self._unread = 0
         self._is_paused = False
         self._waiter: asyncio.Future[None] | None = None
-        self._rest = bytearray()
-        self._need = 0
+        self._reader = FrameReader(HEAD_BYTES, 1, MAX_FRAME_BYTES)
 
     def ask(self, head: bytes, body: bytes) -> None:
         """Send the request."""
@@ -121,24 +122,11 @@ class PeerConnection(Wire):
             self.transport.write(b"".join((b"q", (4 + len(head) + len(body)).to_bytes(4, "big"), size, head, body)))
 
     def data_received(self, data: bytes) -> None:
-        if self._rest:
-            self._rest += data
-            if len(self._rest) < self._need:
-                return
-            data, self._rest = bytes(self._rest), bytearray()
-        at, end, self._need = 0, len(data), HEAD_BYTES
-        while end - at >= HEAD_BYTES:
-            size = int.from_bytes(data[at + 1 : at + HEAD_BYTES], "big")
-            if size > MAX_FRAME_BYTES:
-                self.abort()
-                return
-            if end - at < HEAD_BYTES + size:
-                self._need = HEAD_BYTES + size
-                break
-            self._receive(data[at : at + 1], data[at + HEAD_BYTES : at + HEAD_BYTES + size])
-            at += HEAD_BYTES + size
-        if at < end:
-            self._rest += data[at:]
+        try:
+            for head, content in self._reader.feed(data):
+                self._receive(head[:1], content)
+        except FrameTooLong:
+            self.abort()
 
     def _receive(self, kind: bytes, payload: bytes) -> None:
         """Handle a frame of the peer."""
