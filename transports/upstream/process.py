@@ -13,6 +13,7 @@ from typing import Final, Protocol
 
 from transports.upstream.lines import LineSplitter, Tail
 from transports.upstream.pipes import Inbox, Outbox
+from transports.upstream.walls.spec import Walls
 
 __all__ = ["KILL_TIMEOUT_S", "REAPER_LOST", "Command", "LineSink", "Process", "ProcessFailed"]
 
@@ -56,6 +57,7 @@ class Command:
     argv: tuple[str, ...]
     env: Mapping[str, str]
     cwd: str | None = None
+    walls: Walls | None = None
 
 
 class Process:

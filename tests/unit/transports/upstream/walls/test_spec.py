@@ -1,0 +1,39 @@
+"""Walls reach the reaper as they left the gateway."""
+
+import json
+
+import pytest
+
+from transports.upstream.walls.spec import Grant, Limits, Reach, Walls
+
+FULL = Walls(
+    profile="strict",
+    grants=(Grant(path="/usr", mode="rx"), Grant(path="/etc/hosts", optional=True)),
+    reach=Reach(public=True, names=True, hosts=("10.1.0.0/16:5432",), refused=("127.0.0.1:80",), listen=(8123, 0)),
+    limits=Limits(memory_bytes=1 << 30, processes=64, files=256, cpu_s=60),
+    namespaces=True,
+    temporary="/var/lib/own",
+    required=True,
+)
+
+
+@pytest.mark.parametrize("walls", [FULL, Walls(profile="standard", grants=())], ids=["full", "empty"])
+def test_walls_are_the_same_after_json(walls: Walls) -> None:
+    assert Walls.from_json(json.loads(json.dumps(walls.to_json()))) == walls
+
+
+@pytest.mark.parametrize("path", ["", "relative", "~/x", "/a\0b"])
+def test_a_grant_of_a_path_that_is_not_absolute_cannot_be_made(path: str) -> None:
+    with pytest.raises(ValueError, match="is not an absolute path"):
+        Grant(path=path)
+
+
+@pytest.mark.parametrize("mode", ["", "w", "x", "wx", "rwxs"])
+def test_a_grant_of_an_unknown_mode_cannot_be_made(mode: str) -> None:
+    with pytest.raises(ValueError, match="is none of r, rx, rw, rwx"):
+        Grant(path="/tmp", mode=mode)
+
+
+def test_a_limit_of_nothing_cannot_be_made() -> None:
+    with pytest.raises(ValueError, match="at least 1"):
+        Limits(processes=0)

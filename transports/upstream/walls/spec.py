@@ -1,0 +1,104 @@
+"""What the walls around one server's process are to be, as the gateway tells the reaper. Pure: builds nothing."""
+
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+__all__ = ["MODES", "Grant", "Limits", "Reach", "Walls"]
+
+MODES: Final = ("r", "rx", "rw", "rwx")
+"""What a grant allows: `r` to read files and to list folders, `w` to write, make, rename and remove, `x` to execute."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grant:
+    """A file, or a folder with everything below it.
+
+    `path` is absolute. No part of it is a symlink, which the server might have put there: the gateway resolves them
+    when it reads its configuration.
+    """
+
+    path: str
+    mode: str = "r"
+    optional: bool = False
+    """True if the grant may be left out where the path does not exist. Else the server is not started."""
+
+    def __post_init__(self) -> None:
+        if not self.path.startswith("/") or "\0" in self.path:
+            raise ValueError(f"{self.path!r} is not an absolute path")
+        if self.mode not in MODES:
+            raise ValueError(f"{self.mode!r} is none of {', '.join(MODES)}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reach:
+    """What the process may connect to, in the words of the configuration. Everything else is refused."""
+
+    public: bool = False
+    """True if every address is reachable that is neither private, link-local, loopback, multicast nor reserved."""
+    names: bool = False
+    """True if every name is resolved. Else only the names in `hosts` are."""
+    hosts: tuple[str, ...] = ()
+    """Names, wildcards, addresses and networks, with a port or without: "*.example.com", "10.1.0.0/16:5432"."""
+    refused: tuple[str, ...] = ()
+    """Addresses with ports that stay closed whatever else is granted: where the gateway itself listens."""
+    sockets: tuple[str, ...] = ()
+    """Unix sockets, and folders with every Unix socket below them."""
+    listen: tuple[int, ...] = ()
+    """TCP ports on which the process may listen."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What one process, or all processes together, may use up. None: as much as the gateway itself may."""
+
+    memory_bytes: int | None = None
+    """Data of each process (RLIMIT_DATA): reserved address space is not counted."""
+    processes: int | None = None
+    """Processes and threads of the server together."""
+    files: int | None = None
+    """Open descriptors of each process."""
+    cpu_s: int | None = None
+    """Processor time of each process."""
+
+    def __post_init__(self) -> None:
+        for value in (self.memory_bytes, self.processes, self.files, self.cpu_s):
+            if value is not None and value < 1:
+                raise ValueError(f"a limit is at least 1, not {value}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Walls:
+    """The walls around one server's process."""
+
+    profile: str
+    """The name of the profile that they were made from, for messages."""
+    grants: tuple[Grant, ...]
+    """The files it may use. All others are closed to it."""
+    reach: Reach | None = None
+    """None: its connections are not looked at."""
+    limits: Limits = Limits()
+    namespaces: bool = False
+    """True if it gets processes, mounts and shared memory of its own (see `temporary`) where the kernel allows it."""
+    temporary: str | None = None
+    """The folder that is `/tmp` within its own mounts. None: an empty one in memory."""
+    required: bool = False
+    """True if it must not start where the kernel lacks a part of these walls."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Values that `json.dumps` takes."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, given: dict[str, Any]) -> "Walls":
+        """The value that `to_json` was called on."""
+        reach: dict[str, Any] | None = given["reach"]
+        parts = {
+            "grants": tuple(Grant(**grant) for grant in given["grants"]),
+            "reach": None if reach is None else Reach(**{name: _frozen(value) for name, value in reach.items()}),
+            "limits": Limits(**given["limits"]),
+        }
+        return cls(**{**given, **parts})
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
