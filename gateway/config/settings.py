@@ -90,8 +90,7 @@ class GatewaySettings(Frozen):
     log_format: Literal["auto", "json", "logfmt", "pretty"] = "auto"
     """Format of the log on stderr. `auto` is `pretty` on a terminal, else `logfmt`."""
     log_calls_per_s: Annotated[int, Field(ge=0)] = 100
-    """Maximum number of request log lines per second; further requests are counted in one line. 0 writes none. Writing
-    a line costs half as much as relaying a call."""
+    """Maximum number of request log lines per second; further requests are counted in one line. 0 writes none."""
     stall_log_s: Annotated[float, Field(ge=0, le=60)] = 0.25
     """Log what blocks the event loop for longer than this ([details](operating.md#stalls)). 0 watches nothing."""
     tracing: bool = False

@@ -1,15 +1,17 @@
 """Logs: to stderr, structured, every line with the correlation id of its request and never with a credential."""
 
+import contextlib
 import logging
 import sys
 from contextvars import ContextVar
-from typing import Final
+from typing import Final, TextIO
 
+from gateway.observability.call_lines import CallLines
 from gateway.observability.log_lines import LineFormatter
 from session_store.context import current_session_id
 from session_store.session import redact
 
-__all__ = ["CLIENT", "CORRELATION", "configure_logging"]
+__all__ = ["CLIENT", "CORRELATION", "call_lines", "configure_logging"]
 
 CORRELATION: Final[ContextVar[str]] = ContextVar("correlation", default="")
 """The correlation id of the request that this task serves. A request has a task of its own, so nobody resets it."""
@@ -32,13 +34,50 @@ def configure_logging(level: str, form: str = "auto") -> None:
     """
     if form == "auto":
         form = "pretty" if sys.stderr.isatty() else "logfmt"
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(LineFormatter(form, _KEPT, _serving))
     root = logging.getLogger()
-    root.handlers[:] = [handler]
+    root.handlers[:] = [_LineHandler(sys.stderr, LineFormatter(form, _KEPT, _serving))]
     root.setLevel(level.upper())
     for noisy in ("uvicorn.access", "uvicorn.error", "asyncio", "httpcore2", "httpx2"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
+
+
+def call_lines() -> CallLines | None:
+    """Takes the lines of calls that went well, where this program's log is that of `configure_logging`, for programs,
+    and has such lines. None: they are logged as all others."""
+    handlers = logging.getLogger().handlers
+    if len(handlers) == 1 and isinstance(handlers[0], _LineHandler) and logging.getLogger().isEnabledFor(logging.INFO):
+        return handlers[0].calls
+    return None
+
+
+class _LineHandler(logging.StreamHandler[TextIO]):
+    """Writes each record at once, after the lines of calls that ended before it."""
+
+    def __init__(self, stream: TextIO, formatter: LineFormatter) -> None:
+        super().__init__(stream)
+        self.setFormatter(formatter)
+        self.calls = None if formatter.form is None else CallLines(formatter.form, self._write)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._flush_calls()
+        super().emit(record)
+
+    def flush(self) -> None:
+        """Also called when the process exits."""
+        self._flush_calls()
+        super().flush()
+
+    def _flush_calls(self) -> None:
+        if self.calls is not None:
+            self.calls.flush()
+
+    def _write(self, lines: str) -> None:
+        with self.lock or contextlib.nullcontext():
+            try:
+                self.stream.write(lines)
+                self.stream.flush()
+            except Exception:
+                self.handleError(logging.makeLogRecord({"msg": "lines of calls"}))
 
 
 def _serving() -> dict[str, str]:

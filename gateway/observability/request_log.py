@@ -10,11 +10,13 @@ from typing import Any, Final
 
 import msgspec
 
+from gateway.observability.call_lines import CallLine, CallLines
 from gateway.observability.logs import CORRELATION
 from gateway.observability.metrics import Metrics
 from gateway.observability.observed import Failure, LogFacts, ObservedExchange
 from gateway.observability.outcome import OK, Outcome
 from gateway.observability.spans import CallSpan, Tracing, carried_on, request_span
+from gateway.protocol.methods import METHODS
 from session_store import Principal, Session
 from session_store.metadata import scrubbed_text
 from session_store.session import redact
@@ -30,7 +32,7 @@ CORRELATION_HEADER: Final = "mcp-gateway-correlation"
 
 _MAX_MESSAGE_CHARS: Final = 300
 _NONE: Final[LogFacts] = MappingProxyType({})
-_CONTROL = re.compile(r"[\x00-\x1f\x7f]+")
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]+")
 
 
 class _ErrorText(msgspec.Struct):
@@ -41,7 +43,11 @@ class _ErrorText(msgspec.Struct):
 
 
 class RequestLog:
-    """Records the outcome of each request. `fields` returns the fields of a session's context that lines have."""
+    """Records the outcome of each request.
+
+    `fields` returns the fields of a session's context that lines have. `lines` takes the lines of calls that went well;
+    None: they are logged as all others.
+    """
 
     def __init__(
         self,
@@ -50,9 +56,11 @@ class RequestLog:
         lines_per_s: int,
         tracing: Tracing | None = None,
         fields: Callable[[Session], Mapping[str, str]] = lambda _: {},
+        lines: CallLines | None = None,
     ) -> None:
         self.metrics = metrics
         self._fields = fields
+        self._lines = lines
         self.tracing = tracing
         self._lines_per_s = lines_per_s
         self._left = lines_per_s
@@ -99,6 +107,21 @@ class RequestLog:
 
     def _line_of(self, exchange: ObservedExchange, outcome: Outcome, took_s: float, server: str, why: str) -> None:
         session = exchange.session
+        if self._lines is not None and session is not None and not (outcome.is_failure or exchange.log_facts):
+            line = CallLine(
+                time(),
+                _known(exchange.method),
+                outcome,
+                _in_ms(took_s),
+                session,
+                exchange.era,
+                server,
+                exchange.tool,
+                exchange.correlation,
+                self._fields(session),
+            )
+            self._lines.add(line)
+            return
         self._line(
             exchange.method,
             outcome,
@@ -174,8 +197,16 @@ class RequestLog:
         facts: dict[str, Any] = {name: value for name, value in more.items() if value}
         if about:
             facts |= {name: value for name, value in about.items() if value}
-        known = _CONTROL.sub(" ", method)[:64]
-        logger.info(known, extra={"outcome": str(outcome), "took_ms": round(took_s * 1_000, 2), **facts})
+        logger.info(_known(method), extra={"outcome": str(outcome), "took_ms": _in_ms(took_s), **facts})
+
+
+def _known(method: str) -> str:
+    """A method as a line shows it."""
+    return method if method in METHODS else _CONTROL.sub(" ", method)[:64]
+
+
+def _in_ms(took_s: float) -> float:
+    return round(took_s * 1_000, 2)
 
 
 def _call_span(exchange: ObservedExchange, meta: Object) -> tuple[CallSpan | None, Object]:

@@ -23,6 +23,7 @@ from gateway.identity.access_tokens import AccessTokens
 from gateway.identity.authenticate import Identity
 from gateway.identity.resource_metadata import ResourceMetadata
 from gateway.observability.audit import Audit
+from gateway.observability.logs import call_lines
 from gateway.observability.loop_watch import LoopWatch
 from gateway.observability.metrics import Metrics
 from gateway.observability.otel import tracing
@@ -110,6 +111,7 @@ def _foundation(settings: Settings, ring: KeyRing, clock: Callable[[], float], s
             lines_per_s=options.log_calls_per_s,
             tracing=tracing(__version__) if options.tracing else None,
             fields=facts.logged,
+            lines=call_lines(),
         ),
         audit=Audit(backend.audit, clock, options.audit, facts.audited),
         facts=facts,
