@@ -6,6 +6,7 @@ from typing import Final
 from opentelemetry import trace
 
 from gateway.config.settings import ConfigurationError
+from gateway.observability.sampling import GivenIds
 from gateway.observability.spans import Tracing
 
 __all__ = ["flush", "tracing"]
@@ -19,6 +20,7 @@ def tracing(version: str) -> Tracing:
     Raises:
         ConfigurationError: the packages for that are not installed.
     """
+    ids = None
     if isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
         try:
             from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -30,10 +32,14 @@ def tracing(version: str) -> Tracing:
                 "gateway.tracing: spans need more packages: install mcp-session-gateway[tracing]"
             ) from None
         named = Resource({"service.name": "mcp-session-gateway", "service.version": version})
-        provider = TracerProvider(resource=named.merge(OTELResourceDetector().detect()))
+        ids = GivenIds()
+        provider = TracerProvider(
+            resource=named.merge(OTELResourceDetector().detect()),
+            id_generator=ids,  # type: ignore[arg-type]  # their base class is in a package that may be missing here
+        )
         provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
         trace.set_tracer_provider(provider)
-    return Tracing(trace.get_tracer("mcp_session_gateway", version))
+    return Tracing(trace.get_tracer("mcp_session_gateway", version), ids)
 
 
 async def flush() -> None:

@@ -15,7 +15,7 @@ from gateway.observability.logs import CORRELATION
 from gateway.observability.metrics import Metrics
 from gateway.observability.observed import Failure, LogFacts, ObservedExchange
 from gateway.observability.outcome import OK, Outcome
-from gateway.observability.spans import CallSpan, Tracing, carried_on, request_span
+from gateway.observability.spans import CallSpan, Tracing, carried_on, carries_more, request_span
 from gateway.protocol.methods import METHODS
 from session_store import Principal, Session
 from session_store.metadata import scrubbed_text
@@ -69,9 +69,9 @@ class RequestLog:
     def begin(self, exchange: ObservedExchange, request: Request, meta: Object, correlation: str) -> Object:
         """Watch a call that is about to be sent; its `_meta` with the trace context."""
         exchange.watch(self._finished)
-        if "traceparent" in request.headers:
-            meta = carried_on(meta, request.headers)
-        span = None
+        span, headers = None, request.headers
+        if "traceparent" in headers and (self.tracing is None or carries_more(headers)):
+            meta = carried_on(meta, headers)
         if self.tracing is not None:
             span, meta = _call_span(exchange, meta)
         exchange.begin(request.arrived_at or monotonic(), correlation, span)

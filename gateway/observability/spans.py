@@ -16,13 +16,14 @@ from opentelemetry.trace import Span, SpanContext, SpanKind, Status, StatusCode,
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from gateway.observability.outcome import Outcome
+from gateway.observability.sampling import RANDOM_TRACE_ID, GivenIds, Sampling, new_span_id, new_trace_id
 from gateway.protocol.methods import METHODS
 from session_store import Session
 from session_store.session import redact
 from transports.inbound_port import Request
 from transports.jsonrpc import Object, encode
 
-__all__ = ["PEER_HEADER", "CallSpan", "RequestSpan", "Tracing", "carried_on", "request_span"]
+__all__ = ["PEER_HEADER", "CallSpan", "RequestSpan", "Tracing", "carried_on", "carries_more", "request_span"]
 
 PEER_HEADER: Final = "mcp-gateway-traceparent"
 """The parent of what a replica does for another. Believed only in what another replica has sealed."""
@@ -31,7 +32,7 @@ _CONTEXT: Final = ("traceparent", "tracestate", "baggage")
 _W3C = TraceContextTextMapPropagator()
 _PARENT: Final = re.compile(r"00-((?!0{32})[0-9a-f]{32})-((?!0{16})[0-9a-f]{16})-([0-9a-f]{2})")
 """W3C Trace Context §3.2.2, version 00. The propagator reads what is not in this form, or has a `tracestate`."""
-_ARRIVED: ContextVar["RequestSpan | None"] = ContextVar("arrived", default=None)
+_ARRIVED: ContextVar["RequestSpan | UnsampledRequest | None"] = ContextVar("arrived", default=None)
 
 
 class RequestSpan:
@@ -62,7 +63,7 @@ class RequestSpan:
         """A span for the call to a server, and `_meta` that makes it the parent of what the server does.
 
         The calls of a request that is not sampled are not sampled, whatever the sampler: the server gets the request's
-        span as its parent. A span of their own would take 10 µs to begin, and nobody would see it.
+        span as its parent.
         """
         span = self._span
         if span.is_recording():
@@ -88,6 +89,37 @@ class RequestSpan:
         self._span.end()
 
 
+class UnsampledRequest:
+    """A request whose trace is not recorded. Servers get a parent that says so."""
+
+    __slots__ = ("_flags", "_span_id", "correlation")
+
+    def __init__(self, trace_id: int, flags: int) -> None:
+        self.correlation = trace.format_trace_id(trace_id)
+        self._span_id = new_span_id()
+        self._flags = flags
+
+    @property
+    def context(self) -> Context:
+        """As that of a `RequestSpan`."""
+        own = SpanContext(int(self.correlation, 16), self._span_id, False, TraceFlags(self._flags))
+        return trace.set_span_in_context(trace.NonRecordingSpan(own), Context())
+
+    def call(self, _: Session | None, meta: Object) -> tuple[None, Object]:
+        """No span, and `_meta` with the parent."""
+        parent = b'"00-%b-%016x-%02x"' % (self.correlation.encode(), self._span_id, self._flags)
+        return None, {**meta, "traceparent": msgspec.Raw(parent)}
+
+    def belongs_to(self, session: Session) -> None:
+        """Nothing: there is no span."""
+
+    def ended(self, outcome: Outcome) -> None:
+        """Nothing: there is no span."""
+
+    def passed_on(self) -> None:
+        """Nothing: there is no span."""
+
+
 class CallSpan:
     """The span of a call to a server."""
 
@@ -111,14 +143,38 @@ class CallSpan:
 
 
 class Tracing:
-    """Begins the spans of requests."""
+    """Begins the spans of requests. `ids` are those that the tracer makes its ids with; None: its own ones."""
 
-    def __init__(self, tracer: Tracer) -> None:
+    def __init__(self, tracer: Tracer, ids: GivenIds | None = None) -> None:
         self._tracer = tracer
+        self._sampling = Sampling.of(tracer, ids)
 
-    def arrived(self, request: Request) -> RequestSpan:
+    def arrived(self, request: Request) -> RequestSpan | UnsampledRequest:
         """Begin the span of a request. Later spans of the same task are its children."""
-        message, parent = request.message, _parent_of(request)
+        parent = _parent_of(request)
+        arrived = self._unsampled(parent) or self._begun(request, parent)
+        _ARRIVED.set(arrived)
+        return arrived
+
+    def _unsampled(self, parent: SpanContext | None) -> UnsampledRequest | None:
+        """A request that is known not to be recorded."""
+        sampling = self._sampling
+        if sampling is None:
+            return None
+        if parent is not None:
+            if parent.trace_state or sampling.takes(parent):
+                return None
+            return UnsampledRequest(parent.trace_id, parent.trace_flags & RANDOM_TRACE_ID)
+        if sampling.ids is None:
+            return None
+        trace_id = new_trace_id()
+        if sampling.takes_new(trace_id):
+            sampling.ids.give(trace_id)
+            return None
+        return UnsampledRequest(trace_id, RANDOM_TRACE_ID)
+
+    def _begun(self, request: Request, parent: SpanContext | None) -> RequestSpan:
+        message = request.message
         method = "" if message is None else str(message.method)
         attributes: dict[str, Any] = {
             "mcp.method.name": method,
@@ -133,9 +189,7 @@ class Tracing:
         context = Context()
         if parent is not None:
             context = trace.set_span_in_context(trace.NonRecordingSpan(parent), context)
-        arrived = RequestSpan(self._tracer, name, context, attributes)
-        _ARRIVED.set(arrived)
-        return arrived
+        return RequestSpan(self._tracer, name, context, attributes)
 
     @contextlib.contextmanager
     def forwarding(self, session: Session, replica: str) -> Iterator[dict[str, str]]:
@@ -155,7 +209,7 @@ class Tracing:
             arrived.passed_on()
 
 
-def request_span() -> "RequestSpan | None":
+def request_span() -> RequestSpan | UnsampledRequest | None:
     """The span of the request that this task serves."""
     return _ARRIVED.get()
 
@@ -168,6 +222,11 @@ def _carrier(span: Span) -> dict[str, str]:
     carrier: dict[str, str] = {}
     _W3C.inject(carrier, trace.set_span_in_context(span, Context()))
     return carrier
+
+
+def carries_more(headers: Mapping[str, str]) -> bool:
+    """Whether a trace context in headers has more than the parent, which that of a span replaces."""
+    return "tracestate" in headers or "baggage" in headers
 
 
 def carried_on(meta: Object, headers: Mapping[str, str]) -> Object:

@@ -162,10 +162,11 @@ class Pipeline:
         """Authenticate a request, or take over the principal that another replica has authenticated. From now on log
         lines have the correlation id of the request and the address of its client."""
         CLIENT.set(request.client)
-        sent = "" if request.forwarded is None else request.headers.get(CORRELATION_HEADER, "")
-        correlation = sent or correlation_id(request.headers, request.meta)
         if self._watching.tracing is not None and request.message is not None and request.message.is_request:
             correlation = self._watching.tracing.arrived(request).correlation
+        else:
+            sent = "" if request.forwarded is None else request.headers.get(CORRELATION_HEADER, "")
+            correlation = sent or correlation_id(request.headers, request.meta)
         CORRELATION.set(correlation)
         who = request.forwarded
         if who is not None:  # its sender has counted it

@@ -1,0 +1,146 @@
+"""Whether a trace is recorded is known before there is a span, and is what the SDK's sampler decides."""
+
+import random
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.trace.sampling import (
+    ALWAYS_OFF,
+    ALWAYS_ON,
+    DEFAULT_OFF,
+    DEFAULT_ON,
+    ParentBased,
+    ParentBasedTraceIdRatio,
+    Sampler,
+    TraceIdRatioBased,
+)
+from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags
+
+from gateway.observability.outcome import OK
+from gateway.observability.sampling import GivenIds, Sampling
+from gateway.observability.spans import Tracing
+from tests.requirements import requirement
+from transports.era import Era
+from transports.inbound_port import Request
+from transports.jsonrpc import Message
+
+RATES = [0.0, 1e-9, 0.01, 0.3, 0.5, 0.999, 1.0]
+SAMPLERS: Sequence[Sampler] = [
+    *(ALWAYS_ON, ALWAYS_OFF, DEFAULT_ON, DEFAULT_OFF),
+    *(TraceIdRatioBased(rate) for rate in RATES),
+    *(ParentBasedTraceIdRatio(rate) for rate in RATES),
+    ParentBased(ALWAYS_OFF, remote_parent_sampled=TraceIdRatioBased(0.5), remote_parent_not_sampled=ALWAYS_ON),
+]
+
+
+def named(sampler: Sampler) -> str:
+    return str(sampler.get_description())
+
+
+def a_request(parent: str = "", state: str = "") -> Request:
+    given = {"traceparent": parent, "tracestate": state}
+    headers = {name: value for name, value in given.items() if value}
+    message = Message(jsonrpc="2.0", id=1, method="tools/call")
+    return Request(era=Era.LEGACY, endpoint="/mcp", headers=headers, message=message)
+
+
+def takes(sampler: Sampler, context: Context, trace_id: int) -> bool:
+    """What the SDK's sampler decides."""
+    return bool(sampler.should_sample(context, trace_id, "tools/call").decision.is_sampled())  # type: ignore[no-untyped-call]
+
+
+@requirement("hot.sampling")
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=named)
+def test_the_decision_is_that_of_the_sampler(sampler: Sampler) -> None:
+    sampling = Sampling.of(TracerProvider(sampler=sampler).get_tracer("t"), GivenIds())
+    assert sampling is not None
+    edges = [round(rate * (1 << 64)) + step for rate in RATES for step in (-2, -1, 0, 1)]
+    halves = [half for half in edges if 0 <= half < 1 << 64]
+    ids = [*(7 << 64 | half for half in halves), *(random.getrandbits(128) or 1 for _ in range(2_000))]
+    for trace_id in ids:
+        assert sampling.takes_new(trace_id) is takes(sampler, Context(), trace_id)
+        for flags in range(4):
+            parent = SpanContext(trace_id, 1, True, TraceFlags(flags))
+            context = trace.set_span_in_context(NonRecordingSpan(parent), Context())
+            assert sampling.takes(parent) is takes(sampler, context, trace_id)
+
+
+@requirement("hot.sampling")
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=named)
+def test_a_server_gets_the_parent_that_the_sdk_would_make(sampler: Sampler) -> None:
+    provider = TracerProvider(sampler=sampler)
+    ours, sdk = Tracing(provider.get_tracer("t")), provider.get_tracer("t")
+    for number in range(200):
+        flags, state = number % 4, "vendor=1" if number % 50 == 0 else ""
+        request = a_request(f"00-{random.getrandbits(128) | 1:032x}-b7ad6b7169203331-{flags:02x}", state)
+        arrived = ours.arrived(request)
+        span, meta = arrived.call(None, {})
+        parent = SpanContext(
+            int(request.headers["traceparent"][3:35], 16),
+            int("b7ad6b7169203331", 16),
+            True,
+            TraceFlags(flags),
+            trace.TraceState.from_header([state]) if state else None,
+        )
+        context = trace.set_span_in_context(NonRecordingSpan(parent), Context())
+        theirs = sdk.start_span("tools/call", context=context).get_span_context()
+        version, trace_id, span_id, got = bytes(meta["traceparent"])[1:-1].decode().split("-")
+        assert (version, trace_id, int(got, 16)) == ("00", f"{theirs.trace_id:032x}", theirs.trace_flags)
+        assert arrived.correlation == trace_id and len(span_id) == 16 and int(span_id, 16)
+        assert bytes(meta.get("tracestate", b'""'))[1:-1].decode() == state
+        if span is not None:
+            span.dropped()
+
+
+@requirement("hot.sampling")
+def test_of_new_traces_the_configured_part_is_recorded_under_the_ids_that_logs_have() -> None:
+    exporter, ids = InMemorySpanExporter(), GivenIds()
+    provider = TracerProvider(sampler=TraceIdRatioBased(0.3), id_generator=ids)  # type: ignore[arg-type]
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    tracing = Tracing(provider.get_tracer("t"), ids)
+    sampled, correlations = 0, []
+    for _ in range(3_000):
+        arrived = tracing.arrived(a_request())
+        span, meta = arrived.call(None, {})
+        is_sampled = int(bytes(meta["traceparent"])[-3:-1], 16) & 1
+        assert bytes(meta["traceparent"])[4:36].decode() == arrived.correlation
+        assert bool(is_sampled) is (span is not None)
+        if span is not None:
+            sampled += 1
+            correlations.append(arrived.correlation)
+            span.finished(OK, "demo")
+    assert 700 < sampled < 1_100
+    requests = [span for span in exporter.get_finished_spans() if span.parent is None]
+    assert [f"{span.context.trace_id:032x}" for span in requests] == correlations
+    assert len(exporter.get_finished_spans()) == 2 * sampled
+
+
+@requirement("hot.sampling")
+def test_what_is_not_known_is_left_to_the_sdk() -> None:
+    class Odd(TraceIdRatioBased):
+        def get_description(self) -> str:
+            return "ByTheHour"
+
+    odd = TracerProvider(sampler=Odd(0.0)).get_tracer("t")
+    assert Sampling.of(odd, GivenIds()) is None
+    assert Sampling.of(trace.NoOpTracerProvider().get_tracer("t"), GivenIds()) is None
+    # The id of a new trace is known beforehand only where the gateway has made the provider.
+    provider = TracerProvider(sampler=ALWAYS_OFF)
+    _, meta = Tracing(provider.get_tracer("t")).arrived(a_request()).call(None, {})
+    assert int(bytes(meta["traceparent"])[4:36], 16)
+
+
+@requirement("hot.sampling")
+def test_an_id_is_for_the_thread_that_it_was_given_to() -> None:
+    ids = GivenIds()
+    ids.give(7)
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(ids.generate_trace_id).result() != 7
+    assert ids.generate_trace_id() == 7
+    assert ids.generate_trace_id() != 7
