@@ -226,3 +226,7 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
     def used(self, now: float, *, confirm: bool = False) -> "Session":
         """The session after a use at `now`. `confirm`: a client has returned with its id."""
         return msgspec.structs.replace(self, used_at=max(now, self.used_at), confirmed=self.confirmed or confirm)
+
+    def is_but_used(self, earlier: "Session") -> bool:
+        """Whether this is an earlier record of the session, but for the time of its last use."""
+        return self.version == earlier.version and msgspec.structs.replace(self, used_at=earlier.used_at) == earlier

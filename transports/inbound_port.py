@@ -78,7 +78,8 @@ class Memory:
     """Of a head that one connection repeats: what the handler keeps from one call for the next ones.
 
     Its requests have the same headers, but for `traceparent`. It belongs to that head of that connection, and ends with
-    either of them, and with the first refusal. What a body said and what was answered must not be in it.
+    either of them, and with the first refusal. What a body said and what was answered must not be in it, unless all its
+    requests say the same (`Request.standing`).
     """
 
     __slots__ = ("kept",)
@@ -102,7 +103,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     that was lost, and may have taken effect. `body_bytes` is what the request holds in memory until it is answered.
     `check_mirrored` takes the schema of a tool that mirrors arguments in headers, and raises `Refused` if headers and
     arguments disagree. It is called only after the caller is known to see the tool. `memory` is None unless the
-    connection repeats the head.
+    connection repeats the head. `standing` is that of the requests with this head which have the same method and the
+    same params as well, but for `arguments`; None if the connection does not remember these.
     """
 
     era: Era
@@ -122,6 +124,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     body_bytes: int = 0
     check_mirrored: Callable[[Any], None] | None = None
     memory: Memory | None = None
+    standing: Memory | None = None
 
 
 class Carried(msgspec.Struct, frozen=True, kw_only=True):

@@ -24,6 +24,7 @@ from gateway.protocol.listing import Names, Tools
 from gateway.protocol.methods import METHODS
 from gateway.protocol.params import text_of
 from gateway.protocol.uris import is_of_any
+from gateway.relay.admitted_tool import AdmittedTool
 from gateway.sessions.child_sessions import with_handles
 from gateway.upstreams.review import require_matches
 from gateway.upstreams.upstream import ConfiguredUpstream
@@ -33,7 +34,10 @@ from transports.inbound_port import Refused
 from transports.jsonrpc import INVALID_PARAMS, Object, encode
 from transports.turns import at_once, in_turns, is_large
 
-__all__ = ["Admission"]
+__all__ = ["Admission", "Admitted", "params_of"]
+
+Admitted = AdmittedTool | Object
+"""The tool that a request may call, or the params of any other request for the server."""
 
 _NOTHING_ASKED: Final[Mapping[str, Listed]] = MappingProxyType({})
 
@@ -71,6 +75,11 @@ class _Lists(msgspec.Struct, frozen=True):
         return _Missing(method, name) if found is None or (name and name not in found) else found
 
 
+def params_of(admitted: Admitted, call: Call) -> Object | Steps:
+    """The params of a request for the server, or the steps that make them. Raises: as `AdmittedTool.params`."""
+    return admitted.params(call) if isinstance(admitted, AdmittedTool) else admitted
+
+
 class Admission:
     """Applies policy to the requests and lists of all servers."""
 
@@ -82,18 +91,18 @@ class Admission:
 
     # -- requests
 
-    def admit_now(self, upstream: ConfiguredUpstream, conversation: Conversation, call: Call) -> Object | None:
-        """The params of a request for the server; None if a list has to be requested first.
+    def admit_now(self, upstream: ConfiguredUpstream, conversation: Conversation, call: Call) -> Admitted | None:
+        """What a request may do: the tool that it calls, or its params for the server; None if a list has to be
+        requested first.
 
         Raises: as `admit`.
         """
         found = self._decide(upstream, conversation, call, _NOTHING_ASKED)
-        if isinstance(found, _Missing):
-            return None
-        return found if isinstance(found, dict) else at_once(found)
+        return None if isinstance(found, _Missing) else found
 
     async def admit(self, upstream: ConfiguredUpstream, call: Call) -> Object:
-        """As `admit_now`. The lists that the decision needs are requested, and large arguments are checked in steps.
+        """The params of a request for the server. The lists that the decision needs are requested, and large arguments
+        are checked in steps.
 
         Raises:
             Refused: it names something that the session does not see, or its arguments are invalid.
@@ -108,9 +117,10 @@ class Admission:
         while isinstance(found := self._decide(upstream, known_by, call, asked), _Missing):
             conversation = await upstream.conversation_for(call)
             asked[found.method] = await upstream.inventory.listed(found.method, conversation, found.name)
-        if isinstance(found, dict):
-            return found
-        return await in_turns(found) if is_large(call.params) else at_once(found)
+        params = params_of(found, call)
+        if isinstance(params, dict):
+            return params
+        return await in_turns(params) if is_large(call.params) else at_once(params)
 
     def _decide(
         self,
@@ -118,8 +128,8 @@ class Admission:
         conversation: Conversation | None,
         call: Call,
         asked: Mapping[str, Listed],
-    ) -> Object | Steps | _Missing:
-        """The decision on a request: its params, or the steps that check them; or the list that is missing.
+    ) -> Admitted | _Missing:
+        """The decision on a request, or the list that is missing.
 
         `asked` has the lists that were requested for it: a name that they lack does not exist. Other lists are those
         that the conversation has received.
@@ -176,7 +186,7 @@ class Admission:
             self._audit.record("refused", session=whose, reason=reason, tool=name)
             raise unknown_method(method, era)
 
-    def _tool_call(self, upstream: ConfiguredUpstream, tools: Tools, name: str, call: Call) -> Object | Steps:
+    def _tool_call(self, upstream: ConfiguredUpstream, tools: Tools, name: str, call: Call) -> AdmittedTool:
         exchange = call.exchange
         assert exchange.live is not None
         if "tools" in upstream.unreviewed:
@@ -184,13 +194,7 @@ class Admission:
         context = exchange.context
         session = with_context(exchange.live.session, context)
         decision = self._calls.decide(upstream.name, tools, context, session, name)
-        if call.check_mirrored is not None and name in tools.mirrored:
-            call.check_mirrored(tools.mirrored[name])
-        tool = name[:MAX_LOGGED_NAME]
-        exchange.calls_tool(tool, decision.slow_s)
-        if self._audit.calls:
-            exchange.audit(self._audit.call_watcher(session, f"{upstream.name}/{tool}"))
-        return self._calls.checked(decision, tools, session, call.params, exchange.note)
+        return AdmittedTool(self._calls, self._audit, decision, tools, session, name)
 
     def _tool(self, server: str, lists: _Lists, call: Call, name: str) -> _Missing | None:
         """Decide on a request that names a tool and does not call it."""

@@ -46,8 +46,8 @@ class Aggregation:
 
     # -- the server that a request names
 
-    def owner_by_name(self, call: Call) -> tuple[ConfiguredUpstream, Call]:
-        """The server of a tool or a prompt, and the call with the name that the server has for it.
+    def owner_by_name(self, call: Call) -> tuple[ConfiguredUpstream, msgspec.Raw | None]:
+        """The server of a tool or a prompt, and the name that it has for it; None if that is the name in the call.
 
         Raises:
             Refused: no server has the name.
@@ -58,10 +58,17 @@ class Aggregation:
         except Refused:
             if call.method != "tools/call":
                 raise
-            return self._server_of_app(public, call), call
+            return self._server_of_app(public, call), None
+        return self._servers.all[server], msgspec.Raw(encode(name))
+
+    def named(self, upstream: ConfiguredUpstream, call: Call, name: msgspec.Raw | None) -> Call:
+        """The call with the name that `owner_by_name` has found."""
+        if name is None:
+            return call
+        call = call.with_params(call.params | {"name": name})
         if self._apps.contested:
-            self._apps.called(call.live, server, name)
-        return self._servers.all[server], call.with_params(call.params | {"name": msgspec.Raw(encode(name))})
+            self._apps.called(call.live, upstream.name, text_of(call.params, "name"))
+        return call
 
     async def owner(self, call: Call) -> tuple[ConfiguredUpstream, Call]:
         """The server that a request is for, and the call with the names that the server has.
@@ -72,7 +79,8 @@ class Aggregation:
         row = METHODS.get(call.method)
         named = "" if row is None else row.named
         if named == "name":
-            return self.owner_by_name(call)
+            upstream, name = self.owner_by_name(call)
+            return upstream, self.named(upstream, call, name)
         if named == "ref":
             return await self._owner_of_ref(call)
         if named == "uri":

@@ -22,9 +22,10 @@ from gateway.protocol.listing import Tools
 from gateway.protocol.methods import CACHEABLE, LISTS, METHODS, RECORDED
 from gateway.protocol.params import text_of
 from gateway.protocol.results import legacy_result
-from gateway.relay.admission import Admission
+from gateway.relay.admission import Admission, params_of
 from gateway.relay.aggregation import empty_result
 from gateway.relay.asking import Answer, KeptResult, asked_of, fresh
+from gateway.relay.route import Route
 from gateway.relay.subscriptions import changes_confirmed, relay_changes, waits_for_changes
 from gateway.sessions.child_sessions import ChildSessions
 from gateway.upstreams.result_cache import Asked
@@ -33,7 +34,7 @@ from transports.era import LEGACY, MODERN
 from transports.inbound_port import Refused
 from transports.jsonrpc import HEADER_MISMATCH, Message, Object, encode
 from transports.mirrored_headers import param_headers
-from transports.turns import is_large, others_first
+from transports.turns import at_once, is_large, others_first
 
 __all__ = ["Dispatch"]
 
@@ -45,8 +46,9 @@ class Dispatch:
         self._handles = handles
         self._admission = admission
 
-    def send_now(self, upstream: ConfiguredUpstream, call: Call) -> bool:
-        """Send a call at once if nothing has to be awaited; else return False, with nothing sent.
+    def send_now(self, upstream: ConfiguredUpstream, call: Call, named: msgspec.Raw | None = None) -> Route | None:
+        """Send a call at once if nothing has to be awaited, and return how; else return None, with nothing sent.
+        `named` is the server's own name of what the call names, if that differs.
 
         Every decision is the one that `send` makes. Calls that need more than these decisions go the other way.
 
@@ -57,20 +59,31 @@ class Dispatch:
         exchange, era, settings = call.exchange, call.era, upstream.settings
         method, live = exchange.method, live_session_of(exchange)
         if live is None or live.ended or settings.shared or settings.handles:
-            return False
+            return None
         server_era = upstream.era_now(era)
         if method in LISTS or server_era is None or (server_era is MODERN and method in CACHEABLE):
-            return False  # its result may be kept
-        if server_era is not era and _waits_between_eras(upstream, live, call):
-            return False
+            return None  # its result may be kept
         conversation = upstream.conversation(live, server_era, call.correlation, exchange.caller)
         if not conversation.is_open_to(live):
+            return None
+        admitted = self._admission.admit_now(upstream, conversation, call)
+        if admitted is None:
+            return None
+        route = Route(upstream, conversation, admitted, named)
+        return route if self.send_in(conversation, route, call) else None
+
+    @staticmethod
+    def send_in(conversation: Conversation, route: Route, call: Call) -> bool:
+        """Send a call by a route that is decided, in its conversation. If False, nothing was sent: something has to be
+        awaited first. Raises: as `send_now`."""
+        upstream, live = route.upstream, call.live
+        if conversation.era is not call.era and (live is None or _waits_between_eras(upstream, live, call)):
             return False
-        params = self._admission.admit_now(upstream, conversation, call)
-        if params is None:
-            return False
+        params = params_of(route.admitted, call)
+        if not isinstance(params, dict):
+            params = at_once(params)
         params, meta = _for_server(upstream, conversation, call.with_params(params), None)
-        return conversation.start_now(exchange, params, meta)
+        return conversation.start_now(call.exchange, params, meta)
 
     async def send(self, upstream: ConfiguredUpstream, call: Call) -> None:
         """Send a call. The facts and lists of the server that the call depends on are requested first.

@@ -19,6 +19,7 @@ from gateway.relay.aggregation import Aggregation
 from gateway.relay.dispatch import Dispatch
 from gateway.relay.extensions import ExtensionRelay
 from gateway.relay.late_servers import Asker, Gathered, LateServers
+from gateway.relay.route import Route
 from gateway.relay.server_subscriptions import has_to_start
 from gateway.relay.subscriptions import (
     acknowledge_nothing,
@@ -145,22 +146,33 @@ class Endpoint:
 
     # -- relaying
 
-    def relay_now(self, call: Call) -> bool:
-        """Send a call at once if nothing has to be awaited; else return False, with nothing sent.
+    def relay_now(self, call: Call) -> Route | None:
+        """Send a call at once if nothing has to be awaited, and return how; else return None, with nothing sent.
 
         Raises:
             Refused, UpstreamUnavailable: as `Dispatch.send_now`.
         """
-        upstream = self._servers.only
+        upstream, named = self._servers.only, None
         if upstream is None:
             if call.method != "tools/call":
-                return False
-            upstream, call = self._aggregation.owner_by_name(call)
+                return None
+            upstream, named = self._aggregation.owner_by_name(call)
+            call = self._aggregation.named(upstream, call, named)
         if call.method not in METHODS or call.exchange.is_subscription:
-            return False
+            return None
         if upstream.name not in self._servers.to(call.exchange.context):
+            return None
+        return self._dispatch.send_now(upstream, call, named)
+
+    def relay_by(self, route: Route, call: Call) -> bool:
+        """Send a call as one like it was sent. If False, nothing was sent: `relay_now` or `relay` has to decide anew.
+        Raises: as `relay_now`."""
+        if route.named is None and self._servers.only is None:
+            return False  # the app of a server has called, and the session may have opened another one
+        if (conversation := route.conversation_for(call)) is None:
             return False
-        return self._dispatch.send_now(upstream, call)
+        call = self._aggregation.named(route.upstream, call, route.named)
+        return self._dispatch.send_in(conversation, route, call)
 
     async def relay(self, call: Call) -> None:
         """Send a call to the server that it is for, or answer it for all servers.
@@ -244,7 +256,8 @@ class Endpoint:
             return call.method in REPEATABLE
         upstream = self._servers.only
         if upstream is None:
-            upstream, call = self._aggregation.owner_by_name(call)
+            upstream, named = self._aggregation.owner_by_name(call)
+            call = self._aggregation.named(upstream, call, named)
         conversation = await upstream.conversation_for(call)
         return await upstream.inventory.reader.is_repeatable(text_of(call.params, "name"), conversation)
 

@@ -30,6 +30,7 @@ from gateway.protocol.params import meta_of
 from gateway.protocol.results import tool_error
 from gateway.relay.endpoint import Endpoint
 from gateway.relay.replies import CallReply
+from gateway.relay.standing import decision_on
 from session_store import Session
 from session_store.session import redact
 from transports.era import LEGACY
@@ -151,8 +152,15 @@ class Intake:
         endpoint = self.endpoints[request.endpoint]
         # No value is larger than the body. 0: the wire does not say how large the body was.
         may_be_large = request.body_bytes > LARGE_BYTES or not request.body_bytes
-        if (may_be_large and is_large(call.params)) or not endpoint.relay_now(call):
+        if may_be_large and is_large(call.params):
             return endpoint.relay(call)
+        decision = decision_on(request, call.exchange)
+        if decision is not None and decision.route is not None and endpoint.relay_by(decision.route, call):
+            return None
+        if (route := endpoint.relay_now(call)) is None:
+            return endpoint.relay(call)
+        if decision is not None and route.may_stand:
+            decision.sent_by(route)
         return None
 
     def _relay_forwarded(self, request: Request, call: Call) -> Soon[None]:
@@ -199,7 +207,9 @@ class Intake:
         if live is not None:
             held = self._room_for(live, request.body_bytes)  # no await from here to `CallReply`, which counts as use
         seen = None if live is None else with_context(live.session, exchange.context)
-        meta = self._watching.begin(exchange, request, self.meta(params, seen, who.correlation), who.correlation)
+        decision = decision_on(request, exchange)
+        said = without_our_keys(meta_of(params)) if decision is None else decision.meta
+        meta = self._watching.begin(exchange, request, self._with_facts(said, seen, who.correlation), who.correlation)
         events = self._events if request.era is LEGACY else None
         return CallReply(exchange, live, headers, events=events, cluster=self._cluster, held=held), meta
 
@@ -222,7 +232,10 @@ class Intake:
     def meta(self, params: Object, session: Session | None, correlation: str) -> Object:
         """The `_meta` for the server: the client's, without the gateway's keys, and with the facts of the session.
         `session` has the context of the request (`gateway.context.facts.with_context`)."""
-        meta = without_our_keys(meta_of(params))
+        return self._with_facts(without_our_keys(meta_of(params)), session, correlation)
+
+    def _with_facts(self, meta: Object, session: Session | None, correlation: str) -> Object:
+        """The client's `_meta` with the facts of the session."""
         return meta if session is None else meta | {CONTEXT_KEY: self._context_meta(session, correlation)}
 
     def _room_for(self, live: LiveSession, size: int) -> int:

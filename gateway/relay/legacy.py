@@ -6,6 +6,7 @@ MCP 2025-03-26 to 2025-11-25.
 import logging
 
 import msgspec
+from msgspec.structs import replace
 
 from gateway.calls.exchange import Exchange
 from gateway.calls.live_session import LiveSession
@@ -31,6 +32,7 @@ from gateway.relay.intake import Intake, id_of, message_of
 from gateway.relay.legacy_handshake import LegacyHandshake
 from gateway.relay.legacy_tasks import LegacyTasks
 from gateway.relay.replies import ImmediateReply, StreamReply
+from gateway.relay.standing import StandingDecision, standing_decision
 from gateway.sessions.attach import Resolved
 from gateway.sessions.lifecycle import SessionLifecycle
 from gateway.sessions.records import SessionRecords
@@ -83,6 +85,10 @@ class LegacyClients:
         """Answer a request."""
         if message_of(request).method == "initialize":
             return self._handshake.initialize(request, who)
+        standing = standing_decision(request, who, self._resolver)
+        if standing is not None and standing.resolved is not None:
+            exchange = self._exchange(standing.resolved, request, who)
+            return self._intake.accept(exchange, request, who, request.params, standing.headers)
         resolving = self._resolver.require(request, who)
         if is_there(resolving):
             return self._in_session(resolving, request, who)
@@ -96,7 +102,8 @@ class LegacyClients:
     async def _announced(self, resolved: Resolved, request: Request, who: RequestContext) -> Answer:
         """Answer a request that announces another workspace than its session has."""
         resolved, said = await self._resolver.apply_announced(request, who, resolved)
-        return await arrived(self._answer(resolved, request, who, said))
+        # Each such request is told what has become of its announcement.
+        return await arrived(self._answer(resolved, replace(request, standing=None), who, said))
 
     def _answer(self, resolved: Resolved, request: Request, who: RequestContext, said: Object) -> Soon[Answer]:
         """Answer a request of a session. `said` is for the `_meta` of the result."""
@@ -115,6 +122,14 @@ class LegacyClients:
 
     def _send(self, _: None, resolved: Resolved, request: Request, who: RequestContext, said: Object) -> Soon[Answer]:
         """Send a call to its server."""
+        exchange = self._exchange(resolved, request, who)
+        if said:
+            exchange.filter_result(lambda _, result: with_meta(result, said))
+        StandingDecision(request, resolved, headers=[])
+        return self._accepting(exchange, request, who)
+
+    def _exchange(self, resolved: Resolved, request: Request, who: RequestContext) -> Exchange:
+        """The exchange of a call in that session."""
         message, live = message_of(request), resolved.live
         shape = None
         if self._result_meta:
@@ -122,7 +137,7 @@ class LegacyClients:
             def shape(exchange: Exchange, result: Object) -> Object:
                 return with_meta(result, trace_meta(live.session, who.correlation))
 
-        exchange = Exchange(
+        return Exchange(
             method=str(message.method),
             client_id=id_of(message),
             live=live,
@@ -131,9 +146,6 @@ class LegacyClients:
             context=resolved.context,
             granted=who.claims,
         )
-        if said:
-            exchange.filter_result(lambda _, result: with_meta(result, said))
-        return self._accepting(exchange, request, who)
 
     def _accepting(self, exchange: Exchange, request: Request, who: RequestContext) -> Soon[Answer]:
         """Send a call to its server. It may ask for a task, or be one of the gateway's own tools."""

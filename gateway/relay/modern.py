@@ -30,6 +30,7 @@ from gateway.relay.intake import Intake, id_of, message_of
 from gateway.relay.late_servers import Asker
 from gateway.relay.modern_results import ModernResults
 from gateway.relay.replies import ImmediateReply
+from gateway.relay.standing import StandingDecision, standing_decision
 from gateway.relay.task_calls import TaskCalls
 from gateway.relay.task_requests import TaskRequests
 from gateway.sessions.attach import Resolved
@@ -97,6 +98,10 @@ class ModernClients:
             return self._tasks.call(request, who)
         elif names_tasks(method, params):
             return self._tasks.listening.call(request, who)
+        standing = standing_decision(request, who, self._resolver)
+        if standing is not None:
+            exchange = self._exchange(standing, request, who, binding)
+            return self._intake.accept(exchange, request, who, params, standing.headers)
         resolving: Soon[Resolved | None]
         if method in SESSIONLESS and not self._endpoints[request.endpoint].lists_in_sessions:
             resolving = self._resolver.resume(request, who)
@@ -127,6 +132,8 @@ class ModernClients:
     ) -> Answer:
         """Answer a request that announces another workspace than its session has."""
         resolved, said = await self._resolver.apply_announced(request, who, resolved)
+        # Each such request is told what has become of its announcement.
+        request = msgspec.structs.replace(request, standing=None)
         return await arrived(self._send(resolved, request, who, binding, params, said))
 
     def _send(
@@ -139,27 +146,38 @@ class ModernClients:
         said: Object | None = None,
     ) -> Soon[Answer]:
         """Send a call to its server. `said` is for the `_meta` of the result."""
-        message = message_of(request)
-        method, live = str(message.method), None if resolved is None else resolved.live
-        headers = [] if resolved is None else self._headers(resolved, request)
+        decision = StandingDecision(
+            request,
+            resolved,
+            headers=[] if resolved is None else self._headers(resolved, request),
+            caller=caller_of_meta(request.params.get("_meta", b"{}")),
+            takes_tasks=message_of(request).method == "tools/call" and declares_tasks(request.meta),
+            names_session=self._results.names_session(request, resolved),
+        )
+        exchange = self._exchange(decision, request, who, binding)
+        if said:
+            exchange.filter_result(lambda _, result: with_meta(of_one_session(result), said))
+        return self._accepting(exchange, request, who, params, decision.headers)
 
-        takes_tasks = method == "tools/call" and declares_tasks(request.meta)
-        names_session = self._results.names_session(request, resolved)
+    def _exchange(
+        self, decision: StandingDecision, request: Request, who: RequestContext, binding: Binding | None
+    ) -> Exchange:
+        """The exchange of a call on which that was decided."""
+        message, resolved = message_of(request), decision.resolved
+        takes_tasks, names_session = decision.takes_tasks, decision.names_session
         exchange = (self._task_calls.exchange if takes_tasks else Exchange)(
-            method=method,
+            method=str(message.method),
             client_id=id_of(message),
-            live=live,
+            live=None if resolved is None else resolved.live,
             replies=ReplyQueue(),
             shape=self._results.shaper(binding, who.correlation, takes_tasks=takes_tasks, names_session=names_session),
-            caller=caller_of_meta(request.params.get("_meta", b"{}")),
+            caller=decision.caller,
             context=self._resolver.context_of(request, who) if resolved is None else resolved.context,
             granted=who.claims,
         )
         if binding is not None and self._results.keep_complete(names_session=names_session):
             exchange.keep_complete()
-        if said:
-            exchange.filter_result(lambda _, result: with_meta(of_one_session(result), said))
-        return self._accepting(exchange, request, who, params, headers)
+        return exchange
 
     def _accepting(
         self, exchange: Exchange, request: Request, who: RequestContext, params: Object, headers: Headers

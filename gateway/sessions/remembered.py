@@ -59,7 +59,15 @@ class Remembered:
             return None
         if known.principal is not who.principal or known.granted is not who.claims:
             return None
-        return resolved if resolved.live.session is self._record else None
+        return resolved if self._has_record_of(resolved.live) else None
+
+    def _has_record_of(self, live: LiveSession) -> bool:
+        """Whether the session's record is that which was kept. Each time the store returns it, its use is later."""
+        if live.session is not self._record:
+            if self._record is None or not live.session.is_but_used(self._record):
+                return False
+            self._record = live.session
+        return True
 
     def keep_route(self, route: Route, request: Request, who: RequestContext) -> Route:
         """A token in the head has led to a session of this caller that another replica owns. The route with a memory
@@ -81,7 +89,7 @@ class Remembered:
 
     def is_of(self, live: LiveSession) -> bool:
         """Whether the session of this head is that one, with the record that was kept."""
-        return self._resolved is not None and self._resolved.live is live and live.session is self._record
+        return self._resolved is not None and self._resolved.live is live and self._has_record_of(live)
 
 
 def remembered(request: Request) -> Remembered | None:

@@ -60,10 +60,9 @@ class SessionResolver:
             OwnedByPeer: another replica owns the session.
             StoreUnavailable: the store does not answer.
         """
-        kept = remembered(request)
-        if kept is not None and (known := kept.session(request, who)) is not None and self._is_served(known.live):
-            self._refresh(known.live)
+        if (known := self.known(request, who)) is not None:
             return known
+        kept = remembered(request)
         if (
             kept is not None
             and (route := kept.route(request, who)) is not None
@@ -93,10 +92,20 @@ class SessionResolver:
         except OwnedByPeer as elsewhere:
             raise OwnedByPeer(kept.keep_route(elsewhere.route, request, who)) from None
 
-    def _is_served(self, live: LiveSession) -> bool:
-        """Whether this replica may serve a session without asking anybody, to a caller whom its record has fitted."""
-        is_here = self._live.get(live.session.id) is live
-        return is_here and live.return_watch is None and self._cached.is_at_hand(live)
+    def known(self, request: Request, who: RequestContext) -> Resolved | None:
+        """The session to which the head of the request has led before, if this replica may serve it without asking
+        anybody. It is the same object as long as nothing of the session's record has changed."""
+        kept = remembered(request)
+        known = None if kept is None else kept.session(request, who)
+        if known is None:
+            return None
+        live = known.live
+        if self._live.get(live.session.id) is not live or live.return_watch is not None:
+            return None
+        if not self._cached.is_at_hand(live):
+            return None
+        self._refresh(live)
+        return known
 
     def _refresh(self, live: LiveSession) -> None:
         """Have the record that serves a call read again before it is too old."""

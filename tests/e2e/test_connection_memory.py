@@ -97,8 +97,8 @@ class Raw:
         return self.answer()
 
     def warm(self, tool: str = "pid", arguments: Any = None) -> "Raw":
-        """Calls after which the connection remembers the head."""
-        for _ in range(2):
+        """Calls after which the connection remembers the head, and what was decided on a call like the last."""
+        for _ in range(4):
             assert self.call(tool, arguments).status == 200
         return self
 

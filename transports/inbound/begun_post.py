@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from msgspec.structs import replace
 
+from transports.inbound.checked_requests import CheckedRequests
 from transports.inbound.event_stream import StreamTimes, stream_headers, whole_stream
 from transports.inbound.http import HeaderList, Receive, Scope, Send, origin_headers
 from transports.inbound.modern import MIRRORED
@@ -65,7 +66,8 @@ class RepeatedHead:
         mirrored = [header for header in head.raw_headers if header[0].lower().startswith(MIRRORED)]
         origin = headers.get("origin")
         shared = [] if origin is None else origin_headers(origin)
-        return cls(endpoint, posts, replace(head, headers=headers, raw_headers=mirrored, memory=Memory()), shared)
+        kept = replace(head, headers=headers, raw_headers=mirrored, memory=Memory(), checked=CheckedRequests())
+        return cls(endpoint, posts, kept, shared)
 
     def begin(self, body: bytes, trace: bytes = b"") -> "BegunPost | None":
         """Begin to serve a POST with this head, and with that `traceparent` if there is one.

@@ -1,14 +1,16 @@
 """POSTs as values: from a head and a body to a request that its era's rules allow. Pure: no I/O, nothing is awaited."""
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from time import monotonic
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from transports.era import LEGACY, MODERN, Era
 from transports.inbound.batch import BATCHES
+from transports.inbound.checked_requests import CheckedRequests
 from transports.inbound.headers import check_legacy, check_post, era_of
 from transports.inbound.http import Guard, HeaderList, Scope, peer_of
 from transports.inbound.modern import (
@@ -39,6 +41,7 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     forwarded: Any = None
     again: bool = False
     memory: Memory | None = None
+    checked: CheckedRequests | None = None
 
 
 class Posts:
@@ -84,6 +87,24 @@ class Posts:
             Refused, InvalidMessage, msgspec.MsgspecError: it breaks a rule of its era, or cannot be read.
         """
         params = {} if message.method is msgspec.UNSET else message.params_object()
+        checked = head.checked
+        if checked is None:
+            return self._checked(head, message, params, body_bytes)
+        if (like := checked.like(message, params)) is not None:
+            return replace(
+                like,
+                headers=head.headers,
+                message=message,
+                params=params,
+                arrived_at=monotonic(),
+                body_bytes=body_bytes,
+                check_mirrored=_check_of(like.era, head, message, params),
+            )
+        request = self._checked(head, message, params, body_bytes)
+        return checked.keep(request, request.meta)
+
+    def _checked(self, head: Head, message: Message, params: Object, body_bytes: int) -> Request:
+        """As `request`, for a message with these params that is like none before it."""
         meta = msgspec.json.decode(params["_meta"]) if "_meta" in params else None
         known = meta if isinstance(meta, dict) else {}
         if head.era is not MODERN and not names_version(meta):
@@ -111,9 +132,6 @@ class Posts:
     ) -> Request:
         """The request with that head, whose message has been checked."""
         version = str(meta.get(VERSION_KEY, "")) if meta and era is MODERN else ""
-        check = None
-        if era is MODERN and message is not None and message.method == "tools/call" and message.is_request:
-            check = functools.partial(check_param_headers, params or {}, head.raw_headers)
         return Request(
             era=era,
             endpoint=self._endpoint,
@@ -130,9 +148,16 @@ class Posts:
             secure=head.secure,
             arrived_at=monotonic(),
             body_bytes=body_bytes,
-            check_mirrored=check,
+            check_mirrored=None if message is None else _check_of(era, head, message, params or {}),
             memory=head.memory,
         )
+
+
+def _check_of(era: Era, head: Head, message: Message, params: Object) -> Callable[[Any], None] | None:
+    """What compares the arguments of a call with the headers that mirror them."""
+    if era is not MODERN or message.method != "tools/call" or not message.is_request:
+        return None
+    return functools.partial(check_param_headers, params, head.raw_headers)
 
 
 def is_batch(body: bytes) -> bool:

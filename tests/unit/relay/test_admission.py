@@ -19,6 +19,7 @@ from gateway.protocol.listing import Names, Tools
 from gateway.protocol.methods import METHODS, Method
 from gateway.protocol.schemas import Schemas
 from gateway.relay.admission import Admission
+from gateway.relay.admitted_tool import AdmittedTool
 from session_store import Context
 from session_store.memory import MemoryBackend
 from session_store.testing import FakeClock, a_session
@@ -28,6 +29,7 @@ from transports.era import Era
 from transports.inbound_port import Refused
 from transports.jsonrpc import encode
 from transports.reply_queue import ReplyQueue
+from transports.turns import at_once
 from transports.upstream_port import UpstreamUnavailable
 
 CONVERSATION = cast("Any", object())
@@ -160,15 +162,17 @@ def test_bound_arguments_are_facts_of_the_request_and_not_of_another_one_in_the_
     exchange = Exchange(method="tools/call", client_id=1, live=live, replies=ReplyQueue(), context=own)
     wanted = Call(exchange, Era.LEGACY, {"name": msgspec.Raw(b'"drop"')}, {}, "c")
     rules = admission(tools={"drop": ToolSettings(bind={"where": "workspace"})})
-    params = rules.admit_now(server, CONVERSATION, wanted)
-    assert params is not None and msgspec.json.decode(params["arguments"]) == {"where": "blue"}
+    admitted = rules.admit_now(server, CONVERSATION, wanted)
+    assert isinstance(admitted, AdmittedTool)
+    params = admitted.params(wanted)
+    assert not isinstance(params, dict) and msgspec.json.decode(at_once(params)["arguments"]) == {"where": "blue"}
 
 
 def test_a_subscription_is_left_with_the_resources_that_the_session_may_see() -> None:
     rules = admission(resources={"db://secret/*": ItemSettings(direct_only=True)})
     wanted = call("subscriptions/listen", notifications={"resourceSubscriptions": ["db://secret/1", "db://t/1"]})
     params = rules.admit_now(cast("Any", Server(Inventory())), CONVERSATION, wanted)
-    assert params is not None
+    assert isinstance(params, dict)
     assert msgspec.json.decode(params["notifications"]) == {"resourceSubscriptions": ["db://t/1"]}
 
 

@@ -135,7 +135,7 @@ class Parts:
 
 
 def send_now(parts: Parts, server: Server, call: Call) -> bool:
-    return parts.dispatch.send_now(cast("Any", server), call)
+    return parts.dispatch.send_now(cast("Any", server), call) is not None
 
 
 async def sent_at_once(parts: Parts, server: Server, call: Call) -> None:

@@ -118,3 +118,13 @@ async def test_what_belongs_to_one_caller_in_one_era_is_for_no_other(monkeypatch
     with pytest.raises(Refused):
         await repeating.resume(RequestContext(BOB, None, ""))
     assert await repeating.resume(era=Era.MODERN) is None, "the era has no such header"
+
+
+@requirement("hot.remembered")
+async def test_a_record_that_was_read_again_is_the_same_but_for_its_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    repeating = await Repeating(Parts(), monkeypatch).open()
+    live, before = repeating.live, await repeating.resume()
+    live.replace_record(msgspec.structs.replace(live.session, used_at=live.session.used_at + 1))
+    assert await repeating.resume() is before and repeating.read == 0
+    live.replace_record(msgspec.structs.replace(live.session, version=live.session.version + 1))
+    assert await repeating.resume() is not before and repeating.read == 1

@@ -1,0 +1,50 @@
+"""How a call was sent, for the calls that are sent alike."""
+
+import weakref
+
+import msgspec
+
+from gateway.calls.call import Call
+from gateway.calls.conversation import Conversation
+from gateway.relay.admission import Admitted
+from gateway.relay.admitted_tool import AdmittedTool
+from gateway.upstreams.upstream import ConfiguredUpstream
+
+__all__ = ["Route"]
+
+
+class Route:
+    """The server, the conversation, and what policy has decided. `named` is the server's own name of what is called;
+    None if that is the name in the call."""
+
+    __slots__ = ("_conversation", "admitted", "named", "upstream")
+
+    def __init__(
+        self, upstream: ConfiguredUpstream, conversation: Conversation, admitted: Admitted, named: msgspec.Raw | None
+    ) -> None:
+        self.upstream = upstream
+        self.admitted = admitted
+        self.named = named
+        # A connection that remembers the call does not keep what its session has given up.
+        self._conversation = weakref.ref(conversation)
+
+    @property
+    def may_stand(self) -> bool:
+        """Whether other calls may be sent by it: those of tools."""
+        return isinstance(self.admitted, AdmittedTool)
+
+    def conversation_for(self, call: Call) -> Conversation | None:
+        """The conversation for another call of the same tool, whose session's record and caller are the same as well.
+        None if a decision on the call might come to another route. Whether the link is open is not asked here.
+
+        Raises:
+            UpstreamUnavailable: the session has ended.
+        """
+        live, upstream, tool = call.live, self.upstream, self.admitted
+        era = upstream.era_now(call.era)
+        if live is None or era is None or not isinstance(tool, AdmittedTool):
+            return None
+        conversation = upstream.conversation(live, era, call.correlation, call.exchange.caller)
+        if conversation is not self._conversation():
+            return None
+        return conversation if upstream.inventory.known("tools/list", conversation) is tool.tools else None

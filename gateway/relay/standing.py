@@ -1,0 +1,74 @@
+"""Standing decisions: what was decided on a call, for the calls that differ from it in id and arguments alone.
+
+Such calls have one `transports.inbound_port.Request.standing`. The usual way makes every decision. A decision stands
+until that way would come to another one: this is asked on each call, of the session (`SessionResolver.known`) and of
+the server (`Route.conversation_for`).
+"""
+
+from gateway.calls.exchange import Exchange
+from gateway.context.facts import without_our_keys
+from gateway.identity.request_context import RequestContext
+from gateway.protocol.capabilities import Caller
+from gateway.protocol.params import meta_of
+from gateway.relay.route import Route
+from gateway.sessions.attach import Resolved
+from gateway.sessions.resolve import SessionResolver
+from transports.inbound_port import Request
+
+__all__ = ["StandingDecision", "decision_on", "standing_decision"]
+
+Headers = list[tuple[bytes, bytes]]
+
+
+class StandingDecision:
+    """The session of a call, and what its client says of itself in the head and in `_meta`.
+
+    `resolved` is None for a request without a session. `caller` is None for a legacy client, `headers` give the client
+    its session. `takes_tasks`: the client declares that it does; `names_session`: results have the session. `meta` is
+    what the server gets of the client's `_meta`. `route` is None until a call was sent at once.
+    """
+
+    __slots__ = ("caller", "headers", "meta", "names_session", "resolved", "route", "takes_tasks")
+
+    def __init__(
+        self,
+        request: Request,
+        resolved: Resolved | None,
+        *,
+        headers: Headers,
+        caller: Caller | None = None,
+        takes_tasks: bool = False,
+        names_session: bool = False,
+    ) -> None:
+        self.resolved = resolved
+        self.meta = without_our_keys(meta_of(request.params))
+        self.headers = headers
+        self.caller = caller
+        self.takes_tasks = takes_tasks
+        self.names_session = names_session
+        self.route: Route | None = None
+        if request.standing is not None:
+            request.standing.keep(self)
+
+    def sent_by(self, route: Route) -> None:
+        """A call was sent by that route."""
+        self.route = route
+
+
+def standing_decision(request: Request, who: RequestContext, resolver: SessionResolver) -> StandingDecision | None:
+    """The decision on an earlier call that was like this one, if this one belongs to the same session, and nothing of
+    the session's record has changed."""
+    found: StandingDecision | None = None if request.standing is None else request.standing.kept
+    if found is None or found.route is None:
+        return None
+    known = resolver.known(request, who)
+    return found if known is not None and known is found.resolved else None
+
+
+def decision_on(request: Request, exchange: Exchange) -> StandingDecision | None:
+    """The decision on a call that is about to be sent; None if none is kept for those that are like it."""
+    found: StandingDecision | None = None if request.standing is None else request.standing.kept
+    resolved = None if found is None else found.resolved
+    if resolved is None or exchange.live is not resolved.live or type(exchange) is not Exchange:
+        return None
+    return found if exchange.context is resolved.context else None

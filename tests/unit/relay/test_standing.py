@@ -1,0 +1,211 @@
+"""A decision on a call stands for the calls that are like it, until something that it was made of changes."""
+
+import itertools
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from gateway.calls.conversation import Conversation
+from gateway.calls.live_session import LiveSession, LiveSessions
+from gateway.config.settings import Settings
+from gateway.relay.endpoint import Endpoint
+from gateway.relay.pipeline import Pipeline
+from gateway.relay.replies import CallReply
+from gateway.serving.app import create_app
+from gateway.sessions.cached_record import CachedRecords
+from tests.requirements import requirement
+from tests.support.mcp_clients import ACCEPT, modern_body, modern_headers
+from transports.era import Era
+from transports.inbound_port import Memory, Refused, Request
+from transports.jsonrpc import Message, encode
+from transports.soon import arrived
+
+pytestmark = pytest.mark.anyio
+
+DEMO = {"command": sys.executable, "args": ["-m", "gateway.demo_server"], "tools": {"recall": {"bind": {}}}}
+TOOL = "recall"
+
+
+class Calls:
+    """Calls of a tool with one head of one connection. `taken` has, for each, whether it was sent as decided before."""
+
+    def __init__(self, pipeline: Pipeline, like: Request, taken: list[bool], lives: LiveSessions) -> None:
+        self.lives = lives
+        self._pipeline = pipeline
+        self._like = replace(like, memory=Memory(), standing=Memory())
+        self._taken = taken
+        self._ids = itertools.count(100)
+        self.live: LiveSession | None = None
+
+    async def call(self, key: Any = "k") -> Any:
+        """The answer to one more call."""
+        number = next(self._ids)
+        params = self._like.params | {"arguments": msgspec.Raw(encode({"key": key}))}
+        message = Message(jsonrpc="2.0", id=number, method="tools/call")
+        reply = await arrived(self._pipeline.call(replace(self._like, message=message, params=params)))
+        assert isinstance(reply, CallReply)
+        self.live = reply.live
+        frame = await reply.replies.next()
+        await arrived(reply.done())
+        assert frame is not None
+        answer = msgspec.json.decode(frame.data)
+        assert answer["id"] == number
+        return answer
+
+    async def stands(self) -> bool:
+        """Whether the next call is sent as decided before. It is answered in any case."""
+        self._taken.clear()
+        assert "result" in await self.call()
+        return self._taken == [True]
+
+    async def decided(self) -> None:
+        """Call until the decision stands. The first calls may come before the server is known."""
+        for _ in range(100):
+            if await self.stands():
+                return
+        raise AssertionError("no decision stands")
+
+    @property
+    def session(self) -> LiveSession:
+        assert self.live is not None
+        return self.live
+
+    @property
+    def conversation(self) -> Conversation:
+        (found,) = self.session.conversations.values()
+        return found
+
+
+@asynccontextmanager
+async def warm(era: str, monkeypatch: pytest.MonkeyPatch, **options: Any) -> AsyncIterator[Calls]:
+    """Calls in a session of that era, the decision on which stands."""
+    taken, seen = list[bool](), list[tuple[Pipeline, Request]]()
+    relay_by, pipeline_call, live_of = Endpoint.relay_by, Pipeline.call, LiveSessions.of
+    lives = list[LiveSessions]()
+
+    def relaying(endpoint: Endpoint, *args: Any) -> bool:
+        taken.append(relay_by(endpoint, *args))
+        return taken[-1]
+
+    def calling(pipeline: Pipeline, request: Request) -> Any:
+        seen.append((pipeline, request))
+        return pipeline_call(pipeline, request)
+
+    def attaching(all_live: LiveSessions, *args: Any, **more: Any) -> LiveSession:
+        lives.append(all_live)
+        return live_of(all_live, *args, **more)
+
+    monkeypatch.setattr(LiveSessions, "of", attaching)
+    monkeypatch.setattr("gateway.sessions.cached_record.CACHED_FOR_S", 60.0)  # however slow this machine is
+    monkeypatch.setattr(Endpoint, "relay_by", relaying)
+    monkeypatch.setattr(Pipeline, "call", calling)
+    settings = Settings.model_validate({"mcpServers": {"demo": DEMO}, "gateway": {"store": "memory://", **options}})
+    app = create_app(settings)
+    async with (
+        app.router.lifespan_context(app),
+        httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost", headers=ACCEPT) as http,
+    ):
+        body = modern_body("tools/call", {"name": TOOL, "arguments": {"key": "k"}})
+        if era == "modern":
+            opened = await http.post("/mcp", json=body, headers=modern_headers(body))
+            head = modern_headers(body) | {"MCP-Gateway-Session": opened.headers["mcp-gateway-session"]}
+        else:
+            del body["params"]["_meta"]
+            hello = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "c", "version": "1"}}
+            opened = await http.post("/mcp", json={"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": hello})
+            head = {"MCP-Session-Id": opened.headers["mcp-session-id"], "MCP-Protocol-Version": "2025-11-25"}
+        http.cookies.clear()
+        assert (await http.post("/mcp", json=body, headers=head)).status_code == 200
+        pipeline, like = seen[-1]
+        calls = Calls(pipeline, like, taken, lives[-1])
+        await calls.decided()
+        yield calls
+
+
+BOTH = pytest.mark.parametrize("era", ["legacy", "modern"])
+
+
+@requirement("hot.standing")
+@BOTH
+async def test_a_call_is_sent_as_one_like_it_was_and_has_its_own_arguments(
+    era: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with warm(era, monkeypatch) as calls:
+        assert await calls.stands()
+        wrong = await calls.call(key=7)
+        assert wrong["result"]["isError"] and "key" in str(wrong["result"]["content"]), "each call is checked"
+        assert await calls.stands()
+
+
+def _record_changes(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = calls.session.session
+    calls.session.replace_record(replace(record, context=replace(record.context, workspace="red")))
+
+
+def _list_changes(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls.conversation.lists.forget("tools")
+
+
+def _servers_stop(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls.session.conversations.clear()
+
+
+def _record_is_old(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CachedRecords, "is_at_hand", lambda cached, live: False)
+
+
+def _server_is_of_another_era(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = Era.LEGACY if calls.conversation.era is Era.MODERN else Era.MODERN
+    monkeypatch.setattr("gateway.upstreams.probe.era_of", lambda *args, **more: other)
+
+
+CHANGES: list[Callable[[Calls, pytest.MonkeyPatch], None]] = [
+    _list_changes,
+    _record_changes,
+    _record_is_old,
+    _server_is_of_another_era,
+    _servers_stop,
+]
+
+
+@requirement("hot.standing")
+@BOTH
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+async def test_what_changes_ends_the_decision_before_the_next_call(
+    era: str, change: Callable[[Calls, pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with warm(era, monkeypatch) as calls:
+        with monkeypatch.context() as patch:
+            change(calls, patch)
+            assert not await calls.stands()
+        await calls.decided()
+
+
+@requirement("hot.standing")
+@BOTH
+async def test_a_session_that_was_handed_over_is_served_by_no_decision(
+    era: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with warm(era, monkeypatch) as calls:
+        before = calls.session
+        calls.lives.hand_over(before)
+        assert not await calls.stands()
+        assert calls.session is not before, "the session was attached anew"
+        await before.close(over=False)
+
+
+@requirement("hot.standing")
+@BOTH
+async def test_rates_count_calls_that_are_sent_as_decided(era: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rate = {"policy": {"session_rate": {"per_s": 0.001, "burst": 8}}}
+    async with warm(era, monkeypatch, **rate) as calls:
+        with pytest.raises(Refused) as refused:
+            for _ in range(10):
+                await calls.call()
+        assert refused.value.status == 429

@@ -1,0 +1,107 @@
+"""A request that differs from a checked one in id and arguments alone is not checked again; any other is."""
+
+import json
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from tests.requirements import requirement
+from tests.unit.transports.inbound.test_posts import MODERN_META, head, posts
+from transports.era import MODERN
+from transports.inbound.checked_requests import MAX_BYTES, CheckedRequests
+from transports.inbound.limits import MAX_ID_CHARS
+from transports.inbound.posts import Head
+from transports.inbound_port import Refused, Request
+
+LEGACY_HEAD = {"mcp_protocol_version": "2025-11-25"}
+MODERN_HEAD = {"mcp_protocol_version": "2026-07-28", "mcp_method": "tools/call", "mcp_name": "a"}
+
+
+def kept_head(**headers: str) -> Head:
+    return replace(head(**headers), checked=CheckedRequests())
+
+
+def request(head: Head, /, client_id: Any = 1, call: str = "tools/call", **params: Any) -> Request:
+    body = json.dumps({"jsonrpc": "2.0", "id": client_id, "method": call, "params": params}).encode()
+    return posts().request(head, posts().read(body), len(body))
+
+
+@requirement("hot.standing")
+@pytest.mark.parametrize("era", ["legacy", "modern"])
+def test_calls_that_differ_in_id_and_arguments_share_what_was_decided(era: str) -> None:
+    modern = era == "modern"
+    named, more = kept_head(**(MODERN_HEAD if modern else LEGACY_HEAD)), dict[str, Any]()
+    if modern:
+        more["_meta"] = MODERN_META
+    first = request(named, name="a", arguments={"n": 1}, **more)
+    second = request(named, client_id="x", name="a", arguments={"n": 2}, **more)
+    assert first.standing is not None and second.standing is first.standing
+    for found, number, client_id in ((first, 1, 1), (second, 2, "x")):
+        assert found.message is not None and found.message.id == client_id
+        assert json.loads(bytes(found.params["arguments"])) == {"n": number}
+        assert found.body_bytes > 0 and found.arrived_at > 0 and (found.check_mirrored is not None) is modern
+    assert (second.era, second.meta, second.protocol_version) == (first.era, first.meta, first.protocol_version)
+    without = request(named, name="a", **more)
+    assert without.standing is first.standing and "arguments" not in without.params
+
+
+@requirement("hot.standing")
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"name": "b"},
+        {"name": "a", "_meta": {"x": 1}},
+        {"name": "a", "task": {}},
+        {"name": "a", "requestState": "s"},
+        {"call": "prompts/get", "name": "a"},
+        {"arguments": {}},
+    ],
+    ids=repr,
+)
+def test_a_request_that_says_anything_else_shares_nothing(other: dict[str, Any]) -> None:
+    named = kept_head(**LEGACY_HEAD)
+    first = request(named, name="a", arguments={})
+    found = request(named, **other)
+    assert found.standing is not None and found.standing is not first.standing
+    assert request(named, name="a").standing is first.standing, "both are kept"
+
+
+@requirement("hot.standing")
+def test_what_each_request_has_of_its_own_is_not_kept() -> None:
+    named = kept_head(**LEGACY_HEAD)
+    assert request(named, name="a", _meta={"progressToken": 1}).standing is None
+    assert request(named, name="a", _meta={"traceparent": "00"}).standing is None
+    assert request(named, name="a", note="x" * MAX_BYTES).standing is None
+
+
+@requirement("hot.standing")
+def test_a_connection_keeps_few_and_the_last_ones() -> None:
+    named = kept_head(**LEGACY_HEAD)
+    first = request(named, name="a").standing
+    for number in range(20):
+        request(named, name=f"tool {number}", note="x" * 200)
+    assert request(named, name="a").standing is not first
+
+
+@requirement("hot.standing")
+def test_the_rules_of_the_wire_hold_for_each_request() -> None:
+    named = kept_head(**MODERN_HEAD)
+    meta: dict[str, Any] = {"_meta": MODERN_META}
+    assert request(named, name="a", **meta).era is MODERN
+    for wrong in ({"name": "b", **meta}, {"name": "a"}, {"name": "a", "_meta": {}}, {"call": "ping", **meta}):
+        with pytest.raises(Refused):
+            request(named, **wrong)
+    with pytest.raises(Refused, match="id is longer"):
+        request(named, client_id="x" * (MAX_ID_CHARS + 1), name="a", **meta)
+    with pytest.raises(Refused):
+        posts().request(named, posts().read(b'{"jsonrpc":"2.0","id":1,"result":{}}'), 1)
+
+
+@requirement("hot.standing")
+def test_each_request_has_the_trace_of_its_own_head() -> None:
+    named = kept_head(**LEGACY_HEAD)
+    request(named, name="a")
+    traced = replace(named, headers={**named.headers, "traceparent": "00-x"})
+    assert request(traced, name="a").headers["traceparent"] == "00-x"
+    assert "traceparent" not in request(named, name="a").headers
