@@ -56,7 +56,7 @@ PURE = [
     "gateway/tasks/task_state.py",
 ]
 ROOMS = (
-    "protocol", "config", "identity", "context", "observability", "policy", "cluster", "calls", "bridge",
+    "protocol", "config", "identity", "context", "observability", "policy", "sandbox", "cluster", "calls", "bridge",
     "upstreams", "sessions", "tasks", "relay", "admin", "serving", "integrations", "doctor", "cli",
 )  # fmt: skip
 """The rooms of `gateway/`, lowest first. A module imports from its own room and from lower ones."""

@@ -1,0 +1,176 @@
+"""Which commands start a published package by npx or uvx, and of which parts they consist. Pure: no I/O.
+
+A command is understood exactly or not at all. One that is not understood is started as it is: npx or uvx then fetch the
+package for each session anew, into the session's own folder.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Final, Literal
+
+__all__ = ["PackageCommand", "parse"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackageCommand:
+    """A command that starts the program of a package.
+
+    `head` is the command as far as it names the package and the program, `args` the arguments of the program. `within`
+    is the command that runs Python with the package installed (uv). `program` is the program's name, if the command
+    has it; npm reads it from the package.
+    """
+
+    kind: Literal["npm", "uv"]
+    head: tuple[str, ...]
+    args: tuple[str, ...]
+    package: str
+    program: str = ""
+    within: tuple[str, ...] = ()
+    is_pinned: bool
+    """True if the command names an exact version of each package."""
+
+
+def parse(argv: Sequence[str]) -> PackageCommand | None:
+    """The parts of a command; None if it is no command of npx or uvx that is understood exactly."""
+    if not argv:
+        return None
+    first, rest = argv[0], tuple(argv[1:])
+    match PurePosixPath(first).name:
+        case "npx":
+            return _npx((first,), rest)
+        case "npm" if rest[:1] in (("exec",), ("x",)) and "--" in rest:
+            return _npx((first, rest[0]), rest[1:])
+        case "uvx":
+            return _uvx((first,), rest)
+        case "uv" if rest[:2] == ("tool", "run"):
+            return _uvx((first, *rest[:2]), rest[2:])
+    return None
+
+
+class _Unknown(Exception):
+    """The command has an option that is not listed here."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Options:
+    """The options before the first word that is none. `length` counts the words up to there."""
+
+    values: tuple[tuple[str, str], ...]
+    length: int
+
+    def of(self, name: str) -> tuple[str, ...]:
+        return tuple(value for option, value in self.values if option == name)
+
+
+def _options(words: Sequence[str], flags: frozenset[str], valued: dict[str, str]) -> _Options:
+    """Read options. `valued` has for each option with a value the name that it is known by.
+
+    Raises:
+        _Unknown: one is in neither.
+    """
+    values: list[tuple[str, str]] = []
+    rest: Iterator[tuple[int, str]] = iter(enumerate(words))
+    for place, word in rest:
+        if word == "--":
+            return _Options(tuple(values), place + 1)
+        if not word.startswith("-"):
+            return _Options(tuple(values), place)
+        if word in flags:
+            continue
+        name, equals, value = word.partition("=")
+        if name not in valued:
+            raise _Unknown
+        if not equals:
+            _, value = next(rest, (0, ""))
+        values.append((valued[name], value))
+    return _Options(tuple(values), len(words))
+
+
+# -- npm
+
+_NPX_FLAGS: Final = frozenset({"--prefer-offline", "--prefer-online", "--quiet", "--silent", "--yes", "-q", "-s", "-y"})
+_NPX_VALUED: Final = {"--package": "package", "-p": "package"}
+_NPM_PACKAGE: Final = re.compile(r"(?P<name>(@[a-z0-9~-][\w.~-]*/)?[a-zA-Z0-9~-][\w.~-]*)(@(?P<version>[^/:@]+))?")
+"""A package of a registry, perhaps with a version, range or tag: no folder, archive, repository or other name."""
+_NPM_EXACT: Final = re.compile(r"\d+\.\d+\.\d+(-[\w.-]+)?(\+[\w.-]+)?")
+
+
+def _npx(launcher: tuple[str, ...], words: tuple[str, ...]) -> PackageCommand | None:
+    try:
+        options = _options(words, _NPX_FLAGS, _NPX_VALUED)
+    except _Unknown:
+        return None
+    if options.length >= len(words):
+        return None
+    program = words[options.length]
+    packages = options.of("package") or (program,)
+    found = [_NPM_PACKAGE.fullmatch(package) for package in packages]
+    if not all(found):
+        return None
+    return PackageCommand(
+        kind="npm",
+        head=(*launcher, *words[: options.length + 1]),
+        args=words[options.length + 1 :],
+        package=" ".join(packages),
+        is_pinned=all(one and _NPM_EXACT.fullmatch(one["version"] or "") for one in found),
+    )
+
+
+# -- uv
+
+_UVX_FLAGS: Final = frozenset({"--native-tls", "--no-config", "--no-index", "--quiet", "--system-certs", "-q"})
+_UVX_VALUED: Final = {
+    "--default-index": "index",
+    "--exclude-newer": "exclude-newer",
+    "--extra-index-url": "index",
+    "--find-links": "index",
+    "--from": "from",
+    "--index": "index",
+    "--index-strategy": "index-strategy",
+    "--index-url": "index",
+    "--prerelease": "prerelease",
+    "--python": "python",
+    "--resolution": "resolution",
+    "--with": "with",
+    "-f": "index",
+    "-i": "index",
+    "-p": "python",
+    "-w": "with",
+}
+_PYPI_PACKAGE: Final = re.compile(
+    r"(?P<name>[A-Za-z0-9]([\w.-]*[A-Za-z0-9])?)(\[[\w., -]*\])?(?P<version>(@|===?|[<>~!]=?)[\w.*+!,<>=~ -]+)?"
+)
+"""A package of an index, perhaps with extras and versions: no path, URL or repository."""
+_PYPI_EXACT: Final = re.compile(r"(@|===?)v?\d[\w.+!]*")
+
+
+def _uvx(launcher: tuple[str, ...], words: tuple[str, ...]) -> PackageCommand | None:
+    try:
+        options = _options(words, _UVX_FLAGS, _UVX_VALUED)
+    except _Unknown:
+        return None
+    if options.length >= len(words) or "--" in words[: options.length]:
+        return None
+    given = words[: options.length]
+    target = words[options.length]
+    source = (options.of("from") or (target,))[-1]
+    main = _PYPI_PACKAGE.fullmatch(source)
+    beside = [_PYPI_PACKAGE.fullmatch(one) for value in options.of("with") for one in value.split(",")]
+    if main is None or not all(beside):
+        return None
+    program = target if options.of("from") else main["name"]
+    if re.fullmatch(r"python[\d.]*|pythonw", program) or "/" in program:
+        return None
+    own = given if options.of("from") else (*given, "--from", target)
+    packages = [main, *beside]
+    return PackageCommand(
+        kind="uv",
+        head=(*launcher, *given, target),
+        args=words[options.length + 1 :],
+        package=" ".join([source, *options.of("with")]),
+        program=program,
+        within=(*launcher, *own, "python"),
+        is_pinned=all(one and _PYPI_EXACT.fullmatch(one["version"] or "") for one in packages),
+    )

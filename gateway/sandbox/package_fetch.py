@@ -1,0 +1,339 @@
+"""Fetches a package into a folder, by npx and uvx themselves, and finds out what they would have started.
+
+Both fetch the package and then run its program. They are made to run something of ours in its place: npx gets a shell
+that notes the environment and the command line, uvx is asked for Python instead of the program. So whatever they decide
+(an installed package that serves, the program of a package, versions) is decided by them.
+
+Code of the package runs while it is fetched: install scripts of npm, builds of uv. Nothing that code writes is believed
+if it would widen what the package's sessions may read.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import shlex
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from gateway.sandbox.package_command import PackageCommand
+from gateway.sandbox.package_folder import FetchedPackage, remove
+from gateway.sandbox.package_run import FetchFailed, run
+from transports.upstream.process import Command
+from transports.upstream.spawn import ForkServer
+from transports.upstream.walls.spec import Walls
+
+__all__ = ["FetchRequest", "FetchWalls", "NotForAll", "PackageFetcher"]
+
+logger = logging.getLogger(__name__)
+
+_SHELL: Final = """#!/bin/sh
+[ "$npm_lifecycle_event" = npx ] && printf %s "$2" > {folder}/script && exec {env} -0 > {folder}/environment
+exit 1
+"""
+"""Stands for the shell by which npx starts a program: it gets `-c` and a script."""
+
+_PYTHON: Final = "import sys; open(sys.argv[1], 'w', encoding='utf-8').write(sys.prefix)"
+
+_OF_THE_FETCH: Final = frozenset(
+    "COLOR EDITOR HOME INIT_CWD OLDPWD PATH PWD SHLVL _ npm_config_cache npm_config_globalconfig "
+    "npm_config_ignore_scripts npm_config_init_module npm_config_local_prefix npm_config_script_shell "
+    "npm_config_update_notifier npm_config_userconfig npm_package_json".split()
+)
+"""Variables that npx sets and that name folders of the fetch, or settings that are ours. A session has its own."""
+
+_BROWSERS: Final[Mapping[str, str]] = {
+    "PLAYWRIGHT_BROWSERS_PATH": ".cache/ms-playwright",
+    "PUPPETEER_CACHE_DIR": ".cache/puppeteer",
+}
+"""Where install scripts put browsers in the home folder, and how the package is told of the place."""
+
+_SECRET_NPM_SETTINGS: Final = ("_", "cert", "email", "key", "otp", "password", "username")
+_UV_START: Final = b"#!/bin/sh\n'''exec' \"$(dirname -- \"$(realpath -- \"$0\")\")\"/'python' \"$0\" \"$@\"\n' '''\n"
+"""The first lines of a program in an environment of uv: a shell looks up where the environment's Python is."""
+
+
+class NotForAll(Exception):
+    """The package has to be fetched for each session, by npx or uvx as they are. The message says why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchRequest:
+    """A package to be fetched. `env` is the whole environment of npx or uvx, and `cwd` their working directory: npx
+    looks for installed packages there. `home` is the folder with the operator's settings of both."""
+
+    command: PackageCommand
+    env: Mapping[str, str]
+    cwd: str
+    home: str
+
+
+class FetchWalls(Protocol):
+    """Makes the walls of one step of a fetch."""
+
+    def __call__(self, argv: Sequence[str], env: Mapping[str, str], *, read: Sequence[str], write: str) -> Walls | None:
+        """The walls of a command: it runs what it needs, reads `read` as well, writes to `write` only, and reaches
+        public hosts. None: no walls."""
+        ...
+
+
+class PackageFetcher:
+    """Fetches packages, each step in walls of its own."""
+
+    def __init__(self, fork_server: ForkServer, walls: FetchWalls, *, timeout_s: float) -> None:
+        self._fork_server = fork_server
+        self._walls = walls
+        self._timeout_s = timeout_s
+
+    async def fetch(self, request: FetchRequest, copy: Path, now: float) -> FetchedPackage:
+        """Fetch a package into an empty folder.
+
+        Raises:
+            FetchFailed: it could not be fetched.
+            NotForAll: it has to be fetched for each session.
+            OSError: the folder cannot be written.
+        """
+        home = copy / "home"
+        home.mkdir()
+        started = await (self._npm(request, copy) if request.command.kind == "npm" else self._uv(request, copy))
+        browsers = {name: str(home / place) for name, place in _BROWSERS.items() if (home / place).is_dir()}
+        if not browsers:
+            remove(home)
+        return FetchedPackage(
+            argv=started.argv,
+            env=started.env | browsers,
+            path=started.path,
+            read=started.read,
+            content=started.content,
+            copy=copy.name,
+            fetched_at=now,
+        )
+
+    async def _run(
+        self, argv: Sequence[str], env: Mapping[str, str], cwd: str, *, read: Sequence[str], write: Path
+    ) -> None:
+        walls = self._walls(argv, env, read=read, write=str(write))
+        command = Command(argv=tuple(argv), env=env, cwd=cwd, walls=walls)
+        await run(self._fork_server, command, timeout_s=self._timeout_s)
+
+    # -- npm
+
+    async def _npm(self, request: FetchRequest, copy: Path) -> "_Started":
+        """npx fetches without running any script of a package. Then the scripts run, without the operator's keys."""
+        shell = copy / "shell"
+        env_program = shutil.which("env") or "/usr/bin/env"  # by PATH, it could be the package's
+        shell.write_text(_SHELL.format(folder=shlex.quote(str(copy)), env=shlex.quote(env_program)), encoding="utf-8")
+        shell.chmod(0o700)
+        ours = {
+            "npm_config_cache": str(copy / "npm"),
+            "npm_config_ignore_scripts": "true",
+            "npm_config_script_shell": str(shell),
+            "npm_config_update_notifier": "false",
+        }
+        env = {**request.env, **ours}
+        read = [*_npm_settings(request), *_project(request.cwd)]
+        await self._run(request.command.head, env, request.cwd, read=read, write=copy)
+        started = _started_by_npx(request, copy)
+        for tree in (copy / "npm" / "_npx").glob("*"):
+            await self._run_scripts(tree, request, copy)
+        for name in ("_cacache", "_logs", "_prebuilds"):
+            remove(copy / "npm" / name)
+        return started
+
+    async def _run_scripts(self, tree: Path, request: FetchRequest, copy: Path) -> None:
+        """Run the install scripts of the packages in one tree. As npm does, remove an optional package if its script
+        fails.
+
+        Raises:
+            FetchFailed: the script of another package fails.
+        """
+        with_scripts = {place: one for place, one in _packages_of(tree).items() if one.get("hasInstallScript")}
+        if not with_scripts:
+            return
+        settings = copy / "npmrc"
+        settings.write_text(_without_keys(_npm_settings(request)), encoding="utf-8")
+        ours = {
+            "HOME": str(copy / "home"),
+            "npm_config_cache": str(copy / "npm"),
+            "npm_config_update_notifier": "false",
+            "npm_config_userconfig": str(settings),
+        }
+        env = {k: v for k, v in request.env.items() if not _gives_access(_npm_setting(k))} | ours
+        npm = _beside(request.command.head[0], "npm")
+
+        async def rebuild(*names: str) -> None:
+            await self._run((npm, "rebuild", *names), env, str(tree), read=(), write=copy)
+
+        optional = {place for place, one in with_scripts.items() if one.get("optional") or one.get("devOptional")}
+        needed = [_name_in(place, with_scripts[place]) for place in with_scripts if place not in optional]
+        if needed:
+            await rebuild(*needed)
+        for place in sorted(optional):
+            try:
+                await rebuild(_name_in(place, with_scripts[place]))
+            except FetchFailed as error:
+                logger.info("package %s: %s is left out: %s", request.command.package, place, error)
+                remove(tree / place)
+
+    # -- uv
+
+    async def _uv(self, request: FetchRequest, copy: Path) -> "_Started":
+        ours = {
+            "UV_CACHE_DIR": str(copy / "uv"),
+            "UV_COMPILE_BYTECODE": "1",  # sessions could not write it
+            "UV_NO_PROGRESS": "1",
+        }
+        if "UV_PYTHON_INSTALL_DIR" not in request.env:
+            ours["UV_PYTHON_INSTALL_DIR"] = _uv_pythons(request) or str(copy / "python")
+        env = {**request.env, **ours}
+        read = [str(Path(request.home, name)) for name in (".config/uv", ".netrc", ".local/share/uv")]
+        noted = copy / "prefix"
+        argv = (*request.command.within, "-c", _PYTHON, str(noted))
+        await self._run(argv, env, request.cwd, read=read, write=copy)
+        started = _started_by_uvx(request, copy, noted.read_text("utf-8"))
+        for name in ("simple-v*", "wheels-v*", "sdists-v*", "builds-v*"):
+            for path in (copy / "uv").glob(name):
+                remove(path)
+        return started
+
+
+@dataclass(frozen=True, slots=True)
+class _Started:
+    """What npx or uvx would have started."""
+
+    argv: tuple[str, ...]
+    env: dict[str, str]
+    path: tuple[str, ...]
+    read: tuple[str, ...]
+    content: str
+
+
+# -- npm
+
+
+def _started_by_npx(request: FetchRequest, copy: Path) -> _Started:
+    """What the shell of ours has noted. No code of a package has run before."""
+    try:
+        script = (copy / "script").read_text("utf-8")
+        noted = (copy / "environment").read_text("utf-8", "surrogateescape")
+    except FileNotFoundError:
+        raise FetchFailed("npx started no program") from None
+    for name in ("script", "environment", "shell"):
+        (copy / name).unlink(missing_ok=True)
+    env = dict(pair.split("=", 1) for pair in noted.split("\0") if "=" in pair)
+    words = shlex.split(script)
+    before = request.env.get("PATH", "").split(os.pathsep)
+    path = tuple(one for one in env["PATH"].split(os.pathsep) if one not in before and os.path.isdir(one))
+    program = shutil.which(words[0], path=os.pathsep.join([*path, *before])) if len(words) == 1 else None
+    if program is None:
+        raise FetchFailed(f"the package has no program {script}")
+    locks = [_packages_of(tree) for tree in (copy / "npm" / "_npx").glob("*")]
+    if any(str(one.get("resolved", "")).startswith("git") for packages in locks for one in packages.values()):
+        raise NotForAll("a package in it comes from a git repository, which npm builds before it installs it")
+    return _Started(
+        argv=(program,),
+        env={k: v for k, v in env.items() if request.env.get(k) != v and k not in _OF_THE_FETCH},
+        path=path,
+        read=(str(copy),) if Path(program).is_relative_to(copy) else _installed_around(program),
+        content=_digest(locks if locks else program),
+    )
+
+
+def _packages_of(tree: Path) -> dict[str, dict[str, Any]]:
+    """The packages of a tree by their place in it, as npm has noted them."""
+    try:
+        return dict(json.loads((tree / "node_modules" / ".package-lock.json").read_bytes())["packages"])
+    except FileNotFoundError:
+        return {}
+
+
+def _name_in(place: str, package: Mapping[str, Any]) -> str:
+    """How npm is told of one package of a tree."""
+    name = package.get("name") or place.rpartition("node_modules/")[2]
+    return f"{name}@{package['version']}"
+
+
+def _npm_settings(request: FetchRequest) -> list[str]:
+    """The operator's file of npm's settings."""
+    given = next((v for k, v in request.env.items() if k.lower() == "npm_config_userconfig"), "")
+    path = given or str(Path(request.home, ".npmrc"))
+    return [path] if os.path.isfile(path) else []
+
+
+def _npm_setting(variable: str) -> str:
+    """The setting of npm that a variable has; empty if it has none."""
+    name = variable.lower()
+    return name.removeprefix("npm_config_") if name.startswith("npm_config_") else ""
+
+
+def _without_keys(files: Sequence[str]) -> str:
+    """npm's settings without what gives access to a registry: install scripts can read them."""
+    lines = [line for path in files for line in Path(path).read_text("utf-8", "replace").splitlines()]
+    return "".join(f"{line}\n" for line in lines if not _gives_access(line.partition("=")[0]))
+
+
+def _gives_access(setting: str) -> bool:
+    """Whether a setting of npm belongs to one registry, or is secret by its name."""
+    return setting.strip().lower().startswith(("//", *_SECRET_NPM_SETTINGS))
+
+
+def _project(cwd: str) -> list[str]:
+    """What npx reads of the project that it is started in: that of the nearest folder that looks like one."""
+    for folder in (Path(cwd), *Path(cwd).parents):
+        found = [folder / name for name in ("package.json", "node_modules") if (folder / name).exists()]
+        if found:
+            return [str(path) for path in (*found, folder / ".npmrc", folder / "package-lock.json") if path.exists()]
+    return []
+
+
+def _installed_around(program: str) -> tuple[str, ...]:
+    """The outermost `node_modules` around an installed program, or the program alone."""
+    real = Path(os.path.realpath(program))
+    around = [parent for parent in real.parents if parent.name == "node_modules"]
+    return (str(around[-1] if around else real),)
+
+
+def _beside(program: str, other: str) -> str:
+    """Another program of the same installation."""
+    return str(Path(program).with_name(other)) if "/" in program else other
+
+
+# -- uv
+
+
+def _uv_pythons(request: FetchRequest) -> str:
+    """The folder of the Pythons that the operator has installed by uv; empty if there is none."""
+    path = os.path.join(request.home, ".local/share/uv/python")
+    return path if os.path.isdir(path) else ""
+
+
+def _started_by_uvx(request: FetchRequest, copy: Path, prefix: str) -> _Started:
+    """The program in the environment that uv has made or found.
+
+    The package's own code may have run when the prefix was noted, so only an environment below the copy or among the
+    tools that the operator has installed is believed.
+    """
+    tools = request.env.get("UV_TOOL_DIR") or str(Path(request.home, ".local/share/uv/tools"))
+    root = os.path.realpath(prefix)
+    if not any(Path(root).is_relative_to(os.path.realpath(one)) for one in (copy / "uv", tools)):
+        raise FetchFailed("uv made no environment for it")
+    program = os.path.join(root, "bin", request.command.program)
+    if not (os.path.isfile(program) and os.access(program, os.X_OK)):
+        raise FetchFailed(f"the package has no program {request.command.program}")
+    with open(program, "rb") as file:
+        is_started_by_shell = file.read(len(_UV_START)) == _UV_START
+    launcher = os.path.realpath(shutil.which(request.command.head[0], path=request.env.get("PATH")) or "uvx")
+    return _Started(
+        argv=(os.path.join(root, "bin", "python"), program) if is_started_by_shell else (program,),
+        env={"UV": str(Path(launcher).with_name("uv"))},
+        path=(os.path.join(root, "bin"),),
+        read=(str(copy),) if Path(root).is_relative_to(os.path.realpath(copy)) else (root,),
+        content=_digest(sorted(path.name for path in Path(root).glob("lib/python3*/site-packages/*.dist-info"))),
+    )
+
+
+def _digest(facts: Any) -> str:
+    return hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=16).hexdigest()

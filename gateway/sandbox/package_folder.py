@@ -1,0 +1,171 @@
+"""The folders of fetched packages on disk. Knows nothing of npm and uv.
+
+The folder of a package has a record, `current-1.json`, and folders named by chance, the *copies*, each with one fetched
+state of the package. A copy is whole before the record names it, and the record is replaced in one step: nobody reads
+half a package, whenever a gateway was killed. Gateways on one machine share the folders. A lock on the folder lets one
+of them fetch, and a lock on each copy, held while it is used, keeps the others from removing it.
+"""
+
+import contextlib
+import errno
+import fcntl
+import logging
+import os
+import secrets
+import shutil
+import stat
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+__all__ = ["FetchedPackage", "PackageFolder", "usable_root"]
+
+logger = logging.getLogger(__name__)
+
+RECORD: Final = "current-1.json"
+"""The number is that of the record's form."""
+LOCK: Final = "lock"
+USED: Final = "used"
+_PRIVATE: Final = 0o700
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchedPackage:
+    """How the program of a fetched package is started. `env` and `path` are what npx or uvx add to the environment and
+    to the front of PATH. `read` are the folders that the program is made of. `content` tells one state of the package
+    from another. `fetched_at` is a Unix time."""
+
+    argv: tuple[str, ...]
+    env: dict[str, str]
+    path: tuple[str, ...]
+    read: tuple[str, ...]
+    content: str
+    copy: str
+    fetched_at: float
+
+    @property
+    def is_whole(self) -> bool:
+        """False if somebody has removed what it consists of, or the interpreter that runs it."""
+        return os.access(self.argv[0], os.X_OK) and all(os.path.exists(one) for one in (*self.argv[:2], *self.read))
+
+
+class PackageFolder:
+    """The folder of one package."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def make(self) -> None:
+        """Make the folder. Raises `OSError`."""
+        self.path.mkdir(mode=_PRIVATE, parents=True, exist_ok=True)
+
+    def current(self) -> FetchedPackage | None:
+        """What the record names, unless there is none or something of it is missing."""
+        try:
+            package = msgspec.json.decode((self.path / RECORD).read_bytes(), type=FetchedPackage)
+        except (OSError, msgspec.MsgspecError):
+            return None
+        return package if package.argv and package.is_whole else None
+
+    def publish(self, package: FetchedPackage) -> None:
+        """Make a copy, or a new time of the same copy, the current one. Raises `OSError`."""
+        new = self.path / f"{secrets.token_hex(6)}.new"
+        with new.open("xb") as file:
+            file.write(msgspec.json.encode(package))
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(self.path / RECORD)
+
+    def new_copy(self) -> Path:
+        """An empty folder for one more copy. Raises `OSError`."""
+        copy = self.path / secrets.token_hex(6)
+        copy.mkdir(mode=_PRIVATE)
+        (copy / USED).touch()
+        return copy
+
+    def try_lock(self) -> int | None:
+        """Be the one that fetches: a descriptor to close afterwards. None: another gateway does. Raises `OSError`."""
+        return _lock(self.path / LOCK, fcntl.LOCK_EX, os.O_CREAT)
+
+    def use(self, package: FetchedPackage) -> Callable[[], None]:
+        """Keep a copy until the result is called. Raises `OSError`: it is being removed at this moment."""
+        lock = _lock(self.path / package.copy / USED, fcntl.LOCK_SH)
+        if lock is None:
+            raise OSError(errno.ESTALE, "the copy is being removed")
+        return lambda: os.close(lock)
+
+    def remove_unused(self) -> None:
+        """Remove each copy that is not the current one and that nobody uses. The caller holds the lock."""
+        current = self.current()
+        for path in tuple(self.path.iterdir()):
+            if path.is_dir() and not (current and path.name == current.copy):
+                self._remove_if_unused(path)
+            elif path.suffix == ".new":
+                path.unlink(missing_ok=True)
+
+    def _remove_if_unused(self, copy: Path) -> None:
+        try:
+            lock = _lock(copy / USED, fcntl.LOCK_EX)
+        except FileNotFoundError:
+            lock = -1  # half made, or half removed
+        except OSError as error:
+            logger.warning("%s could not be removed: %s", copy, error.strerror)
+            return
+        if lock is None:
+            return
+        try:
+            remove(copy)
+        finally:
+            if lock >= 0:
+                os.close(lock)
+
+
+def remove(folder: Path) -> None:
+    """Remove a folder that foreign programs have written to, as far as possible."""
+    for _ in range(2):
+        try:
+            shutil.rmtree(folder)
+        except FileNotFoundError:
+            return
+        except (OSError, RecursionError):
+            for inside, _, _ in os.walk(folder):  # a package may have taken permissions away
+                with contextlib.suppress(OSError):
+                    Path(inside).chmod(_PRIVATE)
+        else:
+            return
+    logger.warning("%s could not be removed", folder)
+
+
+def usable_root(path: Path) -> str:
+    """Make the folder of all packages. What is wrong with it, if others could write programs into it; else nothing."""
+    try:
+        path.mkdir(mode=_PRIVATE, parents=True, exist_ok=True)
+        found = path.stat()
+    except OSError as error:
+        return f"{path}: {error.strerror}"
+    if found.st_uid not in (os.geteuid(), 0):
+        return f"{path} belongs to another user"
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return f"{path} can be written by other users"
+    return ""
+
+
+def _lock(path: Path, kind: int, flags: int = 0) -> int | None:
+    """A descriptor that holds the lock of a file; None if somebody else holds it. Raises `OSError`."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | flags, 0o600)
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+        is_there = os.fstat(descriptor).st_nlink > 0
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    except OSError:
+        os.close(descriptor)
+        raise
+    if not is_there:
+        os.close(descriptor)
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+    return descriptor

@@ -1,0 +1,272 @@
+"""The packages of npx and uvx that sandboxed servers start: fetched once, used read-only by every session.
+
+Each session's npx would otherwise share one writable cache with all others, in which one session could change what the
+next one executes (ADR 32).
+"""
+
+import asyncio
+import hashlib
+import json
+import logging
+import os
+import re
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from time import time
+from typing import Final
+
+from gateway.config.packages import PackageSettings
+from gateway.sandbox.package_command import PackageCommand, parse
+from gateway.sandbox.package_fetch import FetchRequest, NotForAll, PackageFetcher
+from gateway.sandbox.package_folder import FetchedPackage, PackageFolder, usable_root
+from gateway.sandbox.package_run import FetchFailed
+from transports.tasks import Tasks, TasksClosed
+from transports.upstream.stdio import INHERITED
+from transports.upstream_port import UpstreamUnavailable
+
+__all__ = ["PackageInUse", "Packages"]
+
+logger = logging.getLogger(__name__)
+
+AT_ONCE: Final = 2
+"""How many packages are fetched at the same time."""
+_FIRST_RETRY_S: Final = 5.0
+_LAST_RETRY_S: Final = 300.0
+_POLL_S: Final = 0.2
+"""How often it is looked whether another gateway has ended its fetch."""
+
+_OF_FETCHES: Final = re.compile(
+    r"(npm_config|uv)_.*|(http|https|all|no)_proxy|ssl_cert_(file|dir)|node_extra_ca_certs|node_options", re.IGNORECASE
+)
+"""The variables that matter to a fetch: registries, proxies and certificates. A fetch gets those of the gateway too."""
+_OF_SERVERS: Final = frozenset({"HOME", "PATH", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackageInUse:
+    """A fetched package that one process is started from. `release` is called when that process has ended.
+
+    `argv` is the command in place of npx or uvx. `env` and `path` are what they would add to the environment and to the
+    front of PATH. `read` are the folders that the program needs beside its interpreter, to read and to execute.
+    `runtime` is the program that npx or uvx themselves need: the interpreter is found from it, never from the package,
+    whose files could name anything.
+    """
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    path: tuple[str, ...]
+    read: tuple[str, ...]
+    runtime: tuple[str, ...]
+    release: Callable[[], None]
+
+
+@dataclass(slots=True)
+class _Failure:
+    """The last failure of a fetch, and when it is tried again (Unix time)."""
+
+    reason: str
+    again_at: float
+    count: int
+
+
+class Packages:
+    """Fetches packages and keeps them, for all servers of one gateway.
+
+    Concurrent sessions share one fetch, and so do the gateways of one machine. `clock` returns Unix time.
+    """
+
+    def __init__(self, settings: PackageSettings, fetcher: PackageFetcher, clock: Callable[[], float] = time) -> None:
+        self._settings = settings
+        self._fetcher = fetcher
+        self._clock = clock
+        self._tasks = Tasks("packages")
+        self._slots = asyncio.Semaphore(AT_ONCE)
+        self._failures: dict[str, _Failure] = {}
+        self._not_for_all: set[str] = set()
+
+    def prepare(self, server: str, argv: Sequence[str], env: Mapping[str, str], cwd: str | None) -> None:
+        """Fetch the package of a server in the background if it is not there or not fresh."""
+        command = parse(argv)
+        if command is not None:
+            folder, request = self._place(command, env, cwd)
+            current = folder.current()
+            if current is None or self._is_old(command, current):
+                self._refresh(server, folder, request)
+
+    async def use(
+        self, server: str, argv: Sequence[str], env: Mapping[str, str], cwd: str | None
+    ) -> PackageInUse | None:
+        """How a server's command is started without npx or uvx; None if it is started as it is.
+
+        `env` is what the operator set for the server, and `cwd` its working directory. The first session waits for the
+        fetch.
+
+        Raises:
+            UpstreamUnavailable: the package could not be fetched.
+        """
+        command = parse(argv)
+        if command is None:
+            return None
+        folder, request = self._place(command, env, cwd)
+        for _ in range(3):  # another gateway may remove a copy as soon as it has a newer one
+            if folder.path.name in self._not_for_all:
+                return None
+            package = folder.current()
+            if package is None:
+                await self._fetched(server, folder, request)
+                continue
+            try:
+                release = folder.use(package)
+            except OSError:
+                continue
+            if self._is_old(command, package):
+                self._refresh(server, folder, request)
+            return PackageInUse(
+                argv=(*package.argv, *command.args),
+                env=package.env,
+                path=package.path,
+                read=package.read,
+                runtime=_runtime(command, package, request.env),
+                release=release,
+            )
+        raise UpstreamUnavailable(f"server {server!r}: the package {command.package} changes too often")
+
+    async def close(self) -> None:
+        """End the fetches that are under way."""
+        await self._tasks.close()
+
+    def _is_old(self, command: PackageCommand, package: FetchedPackage) -> bool:
+        fresh_s = self._settings.fresh_s
+        return bool(fresh_s) and not command.is_pinned and not 0 <= self._clock() - package.fetched_at < fresh_s
+
+    def _refresh(self, server: str, folder: PackageFolder, request: FetchRequest) -> None:
+        """Fetch in the background. A failure is logged where it happens."""
+        if self._tasks.running(folder.path.name) is None and self._error(folder.path.name) is None:
+            self._tasks.start(folder.path.name, lambda: self._fetch(server, folder, request))
+
+    async def _fetched(self, server: str, folder: PackageFolder, request: FetchRequest) -> None:
+        """Wait until the package is there.
+
+        Raises:
+            UpstreamUnavailable: it could not be fetched.
+        """
+        name = folder.path.name
+        if self._error(name) is None:
+            try:
+                await self._tasks.share(name, lambda: self._fetch(server, folder, request))
+            except TasksClosed:
+                raise UpstreamUnavailable("the gateway stops") from None
+        if (failure := self._failures.get(name)) is not None:
+            raise UpstreamUnavailable(
+                f"server {server!r}: the package {request.command.package} could not be fetched: {failure.reason}"
+            )
+
+    def _error(self, name: str) -> _Failure | None:
+        """The failure of the last fetch, while the next one is not due."""
+        failure = self._failures.get(name)
+        return failure if failure is not None and self._clock() < failure.again_at else None
+
+    async def _fetch(self, server: str, folder: PackageFolder, request: FetchRequest) -> None:
+        """Fetch a package, unless another gateway does."""
+        name, package = folder.path.name, request.command.package
+        try:
+            async with self._slots:
+                await self._fetch_locked(server, folder, request)
+        except NotForAll as reason:
+            self._not_for_all.add(name)
+            logger.warning("server %r: each session fetches the package %s for itself: %s", server, package, reason)
+        except (FetchFailed, OSError) as error:
+            reason_text = str(error) if isinstance(error, FetchFailed) else f"{folder.path}: {error.strerror or error}"
+            count = self._failures[name].count + 1 if name in self._failures else 1
+            delay_s = min(_LAST_RETRY_S, _FIRST_RETRY_S * 2.0 ** (min(count, 16) - 1))
+            self._failures[name] = _Failure(reason_text, self._clock() + delay_s, count)
+            logger.warning(
+                "server %r: the package %s could not be fetched; next attempt after %.0f s: %s",
+                *(server, package, delay_s, reason_text),
+            )
+        else:
+            self._failures.pop(name, None)
+
+    async def _fetch_locked(self, server: str, folder: PackageFolder, request: FetchRequest) -> None:
+        """Fetch into a new copy and make it the current one.
+
+        Raises:
+            FetchFailed: it could not be fetched.
+            NotForAll: it has to be fetched for each session.
+            OSError: the folder cannot be used.
+        """
+        wrong = await asyncio.to_thread(usable_root, folder.path.parent)
+        if wrong:
+            raise FetchFailed(f"the folder of packages cannot be used: {wrong}")
+        folder.make()
+        started_at = self._clock()
+        lock = await _lock_of(folder)
+        try:
+            before = folder.current()
+            if before is not None and before.fetched_at >= started_at:
+                return  # another gateway has fetched it meanwhile
+            logger.info("server %r: fetching the package %s", server, request.command.package)
+            package = await self._fetcher.fetch(request, folder.new_copy(), started_at)
+            if before is not None and before.content == package.content:  # nothing new: the new copy is removed
+                package = replace(before, fetched_at=started_at)
+            folder.publish(package)
+        finally:
+            try:
+                await asyncio.to_thread(folder.remove_unused)
+            finally:
+                os.close(lock)
+
+    def _place(
+        self, command: PackageCommand, own: Mapping[str, str], cwd: str | None
+    ) -> tuple[PackageFolder, FetchRequest]:
+        """The folder of a command, and what is to be fetched into it."""
+        inherited = {k: v for k, v in os.environ.items() if k in INHERITED or _OF_FETCHES.fullmatch(k)}
+        chosen = {k: v for k, v in own.items() if k in _OF_SERVERS or _OF_FETCHES.fullmatch(k)}
+        env = {**inherited, **chosen}
+        request = FetchRequest(
+            command=command, env=env, cwd=os.path.abspath(cwd or "."), home=env.get("HOME") or "/nonexistent"
+        )
+        facts = [command.head, sorted(chosen.items()), request.cwd, [*map(_state_of, _tools(command, env))]]
+        digest = hashlib.blake2b(json.dumps(facts).encode(), digest_size=10).hexdigest()
+        readable = re.sub(r"[^A-Za-z0-9.]+", "-", command.package).strip("-.")[-40:]
+        return PackageFolder(self._settings.path / f"{readable}-{digest}"), request
+
+
+async def _lock_of(folder: PackageFolder) -> int:
+    """The lock of a folder, as soon as no other process holds it. Raises `OSError`."""
+    while True:
+        lock = folder.try_lock()
+        if lock is not None:
+            return lock
+        await asyncio.sleep(_POLL_S)
+
+
+def _tools(command: PackageCommand, env: Mapping[str, str]) -> tuple[str, ...]:
+    """The programs whose change makes a fetched package useless: compiled parts fit one version of Node or Python."""
+    names = (command.head[0], "node") if command.kind == "npm" else (command.head[0], "python3")
+    found = (shutil.which(name, path=env.get("PATH", os.defpath)) for name in names)
+    return tuple(one for one in found if one)
+
+
+def _state_of(program: str) -> tuple[str, int, int]:
+    """A program and its state. It is another one after an upgrade."""
+    try:
+        facts = os.stat(program)
+    except OSError:
+        return program, 0, 0
+    return os.path.realpath(program), facts.st_size, facts.st_mtime_ns
+
+
+def _runtime(command: PackageCommand, package: FetchedPackage, env: Mapping[str, str]) -> tuple[str, ...]:
+    """The interpreter of a package, as the operator has installed it.
+
+    A Python environment names its interpreter by a symlink that code of the package could have changed, so only a
+    program named `python` in a folder `bin` outside of the package counts.
+    """
+    if command.kind == "npm":
+        return _tools(command, env)
+    python = os.path.realpath(os.path.join(package.path[0], "python"))
+    folder, name = os.path.split(python)
+    is_python = name.startswith("python") and os.path.basename(folder) == "bin"
+    return (python,) if is_python and os.access(python, os.X_OK) else ()

@@ -1,0 +1,263 @@
+"""Packages are fetched by the real npx and uvx, from a registry on loopback."""
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import AsyncIterator, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from gateway.config.packages import PackageSettings
+from gateway.sandbox.package_fetch import PackageFetcher
+from gateway.sandbox.packages import PackageInUse, Packages
+from tests.processes.children import until
+from tests.requirements import requirement
+from tests.support.package_registry import PackageRegistry, package_registry
+from tests.tools.obtain import npx, python_with
+from transports.upstream.spawn import ForkServer
+from transports.upstream_port import UpstreamUnavailable
+
+pytestmark = pytest.mark.anyio
+
+SHOW = "#!/usr/bin/env node\nconsole.log(JSON.stringify([process.argv.slice(2), process.env, VERSION]))\n"
+SHOW_PYTHON = "import json, os, sys\ndef main():\n    print(json.dumps([sys.argv[1:], dict(os.environ), VERSION]))\n"
+DAY_S = 86_400.0
+
+
+class Site:
+    """A gateway's packages on one machine."""
+
+    def __init__(self, root: Path, registry: PackageRegistry, fork_server: ForkServer) -> None:
+        self.registry = registry
+        self.folder = root / "packages"
+        self.now = 1_000_000.0
+        self.home = root / "home"
+        self.home.mkdir()
+        path = [str(Path(npx()[0]).parent), str(uv().parent), "/usr/bin", "/bin"]
+        self.env = {**registry.environment, "HOME": str(self.home), "PATH": os.pathsep.join(path)}
+        self._fork_server = fork_server
+        self.packages = self.gateway()
+
+    def gateway(self) -> Packages:
+        """One more gateway, or the same one after a restart."""
+        fetcher = PackageFetcher(self._fork_server, lambda *_, **__: None, timeout_s=60)
+        return Packages(PackageSettings(folder=str(self.folder)), fetcher, lambda: self.now)
+
+    async def use(self, line: str, cwd: Path | None = None, packages: Packages | None = None) -> PackageInUse:
+        found = await (packages or self.packages).use("shown", line.split(), self.env, str(cwd or self.home))
+        assert found is not None
+        return found
+
+    def output(self, used: PackageInUse) -> str:
+        """What the program of the package prints."""
+        env = {**self.env, **used.env, "PATH": os.pathsep.join([*used.path, self.env["PATH"]])}
+        return subprocess.run(used.argv, env=env, cwd=self.home, capture_output=True, text=True, check=True).stdout
+
+    def output_of(self, line: str) -> str:
+        """What npx or uvx print themselves."""
+        found = subprocess.run(line.split(), env=self.env, cwd=self.home, capture_output=True, text=True, check=True)
+        return found.stdout
+
+    def fetches(self) -> int:
+        """How often the package was fetched; uv asks for parts of a wheel as well."""
+        return sum("/-/" in path or path.startswith("/simple/") for path in self.registry.asked)
+
+
+def uv() -> Path:
+    return python_with({"uv": ">=0.9"}).with_name("uv")
+
+
+@pytest.fixture
+def registry() -> Iterator[PackageRegistry]:
+    with package_registry() as made:
+        made.npm("shown", "1.0.0", {"cli.js": SHOW.replace("VERSION", "'1.0.0'")}, bin={"show": "cli.js"})
+        made.wheel("shown", "1.0.0", SHOW_PYTHON.replace("VERSION", "'1.0.0'"))
+        yield made
+
+
+@pytest.fixture
+async def site(tmp_path: Path, registry: PackageRegistry) -> AsyncIterator[Site]:
+    async with ForkServer() as fork_server:
+        made = Site(tmp_path, registry, fork_server)
+        yield made
+        await made.packages.close()
+
+
+def told(output: str) -> tuple[list[str], Mapping[str, str], str]:
+    args, env, version = json.loads(output)
+    return args, env, version
+
+
+@requirement("box.package-once", "box.package-equal")
+@pytest.mark.parametrize("line", ["npx -y shown a -y", "uvx shown a -y"])
+async def test_many_sessions_share_one_fetch(site: Site, line: str) -> None:
+    """The program gets the arguments and what npx and uvx set, without them."""
+    used = await asyncio.gather(*(site.use(line) for _ in range(5)))
+    assert site.fetches() == 1
+    assert {one.argv for one in used} == {used[0].argv}
+    assert used[0].argv[-2:] == ("a", "-y")
+    ours = told(site.output(used[0]))
+    theirs = told(site.output_of(line))
+    assert ours[0] == theirs[0] == ["a", "-y"]
+    assert ours[2] == theirs[2] == "1.0.0"
+    absent = theirs[1].keys() - ours[1].keys()
+    assert absent <= {
+        *(
+            "COLOR",
+            "EDITOR",
+            "INIT_CWD",
+            "PWD",
+            "npm_config_cache",
+            "npm_config_globalconfig",
+            "npm_config_init_module",
+        ),
+        *("npm_config_local_prefix", "npm_config_userconfig", "npm_package_json"),
+    }
+    changed = {k for k in ours[1] if ours[1][k] != theirs[1].get(k)}
+    assert {k: (ours[1][k], theirs[1].get(k)) for k in changed - {"PATH", "LC_CTYPE", "_"}} == {}
+
+
+@requirement("box.package-once")
+@pytest.mark.parametrize("line", ["npx -y shown", "uvx shown"])
+async def test_a_restart_needs_no_registry(site: Site, line: str) -> None:
+    await site.use(line)
+    site.registry.is_down = True
+    assert told(site.output(await site.use(line, packages=site.gateway())))[2] == "1.0.0"
+    assert site.fetches() == 1
+
+
+@requirement("box.package-fresh")
+@pytest.mark.parametrize("line", ["npx -y shown", "uvx shown"])
+async def test_a_newer_version_is_fetched_beside_the_sessions(site: Site, line: str) -> None:
+    """After the time, a session still starts at once, with the old one. Later sessions get the new one."""
+    old = await site.use(line)
+    site.registry.npm("shown", "1.1.0", {"cli.js": SHOW.replace("VERSION", "'1.1.0'")}, bin={"show": "cli.js"})
+    site.registry.wheel("shown", "1.1.0", SHOW_PYTHON.replace("VERSION", "'1.1.0'"))
+    site.now += DAY_S / 2
+    assert (await site.use(line)).argv == old.argv
+    assert site.fetches() == 1
+    site.now += DAY_S
+    assert (await site.use(line)).argv == old.argv
+    (record,) = site.folder.glob("*/current*")
+    assert await until(lambda: old.argv[0] not in record.read_text(), 30)
+    new = await site.use(line)
+    assert told(site.output(new))[2] == "1.1.0"
+    assert told(site.output(old))[2] == "1.0.0", "sessions of the old one go on"
+
+
+@requirement("box.package-fresh")
+async def test_a_pinned_version_is_never_fetched_again(site: Site) -> None:
+    lines = ("npx -y shown@1.0.0", "uvx shown==1.0.0")
+    before = [(await site.use(line)).argv for line in lines]
+    asked = len(site.registry.asked)
+    site.now += 400 * DAY_S
+    assert [(await site.use(line)).argv for line in lines] == before
+    await site.packages.close()
+    assert len(site.registry.asked) == asked
+
+
+@requirement("box.package-fresh")
+async def test_an_unchanged_package_stays_where_it_is(site: Site) -> None:
+    old = await site.use("npx -y shown")
+    (copy,) = site.folder.glob("*/*/")
+    site.now += 2 * DAY_S
+    site.packages.prepare("shown", ["npx", "-y", "shown"], site.env, str(site.home))
+    assert await until(lambda: site.fetches() == 2 and [*site.folder.glob("*/*/")] == [copy], 30)
+    assert (await site.use("npx -y shown")).argv == old.argv
+
+
+@requirement("box.package-errors")
+@pytest.mark.parametrize("line", ["npx -y absent", "uvx absent"])
+async def test_a_package_that_cannot_be_fetched_says_why_and_is_tried_later(site: Site, line: str) -> None:
+    async def reason() -> str:
+        with pytest.raises(UpstreamUnavailable) as failed:
+            await site.use(line)
+        return str(failed.value)
+
+    first = await reason()
+    assert first.startswith("server 'shown': the package absent could not be fetched: ")
+    assert "not found" in first.lower() or "could not be found" in first
+    asked = len(site.registry.asked)
+    assert await reason() == first
+    assert len(site.registry.asked) == asked, "not asked again at once"
+    site.registry.npm("absent", "1.0.0", {"cli.js": SHOW.replace("VERSION", "'1'")}, bin="cli.js")
+    site.registry.wheel("absent", "1.0.0", SHOW_PYTHON.replace("VERSION", "'1'"))
+    site.now += 6
+    assert told(site.output(await site.use(line)))[2] == "1"
+
+
+@requirement("box.package-errors")
+async def test_a_package_without_the_program_is_an_error(site: Site) -> None:
+    for line in ("npx -y --package=shown other", "uvx --from shown other"):
+        with pytest.raises(
+            UpstreamUnavailable, match="the package shown could not be fetched: the package has no program"
+        ):
+            await site.use(line)
+
+
+@requirement("box.package-scripts")
+async def test_install_scripts_run_without_the_keys_of_the_registry(site: Site) -> None:
+    """As npm does: an optional package whose script fails is left out, any other is an error."""
+    script = "env > environment; cat $npm_config_userconfig > settings"
+    site.registry.npm("optional", "1.0.0", {}, scripts={"install": "exit 3"})
+    site.registry.npm("needed", "1.0.0", {}, scripts={"postinstall": script})
+    site.registry.npm(
+        "built", "1.0.0", {"cli.js": SHOW.replace("VERSION", "'1'")}, bin="cli.js",
+        dependencies={"needed": "1"}, optionalDependencies={"optional": "1"},
+    )  # fmt: skip
+    site.registry.npm("broken", "1.0.0", {"cli.js": SHOW}, bin="cli.js", scripts={"install": "echo no >&2; exit 3"})
+    host = site.registry.url.removeprefix("http:")
+    (site.home / ".npmrc").write_text(f"{host}/:_authToken=key-of-operator\nfund=false\n")
+    site.env[f"npm_config_{host}/:_password"] = "key-of-operator"
+    used = await site.use("npx -y built")
+    modules = Path(used.argv[0]).parents[1]
+    assert "key-of-operator" not in (modules / "needed/environment").read_text()
+    assert (modules / "needed/settings").read_text() == "fund=false\n"
+    assert not (modules / "optional").exists()
+    with pytest.raises(UpstreamUnavailable, match=r"the package broken could not be fetched: command failed; .*exit 3"):
+        await site.use("npx -y broken")
+
+
+@requirement("box.package-equal")
+async def test_npx_finds_what_the_project_has_installed(site: Site, tmp_path: Path) -> None:
+    """A private program of a project is never looked for in the registry, where a stranger could have its name."""
+    bins = tmp_path / "project/node_modules/.bin"
+    bins.mkdir(parents=True)
+    (bins / "show").write_text(SHOW.replace("VERSION", "'mine'"))
+    (bins / "show").chmod(0o755)
+    site.registry.npm("show", "6.6.6", {"cli.js": SHOW.replace("VERSION", "'stranger'")}, bin="cli.js")
+    used = await site.use("npx -y show", tmp_path / "project")
+    assert told(site.output(used))[2] == "mine"
+    assert used.read == (str(bins.parent),)
+
+
+@requirement("box.package-shared")
+async def test_two_gateways_on_one_machine_fetch_once(site: Site) -> None:
+    other = site.gateway()
+    used = await asyncio.gather(site.use("npx -y shown"), site.use("npx -y shown", packages=other))
+    assert used[0].argv == used[1].argv
+    assert site.fetches() == 1
+
+
+@requirement("box.package-whole")
+async def test_a_gateway_that_stops_while_it_fetches_leaves_nothing_that_is_used(site: Site) -> None:
+    site.registry.npm("slow", "1.0.0", {}, scripts={"install": "sleep 30"}, bin="package.json")
+    stopped = site.gateway()
+    waiting = asyncio.create_task(site.use("npx -y slow", packages=stopped))
+    assert await until(lambda: [*site.folder.glob("slow*/*/npm/_npx/*/node_modules/slow")], 30)
+    await stopped.close()
+    with contextlib.suppress(UpstreamUnavailable):
+        await waiting
+    assert not [*site.folder.glob("slow*/current*")]
+    assert not [*site.folder.glob("slow*/*/")]
+
+
+@requirement("box.package-commands")
+async def test_other_commands_are_started_as_they_are(site: Site) -> None:
+    for line in ("node server.js", "npx -y ./local", "uvx --isolated shown"):
+        assert await site.packages.use("shown", line.split(), site.env, None) is None
+    assert shutil.which("node")

@@ -1,0 +1,107 @@
+"""Nobody reads half a package, and nobody loses one that is used."""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gateway.sandbox.package_folder import RECORD, FetchedPackage, PackageFolder, usable_root
+from tests.requirements import requirement
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> PackageFolder:
+    found = PackageFolder(tmp_path / "packages" / "server")
+    found.make()
+    return found
+
+
+def fetched(folder: PackageFolder, content: str = "one") -> FetchedPackage:
+    """A whole package in a new copy, which no record names yet."""
+    copy = folder.new_copy()
+    program = copy / "program"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o700)
+    return FetchedPackage(
+        argv=(str(program),), env={"A": "1"}, path=(str(copy),), read=(str(copy),),
+        content=content, copy=copy.name, fetched_at=5.0,
+    )  # fmt: skip
+
+
+@requirement("box.package-whole")
+def test_a_package_is_there_once_its_record_names_it(folder: PackageFolder) -> None:
+    package = fetched(folder)
+    assert folder.current() is None
+    folder.publish(package)
+    assert PackageFolder(folder.path).current() == package
+
+
+@requirement("box.package-whole")
+@pytest.mark.parametrize(
+    "damage", ["broken record", "no interpreter", "no program", "removed copy", "unreadable record"]
+)
+def test_a_damaged_package_is_not_used(folder: PackageFolder, damage: str) -> None:
+    package = fetched(folder)
+    folder.publish(package)
+    match damage:
+        case "unreadable record":
+            (folder.path / RECORD).write_bytes(b'{"argv": ["/bin/true"')
+        case "broken record":
+            (folder.path / RECORD).write_bytes(b'{"argv": "/bin/true"}')
+        case "no program":
+            Path(package.argv[0]).unlink()
+        case "no interpreter":
+            folder.publish(replace(package, argv=("/nonexistent/python", *package.argv)))
+        case "removed copy":
+            (folder.path / package.copy).rename(folder.path / "elsewhere")
+    assert folder.current() is None
+
+
+@requirement("box.package-shared")
+def test_one_gateway_fetches_at_a_time(folder: PackageFolder) -> None:
+    lock = folder.try_lock()
+    assert lock is not None
+    assert PackageFolder(folder.path).try_lock() is None
+    os.close(lock)
+    again = folder.try_lock()
+    assert again is not None
+    os.close(again)
+
+
+@requirement("box.package-shared")
+def test_a_copy_in_use_is_kept_until_it_is_released(folder: PackageFolder) -> None:
+    old, new = fetched(folder), fetched(folder, "two")
+    folder.publish(old)
+    release, again = folder.use(old), folder.use(old)
+    folder.publish(new)
+    for end in (release, again):
+        PackageFolder(folder.path).remove_unused()
+        assert old.is_whole
+        end()
+    PackageFolder(folder.path).remove_unused()
+    assert not (folder.path / old.copy).exists()
+    assert folder.current() == new
+
+
+@requirement("box.package-whole")
+def test_what_a_killed_fetch_has_left_behind_is_removed(folder: PackageFolder) -> None:
+    half = fetched(folder)
+    (folder.path / "abc.new").write_text("{")
+    sealed = folder.path / half.copy / "sealed"
+    sealed.mkdir()
+    (sealed / "file").touch()
+    sealed.chmod(0)
+    folder.remove_unused()
+    assert [path.name for path in folder.path.iterdir()] == []
+
+
+@requirement("box.package-whole")
+def test_a_folder_that_others_can_write_is_refused(tmp_path: Path) -> None:
+    root = tmp_path / "a" / "b"
+    assert usable_root(root) == ""
+    assert root.stat().st_mode & 0o777 == 0o700
+    root.chmod(0o777)
+    assert "can be written by other users" in usable_root(root)
+    (tmp_path / "file").touch()
+    assert usable_root(tmp_path / "file" / "b") == f"{tmp_path / 'file' / 'b'}: Not a directory"
