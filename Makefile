@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # Tests and tools start hundreds of processes. Without bytecode files, each of them would compile the sources again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run test unit check clients conformance cluster chaos tasks attack fuzz matrix bench bench-peers reference clean
+.PHONY: help run test unit check clients conformance cluster chaos tasks attack hostile fuzz matrix bench bench-peers reference clean
 
 help: ## List the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -41,6 +41,9 @@ cluster: $(VENV)/.installed-dev ## Run Redis, three gateways and HAProxy as loca
 
 attack: $(VENV)/.installed-dev ## Run known attacks and measure their effect on other clients (6 minutes)
 	$(BIN)/python -m tests.attack.run
+
+hostile: $(VENV)/.installed-dev ## Run hostile servers in the sandbox, and without it (6 minutes)
+	$(BIN)/python -m tests.hostile.run
 
 fuzz: $(VENV)/.installed-dev ## Fuzz the HTTP and JSON parsers for a minute, compared with h11 and json
 	$(BIN)/python -m tests.attack.fuzz --minutes 1

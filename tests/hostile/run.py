@@ -1,0 +1,179 @@
+"""`make hostile`: every hostile server under every profile, and what became of it. 1 when one got through.
+
+Under `off` it is the other way round: an attack that fails there shows nothing, and is counted.
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Final
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from tests.hostile.home import Home
+from tests.hostile.kernel_features import missing_feature
+from tests.hostile.namespaces import enter, is_inside, missing
+from tests.hostile.outside import Outside
+from tests.hostile.rows import ALL, QUICK, Row
+from tests.hostile.stage import NOBODY, Local, Stage
+
+__all__ = ["Tried", "main", "tried"]
+
+_USERS: Final = {"nobody": NOBODY, "root": 0}
+_WIDTH: Final = 230
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tried:
+    """What one row did under one profile, as one user.
+
+    `verdict`: `held`, `OPEN` (got through, and must not), `open` (got through, and may), `shows nothing` (fails without
+    walls), or `not here`.
+    """
+
+    row: str
+    profile: str
+    user: str
+    verdict: str
+    told: str
+    broken: list[str]
+    p99_ms: float
+    failed: int
+    calls: int
+    took_s: float
+
+    @property
+    def is_bad(self) -> bool:
+        return self.verdict in ("OPEN", "shows nothing")
+
+
+def tried(stage: Stage, user: str, rows: Sequence[Row]) -> Iterator[Tried]:
+    """Try these rows, one after the other. Each begins with a whole world."""
+    for row in rows:
+        stage.outside.forget()
+        stage.local.heard.clear()
+        facts = {**stage.facts(), **row.facts(stage)}
+        began = time.monotonic()
+        with stage.watched() as felt:
+            called = stage.attack(row.server, row.attack, facts, row.way)
+            outcome = row.refused(stage, called, facts)
+        took = time.monotonic() - began
+        fatal = stage.gateway.process.poll() is not None
+        broken = stage.mend()
+        harmed = stage.profile != "off" and (felt.failed > 0 or felt.p99() > row.p99_s or bool(broken))
+        yield Tried(
+            row=row.name,
+            profile=stage.profile,
+            user=user,
+            verdict=_verdict(row, stage.profile, user, outcome.held, harmed),
+            told=outcome.told,
+            broken=broken,
+            p99_ms=felt.p99() * 1000,
+            failed=0 if fatal else felt.failed,
+            calls=len(felt.times),
+            took_s=took,
+        )
+
+
+def _verdict(row: Row, profile: str, user: str, held: bool, harmed: bool) -> str:
+    lacking = missing_feature(row.needs)
+    if profile == "off":
+        if held and not row.already and not (row.root and user != "root"):
+            return "shows nothing"
+        return "held" if held else "OPEN" if row.already else "open"
+    if harmed:
+        return "OPEN"
+    if held:
+        return "held"
+    if lacking:
+        return "not here"
+    return "OPEN" if row.must_refuse(profile) else "open"
+
+
+def _table(found: Sequence[Tried], rows: Sequence[Row]) -> Table:
+    columns = list(dict.fromkeys((each.profile, each.user) for each in found))
+    table = Table(
+        "behaviour", "server", *(f"{profile}\n{user}" for profile, user in columns), "seen", "needs", show_lines=True
+    )
+    by_place = {(each.row, each.profile, each.user): each for each in found}
+    for row in rows:
+        cells = [_cell(by_place.get((row.name, *column))) for column in columns]
+        what = Text(f"{row.name}: {row.what}")
+        if row.already:
+            what.append(f" (without walls: {row.already})", "dim")
+        if row.root:
+            what.append(f" (root only: {row.root})", "dim")
+        table.add_row(what, row.server, *cells, row.seen or "-", missing_feature(row.needs) or row.needs or "-")
+    return table
+
+
+def _cell(tried: Tried | None) -> Text:
+    if tried is None:
+        return Text("-")
+    style = "bold red" if tried.is_bad else "yellow" if tried.verdict == "open" and tried.profile != "off" else ""
+    text = Text(f"{tried.verdict}  {tried.told}", style)
+    if tried.broken:
+        text.append(f"\nbroke: {', '.join(tried.broken)}")
+    text.append(f"\nothers p99 {tried.p99_ms:.0f} ms" + (f", {tried.failed} failed" if tried.failed else ""), "dim")
+    return text
+
+
+def _inside(arguments: argparse.Namespace) -> int:
+    rows = [row for row in ALL if arguments.only in row.name and (row.name in QUICK or not arguments.quick)]
+    found: list[Tried] = []
+    began = time.monotonic()
+    Home.cover()
+    outside, local = Outside(), Local()
+    outside.start()
+    for profile in arguments.profile:
+        for user in arguments.user:
+            stage = Stage(profile, _USERS[user], Home(_USERS[user]), outside, local)
+            stage.start()
+            try:
+                for each in tried(stage, user, rows):
+                    found.append(each)
+                    print(f"{profile} {user} {each.verdict:14} {each.row}: {each.told}", file=sys.stderr)
+            finally:
+                stage.stop()
+    if arguments.json:
+        print(json.dumps([asdict(each) for each in found]))
+    else:
+        console = Console(width=_WIDTH)
+        console.print(_table(found, rows))
+        bad = [each for each in found if each.is_bad]
+        for each in bad:
+            console.print(
+                f"{each.verdict}: {each.row}, {each.profile}, {each.user}: {each.told}", highlight=False, markup=False
+            )
+        console.print(
+            f"{len(rows)} rows in {time.monotonic() - began:.0f} s, [bold]{len(bad)} bad[/].", highlight=False
+        )
+    return int(any(each.is_bad for each in found))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Run hostile servers in the sandbox.")
+    parser.add_argument("--profile", action="append", choices=("off", "standard", "strict"))
+    parser.add_argument("--user", action="append", choices=tuple(_USERS), help="of the gateway (nobody)")
+    parser.add_argument("--only", default="", metavar="TEXT", help="rows with that in their name")
+    parser.add_argument("--quick", action="store_true", help="the rows of `make test`")
+    parser.add_argument("--json", action="store_true", help="one JSON list on standard output")
+    if not is_inside():
+        parser.parse_args()
+        if reason := missing():
+            print(f"hostile servers cannot run here: {reason}", file=sys.stderr)
+            return 2
+        return enter(sys.argv[1:])
+    arguments = parser.parse_args()
+    arguments.profile = arguments.profile or ["off"]
+    arguments.user = arguments.user or ["nobody"]
+    return _inside(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
